@@ -1,0 +1,1 @@
+"""Doubt both: attacks, lower bounds on epsilon, sensitivity checks, verdicts."""

@@ -1,0 +1,86 @@
+"""Every error privfair raises on purpose.
+
+::
+
+    PrivfairError                     exit code
+    ├── InvalidInput                  2   a value breaks a rule
+    ├── UnsupportedCombination        2   no proved bound for this release, sampling and adjacency
+    ├── NotCertified                  1   the numbers could not be certified to the asked precision
+    ├── CheckFailed                   1   a check or a gate of a pipeline failed
+    └── Refused                       3   trust, manifest, ledger or gate said no
+        ├── TrustRefused                  a key or a trust file is not acceptable
+        ├── ManifestRefused               a manifest failed a numbered verification step
+        ├── LedgerRefused                 the ledger does not grant the charge, or is not intact
+        └── GateRefused                   a contribution is not what the manifest allows
+
+Each message is one sentence that names the argument, its value, the rule and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class PrivfairError(Exception):
+    """Base of all deliberate errors; `exit_code` is what the command line returns."""
+
+    exit_code: int = 1
+
+
+class InvalidInput(PrivfairError, ValueError):
+    """A value breaks a rule that the caller can mend."""
+
+    exit_code = 2
+
+    def __init__(self, argument: str, value: object, rule: str, remedy: str) -> None:
+        self.argument = argument
+        self.value = value
+        self.rule = rule
+        self.remedy = remedy
+        super().__init__(f"{argument} = {value!r}: {rule}; {remedy}")
+
+
+class UnsupportedCombination(PrivfairError):
+    """There is no proved bound for what was asked, and none is made up."""
+
+    exit_code = 2
+
+    def __init__(self, combination: str, why: str, remedy: str) -> None:
+        self.combination = combination
+        self.why = why
+        self.remedy = remedy
+        super().__init__(f"{combination} is not supported: {why}; {remedy}")
+
+
+class NotCertified(PrivfairError):
+    """A numerical certificate could not be produced."""
+
+
+class CheckFailed(PrivfairError):
+    """A check that guards a pipeline did not pass."""
+
+
+class Refused(PrivfairError):
+    """Trust, manifest, ledger or gate said no."""
+
+    exit_code = 3
+
+
+class TrustRefused(Refused):
+    """A key or a trust file is not acceptable."""
+
+
+class ManifestRefused(Refused):
+    """A manifest failed one numbered verification step."""
+
+    def __init__(self, step: str, why: str, remedy: str) -> None:
+        self.step = step
+        self.why = why
+        self.remedy = remedy
+        super().__init__(f"manifest refused at step {step}: {why}; {remedy}")
+
+
+class LedgerRefused(Refused):
+    """The ledger does not grant the charge, or is not intact."""
+
+
+class GateRefused(Refused):
+    """A contribution is not what the manifest allows."""

@@ -1,0 +1,82 @@
+"""What is protected, and against which change: the privacy unit and the (epsilon, delta) promise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from calibrate.errors import InvalidInput
+from calibrate.validation import open_unit, positive
+
+
+class Protected(Enum):
+    """Whose data one neighbouring step changes."""
+
+    RECORD = "record"
+    USER = "user"
+    ATTRIBUTE = "attribute"
+
+
+class Relation(Enum):
+    """How two neighbouring data sets differ."""
+
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+    REPLACE_ATTRIBUTE = "replace-attribute"
+
+
+@dataclass(frozen=True)
+class PrivacyUnit:
+    """One protected unit and the relation between neighbouring data sets.
+
+    `REPLACE_ATTRIBUTE` changes only the sensitive attribute of one record; features and label stay and
+    are *not* protected.
+    """
+
+    protected: Protected
+    relation: Relation
+
+    def __post_init__(self) -> None:
+        attribute = self.protected is Protected.ATTRIBUTE
+        if attribute != (self.relation is Relation.REPLACE_ATTRIBUTE):
+            raise InvalidInput(
+                "relation",
+                self.relation.value,
+                f"does not fit the protected unit {self.protected.value!r}",
+                "use replace-attribute exactly when the unit is an attribute",
+            )
+
+    @classmethod
+    def of(cls, relation: Relation) -> PrivacyUnit:
+        """The unit a relation speaks of when nothing else is said: a record, or a record's attribute."""
+        attribute = relation is Relation.REPLACE_ATTRIBUTE
+        return cls(Protected.ATTRIBUTE if attribute else Protected.RECORD, relation)
+
+
+@dataclass(frozen=True)
+class EpsilonDelta:
+    """The promise: every event is at most exp(epsilon) times likelier, up to delta."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        positive("epsilon", self.epsilon)
+        open_unit("delta", self.delta)
+
+
+@dataclass(frozen=True)
+class EpsilonInterval:
+    """A certified enclosure of the true epsilon; `upper` is what may be promised."""
+
+    lower: float
+    upper: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lower <= self.upper:
+            raise InvalidInput(
+                "interval", (self.lower, self.upper), "must satisfy 0 <= lower <= upper", "report this as a bug"
+            )
+
+    def overlaps(self, other: EpsilonInterval) -> bool:
+        return self.lower <= other.upper and other.lower <= self.upper

@@ -1,0 +1,153 @@
+"""The frozen algebra of what is published.
+
+A release says *what leaves the silo*; it holds no data and no price. The algebra is closed: every
+consumer matches on all of it and ends in `assert_never`.
+
+Scale convention. `Gaussian.noise_multiplier` and `Laplace.scale` are relative to the **contribution
+bound** of one unit, stated once per relation:
+
+* add-remove, replace-one: the largest norm of one unit's contribution. Adding a unit moves the sum by at
+  most 1 bound; replacing one moves it by at most 2, and the accountants charge those 2.
+* replace-attribute: the largest distance between the two contributions of one record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from calibrate.errors import InvalidInput
+from calibrate.sampling import Sampling
+from calibrate.validation import count, positive
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A vector with iid Gaussian noise of standard deviation `noise_multiplier` times the L2 bound."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        positive("noise multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """A vector with iid Laplace noise of scale `scale` times the L1 bound."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        positive("Laplace scale", self.scale)
+
+
+@dataclass(frozen=True)
+class RandomizedResponse:
+    """One category of `categories`, kept with probability e^eps / (e^eps + categories - 1)."""
+
+    epsilon: float
+    categories: int
+
+    def __post_init__(self) -> None:
+        positive("randomised-response epsilon", self.epsilon)
+        count("categories", self.categories, least=2)
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """Published without any protection of the unit, and why that is claimed to be acceptable.
+
+    It costs nothing only when `depends_on_unit` is false; otherwise the price is infinite.
+    """
+
+    why: str
+    depends_on_unit: bool
+
+    def __post_init__(self) -> None:
+        if not self.why.strip():
+            raise InvalidInput("why", self.why, "must say why this is published in the clear", "write one sentence")
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several noisy values of one and the same batch."""
+
+    releases: tuple[Gaussian | Laplace, ...]
+
+    def __post_init__(self) -> None:
+        _check_tuple("releases", self.releases)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A release computed on a sampled batch (for shuffled epochs: on each batch of one epoch)."""
+
+    sampling: Sampling
+    release: Gaussian | Laplace | Together
+
+
+@dataclass(frozen=True)
+class Repeated:
+    release: Release
+    times: int
+
+    def __post_init__(self) -> None:
+        count("times", self.times)
+
+
+@dataclass(frozen=True)
+class InSequence:
+    releases: tuple[Release, ...]
+
+    def __post_init__(self) -> None:
+        _check_tuple("releases", self.releases)
+
+
+Leaf = Gaussian | Laplace | RandomizedResponse | NonPrivate | Together | Sampled
+"""What an accountant prices once; repetition and sequence are applied by the fold, not by accountants."""
+
+Release = Leaf | Repeated | InSequence
+
+
+def leaves(release: Release, times: int = 1) -> Iterator[tuple[Leaf, int]]:
+    """The leaves of a release with their multiplicities, in order."""
+    match release:
+        case Repeated(inner, n):
+            yield from leaves(inner, times * n)
+        case InSequence(parts):
+            for part in parts:
+                yield from leaves(part, times)
+        case Gaussian() | Laplace() | RandomizedResponse() | NonPrivate() | Together() | Sampled():
+            yield release, times
+        case _:
+            assert_never(release)
+
+
+def multiplicities(release: Release) -> dict[Leaf, int]:
+    """How often each distinct leaf is published, whatever the bracketing: the normal form of a release."""
+    total: dict[Leaf, int] = {}
+    for leaf, times in leaves(release):
+        total[leaf] = total.get(leaf, 0) + times
+    return total
+
+
+def joint_gaussian(release: Gaussian | Together) -> Gaussian | None:
+    """The single Gaussian release equivalent to several Gaussian values of one batch.
+
+    Guarantee: scaling value i by 1/z_i turns the tuple into one vector whose sensitivity is at most
+    sqrt(sum z_i^-2) under unit noise, so it is one Gaussian release with multiplier
+    (sum z_i^-2)^(-1/2); with equality when one unit can move all values at once. None if a value is not Gaussian.
+    """
+    parts = (release,) if isinstance(release, Gaussian) else release.releases
+    inverse_squares = 0.0
+    for part in parts:
+        if not isinstance(part, Gaussian):
+            return None
+        inverse_squares += part.noise_multiplier**-2
+    return Gaussian(inverse_squares**-0.5)
+
+
+def _check_tuple(argument: str, value: tuple[object, ...]) -> None:
+    if not isinstance(value, tuple) or not value:
+        raise InvalidInput(argument, value, "must be a non-empty tuple", "give at least one release, in a tuple")

@@ -1,0 +1,97 @@
+"""How a batch is drawn, and whether an observer learns which records are in it.
+
+Every sampling here draws its batches independently of the data's contents. `Batch.REVEALED` means the
+observer may know the batch (for example because something else computed on it is published without
+noise); no amplification by sampling is then claimed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from calibrate.errors import InvalidInput
+from calibrate.validation import count, rate
+
+
+class Batch(Enum):
+    SECRET = "secret"
+    REVEALED = "revealed"
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each unit joins each batch independently with probability `rate`."""
+
+    rate: float
+    batch: Batch = Batch.SECRET
+
+    def __post_init__(self) -> None:
+        rate("sampling rate", self.rate)
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """A uniformly random subset of exactly `size` out of `population` units, fresh each round."""
+
+    population: int
+    size: int
+    batch: Batch = Batch.SECRET
+
+    def __post_init__(self) -> None:
+        _check_batch(self.population, self.size)
+
+    @property
+    def rate(self) -> float:
+        return self.size / self.population
+
+
+@dataclass(frozen=True)
+class ShuffledEpochs:
+    """ONE pass over the data in `batches_per_epoch` disjoint batches of a random permutation.
+
+    A `Sampled(ShuffledEpochs(...), release)` is therefore one whole *epoch*: each unit takes part in
+    exactly one of its rounds. Repeat it to get several epochs. Every batch is divided by `size`, the last
+    and smaller one too, so that one unit's weight is the same in all of them.
+    """
+
+    population: int
+    size: int
+    batch: Batch = Batch.REVEALED
+
+    def __post_init__(self) -> None:
+        _check_batch(self.population, self.size)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-self.population // self.size)
+
+    def epochs_for(self, rounds: int) -> int:
+        """How many epochs the given number of rounds touches; a started epoch counts whole."""
+        return -(-count("rounds", rounds) // self.batches_per_epoch)
+
+
+@dataclass(frozen=True)
+class WithReplacement:
+    """`draws` independent uniform draws from `population` units; one unit may be drawn several times."""
+
+    population: int
+    draws: int
+    batch: Batch = Batch.REVEALED
+
+    def __post_init__(self) -> None:
+        count("population", self.population)
+        count("draws", self.draws)
+
+
+Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement
+"""A full batch needs no sampling: it is the bare release."""
+
+
+def _check_batch(population: int, size: int) -> None:
+    count("population", population)
+    count("batch size", size)
+    if size > population:
+        raise InvalidInput(
+            "batch size", size, f"exceeds the population of {population}", "use a batch no larger than the data"
+        )

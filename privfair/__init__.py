@@ -1,0 +1,1 @@
+"""Train under a signed budget manifest."""
