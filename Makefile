@@ -1,0 +1,42 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes its own environment in .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+ALGORITHM ?= steffle
+
+.PHONY: demo test test-full bench lint clean
+
+demo: $(VENV)/.with-demo
+	$(BIN)/privfair demo --algorithm $(ALGORITHM) --out demo
+
+test: $(VENV)/.with-test
+	$(PYTEST) -n 2
+
+test-full: $(VENV)/.with-test
+	$(PYTEST) -n 2 -m "slow or not slow"
+
+bench: $(VENV)/.with-bench
+	$(BIN)/python -m tests.benchmarks
+
+lint: $(VENV)/.with-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.with-demo: EXTRAS := train,data,plot
+$(VENV)/.with-test: EXTRAS := test
+$(VENV)/.with-bench: EXTRAS := test,bench
+$(VENV)/.with-demo $(VENV)/.with-test $(VENV)/.with-bench: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing privfair[$(EXTRAS)] into $(VENV) (pinned by constraints.txt)"
+	$(PIP) "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(PIP) -e ".[$(EXTRAS)]"
+	@touch $@

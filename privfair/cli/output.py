@@ -1,0 +1,59 @@
+"""What every command shares: the --json flag, and printing either JSON or rich text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="JSON on standard output and nothing else there."
+)
+
+
+def print_json(document: object) -> None:
+    """Strict JSON: an unbounded epsilon becomes the string "Infinity", never a bare NaN or Infinity."""
+    click.echo(json.dumps(_strict(document), indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "Infinity" if value > 0 else "-Infinity" if value < 0 else "NaN"
+    return value
+
+
+def print_rich(*renderables: object) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for renderable in renderables:
+        console.print(renderable)
+
+
+def epsilon_text(lower: float, upper: float) -> str:
+    """An interval, shown with the digits it certifies and rounded outward."""
+    if math.isinf(upper):
+        return "unbounded"
+    gap = upper - lower
+    places = 6 if gap <= 0 else min(6, max(3, 1 - math.floor(math.log10(gap))))
+    scale = 10.0**places
+    low, high = math.floor(lower * scale) / scale, math.ceil(upper * scale) / scale
+    return f"{high:.{places}f}" if low == high else f"[{low:.{places}f}, {high:.{places}f}]"
+
+
+def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several click options as one decorator, in reading order."""
+
+    def decorate(function: Any) -> Any:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
