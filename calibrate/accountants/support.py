@@ -1,0 +1,221 @@
+"""Which release has a proved dominating pair under which adjacency: the one place that decides.
+
+`dominating_pairs(leaf, unit)` maps one leaf release to the pairs whose composition dominates it, or refuses
+by name with the remedy. All accountants price what this function returns, so that none of them can support
+(or misread) a combination on its own.
+
+==================  ======================  =========================  ============================
+release             add-remove              replace-one                replace-attribute
+==================  ======================  =========================  ============================
+Gaussian            GaussianPair(1/z)       GaussianPair(2/z)          GaussianPair(1/z)
+Laplace             LaplacePair(b)          LaplacePair(b/2)           LaplacePair(b)
+randomised resp.    refused                 RandomizedResponsePair     RandomizedResponsePair
+Poisson, secret     SubsampledGaussianPair  SubsampledReplacePair      refused
+fixed size, secret  refused                 FixedSizeReplacePair(z/2)  refused
+shuffled, secret    refused                 refused                    refused
+w/ repl., secret    refused                 refused                    refused
+Poisson, revealed   refused                 MixedGaussianPair          MixedGaussianPair
+fixed, revealed     refused                 MixedGaussianPair          MixedGaussianPair
+w/ repl., revealed  refused                 MixedGaussianPair          MixedGaussianPair
+shuffled, revealed  refused                 GaussianPair(2/z)          GaussianPair(1/z), an epoch
+==================  ======================  =========================  ============================
+
+Several Gaussian values of one batch (`Together`) are one Gaussian value with the joint multiplier, *inside*
+the sampling. A batch that always holds every unit is a full batch. Proofs: docs/theorems/certified-accountant.md.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+from calibrate.accountants.dominating_pairs import (
+    DominatingPair,
+    FixedSizeReplacePair,
+    Free,
+    GaussianPair,
+    LaplacePair,
+    MixedGaussianPair,
+    RandomizedResponsePair,
+    SubsampledGaussianPair,
+    SubsampledReplacePair,
+    Unbounded,
+)
+from calibrate.errors import UnsupportedCombination
+from calibrate.privacy_unit import PrivacyUnit, Relation
+from calibrate.releases import (
+    Gaussian,
+    Laplace,
+    Leaf,
+    NonPrivate,
+    RandomizedResponse,
+    Sampled,
+    Together,
+    joint_gaussian,
+)
+from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+
+_NEGLIGIBLE_WEIGHT = 1e-300
+"""Binomial weights below this, relative to the largest, are dropped: far below the slack of every certificate."""
+
+
+def dominating_pairs(leaf: Leaf, unit: PrivacyUnit) -> tuple[DominatingPair, ...]:
+    """The pairs whose composition dominates one publication of `leaf`.
+
+    Guarantee: for the given unit, every hockey-stick divergence of the leaf is at most that of the returned
+    pairs composed (docs/theorems/certified-accountant.md, "Dominating pairs"). Raises UnsupportedCombination
+    where no such pair is proved.
+    """
+    match leaf:
+        case Gaussian() | Laplace():
+            return (_full_batch(leaf, unit),)
+        case Together():
+            return _full_batch_together(leaf, unit)
+        case RandomizedResponse(epsilon, categories):
+            if unit.relation is Relation.ADD_REMOVE:
+                raise UnsupportedCombination(
+                    "randomised response x add-remove",
+                    "the number of responses itself shows whether the unit is there",
+                    "use replace-one or replace-attribute",
+                )
+            return (RandomizedResponsePair(epsilon, categories),)
+        case NonPrivate(depends_on_unit=depends):
+            return (Unbounded() if depends else Free(),)
+        case Sampled(sampling, release):
+            if _always_everybody(sampling, unit):
+                return dominating_pairs(release, unit)
+            return (_sampled(sampling, release, unit),)
+        case _:
+            assert_never(leaf)
+
+
+def shift_of(unit: PrivacyUnit) -> float:
+    """By how many contribution bounds one neighbouring step moves a plain sum."""
+    return 2.0 if unit.relation is Relation.REPLACE_ONE else 1.0
+
+
+def _full_batch(release: Gaussian | Laplace, unit: PrivacyUnit) -> GaussianPair | LaplacePair:
+    match release:
+        case Gaussian(multiplier):
+            return GaussianPair(shift_of(unit) / multiplier)
+        case Laplace(scale):
+            return LaplacePair(scale / shift_of(unit))
+        case _:
+            assert_never(release)
+
+
+def _full_batch_together(together: Together, unit: PrivacyUnit) -> tuple[DominatingPair, ...]:
+    """Without sampling there is no common batch to exploit: Gaussians join exactly, the rest is a sequence."""
+    gaussians = tuple(part for part in together.releases if isinstance(part, Gaussian))
+    others = tuple(_full_batch(part, unit) for part in together.releases if isinstance(part, Laplace))
+    joint = joint_gaussian(Together(gaussians)) if gaussians else None
+    return others if joint is None else (_full_batch(joint, unit), *others)
+
+
+def _always_everybody(sampling: Sampling, unit: PrivacyUnit) -> bool:
+    """Whether each batch (for shuffled epochs: the only batch of an epoch) is sure to hold every unit once."""
+    match sampling:
+        case Poisson(rate=rate, batch=batch):
+            return rate == 1.0 and not (batch is Batch.REVEALED and unit.relation is Relation.ADD_REMOVE)
+        case FixedSize(population, size) | ShuffledEpochs(population, size):
+            return population == size and unit.relation is not Relation.ADD_REMOVE
+        case WithReplacement():
+            return False
+        case _:
+            assert_never(sampling)
+
+
+def _sampled(sampling: Sampling, release: Gaussian | Laplace | Together, unit: PrivacyUnit) -> DominatingPair:
+    joint = None if isinstance(release, Laplace) else joint_gaussian(release)
+    if joint is None:
+        raise UnsupportedCombination(
+            f"Laplace noise on a {_name(sampling)} batch",
+            "only Gaussian values of a sampled batch have a proved pair here",
+            "use Gaussian noise, or publish the Laplace value on the full batch",
+        )
+    _refuse_unproved(sampling, unit)
+    revealed = sampling.batch is Batch.REVEALED
+    z, mu = joint.noise_multiplier, shift_of(unit) / joint.noise_multiplier
+    match sampling:
+        case Poisson(rate=rate):
+            if revealed:
+                return _took_part(rate, mu)
+            if unit.relation is Relation.ADD_REMOVE:
+                return SubsampledGaussianPair(rate, z)
+            return SubsampledReplacePair(rate, z)
+        case FixedSize():
+            return _took_part(sampling.rate, mu) if revealed else FixedSizeReplacePair(sampling.rate, 1 / mu)
+        case ShuffledEpochs():
+            return GaussianPair(mu)
+        case WithReplacement(population, draws):
+            return _multiplicities(population, draws, mu)
+        case _:
+            assert_never(sampling)
+
+
+def _refuse_unproved(sampling: Sampling, unit: PrivacyUnit) -> None:
+    """Raise for each combination of sampling, batch and relation without a proved pair."""
+    name = f"{sampling.batch.value} {_name(sampling)} batches x {unit.relation.value}"
+    if unit.relation is Relation.ADD_REMOVE:
+        if not isinstance(sampling, Poisson):
+            raise UnsupportedCombination(
+                name,
+                "the batches of this sampling depend on the number of units, which add-remove changes",
+                "use replace-one (two bounds), or Poisson sampling",
+            )
+        if sampling.batch is Batch.REVEALED:
+            raise UnsupportedCombination(
+                name,
+                "a revealed batch shows that the unit is in the data",
+                "keep the batch secret, or use replace-one or replace-attribute",
+            )
+    if sampling.batch is Batch.REVEALED:
+        return
+    if isinstance(sampling, ShuffledEpochs | WithReplacement):
+        raise UnsupportedCombination(
+            name,
+            "no amplification by this sampling is proved here for secret batches",
+            "account the batch as revealed, or sample by Poisson or by fixed size",
+        )
+    if unit.relation is Relation.REPLACE_ATTRIBUTE:
+        raise UnsupportedCombination(
+            name,
+            "the part that a record's two messages share is unbounded and shows whether it was in the batch",
+            "account the batch as revealed, or clip the whole contribution and account under replace-one",
+        )
+
+
+def _took_part(rate: float, mu: float) -> MixedGaussianPair:
+    return MixedGaussianPair(((1 - rate, 0.0), (rate, mu)))
+
+
+def _multiplicities(population: int, draws: int, mu: float) -> DominatingPair:
+    """How often one unit is drawn is Binomial(draws, 1/population); j draws move the sum j times as far."""
+    if population == 1:
+        return GaussianPair(draws * mu)
+    mode, odds = min(draws, (draws + 1) // population), 1 / (population - 1)
+    unnormalised = {mode: 1.0}
+    for j in range(mode, draws):  # ratios of neighbours, outward from the mode: no cancellation anywhere
+        unnormalised[j + 1] = unnormalised[j] * odds * (draws - j) / (j + 1)
+        if unnormalised[j + 1] < _NEGLIGIBLE_WEIGHT:
+            break
+    for j in range(mode, 0, -1):
+        unnormalised[j - 1] = unnormalised[j] * j / (odds * (draws - j + 1))
+        if unnormalised[j - 1] < _NEGLIGIBLE_WEIGHT:
+            break
+    total = math.fsum(unnormalised.values())
+    return MixedGaussianPair(tuple((weight / total, j * mu) for j, weight in sorted(unnormalised.items())))
+
+
+def _name(sampling: Sampling) -> str:
+    match sampling:
+        case Poisson():
+            return "Poisson"
+        case FixedSize():
+            return "fixed-size"
+        case ShuffledEpochs():
+            return "shuffled-epoch"
+        case WithReplacement():
+            return "with-replacement"
+        case _:
+            assert_never(sampling)
