@@ -134,6 +134,47 @@ def multiplicities(release: Release) -> dict[Leaf, int]:
     return total
 
 
+def scaled(release: Release, factor: float) -> Release:
+    """The same release with every Gaussian multiplier and every Laplace scale times `factor`.
+
+    Randomised response and what is published in the clear have no noise scale and stay as they are.
+    """
+    positive("noise factor", factor)
+    match release:
+        case Repeated(inner, n):
+            return Repeated(scaled(inner, factor), n)
+        case InSequence(parts):
+            return InSequence(tuple(scaled(part, factor) for part in parts))
+        case Gaussian() | Laplace() | Together():
+            return _scaled_noise(release, factor)
+        case Sampled(sampling, noisy):
+            return Sampled(sampling, _scaled_noise(noisy, factor))
+        case RandomizedResponse() | NonPrivate():
+            return release
+        case _:
+            assert_never(release)
+
+
+def _scaled_noise(noisy: Gaussian | Laplace | Together, factor: float) -> Gaussian | Laplace | Together:
+    match noisy:
+        case Gaussian() | Laplace():
+            return _scaled_value(noisy, factor)
+        case Together(parts):
+            return Together(tuple(_scaled_value(part, factor) for part in parts))
+        case _:
+            assert_never(noisy)
+
+
+def _scaled_value(value: Gaussian | Laplace, factor: float) -> Gaussian | Laplace:
+    match value:
+        case Gaussian(multiplier):
+            return Gaussian(multiplier * factor)
+        case Laplace(scale):
+            return Laplace(scale * factor)
+        case _:
+            assert_never(value)
+
+
 def joint_gaussian(release: Gaussian | Together) -> Gaussian | None:
     """The single Gaussian release equivalent to several Gaussian values of one batch.
 
