@@ -1,0 +1,173 @@
+"""Whether the parts of a budget document tell the same story.
+
+A document states its noise twice (per named release, and in the priced event), its sampling twice, and its
+price three times. A signature under a document that contradicts itself would let each reader believe the
+part that suits them, so every contradiction is named and the document refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, assert_never
+
+from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.mechanism import (
+    GaussianNoise,
+    InTheClear,
+    LaplaceNoise,
+    NoiseSampler,
+    NoiseSource,
+    RandomizedCategory,
+)
+from calibrate.releases import (
+    Gaussian,
+    Laplace,
+    Leaf,
+    NonPrivate,
+    RandomizedResponse,
+    Sampled,
+    Together,
+    multiplicities,
+)
+from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+
+if TYPE_CHECKING:
+    from calibrate.manifest.document import BudgetDocument
+
+Primitive = Gaussian | Laplace | RandomizedResponse | NonPrivate
+
+
+def contradictions(document: BudgetDocument) -> tuple[str, ...]:
+    """Every contradiction found, each in one clause; empty if the document is consistent."""
+    return (
+        *_names(document),
+        *_noise_against_event(document),
+        *_sampling_against_event(document),
+        *_sizes_against_event(document),
+        *_price(document),
+        *_noise_source(document),
+    )
+
+
+def _names(document: BudgetDocument) -> Iterator[str]:
+    names = [declared.name for declared in document.releases]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"two releases are called {name}"
+    for declared in document.releases:
+        if declared.publications > document.rounds:
+            yield f"{declared.name} is published {declared.publications} times in {document.rounds} rounds"
+
+
+def _noise_against_event(document: BudgetDocument) -> Iterator[str]:
+    """No release with other noise than priced, and none published more often than priced.
+
+    Each priced value is a slot that holds as many publications as the event repeats it; releases are put
+    into slots of exactly their noise, the most frequent first.
+    """
+    slots = [slot for leaf, times in _leaves(document) for slot in _slots(leaf, times)]
+    left = [times for _, times in slots]
+    for declared in sorted(document.releases, key=lambda release: -release.publications):
+        wanted = _primitive(declared)
+        fitting = [i for i, (priced, _) in enumerate(slots) if priced == wanted]
+        if isinstance(declared, InTheClear):
+            if not fitting:
+                yield f"{declared.name} is published in the clear, but the priced event does not say so"
+            continue
+        roomy = [i for i in fitting if left[i] >= declared.publications]
+        if roomy:
+            left[roomy[0]] -= declared.publications
+        else:
+            yield (
+                f"{declared.name} with {wanted} published {declared.publications} times"
+                " is not covered by the priced event"
+            )
+
+
+def _sampling_against_event(document: BudgetDocument) -> Iterator[str]:
+    declared = [declaration.scheme for declaration in document.sampling]
+    priced = {leaf.sampling for leaf, _ in _leaves(document) if isinstance(leaf, Sampled)}
+    if len(set(declared)) != len(declared):
+        yield "one sampling is declared twice"
+    for sampling in sorted(priced.symmetric_difference(declared), key=repr):
+        yield f"{sampling} is {'priced but not declared' if sampling in priced else 'declared but not priced'}"
+
+
+def _sizes_against_event(document: BudgetDocument) -> Iterator[str]:
+    """Fewer units than priced mean a larger sampling rate, or more epochs in the same rounds: more privacy loss."""
+    smallest = min(silo.size for silo in document.data.silos)
+    for declaration in document.sampling:
+        population = _population(declaration.scheme)
+        if population is not None and population > smallest:
+            yield f"a silo of {smallest} units is smaller than the {population} the sampling was priced for"
+
+
+def _price(document: BudgetDocument) -> Iterator[str]:
+    first, second = document.accounting.interval.certified(), document.accounting.second_opinion
+    match document.guarantee:
+        case NoPrivacyPromised():
+            return
+        case PrivateGuarantee(epsilon=epsilon):
+            if first.upper > epsilon:
+                yield f"the certified epsilon {first.upper} exceeds the promised {epsilon}"
+        case AsPrintedGuarantee(epsilon=true_epsilon):
+            if first.upper > (float("inf") if true_epsilon is None else true_epsilon):
+                yield f"the certified epsilon {first.upper} exceeds the stated true one {true_epsilon}"
+        case _:
+            assert_never(document.guarantee)
+    if second is None:
+        yield "a price needs a second opinion"
+    elif second.accountant == document.accounting.accountant:
+        yield f"both opinions are by {second.accountant}"
+    elif not first.overlaps(second.interval.certified()):
+        yield "the two accountants contradict each other"
+
+
+def _noise_source(document: BudgetDocument) -> Iterator[str]:
+    research_source = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    for declared in document.releases:
+        if isinstance(declared, InTheClear):
+            continue
+        if (declared.sampler is NoiseSampler.SEEDED_RESEARCH_ONLY) != research_source:
+            yield f"the sampler of {declared.name} does not fit the noise source {document.noise_source.value}"
+
+
+def _leaves(document: BudgetDocument) -> tuple[tuple[Leaf, int], ...]:
+    return tuple(multiplicities(document.accounting.event).items())
+
+
+def _slots(leaf: Leaf, times: int) -> Iterator[tuple[Primitive, int]]:
+    match leaf:
+        case Gaussian() | Laplace() | RandomizedResponse() | NonPrivate():
+            yield leaf, times
+        case Together(parts):
+            for part in parts:
+                yield part, times
+        case Sampled(sampling, inner):
+            batches = sampling.batches_per_epoch if isinstance(sampling, ShuffledEpochs) else 1
+            yield from _slots(inner, times * batches)
+        case _:
+            assert_never(leaf)
+
+
+def _primitive(declared: GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear) -> Primitive:
+    match declared:
+        case GaussianNoise():
+            return Gaussian(declared.noise_multiplier)
+        case LaplaceNoise():
+            return Laplace(declared.noise_multiplier)
+        case RandomizedCategory():
+            return RandomizedResponse(declared.epsilon, declared.categories)
+        case InTheClear():
+            return NonPrivate(declared.why, declared.depends_on_unit)
+        case _:
+            assert_never(declared)
+
+
+def _population(sampling: Sampling) -> int | None:
+    match sampling:
+        case Poisson():
+            return None
+        case FixedSize(population) | ShuffledEpochs(population) | WithReplacement(population):
+            return population
+        case _:
+            assert_never(sampling)

@@ -1,0 +1,197 @@
+"""The budget document: the predicate of a signed manifest.
+
+Fields follow NIST SP 800-226 and the registry of differential-privacy deployments: what is promised, which
+noise on which release, how batches are drawn and who enforces it, how the price was computed, on which data,
+for which plan, until when, and why. `calibrate.manifest.consistency` refuses a document whose parts
+contradict one another, so a signature is never put under one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
+
+from pydantic import Field, PlainSerializer, PlainValidator, model_validator
+
+from calibrate.errors import InvalidInput
+from calibrate.manifest.consistency import contradictions
+from calibrate.manifest.encoding import decode_release, decode_sampling, encode_release, encode_sampling
+from calibrate.manifest.fields import Count, Instant, Name, Nonce, Sha256, StrictModel, Text
+from calibrate.manifest.guarantee import Guarantee
+from calibrate.manifest.mechanism import (
+    GaussianNoise,
+    InTheClear,
+    LaplaceNoise,
+    Mechanism,
+    NoiseSource,
+    RandomizedCategory,
+)
+from calibrate.manifest.strict_json import Json, canonical, digest
+from calibrate.privacy_unit import EpsilonInterval
+from calibrate.releases import Release
+from calibrate.sampling import Sampling
+
+PREDICATE_TYPE = "urn:privfair:budget:v1"
+"""Names the meaning of the fields below; a change of meaning gets a new version, never the same one."""
+
+
+def _as_release(value: object) -> object:
+    return (
+        decode_release(value)
+        if isinstance(value, Mapping)
+        else decode_release(encode_release(cast(Release, value)))
+    )
+
+
+def _as_sampling(value: object) -> object:
+    if isinstance(value, Mapping):
+        return decode_sampling(value)
+    return decode_sampling(encode_sampling(cast(Sampling, value)))
+
+
+Event = Annotated[Release, PlainValidator(_as_release), PlainSerializer(encode_release)]
+Scheme = Annotated[Sampling, PlainValidator(_as_sampling), PlainSerializer(encode_sampling)]
+
+
+class SamplingDeclaration(StrictModel):
+    """How batches are drawn, and whether somebody makes sure of it.
+
+    With `assumption_enforced` false the price rests on the word of whoever trains.
+    """
+
+    scheme: Scheme
+    assumption_enforced: bool
+    enforced_by: Text
+
+
+class Interval(StrictModel):
+    """A certified enclosure of epsilon; None stands for infinity, which JSON cannot write."""
+
+    lower: Annotated[float, Field(ge=0)] | None
+    upper: Annotated[float, Field(ge=0)] | None
+
+    @model_validator(mode="after")
+    def _is_an_interval(self) -> Interval:
+        self.certified()
+        return self
+
+    @classmethod
+    def of(cls, interval: EpsilonInterval) -> Interval:
+        infinity = float("inf")
+        return cls(
+            lower=None if interval.lower == infinity else float(interval.lower),
+            upper=None if interval.upper == infinity else float(interval.upper),
+        )
+
+    def certified(self) -> EpsilonInterval:
+        infinity = float("inf")
+        return EpsilonInterval(
+            infinity if self.lower is None else self.lower, infinity if self.upper is None else self.upper
+        )
+
+
+class Opinion(StrictModel):
+    """One accountant's certified price of the whole event."""
+
+    accountant: Text
+    library: Text
+    version: Text
+    interval: Interval
+
+
+class Accounting(Opinion):
+    """The price, what exactly was priced, and a second accountant's independent price of the same event."""
+
+    event: Event
+    assumptions: tuple[Text, ...]
+    second_opinion: Opinion | None
+
+
+class Silo(StrictModel):
+    """One party's data as the price assumes it; `size` counts protected units: records, or users."""
+
+    name: Text
+    size: Count
+
+
+class DataBinding(StrictModel):
+    """Which data the budget is for: another silo, another size or another schema needs another budget."""
+
+    silos: Annotated[tuple[Silo, ...], Field(min_length=1)]
+    schema_digest: Sha256
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> DataBinding:
+        if len({silo.name for silo in self.silos}) != len(self.silos):
+            raise ValueError("two silos have the same name")
+        return self
+
+    def digest(self) -> str:
+        return digest(self.model_dump(mode="json", by_alias=True))
+
+
+class Validity(StrictModel):
+    issued_at: Instant
+    not_before: Instant
+    not_after: Instant
+
+    @model_validator(mode="after")
+    def _is_a_window(self) -> Validity:
+        if not self.not_before < self.not_after or self.issued_at > self.not_after:
+            raise ValueError("notBefore must lie before notAfter, and issuedAt not after it")
+        return self
+
+
+class LedgerHead(StrictModel):
+    """The state of the ledger this budget continues from; absent for a ledger yet to be opened."""
+
+    sequence: Annotated[int, Field(ge=0, le=2**53 - 1)]
+    head: Sha256
+
+
+class BudgetDocument(StrictModel):
+    """Everything an engine needs to publish under a budget, and everything a reader needs to judge it."""
+
+    algorithm: Name
+    guarantee: Guarantee
+    releases: Annotated[tuple[Mechanism, ...], Field(min_length=1)]
+    rounds: Count
+    sampling: tuple[SamplingDeclaration, ...]
+    accounting: Accounting
+    data: DataBinding
+    config_digest: Sha256
+    noise_source: NoiseSource
+    nonce: Nonce
+    """Single use: the ledger accepts one claim per nonce, ever."""
+    validity: Validity
+    ledger: LedgerHead | None
+    justification: Text
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> BudgetDocument:
+        found = contradictions(self)
+        if found:
+            raise ValueError("; ".join(found))
+        return self
+
+    def release(self, name: str) -> GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear:
+        """The declared release of that name; raises `InvalidInput` if the document declares none."""
+        for declared in self.releases:
+            if declared.name == name:
+                return declared
+        known = ", ".join(declared.name for declared in self.releases)
+        raise InvalidInput("release", name, "is not declared in the manifest", f"publish one of: {known}")
+
+    def to_json(self) -> dict[str, Json]:
+        value: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Json]) -> BudgetDocument:
+        """The document of a JSON object; raises pydantic's `ValidationError`, or `ValueError` if another
+        spelling of the same document was given."""
+        text = canonical(value)
+        document = cls.model_validate_json(text)
+        if canonical(document.to_json()) != text:
+            raise ValueError("the fields are not spelled as privfair writes them")
+        return document

@@ -1,0 +1,212 @@
+"""Keys of the people who sign: made, kept, read, and named by what they are.
+
+A key id is the SHA-256 of the key's own SubjectPublicKeyInfo, never a name somebody chose: with chosen names
+one private key under two names would count as two signers. All cryptography is pyca/cryptography's, reached
+through securesystemslib where it signs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import assert_never
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from securesystemslib.signer import CryptoSigner, SSlibKey  # type: ignore[attr-defined]  # public, but not re-exported
+
+from calibrate.errors import TrustRefused
+
+PASSWORD_VARIABLE = "PRIVFAIR_KEY_PASSWORD"
+"""Environment variable read for the password of an encrypted key when nobody is there to be asked."""
+
+LARGEST_KEY_FILE = 1 << 16
+
+Password = Callable[[], bytes]
+"""Called only if the key turns out to be encrypted, so that nobody is asked for nothing."""
+
+
+class Role(Enum):
+    """In which capacity somebody signs."""
+
+    PRIVACY_OFFICER = "privacy-officer"
+    DATA_OWNER = "data-owner"
+
+
+class KeyAlgorithm(Enum):
+    ED25519 = "ed25519"
+    """The default: short, fast, and without a random number that could go wrong while signing."""
+    ECDSA_P256 = "ecdsa-p256"
+    """For key stores and smart cards that have no Ed25519."""
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """A public key under the id derived from it; two equal keys always have the same id."""
+
+    key_id: str
+    pem: str
+    verifier: SSlibKey = field(repr=False, compare=False)
+
+    @property
+    def algorithm(self) -> KeyAlgorithm:
+        return KeyAlgorithm.ED25519 if self.verifier.keytype == "ed25519" else KeyAlgorithm.ECDSA_P256
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A private key ready to sign. It has no text form on purpose: it must not end up in a log."""
+
+    public: PublicKey
+    signer: CryptoSigner = field(repr=False, compare=False)
+
+    @property
+    def key_id(self) -> str:
+        return self.public.key_id
+
+
+def generate(algorithm: KeyAlgorithm = KeyAlgorithm.ED25519) -> SigningKey:
+    """A fresh key, in memory only; `save` writes it."""
+    match algorithm:
+        case KeyAlgorithm.ED25519:
+            fresh = CryptoSigner.generate_ed25519()
+        case KeyAlgorithm.ECDSA_P256:
+            fresh = CryptoSigner.generate_ecdsa()
+        case _:
+            assert_never(algorithm)
+    return _signing_key(serialization.load_pem_private_key(fresh.private_bytes, None), "the fresh key")
+
+
+def save(key: SigningKey, role: Role, path: Path, password: bytes | None = None) -> Path:
+    """Writes the private key (readable by its owner alone) and, beside it, `.pub` with the public one.
+
+    The role is noted above the key for people to read; what counts is the trust file. An existing file is
+    never overwritten: a lost key cannot be made again.
+    """
+    public_path = path.with_name(path.name + ".pub")
+    for target in (path, public_path):
+        if target.exists():
+            raise TrustRefused(
+                f"{target} exists and is not overwritten; choose another name or remove it yourself"
+            )
+    if password is not None and not password:
+        raise TrustRefused("an empty password protects nothing; give one, or ask for an unencrypted key")
+    locked = (
+        serialization.NoEncryption() if password is None else serialization.BestAvailableEncryption(password)
+    )
+    loaded = serialization.load_pem_private_key(key.signer.private_bytes, None)
+    private = loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    heading = f"privfair key {key.key_id}\nrole: {role.value}\n\n".encode()
+    _write_new(path, heading + private, 0o600)
+    _write_new(public_path, heading + key.public.pem.encode(), 0o644)
+    return public_path
+
+
+def load_private(path: Path, password: Password | None = None) -> SigningKey:
+    """The private key in a PEM file; an encrypted one is opened with `password()`, else with the
+    environment variable PRIVFAIR_KEY_PASSWORD."""
+    content = _read(path)
+    secret = _secret(path, password) if b"ENCRYPTED" in content else None
+    try:
+        loaded = serialization.load_pem_private_key(content, secret)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as broken:
+        why = (
+            "cannot be opened with this password"
+            if secret is not None
+            else "is not a private key in PEM form"
+        )
+        raise TrustRefused(f"{path} {why}; check the file{' and the password' if secret else ''}") from broken
+    return _signing_key(loaded, str(path))
+
+
+def load_public(path: Path, password: Password | None = None) -> PublicKey:
+    """The public key in a PEM file, or of the private key in it."""
+    content = _read(path)
+    if b"PRIVATE KEY" in content:
+        return load_private(path, password).public
+    return public_key_from_pem(content, str(path))
+
+
+def public_key_from_pem(pem: bytes, where: str) -> PublicKey:
+    """A public key from its PEM text, `where` being named in the refusal if it is not one we support."""
+    try:
+        loaded = serialization.load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm) as broken:
+        raise TrustRefused(f"{where} is not a public key in PEM form; export it again") from broken
+    if not isinstance(loaded, Ed25519PublicKey | EllipticCurvePublicKey):
+        raise _unsupported(where)
+    return _public_key(loaded, where)
+
+
+def stated_role(path: Path) -> Role | None:
+    """The role noted above the key when it was generated; None if there is none."""
+    heading = _read(path).split(b"-----BEGIN", 1)[0].decode("utf-8", errors="replace")
+    for role in Role:
+        if f"role: {role.value}" in heading.splitlines():
+            return role
+    return None
+
+
+def _secret(path: Path, password: Password | None) -> bytes:
+    if password is not None:
+        return password()
+    from_environment = os.environ.get(PASSWORD_VARIABLE)
+    if not from_environment:
+        raise TrustRefused(f"{path} is encrypted; give its password, for example in {PASSWORD_VARIABLE}")
+    return from_environment.encode()
+
+
+def _signing_key(loaded: object, where: str) -> SigningKey:
+    if not isinstance(loaded, Ed25519PrivateKey | EllipticCurvePrivateKey):
+        raise _unsupported(where)
+    public = _public_key(loaded.public_key(), where)
+    return SigningKey(public, CryptoSigner(loaded, public.verifier))
+
+
+def _public_key(loaded: Ed25519PublicKey | EllipticCurvePublicKey, where: str) -> PublicKey:
+    """Encoded again before hashing: one elliptic-curve point has a compressed and an uncompressed spelling."""
+    if isinstance(loaded, EllipticCurvePublicKey) and not isinstance(loaded.curve, SECP256R1):
+        raise _unsupported(where)
+    info = serialization.PublicFormat.SubjectPublicKeyInfo
+    key_id = hashlib.sha256(loaded.public_bytes(serialization.Encoding.DER, info)).hexdigest()
+    pem = loaded.public_bytes(serialization.Encoding.PEM, info).decode("ascii")
+    return PublicKey(key_id, pem, SSlibKey.from_crypto(loaded, keyid=key_id))
+
+
+def _unsupported(where: str) -> TrustRefused:
+    return TrustRefused(f"{where} holds a key of another kind; use Ed25519 or ECDSA on P-256")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_KEY_FILE + 1)
+    except OSError as broken:
+        raise TrustRefused(
+            f"{path} cannot be read ({broken.strerror}); check the path and its permissions"
+        ) from broken
+    if len(content) > LARGEST_KEY_FILE:
+        raise TrustRefused(f"{path} is too large for a key; check the path")
+    return content
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    """Creates the file with its final permissions, so that it is never readable by others, not even briefly."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except OSError as broken:
+        raise TrustRefused(f"{path} cannot be created ({broken.strerror}); choose another place") from broken
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
