@@ -108,10 +108,14 @@ class Plan(Protocol):
         """Everything the budget pays for, with noise multipliers at factor 1."""
         ...
 
-    def attained(self) -> Release | None:
-        """The part of the template whose cost some data set really reaches: the lower end is priced from it.
+    def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        """The release that publishes these values (this plan's own, perhaps with other noise ratios)."""
+        ...
 
-        It is the template itself where the bound is tight, and None where no lower bound is claimed.
+    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release | None:
+        """The part of `publish` whose cost some data set really reaches: the lower end is priced from it.
+
+        It is the whole release where the bound is tight, and None where no lower bound is claimed.
         """
         ...
 

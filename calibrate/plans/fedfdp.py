@@ -1,0 +1,113 @@
+"""FedFDP: what one client sends in T rounds, a noisy clipped gradient and a noisy clipped loss of one batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calibrate.claims import Norm
+from calibrate.plans.paid_once import normalisation_statistics, optional_ratio, with_once
+from calibrate.plans.parameters import plain_parameters
+from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, joint_ratio, of_one_batch
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.releases import Release, Repeated, Sampled
+from calibrate.sampling import Batch, Poisson
+from calibrate.validation import count, positive, rate
+
+GRADIENT, LOSS = "gradient", "loss"
+
+
+@dataclass(frozen=True)
+class FedfdpPlan:
+    """FedFDP for one client; gradient and loss are two values of one and the same Poisson batch.
+
+    Guarantee: with |1 + lambda Delta| * ||grad|| clipped to `clip` and each loss to [0, loss_clip], adding or
+    removing one record moves the sum of the former by at most `clip` (L2) and that of the latter by at most
+    `loss_clip`; both together are one Poisson-subsampled Gaussian release with the joint multiplier inside the
+    sampling (docs/theorems/fedfdp.md, "One batch, two releases"). Unit: one record, added or removed.
+
+    `loss_noise_ratio` is sigma_l / sigma, both as multipliers of their own clip.
+    """
+
+    sampling_rate: float
+    rounds: int
+    clip: float
+    loss_clip: float
+    loss_noise_ratio: float
+    normalisation_noise_ratio: float | None = None
+    normalisation_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        rate("sampling-rate", self.sampling_rate)
+        count("rounds", self.rounds)
+        positive("clip", self.clip)
+        positive("loss-clip", self.loss_clip)
+        positive("loss-noise-ratio", self.loss_noise_ratio)
+        optional_ratio("normalisation-noise-ratio", self.normalisation_noise_ratio)
+        positive("normalisation-clip", self.normalisation_clip)
+
+    @property
+    def algorithm(self) -> AlgorithmName:
+        return AlgorithmName.FEDFDP
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        return PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
+
+    def values(self) -> tuple[NoisyValue, ...]:
+        return (
+            NoisyValue(GRADIENT, self.clip, Norm.L2, 1.0, Mechanism.GAUSSIAN),
+            NoisyValue(LOSS, self.loss_clip, Norm.L2, self.loss_noise_ratio, Mechanism.GAUSSIAN),
+        )
+
+    def once(self) -> tuple[NoisyValue, ...]:
+        if self.normalisation_noise_ratio is None:
+            return ()
+        return (normalisation_statistics(self.normalisation_clip, self.normalisation_noise_ratio),)
+
+    def template(self) -> Release:
+        return self.publish(self.values(), self.once())
+
+    def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        noisy = Sampled(Poisson(self.sampling_rate, Batch.SECRET), of_one_batch(values))
+        return with_once(Repeated(noisy, self.rounds), once)
+
+    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        return self.publish(values, once)
+
+    def joint_noise_ratio(self) -> float | None:
+        return joint_ratio(self.values())
+
+    def assumptions(self) -> tuple[str, ...]:
+        return (
+            "The protected unit is one record of one client, added or removed.",
+            "Each record joins each batch independently with the sampling rate, and nobody learns the batch.",
+            "The noise is added to the sums over the batch, before any division.",
+            "The sums are divided by the expected batch size; the realised size is never published or divided by.",
+            "An empty batch still publishes noise.",
+            (
+                f"Each record's factor times gradient is clipped by its absolute size, to {self.clip:g} in L2, also"
+                " where 1 + lambda * Delta is negative."
+            ),
+            "One round is one noisy step on one batch; a client that takes several local steps counts each.",
+            (
+                "A loss clip that adapts is computed only from values already published, and stays above a positive"
+                " constant."
+            ),
+        )
+
+    def unprotected(self) -> tuple[str, ...]:
+        sizes = (
+            "The client's number of records (aggregation weight p_i, expected batch size) must be public; under"
+            " add-remove it is private data."
+        )
+        search = "Hyper-parameter search on the same data is not charged."
+        if self.normalisation_noise_ratio is not None:
+            return (sizes, search)
+        return (
+            sizes,
+            search,
+            "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).",
+        )
+
+    def parameters(self) -> dict[str, PlainValue]:
+        return plain_parameters(self)

@@ -1,0 +1,133 @@
+"""FPFL: what the trusted aggregator publishes in T rounds, one noisy sum of the cohort's clipped vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+from calibrate.claims import Norm
+from calibrate.errors import InvalidInput
+from calibrate.plans.paid_once import normalisation_statistics, optional_ratio, with_once
+from calibrate.plans.parameters import plain_parameters
+from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, joint_ratio, of_one_batch
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.releases import Release, Repeated, Sampled
+from calibrate.sampling import Batch, FixedSize, Poisson
+from calibrate.validation import count, positive
+
+STATISTICS = "user_statistics"
+
+
+class CohortSampling(Enum):
+    """How the cohort is drawn; it decides the adjacency for which a bound is proved."""
+
+    FIXED = "fixed"
+    POISSON = "poisson"
+
+
+@dataclass(frozen=True)
+class FpflPlan:
+    """FPFL with a trusted aggregator and each user's whole vector clipped to `clip`.
+
+    Guarantee: the sum of the cohort's vectors moves by at most C when a user is added or removed, and by at
+    most 2C when one is replaced. Poisson cohorts are priced under add-remove, fixed-size cohorts under
+    replace-one with both C charged (docs/theorems/fpfl.md, "Adjacency"). Unit: all data of one user.
+    """
+
+    users: int
+    cohort: int
+    rounds: int
+    clip: float
+    sampling: CohortSampling = CohortSampling.FIXED
+    normalisation_noise_ratio: float | None = None
+    normalisation_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_cohort(self.users, self.cohort)
+        count("rounds", self.rounds)
+        positive("clip", self.clip)
+        optional_ratio("normalisation-noise-ratio", self.normalisation_noise_ratio)
+        positive("normalisation-clip", self.normalisation_clip)
+
+    @property
+    def algorithm(self) -> AlgorithmName:
+        return AlgorithmName.FPFL
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        match self.sampling:
+            case CohortSampling.FIXED:
+                return PrivacyUnit(Protected.USER, Relation.REPLACE_ONE)
+            case CohortSampling.POISSON:
+                return PrivacyUnit(Protected.USER, Relation.ADD_REMOVE)
+            case _:
+                assert_never(self.sampling)
+
+    def values(self) -> tuple[NoisyValue, ...]:
+        return (NoisyValue(STATISTICS, self.clip, Norm.L2, 1.0, Mechanism.GAUSSIAN),)
+
+    def once(self) -> tuple[NoisyValue, ...]:
+        if self.normalisation_noise_ratio is None:
+            return ()
+        return (normalisation_statistics(self.normalisation_clip, self.normalisation_noise_ratio),)
+
+    def template(self) -> Release:
+        return self.publish(self.values(), self.once())
+
+    def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        match self.sampling:
+            case CohortSampling.FIXED:
+                cohort: FixedSize | Poisson = FixedSize(self.users, self.cohort, Batch.SECRET)
+            case CohortSampling.POISSON:
+                cohort = Poisson(self.cohort / self.users, Batch.SECRET)
+            case _:
+                assert_never(self.sampling)
+        return with_once(Repeated(Sampled(cohort, of_one_batch(values)), self.rounds), once)
+
+    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        return self.publish(values, once)
+
+    def joint_noise_ratio(self) -> float | None:
+        return joint_ratio(self.values())
+
+    def assumptions(self) -> tuple[str, ...]:
+        drawn = {
+            CohortSampling.FIXED: (
+                f"Each round's cohort is a fresh uniform subset of exactly {self.cohort} of {self.users} users."
+            ),
+            CohortSampling.POISSON: (
+                f"Each user joins each round's cohort independently with probability {self.cohort}/{self.users}."
+            ),
+        }[self.sampling]
+        return (
+            f"The protected unit is all data of one user, {self.unit.relation.value}.",
+            drawn,
+            "Nobody but the trusted aggregator learns who is in a cohort, not even from silence or timing.",
+            f"Each user's whole vector (gradients, group sums and group counts) is clipped to {self.clip:g} in L2.",
+            "The aggregator is trusted, adds the noise to the sum, and publishes nothing else.",
+            "Divisions by noisy counts happen after the noise and are guarded against small denominators.",
+        )
+
+    def unprotected(self) -> tuple[str, ...]:
+        number = f"The number of users ({self.users}) and the cohort size are public constants."
+        search = "Hyper-parameter search and choosing the best model on private data are not charged."
+        if self.normalisation_noise_ratio is not None:
+            return (number, search)
+        return (
+            number,
+            search,
+            "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).",
+        )
+
+    def parameters(self) -> dict[str, PlainValue]:
+        return plain_parameters(self)
+
+
+def check_cohort(users: int, cohort: int) -> None:
+    count("users", users)
+    count("cohort", cohort)
+    if cohort > users:
+        raise InvalidInput(
+            "cohort", cohort, f"exceeds the {users} users", "use a cohort no larger than the number of users"
+        )

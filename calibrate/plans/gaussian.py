@@ -1,0 +1,97 @@
+"""Any DP-SGD: Gaussian values of Poisson batches, with the relation of the user's choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calibrate.claims import Norm
+from calibrate.errors import InvalidInput
+from calibrate.plans.parameters import plain_parameters
+from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, joint_ratio, of_one_batch
+from calibrate.privacy_unit import PrivacyUnit, Relation
+from calibrate.releases import Release, Repeated, Sampled
+from calibrate.sampling import Batch, Poisson
+from calibrate.validation import count, positive, rate
+
+
+@dataclass(frozen=True)
+class GaussianPlan:
+    """T rounds of one or more Gaussian values of one Poisson batch (rate 1: the full data).
+
+    Guarantee: the values of one batch are one release with the joint multiplier inside the sampling
+    (`releases.joint_gaussian`). Unit: one record under `relation`; each value's contribution is clipped to
+    `clip`. `noise` lists the values' noise multipliers relative to one another.
+    """
+
+    sampling_rate: float
+    rounds: int
+    relation: Relation = Relation.ADD_REMOVE
+    noise: tuple[float, ...] = (1.0,)
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        rate("sampling-rate", self.sampling_rate)
+        count("rounds", self.rounds)
+        positive("clip", self.clip)
+        if not isinstance(self.noise, tuple) or not self.noise:
+            raise InvalidInput(
+                "noise", self.noise, "must be a non-empty tuple", "give one ratio for each value"
+            )
+        for ratio in self.noise:
+            positive("noise", ratio)
+
+    @property
+    def algorithm(self) -> AlgorithmName:
+        return AlgorithmName.GAUSSIAN
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        return PrivacyUnit.of(self.relation)
+
+    def values(self) -> tuple[NoisyValue, ...]:
+        return tuple(
+            NoisyValue(f"value_{index}", self.clip, Norm.L2, ratio, Mechanism.GAUSSIAN)
+            for index, ratio in enumerate(self.noise, start=1)
+        )
+
+    def once(self) -> tuple[NoisyValue, ...]:
+        return ()
+
+    def template(self) -> Release:
+        return self.publish(self.values(), self.once())
+
+    def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        noisy = of_one_batch(values)
+        if self.sampling_rate == 1:
+            return Repeated(noisy, self.rounds)
+        return Repeated(Sampled(Poisson(self.sampling_rate, Batch.SECRET), noisy), self.rounds)
+
+    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        return self.publish(values, once)
+
+    def joint_noise_ratio(self) -> float | None:
+        return joint_ratio(self.values())
+
+    def assumptions(self) -> tuple[str, ...]:
+        batch = (
+            "Every round uses the full data."
+            if self.sampling_rate == 1
+            else "Each record joins each batch independently with the sampling rate, and nobody learns the batch."
+        )
+        meaning = (
+            "the two contributions of one record are at most the clip apart"
+            if self.relation is Relation.REPLACE_ATTRIBUTE
+            else "each record's contribution to each value has at most the clip as L2 norm"
+        )
+        return (
+            f"The protected unit is one {self.unit.protected.value}, {self.relation.value}.",
+            batch,
+            f"The noise is added to sums over the batch, and {meaning} ({self.clip:g}).",
+            "Sums are divided only by public constants, never by the realised batch size.",
+        )
+
+    def unprotected(self) -> tuple[str, ...]:
+        return ("Whatever else the training publishes, chooses or tunes on the data is not covered.",)
+
+    def parameters(self) -> dict[str, PlainValue]:
+        return plain_parameters(self)

@@ -1,0 +1,195 @@
+"""MMD-fair FedAvg: noisy predictions of both groups every round, and clipped noisy client updates.
+
+The paper puts noise on the shared predictions only. This plan prices those, and the updates too if a clip is
+given; without one it says plainly that the updates are unprotected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+from calibrate.claims import Norm
+from calibrate.errors import InvalidInput
+from calibrate.plans.fpfl import check_cohort
+from calibrate.plans.paid_once import attribute_histogram, optional_ratio, with_once
+from calibrate.plans.parameters import plain_parameters
+from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.releases import InSequence, Release, Repeated, Sampled
+from calibrate.sampling import Batch, FixedSize
+from calibrate.validation import count, positive
+
+PREDICTIONS = ("predictions_group_0", "predictions_group_1")
+UPDATES = "client_updates"
+HALF_RANGE = 0.5
+"""Predictions lie in [0, 1]: within 1/2 of the centre, and replaced by one at most twice that away."""
+
+
+class PredictionNoise(Enum):
+    GAUSSIAN = "gaussian"
+    LAPLACE = "laplace"
+
+
+@dataclass(frozen=True)
+class MmdFedavgPlan:
+    """MMD-fair FedAvg with two groups; `group_size` is the size of the smaller one, or any bound below it.
+
+    Guarantee: replacing one record, its group included, takes one value out of one group's predictions and puts
+    one into (perhaps) the other's. Each group's set is dominated by a fixed-size sample under replace-one
+    whose values lie within 1/2 of a centre; a round is charged for both sets. A record belongs to one
+    client, whose clipped update moves by at most twice the clip (docs/theorems/mmd-fedavg.md). Unit: one record,
+    replaced.
+    """
+
+    group_size: int
+    samples_per_group: int
+    rounds: int
+    mechanism: PredictionNoise = PredictionNoise.GAUSSIAN
+    users: int | None = None
+    cohort: int | None = None
+    update_clip: float | None = None
+    update_noise_ratio: float = 1.0
+    histogram_noise_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        count("group-size", self.group_size)
+        count("samples-per-group", self.samples_per_group)
+        count("rounds", self.rounds)
+        positive("update-noise-ratio", self.update_noise_ratio)
+        optional_ratio("histogram-noise-ratio", self.histogram_noise_ratio)
+        if self.samples_per_group > self.group_size:
+            raise InvalidInput(
+                "samples-per-group",
+                self.samples_per_group,
+                f"exceeds the group of {self.group_size} records",
+                "draw no more predictions than the smaller group has records",
+            )
+        self._check_updates()
+
+    def _check_updates(self) -> None:
+        given = {"users": self.users, "cohort": self.cohort, "update-clip": self.update_clip}
+        missing = [name for name, value in given.items() if value is None]
+        if len(missing) == len(given):
+            return
+        if missing:
+            raise InvalidInput(
+                missing[0],
+                None,
+                "is needed to protect the updates, because the other flags of updates are given",
+                "give users, cohort and update-clip together, or none of them",
+            )
+        assert self.users is not None
+        assert self.cohort is not None
+        assert self.update_clip is not None
+        check_cohort(self.users, self.cohort)
+        positive("update-clip", self.update_clip)
+
+    @property
+    def algorithm(self) -> AlgorithmName:
+        return AlgorithmName.MMD_FEDAVG
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        return PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
+
+    def values(self) -> tuple[NoisyValue, ...]:
+        match self.mechanism:
+            case PredictionNoise.GAUSSIAN:
+                norm, mechanism = Norm.L2, Mechanism.GAUSSIAN
+            case PredictionNoise.LAPLACE:
+                norm, mechanism = Norm.L1, Mechanism.LAPLACE
+            case _:
+                assert_never(self.mechanism)
+        predictions = tuple(NoisyValue(name, HALF_RANGE, norm, 1.0, mechanism) for name in PREDICTIONS)
+        if self.update_clip is None:
+            return predictions
+        clip, ratio = self.update_clip, self.update_noise_ratio
+        return (*predictions, NoisyValue(UPDATES, clip, Norm.L2, ratio, Mechanism.GAUSSIAN))
+
+    def once(self) -> tuple[NoisyValue, ...]:
+        if self.histogram_noise_ratio is None:
+            return ()
+        return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
+
+    def template(self) -> Release:
+        return self.publish(self.values(), self.once())
+
+    def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        one_round = InSequence(tuple(self._published(value) for value in values))
+        return with_once(Repeated(one_round, self.rounds), once)
+
+    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release | None:
+        """A record replaced within its group moves one set of predictions and its client's update, no count."""
+        sampled = self.samples_per_group < self.group_size
+        loose = self.mechanism is PredictionNoise.LAPLACE and sampled
+        names = (UPDATES,) if loose else (PREDICTIONS[0], UPDATES)
+        reached = tuple(self._published(value) for value in values if value.name in names)
+        return Repeated(InSequence(reached), self.rounds) if reached else None
+
+    def _published(self, value: NoisyValue) -> Release:
+        """One value of one round. Laplace noise is priced on the full group: no amplification is proved for it."""
+        if value.name == UPDATES:
+            assert self.users is not None
+            assert self.cohort is not None
+            return Sampled(FixedSize(self.users, self.cohort, Batch.SECRET), value.release())
+        if value.mechanism is Mechanism.LAPLACE:
+            return value.release()
+        return Sampled(FixedSize(self.group_size, self.samples_per_group, Batch.SECRET), value.release())
+
+    def joint_noise_ratio(self) -> None:
+        """The two groups and the updates are drawn separately: there is no joint release of one batch."""
+        return
+
+    def assumptions(self) -> tuple[str, ...]:
+        drawn = (
+            f"In every round {self.samples_per_group} predictions of each group are a fresh uniform draw without"
+            f" replacement from at least {self.group_size} records, independent for the two groups."
+        )
+        secret = (
+            "Nobody learns which records, or how many of a client's, are in the draw; the collector that draws and"
+            " adds noise is trusted."
+            if self.mechanism is PredictionNoise.GAUSSIAN
+            else "No amplification by sampling is claimed for Laplace noise, so the draw may be known."
+        )
+        return (
+            "The protected unit is one record, replaced by any other, its group included.",
+            "Predictions are clipped to [0, 1] before independent noise is added to each of them.",
+            drawn,
+            secret,
+            *self._update_assumptions(),
+        )
+
+    def _update_assumptions(self) -> tuple[str, ...]:
+        if self.update_clip is None:
+            return ()
+        return (
+            (
+                f"Each client's update is clipped to {self.update_clip:g} in L2, and a trusted aggregator adds"
+                " the noise to the sum over the cohort."
+            ),
+            (
+                f"Each round's cohort is a fresh uniform subset of exactly {self.cohort} of {self.users}"
+                " clients, known to the aggregator alone."
+            ),
+            "Every record belongs to exactly one client.",
+        )
+
+    def unprotected(self) -> tuple[str, ...]:
+        updates = (
+            "The client updates are sent without noise and depend on the data: the guarantee covers the"
+            " predictions alone and NOT the trained model; give users, cohort and update-clip to protect them."
+        )
+        counts = (
+            "The group counts behind the weights alpha_k^a must be public; otherwise pay for them with a noisy"
+            " histogram (histogram-noise-ratio)."
+        )
+        return (
+            *((updates,) if self.update_clip is None else ()),
+            *((counts,) if self.histogram_noise_ratio is None else ()),
+            "The number of records of each client is public.",
+        )
+
+    def parameters(self) -> dict[str, PlainValue]:
+        return plain_parameters(self)

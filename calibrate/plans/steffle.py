@@ -1,0 +1,214 @@
+"""SteFFLe: what one silo sends in T rounds of private fair stochastic descent-ascent.
+
+Per round and batch a silo sends the plain loss gradient g, the noisy theta-gradient h_theta and the noisy
+W-gradient h_W of the fairness term. Only the two h depend on the sensitive attribute; but g shows the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+from calibrate.claims import Norm, SensitivityClaim
+from calibrate.errors import InvalidInput
+from calibrate.plans.paid_once import attribute_histogram, optional_ratio, with_once
+from calibrate.plans.parameters import plain_parameters
+from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, joint_ratio, of_one_batch
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.releases import InSequence, Release, Repeated, Sampled
+from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs, WithReplacement
+from calibrate.validation import count, open_unit, positive
+
+H_THETA, H_W = "h_theta", "h_W"
+
+
+class SteffleSampling(Enum):
+    """How a silo draws its batches. In each case the batch counts as revealed, because g shows it."""
+
+    SHUFFLED = "shuffled"
+    POISSON = "poisson"
+    FULL = "full"
+    WITH_REPLACEMENT = "with-replacement"
+
+
+@dataclass(frozen=True)
+class StefflePlan:
+    """SteFFLe for one silo, with W kept in the Frobenius ball of radius `w_radius`.
+
+    Guarantee: replacing one record's attribute moves the batch mean of grad_W psi by at most
+    2 sqrt(2) / (m sqrt(rho)) and that of grad_theta psi by at most 2 sqrt(2) D L / (m sqrt(rho)) in L2
+    (docs/theorems/steffle.md, "Sensitivities"), whatever the batch. The transcript given the batches is then
+    a sequence of Gaussian releases, one for each round the record takes part in. Unit: one record's attribute.
+
+    `theta_share` is the part of a round's budget (of the inverse squared multiplier) spent on h_theta.
+    """
+
+    silo_size: int
+    batch_size: int
+    rounds: int
+    minority_fraction: float
+    lipschitz: float
+    w_radius: float
+    sampling: SteffleSampling = SteffleSampling.SHUFFLED
+    groups: int = 2
+    theta_share: float = 0.5
+    histogram_noise_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        count("silo-size", self.silo_size)
+        count("batch-size", self.batch_size)
+        count("rounds", self.rounds)
+        count("groups", self.groups, least=2)
+        positive("lipschitz", self.lipschitz)
+        positive("w-radius", self.w_radius)
+        open_unit("minority-fraction", self.minority_fraction)
+        open_unit("theta-share", self.theta_share)
+        optional_ratio("histogram-noise-ratio", self.histogram_noise_ratio)
+        if self.minority_fraction * self.groups > 1 + 1e-12:
+            raise InvalidInput(
+                "minority-fraction",
+                self.minority_fraction,
+                f"exceeds 1/{self.groups}, and the smallest of {self.groups} groups can't be larger than that",
+                "give the smallest group's share of the records",
+            )
+        if self.batch_size > self.silo_size:
+            raise InvalidInput(
+                "batch-size",
+                self.batch_size,
+                f"exceeds the silo of {self.silo_size} records",
+                "use a batch no larger than the silo",
+            )
+        if self.sampling is SteffleSampling.FULL and self.batch_size != self.silo_size:
+            raise InvalidInput(
+                "batch-size",
+                self.batch_size,
+                f"contradicts full batches of {self.silo_size} records",
+                "leave the batch size out, or choose another sampling",
+            )
+
+    @property
+    def algorithm(self) -> AlgorithmName:
+        return AlgorithmName.STEFFLE
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        return PrivacyUnit(Protected.ATTRIBUTE, Relation.REPLACE_ATTRIBUTE)
+
+    def claims(self) -> tuple[SensitivityClaim, SensitivityClaim]:
+        """The two sensitivities with their conditions; proved in docs/theorems/steffle.md."""
+        scale = 2 * math.sqrt(2) / (self.batch_size * math.sqrt(self.minority_fraction))
+        common = (
+            f"every entry of P_S used by the algorithm is at least {self.minority_fraction:g}",
+            f"the sum over a batch is divided by {self.batch_size}, whatever the batch's real size",
+        )
+        theta = (
+            *common,
+            f"the class probabilities F(x, .) are {self.lipschitz:g}-Lipschitz in theta (L2 to L2)",
+            f"W is projected onto the Frobenius ball of radius {self.w_radius:g} before it is used",
+        )
+        source = "docs/theorems/steffle.md, Sensitivities"
+        relation = Relation.REPLACE_ATTRIBUTE
+        theta_bound = scale * self.lipschitz * self.w_radius
+        return (
+            SensitivityClaim("steffle.plan.theta", theta_bound, Norm.L2, relation, theta, source),
+            SensitivityClaim("steffle.plan.W", scale, Norm.L2, relation, common, source),
+        )
+
+    def values(self) -> tuple[NoisyValue, ...]:
+        theta, w = self.claims()
+        theta_ratio, w_ratio = 1 / math.sqrt(self.theta_share), 1 / math.sqrt(1 - self.theta_share)
+        return (
+            NoisyValue(H_THETA, theta.bound, Norm.L2, theta_ratio, Mechanism.GAUSSIAN),
+            NoisyValue(H_W, w.bound, Norm.L2, w_ratio, Mechanism.GAUSSIAN),
+        )
+
+    def once(self) -> tuple[NoisyValue, ...]:
+        if self.histogram_noise_ratio is None:
+            return ()
+        return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
+
+    def template(self) -> Release:
+        return self.publish(self.values(), self.once())
+
+    def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        n, m, noisy = self.silo_size, self.batch_size, of_one_batch(values)
+        match self.sampling:
+            case SteffleSampling.FULL:
+                rounds: Release = Repeated(noisy, self.rounds)
+            case SteffleSampling.POISSON:
+                rounds = Repeated(Sampled(Poisson(m / n, Batch.REVEALED), noisy), self.rounds)
+            case SteffleSampling.WITH_REPLACEMENT:
+                rounds = Repeated(Sampled(WithReplacement(n, m, Batch.REVEALED), noisy), self.rounds)
+            case SteffleSampling.SHUFFLED:
+                epoch = ShuffledEpochs(n, m, Batch.REVEALED)
+                rounds = Repeated(Sampled(epoch, noisy), epoch.epochs_for(self.rounds))
+            case _:
+                assert_never(self.sampling)
+        return with_once(rounds, once)
+
+    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        """Shuffled batches: the started epoch in full is an upper bound; really the record is in it by chance."""
+        if self.sampling is not SteffleSampling.SHUFFLED:
+            return self.publish(values, once)
+        epoch, noisy = ShuffledEpochs(self.silo_size, self.batch_size, Batch.REVEALED), of_one_batch(values)
+        whole, begun = divmod(self.rounds, epoch.batches_per_epoch)
+        parts: tuple[Release, ...] = (Repeated(Sampled(epoch, noisy), whole),) if whole else ()
+        if begun:
+            part = FixedSize(self.silo_size, begun * self.batch_size, Batch.REVEALED)
+            parts = (*parts, Sampled(part, noisy))
+        return with_once(InSequence(parts), once)
+
+    def joint_noise_ratio(self) -> float | None:
+        return joint_ratio(self.values())
+
+    def assumptions(self) -> tuple[str, ...]:
+        theta, _ = self.claims()
+        return (
+            (
+                "The protected unit is one record's sensitive attribute in one silo; features and labels are not"
+                " protected."
+            ),
+            *(f"{text[0].upper()}{text[1:]}." for text in theta.preconditions),
+            "The batches are drawn independently of the sensitive attributes.",
+            self._batches(),
+            "The silo's realised batch size, silence and timing do not depend on the sensitive attributes.",
+            *self._frequencies(),
+        )
+
+    def _batches(self) -> str:
+        if self.sampling is SteffleSampling.FULL:
+            return "Every round uses the whole silo, so there is no batch to keep secret."
+        return (
+            "The batches count as known to the observer, because the loss gradient g is sent without noise"
+            " and shows them; no amplification by sampling is claimed."
+        )
+
+    def _frequencies(self) -> tuple[str, ...]:
+        if self.histogram_noise_ratio is None:
+            return ()
+        return (
+            (
+                "P_S is computed only from the noisy histogram, each entry raised to at least"
+                f" {self.minority_fraction:g}."
+            ),
+        )
+
+    def unprotected(self) -> tuple[str, ...]:
+        gradient = (
+            "The loss gradient g is sent without noise; this is acceptable only because it does not depend on the"
+            " sensitive attribute, and it shows features and labels."
+        )
+        if self.histogram_noise_ratio is not None:
+            return (gradient,)
+        return (
+            gradient,
+            (
+                "The attribute frequencies P_S and the minority fraction must be public and not taken from this data;"
+                " otherwise pay for them with a noisy histogram (histogram-noise-ratio)."
+            ),
+        )
+
+    def parameters(self) -> dict[str, PlainValue]:
+        return plain_parameters(self)
