@@ -1,0 +1,114 @@
+"""The user's own CSV or Parquet files as silos: one file a silo, or one file with a silo column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from calibrate.errors import InvalidInput
+from privfair.datasets.bad_data import BadData
+from privfair.datasets.encode import encode, resolve
+from privfair.datasets.raw_table import MISSING, RawTable
+from privfair.datasets.read_files import read_table
+from privfair.datasets.schema import Coverage, Schema
+from privfair.datasets.schema_toml import OwnFormat
+from privfair.silos import Silo, Silos
+
+
+def load_own_silos(files: Sequence[Path], own: OwnFormat) -> Silos:
+    """Load all silos of a run in one place.
+
+    With a silo column in the schema there must be one file; its silos are the column's values, sorted.
+    Otherwise each file is a silo with the file's name. Lists that the schema leaves open are read off all files
+    together, and recorded as such.
+    """
+    if not files:
+        raise InvalidInput("files", (), "must not be empty", "give one file for each silo")
+    tables = [read_table(Path(file), own.delimiter) for file in files]
+    if own.schema.silo_column is None:
+        named = [(_silo_name(file), table) for file, table in zip(files, tables, strict=True)]
+    elif len(tables) == 1:
+        named = _by_silo_column(tables[0], own.schema.silo_column)
+    else:
+        raise InvalidInput(
+            "files",
+            len(files),
+            f"must be one file, because the schema has the silo column {own.schema.silo_column!r}",
+            "give one file, or drop [silos] column from the schema",
+        )
+    for _, table in named:
+        _require_columns(table, own.schema)
+    schema, derived = resolve(own.schema, [table for _, table in named])
+    silos = Silos(tuple(Silo(name, encode(table, schema, derived)) for name, table in named))
+    for silo, (_, table) in zip(silos, named, strict=True):
+        _require_coverage(silo, table.file, schema)
+    _require_two_classes(silos, ", ".join(map(str, files)), schema)
+    return silos
+
+
+def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
+    """Load one silo where it lives, without seeing the others.
+
+    Every list must then be declared: a silo alone cannot know how the others number.
+    """
+    if own.schema.unresolved:
+        raise InvalidInput(
+            "schema",
+            own.schema.unresolved,
+            "must list the values of every coded column when a silo is loaded alone",
+            "add classes, groups or values to the schema, the same in every silo",
+        )
+    table = read_table(Path(file), own.delimiter)
+    _require_columns(table, own.schema)
+    schema, derived = resolve(own.schema, [table])
+    silo = Silo(_silo_name(file) if name is None else name, encode(table, schema, derived))
+    _require_coverage(silo, table.file, schema)
+    return silo
+
+
+def _silo_name(file: Path) -> str:
+    return Path(file).name.split(".")[0]
+
+
+def _by_silo_column(table: RawTable, column: str) -> list[tuple[str, RawTable]]:
+    names = table.names(column)
+    missing = np.isin(np.char.lower(names), sorted(MISSING))
+    if missing.any():
+        line = table.line(int(np.argmax(missing)))
+        raise BadData(table.file, "has no value", "give every record a silo", column=column, line=line)
+    return [(str(name), table.rows(np.flatnonzero(names == name))) for name in np.unique(names)]
+
+
+def _require_columns(table: RawTable, schema: Schema) -> None:
+    for name in schema.columns:
+        table.column(name)
+
+
+def _require_coverage(silo: Silo, file: str, schema: Schema) -> None:
+    """A silo without a group cannot contribute to a gap, and one with a single class learns a constant.
+
+    The check reads the attribute. It happens before anything is sent and its outcome stays with the silo, but a
+    silo that stays away because of it does tell the others so.
+    """
+    if schema.coverage is Coverage.ANYTHING:
+        return
+    remedy = 'give more records, merge silos, or set each_holds = "anything" under [silos]'
+    if schema.sensitive is not None:
+        for name, records in zip(silo.data.group_names, silo.data.group_counts(), strict=True):
+            if records == 0:
+                rule = f"silo {silo.name!r} has no record of group {name!r}"
+                raise BadData(file, rule, remedy, column=schema.sensitive.name)
+    if (silo.data.class_counts() > 0).sum() < 2:
+        raise BadData(file, f"silo {silo.name!r} holds one class only", remedy, column=schema.target.name)
+
+
+def _require_two_classes(silos: Silos, files: str, schema: Schema) -> None:
+    if (sum(silo.data.class_counts() for silo in silos) > 0).sum() < 2:  # type: ignore[union-attr]
+        raise BadData(
+            files,
+            "all silos together hold one class only",
+            "give records of another",
+            column=schema.target.name,
+        )

@@ -1,0 +1,166 @@
+"""What the columns of a table mean: target, sensitive attribute, features, and their public facts.
+
+A schema is the single source of numbering. Class and group numbers are positions in its lists; a list that is
+not declared is resolved once over *all* silos (sorted) and remembered as a fact read off the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from calibrate.errors import InvalidInput
+from privfair.datasets.binding import Json, digest
+from privfair.datasets.scaling import Scaling, scaling_as_json
+
+SCHEMA_VERSION = 1
+
+
+class Coverage(Enum):
+    """What every silo must contain before it may take part."""
+
+    ALL_GROUPS_TWO_CLASSES = "all-groups"
+    ANYTHING = "anything"
+
+
+@dataclass(frozen=True)
+class CodedColumn:
+    """A column whose cells are names from a list: the target, the attribute or a categorical feature.
+
+    `values` in order is the numbering; `None` asks to read it off the data. `merge` replaces names first, as a
+    tuple of (name in the file, name in the list).
+    """
+
+    name: str
+    values: tuple[str, ...] | None = None
+    merge: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.values is not None:
+            if not self.values or len(set(self.values)) != len(self.values):
+                raise InvalidInput(
+                    f"values of column {self.name!r}",
+                    self.values,
+                    "must be distinct and not empty",
+                    "list each once",
+                )
+            for source, target in self.merge:
+                if target not in self.values or source in self.values:
+                    raise InvalidInput(
+                        f"merge of column {self.name!r}",
+                        f"{source} -> {target}",
+                        "must lead from a name outside the list to a name in it",
+                        "mend the list or the merge",
+                    )
+
+    def as_json(self) -> dict[str, Json]:
+        return {
+            "column": self.name,
+            "values": None if self.values is None else list(self.values),
+            "merge": [[source, target] for source, target in self.merge],
+        }
+
+
+@dataclass(frozen=True)
+class NumericColumn:
+    name: str
+    scaling: Scaling
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The meaning of a table; features are the numeric columns in order, then the categorical ones, one-hot."""
+
+    target: CodedColumn
+    sensitive: CodedColumn | None
+    numeric: tuple[NumericColumn, ...] = ()
+    categorical: tuple[CodedColumn, ...] = ()
+    silo_column: str | None = None
+    coverage: Coverage = Coverage.ALL_GROUPS_TWO_CLASSES
+    side_columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.numeric and not self.categorical:
+            raise InvalidInput(
+                "schema", "no features", "must have a feature", "declare a numeric or categorical column"
+            )
+        features = [c.name for c in self.numeric] + [c.name for c in self.categorical]
+        if len(set(features)) != len(features):
+            twice = sorted({name for name in features if features.count(name) > 1})
+            raise InvalidInput(
+                "schema", twice, "a column must be declared once", "drop one of the declarations"
+            )
+        self._require_role_apart("target", self.target.name, features)
+        if self.sensitive is not None:
+            # The gradient of the loss is published without noise under attribute privacy, so an attribute among
+            # the features would be published with it.
+            self._require_role_apart("sensitive", self.sensitive.name, features)
+            self._require_role_apart("sensitive", self.sensitive.name, [self.target.name])
+            if self.silo_column == self.sensitive.name:
+                raise InvalidInput(
+                    "silo column",
+                    self.silo_column,
+                    "must not be the sensitive column",
+                    "split by another column",
+                )
+            if self.sensitive.name in self.side_columns:
+                raise InvalidInput(
+                    "kept column",
+                    self.sensitive.name,
+                    "must not be the sensitive column",
+                    "keep another column",
+                )
+            self._require_two("groups", self.sensitive)
+        self._require_two("classes", self.target)
+
+    @staticmethod
+    def _require_role_apart(role: str, name: str, others: list[str]) -> None:
+        if name in others:
+            raise InvalidInput(
+                f"{role} column",
+                name,
+                "must not be a feature or have another role",
+                "declare it in one place only",
+            )
+
+    @staticmethod
+    def _require_two(what: str, column: CodedColumn) -> None:
+        if column.values is not None and len(column.values) < 2:
+            raise InvalidInput(
+                what, column.values, "must be at least two", "list every value the column can take"
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column that a file must have, in the order of the schema."""
+        extra = tuple(name for name in (self.silo_column, *self.side_columns) if name is not None)
+        sensitive = () if self.sensitive is None else (self.sensitive.name,)
+        features = tuple(c.name for c in self.numeric) + tuple(c.name for c in self.categorical)
+        return tuple(dict.fromkeys((self.target.name, *sensitive, *features, *extra)))
+
+    @property
+    def unresolved(self) -> tuple[str, ...]:
+        """The coded columns whose list is not declared and must be read off the data."""
+        coded = (self.target, *(() if self.sensitive is None else (self.sensitive,)), *self.categorical)
+        return tuple(column.name for column in coded if column.values is None)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        names = [column.name for column in self.numeric]
+        for column in self.categorical:
+            names += [f"{column.name}={value}" for value in column.values or ()]
+        return tuple(names)
+
+    def as_json(self) -> dict[str, Json]:
+        """Everything that decides how a file becomes arrays; which column names the silo is not part of it."""
+        return {
+            "version": SCHEMA_VERSION,
+            "target": self.target.as_json(),
+            "sensitive": None if self.sensitive is None else self.sensitive.as_json(),
+            "numeric": [{"column": c.name, "scaling": scaling_as_json(c.scaling)} for c in self.numeric],
+            "categorical": [column.as_json() for column in self.categorical],
+        }
+
+    @property
+    def digest(self) -> str:
+        return digest(self.as_json())
