@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
+from calibrate.accountants.dominating_pairs import DominatingPair, GaussianPair, Unbounded
+from calibrate.accountants.pair_counts import priced_pairs
 from calibrate.errors import InvalidInput
-from calibrate.privacy_unit import EpsilonInterval
+from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
+from calibrate.releases import Leaf
 from calibrate.validation import open_unit, positive
 
 Floats = NDArray[np.float64]
@@ -148,3 +152,57 @@ def _check_nonnegative(argument: str, value: float) -> None:
             positive(argument, value)
         except InvalidInput:
             raise InvalidInput(argument, value, "must be finite and at least 0", "give 0 or more") from None
+
+
+@dataclass(frozen=True)
+class GaussianCost:
+    """An enclosure of the sum of squared mu, carried through every composition with outward rounding."""
+
+    mu_squared_lower: float
+    mu_squared_upper: float
+
+
+class GaussianAccountant:
+    """Exact accounting of compositions of plain Gaussian releases.
+
+    Guarantee: releases with mu_1 .. mu_n, also adaptively chosen, are together exactly the Gaussian mechanism
+    with mu = sqrt(sum mu_i^2) (docs/theorems/accountants.md, "gaussian"), for the unit of `support`.
+    """
+
+    name = "gaussian"
+
+    def price(self, leaf: Leaf, unit: PrivacyUnit) -> GaussianCost:
+        cost = GaussianCost(0.0, 0.0)
+        for pair in priced_pairs(self.name, leaf, unit, (GaussianPair,)):
+            cost = self.composed(cost, _squared(pair))
+        return cost
+
+    def self_composed(self, cost: GaussianCost, times: int) -> GaussianCost:
+        return _outward(cost.mu_squared_lower * times, cost.mu_squared_upper * times)
+
+    def composed(self, first: GaussianCost, second: GaussianCost) -> GaussianCost:
+        return _outward(
+            first.mu_squared_lower + second.mu_squared_lower,
+            first.mu_squared_upper + second.mu_squared_upper,
+        )
+
+    def epsilon(self, cost: GaussianCost, delta: float) -> EpsilonInterval:
+        if math.isinf(cost.mu_squared_upper):
+            return EpsilonInterval(math.inf, math.inf)
+        lower = math.nextafter(math.sqrt(cost.mu_squared_lower), 0)
+        upper = math.sqrt(cost.mu_squared_upper)
+        return gaussian_epsilon_interval(lower, math.nextafter(upper, math.inf) if upper else 0.0, delta)
+
+
+def _squared(pair: DominatingPair) -> GaussianCost:
+    if isinstance(pair, GaussianPair):
+        # mu itself was divided once; two more steps outward cover that rounding.
+        return _outward(pair.mu**2 * (1 - 2 * _UNIT_ROUNDOFF), pair.mu**2 * (1 + 4 * _UNIT_ROUNDOFF))
+    return GaussianCost(math.inf, math.inf) if isinstance(pair, Unbounded) else GaussianCost(0.0, 0.0)
+
+
+def _outward(lower: float, upper: float) -> GaussianCost:
+    """One rounding outward on both sides; an exact 0 (nothing published) and infinity stay what they are."""
+    if upper == 0 or math.isinf(upper):
+        return GaussianCost(lower, upper)
+    return GaussianCost(math.nextafter(lower, 0), math.nextafter(upper, math.inf))
