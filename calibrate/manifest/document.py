@@ -8,7 +8,7 @@ contradict one another, so a signature is never put under one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, cast
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
@@ -49,8 +49,8 @@ def _as_sampling(value: object) -> object:
     return decode_sampling(encode_sampling(cast(Sampling, value)))
 
 
-Event = Annotated[Release, PlainValidator(_as_release), PlainSerializer(encode_release)]
-Scheme = Annotated[Sampling, PlainValidator(_as_sampling), PlainSerializer(encode_sampling)]
+Event = Annotated[Release, PlainValidator(_as_release), PlainSerializer(encode_release, return_type=dict[str, Any])]
+Scheme = Annotated[Sampling, PlainValidator(_as_sampling), PlainSerializer(encode_sampling, return_type=dict[str, Any])]
 
 
 class SamplingDeclaration(StrictModel):
@@ -125,6 +125,14 @@ class DataBinding(StrictModel):
         if len({silo.name for silo in self.silos}) != len(self.silos):
             raise ValueError("two silos have the same name")
         return self
+
+    @classmethod
+    def of(cls, schema_digest: str, silos: Iterable[tuple[str, int]]) -> DataBinding:
+        """The binding of named sizes; the schema digest may carry its `sha256:` prefix."""
+        return cls(
+            silos=tuple(Silo(name=name, size=size) for name, size in silos),
+            schema_digest=schema_digest.removeprefix("sha256:"),
+        )
 
     def digest(self) -> str:
         return digest(self.model_dump(mode="json", by_alias=True))

@@ -32,10 +32,10 @@ class NoiseSampler(Enum):
 
 
 class NoiseSource(Enum):
-    """Where the randomness of all noise comes from."""
+    """Where the randomness of all noise comes from: the labels of the engine's noise sources."""
 
-    OPERATING_SYSTEM = "os-keyed-aes-256-ctr"
-    SEEDED_RESEARCH_ONLY = "seeded-research-only"
+    OPERATING_SYSTEM = "exact-discrete aes-256-ctr os-keyed"
+    SEEDED_RESEARCH_ONLY = "UNSAFE-seeded-research-noise numpy-pcg64 floating-point"
     """Reproducible noise; a document that names it promises privacy to nobody, whatever its guarantee says."""
 
 

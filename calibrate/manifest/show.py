@@ -1,0 +1,220 @@
+"""A manifest as a page that a privacy officer can read before signing, and anybody afterwards."""
+
+from __future__ import annotations
+
+import decimal
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import assert_never
+
+from calibrate.manifest.document import BudgetDocument, Interval
+from calibrate.manifest.encoding import encode_sampling
+from calibrate.manifest.fields import instant_to_text
+from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.mechanism import (
+    GaussianNoise,
+    InTheClear,
+    LaplaceNoise,
+    NoiseSource,
+    RandomizedCategory,
+)
+from calibrate.manifest.verify import AuthenticManifest, UnverifiedManifest, VerifiedManifest
+from calibrate.privacy_unit import Protected, Relation
+
+WIDTH = 100
+
+_UNIT = {
+    Protected.RECORD: "one record",
+    Protected.USER: "one user, with all of their records",
+    Protected.ATTRIBUTE: "the sensitive attribute of one record",
+}
+_RELATION = {
+    Relation.ADD_REMOVE: "being in the data or not",
+    Relation.REPLACE_ONE: "being replaced by any other",
+    Relation.REPLACE_ATTRIBUTE: "having any other value (features and label stay, and are not protected)",
+}
+
+Shown = VerifiedManifest | AuthenticManifest | UnverifiedManifest
+
+
+def render(manifest: Shown) -> str:
+    """The whole page as plain text; it says first whether signatures were checked."""
+    document = manifest.document
+    parts = (
+        (f"Privacy budget for {document.algorithm}", _standing(manifest)),
+        ("What is promised", _promise(document)),
+        ("What is covered", document.guarantee.covered or ("Nothing.",)),
+        ("What is NOT protected", document.guarantee.not_protected),
+        ("What the promise assumes", _assumptions(document)),
+        ("What is published, and with how much noise", _releases(document)),
+        ("How the price was computed", _price(document)),
+        ("For which data and plan", _binding(document)),
+        ("In force", _validity(document)),
+        ("Why", (document.justification,)),
+    )
+    return "\n\n".join(_section(title, lines) for title, lines in parts) + "\n"
+
+
+def _section(title: str, lines: Iterable[str]) -> str:
+    wrapped = [
+        textwrap.fill(line, WIDTH, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
+        for line in lines
+    ]
+    return "\n".join([title, "-" * len(title), *wrapped])
+
+
+def _standing(manifest: Shown) -> Iterator[str]:
+    match manifest:
+        case UnverifiedManifest():
+            yield "SIGNATURES NOT CHECKED: this page shows what the file claims, whoever wrote it."
+            for key_id in manifest.claimed_key_ids:
+                yield f"claims to be signed by key {key_id}"
+        case AuthenticManifest():
+            yield from _signatures(manifest)
+            yield "Not yet compared with a plan or with data."
+        case VerifiedManifest():
+            yield from _signatures(manifest.authentic)
+            yield "The plan and the data of this run are the ones it was signed for."
+        case _:
+            assert_never(manifest)
+    yield f"manifest {manifest.digest}"
+
+
+def _signatures(manifest: AuthenticManifest) -> Iterator[str]:
+    for signature in manifest.signatures:
+        yield f"signed by the {signature.role.value} with key {signature.key_id}"
+    for key_id in manifest.unknown_key_ids:
+        yield f"also carries a signature by the unknown key {key_id}, which was ignored"
+    yield f"checked at {instant_to_text(manifest.checked_at)}"
+
+
+def _promise(document: BudgetDocument) -> Iterator[str]:
+    guarantee = document.guarantee
+    whom = f"{_UNIT[guarantee.unit]}, {_RELATION[guarantee.adjacency]}"
+    if document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY:
+        yield (
+            "NOBODY IS PROTECTED: the noise is seeded and can be subtracted by whoever has the seed. "
+            "What follows would hold with noise from the operating system."
+        )
+    match guarantee:
+        case PrivateGuarantee():
+            yield f"({_at_most(guarantee.epsilon)}, {_at_most(guarantee.delta)})-differential privacy for {whom}."
+            yield (
+                f"Nothing an observer sees becomes more than {_factor(guarantee.epsilon)} times likelier through "
+                f"that change, except with probability {_at_most(guarantee.delta)}."
+            )
+        case AsPrintedGuarantee():
+            true = (
+                "no finite epsilon"
+                if guarantee.epsilon is None
+                else f"epsilon = {_at_most(guarantee.epsilon)}"
+            )
+            yield (
+                f"A paper's own noise. Claimed: epsilon = {guarantee.claimed_epsilon!r} ({guarantee.claim}). "
+                f"True: {true} at delta = {_at_most(guarantee.delta)}, for {whom}."
+            )
+        case NoPrivacyPromised():
+            yield f"NO PRIVACY IS PROMISED: {guarantee.why}"
+        case _:
+            assert_never(guarantee)
+    yield f"Against: {guarantee.scope}"
+
+
+def _assumptions(document: BudgetDocument) -> Iterator[str]:
+    yield from document.accounting.assumptions
+    for declaration in document.sampling:
+        scheme = encode_sampling(declaration.scheme)
+        drawn = ", ".join(f"{name} {value}" for name, value in scheme.items() if name != "scheme")
+        state = "enforced by" if declaration.assumption_enforced else "NOT ENFORCED; it rests on"
+        yield f"Batches are drawn {scheme['scheme']} ({drawn}): {state} {declaration.enforced_by}."
+    if not document.sampling:
+        yield "Every round uses all data: nothing is assumed about batches."
+
+
+def _releases(document: BudgetDocument) -> Iterator[str]:
+    yield f"{document.rounds} rounds; noise: {document.noise_source.value}"
+    for declared in document.releases:
+        shape = (
+            "" if declared.shape is None else f", shape {' x '.join(map(str, declared.shape)) or 'scalar'}"
+        )
+        yield f"{declared.name}: {_noise(declared)}; {declared.publications} times{shape}"
+
+
+def _noise(declared: GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear) -> str:
+    match declared:
+        case GaussianNoise():
+            return f"Gaussian noise of standard deviation {_at_least(declared.sigma)}{_relative(declared)}"
+        case LaplaceNoise():
+            return f"Laplace noise of scale {_at_least(declared.scale)}{_relative(declared)}"
+        case RandomizedCategory():
+            price = _at_most(declared.epsilon)
+            return f"randomised response over {declared.categories} categories with epsilon {price}"
+        case InTheClear():
+            depends = declared.depends_on_unit
+            effect = "DEPENDS ON THE PROTECTED UNIT" if depends else "free of the protected unit"
+            return f"WITHOUT NOISE, {effect}: {declared.why}"
+        case _:
+            assert_never(declared)
+
+
+def _relative(declared: GaussianNoise | LaplaceNoise) -> str:
+    clip = "" if declared.clip is None else f", clipped at {_at_most(declared.clip)}"
+    return (
+        f", which is {_at_least(declared.noise_multiplier)} times one unit's largest {declared.norm} contribution "
+        f"({_at_most(declared.sensitivity)}{clip})"
+    )
+
+
+def _price(document: BudgetDocument) -> Iterator[str]:
+    accounting = document.accounting
+    opinions = (accounting,) if accounting.second_opinion is None else (accounting, accounting.second_opinion)
+    for opinion in opinions:
+        yield (
+            f"{opinion.accountant} ({opinion.library} {opinion.version}): "
+            f"epsilon between {_bounds(opinion.interval)}"
+        )
+
+
+def _binding(document: BudgetDocument) -> Iterator[str]:
+    for silo in document.data.silos:
+        yield f"{silo.name}: {silo.size} {'users' if document.guarantee.unit is Protected.USER else 'records'}"
+    yield f"schema {document.data.schema_digest}"
+    yield f"plan {document.config_digest}"
+
+
+def _validity(document: BudgetDocument) -> Iterator[str]:
+    window = document.validity
+    yield f"from {instant_to_text(window.not_before)} until {instant_to_text(window.not_after)}"
+    yield f"issued {instant_to_text(window.issued_at)}; usable once (nonce {document.nonce[:16]}...)"
+    if document.ledger is not None:
+        yield f"continues the ledger at entry {document.ledger.sequence} ({document.ledger.head})"
+
+
+def _bounds(interval: Interval) -> str:
+    return f"{_at_least(interval.lower)} and {_at_most(interval.upper)}"
+
+
+def _at_most(value: float | None) -> str:
+    """Six digits, rounded up: for costs, so that the page never looks better than what was signed."""
+    return _six_digits(value, decimal.ROUND_CEILING)
+
+
+def _at_least(value: float | None) -> str:
+    """Six digits, rounded down: for noise."""
+    return _six_digits(value, decimal.ROUND_FLOOR)
+
+
+def _six_digits(value: float | None, rounding: str) -> str:
+    if value is None:
+        return "infinity"
+    # The decimal text is what was signed (RFC 8785), so it is what gets rounded, not the binary expansion.
+    rounded = decimal.Context(prec=6, rounding=rounding).create_decimal(repr(float(value)))
+    return f"{float(rounded):.6g}"
+
+
+def _factor(epsilon: float) -> str:
+    """exp(epsilon), rounded up to three digits."""
+    if epsilon > 500:
+        return f"exp({_at_most(epsilon)})"
+    exact = decimal.Context(prec=30).exp(decimal.Decimal(repr(float(epsilon))))
+    return f"{float(decimal.Context(prec=3, rounding=decimal.ROUND_CEILING).create_decimal(exact)):.3g}"

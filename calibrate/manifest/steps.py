@@ -1,0 +1,45 @@
+"""The numbered steps of verification, in their order, and the refusal each of them raises."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from pydantic import ValidationError
+
+from calibrate.errors import ManifestRefused
+
+
+class Step(Enum):
+    """Where a manifest can fail. Steps 1 to 4 look at no content: only verified bytes are parsed."""
+
+    ENVELOPE = (1, "envelope", "fetch the manifest file again as privfair wrote it")
+    PAYLOAD_TYPE = (2, "payload type", "give a budget manifest, not another signed document")
+    SIGNATURES = (3, "signatures", "have every role of the trust file sign this very manifest")
+    KEY_STATUS = (4, "key validity and revocation", "have it signed again with a key that is valid now")
+    STATEMENT = (5, "statement", "have the budget issued again by privfair")
+    VERSION = (6, "version", "issue the budget with the privfair version in use here")
+    DOCUMENT = (7, "document", "have the budget issued again by privfair")
+    SUBJECTS = (8, "subjects", "have the budget issued again by privfair")
+    VALIDITY = (9, "validity window", "ask for a budget that is valid now")
+    PLAN = (10, "plan", "run the plan that was signed, or have this plan signed")
+    DATA = (11, "data", "run on the data that was signed for, or have a budget signed for this data")
+    PRICE = (12, "price", "issue the budget again with noise that two accountants certify")
+
+    def __init__(self, number: int, title: str, remedy: str) -> None:
+        self.number = number
+        self.title = title
+        self.remedy = remedy
+
+    @property
+    def label(self) -> str:
+        return f"{self.number} ({self.title})"
+
+    def refuse(self, why: str, remedy: str | None = None) -> ManifestRefused:
+        return ManifestRefused(self.label, why, remedy or self.remedy)
+
+
+def first_fault(broken: ValidationError) -> str:
+    """The first complaint of pydantic as one clause, without repeating hostile input."""
+    fault = broken.errors(include_input=False, include_url=False)[0]
+    place = ".".join(str(part) for part in fault["loc"]) or "the document"
+    return f"{place}: {fault['msg']}"

@@ -1,0 +1,209 @@
+"""Whose signatures count: the trust file and its policy.
+
+The policy is one sentence: *every role that appears in the trust file must have signed, with a key of that
+role which is valid and not revoked*. A file with an officer's key only asks for the officer; adding a data
+owner's key makes both necessary. Revoking all keys of a role does not remove the role: nothing passes until
+the role has a new key.
+
+A key holds one role. The file may itself be signed by a root key, whose holder decides who the officers are.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from calibrate.errors import TrustRefused
+from calibrate.manifest.fields import Count, Instant, Sha256, StrictModel, Text
+from calibrate.manifest.keys import PublicKey, Role, SigningKey, public_key_from_pem
+from calibrate.manifest.signature import BadSignature, BrokenEnvelope, check_signature, open_envelope, sign
+from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, parse_object
+
+TRUST_TYPE: Final = "urn:privfair:trust:v1"
+TRUST_PAYLOAD_TYPE = "application/vnd.privfair.trust.v1+json"
+DEFAULT_KEY_LIFETIME = timedelta(days=730)
+
+
+class Revocation(StrictModel):
+    """From `at` on the key counts for nothing, also on what it signed earlier: a thief can write any date."""
+
+    at: Instant
+    why: Text
+
+
+class TrustedKey(StrictModel):
+    """One public key, the role it speaks for, and the time in which it may."""
+
+    key_id: Sha256
+    role: Role
+    public_key: Annotated[str, Field(max_length=2000)]
+    valid_from: Instant
+    valid_until: Instant
+    revoked: Revocation | None = None
+
+    @model_validator(mode="after")
+    def _is_what_it_says(self) -> TrustedKey:
+        derived = self.key()
+        if derived.key_id != self.key_id or derived.pem != self.public_key:
+            raise TrustRefused(f"key {self.key_id} is not the id of the key beside it; add the key again")
+        if not self.valid_from < self.valid_until:
+            raise TrustRefused(f"key {self.key_id} has validFrom not before validUntil; give a later end")
+        return self
+
+    @classmethod
+    def of(
+        cls,
+        key: PublicKey,
+        role: Role,
+        valid_from: datetime,
+        valid_until: datetime | None = None,
+    ) -> TrustedKey:
+        """The entry for a key; without an end it is valid for two years."""
+        return cls(
+            key_id=key.key_id,
+            role=role,
+            public_key=key.pem,
+            valid_from=valid_from,
+            valid_until=valid_until or valid_from + DEFAULT_KEY_LIFETIME,
+        )
+
+    def key(self) -> PublicKey:
+        return public_key_from_pem(self.public_key.encode(), f"key {self.key_id}")
+
+    def objection(self, at: datetime) -> str | None:
+        """Why the key may not speak at that instant; None if it may."""
+        if self.revoked is not None and self.revoked.at <= at:
+            return f"key {self.key_id} was revoked: {self.revoked.why}"
+        if at < self.valid_from:
+            return f"key {self.key_id} is not valid before {self.valid_from:%Y-%m-%d}"
+        if at >= self.valid_until:
+            return f"key {self.key_id} is not valid since {self.valid_until:%Y-%m-%d}"
+        return None
+
+
+class TrustFile(StrictModel):
+    """Roles and keys; every change makes a new file with the next sequence number."""
+
+    type: Literal["urn:privfair:trust:v1"] = TRUST_TYPE
+    sequence: Count = 1
+    valid_until: Instant | None = None
+    """After this a signed file is stale, so that an old one without a revocation cannot be kept in use."""
+    keys: Annotated[tuple[TrustedKey, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_key_one_role(self) -> TrustFile:
+        ids = [key.key_id for key in self.keys]
+        for key_id in ids:
+            if ids.count(key_id) > 1:
+                raise TrustRefused(f"key {key_id} is listed twice; a key holds one role, once")
+        return self
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that must sign, in the order of the enumeration."""
+        present = {key.role for key in self.keys}
+        return tuple(role for role in Role if role in present)
+
+    def keys_of(self, role: Role) -> tuple[TrustedKey, ...]:
+        return tuple(key for key in self.keys if key.role is role)
+
+    def with_key(self, key: TrustedKey) -> TrustFile:
+        """The next file, with one more key; a key that is in it already is refused."""
+        return TrustFile(sequence=self.sequence + 1, valid_until=self.valid_until, keys=(*self.keys, key))
+
+    def with_revoked(self, key_id: str, revocation: Revocation) -> TrustFile:
+        """The next file, with one key revoked; what is revoked stays listed, so that its role stays required."""
+        if key_id not in {key.key_id for key in self.keys}:
+            raise TrustRefused(f"key {key_id} is not in the trust file; check the id")
+        if any(key.key_id == key_id and key.revoked is not None for key in self.keys):
+            raise TrustRefused(f"key {key_id} is revoked already; nothing is left to do")
+        keys = tuple(
+            key.model_copy(update={"revoked": revocation}) if key.key_id == key_id else key
+            for key in self.keys
+        )
+        return TrustFile(sequence=self.sequence + 1, valid_until=self.valid_until, keys=keys)
+
+    def to_bytes(self) -> bytes:
+        """The plain file, indented for people to read."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=2).encode() + b"\n"
+
+    def signed(self, root: SigningKey) -> bytes:
+        """The file in an envelope signed by the root key."""
+        _refuse_root_with_role(self, root.public)
+        return sign(TRUST_PAYLOAD_TYPE, canonical(self.model_dump(mode="json", by_alias=True)), root)
+
+
+def read_trust(
+    content: bytes,
+    root: PublicKey | None = None,
+    at: datetime | None = None,
+    least_sequence: int = 1,
+) -> TrustFile:
+    """The trust file in these bytes; raises `TrustRefused`.
+
+    With a root key the file must be signed by it. Without one it must be unsigned: a signature nobody checks
+    would only look like protection. `least_sequence` refuses an older file than one seen before.
+    """
+    try:
+        fields = parse_object(content)
+    except NotStrictJson as broken:
+        raise TrustRefused(
+            f"the trust file cannot be read: {broken}; write it again with `keys trust`"
+        ) from broken
+    if root is not None:
+        fields = _signed_fields(content, root)
+    elif "payload" in fields:
+        raise TrustRefused(
+            "the trust file is signed, but no root key was given to check it; give the root key"
+        )
+    trust = _validated(fields)
+    if root is not None:
+        _refuse_root_with_role(trust, root)
+    now = datetime.now(UTC) if at is None else at
+    if trust.valid_until is not None and now >= trust.valid_until:
+        raise TrustRefused(f"the trust file is stale since {trust.valid_until:%Y-%m-%d}; ask for a new one")
+    if trust.sequence < least_sequence:
+        raise TrustRefused(
+            f"the trust file has sequence {trust.sequence}, but {least_sequence} was seen; use the newest"
+        )
+    return trust
+
+
+def _signed_fields(content: bytes, root: PublicKey) -> dict[str, Json]:
+    try:
+        opened = open_envelope(content)
+        if opened.payload_type != TRUST_PAYLOAD_TYPE:
+            raise TrustRefused(
+                f"the envelope holds {opened.payload_type!r}, not a trust file; give the trust file"
+            )
+        check_signature(opened, root)
+        return parse_object(opened.payload)
+    except (BrokenEnvelope, BadSignature, NotStrictJson) as broken:
+        raise TrustRefused(
+            f"the trust file is not signed by the root key: {broken}; sign it again"
+        ) from broken
+
+
+def _validated(fields: dict[str, Json]) -> TrustFile:
+    try:
+        text = canonical(fields)
+        trust = TrustFile.model_validate_json(text)
+    except (ValidationError, NotStrictJson) as broken:
+        first = broken.errors()[0] if isinstance(broken, ValidationError) else {"loc": (), "msg": str(broken)}
+        where = ".".join(str(part) for part in first["loc"])
+        raise TrustRefused(
+            f"the trust file cannot be read at {where or 'its top'}: {first['msg']}; write it again with `keys trust`"
+        ) from broken
+    if canonical(trust.model_dump(mode="json", by_alias=True)) != text:
+        raise TrustRefused(
+            "the trust file is not spelled as privfair writes it; write it again with `keys trust`"
+        )
+    return trust
+
+
+def _refuse_root_with_role(trust: TrustFile, root: PublicKey) -> None:
+    if root.key_id in {key.key_id for key in trust.keys}:
+        raise TrustRefused(f"key {root.key_id} is root and holds a role; use a separate root key")

@@ -1,0 +1,301 @@
+"""From bytes somebody handed over to a manifest an engine may spend.
+
+`authenticate` answers *who signed what, and is it in force?*; `verify` also answers *is it for this plan and
+this data?* Both raise `ManifestRefused`, naming the numbered step, or return a value that cannot be made in
+any other way. Neither returns a truth value, so no caller can forget to look at it.
+
+The engine imports this module; it therefore prices nothing. Step 12, the price, is in
+`calibrate.manifest.recompute`, for officers and auditors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass
+from datetime import UTC, datetime
+from typing import NoReturn, assert_never, final
+
+from pydantic import ValidationError
+
+from calibrate.errors import InvalidInput
+from calibrate.manifest.document import PREDICATE_TYPE, BudgetDocument, DataBinding
+from calibrate.manifest.fields import instant_to_text
+from calibrate.manifest.guarantee import PrivateGuarantee
+from calibrate.manifest.keys import Role
+from calibrate.manifest.mechanism import NoiseSource
+from calibrate.manifest.signature import (
+    BadSignature,
+    BrokenEnvelope,
+    SignedPayload,
+    check_signature,
+    open_envelope,
+)
+from calibrate.manifest.statement import (
+    PAYLOAD_TYPE,
+    STATEMENT_TYPE,
+    Statement,
+    expected_subjects,
+    read_statement,
+)
+from calibrate.manifest.steps import Step, first_fault
+from calibrate.manifest.strict_json import NotStrictJson, digest_of_bytes
+from calibrate.manifest.trust import TrustedKey, TrustFile
+
+_SEAL = object()
+"""Held by this module alone: without it neither of the two results below can be constructed."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Somebody's verified signature."""
+
+    role: Role
+    key_id: str
+
+
+@final
+@dataclass(frozen=True)
+class AuthenticManifest:
+    """Signed by every role of the trust file, understood, and in force. Not yet tied to a run."""
+
+    document: BudgetDocument
+    digest: str
+    """SHA-256 of the signed payload. The identity of a manifest: an envelope has many spellings, this has one."""
+    envelope_digest: str
+    """SHA-256 of the file as it was given, for the ledger to note which copy was used."""
+    signatures: tuple[Signature, ...]
+    unknown_key_ids: tuple[str, ...]
+    """Further signatures by keys the trust file does not know; they count for nothing."""
+    checked_at: datetime
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        _refuse_without_seal(seal, "AuthenticManifest", "authenticate")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a manifest is passed on as its signed bytes and verified again, never pickled")
+
+
+@final
+@dataclass(frozen=True)
+class UnverifiedManifest:
+    """What an envelope claims. For whoever is about to sign it or wants to look; no engine accepts it."""
+
+    document: BudgetDocument
+    digest: str
+    claimed_key_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SiloData:
+    """What one silo knows of its own data, when it cannot see the other silos'."""
+
+    name: str
+    size: int
+    schema_digest: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is about to be run: the digest of the plan, and the data of all silos or of one."""
+
+    config_digest: str
+    data: DataBinding | SiloData
+
+
+@final
+@dataclass(frozen=True)
+class VerifiedManifest:
+    """An authentic manifest for exactly this plan and this data: what the ledger claims and the gate obeys."""
+
+    authentic: AuthenticManifest
+    run: Run
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        _refuse_without_seal(seal, "VerifiedManifest", "verify")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a manifest is passed on as its signed bytes and verified again, never pickled")
+
+    @property
+    def document(self) -> BudgetDocument:
+        return self.authentic.document
+
+    @property
+    def digest(self) -> str:
+        return self.authentic.digest
+
+
+def promises_privacy(document: BudgetDocument) -> bool:
+    """Whether anybody is protected: a private guarantee, and noise nobody can reproduce."""
+    private = isinstance(document.guarantee, PrivateGuarantee)
+    return private and document.noise_source is NoiseSource.OPERATING_SYSTEM
+
+
+def authenticate(envelope: bytes, trust: TrustFile, at: datetime | None = None) -> AuthenticManifest:
+    """Steps 1 to 9: signed by every role, with live keys, one meaning, a known version, in force at `at`."""
+    now = _instant(at)
+    opened = _step_1_envelope(envelope)
+    _step_2_payload_type(opened)
+    signers = _step_3_signatures(opened, trust)
+    live = _step_4_key_status(signers, trust, now)
+    document = _understood(opened.payload)
+    _step_9_validity(document, now)
+    known = {key.key_id for key in trust.keys}
+    return AuthenticManifest(
+        document=document,
+        digest=digest_of_bytes(opened.payload),
+        envelope_digest=digest_of_bytes(envelope),
+        signatures=tuple(Signature(key.role, key.key_id) for key in live),
+        unknown_key_ids=tuple(key_id for key_id in opened.key_ids if key_id not in known),
+        checked_at=now,
+        seal=_SEAL,
+    )
+
+
+def verify(envelope: bytes, trust: TrustFile, run: Run, at: datetime | None = None) -> VerifiedManifest:
+    """Steps 1 to 11: authentic, and for this very plan and data."""
+    authentic = authenticate(envelope, trust, at)
+    _step_10_plan(authentic.document, run)
+    _step_11_data(authentic.document, run)
+    return VerifiedManifest(authentic, run, seal=_SEAL)
+
+
+def read_unverified(envelope: bytes) -> UnverifiedManifest:
+    """What the envelope says, with no signature checked: steps 1, 2 and 5 to 8.
+
+    Signing needs it, because a signer reads before signing. It still refuses whatever is not a well-formed
+    manifest, so that nobody signs what nobody could verify.
+    """
+    opened = _step_1_envelope(envelope)
+    _step_2_payload_type(opened)
+    document = _understood(opened.payload)
+    return UnverifiedManifest(document, digest_of_bytes(opened.payload), opened.key_ids)
+
+
+def _understood(payload: bytes) -> BudgetDocument:
+    statement = _step_5_statement(payload)
+    _step_6_version(statement)
+    document = _step_7_document(statement)
+    _step_8_subjects(statement, document)
+    return document
+
+
+def _step_1_envelope(envelope: bytes) -> SignedPayload:
+    try:
+        return open_envelope(envelope)
+    except BrokenEnvelope as broken:
+        raise Step.ENVELOPE.refuse(str(broken)) from broken
+
+
+def _step_2_payload_type(opened: SignedPayload) -> None:
+    if opened.payload_type != PAYLOAD_TYPE:
+        raise Step.PAYLOAD_TYPE.refuse(
+            f"the envelope holds {opened.payload_type[:80]!r}, not {PAYLOAD_TYPE!r}"
+        )
+
+
+def _step_3_signatures(opened: SignedPayload, trust: TrustFile) -> tuple[TrustedKey, ...]:
+    """Each role on its own; a wrong signature under a trusted key's id is refused even if others suffice."""
+    signers: list[TrustedKey] = []
+    for role in trust.roles:
+        present = [key for key in trust.keys_of(role) if key.key_id in opened.key_ids]
+        if not present:
+            raise Step.SIGNATURES.refuse(f"no trusted key of the role {role.value} has signed")
+        for key in present:
+            try:
+                check_signature(opened, key.key())
+            except BadSignature as broken:
+                raise Step.SIGNATURES.refuse(f"role {role.value}: {broken}") from broken
+        signers.extend(present)
+    return tuple(signers)
+
+
+def _step_4_key_status(
+    signers: tuple[TrustedKey, ...], trust: TrustFile, now: datetime
+) -> tuple[TrustedKey, ...]:
+    """Before any content is parsed: what a revoked key signed is not to be looked at."""
+    live = tuple(key for key in signers if key.objection(now) is None)
+    for role in trust.roles:
+        if not any(key.role is role for key in live):
+            objections = [str(key.objection(now)) for key in signers if key.role is role]
+            raise Step.KEY_STATUS.refuse(f"role {role.value}: {', '.join(objections)}")
+    return live
+
+
+def _step_5_statement(payload: bytes) -> Statement:
+    try:
+        return read_statement(payload)
+    except NotStrictJson as broken:
+        raise Step.STATEMENT.refuse(str(broken)) from broken
+
+
+def _step_6_version(statement: Statement) -> None:
+    if statement.statement_type != STATEMENT_TYPE:
+        raise Step.VERSION.refuse(f"unknown statement type {statement.statement_type[:80]!r}")
+    if statement.predicate_type != PREDICATE_TYPE:
+        raise Step.VERSION.refuse(f"unknown budget version {statement.predicate_type[:80]!r}")
+
+
+def _step_7_document(statement: Statement) -> BudgetDocument:
+    try:
+        return BudgetDocument.from_json(statement.predicate)
+    except ValidationError as broken:
+        raise Step.DOCUMENT.refuse(first_fault(broken)) from broken
+    except ValueError as broken:
+        raise Step.DOCUMENT.refuse(str(broken)) from broken
+
+
+def _step_8_subjects(statement: Statement, document: BudgetDocument) -> None:
+    if statement.subjects != expected_subjects(document):
+        raise Step.SUBJECTS.refuse("the subjects are not the plan and the data the document speaks of")
+
+
+def _step_9_validity(document: BudgetDocument, now: datetime) -> None:
+    window = document.validity
+    start = max(window.not_before, window.issued_at)
+    if now < start:
+        raise Step.VALIDITY.refuse(f"the budget is not valid before {instant_to_text(start)}")
+    if now >= window.not_after:
+        raise Step.VALIDITY.refuse(f"the budget expired at {instant_to_text(window.not_after)}")
+
+
+def _step_10_plan(document: BudgetDocument, run: Run) -> None:
+    if document.config_digest != run.config_digest:
+        raise Step.PLAN.refuse(
+            f"the budget is for the plan {document.config_digest[:12]}, not for {run.config_digest[:12]}"
+        )
+
+
+def _step_11_data(document: BudgetDocument, run: Run) -> None:
+    signed = document.data
+    match run.data:
+        case DataBinding():
+            if run.data.schema_digest != signed.schema_digest:
+                raise Step.DATA.refuse("the data has another schema than the budget is for")
+            if run.data != signed:
+                raise Step.DATA.refuse(f"the budget is for {_sizes(signed)}, the run has {_sizes(run.data)}")
+        case SiloData(name, size, schema_digest):
+            if schema_digest != signed.schema_digest:
+                raise Step.DATA.refuse("the data has another schema than the budget is for")
+            if (name, size) not in {(silo.name, silo.size) for silo in signed.silos}:
+                raise Step.DATA.refuse(f"the budget is for {_sizes(signed)}, this silo is {name} with {size}")
+        case _:
+            assert_never(run.data)
+
+
+def _sizes(data: DataBinding) -> str:
+    return ", ".join(f"{silo.name} with {silo.size}" for silo in data.silos)
+
+
+def _instant(at: datetime | None) -> datetime:
+    if at is None:
+        return datetime.now(UTC)
+    if at.tzinfo is None:
+        raise InvalidInput("at", at, "must carry a time zone", "give a time in UTC")
+    return at.astimezone(UTC)
+
+
+def _refuse_without_seal(seal: object, name: str, maker: str) -> None:
+    if seal is not _SEAL:
+        raise TypeError(f"{name} is made by calibrate.manifest.verify.{maker} alone")

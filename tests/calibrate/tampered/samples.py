@@ -1,0 +1,124 @@
+"""A consistent budget document, keys and a trust file to tamper with. Loaded by path from several tests."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from calibrate.manifest import signature
+from calibrate.manifest.document import (
+    Accounting,
+    BudgetDocument,
+    DataBinding,
+    Interval,
+    LedgerHead,
+    Opinion,
+    SamplingDeclaration,
+    Validity,
+)
+from calibrate.manifest.guarantee import PrivateGuarantee
+from calibrate.manifest.keys import SigningKey
+from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSampler, NoiseSource
+from calibrate.manifest.statement import PAYLOAD_TYPE
+from calibrate.manifest.verify import Run
+from calibrate.privacy_unit import Protected, Relation
+from calibrate.releases import Gaussian, InSequence, NonPrivate, Repeated, Sampled, Together
+from calibrate.sampling import ShuffledEpochs
+
+HERE = Path(__file__).parent
+NOW = datetime(2030, 6, 1, 12, tzinfo=UTC)
+EPOCH = ShuffledEpochs(7500, 256)
+Z = 33.4
+WHY_CLEAR = "the loss gradient does not depend on the sensitive attribute"
+EVENT = InSequence(
+    (
+        Repeated(Sampled(EPOCH, Together((Gaussian(Z), Gaussian(Z)))), 40),
+        NonPrivate(WHY_CLEAR, depends_on_unit=False),
+    )
+)
+DATA = DataBinding.of("ab" * 32, [("north hospital", 7500), ("south hospital", 7600)])
+PLAN_DIGEST = "cd" * 32
+RUN = Run(PLAN_DIGEST, DATA)
+
+
+def opinion(name: str, lower: float | None, upper: float | None) -> Opinion:
+    return Opinion(
+        accountant=name, library=f"lib-{name}", version="1.0", interval=Interval(lower=lower, upper=upper)
+    )
+
+
+def accounting(**changes: Any) -> Accounting:
+    fields: dict[str, Any] = {
+        "accountant": "first",
+        "library": "lib-first",
+        "version": "1.0",
+        "interval": Interval(lower=0.99, upper=0.999),
+        "event": EVENT,
+        "assumptions": ("Batches are drawn independently of the sensitive attributes.",),
+        "second_opinion": opinion("second", 0.0, 1.2),
+    }
+    return Accounting(**(fields | changes))
+
+
+def gaussian(name: str, **changes: Any) -> GaussianNoise:
+    fields: dict[str, Any] = {
+        "name": name,
+        "publications": 1172,
+        "sensitivity": 0.25,
+        "noise_multiplier": Z,
+        "sigma": Z * 0.25,
+        "sampler": NoiseSampler.DISCRETE_GRID,
+        "shape": (200,),
+    }
+    return GaussianNoise(**(fields | changes))
+
+
+def private(**changes: Any) -> PrivateGuarantee:
+    fields: dict[str, Any] = {
+        "unit": Protected.ATTRIBUTE,
+        "adjacency": Relation.REPLACE_ATTRIBUTE,
+        "scope": "the server and the other silos, who see everything a silo sends",
+        "covered": ("every message of every round",),
+        "not_protected": ("features and labels",),
+        "epsilon": 1.0,
+        "delta": 1e-5,
+    }
+    return PrivateGuarantee(**(fields | changes))
+
+
+def document(**changes: Any) -> BudgetDocument:
+    fields: dict[str, Any] = {
+        "algorithm": "steffle",
+        "guarantee": private(),
+        "releases": (
+            gaussian("h_theta"),
+            gaussian("h_W", clip=0.5),
+            InTheClear(name="g", publications=1172, why=WHY_CLEAR, depends_on_unit=False),
+        ),
+        "rounds": 1172,
+        "sampling": (
+            SamplingDeclaration(scheme=EPOCH, assumption_enforced=True, enforced_by="the silo's engine"),
+        ),
+        "accounting": accounting(),
+        "data": DATA,
+        "config_digest": PLAN_DIGEST,
+        "noise_source": NoiseSource.OPERATING_SYSTEM,
+        "nonce": "ef" * 32,
+        "validity": Validity(
+            issued_at=NOW - timedelta(days=1),
+            not_before=NOW - timedelta(hours=1),
+            not_after=NOW + timedelta(days=30),
+        ),
+        "ledger": LedgerHead(sequence=3, head="01" * 32),
+        "justification": "A fair model of treatment success, approved by the ethics board.",
+    }
+    return BudgetDocument(**(fields | changes))
+
+
+def signed(payload: bytes, *keys: SigningKey, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """Any bytes in an envelope signed by all keys, without the checks that `issue` makes first."""
+    envelope = signature.sign(payload_type, payload, keys[0])
+    for key in keys[1:]:
+        envelope = signature.add_signature(signature.open_envelope(envelope), key)
+    return envelope
