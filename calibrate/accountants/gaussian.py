@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
-from calibrate.accountants.dominating_pairs import DominatingPair, GaussianPair, Unbounded
+from calibrate.accountants.dominating_pairs import DominatingPair, Free, GaussianPair, Unbounded
 from calibrate.accountants.pair_counts import priced_pairs
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
 from calibrate.releases import Leaf
 from calibrate.validation import open_unit, positive
@@ -195,10 +195,16 @@ class GaussianAccountant:
 
 
 def _squared(pair: DominatingPair) -> GaussianCost:
-    if isinstance(pair, GaussianPair):
-        # mu itself was divided once; two more steps outward cover that rounding.
-        return _outward(pair.mu**2 * (1 - 2 * _UNIT_ROUNDOFF), pair.mu**2 * (1 + 4 * _UNIT_ROUNDOFF))
-    return GaussianCost(math.inf, math.inf) if isinstance(pair, Unbounded) else GaussianCost(0.0, 0.0)
+    match pair:
+        case GaussianPair(mu):
+            # mu itself was divided once; two more steps outward cover that rounding.
+            return _outward(mu**2 * (1 - 2 * _UNIT_ROUNDOFF), mu**2 * (1 + 4 * _UNIT_ROUNDOFF))
+        case Free():
+            return GaussianCost(0.0, 0.0)
+        case Unbounded():
+            return GaussianCost(math.inf, math.inf)
+        case _:
+            raise NotCertified(f"the gaussian accountant has no formula for {pair!r}")
 
 
 def _outward(lower: float, upper: float) -> GaussianCost:
