@@ -22,7 +22,7 @@ from privfair.datasets.encode import encode, resolve
 from privfair.datasets.package_files import data_file
 from privfair.datasets.raw_table import RawTable
 from privfair.datasets.read_files import parse_csv, read_table
-from privfair.datasets.scaling import PublicBounds, PublicMeanScale, Scaling, Transform
+from privfair.datasets.scaling import PublicMeanScale, Scaling, Transform
 from privfair.datasets.schema import CodedColumn, Schema
 
 RECORDS = 45_222
@@ -35,13 +35,13 @@ _RAW_HEADER = tuple(
 )
 
 _SCALING: dict[str, Scaling] = {
-    # Round figures a reader can check without the file: adults' ages, the codebook's 16 grades of education,
-    # a working week, and the codebook's largest gain and loss.
+    # Round figures a reader can choose without the file: adults' ages, the codebook's 16 grades of education, a
+    # working week, dollars in thousands. Gains stay linear: a log hides what a large gain tells about income.
     "age": PublicMeanScale(40, 15),
     "fnlwgt": PublicMeanScale(12, 0.75, Transform.SIGNED_LOG),
     "education-num": PublicMeanScale(10, 3),
-    "capital-gain": PublicBounds(0, 99_999, Transform.SIGNED_LOG),
-    "capital-loss": PublicBounds(0, 5_000, Transform.SIGNED_LOG),
+    "capital-gain": PublicMeanScale(0, 10_000),
+    "capital-loss": PublicMeanScale(0, 1_000),
     "hours-per-week": PublicMeanScale(40, 12),
 }
 

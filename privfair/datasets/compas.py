@@ -22,7 +22,7 @@ from privfair.datasets.encode import encode, resolve
 from privfair.datasets.package_files import data_file
 from privfair.datasets.raw_table import RawTable, one_hot_names
 from privfair.datasets.read_files import read_table
-from privfair.datasets.scaling import PublicBounds, PublicMeanScale, Scaling, Transform
+from privfair.datasets.scaling import PublicMeanScale, Scaling, Transform
 from privfair.datasets.schema import CodedColumn, Schema
 
 RECORDS = 6_167
@@ -32,10 +32,11 @@ AGE_GROUPS = ("Less than 25", "25 - 45", "Greater than 45")
 
 _SCALING: dict[str, Scaling] = {
     "age-num": PublicMeanScale(40, 15),
-    "juv-fel-count": PublicBounds(0, 20, Transform.SIGNED_LOG),
-    "juv-misd-count": PublicBounds(0, 20, Transform.SIGNED_LOG),
-    "juv-other-count": PublicBounds(0, 20, Transform.SIGNED_LOG),
-    "priors-count": PublicBounds(0, 40, Transform.SIGNED_LOG),
+    # Counts of earlier offences: most are 0, few exceed 10.
+    "juv-fel-count": PublicMeanScale(0, 0.5, Transform.SIGNED_LOG),
+    "juv-misd-count": PublicMeanScale(0, 0.5, Transform.SIGNED_LOG),
+    "juv-other-count": PublicMeanScale(0, 0.5, Transform.SIGNED_LOG),
+    "priors-count": PublicMeanScale(1, 1, Transform.SIGNED_LOG),
 }
 
 

@@ -1,0 +1,166 @@
+"""Group rates and the gaps between them.
+
+Every gap is a difference of conditional rates between groups. A rate over no records is undefined, and an
+undefined rate makes a gap undefined: it becomes NaN with the reason, never a silent zero.
+
+None of these numbers is private. They are computed from the true attribute of the measured records.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.errors import InvalidInput
+from privfair.fairness.confusion import Confusion
+
+FloatArray = NDArray[np.float64]
+
+
+class Comparison(Enum):
+    """What a group's rate is compared with."""
+
+    PAIRWISE = "pairwise"
+    """With every other group (SteFFLe, equations 11 and 12; fairlearn's "between groups")."""
+    OVERALL = "overall"
+    """With the rate of all records together (FPFL's gaps)."""
+
+
+class EmptyGroups(Enum):
+    """What becomes of a gap when a group has no record on which its rate could be measured."""
+
+    UNDEFINED = "undefined"
+    LEFT_OUT = "left-out"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A gap in [0, 1], or NaN and the reason why it is undefined; `left_out` names groups that do not count."""
+
+    value: float
+    reason: str | None = None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def defined(self) -> bool:
+        return not math.isnan(self.value)
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON knows no NaN: an undefined gap is null with its reason."""
+        return {
+            "value": self.value if self.defined else None,
+            "reason": self.reason,
+            "left_out": list(self.left_out),
+        }
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a gap is taken: against what, and what to do about empty groups."""
+
+    comparison: Comparison = Comparison.PAIRWISE
+    empty: EmptyGroups = EmptyGroups.UNDEFINED
+
+
+PAIRWISE = Measure()
+
+
+def selection_rates(confusion: Confusion) -> FloatArray:
+    """P(prediction = p | group): one row a group, one column a class; NaN where a group is empty."""
+    return _ratio(confusion.counts.sum(axis=1), confusion.counts.sum(axis=(1, 2))[:, np.newaxis])
+
+
+def accuracies(confusion: Confusion) -> FloatArray:
+    """P(prediction = class | group)."""
+    correct = np.trace(confusion.counts, axis1=1, axis2=2)
+    return _ratio(correct, confusion.counts.sum(axis=(1, 2)))
+
+
+def true_positive_rates(confusion: Confusion) -> FloatArray:
+    """P(prediction = c | class = c, group): one row a group, one column a class."""
+    correct = np.diagonal(confusion.counts, axis1=1, axis2=2)
+    return _ratio(correct, confusion.counts.sum(axis=2))
+
+
+def false_positive_rates(confusion: Confusion) -> FloatArray:
+    """P(prediction = c | class is not c, group): one row a group, one column a class."""
+    correct = np.diagonal(confusion.counts, axis1=1, axis2=2)
+    of_class = confusion.counts.sum(axis=2)
+    return _ratio(confusion.counts.sum(axis=1) - correct, of_class.sum(axis=1, keepdims=True) - of_class)
+
+
+def demographic_parity(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
+    """Largest difference of P(prediction = p | group), over classes p and groups (SteFFLe, equation 11)."""
+    return _gap(confusion, selection_rates, measure, "records")
+
+
+def equalised_odds(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
+    """Largest difference of true and of false positive rates, over classes and groups (SteFFLe, equation 12)."""
+
+    def both(counts: Confusion) -> FloatArray:
+        return np.concatenate([true_positive_rates(counts), false_positive_rates(counts)], axis=1)
+
+    return _gap(confusion, both, measure, "records of every class and its complement")
+
+
+def equal_opportunity(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
+    """Largest difference of the true positive rate of one class."""
+    _require_class(confusion, positive)
+    name = confusion.class_names[positive]
+    return _gap(
+        confusion, lambda c: true_positive_rates(c)[:, [positive]], measure, f"records of class {name!r}"
+    )
+
+
+def false_negative_gap(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
+    """Largest difference of P(prediction is not c | class = c, group).
+
+    Pairwise it equals `equal_opportunity`; FPFL measures it against the overall rate.
+    """
+    _require_class(confusion, positive)
+    name = confusion.class_names[positive]
+    return _gap(
+        confusion, lambda c: 1 - true_positive_rates(c)[:, [positive]], measure, f"records of class {name!r}"
+    )
+
+
+def accuracy_gap(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
+    """Largest difference of the accuracy."""
+    return _gap(confusion, lambda c: accuracies(c)[:, np.newaxis], measure, "records")
+
+
+def _gap(confusion: Confusion, rates: Any, measure: Measure, needed: str) -> Gap:
+    """The largest difference over the columns of `rates(confusion)`, whose rows are groups."""
+    of_group = rates(confusion)
+    empty = np.isnan(of_group).any(axis=1)
+    names = tuple(name for name, is_empty in zip(confusion.group_names, empty, strict=True) if is_empty)
+    if names and measure.empty is EmptyGroups.UNDEFINED:
+        return Gap(math.nan, f"no {needed} in group {', '.join(map(repr, names))}")
+    of_group = of_group[~empty]
+    least = 2 if measure.comparison is Comparison.PAIRWISE else 1
+    if len(of_group) < least:
+        return Gap(math.nan, f"fewer than {least} groups with {needed}", names)
+    if measure.comparison is Comparison.PAIRWISE:
+        return Gap(float((of_group.max(axis=0) - of_group.min(axis=0)).max()), left_out=names)
+    everyone = Confusion(confusion.counts.sum(axis=0, keepdims=True), ("everyone",), confusion.class_names)
+    return Gap(float(np.abs(of_group - rates(everyone)).max()), left_out=names)
+
+
+def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> FloatArray:
+    result = np.full(np.broadcast_shapes(part.shape, whole.shape), np.nan)
+    return np.divide(part, whole, out=result, where=whole > 0)
+
+
+def _require_class(confusion: Confusion, positive: int) -> None:
+    if not 0 <= positive < confusion.classes:
+        raise InvalidInput(
+            "positive",
+            positive,
+            f"must lie between 0 and {confusion.classes - 1}",
+            "give the number of a class",
+        )
