@@ -1,0 +1,56 @@
+"""The privacy ledger: what was claimed, charged and released, on disk before any noise is drawn.
+
+`Ledger.open(...)`, `ledger.claim(terms)`, `claim.charge_ahead()`, `claim.record_release(...)`.
+See docs/ledger.md for what it promises and what a crash loses.
+"""
+
+from privfair.ledger.anchor import Anchor, AnchorState
+from privfair.ledger.chain import Head
+from privfair.ledger.claim import DEFAULT_BLOCK, Claim
+from privfair.ledger.ledger import Ledger
+from privfair.ledger.refusals import (
+    AlreadyClaimed,
+    AlreadyReleased,
+    BudgetExceeded,
+    ClaimEnded,
+    ClaimSuperseded,
+    NotIntact,
+    Refusal,
+    RolledBack,
+    RoundNotHeld,
+    RoundsExhausted,
+    Unavailable,
+    UnknownClaim,
+)
+from privfair.ledger.status import ClaimState, DataBudgetStatus, LedgerStatus, ManifestStatus
+from privfair.ledger.store import Access
+from privfair.ledger.terms import ClaimToken, ManifestTerms, Release
+
+__all__ = [
+    "DEFAULT_BLOCK",
+    "Access",
+    "AlreadyClaimed",
+    "AlreadyReleased",
+    "Anchor",
+    "AnchorState",
+    "BudgetExceeded",
+    "Claim",
+    "ClaimEnded",
+    "ClaimState",
+    "ClaimSuperseded",
+    "ClaimToken",
+    "DataBudgetStatus",
+    "Head",
+    "Ledger",
+    "LedgerStatus",
+    "ManifestStatus",
+    "ManifestTerms",
+    "NotIntact",
+    "Refusal",
+    "Release",
+    "RolledBack",
+    "RoundNotHeld",
+    "RoundsExhausted",
+    "Unavailable",
+    "UnknownClaim",
+]

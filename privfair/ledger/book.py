@@ -1,0 +1,296 @@
+"""The rules of the ledger, as a fold over its entries.
+
+A `Book` is what the entries so far add up to. Each entry, whether about to be written or read back, is
+admitted by the same rules; so whatever chain verifies has obeyed them from its first entry on. Because
+an entry names its predecessor's digest and the database refuses two successors of one entry, the writer
+has always judged by the very state that its entry follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import assert_never
+
+from privfair.ledger.chain import GENESIS, Head, Link, broken, read_link
+from privfair.ledger.entries import (
+    BudgetSet,
+    Charged,
+    Claimed,
+    Closed,
+    Entry,
+    Opened,
+    Released,
+    Resumed,
+)
+from privfair.ledger.refusals import (
+    AlreadyClaimed,
+    AlreadyReleased,
+    BudgetExceeded,
+    ClaimEnded,
+    ClaimSuperseded,
+    NotIntact,
+    Refusal,
+    RoundNotHeld,
+    RoundsExhausted,
+    UnknownClaim,
+)
+
+_NEW_MANIFEST = "have a new manifest with a fresh nonce signed"
+
+
+@dataclass
+class Account:
+    """One manifest's running state."""
+
+    claim: Claimed
+    head: Head
+    session: int = 1
+    charged: int = 0
+    releases: int = 0
+    released_rounds: set[int] = field(default_factory=set)
+    digests: dict[tuple[int, str, str], str] = field(default_factory=dict)
+    closed: Closed | None = None
+
+    @property
+    def remaining(self) -> int:
+        return self.claim.rounds - self.charged
+
+
+class Book:
+    """What the entries admitted so far add up to."""
+
+    def __init__(self) -> None:
+        self.ledger = ""
+        self.hashes: list[str] = [GENESIS.hash]
+        self.accounts: dict[str, Account] = {}
+        self.budgets: dict[str, BudgetSet] = {}
+        self._nonces: dict[str, int] = {}
+        self._tokens: dict[str, str] = {}
+
+    @property
+    def head(self) -> Head:
+        return Head(len(self.hashes) - 1, self.hashes[-1])
+
+    def contains(self, head: Head) -> bool:
+        """Whether `head` was the end of this very chain at some time."""
+        return head.seq < len(self.hashes) and self.hashes[head.seq] == head.hash
+
+    def account(self, manifest: str) -> Account:
+        try:
+            return self.accounts[manifest]
+        except KeyError:
+            raise UnknownClaim(
+                f"manifest {short(manifest)}", "it was never claimed in this ledger", "claim it first"
+            ) from None
+
+    def account_of_token(self, token_digest: str) -> Account:
+        try:
+            return self.accounts[self._tokens[token_digest]]
+        except KeyError:
+            raise UnknownClaim(
+                "to resume", "no claim in this ledger was made with this token", "check ledger and run folder"
+            ) from None
+
+    def replay(self, row: Link) -> None:
+        """Admit a stored row; whatever is wrong with it means that the ledger is not intact."""
+        entry = read_link(row, self.head)
+        try:
+            self.admit(entry, row.hash)
+        except NotIntact:
+            raise
+        except Refusal as refusal:
+            raise broken(row.seq, f"the ledger would never have written it ({refusal.rule})") from refusal
+
+    def admit(self, entry: Entry, digest: str) -> None:
+        """Take in the next entry, or refuse and stay as before."""
+        if (entry.seq == 1) != isinstance(entry, Opened):
+            raise broken(entry.seq, "a ledger begins with one opening entry")
+        match entry:
+            case Opened():
+                self.ledger = entry.ledger
+            case BudgetSet():
+                self._admit_budget(entry)
+            case Claimed():
+                self._admit_claim(entry, digest)
+            case Resumed():
+                self._admit_resume(entry)
+            case Charged():
+                self._admit_charge(entry)
+            case Released():
+                self._admit_releases(entry)
+            case Closed():
+                self._admit_close(entry)
+            case _:
+                assert_never(entry)
+        self.hashes.append(digest)
+
+    def spent_on(self, data: str) -> tuple[Fraction, Fraction]:
+        """Sum of epsilon and of delta over all claims on one data set, exactly as the decimals were signed."""
+        claims = [a.claim for a in self.accounts.values() if a.claim.data == data]
+        return sum((exact(c.epsilon) for c in claims), Fraction(0)), sum(
+            (exact(c.delta) for c in claims), Fraction(0)
+        )
+
+    def _admit_budget(self, entry: BudgetSet) -> None:
+        subject = f"a budget for data {short(entry.data)}"
+        if entry.data in self.budgets:
+            raise BudgetExceeded(
+                subject, "it has one already, which is never raised", "go on with the budget that is set"
+            )
+        units = {a.claim.unit for a in self.accounts.values() if a.claim.data == entry.data}
+        if units - {entry.unit}:
+            raise BudgetExceeded(
+                subject,
+                f"an earlier claim protects {', '.join(sorted(units))}, the budget {entry.unit}",
+                "set the budget in the unit of the claims",
+            )
+        self.budgets[entry.data] = entry
+
+    def _admit_claim(self, entry: Claimed, digest: str) -> None:
+        subject = f"to claim manifest {short(entry.manifest)}"
+        if entry.manifest in self.accounts:
+            earlier = self.accounts[entry.manifest]
+            raise AlreadyClaimed(
+                subject,
+                f"a manifest is claimed once, and {earlier.claim.claimant} did so in entry {earlier.head.seq}",
+                f"resume with the token of that run, or {_NEW_MANIFEST}",
+            )
+        if entry.nonce in self._nonces:
+            raise AlreadyClaimed(
+                subject, f"its nonce was used in entry {self._nonces[entry.nonce]}", _NEW_MANIFEST
+            )
+        if entry.token in self._tokens:
+            raise AlreadyClaimed(
+                subject, "its token belongs to another claim", "let the ledger make a fresh token"
+            )
+        if entry.valid_until < entry.at:
+            raise ClaimEnded(subject, f"the manifest expired at {entry.valid_until}", _NEW_MANIFEST)
+        self._check_budget(entry, subject)
+        self.accounts[entry.manifest] = Account(entry, Head(entry.seq, digest))
+        self._nonces[entry.nonce] = entry.seq
+        self._tokens[entry.token] = entry.manifest
+
+    def _check_budget(self, entry: Claimed, subject: str) -> None:
+        budget = self.budgets.get(entry.data)
+        if budget is None:
+            return
+        if budget.unit != entry.unit:
+            raise BudgetExceeded(
+                subject,
+                f"it protects {entry.unit}, the data set's budget {budget.unit}, which cannot be added up",
+                "have it signed in the budget's unit",
+            )
+        epsilon, delta = self.spent_on(entry.data)
+        for name, spent, asked, most in (
+            ("epsilon", epsilon, entry.epsilon, budget.epsilon),
+            ("delta", delta, entry.delta, budget.delta),
+        ):
+            if spent + exact(asked) > exact(most):
+                raise BudgetExceeded(
+                    subject,
+                    f"data {short(entry.data)} has {name} budget {most}, earlier claims took {float(spent)} "
+                    f"and this one asks for {asked}",
+                    "ask the privacy officer for a smaller promise; what was claimed is never refunded",
+                )
+
+    def _admit_resume(self, entry: Resumed) -> None:
+        account = self._open_account(entry.manifest, "to resume")
+        if entry.session != account.session + 1:
+            raise ClaimSuperseded(
+                f"to resume manifest {short(entry.manifest)}",
+                f"session {account.session} must be followed by {account.session + 1}, not {entry.session}",
+                "resume again",
+            )
+        account.session = entry.session
+
+    def _admit_charge(self, entry: Charged) -> None:
+        account = self._open_account(entry.manifest, "to charge")
+        subject = f"to charge rounds {entry.first} to {entry.end - 1} of manifest {short(entry.manifest)}"
+        self._check_session(account, entry.session, subject)
+        if entry.end > account.claim.rounds or entry.end <= entry.first:
+            raise RoundsExhausted(
+                subject,
+                f"{account.claim.rounds} rounds were signed and {account.charged} are spent",
+                f"ask for at most {account.remaining}, or {_NEW_MANIFEST}",
+            )
+        if entry.first != account.charged:
+            raise RoundsExhausted(
+                subject, f"rounds are charged once and in order, next is {account.charged}", "charge again"
+            )
+        if account.claim.valid_until < entry.at:
+            raise ClaimEnded(subject, f"the manifest expired at {account.claim.valid_until}", _NEW_MANIFEST)
+        account.charged = entry.end
+
+    def _admit_releases(self, entry: Released) -> None:
+        account = self._open_account(entry.manifest, "to record releases")
+        if entry.session > account.session:
+            raise ClaimSuperseded(
+                f"to record releases of manifest {short(entry.manifest)}",
+                f"session {entry.session} has not begun",
+                "resume first",
+            )
+        fresh: dict[tuple[int, str, str], str] = {}
+        for number, party, name, digest in entry.values:
+            key = (number, party, name)
+            if number >= account.charged:
+                raise not_charged(entry.manifest, key, account.charged)
+            if key in account.digests or key in fresh:
+                raise released_before(entry.manifest, key)
+            fresh[key] = digest
+        account.digests.update(fresh)
+        account.released_rounds.update(key[0] for key in fresh)
+        account.releases += len(fresh)
+
+    def _admit_close(self, entry: Closed) -> None:
+        account = self._open_account(entry.manifest, "to close")
+        self._check_session(account, entry.session, f"to close manifest {short(entry.manifest)}")
+        account.closed = entry
+        # Only an open claim can release, so only an open claim needs to know what was released already.
+        account.digests.clear()
+
+    def _open_account(self, manifest: str, act: str) -> Account:
+        account = self.account(manifest)
+        if account.closed is not None:
+            raise ClaimEnded(
+                f"{act} manifest {short(manifest)}", f"entry {account.closed.seq} closed it", _NEW_MANIFEST
+            )
+        return account
+
+    @staticmethod
+    def _check_session(account: Account, session: int, subject: str) -> None:
+        if session != account.session:
+            raise ClaimSuperseded(
+                subject,
+                f"session {session} was superseded by session {account.session}",
+                "stop this process, the run was resumed elsewhere",
+            )
+
+
+def not_charged(manifest: str, key: tuple[int, str, str], charged: int) -> RoundNotHeld:
+    return RoundNotHeld(
+        _release_subject(manifest, key), f"only rounds below {charged} are charged", "charge the round first"
+    )
+
+
+def released_before(manifest: str, key: tuple[int, str, str]) -> AlreadyReleased:
+    return AlreadyReleased(
+        _release_subject(manifest, key),
+        "each value is released at most once a round",
+        "send the bytes of the transcript again, never draw new ones",
+    )
+
+
+def _release_subject(manifest: str, key: tuple[int, str, str]) -> str:
+    number, party, name = key
+    return f"to release {name!r} of {party!r} in round {number} of manifest {short(manifest)}"
+
+
+def exact(decimal: float) -> Fraction:
+    """The decimal a person signed: ten times 0.1 is 1, not a little more."""
+    return Fraction(repr(decimal))
+
+
+def short(digest: str) -> str:
+    """Enough of a digest for a person to recognise it."""
+    return digest[:12]

@@ -1,0 +1,169 @@
+"""A claim in use: charge rounds ahead, publish, record what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from calibrate.validation import count
+from privfair.ledger.book import Account, Book, not_charged, released_before, short
+from privfair.ledger.chain import Head
+from privfair.ledger.entries import Charged, Closed, Released
+from privfair.ledger.journal import Draft, Journal
+from privfair.ledger.refusals import AlreadyReleased, RoundNotHeld
+from privfair.ledger.terms import ClaimToken, Release, digest_text, label
+
+DEFAULT_BLOCK = 32
+"""Rounds to charge ahead: where syncing no longer dominates and a crash still loses little (see docs)."""
+
+_MOST_VALUES = 2000
+"""Releases in one entry, so that no single row becomes unwieldy."""
+
+
+class Claim:
+    """The right to spend one manifest, held by one session of one process.
+
+    The order is the guarantee: `charge` returns after the charge is on disk; only then may noise be drawn
+    for those rounds; `record_release` is called before the bytes leave the gate, and refuses a second one.
+    Records are written with the next charge, with `flush` or with `close`. What a crash loses are the
+    records since then, never the charges: the rounds stay spent, a resumed session gets fresh ones, and
+    `reconcile` adds the lost records from the transcript.
+    """
+
+    def __init__(self, journal: Journal, token: ClaimToken, ledger: str, account: Account) -> None:
+        self.token = token
+        self.ledger = ledger
+        self.manifest = account.claim.manifest
+        self.head: Head = account.head
+        self.rounds = account.claim.rounds
+        self.session = account.session
+        self._journal = journal
+        self._charged = account.charged
+        self._first = account.charged
+        self._pending: list[Release] = []
+        self._recorded: set[tuple[int, str, str]] = set()
+
+    @property
+    def charged(self) -> int:
+        """Rounds of the manifest spent so far, by all sessions."""
+        return self._charged
+
+    @property
+    def remaining(self) -> int:
+        """Signed rounds that may still be charged."""
+        return self.rounds - self._charged
+
+    @property
+    def held(self) -> range:
+        """The rounds this session charged; noise may be drawn for these and for no others."""
+        return range(self._first, self._charged)
+
+    def charge(self, rounds: int) -> range:
+        """Spend the next `rounds` rounds; they are on disk, for good, before this returns."""
+        count("rounds", rounds)
+
+        def next_rounds(book: Book) -> Iterator[Draft]:
+            yield from self._unwritten(book)
+            first = book.account(self.manifest).charged
+            yield self._draft(Charged, first=first, end=first + int(rounds))
+
+        with self._journal.lock:
+            book = self._journal.append(next_rounds)
+            self._pending.clear()
+            end = book.account(self.manifest).charged
+            self._charged = end
+            return range(end - int(rounds), end)
+
+    def charge_ahead(self, block: int = DEFAULT_BLOCK) -> range:
+        """Spend the next block, or what is left of the signed rounds; refused where nothing is left."""
+        return self.charge(min(count("block", block), max(1, self.remaining)))
+
+    def require_unreleased(self, round: int, party: str, name: str) -> None:
+        """Refuse, before any noise is drawn, a value this session may not release now."""
+        key = (round, party, name)
+        if not 0 <= round < self._charged:
+            raise not_charged(self.manifest, key, self._charged)
+        if round not in self.held:
+            raise RoundNotHeld(
+                f"to release {name!r} of {party!r} in round {round} of manifest {short(self.manifest)}",
+                f"an earlier session charged it; this one holds rounds from {self._first} on",
+                "send published bytes again from the transcript, or go on with a fresh round",
+            )
+        if key in self._recorded:
+            raise released_before(self.manifest, key)
+
+    def record_release(self, round: int, party: str, name: str, digest: str) -> None:
+        """Note that a value is about to leave the gate; at most once for each round, party and name."""
+        release = Release(
+            count("round", round, least=0),
+            label("party", party),
+            label("name", name),
+            digest_text("digest", digest),
+        )
+        with self._journal.lock:
+            self._journal.require_own_process()
+            self.require_unreleased(release.round, party, name)
+            self._recorded.add(release[:3])
+            self._pending.append(release)
+
+    def reconcile(self, releases: Iterable[Release]) -> int:
+        """Record what the transcript shows and a crash kept out of the ledger; how many were missing.
+
+        A release that is recorded already must have the same digest: two different publications of one
+        value are what the ledger exists to prevent, and are refused by name.
+        """
+        wanted = list(releases)
+        with self._journal.lock:
+            self.flush()
+            known = self._journal.refresh()[0].account(self.manifest).digests
+            missing = []
+            for release in wanted:
+                recorded = known.get(release[:3])
+                if recorded is None:
+                    missing.append(release)
+                elif recorded != release.digest:
+                    raise AlreadyReleased(
+                        f"to reconcile {release.name!r} of {release.party!r} in round {release.round} "
+                        f"of manifest {short(self.manifest)}",
+                        f"the ledger recorded {short(recorded)}, the transcript holds {short(release.digest)}",
+                        "find out which was sent; noise was drawn twice or the transcript was changed",
+                    )
+            self._journal.append(lambda book: self._batches(missing))
+            self._recorded.update(release[:3] for release in missing)
+            return len(missing)
+
+    def flush(self) -> None:
+        """Write the records that are waiting, durably."""
+        with self._journal.lock:
+            if self._pending:
+                self._journal.append(self._unwritten)
+                self._pending.clear()
+
+    def close(self, transcript_digest: str | None = None) -> None:
+        """Write what is waiting and end the claim for good; unspent rounds lapse."""
+        if transcript_digest is not None:
+            digest_text("transcript_digest", transcript_digest)
+
+        def last(book: Book) -> Iterator[Draft]:
+            yield from self._unwritten(book)
+            yield self._draft(Closed, transcript=transcript_digest)
+
+        with self._journal.lock:
+            self._journal.append(last)
+            self._pending.clear()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Claim cannot be copied or pickled; resume it with its token")
+
+    def _unwritten(self, book: Book) -> Iterator[Draft]:
+        # After a lost connection the records may have been committed unknown to us: leave those out.
+        known = book.account(self.manifest).digests
+        yield from self._batches([r for r in self._pending if known.get(r[:3]) != r.digest])
+
+    def _batches(self, releases: Sequence[Release]) -> Iterator[Draft]:
+        for start in range(0, len(releases), _MOST_VALUES):
+            batch = tuple(tuple(release) for release in releases[start : start + _MOST_VALUES])
+            yield self._draft(Released, values=batch)
+
+    def _draft(self, kind: type[Charged | Released | Closed], **content: object) -> Draft:
+        return partial(kind, manifest=self.manifest, session=self.session, **content)  # type: ignore[arg-type]

@@ -1,0 +1,171 @@
+"""How entries get in and out: replay what is new, append in one transaction, then move the anchor.
+
+`Journal` is the part of a ledger that its claims share. It keeps a `Book` of everything read so far, so
+that each entry is read and checked once by each process.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+
+from sqlalchemy import Connection
+
+from privfair.ledger.anchor import Anchor, AnchorFile, AnchorState, check_anchor
+from privfair.ledger.book import Book
+from privfair.ledger.chain import Head, Link, link
+from privfair.ledger.entries import Entry, Opened, decode
+from privfair.ledger.refusals import ClaimSuperseded, RolledBack, Unavailable
+from privfair.ledger.store import Access, Store
+from privfair.ledger.terms import timestamp
+
+Draft = Callable[..., Entry]
+"""An entry but for its place in the chain: called with seq, prev and at."""
+
+
+class Journal:
+    """The entries of one open ledger."""
+
+    def __init__(
+        self, store: Store, anchor: AnchorFile | None, access: Access, now: Callable[[], datetime]
+    ) -> None:
+        self.store = store
+        self.lock = threading.RLock()
+        self._anchor = anchor
+        self._access = access
+        self._now = now
+        self._book = Book()
+        self._seen = self._book.head
+        self._process = os.getpid()
+
+    def begin(self) -> None:
+        """Verify the whole ledger and hold it against its anchor; create it where there is neither."""
+        if self._access is Access.READ:
+            self.store.check()
+            self.refresh()
+            return
+        anchor = self.anchor_file.read()
+        if anchor is None:
+            self.store.create_if_absent()
+        elif not self.store.exists():
+            check_anchor(anchor, Book())
+        self.store.check()
+        _, state = self.refresh()
+        if state is AnchorState.ABSENT and self._book.head.seq > 1:
+            raise RolledBack(
+                self.store.label,
+                f"it has {self._book.head.seq} entries but its anchor {self.anchor_file.path} is missing",
+                "put the anchor back, or adopt the ledger with an end that was noted elsewhere",
+            )
+        if self._book.head.seq == 0:
+            identity = secrets.token_hex(32)
+            self.append(lambda book: () if book.head.seq else (partial(Opened, ledger=identity),))
+        self.move_anchor()
+
+    def append(self, plan: Callable[[Book], Iterable[Draft]]) -> Book:
+        """Write what `plan` wants, given the newest state, in one durable transaction; then the anchor.
+
+        The book that comes back shows the state right after; hold `lock` around call and use, because
+        the next look at the database changes it.
+        """
+        with self.lock:
+            self.require_own_process()
+            if self._access is Access.READ:
+                raise Unavailable(self.store.label, "it was opened for reading only", "open it for writing")
+            links: list[Link] = []
+            with self._forgetting_on_error(), self.store.writing() as connection:
+                self._catch_up(connection)
+                at = timestamp(self._now())
+                for draft in plan(self._book):
+                    head = self._book.head
+                    entry = draft(seq=head.seq + 1, prev=head.hash, at=at)
+                    links.append(link(entry))
+                    self._book.admit(entry, links[-1].hash)
+                if links:
+                    self.store.append(connection, links)
+            self._seen = self._book.head
+            if links:
+                self.move_anchor()
+            return self._book
+
+    def refresh(self) -> tuple[Book, AnchorState]:
+        """Read what is new, and hold it against the anchor as it was before."""
+        with self.lock:
+            self.require_own_process()
+            # The anchor first: commits come before it, so an honest ledger read afterwards is never behind.
+            anchor = self._anchor.read() if self._anchor else None
+            with self._forgetting_on_error(), self.store.reading() as connection:
+                self._catch_up(connection)
+                return self._book, check_anchor(anchor, self._book)
+
+    def reread(self) -> Book:
+        """Verify everything again from the first entry on."""
+        with self.lock:
+            self.require_own_process()
+            self.store.check()
+            self._book = Book()
+            book, _ = self.refresh()
+            return book
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries in order, for whoever looks for more than the book remembers."""
+        with self.lock:
+            self.refresh()
+            with self.store.reading() as connection:
+                for row in self.store.rows(connection, 1):
+                    yield decode(row.body)
+
+    def require(self, head: Head) -> None:
+        """Refuse a ledger that does not contain an end it once had."""
+        if not self._book.contains(head):
+            raise RolledBack(
+                self.store.label,
+                f"entry {head.seq} ({head.hash[:12]}) was seen before and is not there now",
+                "put the newest copy of the ledger back before any further charge",
+            )
+
+    def move_anchor(self) -> None:
+        self.anchor_file.advance(Anchor(self._book.ledger, self._book.head))
+
+    @property
+    def anchor_file(self) -> AnchorFile:
+        if self._anchor is None:
+            raise Unavailable(self.store.label, "it was opened without an anchor", "name an anchor file")
+        return self._anchor
+
+    def require_own_process(self) -> None:
+        """A fork copies the claims in memory: two processes would hold the same rounds."""
+        if os.getpid() != self._process:
+            raise ClaimSuperseded(
+                self.store.label,
+                f"process {self._process} opened it and process {os.getpid()} inherited it by a fork",
+                "open the ledger again in the new process",
+            )
+
+    def _catch_up(self, connection: Connection) -> None:
+        """Replay the rows not read yet, after checking that the last one read is still there."""
+        rows = self.store.rows(connection, max(1, self._book.head.seq))
+        if self._book.head.seq:
+            last = next(rows, None)
+            if last is None or last.head != self._book.head:
+                self._book = Book()
+                self.require(self._seen)
+        for row in rows:
+            self._book.replay(row)
+        self.require(self._seen)
+        self._seen = self._book.head
+
+    @contextmanager
+    def _forgetting_on_error(self) -> Iterator[None]:
+        """Forget the book where it may hold entries that were not committed; the next look reads anew."""
+        try:
+            yield
+        except BaseException:
+            if self._book.head != self._seen:
+                self._book = Book()
+            raise

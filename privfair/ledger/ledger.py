@@ -1,0 +1,189 @@
+"""The privacy ledger: claim once, charge durably, then release; nothing is ever refunded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from calibrate.privacy_unit import PrivacyUnit
+from privfair.ledger.anchor import Anchor, AnchorFile
+from privfair.ledger.book import Book
+from privfair.ledger.chain import Head
+from privfair.ledger.claim import Claim
+from privfair.ledger.entries import BudgetSet, Claimed, Released, Resumed, unit_text
+from privfair.ledger.journal import Draft, Journal
+from privfair.ledger.location import backend_for, default_anchor
+from privfair.ledger.status import LedgerStatus, ManifestStatus, describe, describe_manifest
+from privfair.ledger.store import Access, Store
+from privfair.ledger.terms import (
+    ClaimToken,
+    ManifestTerms,
+    Release,
+    claimant_here,
+    digest_text,
+    label,
+    promise,
+    timestamp,
+)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Ledger:
+    """One open ledger. Safe for several threads; each process opens its own.
+
+    Guarantee: a round that `Claim.charge` returned is in an entry that was synced to disk before the call
+    returned; no round of a manifest is ever returned twice, by whatever process; and never more rounds
+    than were signed. So the releases of a manifest, for the unit and data its (epsilon, delta) speak of,
+    stay within the composition that the accountant priced. This rests on the database keeping what it
+    committed, and on the anchor for telling an old copy from the newest one.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    @classmethod
+    def open(
+        cls,
+        location: str | Path,
+        anchor: Path | None = None,
+        access: Access = Access.WRITE,
+        now: Callable[[], datetime] = _utc_now,
+    ) -> Ledger:
+        """Open the ledger at a file path or a PostgreSQL URL, verify all of it, and check it by its anchor.
+
+        Without `anchor`, a file's anchor is `<file>.anchor` beside it; a PostgreSQL ledger that is to be
+        written needs one to be named. A ledger that is to be written and whose anchor is missing is
+        refused: `Ledger.adopt` is the way to give it a new one.
+        """
+        store = Store(backend_for(location, access))
+        path = default_anchor(location, access) if anchor is None else Path(anchor)
+        journal = Journal(store, None if path is None else AnchorFile(path), access, now)
+        try:
+            journal.begin()
+        except BaseException:
+            store.close()
+            raise
+        return cls(journal)
+
+    @classmethod
+    def adopt(cls, location: str | Path, anchor: Path, expected: Head) -> Ledger:
+        """Give an existing ledger a new anchor file, given an end it is known to have had.
+
+        `expected` must come from elsewhere than the ledger: another host's anchor, a signed report, the
+        officer's notes. A ledger that does not contain it is refused.
+        """
+        with cls.open(location, anchor, Access.READ) as found:
+            found._journal.require(expected)
+            found._journal.move_anchor()
+        return cls.open(location, anchor)
+
+    def claim(
+        self, terms: ManifestTerms, token: ClaimToken | None = None, claimant: str | None = None
+    ) -> Claim:
+        """Take a manifest into use, once and for ever; whoever comes second is refused.
+
+        Pass a token that is already saved, so that a crash right after the claim can be resumed from.
+        """
+        token = token or ClaimToken.fresh()
+        draft = partial(
+            Claimed,
+            manifest=terms.manifest_digest,
+            nonce=terms.nonce,
+            envelope=terms.envelope_digest,
+            rounds=int(terms.rounds),
+            epsilon=float(terms.epsilon),
+            delta=float(terms.delta),
+            data=terms.data_digest,
+            unit=unit_text(terms.unit),
+            valid_until=timestamp(terms.valid_until),
+            claimant=label("claimant", claimant_here() if claimant is None else claimant),
+            token=token.digest,
+        )
+        with self._journal.lock:
+            book = self._journal.append(lambda book: (draft,))
+            return Claim(self._journal, token, book.ledger, book.account(terms.manifest_digest))
+
+    def resume(self, token: ClaimToken, claimant: str | None = None) -> Claim:
+        """Go on with a claim after a crash: fresh rounds only, and earlier sessions can charge no more."""
+        who = label("claimant", claimant_here() if claimant is None else claimant)
+
+        def next_session(book: Book) -> tuple[Draft]:
+            account = book.account_of_token(token.digest)
+            manifest, session = account.claim.manifest, account.session + 1
+            return (partial(Resumed, manifest=manifest, session=session, claimant=who),)
+
+        with self._journal.lock:
+            book = self._journal.append(next_session)
+            return Claim(self._journal, token, book.ledger, book.account_of_token(token.digest))
+
+    def set_budget(self, data_digest: str, unit: PrivacyUnit, epsilon: float, delta: float) -> None:
+        """Cap what all claims on one data set may promise together; set once, never raised.
+
+        Guarantee: the claims on `data_digest` together are (epsilon, delta)-DP for `unit`, by basic
+        composition with adaptively chosen parameters (docs/ledger.md), as long as each manifest's own
+        promise holds and the same people's data does not appear under another digest or ledger.
+        """
+        promise(epsilon, delta)
+        draft = partial(
+            BudgetSet,
+            data=digest_text("data_digest", data_digest),
+            unit=unit_text(unit),
+            epsilon=float(epsilon),
+            delta=float(delta),
+        )
+        self._journal.append(lambda book: (draft,))
+
+    def status(self) -> LedgerStatus:
+        """Rounds signed, charged and released, for each manifest, as of now."""
+        with self._journal.lock:
+            book, state = self._journal.refresh()
+            return describe(self._journal.store.label, book, state)
+
+    def manifest_status(self, manifest_digest: str) -> ManifestStatus:
+        """The same for one manifest; refused where it was never claimed here."""
+        with self._journal.lock:
+            book, _ = self._journal.refresh()
+            return describe_manifest(book.account(manifest_digest))
+
+    def verify(self) -> tuple[int, Head]:
+        """Read everything again from the first entry on, by all rules; the number of entries and the head."""
+        with self._journal.lock:
+            head = self._journal.reread().head
+            return head.seq, head
+
+    def anchor(self) -> Anchor:
+        """What to write down elsewhere: which ledger, and its last entry."""
+        with self._journal.lock:
+            book, _ = self._journal.refresh()
+            return Anchor(book.ledger, book.head)
+
+    def releases(self, manifest_digest: str) -> tuple[Release, ...]:
+        """Every release recorded for a manifest, in the order it was recorded."""
+        self.manifest_status(manifest_digest)
+        return tuple(
+            Release(*value)
+            for entry in self._journal.entries()
+            if isinstance(entry, Released) and entry.manifest == manifest_digest
+            for value in entry.values
+        )
+
+    def close(self) -> None:
+        """Give the database connection back; claims stay as they are."""
+        self._journal.store.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Ledger cannot be copied or pickled; open it again")
