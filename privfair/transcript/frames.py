@@ -1,0 +1,129 @@
+"""The file format: a magic word, then frames, each closed by a digest of everything up to it.
+
+::
+
+    "PFTRANS1"
+    frame*          kind (1 byte), payload length (4 bytes, little-endian), payload, SHA-256 (32 bytes)
+    kinds           1 header (canonical JSON), 2 value (round u64, party u16, name u16, raw numbers),
+                    3 end (number of values u64)
+
+A frame's digest covers the digest before it, so the last one stands for the whole file. A process that
+is killed leaves at most one unfinished frame at the end, which a reader leaves out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from privfair.transcript.refusal import TranscriptRefused
+
+MAGIC = b"PFTRANS1"
+SEED = hashlib.sha256(MAGIC).digest()
+_FRONT = struct.Struct("<BI")
+_VALUE = struct.Struct("<QHH")
+_END = struct.Struct("<Q")
+_DIGEST_SIZE = 32
+
+
+class FrameKind(Enum):
+    HEADER = 1
+    VALUE = 2
+    END = 3
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One whole frame; `start` and `end` delimit its payload in the file."""
+
+    kind: FrameKind
+    start: int
+    end: int
+    digest: bytes
+
+    @property
+    def next(self) -> int:
+        return self.end + _DIGEST_SIZE
+
+
+@dataclass(frozen=True)
+class ValueKey:
+    """Which value a frame holds, parties and names by their number in the header."""
+
+    round: int
+    party: int
+    name: int
+
+
+def encode_frame(kind: FrameKind, payload: bytes, before: bytes) -> tuple[bytes, bytes]:
+    """The bytes of a frame that follows one with digest `before`, and its own digest."""
+    front = _FRONT.pack(kind.value, len(payload))
+    digest = hashlib.sha256(before + front + payload).digest()
+    return front + payload + digest, digest
+
+
+def value_payload(key: ValueKey, content: bytes) -> bytes:
+    return _VALUE.pack(key.round, key.party, key.name) + content
+
+
+def read_value_key(payload: memoryview) -> tuple[ValueKey, int]:
+    """The key at the front of a value's payload, and where the numbers begin."""
+    if len(payload) < _VALUE.size:
+        raise _damaged("a value is shorter than its own front")
+    return ValueKey(*_VALUE.unpack_from(payload)), _VALUE.size
+
+
+def end_payload(values: int) -> bytes:
+    return _END.pack(values)
+
+
+def read_end(payload: memoryview) -> int:
+    if len(payload) != _END.size:
+        raise _damaged("its end has the wrong length")
+    count: int = _END.unpack(payload)[0]
+    return count
+
+
+def scan(content: memoryview) -> Iterator[Frame]:
+    """The whole frames of a file, in order, up to a tail that a crash left unfinished.
+
+    The tail may be an unfinished frame, a last frame of which not all blocks reached the disk, or zeros
+    that a file system put there. A frame that fails its digest with other data after it was changed by
+    somebody, and is refused.
+    """
+    if bytes(content[: len(MAGIC)]) != MAGIC:
+        raise _damaged("it does not begin like a transcript of this version")
+    place, before = len(MAGIC), SEED
+    while place < len(content):
+        frame = _frame_at(content, place, before)
+        if frame is None:
+            return
+        yield frame
+        place, before = frame.next, frame.digest
+
+
+def _frame_at(content: memoryview, place: int, before: bytes) -> Frame | None:
+    if place + _FRONT.size > len(content):
+        return None
+    kind, length = _FRONT.unpack_from(content, place)
+    start = place + _FRONT.size
+    end = start + length
+    if end + _DIGEST_SIZE > len(content):
+        return None
+    hasher = hashlib.sha256(before)
+    hasher.update(content[place:end])
+    if hasher.digest() == content[end : end + _DIGEST_SIZE]:
+        try:
+            return Frame(FrameKind(kind), start, end, hasher.digest())
+        except ValueError as error:
+            raise _damaged(f"a frame at byte {place} is of unknown kind {kind}") from error
+    if end + _DIGEST_SIZE == len(content) or not any(content[place:]):
+        return None
+    raise _damaged(f"the frame at byte {place} was changed after it was written")
+
+
+def _damaged(rule: str) -> TranscriptRefused:
+    return TranscriptRefused("the file", rule, "put an untouched copy of the transcript back")

@@ -1,0 +1,142 @@
+"""What a transcript says about itself first: under which claim, from whom, which values, which noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+from typing import Annotated, Literal
+
+import rfc8785
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from calibrate.errors import InvalidInput
+from calibrate.validation import count
+from privfair.ledger import Claim
+from privfair.ledger.terms import digest_text, label
+from privfair.transcript.refusal import TranscriptRefused
+
+
+class FloatFormat(Enum):
+    """How numbers are stored: little-endian IEEE 754."""
+
+    FLOAT64 = "<f8"
+    FLOAT32 = "<f4"
+
+    @property
+    def size(self) -> int:
+        return int(self.value[-1])
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """One value that each party publishes in a round: its name, its shape, its numbers."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: FloatFormat = FloatFormat.FLOAT64
+
+    def __post_init__(self) -> None:
+        label("name", self.name)
+        for side in self.shape:
+            count("shape", side)
+
+    @property
+    def size(self) -> int:
+        """Bytes of one value."""
+        return prod(self.shape) * self.format.size
+
+
+@dataclass(frozen=True)
+class TranscriptHeader:
+    """Bound to the manifest by its digest, and to the ledger by its identity and the claim's entry."""
+
+    manifest_digest: str
+    ledger: str
+    claim_hash: str
+    noise_source: str
+    parties: tuple[str, ...]
+    values: tuple[ValueSpec, ...]
+
+    def __post_init__(self) -> None:
+        digest_text("manifest_digest", self.manifest_digest)
+        digest_text("ledger", self.ledger)
+        digest_text("claim_hash", self.claim_hash)
+        label("noise_source", self.noise_source)
+        for party in self.parties:
+            label("party", party)
+        _distinct("parties", self.parties)
+        _distinct("values", tuple(value.name for value in self.values))
+
+    @classmethod
+    def of(
+        cls, claim: Claim, noise_source: str, parties: tuple[str, ...], values: tuple[ValueSpec, ...]
+    ) -> TranscriptHeader:
+        """The header of a run under `claim`."""
+        return cls(claim.manifest, claim.ledger, claim.head.hash, noise_source, parties, values)
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    name: str
+    shape: tuple[int, ...]
+    format: Literal["<f8", "<f4"]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    version: Literal[1] = 1
+    manifest: str
+    ledger: str
+    claim: str
+    noise_source: str
+    parties: Annotated[tuple[str, ...], Field(min_length=1)]
+    values: Annotated[tuple[_Value, ...], Field(min_length=1)]
+
+
+def encode_header(header: TranscriptHeader) -> bytes:
+    """Canonical JSON, so that one header has one spelling."""
+    document = _Document(
+        manifest=header.manifest_digest,
+        ledger=header.ledger,
+        claim=header.claim_hash,
+        noise_source=header.noise_source,
+        parties=header.parties,
+        values=tuple(
+            _Value(name=value.name, shape=value.shape, format=value.format.value) for value in header.values
+        ),
+    )
+    return rfc8785.dumps(document.model_dump(mode="json"))
+
+
+def decode_header(payload: bytes) -> TranscriptHeader:
+    """The header of exactly these bytes; anything else is refused."""
+    try:
+        document = _Document.model_validate_json(payload)
+        header = TranscriptHeader(
+            manifest_digest=document.manifest,
+            ledger=document.ledger,
+            claim_hash=document.claim,
+            noise_source=document.noise_source,
+            parties=document.parties,
+            values=tuple(
+                ValueSpec(value.name, value.shape, FloatFormat(value.format)) for value in document.values
+            ),
+        )
+        canonical = encode_header(header) == payload
+    except (ValidationError, InvalidInput, rfc8785.CanonicalizationError) as error:
+        raise _unreadable() from error
+    if not canonical:
+        raise _unreadable()
+    return header
+
+
+def _unreadable() -> TranscriptRefused:
+    return TranscriptRefused(
+        "the header", "it is not a header of this version", "put an untouched copy of the transcript back"
+    )
+
+
+def _distinct(argument: str, names: tuple[str, ...]) -> None:
+    if not names or len(set(names)) != len(names) or len(names) > 65535:
+        raise InvalidInput(argument, names, "must be 1 to 65535 distinct names", "name each one once")
