@@ -9,6 +9,9 @@ from pydantic import ValidationError
 from calibrate.errors import ManifestRefused
 
 
+_LONGEST_CLAUSE = 400
+
+
 class Step(Enum):
     """Where a manifest can fail. Steps 1 to 4 look at no content: only verified bytes are parsed."""
 
@@ -39,7 +42,9 @@ class Step(Enum):
 
 
 def first_fault(broken: ValidationError) -> str:
-    """The first complaint of pydantic as one clause, without repeating hostile input."""
+    """The first complaint of pydantic as one printable clause, for hostile input may be quoted in it."""
     fault = broken.errors(include_input=False, include_url=False)[0]
-    place = ".".join(str(part) for part in fault["loc"]) or "the document"
-    return f"{place}: {fault['msg']}"
+    place = ".".join(str(part) for part in fault["loc"])
+    message = fault["msg"].removeprefix("Value error, ")
+    clause = f"{place}: {message}" if place else message
+    return "".join(letter if letter.isprintable() else "?" for letter in clause)[:_LONGEST_CLAUSE]
