@@ -85,7 +85,7 @@ def test_a_budget_is_set_once_counts_what_was_claimed_before_and_needs_one_unit(
         ("delta", 1.0),
         ("delta", -1e-9),
         ("delta", float("nan")),
-        ("valid_until", datetime(2030, 1, 1)),  # noqa: DTZ001 - the missing time zone is the point
+        ("valid_until", datetime(2030, 1, 1)),  # no time zone
     ],
 )
 def test_terms_are_checked_when_made(field: str, value: object) -> None:

@@ -148,7 +148,7 @@ def test_a_charge_is_a_whole_positive_number_of_rounds(ledger: Ledger, rounds: o
 def test_only_charged_rounds_are_released(ledger: Ledger) -> None:
     claim = ledger.claim(terms())
     claim.charge(2)
-    with pytest.raises(RoundNotHeld, match="round 2 .* only rounds below 2 are charged"):
+    with pytest.raises(RoundNotHeld, match=r"round 2 .* only rounds below 2 are charged"):
         claim.record_release(2, "a", "weights", BYTES)
 
 
