@@ -197,8 +197,8 @@ class GaussianAccountant:
 def _squared(pair: DominatingPair) -> GaussianCost:
     match pair:
         case GaussianPair(mu):
-            # mu itself was divided once; two more steps outward cover that rounding.
-            return _outward(mu**2 * (1 - 2 * _UNIT_ROUNDOFF), mu**2 * (1 + 4 * _UNIT_ROUNDOFF))
+            # The joint multiplier of several values and the division behind mu cost a few roundings.
+            return _outward(mu**2 * (1 - 16 * _UNIT_ROUNDOFF), mu**2 * (1 + 16 * _UNIT_ROUNDOFF))
         case Free():
             return GaussianCost(0.0, 0.0)
         case Unbounded():
