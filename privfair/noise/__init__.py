@@ -1,0 +1,40 @@
+"""Noise that can be trusted. Only the gate imports this package: nothing else may draw noise.
+
+`ExactNoise` is the default; `UnsafeSeededResearchNoise` is for experiments on public data and says so.
+What is proved about it is in docs/theorems/discrete-noise.md, what it costs in docs/benchmarks/noise.md.
+"""
+
+from privfair.noise.discrete_gaussian import discrete_gaussian
+from privfair.noise.discrete_laplace import discrete_laplace
+from privfair.noise.grid import Grid, Norm
+from privfair.noise.random_stream import SecureStream, WordStream
+from privfair.noise.randomized_response import ResponseLaw, randomized_response
+from privfair.noise.research import UNSAFE_LABEL, UnsafeNoiseWarning, UnsafeSeededResearchNoise
+from privfair.noise.source import (
+    EXACT_LABEL,
+    ExactNoise,
+    NoiseScale,
+    NoiseSource,
+    publish_gaussian,
+    publish_laplace,
+)
+
+__all__ = [
+    "EXACT_LABEL",
+    "UNSAFE_LABEL",
+    "ExactNoise",
+    "Grid",
+    "NoiseScale",
+    "NoiseSource",
+    "Norm",
+    "ResponseLaw",
+    "SecureStream",
+    "UnsafeNoiseWarning",
+    "UnsafeSeededResearchNoise",
+    "WordStream",
+    "discrete_gaussian",
+    "discrete_laplace",
+    "publish_gaussian",
+    "publish_laplace",
+    "randomized_response",
+]
