@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,19 +15,7 @@ from calibrate.manifest.verify import authenticate, verify
 
 CORPUS = Path(__file__).parent / "tampered"
 FAULTS = sorted(path for path in CORPUS.glob("*.json") if path.name[:2].isdigit())
-
-
-def _samples() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("manifest_samples", CORPUS / "samples.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["manifest_samples"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-samples = _samples()
+samples = SimpleNamespace(**run_path(str(CORPUS / "samples.py")))
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import pickle
 import subprocess
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -30,20 +30,7 @@ from calibrate.manifest.verify import (
     verify,
 )
 
-
-def _samples() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "manifest_samples", Path(__file__).parent / "tampered" / "samples.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["manifest_samples"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-samples = _samples()
+samples = SimpleNamespace(**run_path(str(Path(__file__).parent / "tampered" / "samples.py")))
 NOW: datetime = samples.NOW
 PAYLOAD = statement_bytes(samples.document())
 

@@ -8,15 +8,14 @@ rightful signers sign nonsense, it is refused, or understood exactly as it was w
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,19 +32,9 @@ from calibrate.manifest.steps import Step
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import VerifiedManifest, verify
 
-
-def _samples() -> ModuleType:
-    path = Path(__file__).parents[1] / "calibrate" / "tampered" / "samples.py"
-    spec = importlib.util.spec_from_file_location("manifest_samples", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["manifest_samples"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-samples = _samples()
+samples = SimpleNamespace(
+    **run_path(str(Path(__file__).parents[1] / "calibrate" / "tampered" / "samples.py"))
+)
 OFFICER, OWNER = generate(), generate(KeyAlgorithm.ECDSA_P256)
 TRUST = TrustFile(
     keys=(
