@@ -16,7 +16,7 @@ from calibrate.errors import InvalidInput
 from privfair.noise import random_stream
 from privfair.noise.random_stream import SecureStream, uniform_below
 
-FALSE_ALARM = 1e-7
+FALSE_ALARM = 1e-8
 
 
 def test_bytes_are_uniform_and_words_never_repeat() -> None:
