@@ -18,7 +18,7 @@ from privfair.noise.random_stream import SecureStream, Words
 
 FALSE_ALARM = 1e-7
 SCALES = [
-    Fraction(1, 5),
+    Fraction(1, 3),
     Fraction(1, 2),
     Fraction(1),
     Fraction(7, 3),
