@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from calibrate.claims import Norm
@@ -50,6 +51,10 @@ class PayOncePlan:
 
     def at(self, epsilon: float) -> RandomizedResponse:
         return RandomizedResponse(epsilon, self.groups)
+
+    def keep_probability(self, epsilon: float) -> float:
+        """The probability with which the true group is kept."""
+        return 1 / (1 + (self.groups - 1) * math.exp(-epsilon))
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         return self.template()

@@ -1,0 +1,143 @@
+"""A published claim as an entry that can be judged at any setting.
+
+An entry holds the claim's id and source, the printed formula, its parameters with the paper's own setting as
+defaults, its conditions as predicates, and one function that computes what is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from typing import TypeVar, cast
+
+from calibrate.errors import InvalidInput
+from calibrate.theorems.verdict import Finding, Precondition, Verdict, judged
+
+Value = int | float | tuple[float, ...] | Enum
+Choice = TypeVar("Choice", bound=Enum)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a claim. Its kind is that of its default: whole number, number, numbers or choice.
+
+    `check` is a rule of `calibrate.validation` that names the argument when it refuses. `symbols` are other
+    spellings, such as the paper's own letter.
+    """
+
+    name: str
+    default: Value
+    meaning: str
+    check: Callable[[str, float], float] | None = None
+    symbols: tuple[str, ...] = ()
+
+    def read(self, given: object) -> Value:
+        """The value from text or a plain value, checked."""
+        if isinstance(self.default, Enum):
+            return self._choice(given)
+        if isinstance(self.default, tuple):
+            parts = given.split(",") if isinstance(given, str) else given
+            if not isinstance(parts, (list, tuple)) or not parts:
+                raise InvalidInput(self.name, given, "must be a list of numbers", "write for example 1,1.5,2")
+            return tuple(self._checked(self._number(part)) for part in parts)
+        number = self._number(given)
+        if isinstance(self.default, int):
+            if number != int(number):
+                raise InvalidInput(self.name, given, "must be a whole number", "leave out the decimals")
+            return int(self._checked(int(number)))
+        return self._checked(number)
+
+    def _choice(self, given: object) -> Enum:
+        kind = type(self.default)
+        assert issubclass(kind, Enum)
+        for member in kind:
+            if given in (member, member.value):
+                return member
+        names = ", ".join(str(member.value) for member in kind)
+        raise InvalidInput(self.name, given, "is not one of the choices", f"use {names}")
+
+    def _number(self, given: object) -> float:
+        if isinstance(given, bool) or not isinstance(given, (int, float, str)):
+            raise InvalidInput(self.name, given, "must be a number", "give a plain decimal number")
+        try:
+            number = float(given)
+        except ValueError:
+            raise InvalidInput(self.name, given, "must be a number", "give a plain decimal number") from None
+        if number != number or number in (float("inf"), float("-inf")):
+            raise InvalidInput(self.name, given, "must be a finite number", "give a plain decimal number")
+        return number
+
+    def _checked(self, number: float) -> float:
+        return number if self.check is None else self.check(self.name, number)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The values of a claim's parameters, read with their kind."""
+
+    values: Mapping[str, Value]
+
+    def number(self, name: str) -> float:
+        return float(cast(float, self.values[name]))
+
+    def whole(self, name: str) -> int:
+        return int(cast(int, self.values[name]))
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        return cast("tuple[float, ...]", self.values[name])
+
+    def choice(self, name: str, kind: type[Choice]) -> Choice:
+        value = self.values[name]
+        assert isinstance(value, kind)
+        return value
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One printed (or silently used) condition of a theorem, as a sentence about a setting and a predicate."""
+
+    text: Callable[[Setting], str]
+    holds: Callable[[Setting], bool]
+
+
+@dataclass(frozen=True)
+class Theorem:
+    """One claim of one paper; `compute` finds what is true at a setting, `judge` says what follows."""
+
+    id: str
+    citation: str
+    place: str
+    formula: str
+    parameters: tuple[Parameter, ...]
+    conditions: tuple[Condition, ...]
+    compute: Callable[[Setting], Finding]
+
+    def judge(self, given: Mapping[str, object] | None = None) -> Verdict:
+        """The verdict at the paper's own setting, changed where `given` says so."""
+        setting = self.setting(given or {})
+        preconditions = tuple(
+            Precondition(rule.text(setting), rule.holds(setting)) for rule in self.conditions
+        )
+        return judged(self.id, self.compute(setting), preconditions)
+
+    def setting(self, given: Mapping[str, object]) -> Setting:
+        """All parameters, from `given` or by default; an unknown name is refused with the nearest known one."""
+        spelled = {spelling: p for p in self.parameters for spelling in (p.name, *p.symbols)}
+        values: dict[str, Value] = {parameter.name: parameter.default for parameter in self.parameters}
+        seen: set[str] = set()
+        for key, value in given.items():
+            parameter = spelled.get(key) or spelled.get(key.replace("-", "_"))
+            if parameter is None:
+                raise InvalidInput(key, value, f"is not a parameter of {self.id}", self._nearest(key))
+            if parameter.name in seen:
+                raise InvalidInput(key, value, f"gives {parameter.name} twice", "give each parameter once")
+            seen.add(parameter.name)
+            values[parameter.name] = parameter.read(value)
+        return Setting(values)
+
+    def _nearest(self, key: str) -> str:
+        names = [parameter.name for parameter in self.parameters]
+        close = get_close_matches(key.replace("-", "_"), names, n=1)
+        return f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
