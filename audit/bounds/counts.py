@@ -42,11 +42,11 @@ class GuessCounts:
     def __post_init__(self) -> None:
         count("choices", self.choices, least=2)
         _at_most("guesses", self.guesses, "coins", self.coins)
-        _at_most("correct", self.correct, "guesses", self.guesses)
+        _at_most("correct", self.correct, "guesses", self.guesses, least=0)
 
 
-def _at_most(part_name: str, part: int, whole_name: str, whole: int) -> None:
-    count(whole_name, whole)
+def _at_most(part_name: str, part: int, whole_name: str, whole: int, least: int = 1) -> None:
+    count(whole_name, whole, least)
     count(part_name, part, least=0)
     if part > whole:
         raise InvalidInput(part_name, part, f"must be at most {whole_name} = {whole}", "check the counts")

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from audit.bounds.counts import GuessCounts
 from audit.bounds.guesses import RankedGuesses, pooled_order
@@ -143,7 +142,7 @@ class _Path:
         bets = [log_odds(epsilon, lead, self.choices) for lead in leads]
         gain, loss = (np.array(column) for column in zip(*bets, strict=True))
         each = (self.right - forgiven)[:, None] * gain + (self.wrong + forgiven)[:, None] * loss
-        return np.asarray(logsumexp(each, axis=1) - math.log(len(leads)))
+        return np.asarray(np.logaddexp.reduce(each, axis=1) - math.log(len(leads)))
 
 
 def log_odds(epsilon: float, lead: float, choices: int) -> tuple[float, float]:

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from audit.bounds.e_process import EProcess, log_odds
 from audit.bounds.trade_off import EpsilonDeltaCurve
@@ -58,7 +57,9 @@ def _boundary(
     low, high = np.full(guesses, -1), steps + 1
     while (high - low > 1).any():
         middle = (low + high) // 2
-        wealth = logsumexp(middle[:, None] * bets[:, 0] + (steps - middle)[:, None] * bets[:, 1], axis=1)
+        wealth = np.logaddexp.reduce(
+            middle[:, None] * bets[:, 0] + (steps - middle)[:, None] * bets[:, 1], axis=1
+        )
         enough = wealth - math.log(len(method.leads)) > log_needed
         high, low = np.where(enough, middle, high), np.where(enough, low, middle)
     return np.asarray(high, dtype=np.int64)

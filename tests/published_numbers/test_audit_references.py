@@ -38,7 +38,7 @@ def test_gaussian_parameter_of_an_epsilon(epsilon: float, mu: float) -> None:
 
 
 def test_debugging_dp() -> None:
-    """Tramer, Terzis, Steinke, Song, Jagielski and Carlini, "Debugging Differential Privacy" (2022), section 3.
+    """Tramer, Terzis, Steinke, Song, Jagielski and Carlini, "Debugging Differential Privacy" (2022).
 
     100,000 models in each world, 4,922 true and 174 false positives, failure probability 1e-10, delta = 1e-5;
     printed: epsilon > 2.79.
@@ -50,7 +50,7 @@ def test_debugging_dp() -> None:
 
 
 def test_one_run_all_correct_has_a_closed_form() -> None:
-    """Steinke, Nasr and Jagielski (2023), Theorem 5.2 at delta = 0: q^r = alpha."""
+    """Steinke, Nasr and Jagielski (2023), the main theorem at delta = 0: q^r = alpha."""
     for term in DeltaTerm:
         bound = OneRun(term).lower_bound(GuessCounts(100, 100, 100), delta=0.0)
         assert bound.epsilon == pytest.approx(3.49297, abs=1e-5)
@@ -61,7 +61,7 @@ def test_one_run_all_correct_has_a_closed_form() -> None:
     ("coins", "guesses", "correct", "epsilon"), [(1000, 1000, 1000, 5.78228), (1000, 100, 95, 2.16518)]
 )
 def test_one_run_with_delta(coins: int, guesses: int, correct: int, epsilon: float) -> None:
-    """Steinke, Nasr and Jagielski (2023), appendix D: the p-value of their reference implementation."""
+    """Steinke, Nasr and Jagielski (2023): the p-value that their paper gives as code, inverted."""
     bound = PUBLISHED.lower_bound(GuessCounts(coins, guesses, correct), DELTA)
     assert bound.epsilon == pytest.approx(epsilon, abs=1e-5)
     assert OneRun().lower_bound(GuessCounts(coins, guesses, correct), DELTA).epsilon > bound.epsilon
@@ -83,7 +83,7 @@ def test_one_run_p_value_is_the_printed_sum() -> None:
     [(100, 100, 100, 1.7032, 8.2162), (1000, 100, 95, 0.7868, 3.3233)],
 )
 def test_f_dp_one_run(coins: int, guesses: int, correct: int, mu: float, epsilon: float) -> None:
-    """Mahloujifar, Melis and Chaudhuri (2024), algorithm 3, Gaussian curves, tau = 0.05, delta = 1e-5."""
+    """Mahloujifar, Melis and Chaudhuri (2024), "Auditing f-DP in one run": Gaussian curves, tau = 0.05."""
     bound = FDPOneRun().lower_bound(GuessCounts(coins, guesses, correct), DELTA)
     assert bound.mu == pytest.approx(mu, abs=1e-4)
     assert bound.epsilon == pytest.approx(epsilon, abs=1e-4)
