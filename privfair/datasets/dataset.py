@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit
+from privfair.datasets.arrays import FloatArray, IntArray
 from privfair.datasets.derived_facts import DerivedFact, NoPrivacyPromised, require_allowed
-
-FloatArray = NDArray[np.floating[Any]]
-IntArray = NDArray[np.int64]
+from privfair.datasets.schema import Schema
 
 EVERYONE: tuple[str, ...] = ("everyone",)
 """The group names of a data set without a sensitive attribute."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Records as arrays that cannot be written to.
 
     `label[i]` indexes `class_names` and `group[i]` indexes `group_names`. The numbering comes from the
     schema, once for all silos: two data sets with the same `schema_digest` number alike. `features` has one
     row a record; further axes are free (images). `side_columns` are kept for partitions and are never
-    features. `unscaled_features` still wait for non-private standardisation.
+    features. `unscaled_features` still wait for non-private standardisation. `schema` is what a table was encoded
+    with, every list filled in; images and made-up data have none.
     """
 
     features: FloatArray
@@ -38,6 +38,7 @@ class Dataset:
     class_names: tuple[str, ...]
     group_names: tuple[str, ...]
     schema_digest: str
+    schema: Schema | None = None
     side_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     derived: tuple[DerivedFact, ...] = ()
     unscaled_features: tuple[int, ...] = ()
@@ -77,6 +78,13 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    def __repr__(self) -> str:
+        """Names and shapes only: a log or a traceback must not show records."""
+        return (
+            f"Dataset({len(self)} records, feature shape {self.feature_shape}, "
+            f"classes {self.class_names}, groups {self.group_names})"
+        )
 
     @property
     def classes(self) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from privfair.datasets.arrays import FloatArray, IntArray
 from privfair.datasets.bad_data import BadData
-from privfair.datasets.dataset import EVERYONE, Dataset, FloatArray, IntArray
+from privfair.datasets.dataset import EVERYONE, Dataset
 from privfair.datasets.derived_facts import DerivedFact, FactKind
 from privfair.datasets.raw_table import MISSING, RawTable
 from privfair.datasets.scaling import NonPrivateStandardisation
@@ -62,13 +63,14 @@ def encode(table: RawTable, schema: Schema, derived: tuple[DerivedFact, ...] = (
         (*schema.side_columns, *(() if schema.silo_column is None else (schema.silo_column,)))
     )
     return Dataset(
-        features=_features(table, schema),
+        features=encode_features(table, schema),
         label=label,
         group=group,
         feature_names=schema.feature_names,
         class_names=schema.target.values or (),
         group_names=group_names,
         schema_digest=schema.digest,
+        schema=schema,
         side_columns={name: _side_column(table, name, as_text=name == schema.silo_column) for name in extra},
         derived=derived,
         unscaled_features=tuple(
@@ -136,7 +138,8 @@ def _side_column(table: RawTable, name: str, *, as_text: bool) -> NDArray[Any]:
     return table.names(name) if as_text else cells
 
 
-def _features(table: RawTable, schema: Schema) -> FloatArray:
+def encode_features(table: RawTable, schema: Schema) -> FloatArray:
+    """The features alone, for records whose class and group are not known; columns as in `schema.feature_names`."""
     blocks: list[FloatArray] = [
         column.scaling.apply(table.numbers(column.name))[:, np.newaxis] for column in schema.numeric
     ]

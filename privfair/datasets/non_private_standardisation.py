@@ -2,34 +2,68 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from privfair.datasets.dataset import Dataset, FloatArray, IntArray
+from privfair.datasets.arrays import FloatArray
+from privfair.datasets.binding import Json
 from privfair.silos import Silo, Silos, TrainTest
 
 
+@dataclass(frozen=True)
+class Standardisation:
+    """Fitted constants: feature columns[i] becomes (value - mean[i]) / scale[i]; a model must keep them to predict."""
+
+    columns: tuple[int, ...]
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def apply(self, features: FloatArray) -> FloatArray:
+        """A scaled copy of features that were encoded with the schema of the training records."""
+        scaled = np.array(features)
+        columns = list(self.columns)
+        scaled[:, columns] = (scaled[:, columns] - np.array(self.mean)) / np.array(self.scale)
+        return scaled
+
+    def apply_to_silos(self, silos: Silos) -> Silos:
+        return Silos(
+            tuple(
+                Silo(
+                    silo.name,
+                    replace(silo.data, features=self.apply(silo.data.features), unscaled_features=()),
+                )
+                for silo in silos
+            )
+        )
+
+    def as_json(self) -> dict[str, Json]:
+        return {"columns": [*self.columns], "mean": [*self.mean], "scale": [*self.scale]}
+
+
+def fit_standardisation(train: Silos) -> Standardisation:
+    """Mean and deviation of the pooled training records, for the features that the schema left for it.
+
+    A column without spread keeps its scale, so that it becomes zero in training.
+    """
+    columns = train[0].data.unscaled_features
+    pooled = np.concatenate([silo.data.features[:, list(columns)] for silo in train])
+    spread = pooled.std(axis=0)
+    return Standardisation(
+        columns,
+        tuple(float(m) for m in pooled.mean(axis=0)),
+        tuple(float(s) if s > 0 else 1.0 for s in spread),
+    )
+
+
 def standardise_without_privacy(data: TrainTest) -> TrainTest:
-    """Standardise the features that the schema left for it, with statistics of the pooled *training* records.
+    """Standardise training and test records with statistics of the training records.
 
     Allowed where x is not protected: under attribute replacement two neighbouring data sets have the same
     x, hence the same statistics. `Dataset.derived` already lists the columns, so any other promise refuses the
-    data set. A column without spread in training becomes zero.
+    data set.
     """
-    columns = np.array(data.train[0].data.unscaled_features, dtype=np.int64)
-    if columns.size == 0:
+    if not data.train[0].data.unscaled_features:
         return data
-    training = np.concatenate([silo.data.features[:, columns] for silo in data.train])
-    mean, spread = training.mean(axis=0), training.std(axis=0)
-    scale = np.where(spread > 0, spread, np.inf)
-    return TrainTest(*(_scaled(silos, columns, mean, scale) for silos in (data.train, data.test)))
-
-
-def _scaled(silos: Silos, columns: IntArray, mean: FloatArray, scale: FloatArray) -> Silos:
-    def scaled(dataset: Dataset) -> Dataset:
-        features = np.array(dataset.features)
-        features[:, columns] = (features[:, columns] - mean) / scale
-        return replace(dataset, features=features, unscaled_features=())
-
-    return Silos(tuple(Silo(silo.name, scaled(silo.data)) for silo in silos))
+    fitted = fit_standardisation(data.train)
+    return TrainTest(fitted.apply_to_silos(data.train), fitted.apply_to_silos(data.test))

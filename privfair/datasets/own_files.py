@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.errors import InvalidInput
+from privfair.datasets.arrays import FloatArray
 from privfair.datasets.bad_data import BadData
-from privfair.datasets.encode import encode, resolve
+from privfair.datasets.derived_facts import DerivedFact
+from privfair.datasets.encode import encode, encode_features, resolve
 from privfair.datasets.raw_table import MISSING, RawTable
 from privfair.datasets.read_files import read_table
 from privfair.datasets.schema import Coverage, Schema
 from privfair.datasets.schema_toml import OwnFormat
-from privfair.silos import Silo, Silos
+from privfair.silos import Silo, Silos, TrainTest
+
+NamedTables = list[tuple[str, RawTable]]
 
 
 def load_own_silos(files: Sequence[Path], own: OwnFormat) -> Silos:
@@ -24,28 +28,28 @@ def load_own_silos(files: Sequence[Path], own: OwnFormat) -> Silos:
     Otherwise each file is a silo with the file's name. Lists that the schema leaves open are read off all files
     together, and recorded as such.
     """
-    if not files:
-        raise InvalidInput("files", (), "must not be empty", "give one file for each silo")
-    tables = [read_table(Path(file), own.delimiter) for file in files]
-    if own.schema.silo_column is None:
-        named = [(_silo_name(file), table) for file, table in zip(files, tables, strict=True)]
-    elif len(tables) == 1:
-        named = _by_silo_column(tables[0], own.schema.silo_column)
-    else:
-        raise InvalidInput(
-            "files",
-            len(files),
-            f"must be one file, because the schema has the silo column {own.schema.silo_column!r}",
-            "give one file, or drop [silos] column from the schema",
-        )
-    for _, table in named:
-        _require_columns(table, own.schema)
+    named = _read(files, own)
     schema, derived = resolve(own.schema, [table for _, table in named])
-    silos = Silos(tuple(Silo(name, encode(table, schema, derived)) for name, table in named))
-    for silo, (_, table) in zip(silos, named, strict=True):
-        _require_coverage(silo, table.file, schema)
-    _require_two_classes(silos, ", ".join(map(str, files)), schema)
-    return silos
+    return _encoded(named, schema, derived)
+
+
+def load_own_train_test(train: Sequence[Path], test: Sequence[Path], own: OwnFormat) -> TrainTest:
+    """Load silos whose test records come in files of their own, given in the order of the training files.
+
+    Open lists are read off training and test files together, so both parts number alike.
+    """
+    training, testing = _read(train, own), _read(test, own)
+    if own.schema.silo_column is None:
+        if len(train) != len(test):
+            raise InvalidInput(
+                "test files",
+                len(test),
+                f"must be as many as the {len(train)} training files",
+                "give one for each silo",
+            )
+        testing = [(name, table) for (name, _), (_, table) in zip(training, testing, strict=True)]
+    schema, derived = resolve(own.schema, [table for _, table in training + testing])
+    return TrainTest(_encoded(training, schema, derived), _encoded(testing, schema, derived))
 
 
 def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
@@ -68,11 +72,53 @@ def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
     return silo
 
 
+def load_own_features(file: Path, schema: Schema, delimiter: str = ",") -> FloatArray:
+    """The features of records to be predicted; class and group need not be in the file.
+
+    `schema` is the filled one that the training records carry (`Dataset.schema`).
+    """
+    return encode_features(read_table(Path(file), delimiter), schema)
+
+
+def _read(files: Sequence[Path], own: OwnFormat) -> NamedTables:
+    if not files:
+        raise InvalidInput("files", (), "must not be empty", "give one file for each silo")
+    tables = [read_table(Path(file), own.delimiter) for file in files]
+    for table in tables:
+        _require_columns(table, own.schema)
+    if own.schema.silo_column is None:
+        return [(_silo_name(file), table) for file, table in zip(files, tables, strict=True)]
+    if len(tables) == 1:
+        return _by_silo_column(tables[0], own.schema.silo_column)
+    raise InvalidInput(
+        "files",
+        len(files),
+        f"must be one file, because the schema has the silo column {own.schema.silo_column!r}",
+        "give one file, or drop [silos] column from the schema",
+    )
+
+
+def _encoded(named: NamedTables, schema: Schema, derived: tuple[DerivedFact, ...]) -> Silos:
+    silos = Silos(tuple(Silo(name, encode(table, schema, derived)) for name, table in named))
+    for silo, (_, table) in zip(silos, named, strict=True):
+        _require_coverage(silo, table.file, schema)
+    classes = np.sum([silo.data.class_counts() for silo in silos], axis=0)
+    if (classes > 0).sum() < 2:
+        files = ", ".join(dict.fromkeys(table.file for _, table in named))
+        raise BadData(
+            files,
+            "all silos together hold one class only",
+            "give records of another",
+            column=schema.target.name,
+        )
+    return silos
+
+
 def _silo_name(file: Path) -> str:
     return Path(file).name.split(".")[0]
 
 
-def _by_silo_column(table: RawTable, column: str) -> list[tuple[str, RawTable]]:
+def _by_silo_column(table: RawTable, column: str) -> NamedTables:
     names = table.names(column)
     missing = np.isin(np.char.lower(names), sorted(MISSING))
     if missing.any():
@@ -102,13 +148,3 @@ def _require_coverage(silo: Silo, file: str, schema: Schema) -> None:
                 raise BadData(file, rule, remedy, column=schema.sensitive.name)
     if (silo.data.class_counts() > 0).sum() < 2:
         raise BadData(file, f"silo {silo.name!r} holds one class only", remedy, column=schema.target.name)
-
-
-def _require_two_classes(silos: Silos, files: str, schema: Schema) -> None:
-    if (sum(silo.data.class_counts() for silo in silos) > 0).sum() < 2:  # type: ignore[union-attr]
-        raise BadData(
-            files,
-            "all silos together hold one class only",
-            "give records of another",
-            column=schema.target.name,
-        )

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput
 from calibrate.validation import count, positive
-from privfair.datasets.dataset import Dataset, IntArray
+from privfair.datasets.arrays import IntArray
+from privfair.datasets.dataset import Dataset
 from privfair.datasets.random_streams import permutation, stream
 from privfair.silos import Silo, Silos
 

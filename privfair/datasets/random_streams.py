@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from calibrate.validation import count
-from privfair.datasets.dataset import IntArray
+from privfair.datasets.arrays import IntArray
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:

@@ -16,7 +16,7 @@ MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 """Cells (in lower case) that mean "no value", unless the schema lists that very name."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RawTable:
     """Columns of equal length; `lines` says where in the file each record ends (Parquet: its number)."""
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from calibrate.errors import InvalidInput
 from calibrate.validation import positive
+from privfair.datasets.arrays import FloatArray
 from privfair.datasets.binding import Json
-from privfair.datasets.dataset import FloatArray
 
 
 class Transform(Enum):
@@ -149,24 +149,26 @@ def scaling_as_json(scaling: Scaling) -> dict[str, Json]:
     """The part of a schema's digest that says how a column was scaled."""
     match scaling:
         case PublicBounds(low, high, transform):
-            return {"kind": "public-bounds", "low": low, "high": high, "transform": transform.value}
-        case PublicMeanScale(mean, scale, transform, reach):
-            kind = "public-mean-scale"
-            return {"kind": kind, "mean": mean, "scale": scale, "reach": reach, "transform": transform.value}
-        case PaidScaling(mean, scale, receipt, transform, reach):
-            known: dict[str, Json] = {
-                "mean": mean,
-                "scale": scale,
-                "reach": reach,
+            return {
+                "kind": "public-bounds",
+                "low": float(low),
+                "high": float(high),
                 "transform": transform.value,
             }
-            return {"kind": "paid", "receipt": receipt} | known
+        case PublicMeanScale(mean, scale, transform, reach):
+            return {"kind": "public-mean-scale"} | _moments_as_json(mean, scale, reach, transform)
+        case PaidScaling(mean, scale, receipt, transform, reach):
+            return {"kind": "paid", "receipt": receipt} | _moments_as_json(mean, scale, reach, transform)
         case NonPrivateStandardisation(transform):
             return {"kind": "non-private-standardisation", "transform": transform.value}
         case Unscaled():
             return {"kind": "unscaled"}
         case _:
             assert_never(scaling)
+
+
+def _moments_as_json(mean: float, scale: float, reach: float, transform: Transform) -> dict[str, Json]:
+    return {"mean": float(mean), "scale": float(scale), "reach": float(reach), "transform": transform.value}
 
 
 def _require_interval(low: float, high: float) -> None:

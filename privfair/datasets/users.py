@@ -11,11 +11,13 @@ import numpy as np
 
 from calibrate.errors import InvalidInput
 from calibrate.validation import positive
-from privfair.datasets.dataset import Dataset, IntArray
+from privfair.datasets.arrays import IntArray
+from privfair.datasets.binding import DataBinding
+from privfair.datasets.dataset import Dataset
 from privfair.datasets.random_streams import stream
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class UserRecords:
     """A table sorted by user: user u holds the records offsets[u] .. offsets[u + 1] - 1, possibly none."""
 
@@ -45,6 +47,10 @@ class UserRecords:
     @property
     def records_per_user(self) -> IntArray:
         return np.diff(self.offsets)
+
+    def binding(self, name: str = "users") -> DataBinding:
+        """What a manifest binds when the unit is a user: how many there are, not how many records they hold."""
+        return DataBinding(self.data.schema_digest, ((name, len(self)),))
 
     def of(self, user: int) -> slice:
         """Where the records of one user stand."""

@@ -1,0 +1,316 @@
+"""The user's own files: good ones become silos, bad ones an error that names file, column, line, rule and remedy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.privacy_unit import PrivacyUnit, Relation
+from privfair.datasets.bad_data import BadData
+from privfair.datasets.own_files import load_own_features, load_own_silo, load_own_silos, load_own_train_test
+from privfair.datasets.partition import ByColumn, Heterogeneous, cut_into_silos
+from privfair.datasets.schema_toml import OwnFormat, parse_schema
+from privfair.datasets.users import users_by_column
+
+SCHEMA = """
+version = 1
+[target]
+column = "default"
+classes = ["no", "yes"]
+[sensitive]
+column = "sex"
+groups = ["male", "female"]
+[numeric.age]
+bounds = [20, 70]
+[categorical.job]
+values = ["clerk", "nurse", "other"]
+merge = { "student" = "other" }
+"""
+
+GOOD = """age,job,sex,default,id
+20,clerk,male,no,1
+45,nurse,female,yes,2
+70,other,female,no,3
+95,student,male,yes,4
+"""
+
+
+@pytest.fixture
+def own() -> OwnFormat:
+    return parse_schema(SCHEMA)
+
+
+def _file(folder: Path, text: str, name: str = "north.csv") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_good_file(tmp_path: Path, own: OwnFormat) -> None:
+    silos = load_own_silos([_file(tmp_path, GOOD)], own)
+    data = silos[0].data
+    assert silos.names == ("north",)
+    assert data.feature_names == ("age", "job=clerk", "job=nurse", "job=other")
+    np.testing.assert_allclose(data.features[:, 0], [0, 0.5, 1, 1])  # 95 is clipped to the public bound
+    assert data.features[:, 1:].argmax(axis=1).tolist() == [0, 1, 2, 2]
+    assert data.label.tolist() == [0, 1, 0, 1]
+    assert data.group.tolist() == [0, 1, 1, 0]
+    assert data.derived == ()
+
+
+def test_groups_are_numbered_alike_in_every_silo(tmp_path: Path, own: OwnFormat) -> None:
+    """The order of first appearance, in which the papers' code numbers groups, differs between these two files."""
+    other = "sex,default,age,job\nfemale,yes,30,clerk\nmale,no,30,clerk\n"
+    files = [_file(tmp_path, GOOD), _file(tmp_path, other, "south.csv")]
+    silos = load_own_silos(files, own)
+    assert silos[1].data.group.tolist() == [1, 0]
+    undeclared = SCHEMA.replace('groups = ["male", "female"]', "").replace('classes = ["no", "yes"]', "")
+    silos = load_own_silos(files, parse_schema(undeclared))
+    assert silos.group_names == ("female", "male")
+    assert silos[0].data.group.tolist() == [1, 0, 0, 1]
+    assert silos[1].data.group.tolist() == [0, 1]
+
+
+def test_lists_read_off_the_data_are_refused_where_they_are_private(tmp_path: Path) -> None:
+    attribute, record = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE), PrivacyUnit.of(Relation.REPLACE_ONE)
+    without_groups = parse_schema(SCHEMA.replace('groups = ["male", "female"]', ""))
+    path = _file(tmp_path, GOOD)
+    with pytest.raises(UnsupportedCombination, match="write the groups into the schema"):
+        load_own_silos([path], without_groups).require_allowed(attribute)
+    without_values = parse_schema(re.sub(r"values = .*\nmerge = .*\n", "", SCHEMA))
+    silos = load_own_silos([path], without_values)
+    assert silos[0].data.feature_names[1:] == ("job=clerk", "job=nurse", "job=other", "job=student")
+    silos.require_allowed(attribute)
+    with pytest.raises(UnsupportedCombination, match=r"'job'.*replace-one.*list of categories"):
+        silos.require_allowed(record)
+
+
+def test_one_silo_alone_cannot_choose_the_numbering(tmp_path: Path, own: OwnFormat) -> None:
+    path = _file(tmp_path, GOOD)
+    assert load_own_silo(path, own).name == "north"
+    assert load_own_silo(path, own, "ward").data.schema_digest == load_own_silos([path], own).schema_digest
+    with pytest.raises(InvalidInput, match=r"'sex'.*list the values"):
+        load_own_silo(path, parse_schema(SCHEMA.replace('groups = ["male", "female"]', "")))
+
+
+def test_one_file_with_a_silo_column(tmp_path: Path) -> None:
+    text = "branch,age,job,sex,default\n" + "".join(
+        f"{branch},{age},clerk,{sex},{label}\n"
+        for branch in ("b2", "b10")
+        for age, sex, label in ((30, "male", "no"), (40, "female", "yes"))
+    )
+    own = parse_schema(SCHEMA + '[silos]\ncolumn = "branch"\n')
+    path = _file(tmp_path, text)
+    silos = load_own_silos([path], own)
+    assert silos.names == ("b10", "b2")
+    assert silos.sizes == (2, 2)
+    with pytest.raises(InvalidInput, match="must be one file"):
+        load_own_silos([path, path], own)
+    gap = text.replace("b10,40", " ,40")
+    with pytest.raises(BadData, match=r"'branch', line 5: has no value"):
+        load_own_silos([_file(tmp_path, gap)], own)
+
+
+def test_kept_columns_serve_partitions(tmp_path: Path) -> None:
+    text = "age,job,sex,default,user,town\n" + "".join(
+        f"{age},clerk,{'male' if age % 2 else 'female'},{'yes' if age % 3 else 'no'},{age // 2},t{age % 4}\n"
+        for age in range(9, 109)
+    )
+    own = parse_schema(SCHEMA + '[file]\nkeep = ["age", "user", "town"]\n')
+    data = load_own_silos([_file(tmp_path, text)], own)[0].data
+    assert data.side_column("age").dtype == np.int64
+    silos = cut_into_silos(data, Heterogeneous(2, "age", 1.0), seed=1)
+    assert silos[0].data.side_column("age").max() < silos[1].data.side_column("age").min()
+    assert cut_into_silos(data, ByColumn("town"), seed=1).names == ("t0", "t1", "t2", "t3")
+    assert len(users_by_column(data, "user")) == len(set(data.side_column("user").tolist()))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_parquet_and_csv_give_the_same_arrays(tmp_path: Path, own: OwnFormat, suffix: str) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        {
+            "age": [20, 45, 70, 95],
+            "job": pd.Categorical(["clerk", "nurse", "other", "student"]),
+            "sex": ["male", "female", "female", "male"],
+            "default": ["no", "yes", "no", "yes"],
+        }
+    )
+    path = tmp_path / f"north.{suffix}"
+    frame.to_parquet(path) if suffix == "parquet" else frame.to_csv(path, index=False)
+    expected = load_own_silos([_file(tmp_path, GOOD, "good.csv")], own)[0].data
+    data = load_own_silos([path], own)[0].data
+    np.testing.assert_array_equal(data.features, expected.features)
+    np.testing.assert_array_equal(data.label, expected.label)
+    np.testing.assert_array_equal(data.group, expected.group)
+    assert data.schema_digest == expected.schema_digest
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda t: t.replace("age,job", "Age,job"), r"north\.csv, column 'age': is missing"),
+        (
+            lambda t: t.replace("sex,", "sexx,", 1),
+            r"column 'sex': is missing \(there is 'sexx'\); add the column",
+        ),
+        (
+            lambda t: t.replace("45,", ",", 1),
+            r"column 'age', line 3: has no value \(1 such cells\); fill or drop",
+        ),
+        (lambda t: t.replace("45,", "NaN,", 1), r"column 'age', line 3: has no value"),
+        (lambda t: t.replace("45,", "inf,", 1), r"column 'age', line 3: 'inf' is not a finite number"),
+        (lambda t: t.replace("45,", "4_5,", 1), r"column 'age', line 3: '4_5' is not a finite number"),
+        (lambda t: t.replace("45,", "old,", 1), r"column 'age', line 3: 'old' is not a finite number"),
+        (lambda t: t.replace("nurse", "", 1), r"column 'job', line 3: has no value"),
+        (
+            lambda t: t.replace("nurse", "pilot", 1),
+            r"column 'job', line 3: 'pilot' is not in the schema's list",
+        ),
+        (
+            lambda t: t.replace("yes", "maybe", 1),
+            r"column 'default', line 3: 'maybe' is not in the schema's list",
+        ),
+        (lambda t: t.replace("yes", "no"), r"column 'default': silo 'north' holds one class only; give more"),
+        (
+            lambda t: t.replace("female", "male"),
+            r"column 'sex': silo 'north' has no record of group 'female'",
+        ),
+        (lambda t: t.replace(",id", ",age"), r"column 'age', line 1: stands twice in the header; rename"),
+        (lambda t: t.replace("3\n", "3,x\n"), r"line 4: has 6 cells where the header has 5; quote cells"),
+        (lambda t: t.replace(",no,1", ",no"), r"line 2: has 4 cells where the header has 5"),
+        (lambda _: "", r"north\.csv: is empty; give a file"),
+        (lambda t: t.splitlines()[0] + "\n", r"north\.csv: has no records"),
+        (lambda t: t.replace("45,nurse", '45,"nurse'), r"is not valid CSV"),
+    ],
+)
+def test_bad_csv(tmp_path: Path, own: OwnFormat, change, complaint: str) -> None:
+    changed = change(GOOD)
+    assert changed != GOOD
+    with pytest.raises(BadData, match=complaint) as caught:
+        load_own_silos([_file(tmp_path, changed)], own)
+    assert caught.value.exit_code == 2
+    assert "north.csv" in str(caught.value)
+
+
+def test_lines_are_right_in_spite_of_blank_and_quoted_ones(tmp_path: Path, own: OwnFormat) -> None:
+    text = GOOD.replace("20,clerk,male,no,1\n", '20,clerk,male,no,"two\nlines"\n\n').replace("70,", "x,")
+    with pytest.raises(BadData, match="line 6: 'x' is not"):
+        load_own_silos([_file(tmp_path, text)], own)
+
+
+def test_not_text_and_unknown_suffix(tmp_path: Path, own: OwnFormat) -> None:
+    path = tmp_path / "north.csv"
+    path.write_bytes(GOOD.replace("clerk", "cl\xe9rk").encode("latin-1"))
+    with pytest.raises(BadData, match="not UTF-8"):
+        load_own_silos([path], own)
+    with pytest.raises(InvalidInput, match="suffix"):
+        load_own_silos([_file(tmp_path, GOOD, "north.xlsx")], own)
+    with pytest.raises(InvalidInput, match="does not exist"):
+        load_own_silos([tmp_path / "absent.csv"], own)
+    with pytest.raises(BadData, match="not a readable Parquet"):
+        load_own_silos([_file(tmp_path, GOOD, "north.parquet")], own)
+    with pytest.raises(BadData, match="not a zip archive"):
+        load_own_silos([_file(tmp_path, GOOD, "north.csv.zip")], own)
+
+
+def test_byte_order_mark_spaces_and_semicolons(tmp_path: Path) -> None:
+    own = parse_schema(SCHEMA + '[file]\ndelimiter = ";"\n')
+    path = tmp_path / "north.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace(",", " ; ").encode())
+    assert load_own_silos([path], own)[0].data.group.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "complaint"),
+    [
+        ("age", [20.0, None, 70.0, 95.0], r"column 'age', line 2: has no value"),
+        ("job", ["clerk", None, "other", "clerk"], r"column 'job', line 2: has no value"),
+        ("job", [1, None, 2, 3], r"column 'job', line 2: has no value"),
+        ("job", [1.5, 2.5, 1.0, 2.0], r"column 'job': holds decimal numbers"),
+        ("age", ["a", "b", "c", "d"], r"column 'age', line 1: 'a' is not a finite number \(4 such"),
+    ],
+)
+def test_bad_parquet(
+    tmp_path: Path, own: OwnFormat, column: str, values: list[object], complaint: str
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    good = {
+        "age": [20, 45, 70, 95],
+        "job": ["clerk", "nurse", "other", "clerk"],
+        "sex": ["male", "female", "female", "male"],
+        "default": ["no", "yes", "no", "yes"],
+    }
+    path = tmp_path / "north.parquet"
+    parquet.write_table(pa.table(good | {column: values}), path)
+    with pytest.raises(BadData, match=complaint):
+        load_own_silos([path], own)
+
+
+def test_parquet_with_a_column_twice(tmp_path: Path, own: OwnFormat) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = tmp_path / "north.parquet"
+    parquet.write_table(pa.table([pa.array([1, 2]), pa.array([1, 2])], names=["age", "age"]), path)
+    with pytest.raises(BadData, match="'age', line 1: stands twice"):
+        load_own_silos([path], own)
+
+
+def test_coverage_can_be_relaxed_but_not_to_one_class(tmp_path: Path) -> None:
+    own = parse_schema(SCHEMA + '[silos]\neach_holds = "anything"\n')
+    men = _file(tmp_path, "age,job,sex,default\n30,clerk,male,no\n31,clerk,male,no\n", "men.csv")
+    rest = _file(tmp_path, GOOD, "rest.csv")
+    silos = load_own_silos([men, rest], own)
+    assert silos[0].data.group_counts().tolist() == [2, 0]
+    with pytest.raises(BadData, match="all silos together hold one class only"):
+        load_own_silos([men], own)
+
+
+def test_training_and_test_files_number_alike(tmp_path: Path) -> None:
+    own = parse_schema(SCHEMA.replace('groups = ["male", "female"]', ""))
+    more = GOOD + "50,clerk,diverse,yes,5\n"
+    train, test = _file(tmp_path, more), _file(tmp_path, GOOD + "33,nurse,diverse,no,6\n", "north_test.csv")
+    parts = load_own_train_test([train], [test], own)
+    assert parts.train.names == parts.test.names == ("north",)
+    assert parts.train.group_names == ("diverse", "female", "male")
+    assert parts.test[0].data.group.tolist() == [2, 1, 1, 2, 0]
+    with pytest.raises(InvalidInput, match="as many as the 1 training files"):
+        load_own_train_test([train], [test, test], own)
+
+
+def test_features_to_predict_need_no_class_and_no_group(tmp_path: Path, own: OwnFormat) -> None:
+    data = load_own_silos([_file(tmp_path, GOOD)], own)[0].data
+    assert data.schema is not None
+    blind = "\n".join(",".join(line.split(",")[:2]) for line in GOOD.splitlines())
+    features = load_own_features(_file(tmp_path, blind, "new.csv"), data.schema)
+    np.testing.assert_array_equal(features, data.features)
+    with pytest.raises(BadData, match=r"column 'job': is missing"):
+        load_own_features(_file(tmp_path, "age\n3\n", "new.csv"), data.schema)
+
+
+def test_two_files_of_one_name_are_two_silos_of_one_name(tmp_path: Path, own: OwnFormat) -> None:
+    (tmp_path / "a").mkdir()
+    files = [_file(tmp_path, GOOD), _file(tmp_path / "a", GOOD)]
+    with pytest.raises(InvalidInput, match="distinct names"):
+        load_own_silos(files, own)
+
+
+def test_without_a_sensitive_attribute_everyone_is_one_group(tmp_path: Path) -> None:
+    text = re.sub(r"\[sensitive\]\n.*\n.*\n", "", SCHEMA)
+    data = load_own_silos([_file(tmp_path, GOOD)], parse_schema(text))[0].data
+    assert data.group_names == ("everyone",)
+    assert data.group.tolist() == [0, 0, 0, 0]
+
+
+def test_undeclared_single_class_and_group(tmp_path: Path) -> None:
+    own = parse_schema(SCHEMA.replace('classes = ["no", "yes"]', ""))
+    with pytest.raises(BadData, match=r"column 'default': holds one class only \('no'\)"):
+        load_own_silos([_file(tmp_path, GOOD.replace("yes", "no"))], own)

@@ -1,0 +1,129 @@
+"""Scaling by public constants, by paid ones, and the non-private door that private runs keep shut."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from privfair.datasets.derived_facts import DerivedFact, FactKind, NoPrivacyPromised, require_allowed
+from privfair.datasets.non_private_standardisation import fit_standardisation, standardise_without_privacy
+from privfair.datasets.own_files import load_own_silos
+from privfair.datasets.scaling import (
+    PaidScaling,
+    PublicBounds,
+    PublicMeanScale,
+    Transform,
+    Unscaled,
+    paid_scaling,
+)
+from privfair.datasets.schema_toml import parse_schema
+from privfair.datasets.split import split_silos
+
+finite = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(finite, min_size=1), finite, st.floats(1e-3, 1e6), st.sampled_from(Transform))
+def test_bounds_always_land_in_the_unit_interval(
+    values: list[float], low: float, width: float, transform: Transform
+) -> None:
+    scaled = PublicBounds(low, low + width, transform).apply(np.array(values))
+    assert ((scaled >= 0) & (scaled <= 1)).all()
+    order = np.argsort(values)
+    assert (np.diff(scaled[order]) >= 0).all()  # monotone, so a partition by the feature is one by the value
+
+
+def test_known_values() -> None:
+    values = np.array([-5.0, 0.0, 50.0, 1000.0])
+    np.testing.assert_allclose(PublicBounds(0, 100).apply(values), [0, 0, 0.5, 1])
+    np.testing.assert_allclose(PublicMeanScale(50, 25).apply(values), [-2.2, -2, 0, 10])
+    np.testing.assert_allclose(PublicMeanScale(50, 25, reach=1).apply(values), [-1, -1, 0, 1])
+    log = PublicMeanScale(0, 1, Transform.SIGNED_LOG).apply(values)
+    np.testing.assert_allclose(log, [-math.log(6), 0, math.log(51), math.log(1001)])
+    np.testing.assert_array_equal(Unscaled().apply(values), values)
+
+
+def test_paid_scaling_recovers_the_moments_when_the_noise_is_small() -> None:
+    values = np.random.default_rng(0).normal(40, 12, 10_000).clip(0, 100)
+    paid = paid_scaling(10_000, values.sum(), (values**2).sum(), (0, 100), "charge-3")
+    assert paid.mean == pytest.approx(values.mean())
+    assert paid.scale == pytest.approx(values.std())
+    assert paid.receipt == "charge-3"
+
+
+@given(finite, finite, finite)
+def test_paid_scaling_survives_absurd_noise(count: float, total: float, squares: float) -> None:
+    paid = paid_scaling(count, total, squares, (0.0, 100.0), "charge-3")
+    assert 0 <= paid.mean <= 100
+    assert 0.1 <= paid.scale <= 100
+    assert np.isfinite(paid.apply(np.array([0.0, 50.0, 100.0]))).all()
+
+
+def test_paid_scaling_needs_a_receipt() -> None:
+    with pytest.raises(InvalidInput, match="must name the charge"):
+        PaidScaling(0, 1, " ")
+
+
+_ATTRIBUTE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)
+_RECORD = PrivacyUnit.of(Relation.REPLACE_ONE)
+_USER = PrivacyUnit(Protected.USER, Relation.ADD_REMOVE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused_by"),
+    [
+        (FactKind.SCALE, (_RECORD, _USER)),
+        (FactKind.CATEGORIES, (_RECORD, _USER)),
+        (FactKind.CLASSES, (_RECORD, _USER)),
+        (FactKind.GROUPS, (_ATTRIBUTE, _RECORD, _USER)),
+        (FactKind.ATTRIBUTE_IN_FEATURES, (_ATTRIBUTE,)),
+    ],
+)
+def test_which_promise_refuses_which_fact(kind: FactKind, refused_by: tuple[PrivacyUnit, ...]) -> None:
+    facts = (DerivedFact(kind, "x"),)
+    require_allowed(facts, NoPrivacyPromised("a baseline"))
+    for unit in (_ATTRIBUTE, _RECORD, _USER):
+        if unit in refused_by:
+            with pytest.raises(UnsupportedCombination, match=r"column 'x'"):
+                require_allowed(facts, unit)
+        else:
+            require_allowed(facts, unit)
+
+
+def test_standardisation_uses_the_training_records_alone(tmp_path) -> None:
+    rng = np.random.default_rng(1)
+    files = []
+    for name, shift in (("a", 0.0), ("b", 100.0)):
+        lines = ["x,k,s,y"] + [
+            f"{v},{k},{'f' if i % 2 else 'm'},{i % 3 % 2}"
+            for i, (v, k) in enumerate(zip(rng.normal(shift, 5, 80), rng.choice(["u", "v"], 80), strict=True))
+        ]
+        files.append(tmp_path / f"{name}.csv")
+        files[-1].write_text("\n".join(lines))
+    own = parse_schema(
+        'version = 1\n[target]\ncolumn = "y"\nclasses = [0, 1]\n[sensitive]\ncolumn = "s"\ngroups = ["f", "m"]\n'
+        '[numeric.x]\nscaling = "non-private-standardisation"\n[categorical.k]\nvalues = ["u", "v"]\n'
+    )
+    silos = load_own_silos(files, own)
+    assert silos[0].data.unscaled_features == (0,)
+    parts = split_silos(silos, seed=3)
+    done = standardise_without_privacy(parts)
+    train = done.train.pooled().features[:, 0]
+    assert train.mean() == pytest.approx(0, abs=1e-12)
+    assert train.std() == pytest.approx(1)
+    raw = parts.train.pooled().features[:, 0]
+    expected = (parts.test.pooled().features[:, 0] - raw.mean()) / raw.std()
+    np.testing.assert_allclose(done.test.pooled().features[:, 0], expected)
+    np.testing.assert_array_equal(done.train.pooled().features[:, 1:], parts.train.pooled().features[:, 1:])
+    assert done.train[0].data.unscaled_features == ()
+    fitted = fit_standardisation(parts.train)
+    assert fitted.as_json()["columns"] == [0]
+    np.testing.assert_allclose(fitted.apply(parts.test[1].data.features), done.test[1].data.features)
+    done.train.require_allowed(_ATTRIBUTE)
+    with pytest.raises(UnsupportedCombination, match="scale of a numeric feature"):
+        done.train.require_allowed(_RECORD)
