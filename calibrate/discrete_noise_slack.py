@@ -106,7 +106,7 @@ def combined(slacks: Iterable[ProfileSlack]) -> ProfileSlack:
 
 
 def _steps(argument: str, value: Fraction | int) -> Fraction:
-    exact = Fraction(value)
+    exact = Fraction(int(value.numerator), int(value.denominator))  # numpy integers would overflow
     if exact < 1:
         raise InvalidInput(
             argument, value, "must be at least one grid step for a bound to be proved", "use a finer grid"

@@ -19,7 +19,7 @@ def exact_positive(argument: str, value: float | Fraction) -> Fraction:
     if isinstance(value, Rational):
         if value <= 0:
             raise InvalidInput(argument, value, "must be greater than 0", "give a positive number")
-        return Fraction(value)
+        return Fraction(int(value.numerator), int(value.denominator))  # numpy integers would overflow later
     if isinstance(value, Real):
         return Fraction(positive(argument, float(value)))
     raise InvalidInput(argument, value, "must be a positive number", "give a float, an int or a Fraction")

@@ -80,7 +80,8 @@ class Grid:
                 f"must not exceed 2^52 grid steps = {float(LARGEST_STEPS * self.step):g} in size",
                 "publish a mean instead of a sum, clip harder, or use a coarser grid",
             )
-        return np.trunc(np.ldexp(doubles, self.fraction_bits)).astype(np.int64)
+        doubles *= 2.0**self.fraction_bits  # exact, but for underflow of what is rounded to zero anyway
+        return doubles.astype(np.int64)  # a cast drops the fraction: toward zero
 
     def to_floats(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
         """Whole numbers of steps as doubles, exactly; beyond 2^53 steps they are cut to 2^53.
@@ -89,7 +90,7 @@ class Grid:
         probability far below 2^-1000.
         """
         limit = 2 * LARGEST_STEPS
-        return np.ldexp(np.clip(steps, -limit, limit).astype(np.float64), -self.fraction_bits)
+        return np.asarray(np.clip(steps, -limit, limit) * 2.0**-self.fraction_bits)
 
     def rounded_sensitivity(self, bound: float | Fraction, dimension: int, norm: Norm) -> Fraction:
         """The sensitivity left when a whole sum of sensitivity `bound` is rounded, rather than each contribution.

@@ -5,9 +5,9 @@ whole number of 65,536 slots, a position within the block uniformly, and the pro
 probability exp(-phi(y)) / height(block). One 64-bit word gives slot, sign and position, a second one gives U.
 Three tests decide acceptance, each exact:
 
-1. U below a precomputed bound valid for the whole block: accept, no exponential needed (about 19 in 20);
+1. U below a precomputed bound valid for the whole block: accept, no exponential needed (about 9 in 10);
 2. otherwise exp in double precision, believed outside a band around equality that is wider than its error;
-3. inside the band (about once in 10^11) rational arithmetic: `lazy_comparison`.
+3. inside the band (less than once in 10^10) rational arithmetic: `lazy_comparison`.
 
 docs/theorems/discrete-noise.md has the proof. Timing depends on the noise drawn and is not protected.
 """

@@ -100,6 +100,33 @@ def test_both_slacks_cover_the_discrete_profile(sigma: float, shift: tuple[int, 
                 assert truth <= in_epsilon.certified(base).delta
 
 
+def _sampled_profiles(sigma: float, v: int, q: float, epsilon: float) -> tuple[float, float]:
+    """delta of ((1-q) N(0) + q N(v), N(0)) and of its mirror, for continuous noise, in closed form."""
+    odds, cut = math.exp(epsilon), []
+    for level in (
+        odds - (1 - q),
+        1 / odds - (1 - q),
+    ):  # where q exp((2 v x - v^2) / (2 s^2)) crosses the level
+        cut.append((math.log(level / q) * 2 * sigma**2 + v**2) / (2 * v) if level > 0 else -math.inf)
+    add = q * norm.sf((cut[0] - v) / sigma) + (1 - q - odds) * norm.sf(cut[0] / sigma)
+    remove = (1 - odds * (1 - q)) * norm.cdf(cut[1] / sigma) - odds * q * norm.cdf((cut[1] - v) / sigma)
+    return float(add), float(remove)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize(("v", "q"), [(1, 0.1), (2, 0.5), (5, 0.01), (4, 0.9)])
+def test_slack_covers_poisson_sampled_noise_in_both_directions(sigma: float, v: int, q: float) -> None:
+    support, base = _discrete(sigma)
+    mixture = base * ((1 - q) + q * np.exp((2 * v * support - v**2) / (2 * sigma**2)))
+    mass = gaussian_distance_slack(Fraction(sigma), 1, 1).mass
+    for epsilon in EPSILONS:
+        bounds = _sampled_profiles(sigma, v, q, epsilon)
+        pairs = ((mixture, base), (base, mixture))
+        for (first, second), continuous in zip(pairs, bounds, strict=True):
+            truth = np.maximum(first - math.exp(epsilon) * second, 0).sum()
+            assert truth <= continuous + (1 + math.exp(epsilon)) * mass
+
+
 def test_without_slack_the_claim_would_be_false() -> None:
     """On a coarse grid the discrete Gaussian is *not* covered by the continuous profile: 35% more delta."""
     continuous, discrete = _continuous_profile(1 / 4, 2.95), _discrete_profile(4.0, (1,), 2.95)

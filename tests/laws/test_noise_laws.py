@@ -31,6 +31,7 @@ def _exact_norms(numbers: list[Fraction]) -> tuple[Fraction, Fraction, Fraction]
     return sum(sizes, Fraction(0)), sum((size**2 for size in sizes), Fraction(0)), max(sizes)
 
 
+@settings(deadline=None)
 @given(values=vectors, bits=st.integers(-15, 25))
 def test_rounding_toward_zero_never_increases_any_norm(values: np.ndarray, bits: int) -> None:
     grid = Grid(bits)
@@ -41,6 +42,7 @@ def test_rounding_toward_zero_never_increases_any_norm(values: np.ndarray, bits:
     assert all(abs(b) - abs(a) < grid.step and a * b >= 0 for b, a in zip(before, after, strict=True))
 
 
+@settings(deadline=None)
 @given(values=vectors, bits=st.integers(-15, 25))
 def test_values_on_the_grid_are_fixed_points(values: np.ndarray, bits: int) -> None:
     grid = Grid(bits)
@@ -48,6 +50,7 @@ def test_values_on_the_grid_are_fixed_points(values: np.ndarray, bits: int) -> N
     np.testing.assert_array_equal(grid.round_toward_zero(grid.to_floats(once)), once)
 
 
+@settings(deadline=None)
 @given(rows=arrays(np.float64, (5, 3), elements=st.floats(-1e3, 1e3)))
 def test_contributions_rounded_one_by_one_add_up_exactly(rows: np.ndarray) -> None:
     grid = Grid(25)
@@ -56,6 +59,7 @@ def test_contributions_rounded_one_by_one_add_up_exactly(rows: np.ndarray) -> No
     np.testing.assert_array_equal(grid.round_toward_zero(in_floats), whole.sum(axis=0))
 
 
+@settings(deadline=None)
 @given(
     first=arrays(np.float64, 7, elements=st.floats(-1e3, 1e3)),
     second=arrays(np.float64, 7, elements=st.floats(-1e3, 1e3)),
@@ -76,6 +80,7 @@ def test_rounding_a_sum_moves_it_by_no_more_than_the_stated_sensitivity(
     assert moved_squared <= grid.rounded_sensitivity(at_least_l2, 7, Norm.L2) ** 2
 
 
+@settings(deadline=None)
 @given(scale=st.one_of(scales, rational_scales))
 def test_a_scale_is_never_rounded_down_and_hardly_up(scale: float | Fraction) -> None:
     used, asked = NoiseScale.at_least(scale), Fraction(scale)
@@ -83,7 +88,7 @@ def test_a_scale_is_never_rounded_down_and_hardly_up(scale: float | Fraction) ->
     assert STEPS_PER_SCALE <= used.in_steps <= 2 * STEPS_PER_SCALE
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     values=arrays(np.float64, 5, elements=st.floats(-1e3, 1e3)),
     scale=st.floats(0.01, 1e6),
@@ -95,6 +100,7 @@ def test_what_is_published_lies_on_the_grid(values: np.ndarray, scale: float, ga
     assert all((Fraction(float(y)) / grid.step).denominator == 1 for y in published)
 
 
+@settings(deadline=None)
 @given(k=st.integers(2, 1 << 15), epsilon=st.floats(2.0**-40, 60.0))
 def test_randomised_response_never_costs_more_than_asked(k: int, epsilon: float) -> None:
     law = ResponseLaw.for_epsilon(k, epsilon)
@@ -108,6 +114,7 @@ def test_randomised_response_never_costs_more_than_asked(k: int, epsilon: float)
         assert one_slot_more * (k - 1) / (1 - one_slot_more) * inverse_at_most > 1  # and it is the largest
 
 
+@settings(deadline=None)
 @given(
     sigma=st.integers(1, 1 << 40),
     dimension=st.integers(1, 10**7),
@@ -130,6 +137,7 @@ def test_slack_grows_with_values_shrinks_with_sigma_and_never_helps(
     assert delta <= fine.delta
 
 
+@settings(deadline=None)
 @given(parts=st.lists(st.tuples(st.integers(1, 10**4), st.integers(1, 10**4)), min_size=1, max_size=5))
 def test_combined_slack_covers_its_parts(parts: list[tuple[int, int]]) -> None:
     slacks = [gaussian_distance_slack(1 << 30, d, t) for d, t in parts]

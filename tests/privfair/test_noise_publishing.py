@@ -61,6 +61,15 @@ def test_shape_is_kept_and_input_untouched(adder: str) -> None:
 
 
 @pytest.mark.parametrize("adder", ADDERS)
+def test_single_numbers_and_empty_vectors(adder: str) -> None:
+    add = getattr(ExactNoise(), adder)
+    single, empty = add(0.25, 1.0), add(np.zeros((0, 3)), 1.0)
+    assert isinstance(single, np.ndarray)
+    assert single.shape == ()
+    assert empty.shape == (0, 3)
+
+
+@pytest.mark.parametrize("adder", ADDERS)
 def test_every_publication_draws_afresh(adder: str) -> None:
     source = ExactNoise()
     add = getattr(source, adder)

@@ -214,6 +214,7 @@ def test_shapes_and_refusals(draw) -> None:  # type: ignore[no-untyped-def]
     assert draw((3, 0, 2), 5, stream).shape == (3, 0, 2)
     assert draw((), 5, stream).shape == ()
     assert draw((2, 3), Fraction(1, 3), stream).dtype == np.int64
+    assert draw(4, np.int64(1 << 40), SeededStream(1)).tolist() == draw(4, 1 << 40, SeededStream(1)).tolist()
     for scale in (0, -1, math.nan, math.inf, 1 << 41, Fraction(1, 1 << 21), "1", True):
         with pytest.raises(InvalidInput):
             draw(3, scale, stream)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy.stats import chisquare
 
 from calibrate.errors import InvalidInput
@@ -38,6 +39,26 @@ def test_the_key_is_not_among_the_words_handed_out() -> None:
     stream = SecureStream()
     handed_out = bytes(stream.words(1000).view(np.uint8))
     assert bytes(stream._key) not in handed_out
+
+
+def test_the_words_are_the_keystream_after_its_first_32_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known answer: a second AES implementation call on the key gives next key and words."""
+    stream = SecureStream()
+    monkeypatch.setattr(random_stream, "_system_entropy", lambda: bytes(32))
+    key = bytes(stream._key)
+    keystream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor().update(bytes(32 + 80))
+    assert bytes(stream.words(10).view(np.uint8)) == keystream[32:]
+    assert bytes(stream._key) == keystream[:32]
+
+
+def test_fresh_bytes_of_the_system_change_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, draws = SecureStream(), []
+    key = bytes(stream._key)
+    for fresh in (bytes(32), bytes(31) + b"\x01"):
+        stream._key[:] = key
+        monkeypatch.setattr(random_stream, "_system_entropy", lambda fresh=fresh: fresh)
+        draws.append(bytes(stream.words(4).view(np.uint8)))
+    assert draws[0] != draws[1]
 
 
 def test_a_request_for_nothing_gives_nothing() -> None:
