@@ -1,0 +1,167 @@
+"""All accountants by name, the best price of a release, and a second opinion on it.
+
+Nothing heavy is imported before an accountant is asked for. A promise is made from the best price and signed
+only if an accountant that shares no formula with it does not contradict it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import version
+from typing import Any, assert_never
+
+from calibrate.accountants.accountant import Accountant, epsilon_of
+from calibrate.accountants.dominating_pairs import Free, GaussianPair, MixedGaussianPair, Unbounded
+from calibrate.accountants.support import dominating_pairs
+from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
+from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
+from calibrate.releases import Release, multiplicities
+
+
+class AccountantName(StrEnum):
+    CERTIFIED = "certified"
+    GAUSSIAN = "gaussian"
+    REVEALED = "revealed"
+    PLD = "pld"
+    RENYI = "renyi"
+    MOMENTS = "moments"
+    PRV = "prv"
+
+
+ACCOUNTANTS: tuple[AccountantName, ...] = tuple(AccountantName)
+
+OVERLAP_TOLERANCE = 1e-9
+"""Two intervals agree if they overlap after each end is moved outward by this share of itself: rounding that
+an accountant bounds only to first order must not look like a contradiction."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A certified interval, and who computed it: the accountant and the library (with version) behind it."""
+
+    interval: EpsilonInterval
+    accountant_name: AccountantName
+    library: str
+    version: str
+
+
+def get(name: AccountantName | str) -> Accountant[Any]:
+    """A fresh accountant with its default settings; imports what it needs only now."""
+    if name not in ACCOUNTANTS:
+        raise InvalidInput("accountant", str(name), "is not known", f"choose one of {', '.join(ACCOUNTANTS)}")
+    match AccountantName(name):
+        case AccountantName.CERTIFIED:
+            from calibrate.accountants.certified import CertifiedAccountant
+
+            return CertifiedAccountant()
+        case AccountantName.GAUSSIAN:
+            from calibrate.accountants.gaussian import GaussianAccountant
+
+            return GaussianAccountant()
+        case AccountantName.REVEALED:
+            from calibrate.accountants.revealed import RevealedAccountant
+
+            return RevealedAccountant()
+        case AccountantName.PLD:
+            from calibrate.accountants.privacy_loss import PrivacyLossAccountant
+
+            return PrivacyLossAccountant()
+        case AccountantName.RENYI:
+            from calibrate.accountants.renyi import RenyiAccountant
+
+            return RenyiAccountant()
+        case AccountantName.MOMENTS:
+            from calibrate.accountants.moments import MomentsAccountant
+
+            return MomentsAccountant()
+        case AccountantName.PRV:
+            from calibrate.accountants.prv import PrvAccountant
+
+            return PrvAccountant()
+        case _ as unknown:
+            assert_never(unknown)
+
+
+def price(name: AccountantName, release: Release, unit: PrivacyUnit, delta: float) -> Priced:
+    """One named accountant's answer."""
+    library = _library(name)
+    return Priced(epsilon_of(get(name), release, unit, delta), name, library, _version(library))
+
+
+def best_epsilon(release: Release, unit: PrivacyUnit, delta: float) -> Priced:
+    """The tightest certified interval for epsilon, from the accountant made for this kind of release.
+
+    Guarantee: the release is (interval.upper, delta)-private for `unit`. Raises UnsupportedCombination where
+    no bound is proved, NotCertified where none could be computed.
+    """
+    return _first_answer(_by_tightness(release, unit), release, unit, delta)
+
+
+def second_opinion(release: Release, unit: PrivacyUnit, delta: float, first: Priced | None = None) -> Priced:
+    """The same release priced by an accountant that is independent of the `first` one (default: the best).
+
+    dp-accounting's privacy loss distributions if they can say something finite, Renyi divergences otherwise.
+    """
+    taken = (first or best_epsilon(release, unit, delta)).accountant_name
+    others = (name for name in (AccountantName.PLD, AccountantName.RENYI) if name is not taken)
+    return _first_answer(others, release, unit, delta)
+
+
+def agree(first: Priced, second: Priced, tolerance: float = OVERLAP_TOLERANCE) -> bool:
+    """Whether both can be right: different accountants whose intervals overlap within the tolerance."""
+    if first.accountant_name is second.accountant_name:
+        return False
+    return _widened(first.interval, tolerance).overlaps(_widened(second.interval, tolerance))
+
+
+def _by_tightness(release: Release, unit: PrivacyUnit) -> Iterable[AccountantName]:
+    kinds = {type(pair) for leaf in multiplicities(release) for pair in dominating_pairs(leaf, unit)}
+    kinds -= {Free, Unbounded}
+    if kinds <= {GaussianPair}:
+        yield AccountantName.GAUSSIAN
+    elif kinds <= {GaussianPair, MixedGaussianPair}:
+        yield AccountantName.REVEALED
+    yield AccountantName.CERTIFIED
+    yield AccountantName.PLD
+
+
+def _first_answer(
+    names: Iterable[AccountantName], release: Release, unit: PrivacyUnit, delta: float
+) -> Priced:
+    """The first accountant that can price this release with a finite bound; else the last one's own answer."""
+    refusals: list[str] = []
+    unbounded: Priced | None = None
+    for name in names:
+        try:
+            answer = price(name, release, unit, delta)
+        except (NotCertified, UnsupportedCombination) as refusal:
+            refusals.append(f"{name}: {refusal}")
+            continue
+        if answer.interval.upper < float("inf") or answer.interval.lower == float("inf"):
+            return answer
+        unbounded = unbounded or answer
+    if unbounded is None:
+        raise NotCertified(f"no accountant could price this release ({'; '.join(refusals)})")
+    return unbounded
+
+
+def _widened(interval: EpsilonInterval, tolerance: float) -> EpsilonInterval:
+    return EpsilonInterval(interval.lower * (1 - tolerance), interval.upper * (1 + tolerance))
+
+
+def _library(name: AccountantName) -> str:
+    match name:
+        case AccountantName.PLD | AccountantName.RENYI:
+            return "dp-accounting"
+        case AccountantName.PRV:
+            return "prv-accountant"
+        case _:
+            return "privfair"
+
+
+@cache
+def _version(library: str) -> str:
+    return version(library)
