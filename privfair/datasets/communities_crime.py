@@ -4,8 +4,8 @@ The class says whether the violent-crime rate exceeds the average of the file; t
 Black residents exceeds its median. All columns are already scaled to [0, 1] by the publishers. The data package has
 one community fewer than UCI's 1,994.
 
-The attribute is a threshold of the column `racepctblack`, which the MMD paper keeps among its 99 features. A model
-that sees it sees the attribute, so by default it is left out (98 features).
+The attribute is a threshold of the column `racepctblack`, which is one of the 99 numeric columns (the number of
+features in the MMD paper). A model that sees it sees the attribute, so by default it is left out (98 features).
 
 Source: UCI Machine Learning Repository, "Communities and Crime", CC BY 4.0.
 """

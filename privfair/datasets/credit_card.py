@@ -2,7 +2,7 @@
 
 Encoding: limit, age, 6 bills and 6 payments as numbers (14); education with its undocumented codes 0, 5, 6
 counted as 4 "other" (4); marriage with code 0 counted as 3 "other" (3); the six repayment codes one-hot
-(4 x 11 + 2 x 10 = 64, because code 1 does not occur in the last two months). This is the 85 of the papers.
+(4 x 11 + 2 x 10 = 64, because code 1 does not occur in the two earliest months). This is the 85 of the papers.
 
 Source: UCI Machine Learning Repository, "Default of Credit Card Clients", CC BY 4.0.
 """
@@ -38,9 +38,9 @@ _SCALING: dict[str, Scaling] = {
 }
 
 _ALL_CODES = ("-2", "-1", "0", "1", "2", "3", "4", "5", "6", "7", "8")
-_LATE_CODES = tuple(code for code in _ALL_CODES if code != "1")
+_EARLY_CODES = tuple(code for code in _ALL_CODES if code != "1")
 _REPAYMENT = {f"PAY_{month}": _ALL_CODES for month in (0, 2, 3, 4)} | {
-    f"PAY_{month}": _LATE_CODES for month in (5, 6)
+    f"PAY_{month}": _EARLY_CODES for month in (5, 6)
 }
 _TARGETS = ("default-payment-next-month", "default.payment.next.month", "default payment next month")
 

@@ -115,7 +115,9 @@ def _encoded(named: NamedTables, schema: Schema, derived: tuple[DerivedFact, ...
 
 
 def _silo_name(file: Path) -> str:
-    return Path(file).name.split(".")[0]
+    """The file's name without what says its format: `st.mary.csv.zip` is the silo `st.mary`."""
+    name = Path(file).name
+    return Path(name.removesuffix(".zip")).stem
 
 
 def _by_silo_column(table: RawTable, column: str) -> NamedTables:

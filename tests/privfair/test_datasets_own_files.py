@@ -296,6 +296,11 @@ def test_features_to_predict_need_no_class_and_no_group(tmp_path: Path, own: Own
         load_own_features(_file(tmp_path, "age\n3\n", "new.csv"), data.schema)
 
 
+def test_dots_in_a_file_name_belong_to_the_silo(tmp_path: Path, own: OwnFormat) -> None:
+    files = [_file(tmp_path, GOOD, "st.mary.csv"), _file(tmp_path, GOOD, "st.john.csv")]
+    assert load_own_silos(files, own).names == ("st.mary", "st.john")
+
+
 def test_two_files_of_one_name_are_two_silos_of_one_name(tmp_path: Path, own: OwnFormat) -> None:
     (tmp_path / "a").mkdir()
     files = [_file(tmp_path, GOOD), _file(tmp_path / "a", GOOD)]

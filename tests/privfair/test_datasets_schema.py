@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,18 @@ def test_whole_numbers_may_name_classes() -> None:
     schema = parse_schema(HEAD.replace('["no", "yes"]', "[0, 1]") + "[categorical.x]\n").schema
     assert schema.target.values == ("0", "1")
     assert schema.coverage is Coverage.ALL_GROUPS_TWO_CLASSES
+
+
+@pytest.mark.parametrize("place", ["docs/data.md", "privfair/datasets/schema_toml.py"])
+def test_the_documented_example_is_a_schema(place: str) -> None:
+    text = (Path(__file__).parents[2] / place).read_text()
+    if place.endswith(".md"):
+        example = text.split("```toml\n")[1].split("```")[0]
+    else:
+        example = textwrap.dedent(text.split("::\n")[1].split("\nA numeric column")[0])
+    schema = parse_schema(example).schema
+    assert schema.unresolved == ()
+    assert [column.name for column in schema.numeric] == ["age", "income"]
 
 
 def test_absent_schema_file(tmp_path: Path) -> None:
