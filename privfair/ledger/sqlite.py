@@ -68,7 +68,8 @@ class SqliteFile:
         self._path.touch()
 
     def _connect(self) -> sqlite3.Connection:
-        mode = "rw" if self._access is Access.WRITE else "ro"
+        # A reader that may, has to undo the half-written commit of a killed writer like anybody else.
+        mode = "rw" if self._access is Access.WRITE or os.access(self._path, os.W_OK) else "ro"
         connection = sqlite3.connect(
             f"file:{quote(str(self._path.absolute()))}?mode={mode}",
             uri=True,
@@ -82,6 +83,8 @@ class SqliteFile:
         connection.execute("PRAGMA trusted_schema=OFF")
         if self._access is Access.WRITE:
             connection.execute("PRAGMA journal_mode=DELETE")
+        else:
+            connection.execute("PRAGMA query_only=ON")
         return connection
 
     def begin_writing(self, connection: Connection) -> None:

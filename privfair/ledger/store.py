@@ -25,7 +25,7 @@ _ROWS = Table(
 
 
 class Access(Enum):
-    """WRITE creates the ledger where there is none; READ changes nothing, not even the anchor."""
+    """WRITE creates the ledger where there is none; READ adds nothing, not even to the anchor."""
 
     WRITE = "write"
     READ = "read"
