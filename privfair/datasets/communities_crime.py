@@ -1,4 +1,4 @@
-"""Communities and Crime (US, 1990s): 1,993 communities, 99 features, silos by state.
+"""Communities and Crime (US, 1990s): 1,993 communities, 98 features, silos by state.
 
 The class says whether the violent-crime rate exceeds the average of the file; the group whether the share of
 Black residents exceeds its median. All columns are already scaled to [0, 1] by the publishers. The data package has
