@@ -19,6 +19,7 @@ from calibrate.manifest.mechanism import (
     NoiseSource,
     RandomizedCategory,
 )
+from calibrate.privacy_unit import EpsilonInterval
 from calibrate.releases import (
     Gaussian,
     Laplace,
@@ -34,6 +35,8 @@ from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, Wit
 if TYPE_CHECKING:
     from calibrate.manifest.document import BudgetDocument
 
+_ROUNDING = 1e-9
+
 Primitive = Gaussian | Laplace | RandomizedResponse | NonPrivate
 
 
@@ -47,6 +50,12 @@ def contradictions(document: BudgetDocument) -> tuple[str, ...]:
         *_price(document),
         *_noise_source(document),
     )
+
+
+def could_both_be_right(first: EpsilonInterval, second: EpsilonInterval) -> bool:
+    """Whether two certified intervals overlap, up to rounding that an accountant bounds to first order only."""
+    lower, upper = max(first.lower, second.lower), min(first.upper, second.upper)
+    return lower * (1 - _ROUNDING) <= upper * (1 + _ROUNDING)
 
 
 def _names(document: BudgetDocument) -> Iterator[str]:
@@ -118,7 +127,7 @@ def _price(document: BudgetDocument) -> Iterator[str]:
         yield "a price needs a second opinion"
     elif second.accountant == document.accounting.accountant:
         yield f"both opinions are by {second.accountant}"
-    elif not first.overlaps(second.interval.certified()):
+    elif not could_both_be_right(first, second.interval.certified()):
         yield "the two accountants contradict each other"
 
 

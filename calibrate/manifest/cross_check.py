@@ -7,12 +7,15 @@ overlap: both can then be right. What is promised is the upper end of the better
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from calibrate.errors import ManifestRefused
 from calibrate.manifest.document import Interval, Opinion
 from calibrate.manifest.steps import Step
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.releases import Release
+
+if TYPE_CHECKING:
+    from calibrate.accountants.registry import Priced
 
 
 @dataclass(frozen=True)
@@ -28,35 +31,31 @@ def cross_check(release: Release, unit: PrivacyUnit, delta: float, epsilon: floa
 
     `epsilon` is None where nothing finite is promised: a paper's own noise, priced to show what it costs.
     """
-    # Imported when used: accountants load numerical libraries that verification must not need.
-    from calibrate.accountants.registry import best_epsilon, second_opinion
+    # Imported when used: accountants load numerical libraries that reading a manifest must not need.
+    from calibrate.accountants import registry
 
-    first = best_epsilon(release, unit, delta)
-    second = second_opinion(release, unit, delta)
-    if first.accountant_name == second.accountant_name:
-        raise _refused(f"both prices come from {first.accountant_name}, so there is no second opinion")
-    if not first.interval.overlaps(second.interval):
-        raise _refused(
-            f"{first.accountant_name} certifies [{first.interval.lower}, {first.interval.upper}] but "
-            f"{second.accountant_name} [{second.interval.lower}, {second.interval.upper}]"
+    first = registry.best_epsilon(release, unit, delta)
+    second = registry.second_opinion(release, unit, delta)
+    if not registry.agree(first, second):
+        raise Step.PRICE.refuse(
+            f"{_words(first)} but {_words(second)}, so there is no second opinion that agrees",
+            "report the event as a bug; until it is mended, choose a sampling that both accountants price alike",
         )
     if epsilon is not None and first.interval.upper > epsilon:
-        raise _refused(f"the certified epsilon {first.interval.upper} exceeds the promised {epsilon}")
-    return CrossCheck(
-        Opinion(
-            accountant=first.accountant_name,
-            library=first.library,
-            version=first.version,
-            interval=Interval.of(first.interval),
-        ),
-        Opinion(
-            accountant=second.accountant_name,
-            library=second.library,
-            version=second.version,
-            interval=Interval.of(second.interval),
-        ),
+        raise Step.PRICE.refuse(
+            f"the certified epsilon {first.interval.upper} exceeds the promised {epsilon}"
+        )
+    return CrossCheck(_opinion(first), _opinion(second))
+
+
+def _opinion(priced: Priced) -> Opinion:
+    return Opinion(
+        accountant=priced.accountant_name.value,
+        library=priced.library,
+        version=priced.version,
+        interval=Interval.of(priced.interval),
     )
 
 
-def _refused(why: str) -> ManifestRefused:
-    return Step.PRICE.refuse(why)
+def _words(priced: Priced) -> str:
+    return f"{priced.accountant_name.value} certifies [{priced.interval.lower}, {priced.interval.upper}]"

@@ -49,8 +49,12 @@ def _as_sampling(value: object) -> object:
     return decode_sampling(encode_sampling(cast(Sampling, value)))
 
 
-Event = Annotated[Release, PlainValidator(_as_release), PlainSerializer(encode_release, return_type=dict[str, Any])]
-Scheme = Annotated[Sampling, PlainValidator(_as_sampling), PlainSerializer(encode_sampling, return_type=dict[str, Any])]
+Event = Annotated[
+    Release, PlainValidator(_as_release), PlainSerializer(encode_release, return_type=dict[str, Any])
+]
+Scheme = Annotated[
+    Sampling, PlainValidator(_as_sampling), PlainSerializer(encode_sampling, return_type=dict[str, Any])
+]
 
 
 class SamplingDeclaration(StrictModel):

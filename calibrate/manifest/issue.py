@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 from calibrate.errors import ManifestRefused
 from calibrate.manifest import signature
 from calibrate.manifest.document import BudgetDocument
@@ -13,11 +11,6 @@ from calibrate.manifest.signature import BrokenEnvelope, open_envelope
 from calibrate.manifest.statement import PAYLOAD_TYPE, statement_bytes
 from calibrate.manifest.steps import Step
 from calibrate.manifest.verify import read_unverified
-
-
-def fresh_nonce() -> str:
-    """A single-use value of 256 random bits; the ledger accepts one claim for each."""
-    return secrets.token_hex(32)
 
 
 def issue(document: BudgetDocument, key: SigningKey) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from calibrate.manifest.consistency import could_both_be_right
 from calibrate.manifest.cross_check import CrossCheck, cross_check
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
@@ -31,7 +32,7 @@ def recompute(document: BudgetDocument) -> CrossCheck | None:
             assert_never(guarantee)
     printed = document.accounting.interval.certified()
     for opinion in (fresh.first, fresh.second):
-        if not printed.overlaps(opinion.interval.certified()):
+        if not could_both_be_right(printed, opinion.interval.certified()):
             raise Step.PRICE.refuse(
                 f"the document prints [{printed.lower}, {printed.upper}], which {opinion.accountant} excludes"
             )

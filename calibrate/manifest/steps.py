@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from calibrate.errors import ManifestRefused
 
-
 _LONGEST_CLAUSE = 400
 
 
