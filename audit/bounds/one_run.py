@@ -30,7 +30,8 @@ class DeltaTerm(Enum):
     """What is added to P[W >= v], W ~ Binomial(r, q), to pay for delta (m coins).
 
     PUBLISHED: 2 m delta max_i P[v - i <= W < v] / i, for coins with two sides.
-    SHARP: m delta (1 - q) / (E[W | W >= v] - E[W | W < v]), never larger where it matters; any coins.
+    SHARP: m delta (1 - q) / (E[W | W >= v] - E[W | W < v]), for any coins. Never the larger one where a p-value
+    is below 1/2; elsewhere PUBLISHED means the larger of the two, because only that is proved.
     """
 
     PUBLISHED = "published"
@@ -95,7 +96,7 @@ class OneRun:
     def _price(self, counts: GuessCounts, wrong: float, tail: float) -> float:
         match self.delta_term:
             case DeltaTerm.PUBLISHED:
-                return _published_price(counts, wrong)
+                return max(_published_price(counts, wrong), _sharp_price(counts, wrong, tail))
             case DeltaTerm.SHARP:
                 return _sharp_price(counts, wrong, tail)
             case _:
