@@ -9,7 +9,7 @@ contradict one another, so a signature is never put under one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
@@ -36,17 +36,12 @@ PREDICATE_TYPE = "urn:privfair:budget:v1"
 
 
 def _as_release(value: object) -> object:
-    return (
-        decode_release(value)
-        if isinstance(value, Mapping)
-        else decode_release(encode_release(cast(Release, value)))
-    )
+    """A release from JSON, or from Python through JSON, so that both hold plain numbers only."""
+    return decode_release(encode_release(value) if isinstance(value, Release) else value)
 
 
 def _as_sampling(value: object) -> object:
-    if isinstance(value, Mapping):
-        return decode_sampling(value)
-    return decode_sampling(encode_sampling(cast(Sampling, value)))
+    return decode_sampling(encode_sampling(value) if isinstance(value, Sampling) else value)
 
 
 Event = Annotated[
@@ -121,7 +116,7 @@ class Silo(StrictModel):
 class DataBinding(StrictModel):
     """Which data the budget is for: another silo, another size or another schema needs another budget."""
 
-    silos: Annotated[tuple[Silo, ...], Field(min_length=1)]
+    silos: Annotated[tuple[Silo, ...], Field(min_length=1, max_length=10_000)]
     schema_digest: Sha256
 
     @model_validator(mode="after")
@@ -166,9 +161,9 @@ class BudgetDocument(StrictModel):
 
     algorithm: Name
     guarantee: Guarantee
-    releases: Annotated[tuple[Mechanism, ...], Field(min_length=1)]
+    releases: Annotated[tuple[Mechanism, ...], Field(min_length=1, max_length=256)]
     rounds: Count
-    sampling: tuple[SamplingDeclaration, ...]
+    sampling: Annotated[tuple[SamplingDeclaration, ...], Field(max_length=256)]
     accounting: Accounting
     data: DataBinding
     config_digest: Sha256

@@ -18,7 +18,14 @@ from calibrate.manifest.mechanism import (
     NoiseSource,
     RandomizedCategory,
 )
-from calibrate.manifest.verify import AuthenticManifest, UnverifiedManifest, VerifiedManifest
+from calibrate.manifest.strict_json import Json
+from calibrate.manifest.verify import (
+    AuthenticManifest,
+    Signature,
+    UnverifiedManifest,
+    VerifiedManifest,
+    promises_privacy,
+)
 from calibrate.privacy_unit import Protected, Relation
 
 WIDTH = 100
@@ -53,6 +60,27 @@ def render(manifest: Shown) -> str:
         ("Why", (document.justification,)),
     )
     return "\n\n".join(_section(title, lines) for title, lines in parts) + "\n"
+
+
+def as_json(manifest: Shown) -> dict[str, Json]:
+    """The same for machines: how far it was checked, by whom it is signed, and the whole document."""
+    signatures: tuple[Signature, ...] = ()
+    match manifest:
+        case UnverifiedManifest():
+            checked = "nothing"
+        case AuthenticManifest():
+            checked, signatures = "signatures", manifest.signatures
+        case VerifiedManifest():
+            checked, signatures = "signatures, plan and data", manifest.signatures
+        case _:
+            assert_never(manifest)
+    return {
+        "checked": checked,
+        "promises_privacy": promises_privacy(manifest.document),
+        "manifest": manifest.digest,
+        "signatures": [{"role": each.role.value, "key_id": each.key_id} for each in signatures],
+        "document": manifest.document.to_json(),
+    }
 
 
 def _section(title: str, lines: Iterable[str]) -> str:

@@ -125,6 +125,10 @@ class VerifiedManifest:
     def digest(self) -> str:
         return self.authentic.digest
 
+    @property
+    def signatures(self) -> tuple[Signature, ...]:
+        return self.authentic.signatures
+
 
 def promises_privacy(document: BudgetDocument) -> bool:
     """Whether anybody is protected: a private guarantee, and noise nobody can reproduce."""

@@ -253,6 +253,7 @@ def test_seeded_noise_is_admitted_everywhere_or_nowhere_and_promises_nothing() -
         {"justification": "zero\u200bwidth"},
         {"unknown": 1},
         {"releases": ()},
+        {"accounting": "cheap"},
     ],
     ids=str,
 )
@@ -293,3 +294,9 @@ def test_an_interval_keeps_infinity_apart_from_numbers() -> None:
 
 def test_the_binding_takes_a_prefixed_schema_digest() -> None:
     assert DataBinding.of("sha256:" + "ab" * 32, [("a", 1)]) == DataBinding.of("ab" * 32, [("a", 1)])
+
+
+@pytest.mark.parametrize("event", ["gaussian", 1, None, [], {}])
+def test_an_event_that_is_no_release_is_refused_in_words(event: Any) -> None:
+    with pytest.raises(ValidationError, match=r"JSON object|not a release"):
+        samples.accounting(event=event)

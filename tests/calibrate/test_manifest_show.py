@@ -14,7 +14,7 @@ from calibrate.manifest.document import Interval, SamplingDeclaration
 from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised
 from calibrate.manifest.keys import Role, generate
 from calibrate.manifest.mechanism import InTheClear, NoiseSampler, NoiseSource
-from calibrate.manifest.show import render
+from calibrate.manifest.show import as_json, render
 from calibrate.manifest.statement import statement_bytes
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import authenticate, read_unverified, verify
@@ -130,3 +130,14 @@ def test_the_page_is_plain_text_of_bounded_width() -> None:
     lines = render(read_unverified(envelope)).splitlines()
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) <= 100
+
+
+def test_machines_are_told_the_same() -> None:
+    envelope = samples.signed(statement_bytes(samples.document()), KEY)
+    unverified = as_json(read_unverified(envelope))
+    assert (unverified["checked"], unverified["signatures"]) == ("nothing", [])
+    verified = as_json(verify(envelope, TRUST, samples.RUN, samples.NOW))
+    assert verified["checked"] == "signatures, plan and data"
+    assert verified["signatures"] == [{"role": "privacy-officer", "key_id": KEY.key_id}]
+    assert verified["promises_privacy"] is True
+    assert verified["document"] == samples.document().to_json()
