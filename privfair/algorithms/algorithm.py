@@ -1,0 +1,89 @@
+"""What an algorithm is: a pure contribution on the silo's side, an update from published values alone.
+
+`contribution` sees private data and changes nothing, so an audit can call it on neighbouring data. `update` sees
+only what left the gate, so that everything after the gate is post-processing shows in its signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privfair.contribution import BoundedContribution, Floats, Published
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, eq=False)
+class SiloTensors:
+    """One silo's training records as tensors; a unit's number is its row (or its user, see `unit_of_row`)."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    s: Tensor
+    unit_of_row: Tensor | None = None
+    """For user-level privacy: which user each row belongs to; None where a unit is a record."""
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class ClearValue:
+    """A value sent without noise: why that is acceptable, and whether the protected unit can influence it."""
+
+    name: str
+    why: str
+    depends_on_unit: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What a silo wants to send in one round; the gate decides."""
+
+    noisy: tuple[BoundedContribution, ...] = ()
+    randomized: Mapping[str, NDArray[np.int64]] | None = None
+    """Categories to be sent through randomised response, by name."""
+    clear: Mapping[str, Floats] | None = None
+
+
+Received = Mapping[str, Mapping[str, Published]]
+"""By silo, then by name: what the gate let out this round."""
+
+
+class Algorithm(Protocol[State]):
+    """One final class an algorithm; its parameters are fixed at construction."""
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        """Everything sent without noise."""
+        ...
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every published value, by name."""
+        ...
+
+    def start(self) -> State: ...
+
+    def contribution(self, state: State, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        """What the silo sends, computed on the rows (or users) `batch`; pure."""
+        ...
+
+    def update(self, state: State, received: Received) -> State:
+        """The next state, from published values alone."""
+        ...
+
+    def theta(self, state: State) -> Tensor:
+        """The model's parameter vector."""
+        ...
+
+    def checkpoint(self, state: State) -> dict[str, Floats]:
+        """The state as named arrays; it holds published values and what follows from them, nothing private."""
+        ...
+
+    def restore(self, arrays: Mapping[str, Floats]) -> State: ...

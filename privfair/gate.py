@@ -1,0 +1,255 @@
+"""The only way out: a value computed from private data is published here or not at all.
+
+For each value: is it declared in the manifest, is its bound the signed one, do its units keep that bound, is
+this round charged on disk and the value not yet published? Only then is noise drawn, the transcript written
+and the value handed on. Nothing else in the engine imports `privfair.noise` (an import contract).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import assert_never, final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from calibrate.errors import GateRefused
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import (
+    GaussianNoise,
+    InTheClear,
+    LaplaceNoise,
+    NoiseSource,
+    RandomizedCategory,
+)
+from calibrate.manifest.verify import VerifiedManifest
+from privfair.contribution import BoundedContribution, Floats, Published
+from privfair.ledger import DEFAULT_BLOCK, Claim, Release
+from privfair.noise import (
+    ExactNoise,
+    Grid,
+    Norm,
+    UnsafeSeededResearchNoise,
+)
+from privfair.noise import NoiseSource as NoiseGenerator
+from privfair.transcript import Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
+
+_ROUNDING = 1e-9
+"""Relative slack for the floating-point computation of a norm; covered by the rounding-up of the noise below."""
+
+
+@final
+class Gate:
+    """Publishes under one verified manifest and one claim.
+
+    Guarantee: every published Gaussian (Laplace) value carries exact discrete noise whose scale is at least
+    the signed multiplier times the contribution bound *after* rounding to the grid and with the slack for
+    measuring norms in floating point; every round used was charged durably before its noise was drawn; no
+    declared value is published more often than signed. So the transcript costs at most what the manifest's
+    accounting says, for its unit and under its assumptions, up to `calibrate.discrete_noise_slack`.
+    """
+
+    def __init__(
+        self,
+        manifest: VerifiedManifest,
+        claim: Claim,
+        transcript: TranscriptWriter,
+        noise: NoiseGenerator,
+        block: int = DEFAULT_BLOCK,
+        already: Iterable[Release] = (),
+    ) -> None:
+        self._document = manifest.document
+        self._claim = claim
+        self._transcript = transcript
+        self._noise = noise
+        self._block = block
+        self._parties = frozenset(silo.name for silo in manifest.document.data.silos)
+        self._valid_until = manifest.document.validity.not_after
+        self._round: int | None = None
+        self._published = Counter((release.party, release.name) for release in already)
+
+    @property
+    def round(self) -> int | None:
+        """The open round; None before the first."""
+        return self._round
+
+    def next_round(self) -> int:
+        """Open the next round, charging a block of rounds first where none is left that is charged."""
+        if datetime.now(UTC) >= self._valid_until:
+            raise GateRefused(
+                f"the manifest expired at {self._valid_until:%Y-%m-%d %H:%M} UTC; ask for a new budget"
+            )
+        following = self._claim.held.start if self._round is None else self._round + 1
+        if following not in self._claim.held:
+            if self._claim.remaining == 0:
+                raise GateRefused(
+                    f"round {following} is beyond the {self._claim.rounds} signed rounds; the budget is spent: "
+                    "stop here, or ask for a new budget"
+                )
+            self._transcript.sync()
+            following = self._claim.charge_ahead(self._block).start
+        self._round = following
+        return following
+
+    def publish(self, party: str, contribution: BoundedContribution) -> Published:
+        """Check a contribution against the manifest, add its signed noise, and publish it."""
+        declared = self._declared(contribution.name)
+        if isinstance(declared, InTheClear | RandomizedCategory):
+            raise GateRefused(
+                f"{contribution.name!r} is declared as {declared.mechanism}, not as a noisy value; "
+                "publish it by that way"
+            )
+        values = _finite(contribution.name, contribution.values)
+        self._check_bound(declared, contribution)
+        self._check_shape(declared.shape, contribution.name, values)
+        round = self._check_turn(party, contribution.name, declared.publications)
+        match declared:
+            case GaussianNoise():
+                scale = _scale_after_rounding(declared, values.size, declared.sigma, Norm.L2)
+                noisy = self._noise.gaussian(values, scale)
+            case LaplaceNoise():
+                scale = _scale_after_rounding(declared, values.size, declared.scale, Norm.L1)
+                noisy = self._noise.laplace(values, scale)
+            case _:
+                assert_never(declared)
+        return self._let_out(round, party, contribution.name, noisy)
+
+    def publish_randomized(self, party: str, name: str, categories: ArrayLike) -> Published:
+        """Publish one category per unit through k-ary randomised response."""
+        declared = self._declared(name)
+        if not isinstance(declared, RandomizedCategory):
+            raise GateRefused(f"{name!r} is declared as {declared.mechanism}, not as randomised response")
+        codes = np.asarray(categories)
+        self._check_shape(declared.shape, name, codes)
+        round = self._check_turn(party, name, declared.publications)
+        reported = self._noise.randomized_response(codes, declared.categories, declared.epsilon)
+        return self._let_out(round, party, name, reported.astype(np.float64))
+
+    def publish_in_the_clear(self, party: str, name: str, values: ArrayLike) -> Published:
+        """Publish a value without noise; only what the manifest lists in the clear."""
+        declared = self._declared(name)
+        if not isinstance(declared, InTheClear):
+            raise GateRefused(
+                f"{name!r} is declared with {declared.mechanism} noise and can't be sent in the clear"
+            )
+        clear = _finite(name, np.asarray(values, dtype=np.float64))
+        self._check_shape(declared.shape, name, clear)
+        round = self._check_turn(party, name, declared.publications)
+        return self._let_out(round, party, name, clear.copy())
+
+    def flush(self) -> None:
+        """Make transcript and ledger records durable, for example before a checkpoint is written."""
+        self._transcript.sync()
+        self._claim.flush()
+
+    def finish(self) -> str:
+        """End the run: close the transcript and the claim; unspent rounds lapse. The transcript's digest."""
+        digest = self._transcript.finish()
+        self._claim.close(digest)
+        return digest
+
+    def _declared(self, name: str) -> GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear:
+        for declared in self._document.releases:
+            if declared.name == name:
+                return declared
+        known = ", ".join(declared.name for declared in self._document.releases)
+        raise GateRefused(f"{name!r} is not declared in the manifest; it allows only {known}")
+
+    def _check_bound(self, declared: GaussianNoise | LaplaceNoise, given: BoundedContribution) -> None:
+        if given.bound > declared.sensitivity * (1 + _ROUNDING):
+            raise GateRefused(
+                f"{given.name!r} claims the bound {given.bound:.9g}, the manifest signed {declared.sensitivity:.9g}; "
+                "clip harder, or have a larger bound signed"
+            )
+        if given.measured > given.bound * (1 + _ROUNDING):
+            raise GateRefused(
+                f"a unit's part of {given.name!r} measures {given.measured:.9g}, above its bound {given.bound:.9g}; "
+                "the clipping is wrong: mend it, the round is not published"
+            )
+
+    def _check_shape(self, shape: tuple[int, ...] | None, name: str, values: np.ndarray) -> None:
+        if shape is not None and values.shape != shape:
+            raise GateRefused(f"{name!r} has shape {values.shape}, the manifest signed {shape}")
+
+    def _check_turn(self, party: str, name: str, publications: int) -> int:
+        if party not in self._parties:
+            raise GateRefused(
+                f"{party!r} is not a silo of the manifest; it names {', '.join(sorted(self._parties))}"
+            )
+        if self._round is None:
+            raise GateRefused("no round is open; call next_round() first")
+        self._claim.require_unreleased(self._round, party, name)
+        if self._published[party, name] >= publications:
+            raise GateRefused(f"{name!r} of {party!r} was published {publications} times, as often as signed")
+        return self._round
+
+    def _let_out(self, round: int, party: str, name: str, values: Floats) -> Published:
+        digest = self._transcript.append(round, party, name, values)
+        self._claim.record_release(round, party, name, digest)
+        self._published[party, name] += 1
+        return Published(round, party, name, values)
+
+
+def open_gate(
+    manifest: VerifiedManifest,
+    claim: Claim,
+    transcript: Path,
+    values: tuple[ValueSpec, ...],
+    research_seed: int | None = None,
+    block: int = DEFAULT_BLOCK,
+) -> Gate:
+    """The gate of a run with the noise source the manifest names.
+
+    A transcript that exists is resumed: what it shows as published counts as published, and records that a
+    crash kept out of the ledger are added to it.
+    """
+    noise = _noise(manifest.document, research_seed)
+    if transcript.exists():
+        writer = TranscriptWriter.resume(transcript)
+        already = Transcript.read(transcript).releases()
+        claim.reconcile(already)
+    else:
+        already = ()
+        parties = tuple(silo.name for silo in manifest.document.data.silos)
+        writer = TranscriptWriter.create(transcript, TranscriptHeader.of(claim, noise.label, parties, values))
+    return Gate(manifest, claim, writer, noise, block, already)
+
+
+def _noise(document: BudgetDocument, research_seed: int | None) -> NoiseGenerator:
+    match document.noise_source:
+        case NoiseSource.OPERATING_SYSTEM:
+            if research_seed is not None:
+                raise GateRefused(
+                    "a seed was given but the manifest signed noise from the operating system; drop it"
+                )
+            return ExactNoise()
+        case NoiseSource.SEEDED_RESEARCH_ONLY:
+            if research_seed is None:
+                raise GateRefused("the manifest signed seeded research noise; give its seed")
+            return UnsafeSeededResearchNoise(research_seed)
+        case _:
+            assert_never(document.noise_source)
+
+
+def _finite(name: str, values: Floats) -> Floats:
+    array = np.asarray(values, dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise GateRefused(
+            f"{name!r} holds values that are not finite; find the overflow or the division by zero"
+        )
+    return array
+
+
+def _scale_after_rounding(
+    declared: GaussianNoise | LaplaceNoise, dimension: int, scale: float, norm: Norm
+) -> float:
+    """The noise that keeps the signed multiplier although rounding to the grid moves the value a little.
+
+    The grid of twice the scale is at least as coarse as the one used, so its rounding covers it.
+    """
+    bound = declared.sensitivity * (1 + _ROUNDING)
+    rounded = Grid.for_scale(2 * scale).rounded_sensitivity(bound, dimension, norm)
+    return float(np.nextafter(scale * float(rounded) / declared.sensitivity, np.inf))
