@@ -1,0 +1,227 @@
+"""`privfair calibrate`: how much noise?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from privfair.cli.output import epsilon_text, json_option, options, print_json, print_rich
+from privfair.cli.plan_flags import EXAMPLES, FLAGS, SUMMARIES
+
+if TYPE_CHECKING:
+    from calibrate.budget import CertifiedBudget
+    from calibrate.privacy_unit import EpsilonDelta
+    from privfair.plan_file import PlanFile
+
+_PATH = click.Path(path_type=Path, dir_okay=False)
+
+_target = options(
+    click.option("--epsilon", type=float, metavar="E", help="The promise: at most this epsilon."),
+    click.option("--delta", type=float, metavar="D", help="... at this delta, between 0 and 1."),
+)
+_output = options(
+    click.option(
+        "--plan", "plan_path", type=_PATH, help="Take parameters from a TOML file; a flag wins over it."
+    ),
+    click.option(
+        "--solve",
+        type=click.Choice(["sigma", "rounds", "rate"]),
+        default="sigma",
+        show_default=True,
+        help="What to find: the noise; or, for given noise, the most rounds or the largest sampling rate.",
+    ),
+    click.option(
+        "--noise-multiplier", type=float, metavar="Z", help="Given noise, for --solve rounds or rate."
+    ),
+    click.option("--explain", is_flag=True, help="Which assumption costs what."),
+    click.option("--plot", type=_PATH, help="Write a figure: epsilon against rounds, noise against epsilon."),
+    click.option("--out", type=_PATH, help="Write the budget manifest, signed with --key."),
+    click.option("--key", "key_path", type=_PATH, help="Signing key for --out."),
+    click.option(
+        "--silo", "silos", multiple=True, metavar="NAME=SIZE", help="For --out: a silo the budget is for."
+    ),
+    click.option(
+        "--valid-days", type=click.IntRange(min=1), default=90, show_default=True, help="For --out."
+    ),
+    click.option("--why", default="", metavar="TEXT", help="For --out: the justification to put on record."),
+    json_option,
+)
+
+
+class _Algorithms(click.Group):
+    """One subcommand an algorithm; a TOML file in its place names the algorithm itself."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(FLAGS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name.endswith(".toml"):
+            from calibrate.plans.from_mapping import algorithm_named
+            from privfair.plan_file import read_plan_file
+
+            algorithm = algorithm_named(read_plan_file(Path(name)).algorithm)
+            return _subcommand(algorithm.value, Path(name))
+        return _subcommand(name, None) if name in FLAGS else None
+
+
+@click.group(
+    "calibrate", cls=_Algorithms, short_help="the smallest noise that keeps a promise (epsilon, delta)"
+)
+def command() -> None:
+    """Find the smallest noise whose certified cost keeps a promise (epsilon, delta).
+
+    \b
+    One subcommand an algorithm: privfair calibrate steffle --help
+    Or a plan file in its place: privfair calibrate plan.toml --out budget.json --key officer.pem
+    """
+
+
+def _subcommand(algorithm: str, plan_path: Path | None) -> click.Command:
+    flags = options(*(flag.option() for flag in FLAGS[algorithm]))
+
+    @click.command(
+        algorithm,
+        help=SUMMARIES[algorithm],
+        short_help=SUMMARIES[algorithm].split(".")[0],
+        epilog=f"\b\nExample:\n  privfair calibrate {algorithm} {EXAMPLES[algorithm]}",
+    )
+    @_target
+    @flags
+    @_output
+    def run(**given: Any) -> None:
+        parameters = {flag.parameter: given.pop(flag.parameter) for flag in FLAGS[algorithm]}
+        if plan_path is not None and given["plan_path"] is not None:
+            raise click.UsageError(
+                "a plan file was given twice: once in the algorithm's place, once with --plan"
+            )
+        given["plan_path"] = plan_path or given["plan_path"]
+        _run(algorithm, parameters, **given)
+
+    return run
+
+
+def _run(
+    algorithm: str,
+    flags: dict[str, Any],
+    epsilon: float | None,
+    delta: float | None,
+    plan_path: Path | None,
+    solve: str,
+    noise_multiplier: float | None,
+    explain: bool,
+    plot: Path | None,
+    as_json: bool,
+    **manifest: Any,
+) -> None:
+    from calibrate.budget import calibrate_plan
+    from calibrate.plans.from_mapping import plan_from_mapping
+    from privfair.plan_file import plan_from_flags
+
+    _refuse_contradictions(solve, noise_multiplier, explain, plot, manifest)
+    file = plan_from_flags(algorithm, plan_path, flags)
+    target = file.target(epsilon, delta)
+    if solve != "sigma":
+        assert noise_multiplier is not None
+        _solve_other(file, target, noise_multiplier, solve, as_json)
+        return
+    budget = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), target)
+    document = budget.to_json()
+    if explain:
+        from calibrate.plans.alternatives import explain as alternatives
+
+        document["explanation"] = [one.to_json() for one in alternatives(budget.plan, target)]
+    if plot is not None:
+        from privfair.cli.plots import plot_budget
+
+        plot_budget(budget, plot)
+        document["plot"] = str(plot)
+    if manifest["out"] is not None:
+        from privfair.cli.issue_manifest import issue_manifest
+
+        document["manifest"] = issue_manifest(budget, file, **manifest)
+    if as_json:
+        print_json(document)
+    else:
+        _show(budget, document)
+
+
+def _refuse_contradictions(
+    solve: str, noise: float | None, explain: bool, plot: Path | None, manifest: dict[str, Any]
+) -> None:
+    if (solve == "sigma") != (noise is None):
+        needed = (
+            "is only for --solve rounds or --solve rate"
+            if solve == "sigma"
+            else f"is needed by --solve {solve}"
+        )
+        raise click.UsageError(f"--noise-multiplier {needed}")
+    if solve != "sigma" and (explain or plot is not None or manifest["out"] is not None):
+        raise click.UsageError(f"--explain, --plot and --out go with --solve sigma, not with --solve {solve}")
+    if (manifest["out"] is None) != (manifest["key_path"] is None):
+        raise click.UsageError("--out and --key go together: a manifest is never written unsigned")
+    if manifest["out"] is None and (manifest["silos"] or manifest["why"]):
+        raise click.UsageError("--silo and --why describe a manifest; give --out and --key as well")
+
+
+def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str, as_json: bool) -> None:
+    from calibrate.solve_plan import largest_rate, largest_rounds
+
+    find = largest_rounds if solve == "rounds" else largest_rate
+    found = find(file.algorithm, file.privacy, noise, target)
+    if as_json:
+        print_json(found.to_json())
+        return
+    print_rich(
+        f"{found.parameter} = {found.value:g} keeps epsilon <= {target.epsilon:g} at delta = {target.delta:g} "
+        f"with noise multiplier {noise:g}",
+        f"certified epsilon {epsilon_text(found.certified.lower, found.certified.upper)}; "
+        f"the next larger value tried costs {found.beyond:.6g}",
+    )
+
+
+def _show(budget: CertifiedBudget, document: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    target, certified = budget.target, budget.certified
+    table = Table("value", "published", "sensitivity", "noise multiplier", "sigma")
+    for value in budget.values:
+        noise = "" if value.noise_multiplier is None else f"{value.noise_multiplier:.7g}"
+        sigma = (
+            f"keep with probability {value.keep_probability:.7g}"
+            if value.sigma is None
+            else f"{value.sigma:.7g}"
+        )
+        every = "every round" if value.every_round else "once"
+        table.add_row(value.name, every, f"{value.sensitivity:.7g}", noise, sigma)
+    lines: list[object] = [
+        (
+            f"[bold]{budget.plan.algorithm.value}[/bold]: epsilon {target.epsilon:g} at delta {target.delta:g}, "
+            f"{budget.plan.rounds} rounds, one {budget.plan.unit.protected.value} ({budget.plan.unit.relation.value})"
+        ),
+        table,
+        f"certified epsilon {epsilon_text(certified.lower, certified.upper)} ({budget.accountant} accountant)",
+    ]
+    if budget.joint_noise_multiplier is not None:
+        lines.append(f"joint noise multiplier of a round: {budget.joint_noise_multiplier:.7g}")
+    if budget.optimality_gap is not None:
+        lines.append(f"no noise smaller by more than {100 * budget.optimality_gap:.2g}% can keep the promise")
+    lines += ["", "It assumes:", *(f"  - {text}" for text in budget.plan.assumptions())]
+    lines += ["Not protected:", *(f"  - {text}" for text in budget.plan.unprotected())]
+    if "explanation" in document:
+        lines += ["", _explanation_table(document["explanation"])]
+    for key in ("plot", "manifest"):
+        if key in document:
+            lines.append(f"{key} written to {document[key]}")
+    print_rich(*lines)
+
+
+def _explanation_table(rows: list[dict[str, Any]]) -> object:
+    from rich.table import Table
+
+    table = Table("alternative", "value", "sigma", "times yours", "can be had?")
+    for row in rows:
+        offered = "yes" if row["offered"] else f"no: {row['not_offered']}"
+        table.add_row(str(row["description"]), str(row["value"]), f"{row['sigma']:.5g}", f"{row['ratio']:.4g}", offered)
+    return table

@@ -1,0 +1,109 @@
+"""`privfair manifest`: sign, verify and read budget manifests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from privfair.cli.keys import ask_password, read_trust_file, trust_options
+from privfair.cli.output import json_option, options, print_json
+
+_file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+
+
+@click.group("manifest", short_help="sign, verify and read a budget")
+def command() -> None:
+    """A budget manifest says what may be published, with how much noise, for how many rounds, on which data.
+
+    `privfair calibrate ... --out budget.json --key officer.pem` writes one.
+    """
+
+
+@command.command("sign")
+@_file
+@click.option("--key", "key_path", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Default: FILE itself.")
+@json_option
+def sign(file: Path, key_path: Path, out: Path | None, as_json: bool) -> None:
+    """Add a signature, after pricing the budget again with two accountants. Read it first: `manifest show`."""
+    from calibrate.manifest.issue import add_signature
+    from calibrate.manifest.keys import load_private
+    from calibrate.manifest.verify import read_unverified
+    from privfair.cli.files import read_bytes, write_bytes
+
+    key = load_private(key_path, ask_password)
+    signed = add_signature(read_bytes(file, "FILE"), key)
+    write_bytes(out or file, signed)
+    signatures = read_unverified(signed).claimed_key_ids
+    if as_json:
+        print_json({"manifest": str(out or file), "signed_by": key.key_id, "signatures": len(signatures)})
+    else:
+        click.echo(f"{out or file}: signed with key {key.key_id}; {len(signatures)} signatures now")
+
+
+@command.command("verify")
+@_file
+@trust_options
+@click.option("--recompute", is_flag=True, help="Also price the signed event again with two accountants.")
+@json_option
+def verify(file: Path, trust_path: Path, root: Path | None, recompute: bool, as_json: bool) -> None:
+    """Check signatures, roles, validity and meaning; exit code 3 and the failed step otherwise."""
+    from calibrate.manifest.verify import authenticate
+    from privfair.cli.files import read_bytes
+
+    manifest = authenticate(read_bytes(file, "FILE"), read_trust_file(trust_path, root))
+    if recompute:
+        from calibrate.manifest.recompute import recompute as price_again
+
+        price_again(manifest.document)
+    if as_json:
+        print_json(
+            {
+                "verified": True,
+                "digest": manifest.digest,
+                "signed_by": [{"role": s.role.value, "key_id": s.key_id} for s in manifest.signatures],
+                "algorithm": manifest.document.algorithm,
+                "kind": manifest.document.guarantee.kind,
+                "rounds": manifest.document.rounds,
+                "recomputed": recompute,
+            }
+        )
+        return
+    roles = ", ".join(signature.role.value for signature in manifest.signatures)
+    priced = "; its price was computed again and holds" if recompute else ""
+    click.echo(f"{file}: verified, signed by {roles}{priced}\ndigest {manifest.digest}")
+
+
+@command.command("show")
+@_file
+@options(
+    click.option(
+        "--trust", "trust_path", type=click.Path(path_type=Path, dir_okay=False), help="Check signatures."
+    ),
+    click.option(
+        "--root", type=click.Path(path_type=Path, dir_okay=False), help="Public key of a signed trust file."
+    ),
+)
+@json_option
+def show(file: Path, trust_path: Path | None, root: Path | None, as_json: bool) -> None:
+    """A page for an officer: what is promised to whom, what is not protected, what it assumes."""
+    from calibrate.manifest.show import render
+    from calibrate.manifest.verify import authenticate, read_unverified
+    from privfair.cli.files import read_bytes
+
+    content = read_bytes(file, "FILE")
+    if trust_path is None:
+        manifest = read_unverified(content)
+    else:
+        manifest = authenticate(content, read_trust_file(trust_path, root))
+    if as_json:
+        print_json(
+            {
+                "digest": manifest.digest,
+                "verified": trust_path is not None,
+                "document": manifest.document.to_json(),
+            }
+        )
+    else:
+        click.echo(render(manifest))

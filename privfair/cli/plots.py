@@ -1,0 +1,87 @@
+"""Figures for a calibrated budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from calibrate.accountants.registry import best_epsilon
+from calibrate.budget import CertifiedBudget, calibrate_plan
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
+from calibrate.releases import scaled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+_POINTS = 9
+
+
+def plot_budget(budget: CertifiedBudget, path: Path) -> None:
+    """Two panels: epsilon against rounds at the calibrated noise, and the noise against epsilon."""
+    if path.suffix not in _SUFFIXES:
+        raise InvalidInput(
+            "--plot", str(path), "is not a figure I can write", f"end it in {', '.join(_SUFFIXES)}"
+        )
+    if budget.joint_noise_multiplier is None and not budget.plan.values():
+        raise InvalidInput("--plot", str(path), "there is no noise to plot: rounds are free", "drop --plot")
+    try:
+        import matplotlib
+    except ImportError as missing:
+        raise InvalidInput(
+            "--plot", str(path), "needs matplotlib", "install it: pip install 'privfair[plot]'"
+        ) from missing
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    _epsilon_against_rounds(budget, left)
+    _noise_against_epsilon(budget, right)
+    figure.suptitle(
+        f"{budget.plan.algorithm.value}: epsilon {budget.target.epsilon:g} at delta {budget.target.delta:g}, "
+        f"one {budget.plan.unit.protected.value} ({budget.plan.unit.relation.value})"
+    )
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _epsilon_against_rounds(budget: CertifiedBudget, axes: Axes) -> None:
+    rounds = budget.plan.rounds
+    grid = sorted({max(1, round(rounds * 2 ** (step / 2))) for step in range(-2 * 3, 5)})
+    costs = [_cost(budget, count) for count in grid]
+    axes.fill_between(
+        grid, [c.lower for c in costs], [c.upper for c in costs], alpha=0.3, label="certified interval"
+    )
+    axes.plot(grid, [c.upper for c in costs], marker="o", markersize=3, label="may be promised")
+    axes.axvline(rounds, linestyle=":", color="grey")
+    axes.axhline(budget.target.epsilon, linestyle=":", color="grey")
+    axes.set(xlabel="rounds at the calibrated noise", ylabel="epsilon", xscale="log")
+    axes.legend()
+
+
+def _cost(budget: CertifiedBudget, rounds: int) -> EpsilonInterval:
+    plan: Any = replace(cast(Any, budget.plan), rounds=rounds)
+    first, calibrated = plan.values()[0], budget.values[0]
+    assert calibrated.noise_multiplier is not None
+    factor = calibrated.noise_multiplier / first.noise_ratio
+    return best_epsilon(scaled(plan.template(), factor), plan.unit, budget.target.delta).interval
+
+
+def _noise_against_epsilon(budget: CertifiedBudget, axes: Axes) -> None:
+    grid = [budget.target.epsilon * 2 ** (step / 2) for step in range(-_POINTS // 2 + 1, _POINTS // 2 + 1)]
+    for index, value in enumerate(budget.values):
+        if value.sigma is None:
+            continue
+        sigmas = [
+            cast(
+                float,
+                calibrate_plan(budget.plan, EpsilonDelta(epsilon, budget.target.delta)).values[index].sigma,
+            )
+            for epsilon in grid
+        ]
+        axes.plot(grid, sigmas, marker="o", markersize=3, label=value.name)
+    axes.axvline(budget.target.epsilon, linestyle=":", color="grey")
+    axes.set(xlabel="epsilon", ylabel="sigma", xscale="log", yscale="log")
+    axes.legend()
