@@ -1,0 +1,358 @@
+"""Eight processes on one ledger: exactly the budget is granted, on SQLite and on PostgreSQL.
+
+The PostgreSQL tests start a server of their own on a unix socket in a temporary folder, from Debian's
+`postgresql` package; where that is not installed they are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import pwd
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from calibrate.privacy_unit import PrivacyUnit, Relation
+from privfair.ledger import (
+    Access,
+    AlreadyClaimed,
+    AnchorState,
+    BudgetExceeded,
+    ClaimSuperseded,
+    ClaimToken,
+    Head,
+    Ledger,
+    ManifestTerms,
+    NotIntact,
+    RolledBack,
+    RoundsExhausted,
+    Unavailable,
+)
+
+PROCESSES = 8
+FORK = multiprocessing.get_context("fork")
+UNIT = PrivacyUnit.of(Relation.REPLACE_ONE)
+DATA = hashlib.sha256(b"data").hexdigest()
+BYTES = hashlib.sha256(b"bytes").hexdigest()
+
+
+def terms(name: str, rounds: int = 40) -> ManifestTerms:
+    return ManifestTerms(
+        manifest_digest=hashlib.sha256(name.encode()).hexdigest(),
+        nonce=name,
+        envelope_digest=hashlib.sha256(b"envelope").hexdigest(),
+        rounds=rounds,
+        epsilon=0.1,
+        delta=1e-6,
+        data_digest=DATA,
+        valid_until=datetime.now(UTC) + timedelta(days=1),
+        unit=UNIT,
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a ledger is, and its anchor."""
+
+    location: str
+    anchor: Path
+
+    def open(self, access: Access = Access.WRITE) -> Ledger:
+        return Ledger.open(self.location, self.anchor, access)
+
+
+def server_programs() -> Path:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
+    if not found:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    return found[0].parent
+
+
+def server_account() -> dict[str, Any]:
+    """A PostgreSQL server refuses to run as root; Debian's package makes an account for it."""
+    if os.getuid() != 0:
+        return {}
+    try:
+        account = pwd.getpwnam("postgres")
+    except KeyError:
+        pytest.skip("running as root, and there is no account `postgres` to run the server as")
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The URL of a server that is gone after the tests."""
+    programs, account = server_programs(), server_account()
+    folder = Path(tempfile.mkdtemp(prefix="pf"))
+    if account:
+        os.chown(folder, account["user"], account["group"])
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
+    initdb = [programs / "initdb", "-D", folder / "data", "-A", "trust", "-U", "privfair", "--no-sync"]
+    subprocess.run(initdb, check=True, **quiet, **account)
+    options = ["-k", folder, "-c", "listen_addresses=", "-c", "synchronous_commit=off"]
+    process = subprocess.Popen([programs / "postgres", "-D", folder / "data", *options], **quiet, **account)
+    try:
+        for _ in range(300):
+            ready = subprocess.run([programs / "pg_isready", "-h", folder, "-q"], check=False, **quiet)
+            if ready.returncode == 0:
+                break
+            time.sleep(0.1)
+        yield f"postgresql+psycopg://privfair@/postgres?host={folder}"
+    finally:
+        process.send_signal(signal.SIGQUIT)  # PostgreSQL's immediate shutdown: nothing here is to be kept
+        process.wait(60)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def postgres(server: str, tmp_path: Path) -> Place:
+    """A new schema on that server: the way several silos share one database."""
+    schema = "silo_" + hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
+    execute(server, f"CREATE SCHEMA {schema}")
+    return Place(f"{server}&options=-csearch_path%3D{schema}", tmp_path / "ledger.anchor")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "postgresql":
+        return request.getfixturevalue("postgres")  # type: ignore[no-any-return]
+    return Place(str(tmp_path / "ledger.db"), tmp_path / "ledger.anchor")
+
+
+def execute(url: str, *statements: str) -> None:
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with contextlib.closing(engine.connect()) as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+    engine.dispose()
+
+
+def race(place: Place, racer: Callable[..., object], *arguments: object) -> list[Any]:
+    """Let eight processes begin at once, each with its own ledger object; what each returned."""
+    start = FORK.Barrier(PROCESSES)
+    results = FORK.Queue()
+
+    def run(number: int) -> None:
+        random.seed(number)
+        with place.open() as ledger:
+            start.wait(60)
+            results.put(racer(ledger, number, *arguments))
+
+    runners = [FORK.Process(target=run, args=(number,)) for number in range(PROCESSES)]
+    for runner in runners:
+        runner.start()
+    collected = [results.get(timeout=120) for _ in runners]
+    for runner in runners:
+        runner.join(60)
+        assert runner.exitcode == 0
+    return collected
+
+
+def claim_one(ledger: Ledger, number: int) -> str:
+    try:
+        ledger.claim(terms("wanted by all"), claimant=f"trainer {number}")
+    except AlreadyClaimed:
+        return "lost"
+    return f"trainer {number}"
+
+
+def test_one_of_eight_trainers_wins_a_manifest(place: Place) -> None:
+    results = race(place, claim_one)
+    assert results.count("lost") == PROCESSES - 1
+    with place.open(Access.READ) as ledger:
+        (status,) = ledger.status().manifests
+        assert status.claimant in results
+
+
+def test_eight_processes_may_create_the_ledger_at_once(place: Place) -> None:
+    identities = race(place, lambda ledger, number: ledger.anchor().ledger)
+    assert len(set(identities)) == 1
+    with place.open(Access.READ) as ledger:
+        assert ledger.verify()[0] == 1
+
+
+def spend_shared(ledger: Ledger, number: int, token: ClaimToken) -> list[int]:
+    """A copied run folder: everybody has the token, resumes and charges until nothing is left."""
+    granted: list[int] = []
+    while True:
+        try:
+            claim = ledger.resume(token)
+            for _ in range(3):
+                granted += claim.charge_ahead(random.randint(1, 3))
+        except ClaimSuperseded:
+            time.sleep(random.uniform(0.0, 0.4))  # or all would only ever supersede one another
+        except RoundsExhausted:
+            return granted
+
+
+def test_a_shared_token_gives_each_round_to_one_process(place: Place) -> None:
+    with place.open() as ledger:
+        token = ledger.claim(terms("shared")).token
+    granted = race(place, spend_shared, token)
+    assert sorted(number for some in granted for number in some) == list(range(40))
+    with place.open() as ledger:
+        ledger.verify()
+        assert ledger.status().anchor is AnchorState.CURRENT
+        assert ledger.status().manifests[0].charged == 40
+
+
+def spend_own(ledger: Ledger, number: int) -> int:
+    claim = ledger.claim(terms(f"own {number}", rounds=12))
+    granted = 0
+    with contextlib.suppress(RoundsExhausted):
+        while True:
+            for round_number in claim.charge_ahead(5):
+                claim.record_release(round_number, "a", "weights", BYTES)
+                granted += 1
+    claim.close()
+    return granted
+
+
+def test_eight_manifests_are_spent_side_by_side(place: Place) -> None:
+    assert race(place, spend_own) == [12] * PROCESSES
+    with place.open() as ledger:
+        entries, _ = ledger.verify()
+        assert entries == 1 + PROCESSES * (1 + 3 + 3 + 1)
+        assert [status.releases for status in ledger.status().manifests] == [12] * PROCESSES
+
+
+def claim_within_budget(ledger: Ledger, number: int) -> bool:
+    try:
+        ledger.claim(terms(f"budgeted {number}"))
+    except BudgetExceeded:
+        return False
+    return True
+
+
+def test_a_data_sets_budget_is_granted_exactly(place: Place) -> None:
+    with place.open() as ledger:
+        ledger.set_budget(DATA, UNIT, epsilon=0.3, delta=1e-3)
+    assert race(place, claim_within_budget).count(True) == 3
+    with place.open(Access.READ) as ledger:
+        assert ledger.status().budgets[0].claimed_epsilon == 0.3
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE privfair_ledger SET body = ''",
+        "DELETE FROM privfair_ledger",
+        "TRUNCATE privfair_ledger",
+        "INSERT INTO privfair_ledger SELECT * FROM privfair_ledger ON CONFLICT (seq) DO UPDATE SET body = ''",
+    ],
+)
+def test_postgres_itself_refuses_to_change_or_drop_a_row(postgres: Place, statement: str) -> None:
+    with postgres.open() as ledger:
+        ledger.claim(terms("m")).charge(3)
+    with pytest.raises(DBAPIError, match="append-only"):
+        execute(postgres.location, "SET session_replication_role = replica", statement)
+    with postgres.open() as ledger:
+        ledger.verify()
+
+
+def change_rows(place: Place, statement: str) -> None:
+    off, on = "DISABLE TRIGGER ALL", "ENABLE ALWAYS TRIGGER"
+    execute(
+        place.location,
+        f"ALTER TABLE privfair_ledger {off}",
+        statement,
+        f"ALTER TABLE privfair_ledger {on} privfair_ledger_no_change",
+        f"ALTER TABLE privfair_ledger {on} privfair_ledger_no_truncate",
+    )
+
+
+def test_postgres_edits_and_cut_ends_are_found(postgres: Place) -> None:
+    with postgres.open() as ledger:
+        ledger.claim(terms("m")).charge(3)
+    change_rows(postgres, "DELETE FROM privfair_ledger WHERE seq = 3")
+    with pytest.raises(RolledBack, match="ends at entry 2, but its anchor has seen entry 3"):
+        postgres.open()
+    change_rows(postgres, "UPDATE privfair_ledger SET body = replace(body, '40', '90') WHERE seq = 2")
+    with pytest.raises(NotIntact, match="entry 2"):
+        postgres.open(Access.READ)
+
+
+def test_postgres_guards_are_checked_at_every_open(postgres: Place) -> None:
+    postgres.open().close()
+    execute(postgres.location, "ALTER TABLE privfair_ledger DISABLE TRIGGER privfair_ledger_no_truncate")
+    with pytest.raises(NotIntact, match="no_truncate"):
+        postgres.open()
+
+
+def test_a_server_that_may_lose_a_commit_is_refused(postgres: Place) -> None:
+    postgres.open().close()
+    execute(postgres.location, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+    try:
+        time.sleep(1.0)  # the server takes up the setting a little later
+        with pytest.raises(Unavailable, match="fsync=off, so a crash could lose a charge"):
+            postgres.open()
+    finally:
+        execute(postgres.location, "ALTER SYSTEM RESET fsync", "SELECT pg_reload_conf()")
+        time.sleep(1.0)
+
+
+def test_a_dropped_postgres_table_is_not_silently_begun_anew(postgres: Place) -> None:
+    postgres.open().close()
+    execute(postgres.location, "DROP TABLE privfair_ledger")
+    with pytest.raises(RolledBack, match="it is empty"):
+        postgres.open()
+    with pytest.raises(Unavailable, match="no ledger here"):
+        postgres.open(Access.READ)
+
+
+def test_two_schemas_of_one_database_are_two_ledgers(postgres: Place, server: str, tmp_path: Path) -> None:
+    execute(server, "CREATE SCHEMA IF NOT EXISTS another_silo")
+    other = Place(f"{server}&options=-csearch_path%3Danother_silo", tmp_path / "other.anchor")
+    with postgres.open() as first, other.open() as second:
+        first.claim(terms("m"))
+        second.claim(terms("m"))
+        assert first.anchor().ledger != second.anchor().ledger
+
+
+def test_another_host_adopts_a_postgres_ledger_by_an_end_it_was_told(postgres: Place, tmp_path: Path) -> None:
+    with postgres.open() as ledger:
+        ledger.claim(terms("m"))
+        told = ledger.anchor().head
+    second = Place(postgres.location, tmp_path / "second.anchor")
+    with pytest.raises(RolledBack, match="missing"):
+        second.open()
+    with pytest.raises(RolledBack, match="not there"):
+        Ledger.adopt(second.location, second.anchor, Head(told.seq, "0" * 64))
+    with Ledger.adopt(second.location, second.anchor, told) as ledger:
+        ledger.claim(terms("other"))
+    with postgres.open() as ledger:
+        assert ledger.status().entries == 3
+
+
+def test_charges_are_durable_though_the_servers_default_is_not(postgres: Place) -> None:
+    """This server runs with synchronous_commit=off; the ledger's own transactions switch it on."""
+    with postgres.open() as ledger:
+        store = ledger._journal.store
+        with store.writing() as connection:
+            assert connection.scalar(text("SHOW synchronous_commit")) == "on"
+            assert connection.scalar(text("SHOW transaction_isolation")) == "read committed"
+        with store.reading() as connection:
+            assert connection.scalar(text("SHOW synchronous_commit")) == "off"
+
+
+def test_an_unreachable_server_is_refused_without_its_password(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    url = f"postgresql+psycopg://user:secret@/db?host={tmp_path}"
+    with pytest.raises(Unavailable) as caught:
+        Ledger.open(url, tmp_path / "anchor")
+    assert "secret" not in str(caught.value)
