@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import chisquare, norm
 
 from calibrate.errors import InvalidInput
+from privfair.noise import lattice_sampler
 from privfair.noise.discrete_gaussian import GaussianExponent, discrete_gaussian
 from privfair.noise.discrete_laplace import LaplaceExponent, discrete_laplace
 from privfair.noise.lattice_sampler import BlockTable, Exponent, block_table, sample
@@ -117,6 +118,18 @@ def test_a_fine_laplace_grid_has_the_continuous_quantiles(scale: int) -> None:
     cells = np.bincount((np.exp(-np.abs(values) / scale) * 400 * (1 - 1e-12)).astype(int), minlength=400)
     assert chisquare(cells).pvalue > FALSE_ALARM
     assert chisquare([np.sum(values < 0), np.sum(values > 0)]).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("scale", [Fraction(1, 2), Fraction(7, 3), Fraction(40), Fraction(333)], ids=str)
+def test_tail_blocks_have_the_right_frequencies(
+    law: type, scale: Fraction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let the tail begin at phi = 1 instead of 10, so that a large part of all values is drawn there."""
+    monkeypatch.setattr(lattice_sampler, "_TAIL_STARTS_AT", 1)
+    table = block_table.__wrapped__(law(scale))
+    assert table.exponent.exact(int(table.first[table.tail])) < (4 if scale > 2 else 9)
+    assert _p_value(sample(table, 1_000_000, SeededStream(4)), law(scale)) > FALSE_ALARM
 
 
 def test_the_tail_is_drawn_with_the_right_probability() -> None:

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import os
 import pickle
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -75,10 +76,17 @@ def test_a_stream_cannot_be_duplicated(duplicate) -> None:  # type: ignore[no-un
         duplicate(SecureStream())
 
 
-def test_threads_that_share_a_stream_never_see_the_same_words() -> None:
+def test_threads_that_share_a_stream_never_see_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh bytes are switched off, so that only the lock keeps two threads from using one key."""
     stream = SecureStream()
-    with ThreadPoolExecutor(8) as pool:
-        parts = list(pool.map(lambda _: stream.words(50), range(400)))
+    monkeypatch.setattr(random_stream, "_system_entropy", lambda: bytes(32))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            parts = list(pool.map(lambda _: stream.words(50), range(4000)))
+    finally:
+        sys.setswitchinterval(before)
     everything = np.concatenate(parts)
     assert np.unique(everything).size == everything.size
 
