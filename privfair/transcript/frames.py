@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -76,6 +76,11 @@ def read_value_key(payload: memoryview) -> tuple[ValueKey, int]:
     return ValueKey(*_VALUE.unpack_from(payload)), _VALUE.size
 
 
+def largest_payload(sizes: Iterable[int]) -> int:
+    """The longest payload a transcript can hold after its header, given the sizes of its values."""
+    return max(_END.size, *(_VALUE.size + size for size in sizes))
+
+
 def end_payload(values: int) -> bytes:
     return _END.pack(values)
 
@@ -87,30 +92,37 @@ def read_end(payload: memoryview) -> int:
     return count
 
 
-def scan(content: memoryview) -> Iterator[Frame]:
-    """The whole frames of a file, in order, up to a tail that a crash left unfinished.
-
-    The tail may be an unfinished frame, a last frame of which not all blocks reached the disk, or zeros
-    that a file system put there. A frame that fails its digest with other data after it was changed by
-    somebody, and is refused.
-    """
+def first_frame(content: memoryview) -> Frame | None:
+    """The frame after the magic word, or None where it is unfinished."""
     if bytes(content[: len(MAGIC)]) != MAGIC:
         raise _damaged("it does not begin like a transcript of this version")
-    place, before = len(MAGIC), SEED
-    while place < len(content):
-        frame = _frame_at(content, place, before)
+    return _frame_at(content, len(MAGIC), SEED, largest=len(content))
+
+
+def following_frames(content: memoryview, after: Frame, largest: int) -> Iterator[Frame]:
+    """The whole frames after one, in order, up to a tail that a crash left unfinished.
+
+    The tail may be an unfinished frame, a last frame of which not all blocks reached the disk, or zeros
+    that a file system put there. A frame that fails its digest with other data after it, or is longer
+    than the `largest` payload there can be, was changed by somebody, and is refused.
+    """
+    last = after
+    while last.next < len(content):
+        frame = _frame_at(content, last.next, last.digest, largest)
         if frame is None:
             return
         yield frame
-        place, before = frame.next, frame.digest
+        last = frame
 
 
-def _frame_at(content: memoryview, place: int, before: bytes) -> Frame | None:
+def _frame_at(content: memoryview, place: int, before: bytes, largest: int) -> Frame | None:
     if place + _FRONT.size > len(content):
         return None
     kind, length = _FRONT.unpack_from(content, place)
     start = place + _FRONT.size
     end = start + length
+    if length > largest:
+        raise _damaged(f"the frame at byte {place} is longer than any this transcript declares")
     if end + _DIGEST_SIZE > len(content):
         return None
     hasher = hashlib.sha256(before)
@@ -119,7 +131,7 @@ def _frame_at(content: memoryview, place: int, before: bytes) -> Frame | None:
         try:
             return Frame(FrameKind(kind), start, end, hasher.digest())
         except ValueError as error:
-            raise _damaged(f"a frame at byte {place} is of unknown kind {kind}") from error
+            raise _damaged(f"the frame at byte {place} is of unknown kind {kind}") from error
     if end + _DIGEST_SIZE == len(content) or not any(content[place:]):
         return None
     raise _damaged(f"the frame at byte {place} was changed after it was written")

@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from privfair.ledger import ClaimState, Ledger, Release
 from privfair.transcript.digest import release_digest
-from privfair.transcript.frames import Frame, FrameKind, ValueKey, read_end, read_value_key, scan
+from privfair.transcript.frames import (
+    Frame,
+    FrameKind,
+    ValueKey,
+    first_frame,
+    following_frames,
+    largest_payload,
+    read_end,
+    read_value_key,
+)
 from privfair.transcript.header import TranscriptHeader, decode_header
 from privfair.transcript.refusal import TranscriptRefused
 
@@ -59,13 +68,15 @@ class Transcript:
 
     def _index(self) -> None:
         content = memoryview(self._map)
-        frames = list(scan(content))
-        if not frames or frames[0].kind is not FrameKind.HEADER:
-            raise _refused(self.path, "it has no header", "the run published nothing before it stopped")
-        self.header: TranscriptHeader = decode_header(bytes(content[frames[0].start : frames[0].end]))
+        first = first_frame(content)
+        if first is None or first.kind is not FrameKind.HEADER:
+            raise _refused(self.path, "it has no whole header", _RESTORE)
+        self.header: TranscriptHeader = decode_header(bytes(content[first.start : first.end]))
         self._places: dict[ValueKey, int] = {}
-        ended = False
-        for frame in frames[1:]:
+        last, ended = first, False
+        largest = largest_payload(spec.size for spec in self.header.values)
+        for frame in following_frames(content, first, largest):
+            last = frame
             if ended or frame.kind is FrameKind.HEADER:
                 raise _refused(self.path, "a frame stands where none may be", _RESTORE)
             if frame.kind is FrameKind.END:
@@ -74,8 +85,8 @@ class Transcript:
                     raise _refused(self.path, "its end counts other values than it holds", _RESTORE)
             else:
                 self._index_value(content, frame)
-        self.digest = frames[-1].digest.hex()
-        self.whole_bytes = frames[-1].next
+        self.digest = last.digest.hex()
+        self.whole_bytes = last.next
         self.torn_bytes = len(content) - self.whole_bytes
         if ended and self.torn_bytes:
             raise _refused(self.path, "bytes follow its end", _RESTORE)

@@ -63,7 +63,9 @@ class TranscriptWriter:
         except BaseException as error:
             writer.close()
             if isinstance(error, FileExistsError):
-                raise _refused(path, "there is a file already", "resume it, or choose another place") from error
+                raise _refused(
+                    path, "there is a file already", "resume it, or choose another place"
+                ) from error
             raise
         finally:
             os.unlink(beside)
