@@ -1,0 +1,193 @@
+"""The fast certified accountant: both ends of the interval from one pass over a tilted lattice each.
+
+It prices every pair of `dominating_pairs` by counting it, and works only when epsilon is asked for: a saddle
+point says where to look and how fine the lattice must be, the laws are put on the lattice from above
+(pessimistic) and from below (optimistic), and each end is verified on its own lattice. Delta may be as small
+as 1e-30 and beyond: the tilt keeps the tail in floating-point range. The cost grows like the square root of
+the number of rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from calibrate.accountants.certified_side import LatticeSide, on_lattice
+from calibrate.accountants.contour import (
+    Cumulants,
+    LossTransform,
+    chernoff_epsilon,
+    log_delta,
+    saddle_for_delta,
+    saddle_for_epsilon,
+)
+from calibrate.accountants.dominating_pairs import GaussianPair
+from calibrate.accountants.gaussian import gaussian_epsilon_interval
+from calibrate.accountants.losses.directions import Composition, Side, compositions
+from calibrate.accountants.losses.law import UNIT_ROUNDOFF
+from calibrate.accountants.pair_counts import PairCounts
+from calibrate.accountants.support import dominating_pairs
+from calibrate.errors import NotCertified
+from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
+from calibrate.releases import Leaf
+from calibrate.validation import open_unit, positive
+
+_FALLBACK_PRECISION = 1e-4
+"""Precision of log delta where the contour integral does not converge and the lattice answers instead."""
+_LARGEST_SECOND_LOOK = 1 << 20
+"""A second, finer look at an end is not taken with more lattice points than this."""
+
+
+class CertifiedAccountant:
+    """Certified interval of epsilon for every supported release.
+
+    Guarantee: for the unit a release was priced with, the release is (upper, delta)-private, and (for pairs
+    that are attained, see docs/theorems/certified-accountant.md) some release of the described form is not
+    (e, delta)-private for any e < lower. `relative_precision` is how close the discretisation may keep either
+    end to the exact value.
+    """
+
+    name = "certified"
+
+    def __init__(self, relative_precision: float = 1e-5) -> None:
+        self.relative_precision = positive("relative precision", relative_precision)
+
+    def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
+        return PairCounts.of(dominating_pairs(leaf, unit))
+
+    def self_composed(self, cost: PairCounts, times: int) -> PairCounts:
+        return cost.times(times)
+
+    def composed(self, first: PairCounts, second: PairCounts) -> PairCounts:
+        return first.plus(second.counts)
+
+    def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
+        """Both ends, each verified on its own lattice."""
+        open_unit("delta", delta)
+        if cost.unprotected:
+            return EpsilonInterval(math.inf, math.inf)
+        if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
+            return gaussian_interval(cost, delta)
+        lower = max(self._lower_end(each, math.log(delta)) for each in compositions(cost, Side.LOWER)[:1])
+        return EpsilonInterval(lower, self.epsilon_upper(cost, delta))
+
+    def epsilon_upper(self, cost: PairCounts, delta: float) -> float:
+        """The upper end alone, in half the time."""
+        open_unit("delta", delta)
+        if cost.unprotected:
+            return math.inf
+        if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
+            return gaussian_interval(cost, delta).upper
+        upper = 0.0
+        for composition in compositions(cost, Side.UPPER):
+            upper = self._upper_end(composition, math.log(delta), upper)
+        return upper
+
+    def log_delta(self, cost: PairCounts, epsilon: float) -> float:
+        """An accurate estimate of log delta at `epsilon`, not certified: for searches and plots."""
+        if cost.unprotected:
+            return 0.0
+        return max(estimate(LossTransform(each), epsilon)[0] for each in compositions(cost, Side.UPPER))
+
+    def _upper_end(self, composition: Composition, log_target: float, known: float) -> float:
+        """The smallest verified epsilon of one direction, at least `known`."""
+        if composition.largest <= known:
+            return known
+        where = _where(composition, log_target)
+        if where.guess <= known:
+            spare = log_target - estimate(where.transform, known, where.saddle.tilt)[0]
+            if spare > 0 and where.lattice(Side.UPPER, spare / 2, at=known).log_delta(known) <= log_target:
+                return known
+        return max(known, min(self._end(where, Side.UPPER), _rounded_up(composition.largest)))
+
+    def _lower_end(self, composition: Composition, log_target: float) -> float:
+        """The largest verified epsilon at which one direction still exceeds delta; 0 if there is none."""
+        where = _where(composition, log_target)
+        if where.guess == 0 and estimate(where.transform, 0.0, where.saddle.tilt)[0] <= log_target:
+            return 0.0
+        return self._end(where, Side.LOWER)
+
+    def _end(self, where: _Where, side: Side) -> float:
+        """One verified end. Where log delta is much steeper or flatter than the saddle says, look again."""
+        precision = where.saddle.tilt * max(where.guess, 1e-3) * self.relative_precision
+        lattice = where.lattice(side, precision)
+        epsilon, slope = _crossing(lattice, where.guess, where.log_target)
+        steepness = slope / where.saddle.tilt
+        finer = steepness if steepness > 3 else max(1.0, steepness**-0.5)
+        finer = min(finer, _LARGEST_SECOND_LOOK / lattice.composed.length)
+        if finer > 1.15:
+            lattice = where.lattice(side, precision / finer**2)
+            second, _ = _crossing(lattice, epsilon, where.log_target)
+            epsilon = min(epsilon, second) if side is Side.UPPER else max(epsilon, second)
+        return epsilon
+
+
+def gaussian_interval(cost: PairCounts, delta: float) -> EpsilonInterval:
+    """Plain Gaussian releases compose exactly: mu^2 adds."""
+    squares = math.fsum(n * pair.mu**2 for pair, n in cost.counts if isinstance(pair, GaussianPair))
+    mu, wobble = math.sqrt(squares), 4 * UNIT_ROUNDOFF
+    return gaussian_epsilon_interval(mu * (1 - wobble), mu * (1 + wobble), delta)
+
+
+def estimate(transform: LossTransform, epsilon: float, guess: float = 5.0) -> tuple[float, Cumulants]:
+    """log delta by the contour integral, or by the lattice where that does not converge; and the saddle."""
+    found = log_delta(transform, epsilon, guess)
+    if found is not None:
+        return found
+    saddle = saddle_for_epsilon(transform, epsilon, guess)
+    rough = saddle.value - saddle.tilt * epsilon  # Chernoff: only decides what is negligible
+    side = on_lattice(transform, Side.UPPER, saddle, epsilon, min(rough, -1.0), _FALLBACK_PRECISION)
+    return side.log_delta(epsilon) - side.moved, saddle
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Where to look for one end: the saddle at which delta is met and Chernoff's estimate of epsilon there."""
+
+    transform: LossTransform
+    saddle: Cumulants
+    guess: float
+    log_target: float
+
+    def lattice(self, side: Side, precision: float, at: float | None = None) -> LatticeSide:
+        epsilon = self.guess if at is None else at
+        return on_lattice(self.transform, side, self.saddle, epsilon, self.log_target, precision)
+
+
+def _where(composition: Composition, log_target: float) -> _Where:
+    transform = LossTransform(composition)
+    saddle = saddle_for_delta(transform, log_target)
+    guess = chernoff_epsilon(saddle, log_target)
+    if guess > 0:
+        return _Where(transform, saddle, guess, log_target)
+    return _Where(transform, saddle_for_epsilon(transform, 0.0), 0.0, log_target)
+
+
+def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[float, float]:
+    """Where log delta meets the target, verified on the safe side of it, and how steep it is there.
+
+    Guarantee: the returned epsilon itself was evaluated. Its delta is at most the target on the upper
+    side, and above the target on the lower side (or epsilon is 0).
+    """
+    sign = 1.0 if lattice.side is Side.UPPER else -1.0
+    tolerance = 1e-9 * abs(log_target)
+    epsilon, slope = guess, lattice.composed.tilt
+    excess = lattice.log_delta(epsilon) - log_target
+    for _ in range(80):
+        if 0 < -sign * excess < tolerance:
+            return epsilon, slope
+        move = (max(-4.0, excess) + sign * 0.4 * tolerance) / slope
+        following = max(0.0, epsilon + move)
+        if following == epsilon:
+            break
+        after = lattice.log_delta(following) - log_target
+        if math.isfinite(after) and math.isfinite(excess) and after != excess:
+            slope = max(slope / 8, min(8 * slope, (excess - after) / (following - epsilon)))
+        epsilon, excess = following, after
+    if -sign * excess > 0 or (sign < 0 and epsilon == 0):
+        return epsilon, slope
+    raise NotCertified("epsilon could not be certified; ask for less precision, or use the pld accountant")
+
+
+def _rounded_up(value: float) -> float:
+    return value * (1 + 16 * UNIT_ROUNDOFF)

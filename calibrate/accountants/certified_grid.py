@@ -1,0 +1,242 @@
+"""A loss law on the lattice step * Z, dominating (pessimistic) or dominated (optimistic).
+
+The profile of a law is H(a) = E_P (1 - a exp(-L))_+, convex and decreasing in a >= 0. A measure on lattice
+points has a profile that is linear between the points exp(lattice). If one profile lies below another for
+every a, so do their compositions, whatever they are composed with (docs/theorems/certified-accountant.md,
+"Profiles compose"). Hence
+
+* pessimistic: the chords of H between lattice points lie above H ("connect the dots");
+* optimistic: the chords, lowered at each lattice point until no segment exceeds H, lie below it.
+
+All rounding is directed: a computed mass is moved by its error bound to the side that keeps the certificate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Atom, Floats, Nodes, PrivacyLossLaw
+
+Integers = NDArray[np.int64]
+
+_TAIL_SHARE = 0.35
+"""How much discretisation error the coarse buckets may add, relative to the finest ones everywhere."""
+
+
+_NODE_ROUNDINGS = 64.0
+"""A lattice mass below this many roundoffs of what it is a difference quotient of counts as 0."""
+
+
+@dataclass(frozen=True)
+class LatticeLaw:
+    """P-masses at `index * step`, ascending, and the mass at infinity."""
+
+    index: Integers
+    mass: Floats
+    infinite: float
+
+
+def lattice_edges(
+    law: PrivacyLossLaw, step: float, tilt: float, log_moment: float, log_tail: float
+) -> Integers:
+    """Bucket edges in units of `step`: single steps where the tilted law is dense, wider ones elsewhere.
+
+    The error of a bucket grows with mass * width^2, so for a given number of buckets the total is smallest
+    when width ~ density^(-1/3). Widths are about powers of two so that neighbours rarely differ.
+    `log_moment` is log E exp(tilt L); above the last edge lies P-mass of at most exp(log_tail).
+    """
+    low, high = law.span(log_tail)
+    # Below this, exp(tilt * loss - log_moment) is so small that even all the mass there would not show.
+    unseen = (log_moment + 2 * math.log(tilt * step) - 32.0) / tilt
+    last = math.ceil(high / step)
+    first = min(math.floor(max(low, unseen) / step), last)
+    nodes = law.nodes(tilt)
+    if last - first < 2 or len(nodes.losses) < 3:
+        return np.arange(first - 1, last + 2, dtype=np.int64)
+    position, level = _width_levels(nodes, step, tilt)
+    starts = np.flatnonzero(np.diff(level, prepend=level[0] - 1))
+    bounds = [first, *(min(max(first, int(position[k] // step)), last) for k in starts[1:]), last]
+    pieces = [
+        _evenly(begin, end, int(level[k]))
+        for begin, end, k in zip(bounds[:-1], bounds[1:], starts, strict=True)
+        if end > begin
+    ]
+    return np.concatenate([*pieces, np.array([last, last + 1], dtype=np.int64)])
+
+
+def _evenly(begin: int, end: int, level: int) -> Integers:
+    """Edges from `begin` up to but without `end`, at least eight steps of about 2**level if there is room."""
+    length = end - begin
+    count = max(length >> level, min(length, 8))
+    return begin + length * np.arange(count, dtype=np.int64) // count
+
+
+def _width_levels(nodes: Nodes, step: float, tilt: float) -> tuple[Floats, Integers]:
+    """For each node its loss and the binary logarithm of the bucket width around it, in steps."""
+    exponent = nodes.log_weights + tilt * nodes.losses
+    weight = np.exp(exponent - exponent.max())
+    spread = np.gradient(nodes.losses)
+    density = weight / weight.sum() / spread
+    cube_root = np.cbrt(np.maximum(density, 1e-300))
+    scale = step * math.sqrt(_TAIL_SHARE / float(cube_root @ spread))
+    widest = max(step, 0.5 / (1 + tilt))
+    width = np.clip(scale / cube_root, step, widest)
+    level = np.floor(np.log2(width / step)).astype(np.int64)
+    return nodes.losses, np.minimum(level, np.minimum(np.roll(level, 1), np.roll(level, -1)))
+
+
+def pessimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw:
+    """The law whose profile connects the dots of H at the edges; everything above the last edge is infinite."""
+    loss: Floats = edges.astype(np.float64) * step
+    buckets = law.buckets(loss)
+    mass = buckets.p + buckets.p_error
+    excess = mass - (buckets.q - buckets.q_error) * np.exp(loss[:-1])
+    upper_share = np.clip(excess / -np.expm1(-np.diff(loss)), 0.0, mass)
+    nodes = np.zeros(len(edges))
+    nodes[:-1] += mass - upper_share
+    nodes[1:] += upper_share
+    nodes[0] += buckets.below
+    index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _split(atom, step)])
+    return LatticeLaw(index, masses, buckets.above + law.unbounded_mass)
+
+
+def optimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw:
+    """A law whose profile stays below H: what lies outside the edges is dropped."""
+    loss: Floats = edges.astype(np.float64) * step
+    halves = np.empty(2 * len(edges) - 1, dtype=np.float64)
+    halves[::2] = loss
+    halves[1::2] = (loss[1:] + loss[:-1]) / 2
+    buckets = law.buckets(halves)
+    p = np.maximum(buckets.p - buckets.p_error, 0.0).reshape(-1, 2)
+    q = (buckets.q + buckets.q_error).reshape(-1, 2) * np.exp(loss[:-1])[:, None]
+    p = np.where(p > q, p, 0.0)  # a half-bucket whose ratio is lost in rounding is dropped
+    q = np.where(p > 0, q, 0.0)
+    nodes = _lowered_chords(p, q, np.diff(loss))
+    index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _lowered(atom, step)])
+    return LatticeLaw(index, masses, 0.0)
+
+
+def _lowered_chords(p: Floats, q: Floats, width: Floats) -> Floats:
+    """Lattice masses of a convex piecewise linear minorant of the profile of the half-buckets (p, q).
+
+    `q` is relative to the lower edge of its bucket, so a half-bucket (p, q) contributes (p - q (1 + t))_+ at
+    the point t in [0, expm1(width)] of its bucket.
+    """
+    mass, excess = p.sum(axis=1), (p - q).sum(axis=1)
+    share = np.clip(excess / -np.expm1(-width), 0.0, mass)
+    drop = _drops(_gaps(p, q, np.expm1(width)), excess)
+    nodes = np.append(mass - share, 0.0)
+    nodes[1:] += share
+    rise = np.diff(drop)
+    nodes[:-1] -= rise / np.expm1(width)
+    nodes[1:] += rise / -np.expm1(-width)
+    nodes[0] += drop[0]
+    wobble = np.append(mass / -np.expm1(-width), 0.0)
+    wobble[1:] += wobble[:-1].copy()
+    nodes[np.abs(nodes) < _NODE_ROUNDINGS * UNIT_ROUNDOFF * wobble] = 0.0
+    return nodes if _made_convex(nodes, width) else np.append(mass, 0.0)
+
+
+def _drops(gaps: _Gaps, excess: Floats) -> Floats:
+    """How far to lower the chords at each edge, so that no segment exceeds the profile.
+
+    Lowering both ends of a segment by its largest gap is enough, and is done in the bulk. At the ends of the
+    support the profile bends too quickly for that: there each segment is the tangent to the profile from
+    the end of the segment before it, which makes a convex function by itself.
+    """
+    largest = np.maximum(gaps.size[0], gaps.size[1])
+    drop: Floats = np.maximum(np.append(largest, 0.0), np.append(0.0, largest))
+    sizes, along = gaps.size.T.tolist(), gaps.along.T.tolist()
+    bulk = largest.tolist()
+    value, count = 0.0, len(bulk)
+    drop[0] = 0.0
+    for i in range(count - 1):
+        value = max(0.0, *((g - (1 - f) * value) / f for g, f in zip(sizes[i], along[i], strict=True)))
+        drop[i + 1] = value
+        if value >= bulk[i + 1] > 0:
+            break
+    value = float(excess[-1])
+    drop[-2:] = value, 0.0
+    for i in range(count - 2, 0, -1):
+        if value >= bulk[i] > 0:
+            break
+        value = max(0.0, *((g - f * value) / (1 - f) for g, f in zip(sizes[i], along[i], strict=True)))
+        drop[i] = value
+    return drop
+
+
+def _made_convex(nodes: Floats, width: Floats) -> bool:
+    """Remove negative masses in place by passing to the lower convex envelope; False if that is impossible.
+
+    A negative mass is a concave kink. Cutting it off by the chord of its neighbours lowers the function and
+    hands its P- and Q-mass to them; left of everything there is only the value at a = 0 to hold on to.
+    """
+    position = np.append(0.0, np.cumsum(width))
+    pending = list(np.flatnonzero(nodes < 0))
+    alive = nodes != 0
+    while pending:
+        j = pending.pop()
+        if nodes[j] >= 0:
+            continue
+        above = j + 1 + int(np.argmax(alive[j + 1 :])) if alive[j + 1 :].any() else None
+        if above is None:
+            return False
+        below = j - 1 - int(np.argmax(alive[:j][::-1])) if alive[:j].any() else None
+        share = 1.0
+        if below is not None:
+            share = math.expm1(position[below] - position[j]) / math.expm1(position[below] - position[above])
+            nodes[below] += (1 - share) * nodes[j]
+            pending.append(below)
+        nodes[above] += share * nodes[j]
+        pending.append(above)
+        nodes[j] = 0.0
+        alive[j] = False
+    return True
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """Chord minus profile at the two kinks inside each bucket, and where along the bucket they are."""
+
+    size: Floats
+    along: Floats
+
+
+def _gaps(p: Floats, q: Floats, reach: Floats) -> _Gaps:
+    """Chord minus profile is linear between the kinks, where a half-bucket's contribution ends, and 0 at the ends."""
+    excess = (p - q).T
+    start = excess.sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kink = np.where(q.T > 0, excess / q.T, 0.0)
+    along = np.clip(kink / reach, 1e-9, 1 - 1e-9)
+    profile = np.maximum(excess[::-1] - along * reach * q.T[::-1], 0.0)
+    size = np.maximum(start * (1 - along) - profile, 0.0) * (1 + 1e-12)
+    return _Gaps(size, along)
+
+
+def _with_atoms(edges: Integers, nodes: Floats, placed: list[tuple[int, float]]) -> tuple[Integers, Floats]:
+    """The continuous part and the placed atoms on one ascending set of lattice points."""
+    if not placed:
+        return edges, nodes
+    index = np.concatenate((edges, np.array([i for i, _ in placed], dtype=np.int64)))
+    mass = np.concatenate((nodes, np.array([m for _, m in placed])))
+    unique, inverse = np.unique(index, return_inverse=True)
+    return unique, np.bincount(inverse, weights=mass, minlength=len(unique)).astype(np.float64)
+
+
+def _split(atom: Atom, step: float) -> list[tuple[int, float]]:
+    """Connect the dots for one atom: onto its two neighbouring lattice points."""
+    below = math.floor(atom.loss / step)
+    share = min(1.0, max(0.0, math.expm1(below * step - atom.loss) / math.expm1(-step)))
+    return [(below, atom.mass * (1 - share)), (below + 1, atom.mass * share)]
+
+
+def _lowered(atom: Atom, step: float) -> list[tuple[int, float]]:
+    """Down to the lattice, unless the atom is on it up to rounding (a change that the slack covers)."""
+    nearest = round(atom.loss / step)
+    on_lattice = abs(nearest * step - atom.loss) <= 16 * UNIT_ROUNDOFF * abs(atom.loss)
+    return [(nearest if on_lattice else math.floor(atom.loss / step), atom.mass)]

@@ -1,0 +1,1 @@
+"""Privacy-loss laws: one small file a dominating pair."""

@@ -1,0 +1,111 @@
+"""From priced pairs to the loss laws to compose, per side of the certificate and per direction.
+
+A neighbouring step can be looked at from either of its two data sets. For a symmetric pair that makes no
+difference; otherwise both directions are composed, each alone, because the data sets stay the same throughout
+a composition. The upper side may use larger laws than the lower side (fixed-size batches).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+from calibrate.accountants.dominating_pairs import (
+    DominatingPair,
+    FixedSizeReplacePair,
+    Free,
+    GaussianPair,
+    LaplacePair,
+    MixedGaussianPair,
+    RandomizedResponsePair,
+    SubsampledGaussianPair,
+    SubsampledReplacePair,
+    Unbounded,
+)
+from calibrate.accountants.losses.fixed_size import LargerOfBothDirections
+from calibrate.accountants.losses.gaussian_loss import GaussianLoss
+from calibrate.accountants.losses.laplace_loss import LaplaceLoss
+from calibrate.accountants.losses.law import PrivacyLossLaw
+from calibrate.accountants.losses.mixed_gaussian import MixedGaussianLoss
+from calibrate.accountants.losses.randomized_response import RandomizedResponseLoss
+from calibrate.accountants.losses.subsampled_gaussian import SubsampledAddition, SubsampledRemoval
+from calibrate.accountants.losses.subsampled_replace import SubsampledReplacement
+from calibrate.accountants.pair_counts import PairCounts
+
+
+class Side(Enum):
+    """Which end of the interval is being certified."""
+
+    UPPER = "upper"
+    LOWER = "lower"
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Independent losses that add up: distinct laws, each with its count."""
+
+    terms: tuple[tuple[PrivacyLossLaw, int], ...]
+
+    @property
+    def steps(self) -> int:
+        return sum(count for _, count in self.terms)
+
+    @property
+    def largest(self) -> float:
+        """No total loss exceeds this."""
+        return sum(count * law.largest for law, count in self.terms)
+
+
+def compositions(pairs: PairCounts, side: Side) -> tuple[Composition, ...]:
+    """What to compose for one side: one composition if every pair is symmetric, else one per direction.
+
+    Expects no Unbounded pair; all Gaussian pairs are first joined into one, exactly.
+    """
+    joined = _join_gaussians(pairs.counts)
+    directed = [(_directed(pair, side), count) for pair, count in joined]
+    forward = Composition(tuple((laws[0], count) for laws, count in directed))
+    backward = Composition(tuple((laws[1], count) for laws, count in directed))
+    return (forward,) if forward == backward else (forward, backward)
+
+
+def _join_gaussians(counts: tuple[tuple[DominatingPair, int], ...]) -> tuple[tuple[DominatingPair, int], ...]:
+    """Gaussian losses add up to a Gaussian loss: mu^2 adds."""
+    others = tuple((pair, count) for pair, count in counts if not isinstance(pair, GaussianPair))
+    squares = math.fsum(count * pair.mu**2 for pair, count in counts if isinstance(pair, GaussianPair))
+    return others if squares == 0 else ((GaussianPair(math.sqrt(squares)), 1), *others)
+
+
+def _directed(pair: DominatingPair, side: Side) -> tuple[PrivacyLossLaw, PrivacyLossLaw]:
+    match pair:
+        case GaussianPair(mu):
+            return _symmetric(GaussianLoss(mu))
+        case SubsampledGaussianPair(rate, z):
+            return _both_directions(rate, z)
+        case SubsampledReplacePair(rate, z):
+            return _symmetric(GaussianLoss(2 / z) if rate == 1 else SubsampledReplacement(rate, z))
+        case FixedSizeReplacePair(rate, z):
+            if side is Side.LOWER or rate == 1:
+                return _both_directions(rate, z)
+            return _symmetric(LargerOfBothDirections(rate, z))
+        case MixedGaussianPair(components):
+            return _symmetric(MixedGaussianLoss.of(components))
+        case LaplacePair(scale):
+            return _symmetric(LaplaceLoss(scale))
+        case RandomizedResponsePair(epsilon, categories):
+            return _symmetric(RandomizedResponseLoss(epsilon, categories))
+        case Free() | Unbounded():
+            raise AssertionError("free and unbounded pairs have no loss law to compose")
+        case _:
+            assert_never(pair)
+
+
+def _symmetric(law: PrivacyLossLaw) -> tuple[PrivacyLossLaw, PrivacyLossLaw]:
+    return law, law
+
+
+def _both_directions(rate: float, z: float) -> tuple[PrivacyLossLaw, PrivacyLossLaw]:
+    if rate == 1:
+        return _symmetric(GaussianLoss(1 / z))
+    return SubsampledRemoval(rate, z), SubsampledAddition(rate, z)
