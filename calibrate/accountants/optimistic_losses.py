@@ -95,8 +95,12 @@ def _distribution(buckets: _Buckets, step: float) -> Any:
 def _merged(buckets: _Buckets, step: float) -> Any:
     edges = step * np.arange(buckets.first, buckets.first + len(buckets.p) + 1)
     p, q = buckets.p, buckets.q
-    x = np.maximum(p - q * np.exp(edges[:-1]), 0.0)
-    y = np.maximum(q * np.exp(edges[1:]) - p, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = np.maximum(p - q * np.exp(edges[:-1]), 0.0)
+        y = np.maximum(q * np.exp(edges[1:]) - p, 0.0)
+    # Losses so large that q underflows or exp overflows: x >= 0 and y <= p (exp(step) - 1) always hold.
+    lost = (q == 0) | ~np.isfinite(x) | ~np.isfinite(y)
+    x[lost], y[lost] = 0.0, p[lost] * math.expm1(step)
     # w belongs to the edges. The first bucket has no partner below (w = 0 asks nothing of it), the last none
     # above (w = 1 sends all of it down).
     w = np.zeros(len(edges))

@@ -80,17 +80,21 @@ class PrivacyLossAccountant:
             return EpsilonInterval(0.0, 0.0)
         step = self.value_discretization_interval or _suitable_step(cost)
         allowance = _allowance(cost, step, delta)
-        upper = math.inf
-        if allowance < delta:
-            upper = _composed(cost, pessimistic_loss, step).get_epsilon_for_delta(delta - allowance)
-        lower = _composed(cost, optimistic_loss, step / _FINER_BELOW).get_epsilon_for_delta(delta + allowance)
-        return EpsilonInterval(min(float(lower), float(upper)), float(upper))
+        # A quotient that overflows inside dp-accounting (losses beyond 700) comes back as an infinite epsilon.
+        with np.errstate(over="ignore"):
+            upper = math.inf
+            if allowance < delta:
+                upper = float(
+                    _composed(cost, pessimistic_loss, step).get_epsilon_for_delta(delta - allowance)
+                )
+            below = _composed(cost, optimistic_loss, step / _FINER_BELOW)
+            lower = float(below.get_epsilon_for_delta(delta + allowance))
+        return EpsilonInterval(min(lower, upper) if math.isfinite(lower) else 0.0, upper)
 
 
 def _composed(cost: PairCounts, build: Callable[[DominatingPair, float], Any], step: float) -> Any:
-    with np.errstate(over="ignore"):  # dp-accounting skips the Chernoff orders that overflow
-        parts = (build(pair, step).self_compose(times, _TAIL) for pair, times in cost.counts)
-        return reduce(lambda first, second: first.compose(second, _TAIL), parts)
+    parts = (build(pair, step).self_compose(times, _TAIL) for pair, times in cost.counts)
+    return reduce(lambda first, second: first.compose(second, _TAIL), parts)
 
 
 def _allowance(cost: PairCounts, step: float, delta: float) -> float:
@@ -122,9 +126,9 @@ def _loss_scale(pair: DominatingPair) -> float:
         case GaussianPair(mu):
             return mu
         case SubsampledGaussianPair(rate, z) | FixedSizeReplacePair(rate, z):
-            return rate * math.sqrt(math.expm1(min(z**-2, 20.0)))
+            return min(rate * math.sqrt(math.expm1(min(z**-2, 50.0))), math.sqrt(rate) / z)
         case SubsampledReplacePair(rate, z):
-            return 2 * rate * math.sqrt(math.expm1(min(z**-2, 20.0)))
+            return 2 * min(rate * math.sqrt(math.expm1(min(z**-2, 50.0))), math.sqrt(rate) / z)
         case MixedGaussianPair(components):
             return float(math.sqrt(math.fsum(weight * mu**2 for weight, mu in components)))
         case LaplacePair() | RandomizedResponsePair():

@@ -154,7 +154,7 @@ def _widened(interval: EpsilonInterval, tolerance: float) -> EpsilonInterval:
 
 def _library(name: AccountantName) -> str:
     match name:
-        case AccountantName.PLD | AccountantName.RENYI:
+        case AccountantName.PLD:
             return "dp-accounting"
         case AccountantName.PRV:
             return "prv-accountant"
