@@ -54,9 +54,10 @@ def not_allowed(counts: GuessCounts, claim: TradeOff, tau: float) -> bool:
     wrong = tau * (guesses - counts.correct) / counts.coins
     for i in range(counts.correct - 1, -1, -1):
         needed = sides * least(right)
-        if needed > wrong:
-            right += i / (guesses - i) * (needed - wrong)
-            wrong = needed
-            if right + wrong > total:
-                return True
-    return right + wrong > total
+        if needed <= wrong:
+            return False  # Nothing moves now, so nothing moves further down.
+        right += i / (guesses - i) * (needed - wrong)
+        wrong = needed
+        if right + wrong > total:
+            return True
+    return False

@@ -33,6 +33,10 @@ class RankedGuesses:
                 "must be two arrays of one equal, positive length",
                 "give one strength and one right-or-wrong per coin",
             )
+        if self.correct.dtype != np.bool_:
+            raise InvalidInput(
+                "correct", self.correct.dtype, "must be an array of true and false", "compare first"
+            )
         if not np.isfinite(self.strength).all():
             raise InvalidInput("strength", "NaN or infinite", "must be finite", "drop or mend such scores")
 
