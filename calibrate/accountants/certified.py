@@ -10,6 +10,7 @@ the number of rounds.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from calibrate.accountants.certified_side import LatticeSide, on_lattice
@@ -63,13 +64,19 @@ class CertifiedAccountant:
 
     def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
         """Both ends, each verified on its own lattice."""
+        return EpsilonInterval(self.epsilon_lower(cost, delta), self.epsilon_upper(cost, delta))
+
+    def epsilon_lower(self, cost: PairCounts, delta: float) -> float:
+        """The lower end alone, from the direction that looks the costlier one."""
         open_unit("delta", delta)
         if cost.unprotected:
-            return EpsilonInterval(math.inf, math.inf)
+            return math.inf
         if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
-            return gaussian_interval(cost, delta)
-        lower = max(self._lower_end(each, math.log(delta)) for each in compositions(cost, Side.LOWER)[:1])
-        return EpsilonInterval(lower, self.epsilon_upper(cost, delta))
+            return gaussian_interval(cost, delta).lower
+        directions = [_where(each, math.log(delta)) for each in compositions(cost, Side.LOWER)]
+        costlier = max(directions, key=lambda where: where.guess)
+        at_zero = estimate(costlier.transform, 0.0, costlier.saddle.tilt)[0] if costlier.guess == 0 else 0.0
+        return 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER)
 
     def epsilon_upper(self, cost: PairCounts, delta: float) -> float:
         """The upper end alone, in half the time."""
@@ -99,13 +106,6 @@ class CertifiedAccountant:
             if spare > 0 and where.lattice(Side.UPPER, spare / 2, at=known).log_delta(known) <= log_target:
                 return known
         return max(known, min(self._end(where, Side.UPPER), _rounded_up(composition.largest)))
-
-    def _lower_end(self, composition: Composition, log_target: float) -> float:
-        """The largest verified epsilon at which one direction still exceeds delta; 0 if there is none."""
-        where = _where(composition, log_target)
-        if where.guess == 0 and estimate(where.transform, 0.0, where.saddle.tilt)[0] <= log_target:
-            return 0.0
-        return self._end(where, Side.LOWER)
 
     def _end(self, where: _Where, side: Side) -> float:
         """One verified end. Where log delta is much steeper or flatter than the saddle says, look again."""
@@ -169,23 +169,49 @@ def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[fl
     Guarantee: the returned epsilon itself was evaluated. Its delta is at most the target on the upper
     side, and above the target on the lower side (or epsilon is 0).
     """
-    sign = 1.0 if lattice.side is Side.UPPER else -1.0
-    tolerance = 1e-9 * abs(log_target)
-    epsilon, slope = guess, lattice.composed.tilt
-    excess = lattice.log_delta(epsilon) - log_target
-    for _ in range(80):
-        if 0 < -sign * excess < tolerance:
-            return epsilon, slope
-        move = (max(-4.0, excess) + sign * 0.4 * tolerance) / slope
-        following = max(0.0, epsilon + move)
-        if following == epsilon:
-            break
-        after = lattice.log_delta(following) - log_target
-        if math.isfinite(after) and math.isfinite(excess) and after != excess:
-            slope = max(slope / 8, min(8 * slope, (excess - after) / (following - epsilon)))
-        epsilon, excess = following, after
-    if -sign * excess > 0 or (sign < 0 and epsilon == 0):
-        return epsilon, slope
+
+    def excess(epsilon: float) -> float:
+        return max(-50.0, lattice.log_delta(epsilon) - log_target)
+
+    low, high = _bracket(excess, guess, lattice.composed.tilt)
+    slope = lattice.composed.tilt
+    while high[0] - low[0] > 1e-9 * high[0] and low[1] - high[1] > 1e-9 * abs(log_target):
+        slope = (low[1] - high[1]) / (high[0] - low[0])
+        # The secant, kept off the ends so that both of them move.
+        share = min(0.99, max(0.01, low[1] / (low[1] - high[1])))
+        middle = low[0] + share * (high[0] - low[0])
+        value = excess(middle)
+        # Aim a hair past the root from now on, so that the next point lands on the other side.
+        hair = 3e-10 * abs(log_target) / slope
+        if value > 0:
+            low = (middle, value)
+            nearby = min(high[0], middle + 1.02 * value / slope + hair)
+            if nearby < high[0]:
+                value = excess(nearby)
+                low, high = ((nearby, value), high) if value > 0 else (low, (nearby, value))
+        else:
+            high = (middle, value)
+            nearby = max(low[0], middle + 1.02 * value / slope - hair)
+            if nearby > low[0]:
+                value = excess(nearby)
+                low, high = ((nearby, value), high) if value > 0 else (low, (nearby, value))
+    return (high[0] if lattice.side is Side.UPPER else low[0]), slope
+
+
+def _bracket(
+    excess: Callable[[float], float], guess: float, slope: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two epsilons with their excess: above 0 at the first (unless it is 0), at most 0 at the second."""
+    point = (guess, excess(guess))
+    reach = 1.1 * abs(point[1]) / slope + 1e-9 / slope
+    for _ in range(200):
+        following = guess + reach if point[1] > 0 else max(0.0, guess - reach)
+        if following == point[0]:  # delta is below the target even at epsilon = 0
+            return (0.0, point[1]), point
+        other = (following, excess(following))
+        if (other[1] > 0) != (point[1] > 0):
+            return (point, other) if point[1] > 0 else (other, point)
+        point, reach = other, 2 * reach
     raise NotCertified("epsilon could not be certified; ask for less precision, or use the pld accountant")
 
 

@@ -8,8 +8,9 @@ and their Fourier transforms on Z/N are raised to the counts. Delta is then a *f
 where M is the product of the normalisers, G_k the transform of the tilted composition and I_k the transform
 of exp(-c u) (1 - exp(-u)), u > 0, a difference of two geometric series. Errors, all bounded here:
 
-* wrap-around: loss below eps that aliases into the window (eps, eps + period] adds at most exp(-c * period)
-  to delta; loss above the window is bounded by exp(-c * period) (upper side) or by Chernoff (lower side);
+* wrap-around: the series in I_k run to infinity, so every loss above eps is counted at least once with its
+  own weight (upper side: nothing to add). On the lower side, loss below eps that aliases into the window
+  (eps, eps + period] adds at most exp(-c * period) to delta, loss above the window is bounded by Chernoff;
 * frequencies with |G_k| < exp(-70) are left out and bounded by that;
 * rounding: see `_COEFFICIENT_ROUNDINGS` and `_STEP_ROUNDINGS`.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,28 +94,43 @@ class LatticeComposition:
     def delta_lower(self, epsilon: float) -> float:
         """Delta at `epsilon`, rounded down; a certificate if the laws were optimistic."""
         value, error = self._sum(epsilon)
-        bound = (value - error - _above(self.surplus, epsilon + self.period)) * (1 - self.relative_slack)
+        wrapped = _above(self.surplus, epsilon + self.period) + math.exp(-self.tilt * self.period)
+        bound = (value - error - wrapped) * (1 - self.relative_slack)
         if bound <= 0:
             return 0.0
         delta = _safe_exp(self.log_normaliser - self.tilt * epsilon + math.log(bound))
-        return max(0.0, delta - math.exp(-self.tilt * self.period))
+        return max(0.0, delta - math.exp(-self.tilt * self.period) * (1 + 1e-9))
 
     def _sum(self, epsilon: float) -> tuple[float, float]:
         """(1/N) sum_k G_k I_k(eps) and a bound on its error (rounding and left-out frequencies)."""
         first = math.floor(epsilon / self.step) + 1
         start = first * self.step - epsilon
         turns = self.frequency * ((first - self.shift) % self.length) % self.length
-        turn = 2j * math.pi / self.length
-        rotation = np.exp(turn * self.frequency)
-        low = _geometric(self.tilt, start, self.step, rotation)
-        high = _geometric(self.tilt + 1, start, self.step, rotation)
-        terms = self.transform * (low - high) * np.exp(turn * turns)
-        multiplicity = np.where((self.frequency == 0) | (2 * self.frequency == self.length), 1.0, 2.0)
-        value = float(multiplicity @ terms.real) / self.length
-        # |I_k| <= I_0 because the summand is positive.
-        rounding = float(multiplicity @ (np.abs(terms) * self.wobble)) / self.length
-        largest = float((low - high)[0].real)
+        low, high, largest = self._series
+        c = self.tilt
+        terms = (low * math.exp(-c * start) - high * math.exp(-(c + 1) * start)) * np.exp(self._turn * turns)
+        value = float(terms.real.sum()) / self.length
+        rounding = float(np.abs(terms) @ self.wobble) / self.length
         return value, rounding + largest * self.left_out / self.length
+
+    @property
+    def _turn(self) -> complex:
+        return 2j * math.pi / self.length
+
+    @cached_property
+    def _series(self) -> tuple[NDArray[np.complex128], NDArray[np.complex128], float]:
+        """What of G_k I_k does not depend on epsilon: one geometric series for each exponential in I_k.
+
+        Real data: each frequency but 0 and N/2 stands for itself and its conjugate. Last: the largest |I_k|,
+        which is I_0 because the summand is positive, at most 1 / (1 - exp(-c step)).
+        """
+        rotation = np.exp(self._turn * self.frequency)
+        single = (self.frequency == 0) | (2 * self.frequency == self.length)
+        weighted = self.transform * np.where(single, 1.0, 2.0)
+        decay = math.exp(-self.tilt * self.step)
+        low = weighted / (1 - decay * rotation)
+        high = weighted / (1 - decay * math.exp(-self.step) * rotation)
+        return low, high, 1 / (1 - decay)
 
 
 def compose(laws: CountedLaws, step: float, window: Window) -> LatticeComposition:
@@ -217,13 +234,6 @@ def _frequencies_that_matter(
         matter = logs > _NEGLIGIBLE_LOG
     kept = np.flatnonzero(matter)
     return kept, 2 * (len(matter) - len(kept)) * math.exp(_NEGLIGIBLE_LOG)
-
-
-def _geometric(
-    decay: float, start: float, step: float, rotation: NDArray[np.complex128]
-) -> NDArray[np.complex128]:
-    """The sum over n >= 0 of exp(-decay (start + n step)) * rotation^n."""
-    return np.asarray(math.exp(-decay * start) / (1 - math.exp(-decay * step) * rotation))
 
 
 def _safe_exp(exponent: float) -> float:

@@ -40,21 +40,14 @@ class LatticeLaw:
     infinite: float
 
 
-def lattice_edges(
-    law: PrivacyLossLaw, step: float, tilt: float, log_moment: float, log_tail: float
-) -> Integers:
-    """Bucket edges in units of `step`: single steps where the tilted law is dense, wider ones elsewhere.
+def lattice_edges(nodes: Nodes, span: tuple[float, float], step: float, tilt: float) -> Integers:
+    """Bucket edges over `span`, in units of `step`: single steps where the tilted law is dense, wider elsewhere.
 
     The error of a bucket grows with mass * width^2, so for a given number of buckets the total is smallest
     when width ~ density^(-1/3). Widths are about powers of two so that neighbours rarely differ.
-    `log_moment` is log E exp(tilt L); above the last edge lies P-mass of at most exp(log_tail).
     """
-    low, high = law.span(log_tail)
-    # Below this, exp(tilt * loss - log_moment) is so small that even all the mass there would not show.
-    unseen = (log_moment + 2 * math.log(tilt * step) - 32.0) / tilt
-    last = math.ceil(high / step)
-    first = min(math.floor(max(low, unseen) / step), last)
-    nodes = law.nodes(tilt)
+    last = math.ceil(span[1] / step)
+    first = min(math.floor(span[0] / step), last)
     if last - first < 2 or len(nodes.losses) < 3:
         return np.arange(first - 1, last + 2, dtype=np.int64)
     position, level = _width_levels(nodes, step, tilt)
@@ -79,7 +72,7 @@ def _width_levels(nodes: Nodes, step: float, tilt: float) -> tuple[Floats, Integ
     """For each node its loss and the binary logarithm of the bucket width around it, in steps."""
     exponent = nodes.log_weights + tilt * nodes.losses
     weight = np.exp(exponent - exponent.max())
-    spread = np.gradient(nodes.losses)
+    spread = np.maximum(np.gradient(nodes.losses), 1e-9 * step)
     density = weight / weight.sum() / spread
     cube_root = np.cbrt(np.maximum(density, 1e-300))
     scale = step * math.sqrt(_TAIL_SHARE / float(cube_root @ spread))
@@ -175,26 +168,30 @@ def _made_convex(nodes: Floats, width: Floats) -> bool:
     A negative mass is a concave kink. Cutting it off by the chord of its neighbours lowers the function and
     hands its P- and Q-mass to them; left of everything there is only the value at a = 0 to hold on to.
     """
-    position = np.append(0.0, np.cumsum(width))
-    pending = list(np.flatnonzero(nodes < 0))
-    alive = nodes != 0
+    pending = np.flatnonzero(nodes < 0).tolist()
+    if not pending:
+        return True
+    position = np.append(0.0, np.cumsum(width)).tolist()
+    masses, end = nodes.tolist(), len(nodes)
+    below, above = list(range(-1, end - 1)), list(range(1, end + 1))  # the neighbours not yet cut off
     while pending:
         j = pending.pop()
-        if nodes[j] >= 0:
+        if masses[j] >= 0:
             continue
-        above = j + 1 + int(np.argmax(alive[j + 1 :])) if alive[j + 1 :].any() else None
-        if above is None:
+        a, b, negative = below[j], above[j], masses[j]
+        if b == end:
             return False
-        below = j - 1 - int(np.argmax(alive[:j][::-1])) if alive[:j].any() else None
         share = 1.0
-        if below is not None:
-            share = math.expm1(position[below] - position[j]) / math.expm1(position[below] - position[above])
-            nodes[below] += (1 - share) * nodes[j]
-            pending.append(below)
-        nodes[above] += share * nodes[j]
-        pending.append(above)
-        nodes[j] = 0.0
-        alive[j] = False
+        if a >= 0:
+            share = math.expm1(position[a] - position[j]) / math.expm1(position[a] - position[b])
+            masses[a] += (1 - share) * negative
+            above[a] = b
+            pending.append(a)
+        masses[b] += share * negative
+        below[b] = a
+        pending.append(b)
+        masses[j] = 0.0
+    nodes[:] = masses
     return True
 
 

@@ -69,7 +69,7 @@ def on_lattice(
     step = min(math.sqrt(12 * precision / (1.1 * composition.steps)) / c, 0.05 * window.deviation)
     for _ in range(_REFINEMENTS):
         step = _aligned(composition, max(step, coarsest))
-        laws, before = _lattice_laws(composition, side, step, window.tilt, log_delta)
+        laws, before = _lattice_laws(composition, side, step, saddle, window)
         moved = abs(log_normaliser(laws, step, window.tilt) - before) * (c / window.tilt) ** 2
         if moved <= 2 * precision or step <= 1.01 * coarsest:
             break
@@ -101,18 +101,20 @@ def _deviation(at: Cumulants) -> float:
 
 
 def _lattice_laws(
-    composition: Composition, side: Side, step: float, tilt: float, log_delta: float
+    composition: Composition, side: Side, step: float, saddle: Cumulants, window: Window
 ) -> tuple[CountedLaws, float]:
-    """Each law on the lattice, and the cumulant function of the laws before that, cut off at the same losses.
+    """Each law on the lattice, and log E exp(tilt L) of the laws before that, cut off at the same losses.
 
     What is cut off above stays far below delta even after all steps.
     """
     put = pessimistic if side is Side.UPPER else optimistic
     laws, before = [], 0.0
     for law, count in composition.terms:
-        log_tail = log_delta - 30.0 - math.log(count)
-        log_moment = _log_moment(law, tilt, law.span(log_tail)[1])
-        edges = lattice_edges(law, step, tilt, log_moment, log_tail)
+        low, high = law.span(window.log_delta - 30.0 - math.log(count))
+        log_moment = _log_moment(law, window.tilt, high)
+        # Below this, exp(tilt * loss - log_moment) is so small that even all the mass there would not show.
+        unseen = (log_moment + 2 * math.log(window.tilt * step) - 32.0) / window.tilt
+        edges = lattice_edges(law.nodes(saddle.tilt), (max(low, unseen), high), step, saddle.tilt)
         laws.append((put(law, edges, step), count))
         before += count * log_moment
     return laws, before

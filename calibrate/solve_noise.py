@@ -1,0 +1,245 @@
+"""The smallest noise that keeps a promise, with a certificate for it and for how close to optimal it is.
+
+A template release says how the noises relate to each other; one factor scales them all. `solve_noise` finds
+the smallest factor whose certified epsilon meets the target, and (if asked) a factor below which the target is
+provably broken, so that the user sees the gap. Delta may be as small as 1e-30.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar, assert_never
+
+from calibrate.accountants.accountant import Accountant, total_cost
+from calibrate.accountants.certified import CertifiedAccountant, gaussian_interval
+from calibrate.accountants.certified_search import Bounds, FactorSearch
+from calibrate.accountants.dominating_pairs import (
+    DominatingPair,
+    FixedSizeReplacePair,
+    Free,
+    GaussianPair,
+    LaplacePair,
+    MixedGaussianPair,
+    RandomizedResponsePair,
+    SubsampledGaussianPair,
+    SubsampledReplacePair,
+    Unbounded,
+)
+from calibrate.accountants.gaussian import gaussian_mu
+from calibrate.accountants.losses.directions import Side
+from calibrate.accountants.pair_counts import PairCounts
+from calibrate.errors import InvalidInput, NotCertified
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
+from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scaled
+from calibrate.validation import positive
+
+Cost = TypeVar("Cost")
+
+_STRONGEST_MU = 30.0
+"""Noise below 1/30 of a unit's reach hides nothing worth certifying: the search does not go lower."""
+_WIDEST = 1e9
+
+
+class Certificate(Enum):
+    """How much is proved about a solved factor."""
+
+    UPPER = "upper"
+    TWO_SIDED = "two-sided"
+
+
+@dataclass(frozen=True)
+class SolvedNoise:
+    """The factor found, what it achieves, and how far below it the optimum can lie.
+
+    `factor_lower` is a factor at which the target is provably broken (and with every smaller one); 0 if none
+    was asked for or none exists. `certified` is the epsilon of `release` at the target's delta; its lower end is
+    0 unless the certificate is two-sided.
+    """
+
+    release: Release
+    factor: float
+    factor_lower: float
+    certified: EpsilonInterval
+    accountant: str
+
+    @property
+    def gap(self) -> float:
+        """The factor is at most this fraction above the optimum; infinite if no lower factor is known."""
+        return self.factor / self.factor_lower - 1 if self.factor_lower > 0 else math.inf
+
+
+def solve_noise(
+    template: Release,
+    unit: PrivacyUnit,
+    target: EpsilonDelta,
+    certificate: Certificate = Certificate.TWO_SIDED,
+    tolerance: float = 1e-5,
+) -> SolvedNoise:
+    """The smallest factor x such that `scaled(template, x)` is certified to meet the target.
+
+    Guarantee: `scaled(template, result.factor)` is (target.epsilon, target.delta)-private for the unit, by the
+    certified accountant (docs/theorems/certified-accountant.md). More noise never costs more, so the same
+    holds for every larger factor. `tolerance` is how far above the optimum the factor may lie, relatively,
+    because of the discretisation; fixed-size batches have a wider, honest gap between the proved bounds.
+    """
+    positive("tolerance", tolerance)
+    _check_has_noise(template)
+    accountant = CertifiedAccountant()
+
+    def pairs_at(factor: float) -> PairCounts:
+        return total_cost(accountant, scaled(template, factor), unit)
+
+    pairs = pairs_at(1.0)
+    if pairs.unprotected:
+        raise NotCertified(
+            "the template publishes something of the unit in the clear, which no noise factor protects; "
+            "add noise to it, or declare it as not depending on the unit"
+        )
+    if all(isinstance(pair, GaussianPair) for pair, _ in pairs.counts):
+        factor, lower = _exact_gaussian(pairs_at, target)
+    else:
+        factor, lower = _searched(pairs_at, pairs, target, certificate, tolerance)
+    at_factor = pairs_at(factor)
+    achieved = 0.0
+    if certificate is Certificate.TWO_SIDED:
+        achieved = min(target.epsilon, accountant.epsilon_lower(at_factor, target.delta))
+    else:
+        lower = 0.0
+    release = scaled(template, factor)
+    return SolvedNoise(release, factor, lower, EpsilonInterval(achieved, target.epsilon), accountant.name)
+
+
+def solve_noise_with(
+    accountant: Accountant[Cost],
+    template: Release,
+    unit: PrivacyUnit,
+    target: EpsilonDelta,
+    tolerance: float = 1e-4,
+) -> SolvedNoise:
+    """The same with any accountant, by bisection on its own interval: slower, as tight as the accountant is."""
+    positive("tolerance", tolerance)
+    _check_has_noise(template)
+
+    def interval(factor: float) -> EpsilonInterval:
+        return accountant.epsilon(total_cost(accountant, scaled(template, factor), unit), target.delta)
+
+    factor = _bisected(lambda x: interval(x).upper <= target.epsilon, tolerance)[1]
+    lower = 0.0
+    if interval(factor / 4).lower > 0:
+        lower = _bisected(lambda x: interval(x).lower <= target.epsilon, tolerance)[0]
+    certified = interval(factor)
+    return SolvedNoise(scaled(template, factor), factor, lower, certified, accountant.name)
+
+
+def _searched(
+    pairs_at: Callable[[float], PairCounts],
+    pairs: PairCounts,
+    target: EpsilonDelta,
+    certificate: Certificate,
+    tolerance: float,
+) -> tuple[float, float]:
+    bounds = Bounds(max(_strength(pair) for pair, _ in pairs.counts) / _STRONGEST_MU, _WIDEST)
+    start = _central_limit_start(pairs_at, target, bounds)
+    above = FactorSearch(pairs_at, target, Side.UPPER, bounds)
+    estimated, slope = above.estimated(start, 0.02 * tolerance)
+    factor = above.certified(estimated, slope, tolerance)
+    if certificate is Certificate.UPPER or estimated <= bounds.low:
+        return factor, 0.0
+    below = FactorSearch(pairs_at, target, Side.LOWER, bounds)
+    if any(isinstance(pair, FixedSizeReplacePair) for pair, _ in pairs.counts):
+        estimated, slope = below.estimated(0.9 * estimated, 0.02 * tolerance)
+    return factor, below.certified(estimated, slope, tolerance)
+
+
+def _exact_gaussian(pairs_at: Callable[[float], PairCounts], target: EpsilonDelta) -> tuple[float, float]:
+    """Only plain Gaussian releases: mu is inversely proportional to the factor, and epsilon(mu) is analytic."""
+    squares = math.fsum(n * pair.mu**2 for pair, n in pairs_at(1.0).counts if isinstance(pair, GaussianPair))
+    factor = math.sqrt(squares) / gaussian_mu(target.epsilon, target.delta)
+    while gaussian_interval(pairs_at(factor), target.delta).upper > target.epsilon:
+        factor *= 1 + 2**-50
+    lower = factor * (1 - 1e-13)
+    while gaussian_interval(pairs_at(lower), target.delta).lower <= target.epsilon:
+        lower *= 1 - 1e-13
+    return factor, lower
+
+
+def _central_limit_start(
+    pairs_at: Callable[[float], PairCounts], target: EpsilonDelta, bounds: Bounds
+) -> float:
+    """Where the central limit theorem for privacy losses puts the factor: total mu^2 equals the Gaussian's."""
+    wanted = gaussian_mu(target.epsilon, target.delta) ** 2
+    low, high = math.log(bounds.low), math.log(bounds.high)
+    while high - low > 0.05:
+        middle = (low + high) / 2
+        total = sum(n * _variance(pair) for pair, n in pairs_at(math.exp(middle)).counts)
+        low, high = (middle, high) if total > wanted else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+def _variance(pair: DominatingPair) -> float:
+    """About the variance of the loss, which is what the central limit theorem adds up."""
+    match pair:
+        case GaussianPair(mu):
+            return mu**2
+        case SubsampledGaussianPair(rate, z) | FixedSizeReplacePair(rate, z):
+            return rate**2 * math.expm1(min(700.0, z**-2))
+        case SubsampledReplacePair(rate, z):
+            return 4 * rate**2 * math.expm1(min(700.0, z**-2))
+        case MixedGaussianPair(components):
+            return math.fsum(weight * mu**2 for weight, mu in components)
+        case LaplacePair(scale):
+            return scale**-2
+        case RandomizedResponsePair(epsilon, _):
+            return min(epsilon, epsilon**2)
+        case Free() | Unbounded():
+            return 0.0
+        case _:
+            assert_never(pair)
+
+
+def _strength(pair: DominatingPair) -> float:
+    """The signal over the noise of one pair, which falls in proportion to the factor; 0 where there is none."""
+    match pair:
+        case GaussianPair(mu):
+            return mu
+        case SubsampledGaussianPair(_, z) | FixedSizeReplacePair(_, z) | SubsampledReplacePair(_, z):
+            return 1 / z
+        case MixedGaussianPair(components):
+            return min(mu for _, mu in components if mu > 0)
+        case LaplacePair(scale):
+            return 1 / scale
+        case RandomizedResponsePair() | Free() | Unbounded():
+            return 0.0
+        case _:
+            assert_never(pair)
+
+
+def _bisected(enough: Callable[[float], bool], tolerance: float) -> tuple[float, float]:
+    """Neighbouring factors (not enough, enough) within the tolerance, by doubling and then halving."""
+    low = high = 1.0
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > _WIDEST:
+            raise NotCertified(
+                f"no noise factor up to {_WIDEST:.3g} meets the target; lower the cost of the parts whose "
+                "noise is fixed, or raise epsilon"
+            )
+    while low == high or (low < 1 and enough(low)):
+        high, low = low, low / 2
+        if low < 1 / _WIDEST:
+            return 0.0, high
+    while high / low > 1 + tolerance:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low, high
+
+
+def _check_has_noise(template: Release) -> None:
+    noisy = (Gaussian, Laplace, Together, Sampled)
+    if not any(isinstance(leaf, noisy) for leaf, _ in leaves(template)):
+        raise InvalidInput(
+            "template", template, "has no Gaussian or Laplace noise to solve for", "give a release with noise"
+        )
