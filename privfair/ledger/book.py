@@ -126,9 +126,12 @@ class Book:
         self.hashes.append(digest)
 
     def spent_on(self, data: str) -> tuple[Fraction, Fraction]:
-        """Sum of epsilon and of delta over all claims on one data set, exactly as the decimals were signed."""
+        """Sum of epsilon and of delta over all claims on one data set, exactly as the decimals were signed.
+
+        Claims that promise nothing are never found beside a budget, see `_admit_budget` and `_check_budget`.
+        """
         claims = [a.claim for a in self.accounts.values() if a.claim.data == data]
-        return sum((exact(c.epsilon) for c in claims), Fraction(0)), sum(
+        return sum((exact(c.epsilon) for c in claims if c.epsilon is not None), Fraction(0)), sum(
             (exact(c.delta) for c in claims), Fraction(0)
         )
 
@@ -138,7 +141,14 @@ class Book:
             raise BudgetExceeded(
                 subject, "it has one already, which is never raised", "go on with the budget that is set"
             )
-        units = {a.claim.unit for a in self.accounts.values() if a.claim.data == entry.data}
+        earlier = [a.claim for a in self.accounts.values() if a.claim.data == entry.data]
+        if any(claim.epsilon is None for claim in earlier):
+            raise BudgetExceeded(
+                subject,
+                "an earlier claim on this data promised no privacy",
+                "no budget can bound what was lost",
+            )
+        units = {claim.unit for claim in earlier}
         if units - {entry.unit}:
             raise BudgetExceeded(
                 subject,
@@ -175,6 +185,12 @@ class Book:
         budget = self.budgets.get(entry.data)
         if budget is None:
             return
+        if entry.epsilon is None:
+            raise BudgetExceeded(
+                subject,
+                f"it promises no privacy, and data {short(entry.data)} has a budget of epsilon {budget.epsilon}",
+                "use other data, or a manifest that promises privacy",
+            )
         if budget.unit != entry.unit:
             raise BudgetExceeded(
                 subject,

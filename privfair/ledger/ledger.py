@@ -97,7 +97,7 @@ class Ledger:
             nonce=terms.nonce,
             envelope=terms.envelope_digest,
             rounds=int(terms.rounds),
-            epsilon=float(terms.epsilon),
+            epsilon=None if terms.epsilon is None else float(terms.epsilon),
             delta=float(terms.delta),
             data=terms.data_digest,
             unit=unit_text(terms.unit),

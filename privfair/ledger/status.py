@@ -28,7 +28,7 @@ class ManifestStatus:
     charged: int
     released_rounds: int
     releases: int
-    epsilon: float
+    epsilon: float | None
     delta: float
     unit: str
     data_digest: str

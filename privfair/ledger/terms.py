@@ -40,15 +40,16 @@ def label(argument: str, value: str) -> str:
 class ManifestTerms:
     """The part of a verified manifest that the ledger enforces; digests are SHA-256 in lower-case hex.
 
-    `epsilon` and `delta` are the promise for all `rounds` together. `data_digest` names the data the
-    promise is about, `unit` whom it protects; claims are only added up where both agree.
+    `epsilon` and `delta` are the promise for all `rounds` together; an `epsilon` of None promises nothing
+    finite, and is refused on data that has a budget. `data_digest` names the data the promise is about, `unit`
+    whom it protects; claims are only added up where both agree.
     """
 
     manifest_digest: str
     nonce: str
     envelope_digest: str
     rounds: int
-    epsilon: float
+    epsilon: float | None
     delta: float
     data_digest: str
     valid_until: datetime
@@ -60,7 +61,7 @@ class ManifestTerms:
         digest_text("data_digest", self.data_digest)
         label("nonce", self.nonce)
         count("rounds", self.rounds)
-        promise(self.epsilon, self.delta)
+        promise(1.0 if self.epsilon is None else self.epsilon, self.delta)
         if self.valid_until.tzinfo is None:
             raise InvalidInput("valid_until", self.valid_until, "must carry a time zone", "give it in UTC")
 
