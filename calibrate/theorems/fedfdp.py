@@ -1,0 +1,289 @@
+"""What the FedFDP paper claims about privacy: Equation 13, Theorems 2 to 4, and the rounds of Section VIII."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import assert_never
+
+from calibrate.accountants.registry import best_epsilon
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Relation
+from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, Together
+from calibrate.sampling import Batch, Poisson
+from calibrate.theorems.printed_renyi import best_order, poisson_log_moment
+from calibrate.theorems.theorem import Parameter, Setting, Theorem
+from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
+from calibrate.validation import count, open_unit, positive, rate
+
+CITATION = (
+    "Ling, Fu, Wang, Li, Cheng, Chen, Qian, Gong: FedFDP: Fairness-Aware Federated Learning with Differential"
+    " Privacy (arXiv:2402.16028, manuscript under review)"
+)
+UNIT = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
+
+
+class Factor(Enum):
+    """Equation 13's factor as printed, or clipped by its absolute value."""
+
+    PRINTED = "printed"
+    ABSOLUTE = "absolute"
+
+
+class MeanLoss(Enum):
+    """Whether Delta is taken against the noisy mean loss (as in Algorithm 2) or against an exact one."""
+
+    NOISY = "noisy"
+    EXACT = "exact"
+
+
+class Reading(Enum):
+    """Theorems 3 and 4 as printed (A_alpha), or with the logarithm that is meant (log A_alpha)."""
+
+    PRINTED = "printed"
+    LOGARITHM = "logarithm"
+
+
+class Accounting(Enum):
+    """How Theorem 2's composition of two independent batches is evaluated: as printed, or without loss."""
+
+    RENYI = "renyi"
+    TIGHT = "tight"
+
+
+class Batches(Enum):
+    """Whether gradient and loss are computed on the same batch, as Algorithm 2 does, or on separate ones."""
+
+    SAME = "same"
+    INDEPENDENT = "independent"
+
+
+def _nonnegative(argument: str, value: float) -> float:
+    return value if value == 0 else positive(argument, value)
+
+
+_whole = partial(count, least=1)
+_RATE = Parameter("sampling_rate", 0.05, "batch sample ratio", rate, ("q",))
+_ROUNDS = Parameter("rounds", 268, "rounds", _whole, ("T",))
+_DELTA = Parameter("delta", 1e-5, "delta", open_unit)
+_SIGMA = Parameter("sigma", 2.0, "noise multiplier of the gradient", positive)
+_SIGMA_LOSS = Parameter("sigma_l", 5.0, "noise multiplier of the loss", positive, ("sigma_loss",))
+_ORDERS = Parameter("largest_order", 64, "Rényi orders 2 .. this are tried", partial(count, least=2))
+_READING = Parameter("reading", Reading.PRINTED, "how Theorems 3 and 4 are read")
+
+
+def _equation_13(s: Setting) -> Finding:
+    """sup of |min(1 + lambda Delta, C/g)| g over Delta >= lowest and 0 < g <= largest gradient norm."""
+    weight, clip, norm = s.number("fairness_weight"), s.number("clip"), s.number("gradient_norm")
+    noisy = s.choice("mean_loss", MeanLoss) is MeanLoss.NOISY
+    lowest = -math.inf if noisy else -s.number("loss_clip")
+    clipped = clip if weight > 0 else min(clip, norm)
+    negative = weight > 0 and 1 + weight * lowest < 0
+    printed = s.choice("factor", Factor) is Factor.PRINTED
+    found = max(clipped, (-1 - weight * lowest) * norm) if negative and printed else clipped
+    if not printed:
+        why = "clipping the absolute size of the factor bounds every contribution by C"
+    elif negative:
+        source = (
+            "its mean loss is noisy, so Delta has no lower bound" if noisy else f"Delta can be {lowest:g}"
+        )
+        why = f"where lambda * Delta < -1 the factor is negative and is not clipped; {source}"
+    else:
+        why = "1 + lambda * Delta is never negative here, so the minimum does bound the contribution"
+    return Finding(BoundComparison("largest norm of one record's contribution", clip, found), why)
+
+
+def _renyi(sigma: float, s: Setting, reading: Reading) -> Callable[[int], float]:
+    """R(alpha) of one release after T rounds, by Theorem 3 or 4."""
+    q, rounds = s.number("sampling_rate"), s.whole("rounds")
+
+    def divergence(order: int) -> float:
+        log_moment = poisson_log_moment(order, q, sigma)
+        match reading:
+            case Reading.PRINTED:
+                return rounds / (order - 1) * (math.exp(log_moment) if log_moment < 700 else math.inf)
+            case Reading.LOGARITHM:
+                return rounds / (order - 1) * log_moment
+            case _:
+                assert_never(reading)
+
+    return divergence
+
+
+def _true_cost(
+    q: float, rounds: int, delta: float, sigmas: tuple[float, ...], batches: Batches
+) -> EpsilonInterval:
+    """Certified epsilon of the releases with these multipliers, on one batch or on separate ones."""
+    values, sampling = tuple(Gaussian(sigma) for sigma in sigmas), Poisson(q, Batch.SECRET)
+    match batches:
+        case Batches.SAME:
+            one_round: Sampled | InSequence = Sampled(sampling, Together(values))
+        case Batches.INDEPENDENT:
+            one_round = InSequence(tuple(Sampled(sampling, value) for value in values))
+        case _:
+            assert_never(batches)
+    return best_epsilon(Repeated(one_round, rounds), UNIT, delta).interval
+
+
+def _one_release(name: str, s: Setting) -> Finding:
+    sigma, delta, reading = s.number(name), s.number("delta"), s.choice("reading", Reading)
+    claimed, order = best_order(_renyi(sigma, s, reading), delta, s.whole("largest_order"))
+    true = _true_cost(s.number("sampling_rate"), s.whole("rounds"), delta, (sigma,), Batches.SAME)
+    read = "A_alpha where log A_alpha is meant" if reading is Reading.PRINTED else "with the logarithm"
+    why = (
+        f"{read}, converted by Lemma 1 at its best order {order}: epsilon = {claimed:.4g};"
+        f" the release itself costs {true.upper:.4g}"
+    )
+    return Finding(EpsilonComparison(claimed, true), why, details={"order": order})
+
+
+def _theorem_2(s: Setting) -> Finding:
+    q, rounds, delta = s.number("sampling_rate"), s.whole("rounds"), s.number("delta")
+    sigmas, reading = (s.number("sigma"), s.number("sigma_l")), s.choice("reading", Reading)
+    costs = {batches: _true_cost(q, rounds, delta, sigmas, batches) for batches in Batches}
+    alone = _true_cost(q, rounds, delta, sigmas[:1], Batches.SAME)
+    model, loss = (_renyi(sigma, s, reading) for sigma in sigmas)
+    match s.choice("accounting", Accounting):
+        case Accounting.RENYI:
+            claimed, order = best_order(lambda a: model(a) + loss(a), delta, s.whole("largest_order"))
+            how = f"the printed sum of Rényi curves ({reading.value}) at order {order} gives {claimed:.4g}"
+        case Accounting.TIGHT:
+            claimed = costs[Batches.INDEPENDENT].upper
+            how = f"two independent batches, composed without loss, give {claimed:.4g}"
+        case other:
+            assert_never(other)
+    true = costs[s.choice("batch", Batches)]
+    why = (
+        f"{how}; the gradient alone costs {alone.upper:.4g}, both on separate batches"
+        f" {costs[Batches.INDEPENDENT].upper:.4g}, both on the same batch {costs[Batches.SAME].upper:.4g}"
+    )
+    details = {
+        "gradient_alone": alone.upper,
+        "independent_batches": costs[Batches.INDEPENDENT].upper,
+        "same_batch": costs[Batches.SAME].upper,
+    }
+    return Finding(EpsilonComparison(claimed, true), why, details=details)
+
+
+def _section_viii(s: Setting) -> Finding:
+    """For each printed pair (sigma, T): what T the formula supports, and what that T really costs."""
+    sigmas, printed = s.numbers("sigmas"), s.numbers("rounds")
+    if len(sigmas) != len(printed):
+        raise InvalidInput(
+            "rounds", printed, f"must have one entry for each of {len(sigmas)} sigmas", "pair them up"
+        )
+    rows = [_row(sigma, int(rounds), s) for sigma, rounds in zip(sigmas, printed, strict=True)]
+    lower, upper = max(row[1].lower for row in rows), max(row[1].upper for row in rows)
+    supported = [row[0]["supported_with_loss"] for row in rows]
+    alone = [row[0]["supported_by_gradient_alone"] for row in rows]
+    why = (
+        f"with the loss charged as Theorem 2 demands, sigma = {_listed(sigmas)} support T = {_listed(supported)};"
+        f" the printed {_listed(printed)} are close to what sigma supports alone, {_listed(alone)}"
+    )
+    comparison = EpsilonComparison(s.number("epsilon"), EpsilonInterval(lower, upper))
+    return Finding(comparison, why, details={"rows": [row[0] for row in rows]})
+
+
+def _row(sigma: float, rounds: int, s: Setting) -> tuple[dict[str, object], EpsilonInterval]:
+    q, delta, target = s.number("sampling_rate"), s.number("delta"), s.number("epsilon")
+    orders, sigma_loss = range(2, s.whole("largest_order") + 1), s.number("sigma_l")
+    model = {a: poisson_log_moment(a, q, sigma) / (a - 1) for a in orders}
+    both = {a: model[a] + poisson_log_moment(a, q, sigma_loss) / (a - 1) for a in orders}
+    true = _true_cost(q, rounds, delta, (sigma, sigma_loss), Batches.SAME)
+    row: dict[str, object] = {
+        "sigma": sigma,
+        "printed_rounds": rounds,
+        "supported_by_gradient_alone": _supported(model, target, delta),
+        "supported_with_loss": _supported(both, target, delta),
+        "renyi_epsilon": best_order(lambda a: rounds * both[a], delta, orders[-1])[0],
+        "true_epsilon": true.upper,
+    }
+    return row, true
+
+
+def _supported(one_round: dict[int, float], epsilon: float, delta: float) -> int:
+    """The largest T at which T times the curve still converts to at most epsilon (0 if not even one round)."""
+    slack = {a: epsilon - math.log1p(-1 / a) + math.log(delta * a) / (a - 1) for a in one_round}
+    return max(0, *(math.floor(slack[a] / one_round[a]) for a in one_round))
+
+
+def _listed(numbers: tuple[float, ...] | list[object]) -> str:
+    return ", ".join(f"{number:g}" if isinstance(number, float) else str(number) for number in numbers)
+
+
+_CURVE = (_RATE, _ROUNDS, _DELTA, _ORDERS, _READING)
+
+THEOREMS = (
+    Theorem(
+        id="fedfdp.equation-13",
+        citation=CITATION,
+        place="Section V-A, Equation 13",
+        formula="|| min(1 + lambda Delta, C / ||grad||) grad || <= C",
+        parameters=(
+            Parameter("fairness_weight", 1.0, "the fairness parameter", _nonnegative, ("lambda",)),
+            Parameter("clip", 0.1, "the clipping bound", positive, ("C",)),
+            Parameter("loss_clip", 2.5, "largest mean loss when it is exact", positive, ("C_l",)),
+            Parameter(
+                "gradient_norm", math.inf, "largest gradient norm (unbounded if not given)", positive, ("G",)
+            ),
+            Parameter("mean_loss", MeanLoss.NOISY, "what Delta is taken against"),
+            Parameter("factor", Factor.PRINTED, "how the factor is clipped"),
+        ),
+        conditions=(),
+        compute=_equation_13,
+    ),
+    Theorem(
+        id="fedfdp.theorem-2",
+        citation=CITATION,
+        place="Section VII, Theorem 2",
+        formula="eps = R_model + R_loss + ln((a-1)/a) - (ln delta + ln a)/(a-1)",
+        parameters=(
+            _SIGMA,
+            _SIGMA_LOSS,
+            *_CURVE,
+            Parameter("accounting", Accounting.RENYI, "how the composition is evaluated"),
+            Parameter("batch", Batches.SAME, "whether both values come from one batch"),
+        ),
+        conditions=(),
+        compute=_theorem_2,
+    ),
+    Theorem(
+        id="fedfdp.theorem-3",
+        citation=CITATION,
+        place="Section VII-A, Theorem 3",
+        formula="R_model = T/(a-1) * sum_k binom(a,k) (1-q)^(a-k) q^k exp((k^2-k)/(2 sigma^2))",
+        parameters=(_SIGMA, *_CURVE),
+        conditions=(),
+        compute=partial(_one_release, "sigma"),
+    ),
+    Theorem(
+        id="fedfdp.theorem-4",
+        citation=CITATION,
+        place="Section VII-A, Theorem 4",
+        formula="R_loss = T/(a-1) * sum_k binom(a,k) (1-q)^(a-k) q^k exp((k^2-k)/(2 sigma_l^2))",
+        parameters=(_SIGMA_LOSS, *_CURVE),
+        conditions=(),
+        compute=partial(_one_release, "sigma_l"),
+    ),
+    Theorem(
+        id="fedfdp.section-VIII.rounds",
+        citation=CITATION,
+        place="Section VIII-C, Impact of Different sigma",
+        formula="eps = 2, q = 0.05, delta = 1e-5: sigma = 1, 1.5, 2, 2.5, 3 support T = 6, 115, 268, 463, 708",
+        parameters=(
+            Parameter("epsilon", 2.0, "the promised epsilon", positive, ("eps",)),
+            Parameter("sigmas", (1.0, 1.5, 2.0, 2.5, 3.0), "gradient multipliers", positive, ("sigma",)),
+            Parameter(
+                "rounds", (6.0, 115.0, 268.0, 463.0, 708.0), "the rounds they support", positive, ("T",)
+            ),
+            _SIGMA_LOSS,
+            _RATE,
+            _DELTA,
+            _ORDERS,
+        ),
+        conditions=(),
+        compute=_section_viii,
+    ),
+)

@@ -1,0 +1,300 @@
+"""What the SteFFLe paper claims about privacy: Lemma B.1, Theorem 3.3 and Theorem C.2."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from functools import partial
+from typing import assert_never
+
+from calibrate.accountants.registry import best_epsilon
+from calibrate.budget import calibrate_plan, price_plan
+from calibrate.errors import InvalidInput
+from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected, Relation
+from calibrate.releases import Gaussian, Release, Repeated, Sampled, Together
+from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
+from calibrate.theorems.steffle_sensitivity import (
+    Frequencies,
+    Radius,
+    theta_gradient_supremum,
+    weight_gradient_supremum,
+)
+from calibrate.theorems.theorem import Condition, Parameter, Setting, Theorem
+from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
+from calibrate.validation import count, open_unit, positive
+
+CITATION = (
+    "Gupta, Poornash, Lowy, Razaviyayn: A Stochastic Optimization Framework for Private and Fair Learning From"
+    " Decentralized Data (preprint; also published as SteFFLe, where Theorem 3.3 is Theorem 6)"
+)
+RECORD_ADD_REMOVE = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
+RECORD_REPLACE_ONE = PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
+
+
+class Reading(Enum):
+    """Lemma B.1 as printed, or with the square root that its proof leaves out."""
+
+    PRINTED = "printed"
+    SQUARE_ROOT = "square-root"
+
+
+class Pair(Enum):
+    """How a secret batch is priced.
+
+    USUAL: as in DP-SGD, where a record contributes its whole clipped message or nothing. SAFE: attribute
+    replacement leaves an unbounded common part, which shows whether the record took part.
+    """
+
+    USUAL = "usual"
+    SAFE = "safe"
+
+
+class Drawn(Enum):
+    SHUFFLED = "shuffled"
+    POISSON = "poisson"
+
+
+_whole = partial(count, least=1)
+_SILO = Parameter("silo_size", 7500, "records in the silo", _whole, ("n",))
+_BATCH = Parameter("batch_size", 256, "records in a batch", _whole, ("m",))
+_ROUNDS = Parameter("rounds", 1172, "rounds", _whole, ("T",))
+_RHO = Parameter("minority_fraction", 0.5, "smallest group's share", open_unit, ("rho",))
+_GROUPS = Parameter("groups", 2, "number of groups", partial(count, least=2), ("k",))
+_CLASSES = Parameter("classes", 2, "number of classes", partial(count, least=2), ("l",))
+_LIPSCHITZ = Parameter("lipschitz", 1.0, "Lipschitz constant of F in theta", positive, ("L",))
+_SIZE = Parameter("w_radius", 1.0, "the bound D on W", positive, ("D",))
+_EPSILON = Parameter("epsilon", 1.0, "the promised epsilon", positive, ("eps",))
+_DELTA = Parameter("delta", 1e-5, "the promised delta", open_unit)
+_FREQUENCIES = Parameter("frequencies", Frequencies.AT_LEAST_RHO, "what is known of P_S")
+
+_EPSILON_SMALL = Condition(
+    lambda s: f"epsilon <= 2 ln(1/delta) = {2 * math.log(1 / s.number('delta')):.4g}",
+    lambda s: s.number("epsilon") <= 2 * math.log(1 / s.number("delta")),
+)
+_ENOUGH_ROUNDS = Condition(
+    lambda s: f"T >= (n sqrt(epsilon) / (2m))^2 = {_least_rounds(s):.1f}",
+    lambda s: s.whole("rounds") >= _least_rounds(s),
+)
+
+
+def _least_rounds(s: Setting) -> float:
+    return s.whole("silo_size") ** 2 * s.number("epsilon") / (2 * s.whole("batch_size")) ** 2
+
+
+def _share(s: Setting) -> float:
+    """rho, which can't exceed 1/groups: the smallest group is no larger than the average one."""
+    rho, groups = s.number("minority_fraction"), s.whole("groups")
+    if rho * groups > 1 + 1e-12:
+        raise InvalidInput(
+            "minority_fraction",
+            rho,
+            f"exceeds 1/{groups}",
+            f"the smallest of {groups} groups has at most that share",
+        )
+    return rho
+
+
+def _lemma_w(s: Setting) -> Finding:
+    m, rho = s.whole("batch_size"), _share(s)
+    printed = 8 / (m**2 * rho)
+    found = weight_gradient_supremum(m, rho, s.whole("groups"), s.choice("frequencies", Frequencies))
+    return _lemma("L2 sensitivity of the batch mean of grad_W psi", printed, found, s)
+
+
+def _lemma_theta(s: Setting) -> Finding:
+    m, rho = s.whole("batch_size"), _share(s)
+    size, lipschitz, radius = s.number("w_radius"), s.number("lipschitz"), s.choice("radius", Radius)
+    printed = 8 * (size * lipschitz) ** 2 / (m**2 * rho)
+    frequencies, groups, classes = s.choice("frequencies", Frequencies), s.whole("groups"), s.whole("classes")
+    found = theta_gradient_supremum(m, rho, groups, frequencies, classes, lipschitz, size, radius)
+    return _lemma(f"L2 sensitivity of the batch mean of grad_theta psi ({radius.value} D)", printed, found, s)
+
+
+def _lemma(quantity: str, printed: float, found: float, s: Setting) -> Finding:
+    match s.choice("reading", Reading):
+        case Reading.PRINTED:
+            claimed, read = printed, "as printed, the bound is that of the squared sensitivity"
+        case Reading.SQUARE_ROOT:
+            claimed, read = math.sqrt(printed), "read with the missing square root"
+        case other:
+            assert_never(other)
+    why = f"{read}: {claimed:.6g} is claimed, and the supremum is {found:.6g} ({found / claimed:.4g} times that)"
+    return Finding(BoundComparison(quantity, claimed, found), why)
+
+
+def _multipliers(s: Setting) -> tuple[float, float]:
+    """The noise multipliers of h_theta and h_W when sigma is Theorem 3.3's and the sensitivity the true one."""
+    n, m, rho = s.whole("silo_size"), s.whole("batch_size"), _share(s)
+    log_delta = math.log(1 / s.number("delta"))
+    sigma_w = math.sqrt(16 * s.whole("rounds") * log_delta / rho) / (s.number("epsilon") * n)
+    frequencies, groups = s.choice("frequencies", Frequencies), s.whole("groups")
+    w = weight_gradient_supremum(m, rho, groups, frequencies)
+    # sigma_theta = L D sigma_W, and the sensitivity has the same factor L D: both at 1.
+    radius = s.choice("radius", Radius)
+    theta = theta_gradient_supremum(m, rho, groups, frequencies, s.whole("classes"), 1.0, 1.0, radius)
+    return sigma_w / theta, sigma_w / w
+
+
+def _theorem_33(s: Setting) -> Finding:
+    theta, w = _multipliers(s)
+    joint = (theta**-2 + w**-2) ** -0.5
+    interval, story, granted = _price_33(s, theta, w)
+    claimed, delta = s.number("epsilon"), s.number("delta")
+    plan = _steffle_plan(s)
+    needed = calibrate_plan(plan, EpsilonDelta(claimed, delta)).joint_noise_multiplier
+    assert needed is not None
+    why = (
+        f"each of the two releases gets multiplier {w:.4g} (h_W) and {theta:.4g} (h_theta), jointly {joint:.4g};"
+        f" {story} that costs epsilon = {interval.upper:.4g} at delta = {delta:g}, where {claimed:g} is promised;"
+        f" an honest {claimed:g} with this transcript needs a joint multiplier of {needed:.4g}"
+        f" ({needed / joint:.3g} times the noise)"
+    )
+    details = {
+        "noise_multiplier_h_W": w,
+        "noise_multiplier_h_theta": theta,
+        "joint_noise_multiplier": joint,
+        "needed_joint_noise_multiplier": needed,
+        "least_rounds": _least_rounds(s),
+    }
+    return Finding(EpsilonComparison(claimed, interval), why, granted, details)
+
+
+def _price_33(s: Setting, theta: float, w: float) -> tuple[EpsilonInterval, str, tuple[str, ...]]:
+    """What the transcript costs, in which words, and what was granted in the theorem's favour."""
+    delta, drawn = s.number("delta"), s.choice("sampling", Drawn)
+    revealed = price_plan(_steffle_plan(s), delta, noise_multipliers={H_THETA: theta, H_W: w})
+    if s.choice("batch", Batch) is Batch.REVEALED:
+        return revealed, f"with {drawn.value} batches, which the plain gradient g reveals,", ()
+    if s.choice("pair", Pair) is Pair.SAFE:
+        story = "even with secret batches, because the common part of a record's two messages is unbounded,"
+        return revealed, story, ("the batches stay secret",)
+    granted = (
+        "the batches stay secret",
+        "each record's whole message is clipped, so that the usual pair applies",
+    )
+    both = Together((Gaussian(theta), Gaussian(w)))
+    match drawn:
+        case Drawn.POISSON:
+            rate = s.whole("batch_size") / s.whole("silo_size")
+            secret = Repeated(Sampled(Poisson(rate, Batch.SECRET), both), s.whole("rounds"))
+            interval = best_epsilon(secret, RECORD_ADD_REMOVE, delta).interval
+            return interval, "granting secret Poisson batches and the usual pair,", granted
+        case Drawn.SHUFFLED:
+            averages = _epoch_averages(s, theta, w)
+            unit = _steffle_plan(s).unit
+            lower = 0.0 if averages is None else best_epsilon(averages, unit, delta).interval.lower
+            story = "granting secret shuffled batches, for which no amplification is proved,"
+            return EpsilonInterval(min(lower, revealed.upper), revealed.upper), story, granted
+        case _:
+            assert_never(drawn)
+
+
+def _epoch_averages(s: Setting, theta: float, w: float) -> Release | None:
+    """Adding up the rounds of a whole epoch undoes the shuffling: a full batch with sqrt(batches) the noise."""
+    epoch = ShuffledEpochs(s.whole("silo_size"), s.whole("batch_size"))
+    whole = s.whole("rounds") // epoch.batches_per_epoch
+    if whole == 0:
+        return None
+    root = math.sqrt(epoch.batches_per_epoch)
+    return Repeated(Together((Gaussian(theta * root), Gaussian(w * root))), whole)
+
+
+def _steffle_plan(s: Setting) -> StefflePlan:
+    sampling = SteffleSampling(s.choice("sampling", Drawn).value)
+    n, m, rounds = s.whole("silo_size"), s.whole("batch_size"), s.whole("rounds")
+    return StefflePlan(n, m, rounds, _share(s), 1.0, 1.0, sampling, s.whole("groups"))
+
+
+def _theorem_c2(s: Setting) -> Finding:
+    """Only noisy gradients are sent, so the batch is secret; a replaced record moves each draw by 2L/m."""
+    n, m, rounds, delta = s.whole("silo_size"), s.whole("batch_size"), s.whole("rounds"), s.number("delta")
+    claimed = s.number("epsilon")
+    multiplier = m / n * math.sqrt(2 * rounds * math.log(1 / delta)) / claimed
+    both = Together(
+        (Gaussian(2 * multiplier), Gaussian(2 * multiplier))
+    )  # relative to L/m, of which two are moved
+    revealed = Repeated(Sampled(WithReplacement(n, m, Batch.REVEALED), both), rounds)
+    upper = best_epsilon(revealed, RECORD_REPLACE_ONE, delta).interval
+    if s.choice("batch", Batch) is Batch.REVEALED:
+        interval, story = upper, "known batches, drawn with replacement,"
+    else:
+        once = -math.expm1(m * math.log1p(-1 / n))
+        drawn = Sampled(Poisson(once, Batch.SECRET), Together((Gaussian(multiplier), Gaussian(multiplier))))
+        reached = best_epsilon(Repeated(drawn, rounds), RECORD_ADD_REMOVE, delta).interval.lower
+        interval = EpsilonInterval(min(reached, upper.upper), upper.upper)
+        story = "secret batches, drawn with replacement,"
+    why = (
+        f"each of the two releases gets multiplier {multiplier:.4g}, jointly {multiplier / math.sqrt(2):.4g}; with"
+        f" {story} the cost lies between {interval.lower:.4g} and {interval.upper:.4g}, where {claimed:g} is promised"
+    )
+    return Finding(EpsilonComparison(claimed, interval), why, details={"noise_multiplier": multiplier})
+
+
+_LEMMA = (_BATCH, _RHO, _GROUPS, _FREQUENCIES, Parameter("reading", Reading.PRINTED, "how the bound is read"))
+
+THEOREMS = (
+    Theorem(
+        id="steffle.lemma-B.1.W",
+        citation=CITATION,
+        place="Appendix B, Lemma B.1, second display",
+        formula="|| mean over the batch of grad_W psi - its neighbour || <= 8 / (m^2 rho)",
+        parameters=_LEMMA,
+        conditions=(),
+        compute=_lemma_w,
+    ),
+    Theorem(
+        id="steffle.lemma-B.1.theta",
+        citation=CITATION,
+        place="Appendix B, Lemma B.1, first display; D as in Theorem 3.3",
+        formula="|| mean over the batch of grad_theta psi - its neighbour || <= 8 D^2 L^2 / (m^2 rho)",
+        parameters=(
+            *_LEMMA,
+            _CLASSES,
+            _LIPSCHITZ,
+            _SIZE,
+            Parameter("radius", Radius.ENTRYWISE, "what D bounds"),
+        ),
+        conditions=(),
+        compute=_lemma_theta,
+    ),
+    Theorem(
+        id="steffle.theorem-3.3",
+        citation=CITATION,
+        place="Section 3.1, Theorem 3.3; Credit Card setting of Section 5",
+        formula="sigma_W^2 = 16 T ln(1/delta) / (eps^2 n^2 rho), sigma_theta^2 = L^2 D^2 sigma_W^2 => (eps, delta)",
+        parameters=(
+            _EPSILON,
+            _DELTA,
+            _SILO,
+            _BATCH,
+            _ROUNDS,
+            _RHO,
+            _GROUPS,
+            _CLASSES,
+            _FREQUENCIES,
+            Parameter("batch", Batch.REVEALED, "whether the observer knows the batches"),
+            Parameter("sampling", Drawn.SHUFFLED, "how batches are drawn"),
+            Parameter("pair", Pair.USUAL, "how a secret batch is priced"),
+            Parameter("radius", Radius.FROBENIUS, "what D bounds"),
+        ),
+        conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
+        compute=_theorem_33,
+    ),
+    Theorem(
+        id="steffle.theorem-C.2",
+        citation=CITATION,
+        place="Appendix C.1, Theorem C.2 (Algorithm 2); at the setting of Theorem 3.3",
+        formula="sigma_x^2 = 8 T L_x^2 ln(1/delta) / (eps^2 n^2) for x = w and x = theta => (eps, delta)",
+        parameters=(
+            _EPSILON,
+            _DELTA,
+            _SILO,
+            _BATCH,
+            _ROUNDS,
+            Parameter("batch", Batch.SECRET, "whether the observer knows the batches"),
+        ),
+        conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
+        compute=_theorem_c2,
+    ),
+)
