@@ -27,6 +27,7 @@ from calibrate.accountants.dominating_pairs import (
     Unbounded,
 )
 from calibrate.accountants.pair_counts import PairCounts, priced_pairs
+from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
 from calibrate.releases import Leaf
 from calibrate.validation import open_unit, positive
@@ -38,6 +39,7 @@ _FINER_BELOW = 4
 """The lower side is cheap to build but loses more near the edge of a sampled Gaussian's losses."""
 _LARGEST_GRID = 1_000_000
 _RELATIVE_SLACK = 1e-7
+_LARGEST_EXPONENT = 700.0
 _TAIL = 1e-15
 
 
@@ -80,7 +82,8 @@ class PrivacyLossAccountant:
             return EpsilonInterval(0.0, 0.0)
         step = self.value_discretization_interval or _suitable_step(cost)
         allowance = _allowance(cost, step, delta)
-        # A quotient that overflows inside dp-accounting (losses beyond 700) comes back as an infinite epsilon.
+        # Beyond 700, where exp(-loss) underflows, dp-accounting returns a loss or infinity instead of epsilon:
+        # right as an upper bound, and proof that epsilon is at least 700.
         with np.errstate(over="ignore"):
             upper = math.inf
             if allowance < delta:
@@ -89,7 +92,14 @@ class PrivacyLossAccountant:
                 )
             below = _composed(cost, optimistic_loss, step / _FINER_BELOW)
             lower = float(below.get_epsilon_for_delta(delta + allowance))
-        return EpsilonInterval(min(lower, upper) if math.isfinite(lower) else 0.0, upper)
+        return _enclosure(min(lower, _LARGEST_EXPONENT), upper)
+
+
+def _enclosure(lower: float, upper: float) -> EpsilonInterval:
+    """Sides that cross by a rounding are one point; sides that cross by more are a fault, and never hidden."""
+    if lower > upper * (1 + 1e-6) + 1e-9:
+        raise NotCertified(f"the lower side {lower} exceeds the upper side {upper}: the grid is too coarse")
+    return EpsilonInterval(min(lower, upper), upper)
 
 
 def _composed(cost: PairCounts, build: Callable[[DominatingPair, float], Any], step: float) -> Any:
