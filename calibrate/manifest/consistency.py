@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, assert_never
 
+from calibrate.errors import InvalidInput
+from calibrate.manifest.discreteness import continuous_target, slack_of
 from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.mechanism import (
     GaussianNoise,
@@ -19,7 +21,7 @@ from calibrate.manifest.mechanism import (
     NoiseSource,
     RandomizedCategory,
 )
-from calibrate.privacy_unit import EpsilonInterval
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import (
     Gaussian,
     Laplace,
@@ -112,23 +114,51 @@ def _sizes_against_event(document: BudgetDocument) -> Iterator[str]:
 
 def _price(document: BudgetDocument) -> Iterator[str]:
     first, second = document.accounting.interval.certified(), document.accounting.second_opinion
-    match document.guarantee:
+    guarantee = document.guarantee
+    match guarantee:
         case NoPrivacyPromised():
             return
         case PrivateGuarantee(epsilon=epsilon):
             if first.upper > epsilon:
                 yield f"the certified epsilon {first.upper} exceeds the promised {epsilon}"
+            else:
+                yield from _discreteness(document, EpsilonDelta(epsilon, guarantee.delta))
         case AsPrintedGuarantee(epsilon=true_epsilon):
             if first.upper > (float("inf") if true_epsilon is None else true_epsilon):
                 yield f"the certified epsilon {first.upper} exceeds the stated true one {true_epsilon}"
+            elif true_epsilon is not None:
+                yield from _discreteness(document, EpsilonDelta(true_epsilon, guarantee.delta))
         case _:
-            assert_never(document.guarantee)
+            assert_never(guarantee)
     if second is None:
         yield "a price needs a second opinion"
     elif second.accountant == document.accounting.accountant:
         yield f"both opinions are by {second.accountant}"
     elif not could_both_be_right(first, second.interval.certified()):
         yield "the two accountants contradict each other"
+
+
+def _discreteness(document: BudgetDocument, promise: EpsilonDelta) -> Iterator[str]:
+    """The promise must also cover what the accountants do not see: that published noise is discrete."""
+    accounting, needed = document.accounting, slack_of(document.releases)
+    stated = accounting.discrete_noise.slack()
+    if stated.epsilon < needed.epsilon or stated.mass < needed.mass:
+        yield f"the slack for discrete noise is at least ({needed.epsilon}, {needed.mass}), not {stated}"
+        return
+    if accounting.delta is None:
+        yield "the price does not say at which delta it holds"
+        return
+    try:
+        continuous = continuous_target(promise, stated)
+    except InvalidInput as nothing_left:
+        yield str(nothing_left)
+        return
+    upper = accounting.interval.certified().upper
+    if upper > continuous.epsilon or accounting.delta > continuous.delta:
+        yield (
+            f"the price ({upper}, {accounting.delta}) leaves less than the slack for discrete noise: "
+            f"it may be at most ({continuous.epsilon}, {continuous.delta})"
+        )
 
 
 def _noise_source(document: BudgetDocument) -> Iterator[str]:

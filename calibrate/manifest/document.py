@@ -13,10 +13,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
+from calibrate.discrete_noise_slack import ProfileSlack
 from calibrate.errors import InvalidInput
 from calibrate.manifest.consistency import contradictions
 from calibrate.manifest.encoding import decode_release, decode_sampling, encode_release, encode_sampling
-from calibrate.manifest.fields import Count, Instant, Name, Nonce, Sha256, StrictModel, Text
+from calibrate.manifest.fields import Count, Instant, Name, Nonce, OpenUnit, Sha256, StrictModel, Text
 from calibrate.manifest.guarantee import Guarantee
 from calibrate.manifest.mechanism import (
     GaussianNoise,
@@ -98,10 +99,25 @@ class Opinion(StrictModel):
     interval: Interval
 
 
+class DiscreteNoise(StrictModel):
+    """How much dearer discrete noise may be than the continuous noise that was priced."""
+
+    epsilon: Annotated[float, Field(ge=0)]
+    mass: Annotated[float, Field(ge=0)]
+
+    def slack(self) -> ProfileSlack:
+        return ProfileSlack(self.epsilon, self.mass)
+
+
 class Accounting(Opinion):
-    """The price, what exactly was priced, and a second accountant's independent price of the same event."""
+    """The price, what exactly was priced, and a second accountant's independent price of the same event.
+
+    The intervals hold at `delta`, a little less than the promised one: the rest pays for noise being discrete.
+    """
 
     event: Event
+    delta: OpenUnit | None
+    discrete_noise: DiscreteNoise
     assumptions: tuple[Text, ...]
     second_opinion: Opinion | None
 

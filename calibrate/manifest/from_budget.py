@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from calibrate.budget import CalibratedValue, CertifiedBudget
+from calibrate.discrete_noise_slack import ProfileSlack
 from calibrate.errors import InvalidInput
 from calibrate.manifest.cross_check import CrossCheck, cross_check
-from calibrate.manifest.document import Accounting, BudgetDocument
+from calibrate.manifest.discreteness import continuous_target, noise_margin, slack_of, with_margin
+from calibrate.manifest.document import Accounting, BudgetDocument, DiscreteNoise
 from calibrate.manifest.guarantee import AsPrintedGuarantee, PrivateGuarantee
 from calibrate.manifest.mechanism import (
     GaussianNoise,
@@ -28,10 +30,15 @@ from calibrate.manifest.terms import (
     with_clear,
 )
 from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, Plan
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from calibrate.releases import RandomizedResponse, Release, leaves
 from calibrate.validation import positive
 
 Declared = GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear
+
+
+_ROUNDED_UP = 1e-6
+"""By how much the true price of a paper's noise is rounded up, relatively and absolutely, to leave room."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +49,34 @@ class PaperClaim:
     place: str
 
 
-def document_from_budget(budget: CertifiedBudget, terms: Terms) -> BudgetDocument:
-    """The document that promises what the budget certifies.
+@dataclass(frozen=True)
+class _Price:
+    """Two opinions at one delta, and what discrete noise may add to them."""
 
-    The event is priced again by two accountants, together with what the terms publish in the clear, and
-    `ManifestRefused` is raised if they disagree or the price exceeds the target. Everything needed to
-    recompute epsilon is in the document.
+    checked: CrossCheck
+    delta: float
+    slack: ProfileSlack
+
+
+def document_from_budget(budget: CertifiedBudget, terms: Terms) -> BudgetDocument:
+    """The document that promises what the budget was calibrated for.
+
+    The noise is raised by a hair (a relative 1e-11 or so) to pay for being discrete. The event is priced again by
+    two accountants, together with what the terms publish in the clear, and `ManifestRefused` is raised if they
+    disagree or if price and slack exceed the target. Everything needed to recompute epsilon is in the document.
     """
     plan, target = budget.plan, budget.target
-    event = with_clear(budget.release, terms.clear)
-    checked = cross_check(event, plan.unit, target.delta, target.epsilon)
+    slack = slack_of(_declared_all(budget.values, budget.release, plan.rounds, terms))
+    continuous, factor = continuous_target(target, slack), noise_margin(target, slack)
+    raised = with_margin(budget.release, factor)
+    event = with_clear(raised, terms.clear)
+    price = _Price(
+        cross_check(event, plan.unit, continuous.delta, continuous.epsilon), continuous.delta, slack
+    )
     guarantee = PrivateGuarantee(**_scope(plan, terms), epsilon=target.epsilon, delta=target.delta)
-    declared = tuple(_declared(value, budget.release, plan.rounds, terms) for value in budget.values)
-    return _document(plan, guarantee, declared, event, checked, terms)
+    values = tuple(_raised(value, factor) for value in budget.values)
+    declared = _declared_all(values, raised, plan.rounds, terms)
+    return _document(plan, guarantee, declared, event, price, terms)
 
 
 def document_as_printed(
@@ -64,23 +86,37 @@ def document_as_printed(
 
     Every value of the plan needs its noise multiplier (sigma divided by the value's *true* sensitivity).
     """
-    values = tuple(_with_noise(value, noise_multipliers) for value in plan.values())
+    noisy = tuple(_with_noise(value, noise_multipliers) for value in plan.values())
     once = tuple(_with_noise(value, noise_multipliers) for value in plan.once())
-    event = with_clear(plan.publish(values, once), terms.clear)
-    checked = cross_check(event, plan.unit, delta, None)
+    event = with_clear(plan.publish(noisy, once), terms.clear)
+    values = (*(_calibrated(value, True) for value in noisy), *(_calibrated(value, False) for value in once))
+    declared = _declared_all(values, event, plan.rounds, terms)
+    price, true_epsilon = _true_price(event, plan.unit, delta, slack_of(declared))
     guarantee = AsPrintedGuarantee(
         **_scope(plan, terms),
-        epsilon=checked.first.interval.upper,
+        epsilon=true_epsilon,
         delta=delta,
         claimed_epsilon=claim.epsilon,
         claim=claim.place,
     )
-    declared = tuple(
-        _declared(_calibrated(value, every_round), event, plan.rounds, terms)
-        for part, every_round in ((values, True), (once, False))
-        for value in part
-    )
-    return _document(plan, guarantee, declared, event, checked, terms)
+    return _document(plan, guarantee, declared, event, price, terms)
+
+
+def _true_price(
+    event: Release, unit: PrivacyUnit, delta: float, slack: ProfileSlack
+) -> tuple[_Price, float | None]:
+    """What noise that nobody calibrated costs, slack included; None if no finite epsilon is certified."""
+    checked = cross_check(event, unit, delta, None)
+    upper = checked.first.interval.upper
+    if upper is None:
+        return _Price(checked, delta, slack), None
+    true = EpsilonDelta(upper * (1 + _ROUNDED_UP) + 2 * slack.epsilon + _ROUNDED_UP, delta)
+    try:
+        continuous = continuous_target(true, slack)
+    except InvalidInput:
+        return _Price(checked, delta, slack), None
+    again = cross_check(event, unit, continuous.delta, continuous.epsilon)
+    return _Price(again, continuous.delta, slack), true.epsilon
 
 
 def _document(
@@ -88,10 +124,10 @@ def _document(
     guarantee: PrivateGuarantee | AsPrintedGuarantee,
     declared: tuple[Declared, ...],
     event: Release,
-    checked: CrossCheck,
+    price: _Price,
     terms: Terms,
 ) -> BudgetDocument:
-    first = checked.first
+    first = price.checked.first
     return checked_document(
         terms,
         algorithm=plan.algorithm.value,
@@ -105,8 +141,10 @@ def _document(
             version=first.version,
             interval=first.interval,
             event=event,
+            delta=price.delta,
+            discrete_noise=DiscreteNoise(epsilon=price.slack.epsilon, mass=price.slack.mass),
             assumptions=plan.assumptions(),
-            second_opinion=checked.second,
+            second_opinion=price.checked.second,
         ),
         config_digest=terms.config_digest or plan_digest(plan.algorithm.value, plan.parameters()),
     )
@@ -136,6 +174,20 @@ def _observer(algorithm: AlgorithmName) -> str:
             return "Whoever sees the noisy values or anything computed from them."
         case _:
             assert_never(algorithm)
+
+
+def _declared_all(
+    values: tuple[CalibratedValue, ...], event: Release, rounds: int, terms: Terms
+) -> tuple[Declared, ...]:
+    return tuple(_declared(value, event, rounds, terms) for value in values)
+
+
+def _raised(value: CalibratedValue, factor: float) -> CalibratedValue:
+    """Multiplied in the same order as the event, so that both hold the very same number."""
+    if value.noise_multiplier is None:
+        return value
+    multiplier = value.noise_multiplier * factor
+    return replace(value, noise_multiplier=multiplier, sigma=multiplier * value.sensitivity)
 
 
 def _declared(value: CalibratedValue, event: Release, rounds: int, terms: Terms) -> Declared:

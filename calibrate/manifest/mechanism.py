@@ -7,6 +7,7 @@ moves by twice that bound and the accountants charge the 2; it is not folded int
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Annotated, Literal
 
@@ -16,6 +17,9 @@ from calibrate.manifest.fields import Count, Name, Positive, StrictModel, Text
 
 _RELATIVE_ROUNDING = 1e-12
 """sigma and its two factors are doubles; a smaller sigma than this slack explains is less noise than priced."""
+
+MOST_VALUES_WITHOUT_SHAPE = 1 << 24
+"""How many values one publication may have if its shape is not signed; the slack of discrete noise counts them."""
 
 Shape = tuple[Annotated[int, Field(ge=0, le=2**53 - 1)], ...]
 
@@ -46,6 +50,11 @@ class _Published(StrictModel):
     publications: Count
     """How often it may be published: at most once a round."""
     shape: Shape | None = None
+
+    @property
+    def values_at_most(self) -> int:
+        """How many numbers one publication has at most."""
+        return MOST_VALUES_WITHOUT_SHAPE if self.shape is None else math.prod(self.shape)
 
 
 class GaussianNoise(_Published):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from calibrate.manifest.document import Accounting, BudgetDocument, Interval
+from calibrate.manifest.document import Accounting, BudgetDocument, DiscreteNoise, Interval
 from calibrate.manifest.guarantee import NoPrivacyPromised
 from calibrate.manifest.terms import Terms, checked_document, only_clear
 from calibrate.privacy_unit import PrivacyUnit
@@ -34,6 +34,8 @@ def document_without_promise(
             version=version("privfair"),
             interval=Interval(lower=0.0, upper=None),
             event=only_clear(terms.clear),
+            delta=None,
+            discrete_noise=DiscreteNoise(epsilon=0.0, mass=0.0),
             assumptions=(),
             second_opinion=None,
         ),

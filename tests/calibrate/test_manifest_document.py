@@ -9,9 +9,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from calibrate.manifest.document import BudgetDocument, DataBinding, Interval, SamplingDeclaration, Validity
+from calibrate.discrete_noise_slack import STEPS_PER_SCALE, laplace_distance_slack, profile_slack
+from calibrate.errors import InvalidInput
+from calibrate.manifest.discreteness import NO_SLACK, continuous_target, slack_of
+from calibrate.manifest.document import (
+    BudgetDocument,
+    DataBinding,
+    DiscreteNoise,
+    Interval,
+    SamplingDeclaration,
+    Validity,
+)
 from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised
 from calibrate.manifest.mechanism import (
     GaussianNoise,
@@ -22,7 +34,7 @@ from calibrate.manifest.mechanism import (
     RandomizedCategory,
 )
 from calibrate.manifest.verify import promises_privacy
-from calibrate.privacy_unit import EpsilonInterval, Protected, Relation
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, Protected, Relation
 from calibrate.releases import (
     Gaussian,
     InSequence,
@@ -56,7 +68,7 @@ def priced(event: Release, *releases: Any, rounds: int = 100, **changes: Any) ->
     return samples.document(
         releases=releases,
         rounds=rounds,
-        accounting=samples.accounting(event=event),
+        accounting=samples.accounting(event=event, discrete_noise=DiscreteNoise(epsilon=1e-9, mass=1e-12)),
         **({"sampling": ()} | changes),
     )
 
@@ -113,6 +125,7 @@ def test_laplace_and_randomised_response_are_matched_by_their_own_numbers() -> N
     laplace = LaplaceNoise(
         name="l",
         publications=1,
+        shape=(2, 2),
         sensitivity=2,
         noise_multiplier=3,
         scale=6,
@@ -179,7 +192,9 @@ def test_sigma_is_multiplier_times_sensitivity(sigma: float) -> None:
 
 
 def test_a_promise_below_the_price_is_refused() -> None:
-    samples.document(guarantee=samples.private(epsilon=0.999))
+    samples.document(guarantee=samples.private(epsilon=0.99900001))
+    with pytest.raises(ValidationError, match="less than the slack"):
+        samples.document(guarantee=samples.private(epsilon=0.999))
     with pytest.raises(ValidationError, match="exceeds the promised"):
         samples.document(guarantee=samples.private(epsilon=0.9989))
 
@@ -300,3 +315,28 @@ def test_the_binding_takes_a_prefixed_schema_digest() -> None:
 def test_an_event_that_is_no_release_is_refused_in_words(event: Any) -> None:
     with pytest.raises(ValidationError, match=r"JSON object|not a release"):
         samples.accounting(event=event)
+
+
+def test_the_slack_for_discrete_noise_counts_every_value() -> None:
+    """Theorem 3 of docs/theorems/discrete-noise.md: about N / (12 sigma^2) for N values of sigma >= 2^30 steps."""
+    slack = slack_of((noisy("a", 2.0, 10_000, shape=(1000, 1000)),))
+    assert slack.epsilon == pytest.approx(10**10 / (12 * 2.0**60), rel=0.01)
+    unshaped = slack_of((noisy("a", 2.0, 1, shape=None),))
+    assert unshaped.epsilon == pytest.approx(2**24 / (12 * 2.0**60), rel=0.1)
+    assert slack_of((noisy("a", 2.0, 1, sampler=NoiseSampler.SEEDED_RESEARCH_ONLY),)) == NO_SLACK
+    assert slack_of((noisy("a", 2.0, 1, shape=(0,)),)) == NO_SLACK
+
+
+@given(st.floats(1e-6, 100), st.floats(1e-30, 0.1), st.integers(1, 10**12), st.booleans())
+def test_what_is_priced_and_the_slack_make_up_the_promise(
+    epsilon: float, delta: float, n: int, laplace: bool
+) -> None:
+    promise = EpsilonDelta(epsilon, delta)
+    slack = (laplace_distance_slack if laplace else profile_slack)(STEPS_PER_SCALE, n, 1)
+    try:
+        continuous = continuous_target(promise, slack)
+    except InvalidInput:
+        assume(False)
+    kept = slack.certified(continuous)
+    assert kept.epsilon <= promise.epsilon
+    assert kept.delta <= promise.delta

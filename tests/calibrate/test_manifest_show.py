@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from calibrate.manifest.document import Interval, SamplingDeclaration
+from calibrate.manifest.document import DiscreteNoise, Interval, SamplingDeclaration
 from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised
 from calibrate.manifest.keys import Role, generate
 from calibrate.manifest.mechanism import InTheClear, NoiseSampler, NoiseSource
@@ -66,8 +67,8 @@ def test_it_says_what_was_checked() -> None:
 
 def test_costs_are_rounded_up_and_noise_down() -> None:
     text = page(
-        guarantee=samples.private(epsilon=1.00000001),
-        accounting=samples.accounting(interval=Interval(lower=0.99999999, upper=1.000000001)),
+        guarantee=samples.private(epsilon=1.00000002),
+        accounting=samples.accounting(interval=Interval(lower=0.99999999, upper=1.0000000001)),
     )
     assert "(1.00001, 1e-05)" in text
     assert "between 0.999999 and 1.00001" in text
@@ -118,11 +119,32 @@ def test_no_promise_is_shouted() -> None:
     assert "Nothing." in text
 
 
-@pytest.mark.parametrize("epsilon", [1e-9, 0.5, 20.0, 800.0, 1e300])
+@pytest.mark.parametrize("epsilon", [1e-6, 0.5, 20.0, 50.0])
 def test_any_epsilon_can_be_shown(epsilon: float) -> None:
-    interval = Interval(lower=0.0, upper=epsilon)
+    interval = Interval(lower=0.0, upper=epsilon / 2)
     accounting = samples.accounting(interval=interval, second_opinion=samples.opinion("b", 0.0, None))
     assert "times likelier" in page(guarantee=samples.private(epsilon=epsilon), accounting=accounting)
+
+
+@pytest.mark.parametrize("epsilon", [800.0, 1e300])
+def test_even_an_absurd_epsilon_can_be_shown(epsilon: float) -> None:
+    """Only seeded noise can have one: with discrete noise nothing would be left of delta."""
+    seeded = NoiseSampler.SEEDED_RESEARCH_ONLY
+    accounting = samples.accounting(
+        interval=Interval(lower=0.0, upper=epsilon), discrete_noise=DiscreteNoise(epsilon=0.0, mass=0.0)
+    )
+    text = page(
+        releases=(samples.gaussian("h_theta", sampler=seeded), samples.gaussian("h_W", sampler=seeded)),
+        noise_source=NoiseSource.SEEDED_RESEARCH_ONLY,
+        guarantee=samples.private(epsilon=epsilon),
+        accounting=accounting,
+    )
+    assert f"exp({epsilon:.6g}) times likelier" in text
+    with pytest.raises(ValidationError, match="used up"):
+        page(
+            guarantee=samples.private(epsilon=epsilon),
+            accounting=samples.accounting(interval=accounting.interval),
+        )
 
 
 def test_the_page_is_plain_text_of_bounded_width() -> None:

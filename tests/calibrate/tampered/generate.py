@@ -110,15 +110,14 @@ def step_1() -> Iterator[Fault]:
 
 
 def base64_spellings() -> Iterator[Fault]:
-    text = json.loads(GOOD)["payload"]
-    assert text.endswith("=")
-    stray = text.rstrip("=")
-    last = chr(ord(stray[-1]) + 1)
-    yield "payload-base64-unpadded", envelope(put("payload", value=stray))
-    yield "payload-base64-stray-bits", envelope(put("payload", value=stray[:-1] + last + text[len(stray) :]))
+    text, sig = json.loads(GOOD)["payload"], json.loads(GOOD)["signatures"][0]["sig"]
+    bare = sig.rstrip("=")
+    stray = bare[:-1] + chr(ord(bare[-1]) + 1) + "=="
+    assert base64.b64decode(stray) == base64.b64decode(sig)
     yield "payload-base64-with-line-break", envelope(put("payload", value=text[:76] + "\n" + text[76:]))
-    sig = json.loads(GOOD)["signatures"][0]["sig"]
-    yield "signature-base64-unpadded", envelope(put("signatures", 0, "sig", value=sig.rstrip("=")))
+    yield "payload-base64-with-more-padding", envelope(put("payload", value=text + "===="))
+    yield "signature-base64-stray-bits", envelope(put("signatures", 0, "sig", value=stray))
+    yield "signature-base64-unpadded", envelope(put("signatures", 0, "sig", value=bare))
     yield "signature-in-hexadecimal-with-colon", envelope(put("signatures", 0, "sig", value="ab:cd"))
 
 
@@ -234,6 +233,10 @@ def contradictions() -> Iterator[Fault]:
     )
     yield "no-second-opinion", predicate("accounting", "secondOpinion", value=None)
     yield "one-accountant-asked-twice", predicate("accounting", "secondOpinion", "accountant", value="first")
+    yield "price-at-the-whole-delta", predicate("accounting", "delta", value=1e-5)
+    yield "price-without-delta", predicate("accounting", "delta", value=None)
+    yield "discreteness-understated", predicate("accounting", "discreteNoise", "epsilon", value=1e-30)
+    yield "price-leaves-no-room-for-discreteness", predicate("accounting", "interval", "upper", value=1)
     yield "silo-smaller-than-priced", predicate("data", "silos", 0, "size", value=7000)
     yield "sampling-not-declared", predicate("sampling", value=[])
     yield "batch-declared-secret", predicate("sampling", 0, "scheme", "batch", value="secret")

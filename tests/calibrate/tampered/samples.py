@@ -11,6 +11,7 @@ from calibrate.manifest.document import (
     Accounting,
     BudgetDocument,
     DataBinding,
+    DiscreteNoise,
     Interval,
     LedgerHead,
     Opinion,
@@ -55,6 +56,8 @@ def accounting(**changes: Any) -> Accounting:
         "version": "1.0",
         "interval": Interval(lower=0.99, upper=0.999),
         "event": EVENT,
+        "delta": 0.999e-5,
+        "discrete_noise": DiscreteNoise(epsilon=1e-9, mass=1e-30),
         "assumptions": ("Batches are drawn independently of the sensitive attributes.",),
         "second_opinion": opinion("second", 0.0, 1.2),
     }

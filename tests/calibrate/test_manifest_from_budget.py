@@ -1,0 +1,206 @@
+"""Every plan's certified budget becomes a document that can be priced again; a paper's noise admits its price."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from calibrate.budget import CertifiedBudget, calibrate_plan
+from calibrate.errors import InvalidInput, ManifestRefused
+from calibrate.manifest.document import BudgetDocument, DataBinding, LedgerHead
+from calibrate.manifest.from_budget import PaperClaim, document_as_printed, document_from_budget
+from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.issue import issue
+from calibrate.manifest.keys import generate
+from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSource, RandomizedCategory
+from calibrate.manifest.plan_digest import plan_digest
+from calibrate.manifest.recompute import recompute
+from calibrate.manifest.terms import BY_THE_TRAINER, Terms, valid_for
+from calibrate.manifest.verify import read_unverified
+from calibrate.manifest.without_promise import document_without_promise
+from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans.plan import Plan
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
+
+STEFFLE = {
+    "silo_size": 7500,
+    "batch_size": 256,
+    "rounds": 1172,
+    "minority_fraction": 0.5,
+    "lipschitz": 1.0,
+    "w_radius": 1.0,
+}
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "steffle": ("steffle", STEFFLE),
+    "steffle with histogram": ("steffle", STEFFLE | {"histogram_noise_ratio": 2.0}),
+    "steffle poisson": ("steffle", STEFFLE | {"sampling": "poisson"}),
+    "fedfdp": (
+        "fedfdp",
+        {"sampling_rate": 0.05, "rounds": 50, "clip": 1.0, "loss_clip": 2.0, "loss_noise_ratio": 2.5},
+    ),
+    "fpfl poisson": (
+        "fpfl",
+        {"users": 16280, "cohort": 200, "rounds": 20, "clip": 1.0, "sampling": "poisson"},
+    ),
+    "fpfl fixed": ("fpfl", {"users": 16280, "cohort": 200, "rounds": 20, "clip": 1.0, "sampling": "fixed"}),
+    "mmd gaussian": ("mmd-fedavg", {"group_size": 1000, "samples_per_group": 50, "rounds": 10}),
+    "mmd laplace": (
+        "mmd-fedavg",
+        {"group_size": 1000, "samples_per_group": 50, "rounds": 10, "mechanism": "laplace"},
+    ),
+    "full batches": (
+        "gaussian",
+        {"noise": (1.0, 2.0), "sampling_rate": 1.0, "rounds": 9, "relation": "replace-one"},
+    ),
+    "pay once": ("pay-once", {"groups": 3}),
+}
+TARGET = EpsilonDelta(1.0, 1e-5)
+
+
+def plan_of(name: str) -> Plan:
+    algorithm, parameters = PLANS[name]
+    return plan_from_mapping(algorithm, parameters)
+
+
+def terms(**changes: Any) -> Terms:
+    fields: dict[str, Any] = {
+        "data": DataBinding.of("ab" * 32, [("north", 20_000), ("south", 17_000)]),
+        "validity": valid_for(timedelta(days=30)),
+        "justification": "a test",
+    }
+    return Terms(**(fields | changes))
+
+
+@pytest.fixture(scope="module")
+def steffle() -> CertifiedBudget:
+    return calibrate_plan(plan_of("steffle"), TARGET)
+
+
+@pytest.mark.parametrize("name", list(PLANS))
+def test_every_plans_budget_can_be_signed_and_recomputed(name: str) -> None:
+    plan = plan_of(name)
+    document = document_from_budget(calibrate_plan(plan, TARGET), terms())
+    assert isinstance(document.guarantee, PrivateGuarantee)
+    assert document.guarantee.privacy_unit() == plan.unit
+    assert {release.name for release in document.releases} == {
+        value.name for value in (*plan.values(), *plan.once())
+    }
+    assert document.rounds == plan.rounds
+    assert document.accounting.assumptions == plan.assumptions()
+    assert set(plan.unprotected()) < set(document.guarantee.not_protected)
+    read = read_unverified(issue(document, generate())).document
+    assert read == document
+    fresh = recompute(read)
+    assert fresh is not None
+    assert fresh.first.interval == document.accounting.interval
+
+
+def test_the_noise_is_the_budgets_up_to_a_hair(steffle: CertifiedBudget) -> None:
+    document = document_from_budget(steffle, terms(shapes={"h_theta": (100,), "h_W": (2, 2)}))
+    for value in steffle.values:
+        declared = document.release(value.name)
+        assert isinstance(declared, GaussianNoise)
+        assert value.sigma is not None
+        assert value.sigma < declared.sigma < value.sigma * (1 + 1e-9)
+        assert declared.sensitivity == value.sensitivity
+
+
+def test_the_terms_are_in_the_document(steffle: CertifiedBudget) -> None:
+    head = LedgerHead(sequence=7, head="01" * 32)
+    given = terms(
+        enforcement=BY_THE_TRAINER,
+        scope="the auditors",
+        shapes={"h_theta": (100,)},
+        clips={"h_theta": 3.0},
+        config_digest="77" * 32,
+        ledger=head,
+        noise_source=NoiseSource.SEEDED_RESEARCH_ONLY,
+    )
+    document = document_from_budget(steffle, given)
+    release = document.release("h_theta")
+    assert isinstance(release, GaussianNoise)
+    assert (release.shape, release.clip) == ((100,), 3.0)
+    assert (document.guarantee.scope, document.config_digest, document.ledger) == (
+        "the auditors",
+        "77" * 32,
+        head,
+    )
+    assert not document.sampling[0].assumption_enforced
+    assert document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+
+
+def test_each_document_has_its_own_nonce_and_the_plans_digest(steffle: CertifiedBudget) -> None:
+    first, second = (document_from_budget(steffle, terms()) for _ in range(2))
+    assert first.nonce != second.nonce
+    assert first.config_digest == second.config_digest == plan_digest("steffle", steffle.plan.parameters())
+
+
+def test_what_is_published_in_the_clear_is_priced_too(steffle: CertifiedBudget) -> None:
+    free = InTheClear(
+        name="g", publications=1172, why="does not depend on the attribute", depends_on_unit=False
+    )
+    document = document_from_budget(steffle, terms(clear=(free,)))
+    assert document.release("g") == free
+    assert recompute(document) is not None
+    leaking = InTheClear(name="g", publications=1172, why="nobody looks", depends_on_unit=True)
+    with pytest.raises(ManifestRefused, match="exceeds the promised"):
+        document_from_budget(steffle, terms(clear=(leaking,)))
+
+
+def test_a_silo_smaller_than_the_plans_is_refused(steffle: CertifiedBudget) -> None:
+    with pytest.raises(InvalidInput, match="smaller than the 7500"):
+        document_from_budget(steffle, terms(data=DataBinding.of("ab" * 32, [("tiny", 7499)])))
+
+
+def test_pay_once_declares_its_randomised_response() -> None:
+    document = document_from_budget(calibrate_plan(plan_of("pay once"), TARGET), terms())
+    release = document.releases[0]
+    assert isinstance(release, RandomizedCategory)
+    assert release.categories == 3
+    assert release.epsilon == pytest.approx(1.0, rel=1e-9)
+    assert release.epsilon < 1.0
+    assert release.publications == 1
+
+
+def steffle_as_printed() -> BudgetDocument:
+    """Theorem 3.3 at eps = 1 on Credit Card: z = q sqrt(2 T ln(1/delta)) / eps = 5.607 for each of the two."""
+    z = 5.6074
+    claim = PaperClaim(1.0, "SteFFLe, Theorem 3.3")
+    return document_as_printed(plan_of("steffle"), {"h_theta": z, "h_W": z}, 1e-5, claim, terms())
+
+
+def test_a_papers_noise_stands_with_its_true_price() -> None:
+    document = steffle_as_printed()
+    assert isinstance(document.guarantee, AsPrintedGuarantee)
+    assert document.guarantee.claimed_epsilon == 1.0
+    # Two releases of one batch: joint multiplier 3.965; 40 epochs: GDP with mu = sqrt(40) / 3.965.
+    assert document.guarantee.epsilon == pytest.approx(7.59, abs=0.005)
+    assert read_unverified(issue(document, generate())).document == document
+
+
+def test_a_papers_noise_that_protects_nobody_says_so() -> None:
+    plan = plan_of("mmd gaussian")
+    leaking = InTheClear(name="updates", publications=10, why="sent as they are", depends_on_unit=True)
+    noise = dict.fromkeys((value.name for value in plan.values()), 5.0)
+    document = document_as_printed(plan, noise, 1e-5, PaperClaim(1.0, "a paper"), terms(clear=(leaking,)))
+    assert isinstance(document.guarantee, AsPrintedGuarantee)
+    assert document.guarantee.epsilon is None
+    assert document.accounting.interval.upper is None
+    assert read_unverified(issue(document, generate())).document == document
+
+
+def test_every_value_of_a_papers_plan_needs_its_noise() -> None:
+    with pytest.raises(InvalidInput, match="h_W"):
+        document_as_printed(plan_of("steffle"), {"h_theta": 1.0}, 1e-5, PaperClaim(1.0, "x"), terms())
+
+
+def test_a_baseline_promises_nothing_and_can_be_signed() -> None:
+    update = InTheClear(name="update", publications=5, why="a baseline", depends_on_unit=True)
+    unit = PrivacyUnit.of(Relation.ADD_REMOVE)
+    document = document_without_promise("fedavg", unit, 5, "a baseline", "cd" * 32, terms(clear=(update,)))
+    assert isinstance(document.guarantee, NoPrivacyPromised)
+    assert read_unverified(issue(document, generate())).document == document
+    with pytest.raises(InvalidInput, match="must name what is published"):
+        document_without_promise("fedavg", unit, 5, "a baseline", "cd" * 32, terms())
