@@ -88,6 +88,8 @@ def noise_margin(promise: EpsilonDelta, slack: ProfileSlack) -> float:
     Epsilon falls at least in proportion to the noise, and giving up the share e of delta raises it by about e;
     the factor 8 leaves room. That it suffices is not taken on trust: the result is priced again.
     """
+    if slack == NO_SLACK:
+        return 1 + _ROUNDING_OF_PRICES
     share_of_epsilon = slack.epsilon / promise.epsilon
     share_of_delta = slack.epsilon + slack.mass * (1 + math.exp(promise.epsilon)) / promise.delta
     return 1 + 8 * (share_of_epsilon + share_of_delta) + _ROUNDING_OF_PRICES

@@ -27,6 +27,7 @@ from calibrate.manifest.mechanism import (
     NoiseSource,
     RandomizedCategory,
 )
+from calibrate.manifest.steps import in_our_words
 from calibrate.manifest.strict_json import Json, canonical, digest
 from calibrate.privacy_unit import EpsilonInterval
 from calibrate.releases import Release
@@ -144,10 +145,11 @@ class DataBinding(StrictModel):
     @classmethod
     def of(cls, schema_digest: str, silos: Iterable[tuple[str, int]]) -> DataBinding:
         """The binding of named sizes; the schema digest may carry its `sha256:` prefix."""
-        return cls(
-            silos=tuple(Silo(name=name, size=size) for name, size in silos),
-            schema_digest=schema_digest.removeprefix("sha256:"),
-        )
+        with in_our_words("data"):
+            return cls(
+                silos=tuple(Silo(name=name, size=size) for name, size in silos),
+                schema_digest=schema_digest.removeprefix("sha256:"),
+            )
 
     def digest(self) -> str:
         return digest(self.model_dump(mode="json", by_alias=True))

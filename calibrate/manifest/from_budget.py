@@ -21,6 +21,7 @@ from calibrate.manifest.mechanism import (
     RandomizedCategory,
 )
 from calibrate.manifest.plan_digest import plan_digest
+from calibrate.manifest.steps import in_our_words
 from calibrate.manifest.terms import (
     ALWAYS_UNPROTECTED,
     Terms,
@@ -35,7 +36,6 @@ from calibrate.releases import RandomizedResponse, Release, leaves
 from calibrate.validation import positive
 
 Declared = GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear
-
 
 _ROUNDED_UP = 1e-6
 """By how much the true price of a paper's noise is rounded up, relatively and absolutely, to leave room."""
@@ -58,10 +58,11 @@ class _Price:
     slack: ProfileSlack
 
 
+@in_our_words("document")
 def document_from_budget(budget: CertifiedBudget, terms: Terms) -> BudgetDocument:
     """The document that promises what the budget was calibrated for.
 
-    The noise is raised by a hair (a relative 1e-11 or so) to pay for being discrete. The event is priced again by
+    The noise is raised by a hair (see `noise_margin`) to pay for being discrete. The event is priced again by
     two accountants, together with what the terms publish in the clear, and `ManifestRefused` is raised if they
     disagree or if price and slack exceed the target. Everything needed to recompute epsilon is in the document.
     """
@@ -79,6 +80,7 @@ def document_from_budget(budget: CertifiedBudget, terms: Terms) -> BudgetDocumen
     return _document(plan, guarantee, declared, event, price, terms)
 
 
+@in_our_words("document")
 def document_as_printed(
     plan: Plan, noise_multipliers: Mapping[str, float], delta: float, claim: PaperClaim, terms: Terms
 ) -> BudgetDocument:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 from pydantic import ValidationError
 
-from calibrate.errors import ManifestRefused
+from calibrate.errors import InvalidInput, ManifestRefused
 
 _LONGEST_CLAUSE = 400
 
@@ -38,6 +40,15 @@ class Step(Enum):
 
     def refuse(self, why: str, remedy: str | None = None) -> ManifestRefused:
         return ManifestRefused(self.label, why, remedy or self.remedy)
+
+
+@contextmanager
+def in_our_words(argument: str) -> Iterator[None]:
+    """For values that people give: pydantic's complaint becomes an `InvalidInput` that names the field."""
+    try:
+        yield
+    except ValidationError as broken:
+        raise InvalidInput(argument, "(as given)", first_fault(broken), "mend it and try again") from broken
 
 
 def first_fault(broken: ValidationError) -> str:

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 
-from pydantic import ValidationError
-
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument, DataBinding, LedgerHead, SamplingDeclaration, Validity
 from calibrate.manifest.mechanism import InTheClear, NoiseSampler, NoiseSource
-from calibrate.manifest.steps import first_fault
+from calibrate.manifest.steps import in_our_words
 from calibrate.releases import InSequence, NonPrivate, Release, Sampled, multiplicities
 
 ALWAYS_UNPROTECTED = "Timing, message sizes and the number of rounds."
@@ -58,7 +56,8 @@ def valid_for(lifetime: timedelta = DEFAULT_LIFETIME, start: datetime | None = N
     """In force from now (or `start`) for the given time."""
     now = datetime.now(UTC)
     begin = now if start is None else start
-    return Validity(issued_at=now, not_before=begin, not_after=begin + lifetime)
+    with in_our_words("validity"):
+        return Validity(issued_at=now, not_before=begin, not_after=begin + lifetime)
 
 
 def fresh_nonce() -> str:
@@ -100,7 +99,7 @@ def sampler_for(source: NoiseSource, exact: NoiseSampler) -> NoiseSampler:
 
 def checked_document(terms: Terms, **fields: object) -> BudgetDocument:
     """The document with these fields and the terms' own; refused in our words instead of pydantic's."""
-    try:
+    with in_our_words("document"):
         return BudgetDocument(
             **fields,  # type: ignore[arg-type]
             data=terms.data,
@@ -110,7 +109,3 @@ def checked_document(terms: Terms, **fields: object) -> BudgetDocument:
             ledger=terms.ledger,
             justification=terms.justification,
         )
-    except ValidationError as broken:
-        raise InvalidInput(
-            "document", "(as given)", first_fault(broken), "mend the terms or the plan and issue it again"
-        ) from broken

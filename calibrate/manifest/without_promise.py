@@ -6,10 +6,12 @@ from importlib.metadata import version
 
 from calibrate.manifest.document import Accounting, BudgetDocument, DiscreteNoise, Interval
 from calibrate.manifest.guarantee import NoPrivacyPromised
+from calibrate.manifest.steps import in_our_words
 from calibrate.manifest.terms import Terms, checked_document, only_clear
 from calibrate.privacy_unit import PrivacyUnit
 
 
+@in_our_words("document")
 def document_without_promise(
     algorithm: str, unit: PrivacyUnit, rounds: int, why: str, config_digest: str, terms: Terms
 ) -> BudgetDocument:

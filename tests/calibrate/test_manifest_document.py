@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from calibrate.discrete_noise_slack import STEPS_PER_SCALE, laplace_distance_slack, profile_slack
 from calibrate.errors import InvalidInput
-from calibrate.manifest.discreteness import NO_SLACK, continuous_target, slack_of
+from calibrate.manifest.discreteness import NO_SLACK, continuous_target, noise_margin, slack_of
 from calibrate.manifest.document import (
     BudgetDocument,
     DataBinding,
@@ -340,3 +340,7 @@ def test_what_is_priced_and_the_slack_make_up_the_promise(
     kept = slack.certified(continuous)
     assert kept.epsilon <= promise.epsilon
     assert kept.delta <= promise.delta
+
+
+def test_without_slack_any_promise_has_a_margin() -> None:
+    assert 1 < noise_margin(EpsilonDelta(1e4, 1e-5), NO_SLACK) < 1 + 1e-9

@@ -204,3 +204,28 @@ def test_a_baseline_promises_nothing_and_can_be_signed() -> None:
     assert read_unverified(issue(document, generate())).document == document
     with pytest.raises(InvalidInput, match="must name what is published"):
         document_without_promise("fedavg", unit, 5, "a baseline", "cd" * 32, terms())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"scope": "two\nlines"}, "scope"),
+        ({"justification": ""}, "justification"),
+        ({"clips": {"h_W": -1.0}}, "clip"),
+        ({"shapes": {"h_W": (-1,)}}, "shape"),
+        ({"config_digest": "x"}, "config_digest"),
+    ],
+)
+def test_wrong_terms_are_refused_in_our_words(
+    steffle: CertifiedBudget, changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        document_from_budget(steffle, terms(**changes))
+
+
+@pytest.mark.parametrize("silos", [[("", 1)], [("a", 0)], [("a", 1), ("a", 2)], [], [("a\x1b", 1)]])
+def test_wrong_silos_are_refused_in_our_words(silos: list[tuple[str, int]]) -> None:
+    with pytest.raises(InvalidInput, match="data"):
+        DataBinding.of("ab" * 32, silos)
+    with pytest.raises(InvalidInput, match="validity"):
+        valid_for(timedelta(0))
