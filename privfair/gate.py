@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import (
+    MOST_VALUES_WITHOUT_SHAPE,
     GaussianNoise,
     InTheClear,
     LaplaceNoise,
@@ -171,6 +172,11 @@ class Gate:
             )
 
     def _check_shape(self, shape: tuple[int, ...] | None, name: str, values: np.ndarray) -> None:
+        if shape is None and values.size > MOST_VALUES_WITHOUT_SHAPE:
+            raise GateRefused(
+                f"{name!r} has {values.size} values, but the manifest signed no shape and so priced the discreteness "
+                f"of its noise for at most {MOST_VALUES_WITHOUT_SHAPE}; have the shape signed"
+            )
         if shape is not None and values.shape != shape:
             raise GateRefused(f"{name!r} has shape {values.shape}, the manifest signed {shape}")
 

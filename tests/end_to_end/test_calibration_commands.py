@@ -8,21 +8,16 @@ import pytest
 
 from tests.end_to_end.command_line import privfair
 
-STEFFLE = (
-    "calibrate steffle --epsilon 1 --delta 1e-5 --silo-size 7500 --batch-size 256 --rounds 1172 "
-    "--minority-fraction 0.4 --lipschitz 1 --w-radius 1"
-).split()
-FEDFDP = (
-    "calibrate fedfdp --epsilon 3.5 --delta 1e-5 --sampling-rate 0.05 --rounds 268 --clip 1 --loss-clip 1 "
-    "--loss-noise-ratio 2.5"
-).split()
-FPFL = "calibrate fpfl --epsilon 2 --delta 6.142506142506142e-05 --users 16280 --cohort 200 --rounds 1000 --clip 1".split()
-MMD = (
-    "calibrate mmd-fedavg --epsilon 4 --delta 1e-5 --group-size 10000 --samples-per-group 100 --rounds 20 "
-    "--mechanism gaussian --users 1000 --cohort 50 --update-clip 1"
-).split()
-GAUSSIAN = "calibrate gaussian --epsilon 1 --delta 1e-5 --sampling-rate 0.01 --rounds 1000".split()
-PAY_ONCE = "calibrate pay-once --epsilon 1 --delta 1e-5 --groups 2".split()
+STEFFLE = """calibrate steffle --epsilon 1 --delta 1e-5 --silo-size 7500 --batch-size 256 --rounds 1172
+    --minority-fraction 0.4 --lipschitz 1 --w-radius 1"""
+FEDFDP = """calibrate fedfdp --epsilon 3.5 --delta 1e-5 --sampling-rate 0.05 --rounds 268 --clip 1 --loss-clip 1
+    --loss-noise-ratio 2.5"""
+FPFL = """calibrate fpfl --epsilon 2 --delta 6.142506142506142e-05 --users 16280 --cohort 200 --rounds 1000
+    --clip 1"""
+MMD = """calibrate mmd-fedavg --epsilon 4 --delta 1e-5 --group-size 10000 --samples-per-group 100 --rounds 20
+    --mechanism gaussian --users 1000 --cohort 50 --update-clip 1"""
+GAUSSIAN = "calibrate gaussian --epsilon 1 --delta 1e-5 --sampling-rate 0.01 --rounds 1000"
+PAY_ONCE = "calibrate pay-once --epsilon 1 --delta 1e-5 --groups 2"
 
 
 def upper(*words: object) -> float:
@@ -47,14 +42,14 @@ def upper(*words: object) -> float:
         ),
         ("--noise-multiplier 3.965 --sampling poisson --sampling-rate 256/7500 --rounds 1172", 1.145, 3),
         (
-            "--noise-multiplier 3.965 --sampling shuffled --sampling-rate 256/7500 --rounds 1172 "
-            "--relation replace-attribute",
+            """--noise-multiplier 3.965 --sampling shuffled --sampling-rate 256/7500 --rounds 1172
+            --relation replace-attribute""",
             7.59,
             2,
         ),
         (
-            "--noise-multiplier 3.965 --sampling poisson --sampling-rate 256/7500 --rounds 1172 "
-            "--relation replace-attribute --batch revealed",
+            """--noise-multiplier 3.965 --sampling poisson --sampling-rate 256/7500 --rounds 1172
+            --relation replace-attribute --batch revealed""",
             8.10,
             2,
         ),
@@ -94,7 +89,7 @@ def test_account_orders_the_accountants() -> None:
     "words", [STEFFLE, FEDFDP, FPFL, MMD, GAUSSIAN, PAY_ONCE], ids=lambda words: words[1]
 )
 def test_every_algorithm_calibrates_within_its_promise(words: list[str]) -> None:
-    outcome = privfair(*words, "--json")
+    outcome = privfair(*words.split(), "--json")
     assert outcome.code == 0, outcome.err
     budget = outcome.json()
     assert {
@@ -116,24 +111,29 @@ def test_every_algorithm_calibrates_within_its_promise(words: list[str]) -> None
 
 
 def test_calibrated_noise_is_the_known_optimum() -> None:
-    assert privfair(*GAUSSIAN, "--json").json()["releases"][0]["sigma"] == pytest.approx(1.4146194, rel=2e-5)
-    assert privfair(*FEDFDP, "--json").json()["releases"][0]["noise_multiplier"] == pytest.approx(
+    assert privfair(*GAUSSIAN.split(), "--json").json()["releases"][0]["sigma"] == pytest.approx(
+        1.4146194, rel=2e-5
+    )
+    assert privfair(*FEDFDP.split(), "--json").json()["releases"][0]["noise_multiplier"] == pytest.approx(
         1.3794367, rel=2e-5
     )
-    assert privfair(*STEFFLE, "--json").json()["joint_noise_multiplier"] == pytest.approx(23.59, abs=0.01)
-    poisson = privfair(*FPFL, "--sampling", "poisson", "--json").json()
+    assert privfair(*STEFFLE.split(), "--json").json()["joint_noise_multiplier"] == pytest.approx(
+        23.59, abs=0.01
+    )
+    poisson = privfair(*FPFL.split(), "--sampling", "poisson", "--json").json()
     assert poisson["joint_noise_multiplier"] == pytest.approx(0.997, abs=0.001)
 
 
 def test_explain_prices_the_alternatives() -> None:
-    rows = privfair(*FEDFDP, "--explain", "--json").json()["explanation"]
+    rows = privfair(*FEDFDP.split(), "--explain", "--json").json()["explanation"]
     assert rows[0]["ratio"] == 1
     assert len(rows) > 2
     assert any(not row["offered"] for row in rows)
 
 
 def test_solve_for_rounds_and_rate_round_toward_privacy() -> None:
-    words = "calibrate fedfdp --epsilon 2 --delta 1e-5 --clip 1 --loss-clip 1 --loss-noise-ratio 2.5 --noise-multiplier 2"
+    words = """calibrate fedfdp --epsilon 2 --delta 1e-5 --clip 1 --loss-clip 1 --loss-noise-ratio 2.5
+        --noise-multiplier 2"""
     rounds = privfair(*words.split(), "--sampling-rate", "0.05", "--solve", "rounds", "--json").json()
     assert rounds["certified"]["upper"] <= 2 < rounds["beyond"]
     rate = privfair(*words.split(), "--rounds", "268", "--solve", "rate", "--json").json()
@@ -146,7 +146,7 @@ def test_plan_file_and_flags_give_the_same_budget(tmp_path: Path) -> None:
     plan.write_text(
         'algorithm = "gaussian"\n[target]\nepsilon = 1\ndelta = 1e-5\n[privacy]\nsampling-rate = 0.01\nrounds = 1000\n'
     )
-    assert privfair("calibrate", plan, "--json").json() == privfair(*GAUSSIAN, "--json").json()
+    assert privfair("calibrate", plan, "--json").json() == privfair(*GAUSSIAN.split(), "--json").json()
     plan.write_text('algorithm = "gaussian"\n[privacy]\nsampling-rte = 0.01\nrounds = 1000\n')
     outcome = privfair("calibrate", plan, "--epsilon", 1, "--delta", "1e-5")
     assert outcome.code == 2
@@ -155,9 +155,9 @@ def test_plan_file_and_flags_give_the_same_budget(tmp_path: Path) -> None:
 
 def test_plot_writes_a_figure(tmp_path: Path) -> None:
     figure = tmp_path / "budget.svg"
-    assert privfair(*GAUSSIAN, "--plot", figure).code == 0
+    assert privfair(*GAUSSIAN.split(), "--plot", figure).code == 0
     assert "<svg" in figure.read_text()
-    assert privfair(*GAUSSIAN, "--plot", tmp_path / "budget.doc").code == 2
+    assert privfair(*GAUSSIAN.split(), "--plot", tmp_path / "budget.doc").code == 2
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_plot_writes_a_figure(tmp_path: Path) -> None:
         ("calibrate gaussian --delta 1e-5 --sampling-rate 0.1 --rounds 10", "epsilon"),
         ("calibrate gaussian --epsilon 1 --delta 1e-5 --rounds 10", "sampling-rate"),
         ("calibrate nobody --epsilon 1 --delta 1e-5", "nobody"),
-        (" ".join(STEFFLE).replace("--batch-size 256", "--batch-size 9999"), "batch-size"),
+        (STEFFLE.replace("--batch-size 256", "--batch-size 9999"), "batch-size"),
         (
-            " ".join(STEFFLE).replace("--minority-fraction 0.4", "--minority-fraction 0.6"),
+            STEFFLE.replace("--minority-fraction 0.4", "--minority-fraction 0.6"),
             "minority-fraction",
         ),
-        (" ".join(STEFFLE) + " --sampling full", "batch-size"),
-        (" ".join(GAUSSIAN) + " --noise-multiplier 2", "--noise-multiplier"),
-        (" ".join(GAUSSIAN) + " --out budget.json", "--key"),
+        (STEFFLE + " --sampling full", "batch-size"),
+        (GAUSSIAN + " --noise-multiplier 2", "--noise-multiplier"),
+        (GAUSSIAN + " --out budget.json", "--key"),
         ("account --noise-multiplier -1 --delta 1e-5", "noise multiplier"),
         ("account --noise-multiplier 1 --delta 2", "--delta"),
         ("account --noise-multiplier 1 --delta 1e-5 --sampling poisson", "--sampling-rate"),
@@ -188,13 +188,13 @@ def test_plot_writes_a_figure(tmp_path: Path) -> None:
         ("account --noise-multiplier 1 --delta 1e-5 --sampling-rate 0.1", "--sampling-rate"),
         ("account --noise-multiplier 1 --delta 1e-5 --sampling fixed --sampling-rate 0.1", "fixed-size"),
         (
-            "account --noise-multiplier 1 --delta 1e-5 --sampling shuffled --sampling-rate 0.1 --batch secret "
-            "--relation replace-one",
+            """account --noise-multiplier 1 --delta 1e-5 --sampling shuffled --sampling-rate 0.1 --batch secret
+            --relation replace-one""",
             "shuffled",
         ),
         (
-            "account --noise-multiplier 1 --delta 1e-5 --sampling poisson --sampling-rate 0.1 --batch secret "
-            "--relation replace-attribute",
+            """account --noise-multiplier 1 --delta 1e-5 --sampling poisson --sampling-rate 0.1 --batch secret
+            --relation replace-attribute""",
             "clip the whole contribution",
         ),
         ("theorems check steffle.theorem-3.4", "steffle.theorem-3.3"),
