@@ -36,7 +36,9 @@ _STEPS_PER_DEVIATION = 50
 """The grid: a fiftieth of the root mean square loss of a round. The relative excess of epsilon is then about
 T h^2 / (12 s^2) = 3e-5 whatever the number of rounds T, since s^2 (of the sum) also grows with T."""
 _FINER_BELOW = 4
-"""The lower side is cheap to build but loses more near the edge of a sampled Gaussian's losses."""
+_STEPS_PER_RATE = 100
+"""The lower side is cheap to build but loses more where the losses of rounds without the unit crowd: a sampled
+Gaussian has most of its mass within `rate` of zero."""
 _LARGEST_GRID = 1_000_000
 _RELATIVE_SLACK = 1e-7
 _LARGEST_EXPONENT = 700.0
@@ -90,7 +92,9 @@ class PrivacyLossAccountant:
                 upper = float(
                     _composed(cost, pessimistic_loss, step).get_epsilon_for_delta(delta - allowance)
                 )
-            below = _composed(cost, optimistic_loss, step / _FINER_BELOW)
+            below = _composed(
+                cost, optimistic_loss, self.value_discretization_interval or _finer_step(cost, step)
+            )
             lower = float(below.get_epsilon_for_delta(delta + allowance))
         return _enclosure(min(lower, _LARGEST_EXPONENT), upper)
 
@@ -128,6 +132,14 @@ def _suitable_step(cost: PairCounts) -> float:
             atom = _loss_range(pair)
             return atom / math.ceil(atom / step)
     return step
+
+
+def _finer_step(cost: PairCounts, step: float) -> float:
+    rates = [pair.rate for pair, _ in cost.counts if isinstance(pair, _Sampled)]
+    wanted = min([step / _FINER_BELOW, *(rate / _STEPS_PER_RATE for rate in rates)])
+    widest = max(_loss_range(pair) for pair, _ in cost.counts)
+    # Divided, not just shrunk: the finer grid keeps hitting the atoms that the coarser one hits.
+    return step / math.ceil(step / max(wanted, widest / _LARGEST_GRID))
 
 
 def _loss_scale(pair: DominatingPair) -> float:
@@ -170,6 +182,7 @@ def _loss_range(pair: DominatingPair) -> float:
             assert_never(pair)
 
 
+_Sampled = (SubsampledGaussianPair, SubsampledReplacePair, FixedSizeReplacePair)
 _SUPPORTED = (
     GaussianPair,
     SubsampledGaussianPair,
