@@ -12,7 +12,12 @@ _COMMANDS = {
     "account": "the epsilon of given noise, as a certified interval",
     "calibrate": "the smallest noise that keeps a promise (epsilon, delta)",
     "demo": "the whole pipeline on real data, in about a minute",
+    "keys": "make keys and say whom to trust",
+    "ledger": "what was claimed, charged and released",
+    "manifest": "sign, verify and read a budget",
+    "predict": "the predictions of a trained model",
     "theorems": "which published privacy theorems hold, computed",
+    "train": "train under a signed budget",
 }
 
 

@@ -46,6 +46,18 @@ _output = options(
         "--valid-days", type=click.IntRange(min=1), default=90, show_default=True, help="For --out."
     ),
     click.option("--why", default="", metavar="TEXT", help="For --out: the justification to put on record."),
+    click.option(
+        "--as-printed", is_flag=True, help="For --out: the paper's own noise, signed with its true epsilon."
+    ),
+    click.option(
+        "--no-privacy", metavar="WHY", help="For --out: no noise and no promise, for a reason (a plan file)."
+    ),
+    click.option(
+        "--unsafe-seeded-research-noise",
+        "research_noise",
+        is_flag=True,
+        help="For --out: reproducible noise that protects nobody; for experiments on public data.",
+    ),
     json_option,
 )
 
@@ -59,9 +71,15 @@ class _Algorithms(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name.endswith(".toml"):
             from calibrate.plans.from_mapping import algorithm_named
+            from privfair.algorithms.registry import baseline_names
             from privfair.plan_file import read_plan_file
 
-            algorithm = algorithm_named(read_plan_file(Path(name)).algorithm)
+            named = read_plan_file(Path(name)).algorithm
+            if named in baseline_names():
+                from privfair.cli.unpromised import baseline_command
+
+                return baseline_command(Path(name), named)
+            algorithm = algorithm_named(named)
             return _subcommand(algorithm.value, Path(name))
         return _subcommand(name, None) if name in FLAGS else None
 
@@ -113,15 +131,28 @@ def _run(
     explain: bool,
     plot: Path | None,
     as_json: bool,
+    as_printed: bool,
+    no_privacy: str | None,
     **manifest: Any,
 ) -> None:
     from calibrate.budget import calibrate_plan
     from calibrate.plans.from_mapping import plan_from_mapping
+    from privfair.cli import unpromised
     from privfair.plan_file import plan_from_flags
 
     _refuse_contradictions(solve, noise_multiplier, explain, plot, manifest)
+    if (as_printed or no_privacy is not None) and (explain or plot is not None or solve != "sigma"):
+        raise click.UsageError("--explain, --plot and --solve belong to a calibration; drop them")
+    if as_printed and no_privacy is not None:
+        raise click.UsageError("--as-printed and --no-privacy exclude each other")
     file = plan_from_flags(algorithm, plan_path, flags)
+    if no_privacy is not None:
+        unpromised.no_privacy(file, no_privacy, as_json, manifest)
+        return
     target = file.target(epsilon, delta)
+    if as_printed:
+        unpromised.as_printed(file, target, as_json, manifest)
+        return
     if solve != "sigma":
         assert noise_multiplier is not None
         _solve_other(file, target, noise_multiplier, solve, as_json)
@@ -223,5 +254,7 @@ def _explanation_table(rows: list[dict[str, Any]]) -> object:
     table = Table("alternative", "value", "sigma", "times yours", "can be had?")
     for row in rows:
         offered = "yes" if row["offered"] else f"no: {row['not_offered']}"
-        table.add_row(str(row["description"]), str(row["value"]), f"{row['sigma']:.5g}", f"{row['ratio']:.4g}", offered)
+        table.add_row(
+            str(row["description"]), str(row["value"]), f"{row['sigma']:.5g}", f"{row['ratio']:.4g}", offered
+        )
     return table

@@ -1,0 +1,139 @@
+"""The algorithms that can be trained, by the name a plan uses; each is imported when it is built."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+
+if TYPE_CHECKING:
+    from privfair.algorithms.algorithm import Algorithm
+    from privfair.models.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Blueprint:
+    """All that an algorithm is built from: the plan's words and public facts about the data, never records."""
+
+    model: Model
+    options: Any
+    privacy: Mapping[str, Any]
+    """The [privacy] section, keys with dashes; it is signed with the plan."""
+    parties: tuple[tuple[str, int], ...]
+    """Names and sizes in units, as the manifest binds them."""
+    groups: int
+    seed: int
+
+    def needed(self, key: str) -> Any:
+        """A parameter of [privacy] that the algorithm cannot do without."""
+        if self.privacy.get(key) is None:
+            raise InvalidInput(f"[privacy] {key}", None, "is needed to train", f"give {key} under [privacy]")
+        return self.privacy[key]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each party's share of all units."""
+        total = sum(size for _, size in self.parties)
+        return {name: size / total for name, size in self.parties}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one algorithm gets from a plan to a run."""
+
+    name: str
+    options_at: str
+    """Module and class of its [training] options."""
+    build: Callable[[Blueprint], Algorithm[Any]]
+    unit: PrivacyUnit
+    """Whom its manifest speaks of, also where it promises nothing."""
+    baseline: bool = False
+    """Whether no private variant exists, so that only a manifest without a promise can be issued."""
+    central: bool = False
+    """Whether all records are trained on in one place."""
+
+    def options(self) -> Any:
+        module, name = self.options_at.split(":")
+        return getattr(importlib.import_module(module), name)
+
+
+_RECORD = PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
+_OPTIONS = "privfair.algorithms.options"
+
+
+def _fedsgd(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.fedsgd import FedSgd
+
+    return FedSgd(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+def _fedavg(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.fedavg import FedAvg
+
+    return FedAvg(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+def _central_erm(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.central_erm import CentralErm
+
+    return CentralErm(blueprint.model, blueprint.options, blueprint.seed)
+
+
+def _gaussian(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.dp_fedsgd import DpFedSgd
+
+    if len(blueprint.privacy.get("noise", (1.0,))) != 1:
+        raise InvalidInput(
+            "[privacy] noise",
+            blueprint.privacy["noise"],
+            "lists several values, and training sends one",
+            "drop it",
+        )
+    if blueprint.privacy.get("relation") == Relation.REPLACE_ATTRIBUTE.value:
+        raise InvalidInput(
+            "[privacy] relation",
+            "replace-attribute",
+            "is not what clipped gradients bound",
+            "use steffle or pay-once",
+        )
+    units = sum(size for _, size in blueprint.parties)
+    expected = float(blueprint.needed("sampling-rate")) * units
+    clip = float(blueprint.privacy.get("clip", 1.0))
+    return DpFedSgd(blueprint.model, blueprint.options, clip, expected, blueprint.seed)
+
+
+_RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("fedsgd", f"{_OPTIONS}:GradientOptions", _fedsgd, _RECORD, baseline=True),
+        Recipe("fedavg", f"{_OPTIONS}:FedAvgOptions", _fedavg, _RECORD, baseline=True),
+        Recipe(
+            "central-erm", f"{_OPTIONS}:CentralErmOptions", _central_erm, _RECORD, baseline=True, central=True
+        ),
+        Recipe(
+            "gaussian",
+            f"{_OPTIONS}:GradientOptions",
+            _gaussian,
+            PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE),
+        ),
+    )
+}
+
+
+def recipe_named(name: str) -> Recipe:
+    """The algorithm of that name, or a refusal that lists what can be trained."""
+    if name not in _RECIPES:
+        close = get_close_matches(name, _RECIPES, n=1)
+        remedy = f"did you mean {close[0]}?" if close else f"use {', '.join(_RECIPES)}"
+        raise InvalidInput("algorithm", name, "cannot be trained here", remedy)
+    return _RECIPES[name]
+
+
+def baseline_names() -> tuple[str, ...]:
+    """The algorithms without a private variant."""
+    return tuple(name for name, recipe in _RECIPES.items() if recipe.baseline)

@@ -1,0 +1,226 @@
+"""From a budget, a paper's noise or the wish for no privacy to a signed manifest on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calibrate.errors import InvalidInput
+from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.mechanism import InTheClear, NoiseSource
+from calibrate.manifest.terms import Terms, valid_for
+from calibrate.privacy_unit import PrivacyUnit
+from privfair.cli.files import write_bytes
+from privfair.datasets.binding import digest
+from privfair.plan_file import PlanFile
+
+if TYPE_CHECKING:
+    from calibrate.budget import CertifiedBudget
+    from calibrate.plans.plan import Plan
+    from calibrate.privacy_unit import EpsilonDelta
+    from privfair.algorithms.algorithm import Algorithm
+    from privfair.training_data import TrainingData
+    from privfair.training_plan import TrainingPlan
+
+_SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2}
+"""Which parameter of a plan tells how many units there are, and how many times over."""
+_NO_REASON = "No reason was given when this budget was issued."
+
+
+@dataclass(frozen=True)
+class Issuing:
+    """How a manifest is to be issued, as the command line says it."""
+
+    out: Path
+    key_path: Path
+    silos: tuple[str, ...] = ()
+    valid_days: int = 90
+    why: str = ""
+    research_noise: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """What the manifest will be about: the data, and the algorithm where the plan says how to train."""
+
+    binding: DataBinding
+    data: TrainingData | None
+    algorithm: Algorithm[Any] | None
+
+
+def issue_manifest(
+    budget: CertifiedBudget,
+    file: PlanFile,
+    *,
+    out: Path,
+    key_path: Path,
+    silos: tuple[str, ...] = (),
+    valid_days: int = 90,
+    why: str = "",
+    research_noise: bool = False,
+) -> str:
+    """Sign what a calibrated budget certifies; the path of the manifest."""
+    from calibrate.manifest.from_budget import document_from_budget
+
+    issuing = Issuing(out, key_path, silos, valid_days, why, research_noise)
+    subject = _subject(file, issuing, budget.plan)
+    _require_allowed(subject, budget.plan.unit)
+    terms = _terms(file, issuing, subject, _clear_values(subject, budget.plan.rounds), _clips(budget.plan))
+    return _sign(document_from_budget(budget, terms), issuing)
+
+
+def issue_as_printed(plan: Plan, target: EpsilonDelta, file: PlanFile, issuing: Issuing) -> BudgetDocument:
+    """Sign a paper's own noise: its claim beside what it truly costs."""
+    from calibrate.manifest.from_budget import PaperClaim, document_as_printed
+    from calibrate.theorems.printed_noise import printed_noise
+
+    printed = printed_noise(plan, target)
+    subject = _subject(file, issuing, plan)
+    _require_allowed(subject, plan.unit)
+    terms = _terms(file, issuing, subject, _clear_values(subject, plan.rounds), _clips(plan))
+    claim = PaperClaim(target.epsilon, printed.place)
+    document = document_as_printed(plan, printed.noise_multipliers, target.delta, claim, terms)
+    _sign(document, issuing)
+    return document
+
+
+def issue_without_promise(file: PlanFile, reason: str, issuing: Issuing) -> BudgetDocument:
+    """Sign that a run protects nobody, so that it cannot be taken for a private one."""
+    from calibrate.manifest.without_promise import document_without_promise
+    from privfair.training_plan import training_plan
+
+    if not reason.strip():
+        raise click.UsageError("--no-privacy needs a reason, which stands in every output of the run")
+    plan = training_plan(file)
+    subject = _subject(file, issuing, None, plan)
+    assert subject.algorithm is not None
+    known = {value.name: value for value in subject.algorithm.clear_values()}
+    rounds = plan.planned_rounds
+    clear = tuple(
+        InTheClear(
+            name=name,
+            publications=rounds,
+            shape=tuple(shape),
+            why=known[name].why if name in known else f"Sent without noise: {reason}",
+            depends_on_unit=known[name].depends_on_unit if name in known else True,
+        )
+        for name, shape in subject.algorithm.shapes().items()
+    )
+    terms = _terms(file, issuing, subject, clear, {})
+    document = document_without_promise(file.algorithm, plan.recipe.unit, rounds, reason, file.digest, terms)
+    _sign(document, issuing)
+    return document
+
+
+def _subject(
+    file: PlanFile, issuing: Issuing, plan: Plan | None, training: TrainingPlan | None = None
+) -> _Subject:
+    if not file.data:
+        if file.training:
+            raise InvalidInput("[data]", None, "is needed beside [training]", "say which data to train on")
+        return _Subject(_binding_without_data(issuing, plan), None, None)
+    if issuing.silos:
+        raise click.UsageError("--silo and the plan's [data] both name silos; drop --silo")
+    from privfair.data_plan import read_data_plan
+    from privfair.training_data import load_training_data
+
+    if not file.training:
+        data = load_training_data(read_data_plan(file.data, file.folder))
+        return _Subject(data.binding, data, None)
+    from privfair.prepared_run import build
+    from privfair.training_plan import training_plan
+
+    training = training or training_plan(file)
+    data = load_training_data(training.data, central=training.recipe.central)
+    return _Subject(data.binding, data, build(training, data)[1])
+
+
+def _binding_without_data(issuing: Issuing, plan: Plan | None) -> DataBinding:
+    """Names and sizes by hand; there is no schema to bind, which the digest of null says."""
+    silos = [_named_size(text) for text in issuing.silos]
+    if not silos:
+        parameters = {} if plan is None else plan.parameters()
+        sizes = [
+            int(parameters[name]) * times  # type: ignore[arg-type]
+            for name, times in _SIZE_PARAMETERS.items()
+            if parameters.get(name) is not None
+        ]
+        if not sizes:
+            raise click.UsageError(
+                "this plan does not say how many units a silo has: give --silo NAME=SIZE for each silo, "
+                "or a plan file with [data]"
+            )
+        silos = [("silo-1", sizes[0])]
+    return DataBinding.of(digest(None), silos)
+
+
+def _named_size(text: str) -> tuple[str, int]:
+    name, equals, size = text.rpartition("=")
+    if not equals or not name.strip() or not size.strip().isdigit() or int(size) < 1:
+        raise click.UsageError(f"--silo {text}: write NAME=SIZE, for example --silo north=7500")
+    return name.strip(), int(size)
+
+
+def _require_allowed(subject: _Subject, unit: PrivacyUnit) -> None:
+    if subject.data is not None:
+        subject.data.require_allowed(unit)
+
+
+def _clear_values(subject: _Subject, rounds: int) -> tuple[InTheClear, ...]:
+    if subject.algorithm is None:
+        return ()
+    shapes = subject.algorithm.shapes()
+    return tuple(
+        InTheClear(
+            name=value.name,
+            publications=rounds,
+            shape=tuple(shapes[value.name]),
+            why=value.why,
+            depends_on_unit=value.depends_on_unit,
+        )
+        for value in subject.algorithm.clear_values()
+    )
+
+
+def _clips(plan: Plan) -> dict[str, float]:
+    """The clip behind each sensitivity, where clipping is what bounds it."""
+    clip = getattr(plan, "clip", None)
+    if clip is None:
+        return {}
+    return {value.name: float(clip) for value in plan.values() if value.sensitivity == clip}
+
+
+def _terms(
+    file: PlanFile,
+    issuing: Issuing,
+    subject: _Subject,
+    clear: tuple[InTheClear, ...],
+    clips: Mapping[str, float],
+) -> Terms:
+    shapes = {} if subject.algorithm is None else subject.algorithm.shapes()
+    return Terms(
+        data=subject.binding,
+        validity=valid_for(timedelta(days=issuing.valid_days)),
+        justification=issuing.why.strip() or _NO_REASON,
+        noise_source=NoiseSource.SEEDED_RESEARCH_ONLY
+        if issuing.research_noise
+        else NoiseSource.OPERATING_SYSTEM,
+        clear=clear,
+        shapes={name: tuple(shape) for name, shape in shapes.items()},
+        clips=clips,
+        config_digest=file.digest,
+    )
+
+
+def _sign(document: BudgetDocument, issuing: Issuing) -> str:
+    from calibrate.manifest.issue import issue
+    from calibrate.manifest.keys import load_private
+    from privfair.cli.keys import ask_password
+
+    write_bytes(issuing.out, issue(document, load_private(issuing.key_path, ask_password)))
+    return str(issuing.out)

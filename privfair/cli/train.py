@@ -1,0 +1,157 @@
+"""`privfair train`: train under a signed budget."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from privfair.cli.keys import trust_options
+from privfair.cli.output import json_option, print_json, print_rich
+
+if TYPE_CHECKING:
+    from privfair.cli.epsilon_so_far import EpsilonSoFar
+    from privfair.run_session import Progress
+
+_EXAMPLE = """
+\b
+A whole example. Put this into plan.toml (docs/training.md has every key):
+  algorithm = "gaussian"               # DP-SGD in every silo; or steffle, pay-once, fedavg, ...
+  [target]
+  epsilon = 2.0
+  delta = 1e-5
+  [privacy]
+  sampling-rate = 0.05
+  rounds = 200
+  clip = 1.0
+  [data]
+  dataset = "credit-card"              # or: files = ["a.csv", "b.csv"], schema = "schema.toml"
+  [data.partition]
+  kind = "equal"
+  silos = 3
+  [training]
+  learning-rate = 1.0
+\b
+and run
+  privfair keys generate --role privacy-officer --out officer.pem
+  privfair keys trust --key officer.pem --role privacy-officer --out trust.json
+  privfair calibrate plan.toml --out budget.json --key officer.pem
+  privfair train plan.toml --manifest budget.json --trust trust.json --ledger ledger.db --out run/
+A manifest is used once. A run that was interrupted goes on with the same command and --resume.
+"""
+_PATH = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("train", epilog=_EXAMPLE, short_help="train under a signed budget")
+@click.argument("plan", type=_PATH)
+@click.option("--manifest", type=_PATH, required=True, help="The signed budget for this plan and data.")
+@trust_options
+@click.option(
+    "--ledger", required=True, metavar="LEDGER", help="File or postgresql+psycopg:// URL to charge."
+)
+@click.option("--anchor", type=_PATH, help="The ledger's anchor; default: LEDGER.anchor beside a file.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the run."
+)
+@click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
+@click.option("--quiet", is_flag=True, help="No progress display.")
+@json_option
+def command(
+    plan: Path,
+    manifest: Path,
+    trust_path: Path,
+    root: Path | None,
+    ledger: str,
+    anchor: Path | None,
+    out: Path,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Train the plan in a TOML file under a signed budget; everything about the run goes into --out.
+
+    The manifest must be signed for this very plan file and for data of this shape; each round is charged in the
+    ledger before noise is drawn for it. Exit code 3: signature, trust, plan, data or ledger was refused.
+    """
+    from privfair.cli.epsilon_so_far import EpsilonSoFar
+    from privfair.training import execute, prepare
+
+    prepared = prepare(plan, manifest, trust_path, root)
+    prices = EpsilonSoFar(prepared.manifest.document)
+    try:
+        with _display(prices, prepared.promise.text, quiet) as show:
+            result = execute(prepared, out, ledger, anchor, resume, show)
+    except KeyboardInterrupt:
+        click.echo(
+            f"privfair: interrupted; the run in {out} goes on with the same command and --resume", err=True
+        )
+        sys.exit(130)
+    document = result.to_json()
+    document["epsilon_spent"] = None if prepared.promise.nothing else prices.after(document["rounds_charged"])
+    if as_json:
+        print_json(document)
+    else:
+        _show(document)
+
+
+@contextmanager
+def _display(prices: EpsilonSoFar, promise: str, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A bar on standard error: steps, epsilon spent so far, and the last metrics."""
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True, highlight=False)
+    console.print(escape(promise))
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[spent]}"),
+        TextColumn("{task.fields[metrics]}"),
+    )
+    with Bar(*columns, console=console, transient=False) as bar:
+        task = bar.add_task("training", total=None, spent="", metrics="")
+
+        def show(now: Progress) -> None:
+            spent = prices.about(now.charged)
+            shown = "no privacy promised" if spent is None else f"eps spent <= {spent:.3f}"
+            fields: dict[str, Any] = {"spent": shown}
+            if now.metrics is not None:
+                fields["metrics"] = _metrics_text(now.metrics["overall"])
+            bar.update(task, completed=now.step, total=now.updates, **fields)
+
+        yield show
+
+
+def _metrics_text(overall: dict[str, Any]) -> str:
+    parity = overall["demographic_parity"]
+    gap = "" if parity is None else f"  parity gap {parity:.4f}"
+    return f"accuracy {overall['accuracy']:.4f}{gap}"
+
+
+def _show(document: dict[str, Any]) -> None:
+    from rich.markup import escape
+
+    spent = document["epsilon_spent"]
+    lines = [
+        f"[bold]{document['algorithm']}[/bold]: {escape(document['promise'])}",
+        (
+            f"{document['rounds']} rounds trained; {document['rounds_charged']} of {document['rounds_signed']} signed "
+            "rounds charged" + ("" if spent is None else f", which costs epsilon <= {spent:.4f}")
+        ),
+        f"test records: {_metrics_text(document)} (these numbers are not private)",
+        "Not protected:",
+        *(f"  - {escape(text)}" for text in document["not_protected"]),
+        f"run folder: {escape(document['run'])}",
+    ]
+    print_rich(*lines)

@@ -1,0 +1,122 @@
+"""Everything that is checked before a run spends anything: manifest, plan, data, algorithm, in this order.
+
+The manifest is authenticated before any record is read, and the plan's bytes are compared with the signed
+digest before they are parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibrate.errors import InvalidInput
+from calibrate.manifest.guarantee import NoPrivacyPromised
+from calibrate.manifest.steps import Step
+from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.verify import Run, VerifiedManifest, authenticate, verify
+from calibrate.sampling import Batch, Sampling
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.algorithms.registry import Blueprint
+from privfair.metrics import HeldOutRecords
+from privfair.model_plan import build_model
+from privfair.models.model import Model
+from privfair.participation import declared_sampling
+from privfair.promise import Promise, facts_covered, promise_of
+from privfair.rounds import require_declared
+from privfair.training_data import TrainingData, load_training_data
+from privfair.training_plan import TrainingPlan, read_training_plan
+from privfair.transcript import ValueSpec
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedRun:
+    """A verified manifest with the plan, data and algorithm it is for."""
+
+    plan: TrainingPlan
+    plan_bytes: bytes
+    envelope: bytes
+    manifest: VerifiedManifest
+    promise: Promise
+    data: TrainingData
+    model: Model
+    algorithm: Algorithm[Any]
+    silos: tuple[SiloTensors, ...]
+    held_out: HeldOutRecords
+    sampling: Sampling | None
+    updates: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Units of each party, as signed."""
+        return {silo.name: silo.size for silo in self.manifest.document.data.silos}
+
+    @property
+    def batches_recorded(self) -> bool:
+        """Whether batches count as known, so that an auditor may have them."""
+        return self.sampling is not None and self.sampling.batch is Batch.REVEALED
+
+    @property
+    def values(self) -> tuple[ValueSpec, ...]:
+        """What the transcript holds of each round."""
+        return tuple(ValueSpec(name, tuple(shape)) for name, shape in self.algorithm.shapes().items())
+
+
+def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedRun:
+    """Verify and build; raises `Refused` or `InvalidInput`, and has spent nothing by then."""
+    document = authenticate(envelope, trust).document
+    plan_bytes = _plan_bytes(plan_path)
+    given = hashlib.sha256(plan_bytes).hexdigest()
+    if given != document.config_digest:
+        raise Step.PLAN.refuse(
+            f"the budget is for the plan {document.config_digest[:12]}, not for {given[:12]}"
+        )
+    plan = read_training_plan(plan_path)
+    data = load_training_data(plan.data, central=plan.recipe.central)
+    manifest = verify(envelope, trust, Run(plan.file.digest, data.binding))
+    data.require_allowed(facts_covered(document))
+    promised = not isinstance(document.guarantee, NoPrivacyPromised)
+    if promised:
+        plan.refuse_own_batches()
+    model, algorithm = build(plan, data)
+    require_declared(algorithm, document)
+    smallest = min(silo.size for silo in document.data.silos)
+    return PreparedRun(
+        plan=plan,
+        plan_bytes=plan_bytes,
+        envelope=envelope,
+        manifest=manifest,
+        promise=promise_of(document),
+        data=data,
+        model=model,
+        algorithm=algorithm,
+        silos=data.tensors(plan.model.dtype),
+        held_out=HeldOutRecords(data.test, plan.model.dtype, plan.training.positive),
+        sampling=declared_sampling(document) if promised else plan.unpromised_sampling(smallest),
+        updates=plan.updates(document.rounds),
+    )
+
+
+def build(plan: TrainingPlan, data: TrainingData) -> tuple[Model, Algorithm[Any]]:
+    """Model and algorithm of a plan, from public facts about the data alone."""
+    first = data.parties[0].data
+    model = build_model(plan.model, data.feature_shape, first.classes)
+    blueprint = Blueprint(
+        model=model,
+        options=plan.own,
+        privacy={key.replace("_", "-"): value for key, value in plan.file.privacy.items()},
+        parties=tuple((silo.name, silo.size) for silo in data.binding.silos),
+        groups=first.groups,
+        seed=plan.training.seed,
+    )
+    return model, plan.recipe.build(blueprint)
+
+
+def _plan_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            "plan", str(path), f"cannot be read ({error.strerror})", "check the path"
+        ) from error

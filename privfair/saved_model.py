@@ -1,0 +1,74 @@
+"""A trained model on disk: a torch state dict, and readable JSON for linear models."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calibrate.errors import Refused
+from privfair.ledger.durable import replace_file
+from privfair.models.logistic import LogisticRegression
+from privfair.models.model import Model
+from privfair.run_folder import RunFolder
+
+
+def save_model(
+    folder: RunFolder, model: Model, theta: Tensor, encoding: dict[str, Any], promise: str
+) -> None:
+    """Write model.pt, and model.json where the model is linear; each at one stroke."""
+    content = io.BytesIO()
+    torch.save(state_dict(model, theta), content)
+    replace_file(folder.model, content.getvalue())
+    if isinstance(model, LogisticRegression):
+        weight, bias = _linear(model, theta)
+        scored = encoding["class_names"][1:] if model.classes == 2 else encoding["class_names"]
+        folder.write_json(
+            folder.linear_model,
+            {
+                "kind": "logistic",
+                "promise": promise,
+                "classes": encoding["class_names"],
+                "features": encoding["feature_names"],
+                "scores": "softmax over the classes; a class without weights has score 0",
+                "weights": {name: row.tolist() for name, row in zip(scored, weight, strict=True)},
+                "intercepts": dict(zip(scored, bias.tolist(), strict=True)),
+            },
+        )
+
+
+def load_theta(folder: RunFolder, model: Model) -> Tensor:
+    """The parameter vector of a saved model; only tensors are read, never code."""
+    try:
+        saved = torch.load(folder.model, weights_only=True)
+        return _theta(model, saved)
+    except (OSError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as broken:
+        raise Refused(
+            f"{folder.model} is not the model of this run ({type(broken).__name__}); train it again"
+        ) from None
+
+
+def state_dict(model: Model, theta: Tensor) -> dict[str, Tensor]:
+    """The parameters by name: weight and bias of `torch.nn.Linear` for linear models."""
+    if isinstance(model, LogisticRegression):
+        weight, bias = _linear(model, theta)
+        return {"weight": weight.clone(), "bias": bias.clone()}
+    return {"theta": theta.detach().clone()}
+
+
+def _theta(model: Model, saved: dict[str, Tensor]) -> Tensor:
+    if isinstance(model, LogisticRegression):
+        theta = torch.cat((saved["weight"].T, saved["bias"][None])).reshape(-1)
+    else:
+        theta = saved["theta"]
+    if theta.shape != (model.size,):
+        raise ValueError("another size")
+    return theta
+
+
+def _linear(model: LogisticRegression, theta: Tensor) -> tuple[Tensor, Tensor]:
+    matrix = theta.detach().reshape(model.features + 1, -1)
+    return matrix[:-1].T, matrix[-1]

@@ -1,0 +1,131 @@
+"""Train under a manifest: verify, claim, go through the rounds, leave a run folder that can be audited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibrate.errors import InvalidInput, PrivfairError
+from calibrate.manifest.keys import load_public
+from calibrate.manifest.trust import read_trust
+from privfair.ledger import Ledger
+from privfair.prepared_run import PreparedRun, prepare_run
+from privfair.run_folder import RunFolder
+from privfair.run_session import Progress, RunSession
+
+
+class RunStopped(PrivfairError):
+    """The machine failed in the middle of a run; what is written so far is whole, and the run can go on."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a finished run amounts to; the same keys as the command line's JSON."""
+
+    run: Path
+    summary: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float | None:
+        return self._overall("accuracy")
+
+    @property
+    def demographic_parity(self) -> float | None:
+        return self._overall("demographic_parity")
+
+    def to_json(self) -> dict[str, Any]:
+        """Run folder, last metrics, promise, and how far the run got."""
+        rounds, promise = self.summary["rounds"], self.summary["promise"]
+        overall = (self.summary["metrics"] or {}).get("overall", {})
+        numbers = ("accuracy", "loss", "demographic_parity", "equalised_odds", "false_negative_gap")
+        return {
+            "run": str(self.run),
+            "algorithm": self.summary["algorithm"],
+            **{name: overall.get(name) for name in numbers},
+            "rounds": rounds["steps"],
+            "rounds_signed": rounds["signed"],
+            "rounds_charged": rounds["charged"],
+            "epsilon": promise["epsilon"],
+            "delta": promise["delta"],
+            "claimed_epsilon": promise["claimed_epsilon"],
+            "promise": promise["text"],
+            "not_protected": promise["not_protected"],
+            "metrics_are_private": False,
+            "manifest": self.summary["manifest"]["digest"],
+            "transcript": self.summary["transcript"],
+        }
+
+    def _overall(self, name: str) -> float | None:
+        value: float | None = self.to_json()[name]
+        return value
+
+
+def train(
+    plan: str | Path,
+    *,
+    manifest: str | Path,
+    trust: str | Path,
+    ledger: str | Path,
+    out: str | Path,
+    resume: bool = False,
+    root: str | Path | None = None,
+    anchor: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> TrainingResult:
+    """Train the plan in a TOML file; the arguments are the flags of `privfair train`.
+
+    Guarantee: nothing computed from training records leaves except through the gate, under the signed manifest
+    and its ledger. What that promises, to whom, is the manifest's to say; it is repeated in the result. Metrics
+    are computed from test records and are not private.
+
+    A run that was interrupted goes on with `resume=True`; rounds that were charged stay spent.
+    """
+    return execute(prepare(plan, manifest, trust, root), out, ledger, anchor, resume, progress)
+
+
+def prepare(
+    plan: str | Path, manifest: str | Path, trust: str | Path, root: str | Path | None = None
+) -> PreparedRun:
+    """Read and verify everything, spending nothing."""
+    root_key = None if root is None else load_public(Path(root), _no_password)
+    trusted = read_trust(_read("trust", Path(trust)), root_key)
+    return prepare_run(Path(plan), _read("manifest", Path(manifest)), trusted)
+
+
+def execute(
+    prepared: PreparedRun,
+    out: str | Path,
+    ledger: str | Path,
+    anchor: str | Path | None = None,
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> TrainingResult:
+    """Claim and train what was verified; with `resume`, a folder in which nothing was begun is begun."""
+    going_on = resume and RunFolder(Path(out)).begun
+    folder = RunFolder(Path(out)) if going_on else RunFolder.create(Path(out))
+    anchor_path = None if anchor is None else Path(anchor)
+    with folder.locked(), Ledger.open(ledger, anchor_path) as book:
+        session = RunSession(prepared, folder, book, progress)
+        try:
+            summary = session.resume() if going_on else session.begin()
+        except OSError as error:
+            raise RunStopped(
+                f"the run in {folder.path} stopped after step {session.step}: {error}; mend that, then go on with "
+                "the same command and --resume"
+            ) from error
+    return TrainingResult(folder.path, summary)
+
+
+def _read(argument: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            f"--{argument}", str(path), f"cannot be read ({error.strerror})", "check the path"
+        ) from error
+
+
+def _no_password() -> bytes:
+    raise InvalidInput("--root", "(a private key)", "must be a public key", "give the .pub file")

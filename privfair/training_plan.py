@@ -1,0 +1,176 @@
+"""The [training] section of a plan, typed: what every algorithm shares, the model, and the algorithm's own keys.
+
+::
+
+    [training]
+    rounds = 200              # updates to make; a private plan takes [privacy] rounds, and fewer may be asked for
+    seed = 0                  # of the first model; of batches only where nobody is promised privacy
+    measure-every = 1         # steps between two lines of metrics.jsonl
+    positive = "defaults"     # the class of the one-sided gaps; default: the second
+    batch-size = 256          # only without a promise: under a promise the manifest says how batches are drawn
+    sampling = "shuffled"     # shuffled | poisson | fixed | with-replacement | full, likewise
+    block = 32                # rounds charged ahead in the ledger; a crash loses the rest of a block
+    model = "logistic"        # or a table [training.model] with kind and its own keys
+    learning-rate = 0.5       # and whatever else the algorithm knows (docs/training.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, assert_never
+
+from calibrate.errors import InvalidInput
+from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.validation import count
+from privfair.algorithms.registry import Recipe, recipe_named
+from privfair.data_plan import DataPlan, read_data_plan
+from privfair.model_plan import ModelPlan, read_model_plan
+from privfair.plan_file import PlanFile, read_plan_file
+from privfair.plan_section import key_names, read_section, refuse_unknown
+
+_DEFAULT_BLOCK = 32
+
+
+class BatchChoice(Enum):
+    """How batches are drawn where no manifest says it."""
+
+    SHUFFLED = "shuffled"
+    POISSON = "poisson"
+    FIXED = "fixed"
+    WITH_REPLACEMENT = "with-replacement"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What all algorithms share."""
+
+    rounds: int | None = None
+    seed: int = 0
+    measure_every: int = 1
+    positive: str | None = None
+    batch_size: int | None = None
+    sampling: BatchChoice | None = None
+    block: int = _DEFAULT_BLOCK
+
+    def __post_init__(self) -> None:
+        count("[training] seed", self.seed, least=0)
+        count("[training] measure-every", self.measure_every)
+        count("[training] block", self.block)
+        for name, value in (("rounds", self.rounds), ("batch-size", self.batch_size)):
+            if value is not None:
+                count(f"[training] {name}", value)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A whole plan file, as the engine reads it."""
+
+    file: PlanFile
+    recipe: Recipe
+    data: DataPlan
+    training: TrainingOptions
+    model: ModelPlan
+    own: Any
+    """The algorithm's own options, of the recipe's type."""
+
+    @property
+    def algorithm(self) -> str:
+        return self.file.algorithm
+
+    @property
+    def planned_rounds(self) -> int:
+        """The rounds to be signed: those of [privacy], else those of [training]."""
+        rounds = self.file.privacy.get("rounds", self.training.rounds)
+        if rounds is None:
+            raise InvalidInput("[training] rounds", None, "is needed", "say how many updates to make")
+        return count("rounds", rounds)
+
+    def updates(self, signed: int) -> int:
+        """The updates to make under a manifest that signed so many rounds."""
+        wanted = signed if self.training.rounds is None else self.training.rounds
+        if wanted > signed:
+            raise InvalidInput(
+                "[training] rounds", wanted, f"exceeds the {signed} signed rounds", "ask for as many or fewer"
+            )
+        return wanted
+
+    def refuse_own_batches(self) -> None:
+        """Under a promise only the manifest says how batches are drawn."""
+        for key, value in (("batch-size", self.training.batch_size), ("sampling", self.training.sampling)):
+            if value is not None:
+                raise InvalidInput(
+                    f"[training] {key}",
+                    value.value if isinstance(value, Enum) else value,
+                    "is not allowed under a manifest that promises privacy, which says how batches are drawn",
+                    f"drop it, or give {key} under [privacy] and calibrate again",
+                )
+
+    def unpromised_sampling(self, smallest: int) -> Sampling | None:
+        """How batches are drawn where nothing is promised; `smallest` is the smallest party's size."""
+        privacy = {key.replace("_", "-"): value for key, value in self.file.privacy.items()}
+        size = self.training.batch_size or privacy.get("batch-size")
+        choice = self.training.sampling
+        if choice is None:
+            # Without noise an algorithm keeps the batches of its private plan, so that runs can be compared.
+            named = privacy.get("sampling", "full" if size is None else "shuffled")
+            choice = (
+                BatchChoice(named) if named in {one.value for one in BatchChoice} else BatchChoice.SHUFFLED
+            )
+        return _sampling(choice, smallest, size)
+
+
+def read_training_plan(path: Path) -> TrainingPlan:
+    """The plan in a TOML file; it must have [data] and [training]."""
+    return training_plan(read_plan_file(path))
+
+
+def training_plan(file: PlanFile) -> TrainingPlan:
+    """The typed plan of a file that was read."""
+    recipe = recipe_named(file.algorithm)
+    for name, section in (("data", file.data), ("training", file.training)):
+        if not section:
+            raise InvalidInput(
+                f"[{name}]", None, "is needed to train", f"add [{name}] to the plan (docs/training.md)"
+            )
+    options = recipe.options()
+    refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), "model"))
+    shared = _only(file.training, key_names(TrainingOptions))
+    return TrainingPlan(
+        file=file,
+        recipe=recipe,
+        data=read_data_plan(file.data, file.folder),
+        training=read_section(TrainingOptions, "training", shared),
+        model=read_model_plan(file.training.get("model", "logistic")),
+        own=read_section(options, "training", _only(file.training, key_names(options))),
+    )
+
+
+def _only(section: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key.replace("_", "-") in names}
+
+
+def _sampling(choice: BatchChoice, population: int, size: int | None) -> Sampling | None:
+    if choice is BatchChoice.FULL:
+        return None
+    if size is None or size > population:
+        raise InvalidInput(
+            "[training] batch-size",
+            size,
+            f"must be at most the smallest silo's {population} for {choice.value} batches",
+            'give a batch size, or sampling = "full"',
+        )
+    match choice:
+        case BatchChoice.SHUFFLED:
+            return ShuffledEpochs(population, size, Batch.REVEALED)
+        case BatchChoice.POISSON:
+            return Poisson(size / population, Batch.REVEALED)
+        case BatchChoice.FIXED:
+            return FixedSize(population, size, Batch.REVEALED)
+        case BatchChoice.WITH_REPLACEMENT:
+            return WithReplacement(population, size, Batch.REVEALED)
+        case _:
+            assert_never(choice)
