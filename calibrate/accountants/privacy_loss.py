@@ -127,11 +127,10 @@ def _suitable_step(cost: PairCounts) -> float:
     mean_square: float = math.fsum(n * _loss_scale(pair) ** 2 for pair, n in cost.counts) / cost.rounds
     widest = max(_loss_range(pair) for pair, _ in cost.counts)
     step = max(math.sqrt(mean_square) / _STEPS_PER_DEVIATION, widest / _LARGEST_GRID)
-    for pair, _ in cost.counts:  # a grid that hits the atoms of one pair exactly does not blur them
-        if isinstance(pair, LaplacePair | RandomizedResponsePair):
-            atom = _loss_range(pair)
-            return atom / math.ceil(atom / step)
-    return step
+    # A grid that hits the atoms of the most repeated pair exactly does not blur them.
+    atoms = [(n, _loss_range(pair)) for pair, n in cost.counts if isinstance(pair, _Atomic)]
+    atom = max(atoms, default=(0, step))[1]
+    return atom / math.ceil(atom / step)
 
 
 def _finer_step(cost: PairCounts, step: float) -> float:
@@ -183,6 +182,7 @@ def _loss_range(pair: DominatingPair) -> float:
 
 
 _Sampled = (SubsampledGaussianPair, SubsampledReplacePair, FixedSizeReplacePair)
+_Atomic = (LaplacePair, RandomizedResponsePair)
 _SUPPORTED = (
     GaussianPair,
     SubsampledGaussianPair,
