@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
@@ -73,9 +74,7 @@ def rdp_of_pair(pair: DominatingPair, orders: tuple[float, ...]) -> Floats:
         case SubsampledReplacePair(rate, z):
             return np.array([_replaced_in_poisson_batch(rate, z, order) for order in orders])
         case FixedSizeReplacePair(rate, z):
-            from dp_accounting.rdp import rdp_privacy_accountant as rdp
-
-            return np.asarray(rdp._compute_rdp_sample_wor_gaussian(rate, z, orders), dtype=float)
+            return np.array(_fixed_size(rate, z, orders))
         case MixedGaussianPair(components):
             weights, shifts = np.array(components).T
             exponents = np.outer(a * (a - 1) / 2, shifts**2)
@@ -99,6 +98,14 @@ def _sampled_gaussian(rate: float, z: float, order: float) -> float:
     if float(order).is_integer():
         return poisson_gaussian_rdp(rate, z, (int(order),))[0]
     return log_mixture_moment(rate, z, 1.0, 0.0, order) / (order - 1)
+
+
+@lru_cache(maxsize=64)
+def _fixed_size(rate: float, z: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Wang, Balle and Kasiviswanathan 2019, Theorem 27; z is already the noise over *two* bounds."""
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    return tuple(float(value) for value in rdp._compute_rdp_sample_wor_gaussian(rate, z, orders))
 
 
 def _replaced_in_poisson_batch(rate: float, z: float, order: float) -> float:
