@@ -350,6 +350,24 @@ def test_charges_are_durable_though_the_servers_default_is_not(postgres: Place) 
             assert connection.scalar(text("SHOW synchronous_commit")) == "off"
 
 
+def test_a_trainers_role_needs_only_to_select_and_insert(postgres: Place, server: str) -> None:
+    postgres.open().close()
+    schema = postgres.location.rsplit("%3D", 1)[1]
+    role = f"trainer_{schema}"
+    execute(
+        postgres.location,
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT SELECT, INSERT ON privfair_ledger TO {role}",
+    )
+    trainer = Place(postgres.location.replace("privfair@", f"{role}@"), postgres.anchor)
+    with trainer.open() as ledger:
+        claim = ledger.claim(terms("m"))
+        assert claim.charge(3) == range(3)
+    with pytest.raises(DBAPIError, match=r"permission denied|must be owner"):
+        execute(trainer.location, "ALTER TABLE privfair_ledger DISABLE TRIGGER ALL")
+
+
 def test_an_unreachable_server_is_refused_without_its_password(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     url = f"postgresql+psycopg://user:secret@/db?host={tmp_path}"

@@ -286,6 +286,19 @@ def test_one_changed_character_anywhere_is_found(at: int, column: str, place: in
             read(rows)
 
 
+@pytest.mark.parametrize("at", range(len(HISTORY)))
+def test_an_entry_rewritten_with_its_own_digest_breaks_the_next_one(at: int) -> None:
+    """Only the last entry can be exchanged without a trace in the chain: the anchor sees that one."""
+    entry = decode(HISTORY[at].body)
+    forged = link(entry.model_copy(update={"at": "2030-01-01T00:00:01Z"}))
+    rows = [*HISTORY[:at], forged, *HISTORY[at + 1 :]]
+    if at == len(HISTORY) - 1:
+        assert not read(rows).contains(HISTORY[-1].head)
+    else:
+        with pytest.raises(NotIntact, match=f"entry {at + 2}: it does not follow"):
+            read(rows)
+
+
 @given(st.lists(st.sampled_from(HISTORY), min_size=1, max_size=len(HISTORY) + 1))
 @settings(max_examples=300, deadline=None)
 def test_any_other_selection_or_order_of_rows_is_refused_unless_it_is_a_beginning(rows: list[Link]) -> None:

@@ -66,6 +66,18 @@ def test_a_running_process_notices_that_the_rows_went_back(path: Path, claim: Cl
         claim.charge(2)
 
 
+def test_reading_everything_again_does_not_forget_what_was_seen(path: Path) -> None:
+    ledger = Ledger.open(path)
+    claim = ledger.claim(terms())
+    old, old_anchor = path.read_bytes(), anchor_of(path).read_bytes()
+    claim.charge(2)
+    path.write_bytes(old)
+    anchor_of(path).write_bytes(old_anchor)
+    for look in (ledger.verify, ledger.status, ledger.verify):
+        with pytest.raises(RolledBack, match=r"entry 3 .* was seen before"):
+            look()
+
+
 @pytest.mark.parametrize("swap", [os.replace, lambda new, old: os.unlink(old)], ids=["replaced", "deleted"])
 def test_a_running_process_notices_that_the_file_is_another(
     path: Path, claim: Claim, tmp_path: Path, swap: object
