@@ -1,0 +1,46 @@
+"""The plans `privfair demo` runs, all on the Credit Card data in three silos."""
+
+from __future__ import annotations
+
+_DATA = """
+[data]
+dataset = "credit-card"
+seed = 0
+
+[data.partition]
+kind = "equal"
+silos = 3
+"""
+
+CALIBRATIONS = (
+    """steffle --epsilon 1 --delta 1e-5 --silo-size 7500 --batch-size 256 --rounds 1172 --minority-fraction 0.396
+    --lipschitz 1 --w-radius 1 --explain""",
+    """fedfdp --epsilon 2 --delta 1e-5 --sampling-rate 0.05 --rounds 268 --clip 1 --loss-clip 1
+    --loss-noise-ratio 2.5""",
+    "fpfl --epsilon 2 --delta 6e-5 --users 16280 --cohort 200 --rounds 1000 --clip 1 --sampling poisson",
+    """mmd-fedavg --epsilon 4 --delta 1e-5 --group-size 10000 --samples-per-group 100 --rounds 50
+    --mechanism gaussian --users 1000 --cohort 50 --update-clip 1""",
+    "pay-once --epsilon 1 --delta 1e-5 --groups 2",
+)
+"""One calibration an algorithm, shown before the run."""
+
+PLANS = {
+    "gaussian": f"""# DP-SGD in every silo: one record is protected.
+algorithm = "gaussian"
+
+[target]
+epsilon = 2.0
+delta = 1e-5
+
+[privacy]
+sampling-rate = 0.05
+rounds = 300
+clip = 1.0
+{_DATA}
+[training]
+learning-rate = 0.5
+measure-every = 10
+""",
+}
+
+AS_PRINTED = ""
