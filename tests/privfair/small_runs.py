@@ -1,0 +1,214 @@
+"""Small data, an officer's desk and signed manifests for tests of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.budget import calibrate_plan
+from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.from_budget import document_from_budget
+from calibrate.manifest.issue import issue
+from calibrate.manifest.keys import Role, SigningKey, generate
+from calibrate.manifest.mechanism import InTheClear, NoiseSource
+from calibrate.manifest.terms import Terms, valid_for
+from calibrate.manifest.trust import TrustedKey, TrustFile
+from calibrate.manifest.verify import Run, VerifiedManifest, verify
+from calibrate.plans.plan import Plan
+from calibrate.privacy_unit import EpsilonDelta
+from privfair.gate import Gate, open_gate
+from privfair.ledger import Claim, Ledger
+from privfair.promise import claim_terms
+from privfair.run_session import Progress
+from privfair.training import TrainingResult, train
+from privfair.transcript import ValueSpec
+
+SCHEMA = """
+version = 1
+[target]
+column = "default"
+classes = ["no", "yes"]
+[sensitive]
+column = "sex"
+groups = ["female", "male"]
+[numeric.age]
+bounds = [18, 98]
+[numeric.income]
+mean = 10.0
+scale = 2.0
+[categorical.job]
+values = ["clerk", "nurse", "other"]
+"""
+FEATURES = 5
+
+FEDSGD = """algorithm = "fedsgd"
+[data]
+files = ["north.csv", "south.csv", "west.csv"]
+schema = "schema.toml"
+[training]
+rounds = {rounds}
+batch-size = 32
+learning-rate = 1.0
+{more}
+"""
+
+GAUSSIAN = """algorithm = "gaussian"
+[target]
+epsilon = 8.0
+delta = 1e-5
+[privacy]
+sampling-rate = {rate}
+rounds = {rounds}
+clip = 1.0
+[data]
+files = ["north.csv", "south.csv", "west.csv"]
+schema = "schema.toml"
+[training]
+learning-rate = 1.0
+{more}
+"""
+
+
+def write_silos(folder: Path, sizes: tuple[int, ...] = (160, 200, 180), seed: int = 0) -> None:
+    """Three CSV files and their schema; older and better paid people default less, men a little more."""
+    generator = np.random.default_rng(seed)
+    for name, size in zip(("north", "south", "west"), sizes, strict=True):
+        age = generator.integers(18, 90, size)
+        income = generator.normal(10, 2, size)
+        male = generator.random(size) < 0.5
+        score = 2.0 - 0.05 * (age - 18) - 0.4 * (income - 10) + 0.5 * male + generator.normal(0, 1, size)
+        jobs = generator.choice(["clerk", "nurse", "other"], size)
+        rows = ["age,income,job,sex,default"]
+        rows += [
+            f"{a},{i:.3f},{j},{'male' if m else 'female'},{'yes' if s > 0 else 'no'}"
+            for a, i, j, m, s in zip(age, income, jobs, male, score, strict=True)
+        ]
+        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (folder / "schema.toml").write_text(SCHEMA, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A folder with data, one plan, an officer's key and the trust file."""
+
+    folder: Path
+
+    @classmethod
+    def at(cls, folder: Path, plan: str) -> Desk:
+        from calibrate.manifest.keys import save
+
+        folder.mkdir(parents=True, exist_ok=True)
+        write_silos(folder)
+        desk = cls(folder)
+        desk.plan.write_text(plan, encoding="utf-8")
+        key = generate()
+        save(key, Role.PRIVACY_OFFICER, desk.key)
+        desk.trust.write_bytes(trusting(key).to_bytes())
+        return desk
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / "plan.toml"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "officer.pem"
+
+    @property
+    def trust(self) -> Path:
+        return self.folder / "trust.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger.db"
+
+    def budget(self, name: str = "budget.json", research_noise: bool = False) -> Path:
+        """The signed manifest of the plan: calibrated where the plan has a target, else without a promise."""
+        from calibrate.plans.from_mapping import plan_from_mapping
+        from privfair.cli.issue_manifest import Issuing, issue_manifest, issue_without_promise
+        from privfair.plan_file import read_plan_file
+
+        out, file = self.folder / name, read_plan_file(self.plan)
+        if not file.target_section:
+            issue_without_promise(file, "a test", Issuing(out, self.key))
+            return out
+        budget = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), file.target())
+        issue_manifest(budget, file, out=out, key_path=self.key, research_noise=research_noise)
+        return out
+
+    def train(
+        self,
+        manifest: Path,
+        out: str = "run",
+        resume: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> TrainingResult:
+        return train(
+            self.plan,
+            manifest=manifest,
+            trust=self.trust,
+            ledger=self.ledger,
+            out=self.folder / out,
+            resume=resume,
+            progress=progress,
+        )
+
+
+def trusting(key: SigningKey) -> TrustFile:
+    start = datetime.now(UTC) - timedelta(days=1)
+    return TrustFile(keys=(TrustedKey.of(key.public, Role.PRIVACY_OFFICER, start),))
+
+
+def verified(document: BudgetDocument) -> VerifiedManifest:
+    """The document, signed by a fresh key and verified."""
+    key = generate()
+    return verify(issue(document, key), trusting(key), Run(document.config_digest, document.data))
+
+
+def document_of(
+    plan: Plan,
+    target: EpsilonDelta,
+    silos: tuple[tuple[str, int], ...] = (("north", 100), ("south", 120)),
+    clear: tuple[InTheClear, ...] = (),
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    lifetime: timedelta = timedelta(days=1),
+    noise_source: NoiseSource = NoiseSource.OPERATING_SYSTEM,
+) -> BudgetDocument:
+    terms = Terms(
+        data=DataBinding.of("ab" * 32, silos),
+        validity=valid_for(lifetime),
+        justification="a test",
+        clear=clear,
+        shapes=shapes or {},
+        noise_source=noise_source,
+    )
+    return document_from_budget(calibrate_plan(plan, target), terms)
+
+
+@dataclass(frozen=True)
+class OpenGate:
+    """A gate with all that stands behind it."""
+
+    gate: Gate
+    claim: Claim
+    ledger: Ledger
+    transcript: Path
+    document: BudgetDocument
+
+
+def gate_for(
+    document: BudgetDocument, folder: Path, shapes: dict[str, tuple[int, ...]], **options: Any
+) -> OpenGate:
+    """Claim the document's manifest in a fresh ledger and open its gate."""
+    manifest = verified(document)
+    folder.mkdir(exist_ok=True)
+    ledger = Ledger.open(folder / "ledger.db")
+    claim = ledger.claim(claim_terms(manifest))
+    values = tuple(ValueSpec(name, shape) for name, shape in shapes.items())
+    place = folder / "transcript.bin"
+    return OpenGate(open_gate(manifest, claim, place, values, **options), claim, ledger, place, document)

@@ -1,0 +1,233 @@
+"""What the gate lets out, and what it refuses before any noise is drawn."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import privfair.gate
+from calibrate.errors import GateRefused, InvalidInput, LedgerRefused
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSource
+from calibrate.plans.gaussian import GaussianPlan
+from calibrate.plans.pay_once import PayOncePlan
+from calibrate.privacy_unit import EpsilonDelta
+from privfair.contribution import BoundedContribution
+from privfair.noise import UnsafeNoiseWarning
+from privfair.transcript import Transcript, TranscriptRefused
+from tests.privfair.small_runs import OpenGate, document_of, gate_for
+
+SHAPES = {"value_1": (4,), "plain": (2,)}
+CLEAR = InTheClear(
+    name="plain", publications=3, shape=(2,), why="independent of the record", depends_on_unit=False
+)
+
+
+@pytest.fixture(scope="module")
+def document() -> BudgetDocument:
+    plan = GaussianPlan(sampling_rate=1.0, rounds=3, clip=0.5)
+    return document_of(plan, EpsilonDelta(1.0, 1e-5), clear=(CLEAR,), shapes=SHAPES)
+
+
+@pytest.fixture
+def opened(document: BudgetDocument, tmp_path: Path) -> OpenGate:
+    return gate_for(document, tmp_path, SHAPES, block=2)
+
+
+def value(
+    name: str = "value_1", size: int = 4, bound: float = 0.5, measured: float = 0.5
+) -> BoundedContribution:
+    return BoundedContribution(name, np.linspace(0.0, 1.0, size), bound, measured)
+
+
+def published(opened: OpenGate) -> int:
+    return len(Transcript.read(opened.transcript).keys)
+
+
+def test_a_value_goes_out_once_for_each_party_and_round(opened: OpenGate) -> None:
+    assert [opened.gate.next_round() for _ in range(3)] == [0, 1, 2]
+    sent = [opened.gate.publish(party, value()) for party in ("north", "south")]
+    assert {one.round for one in sent} == {2}
+    assert published(opened) == 2
+    transcript = Transcript.read(opened.transcript)
+    np.testing.assert_array_equal(transcript.value(2, "north", "value_1"), sent[0].values)
+    with pytest.raises(ValueError, match="read-only"):
+        sent[0].values[0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("contribution", "words"),
+    [
+        (value("value_2"), "is not declared in the manifest; it allows only value_1, plain"),
+        (value(bound=0.5001), "claims the bound 0.5001, the manifest signed 0.5"),
+        (value(measured=0.51), "measures 0.51, above its bound 0.5"),
+        (value(measured=float("inf")), "measures inf, above its bound"),
+        (value(size=5), r"has shape \(5,\), the manifest signed \(4,\)"),
+        (value("plain", 2), "is declared as none, not as a noisy value"),
+        (BoundedContribution("value_1", np.array([0.0, np.nan, 0.0, 0.0]), 0.5, 0.5), "not finite"),
+        (BoundedContribution("value_1", np.array([0.0, np.inf, 0.0, 0.0]), 0.5, 0.5), "not finite"),
+    ],
+    ids=["undeclared", "larger bound", "norm", "infinite norm", "shape", "clear", "nan", "infinity"],
+)
+def test_what_was_not_signed_is_refused_and_leaves_nothing_behind(
+    opened: OpenGate, contribution: BoundedContribution, words: str
+) -> None:
+    opened.gate.next_round()
+    with pytest.raises(GateRefused, match=words):
+        opened.gate.publish("north", contribution)
+    assert published(opened) == 0
+    opened.gate.publish("north", value())
+
+
+def test_a_norm_that_is_no_number_is_no_contribution() -> None:
+    with pytest.raises(InvalidInput, match="measured norm"):
+        value(measured=float("nan"))
+
+
+def test_a_smaller_bound_is_welcome(opened: OpenGate) -> None:
+    opened.gate.next_round()
+    opened.gate.publish("north", value(bound=0.4, measured=0.4))
+
+
+def test_a_second_publication_of_a_round_is_refused(opened: OpenGate) -> None:
+    opened.gate.next_round()
+    opened.gate.publish("north", value())
+    with pytest.raises(LedgerRefused, match="at most once a round"):
+        opened.gate.publish("north", value())
+    assert published(opened) == 1
+
+
+def test_an_unknown_party_is_refused(opened: OpenGate) -> None:
+    opened.gate.next_round()
+    with pytest.raises(GateRefused, match="'east' is not a silo of the manifest; it names north, south"):
+        opened.gate.publish("east", value())
+
+
+def test_nothing_goes_out_before_a_round_is_open(opened: OpenGate) -> None:
+    with pytest.raises(GateRefused, match="no round is open"):
+        opened.gate.publish("north", value())
+    assert opened.claim.charged == 0
+
+
+def test_nothing_goes_out_beyond_the_last_signed_round(opened: OpenGate) -> None:
+    for _ in range(3):
+        opened.gate.next_round()
+    with pytest.raises(GateRefused, match="round 3 is beyond the 3 signed rounds"):
+        opened.gate.next_round()
+    assert opened.claim.charged == 3
+
+
+def test_rounds_are_charged_on_disk_before_their_noise_is_drawn(opened: OpenGate) -> None:
+    manifest = opened.claim.manifest
+    opened.gate.next_round()
+    assert opened.ledger.manifest_status(manifest).charged == 2
+    opened.gate.next_round()
+    assert opened.ledger.manifest_status(manifest).charged == 2
+    opened.gate.next_round()
+    assert opened.ledger.manifest_status(manifest).charged == 3
+
+
+def test_an_expired_manifest_opens_no_round(opened: OpenGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime.now(UTC) + timedelta(days=2)
+
+    opened.gate.next_round()
+    monkeypatch.setattr(privfair.gate, "datetime", Later)
+    with pytest.raises(GateRefused, match="expired at"):
+        opened.gate.next_round()
+
+
+def test_only_what_is_listed_in_the_clear_goes_out_in_the_clear(opened: OpenGate) -> None:
+    opened.gate.next_round()
+    sent = opened.gate.publish_in_the_clear("north", "plain", [1.5, -2.0])
+    np.testing.assert_array_equal(sent.values, [1.5, -2.0])
+    for name, words in (("value_1", "can't be sent in the clear"), ("other", "is not declared")):
+        with pytest.raises(GateRefused, match=words):
+            opened.gate.publish_in_the_clear("north", name, [0.0])
+    with pytest.raises(GateRefused, match="not as randomised response"):
+        opened.gate.publish_randomized("north", "value_1", [0, 1])
+    with pytest.raises(GateRefused, match="not finite"):
+        opened.gate.publish_in_the_clear("south", "plain", [np.nan, 0.0])
+
+
+def test_a_value_signed_once_goes_out_once_in_all_rounds(tmp_path: Path) -> None:
+    shapes = {"randomised_attribute": (50,)}
+    document = document_of(PayOncePlan(rounds=5), EpsilonDelta(1.0, 1e-5), shapes=shapes)
+    opened = gate_for(document, tmp_path, shapes)
+    opened.gate.next_round()
+    opened.gate.publish_randomized("north", "randomised_attribute", np.zeros(50, dtype=np.int64))
+    opened.gate.next_round()
+    with pytest.raises(GateRefused, match="was published 1 times, as often as signed"):
+        opened.gate.publish_randomized("north", "randomised_attribute", np.zeros(50, dtype=np.int64))
+    opened.gate.publish_randomized("south", "randomised_attribute", np.zeros(50, dtype=np.int64))
+    with pytest.raises(GateRefused, match="not as a noisy value"):
+        opened.gate.publish("south", value("randomised_attribute", 50))
+
+
+def test_a_finished_gate_publishes_nothing_more(opened: OpenGate) -> None:
+    opened.gate.next_round()
+    opened.gate.publish("north", value())
+    digest = opened.gate.finish()
+    assert opened.ledger.manifest_status(opened.claim.manifest).transcript_digest == digest
+    with pytest.raises(TranscriptRefused):
+        opened.gate.publish("south", value())
+    with pytest.raises(LedgerRefused, match="closed it"):
+        opened.claim.charge(1)
+
+
+def test_the_noise_is_the_one_the_manifest_names(document: BudgetDocument, tmp_path: Path) -> None:
+    with pytest.raises(
+        GateRefused, match="a seed was given but the manifest signed noise from the operating"
+    ):
+        gate_for(document, tmp_path, SHAPES, research_seed=1)
+    plan = GaussianPlan(sampling_rate=1.0, rounds=2)
+    research = document_of(
+        plan, EpsilonDelta(1.0, 1e-5), shapes={"value_1": (4,)}, noise_source=NoiseSource.SEEDED_RESEARCH_ONLY
+    )
+    with pytest.raises(GateRefused, match="give its seed"):
+        gate_for(research, tmp_path / "a", {"value_1": (4,)})
+    drawn = []
+    for place in ("b", "c"):
+        with pytest.warns(UnsafeNoiseWarning):
+            opened = gate_for(research, tmp_path / place, {"value_1": (4,)}, research_seed=7)
+        opened.gate.next_round()
+        drawn.append(opened.gate.publish("north", value(bound=1.0)).values)
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+
+
+def test_a_resumed_gate_goes_on_with_fresh_rounds_and_remembers_what_was_published(
+    document: BudgetDocument, tmp_path: Path
+) -> None:
+    from privfair.gate import open_gate
+    from privfair.ledger import Ledger
+    from privfair.promise import claim_terms
+    from privfair.transcript import ValueSpec
+    from tests.privfair.small_runs import verified
+
+    manifest = verified(document)
+    specs = tuple(ValueSpec(name, shape) for name, shape in SHAPES.items())
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        claim = ledger.claim(claim_terms(manifest))
+        gate = open_gate(manifest, claim, tmp_path / "transcript.bin", specs, block=2)
+        gate.next_round()
+        gate.publish("north", value())
+        gate._transcript.close()  # as a killed process would, without a record in the ledger
+        again = ledger.resume(claim.token)
+        gate = open_gate(manifest, again, tmp_path / "transcript.bin", specs, block=2)
+        assert ledger.manifest_status(claim.manifest).releases == 1
+        assert gate.next_round() == 2
+        gate.publish("north", value())
+        with pytest.raises(GateRefused, match="beyond"):
+            gate.next_round()
+
+
+def test_the_signed_noise_is_what_the_document_declares(document: BudgetDocument) -> None:
+    declared = document.release("value_1")
+    assert isinstance(declared, GaussianNoise)
+    assert declared.sensitivity == 0.5
+    assert declared.sigma == pytest.approx(0.5 * declared.noise_multiplier)
