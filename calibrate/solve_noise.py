@@ -170,13 +170,24 @@ def _central_limit_start(
     pairs_at: Callable[[float], PairCounts], target: EpsilonDelta, bounds: Bounds
 ) -> float:
     """Where the central limit theorem for privacy losses puts the factor: total mu^2 equals the Gaussian's."""
-    wanted = gaussian_mu(target.epsilon, target.delta) ** 2
+    wanted = _rough_gaussian_mu(target) ** 2
     low, high = math.log(bounds.low), math.log(bounds.high)
     while high - low > 0.05:
         middle = (low + high) / 2
         total = sum(n * _variance(pair) for pair, n in pairs_at(math.exp(middle)).counts)
         low, high = (middle, high) if total > wanted else (low, middle)
     return math.exp((low + high) / 2)
+
+
+def _rough_gaussian_mu(target: EpsilonDelta) -> float:
+    """The mu of a Gaussian mechanism that meets the target, to a few per cent: only a start."""
+    epsilon, low, high = target.epsilon, 1e-6, 2.0 + 2 * math.sqrt(target.epsilon)
+    while high / low > 1.03:
+        mu = math.sqrt(low * high)
+        # Only the first of the two terms of delta(mu): an upper bound on delta.
+        log_delta = math.log(max(0.5 * math.erfc((epsilon / mu - mu / 2) / math.sqrt(2)), 1e-300))
+        low, high = (mu, high) if log_delta < math.log(target.delta) else (low, mu)
+    return low
 
 
 def _variance(pair: DominatingPair) -> float:

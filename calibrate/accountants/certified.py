@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from calibrate.accountants.certified_side import LatticeSide, on_lattice
+from calibrate.accountants.certified_side import LatticeSide, log_cut, on_lattice
 from calibrate.accountants.contour import (
     Cumulants,
     LossTransform,
@@ -75,7 +75,11 @@ class CertifiedAccountant:
             return gaussian_interval(cost, delta).lower
         directions = [_where(each, math.log(delta)) for each in compositions(cost, Side.LOWER)]
         costlier = max(directions, key=lambda where: where.guess)
-        at_zero = estimate(costlier.transform, 0.0, costlier.saddle.tilt)[0] if costlier.guess == 0 else 0.0
+        at_zero = (
+            estimate(costlier.transform, 0.0, math.log(delta), costlier.saddle.tilt)[0]
+            if costlier.guess == 0
+            else 0.0
+        )
         return 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER)
 
     def epsilon_upper(self, cost: PairCounts, delta: float) -> float:
@@ -94,7 +98,14 @@ class CertifiedAccountant:
         """An accurate estimate of log delta at `epsilon`, not certified: for searches and plots."""
         if cost.unprotected:
             return 0.0
-        return max(estimate(LossTransform(each), epsilon)[0] for each in compositions(cost, Side.UPPER))
+        log_delta = 0.0
+        for _ in range(4):  # what can be cut off depends on delta itself
+            cut, before = log_cut(log_delta), log_delta
+            transforms = [LossTransform(each, cut) for each in compositions(cost, Side.UPPER)]
+            log_delta = max(estimate(transform, epsilon, log_delta - 5.0)[0] for transform in transforms)
+            if log_delta > before - 10:
+                break
+        return log_delta
 
     def _upper_end(self, composition: Composition, log_target: float, known: float) -> float:
         """The smallest verified epsilon of one direction, at least `known`."""
@@ -102,7 +113,7 @@ class CertifiedAccountant:
             return known
         where = _where(composition, log_target)
         if where.guess <= known:
-            spare = log_target - estimate(where.transform, known, where.saddle.tilt)[0]
+            spare = log_target - estimate(where.transform, known, log_target, where.saddle.tilt)[0]
             if spare > 0 and where.lattice(Side.UPPER, spare / 2, at=known).log_delta(known) <= log_target:
                 return known
         return max(known, min(self._end(where, Side.UPPER), _rounded_up(composition.largest)))
@@ -129,15 +140,23 @@ def gaussian_interval(cost: PairCounts, delta: float) -> EpsilonInterval:
     return gaussian_epsilon_interval(mu * (1 - wobble), mu * (1 + wobble), delta)
 
 
-def estimate(transform: LossTransform, epsilon: float, guess: float = 5.0) -> tuple[float, Cumulants]:
+def estimate(
+    transform: LossTransform, epsilon: float, log_target: float, guess: float = 5.0
+) -> tuple[float, Cumulants]:
     """log delta by the contour integral, or by the lattice where that does not converge; and the saddle."""
     found = log_delta(transform, epsilon, guess)
-    if found is not None:
-        return found
+    return found if found is not None else lattice_estimate(transform, epsilon, log_target, guess)
+
+
+def lattice_estimate(
+    transform: LossTransform, epsilon: float, log_target: float, guess: float = 5.0
+) -> tuple[float, Cumulants]:
+    """log delta on a pessimistic lattice, less what the lattice added; `log_target` says what is negligible."""
+    if epsilon >= min(transform.composition.largest, transform.largest(guess)):
+        return -math.inf, transform.cumulants(guess)
     saddle = saddle_for_epsilon(transform, epsilon, guess)
-    rough = saddle.value - saddle.tilt * epsilon  # Chernoff: only decides what is negligible
-    side = on_lattice(transform, Side.UPPER, saddle, epsilon, min(rough, -1.0), _FALLBACK_PRECISION)
-    return side.log_delta(epsilon) - side.moved, saddle
+    lattice = on_lattice(transform, Side.UPPER, saddle, epsilon, log_target, _FALLBACK_PRECISION)
+    return lattice.log_delta(epsilon) - min(lattice.moved, 2 * _FALLBACK_PRECISION), saddle
 
 
 @dataclass(frozen=True)
@@ -155,7 +174,7 @@ class _Where:
 
 
 def _where(composition: Composition, log_target: float) -> _Where:
-    transform = LossTransform(composition)
+    transform = LossTransform(composition, log_cut(log_target))
     saddle = saddle_for_delta(transform, log_target)
     guess = chernoff_epsilon(saddle, log_target)
     if guess > 0:

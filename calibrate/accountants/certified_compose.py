@@ -40,8 +40,6 @@ _STEP_ROUNDINGS = 256.0
 _FIXED_SLACK = 1e-10
 """Relative error of the final sum, on top of the above."""
 _LARGEST_LENGTH = 1 << 25
-_DEVIATIONS = 13.0
-"""Least length of the window in deviations of the tilted total loss."""
 _SURPLUS_TILTS = np.array([0.35, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0])
 """Further tilts, in inverse deviations, at which Chernoff's bound above the window is tried."""
 
@@ -50,13 +48,15 @@ _SURPLUS_TILTS = np.array([0.35, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0])
 class Window:
     """Where the composition is read off: near `epsilon`, after tilting, where the deviation is as given.
 
-    `wrap` is how much tilted mass above the window is tolerable: it wraps around and costs precision.
+    `period` is the least length of the window; it grows until the tilted mass above it, which wraps around
+    and costs precision, is below `wrap`.
     """
 
     epsilon: float
     tilt: float
     deviation: float
     log_delta: float
+    period: float
     wrap: float
 
 
@@ -201,14 +201,9 @@ def _above(surplus: tuple[Floats, Floats], loss: float) -> float:
     return _safe_exp(min(0.0, float((growth - tilts * loss).min())))
 
 
-def shortest_period(deviation: float, tilt: float, log_delta: float) -> float:
-    """Room for the tilted bulk, and for what wraps around from below to fade far below delta."""
-    return max(_DEVIATIONS * deviation, (35.0 - log_delta) / tilt)
-
-
 def _length(window: Window, step: float, surplus: tuple[Floats, Floats]) -> int:
     """How many lattice points the window needs so that wrap-around is negligible on both sides."""
-    period = shortest_period(window.deviation, window.tilt, window.log_delta)
+    period = window.period
     while _above(surplus, window.epsilon + period) > window.wrap and period < 60 * window.deviation:
         period *= 1.2
     if period / step > _LARGEST_LENGTH:

@@ -48,9 +48,10 @@ def lattice_edges(nodes: Nodes, span: tuple[float, float], step: float, tilt: fl
     """
     last = math.ceil(span[1] / step)
     first = min(math.floor(span[0] / step), last)
-    if last - first < 2 or len(nodes.losses) < 3:
+    inside = nodes.losses <= span[1]
+    if last - first < 2 or np.count_nonzero(inside) < 3:
         return np.arange(first - 1, last + 2, dtype=np.int64)
-    position, level = _width_levels(nodes, step, tilt)
+    position, level = _width_levels(Nodes(nodes.log_weights[inside], nodes.losses[inside]), step, tilt)
     starts = np.flatnonzero(np.diff(level, prepend=level[0] - 1))
     bounds = [first, *(min(max(first, int(position[k] // step)), last) for k in starts[1:]), last]
     pieces = [

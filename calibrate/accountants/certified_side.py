@@ -19,19 +19,19 @@ from calibrate.accountants.certified_compose import (
     Window,
     compose,
     log_normaliser,
-    shortest_period,
 )
 from calibrate.accountants.certified_grid import lattice_edges, optimistic, pessimistic
-from calibrate.accountants.contour import Cumulants, LossTransform
+from calibrate.accountants.contour import Cumulants, LossTransform, narrowed, shortest_period
 from calibrate.accountants.losses.directions import Composition, Side
 from calibrate.accountants.losses.law import PrivacyLossLaw
 
-_MOST_POINTS = 1 << 23
+_MOST_POINTS = 1 << 22
 """The lattice is not made finer than this many points in the window."""
-_REFINEMENTS = 6
-_TILT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
-_DEEPEST = 7.0
-"""Delta may be smaller than what the tilt aims at by this many natural logarithms."""
+
+
+def log_cut(log_delta: float) -> float:
+    """Losses that together are rarer than this cannot matter at the given delta."""
+    return log_delta - 30.0
 
 
 @dataclass(frozen=True)
@@ -64,40 +64,28 @@ def on_lattice(
     `saddle` says how sensitive log delta is; `epsilon` and `log_delta` where the result will be read off.
     """
     composition, c = transform.composition, saddle.tilt
-    window = _window(transform, side, saddle, epsilon, log_delta)
-    coarsest = shortest_period(window.deviation, window.tilt, log_delta) / _MOST_POINTS
+    at = narrowed(transform, saddle, epsilon, log_delta)
+    window = Window(
+        epsilon=epsilon,
+        tilt=at.tilt,
+        deviation=max(math.sqrt(at.variance), 1 / at.tilt),
+        log_delta=log_delta,
+        period=shortest_period(at, log_delta),
+        wrap=1e-6 if side is Side.UPPER else 1e-9,
+    )
+    coarsest = window.period / _MOST_POINTS
     step = min(math.sqrt(12 * precision / (1.1 * composition.steps)) / c, 0.05 * window.deviation)
-    for _ in range(_REFINEMENTS):
+    moved_before = math.inf
+    while True:
         step = _aligned(composition, max(step, coarsest))
         laws, before = _lattice_laws(composition, side, step, saddle, window)
         moved = abs(log_normaliser(laws, step, window.tilt) - before) * (c / window.tilt) ** 2
-        if moved <= 2 * precision or step <= 1.01 * coarsest:
+        # A finer lattice that moves no less is not the remedy: quadrature is what differs.
+        if moved <= 2 * precision or step <= 1.01 * coarsest or moved > 0.5 * moved_before:
             break
+        moved_before = moved
         step /= min(4.0, math.sqrt(moved / precision) * 1.05)
     return LatticeSide(compose(laws, step, window), side, moved)
-
-
-def _window(
-    transform: LossTransform, side: Side, saddle: Cumulants, epsilon: float, log_delta: float
-) -> Window:
-    """Tilt a little less than the saddle asks for where that makes the tilted total loss much narrower.
-
-    At the saddle of a heavy-tailed loss a few huge single losses may carry weight; they widen the window
-    without mattering for delta. Any tilt is correct: it only must not bury delta under rounding.
-    """
-    wrap = 1e-6 if side is Side.UPPER else 1e-9
-    best, shortest = saddle, math.inf
-    for share in _TILT_SHARES:
-        at = saddle if share == 1.0 else transform.cumulants(share * saddle.tilt)
-        buried = (at.value - at.tilt * epsilon) - (saddle.value - saddle.tilt * epsilon)
-        period = shortest_period(_deviation(at), at.tilt, log_delta)
-        if buried < _DEEPEST and period < 0.95 * shortest:
-            best, shortest = at, period
-    return Window(epsilon, best.tilt, _deviation(best), log_delta, wrap)
-
-
-def _deviation(at: Cumulants) -> float:
-    return max(math.sqrt(at.variance), 1 / at.tilt)
 
 
 def _lattice_laws(
@@ -110,7 +98,7 @@ def _lattice_laws(
     put = pessimistic if side is Side.UPPER else optimistic
     laws, before = [], 0.0
     for law, count in composition.terms:
-        low, high = law.span(window.log_delta - 30.0 - math.log(count))
+        low, high = law.span(log_cut(window.log_delta) - math.log(count))
         log_moment = _log_moment(law, window.tilt, high)
         # Below this, exp(tilt * loss - log_moment) is so small that even all the mass there would not show.
         unseen = (log_moment + 2 * math.log(window.tilt * step) - 32.0) / window.tilt

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,11 @@ _BLOCK = 24
 _LARGEST_BLOCKS = 40
 _RELATIVE_TAIL = 1e-11
 _LARGEST_TILT = 1e7
+_TILT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
+_DEEPEST = 7.0
+"""Delta may be smaller than what the tilt aims at by this many natural logarithms."""
+_DEVIATIONS = 13.0
+_FADING = 35.0
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,21 @@ class _Points:
 
 
 class LossTransform:
-    """K of one composition; keeps its quadrature nodes while they are good enough."""
+    """K of one composition; keeps its quadrature nodes while they are good enough.
 
-    def __init__(self, composition: Composition) -> None:
+    Single losses so large that all of them together have probability below exp(log_cut) are left out. They
+    cannot matter for a delta far above that, but exp(s L) would let them dominate the transform.
+    """
+
+    def __init__(self, composition: Composition, log_cut: float) -> None:
         self.composition = composition
+        self._log_cut = log_cut
         self._good_up_to = 0.0
         self._points: tuple[_Points, ...] = ()
+
+    def largest(self, tilt: float) -> float:
+        """No total loss exceeds this, once the negligible single losses are left out."""
+        return sum(points.count * float(points.losses.max()) for points in self._at(tilt))
 
     def cumulants(self, tilt: float) -> Cumulants:
         value = mean = variance = 0.0
@@ -86,20 +101,18 @@ class LossTransform:
         if not self._points or tilt > self._good_up_to:
             self._good_up_to = 1.25 * tilt + 0.25
             terms = self.composition.terms
-            self._points = tuple(_points(law, count, self._good_up_to) for law, count in terms)
+            self._points = tuple(self._cut(law, count) for law, count in terms)
         return self._points
 
-
-def _points(law: PrivacyLossLaw, count: int, largest_tilt: float) -> _Points:
-    nodes = law.nodes(largest_tilt)
-    atoms = [atom for atom in law.atoms if atom.mass > 0]
-    if not atoms:
-        return _Points(nodes.log_weights, nodes.losses, count)
-    return _Points(
-        np.concatenate((nodes.log_weights, np.log([atom.mass for atom in atoms]))),
-        np.concatenate((nodes.losses, [atom.loss for atom in atoms])),
-        count,
-    )
+    def _cut(self, law: PrivacyLossLaw, count: int) -> _Points:
+        nodes = law.nodes(self._good_up_to)
+        inside = np.searchsorted(nodes.losses, law.span(self._log_cut - math.log(count))[1], side="right")
+        log_weights, losses = nodes.log_weights[:inside], nodes.losses[:inside]
+        atoms = [atom for atom in law.atoms if atom.mass > 0]
+        if atoms:
+            log_weights = np.append(log_weights, np.log([atom.mass for atom in atoms]))
+            losses = np.append(losses, [atom.loss for atom in atoms])
+        return _Points(log_weights, losses, count)
 
 
 def _tilted(points: _Points, tilt: float) -> tuple[float, Floats]:
@@ -178,27 +191,55 @@ def _newton(
     return at
 
 
-def log_delta(transform: LossTransform, epsilon: float, guess: float = 5.0) -> tuple[float, Cumulants] | None:
+def narrowed(transform: LossTransform, saddle: Cumulants, epsilon: float, log_delta: float) -> Cumulants:
+    """Tilt a little less than the saddle asks for where that makes the tilted total loss much narrower.
+
+    At the saddle of a heavy-tailed loss a few huge single losses may carry weight; they widen the total
+    without mattering for delta. Any tilt is correct: it only must not bury delta under rounding.
+    """
+    best, shortest = saddle, math.inf
+    for share in _TILT_SHARES:
+        at = saddle if share == 1.0 else transform.cumulants(share * saddle.tilt)
+        buried = (at.value - at.tilt * epsilon) - (saddle.value - saddle.tilt * epsilon)
+        period = shortest_period(at, log_delta)
+        if buried < _DEEPEST and period < 0.95 * shortest:
+            best, shortest = at, period
+    return best
+
+
+def shortest_period(at: Cumulants, log_delta: float) -> float:
+    """Room for the tilted bulk, and for what wraps around from below to fade far below delta."""
+    return max(_DEVIATIONS * math.sqrt(at.variance), (_FADING - log_delta) / at.tilt)
+
+
+class Care(Enum):
+    """How sure to be of the contour integral's step."""
+
+    QUICK = "one step size, right to a few digits where tilted tails are heavy"
+    CONFIRMED = "halved until nothing changes"
+
+
+def log_delta(
+    transform: LossTransform, epsilon: float, guess: float = 5.0, care: Care = Care.CONFIRMED
+) -> tuple[float, Cumulants] | None:
     """log delta(epsilon) and the saddle used; None where the integral does not converge in a few hundred points."""
-    if epsilon >= transform.composition.largest:
+    if epsilon >= min(transform.composition.largest, transform.largest(guess)):
         return -math.inf, transform.cumulants(guess)
     saddle = saddle_for_epsilon(transform, epsilon, guess)
-    deviation = math.sqrt(saddle.variance)
-    period = max(20 * deviation, 10 * deviation + 1.5 * abs(saddle.mean - epsilon), 40 / saddle.tilt)
-    value = _integral(transform, saddle.tilt, epsilon, period)
+    at = narrowed(transform, saddle, epsilon, saddle.value - saddle.tilt * epsilon)
+    deviation = math.sqrt(at.variance)
+    period = max(20 * deviation, 10 * deviation + 1.5 * abs(at.mean - epsilon), 40 / at.tilt)
+    value = _integral(transform, at.tilt, epsilon, period)
+    settled = care is Care.QUICK
+    for _ in range(5):
+        if value is None or settled:
+            break
+        before, period = value, 2 * period
+        value = _integral(transform, at.tilt, epsilon, period)
+        settled = value is not None and abs(value / before - 1) < 1e-8
     if value is None:
         return None
-    if transform.composition.steps < 500:  # few steps have heavy tilted tails: the period must be confirmed
-        for _ in range(5):
-            period *= 2
-            finer = _integral(transform, saddle.tilt, epsilon, period)
-            if finer is None:
-                return None
-            settled = abs(finer / value - 1) < 1e-8
-            value = finer
-            if settled:
-                break
-    return saddle.value - saddle.tilt * epsilon + math.log(value), saddle
+    return at.value - at.tilt * epsilon + math.log(value), saddle
 
 
 def _integral(transform: LossTransform, tilt: float, epsilon: float, period: float) -> float | None:

@@ -67,10 +67,11 @@ def mixture_buckets(x: Floats, p: Mixture, q: Mixture, deviation: float) -> Buck
 def trapezoid(low: float, high: float, deviation: float) -> tuple[Floats, float]:
     """Equidistant x from `low` to `high` with `_REACH` deviations on both sides, and their spacing.
 
-    The trapezoidal rule converges geometrically here; the spacing resolves the Gaussian (deviation) and the
-    logarithmic singularities of the likelihood ratio, which lie pi * deviation^2 away from the real line.
+    The trapezoidal rule converges geometrically here; the spacing resolves the Gaussian (deviation), the
+    logarithmic singularities of the likelihood ratio, which lie pi * deviation^2 away from the real line, and
+    the oscillation of exp(i t L) at the frequencies that the contour integral needs.
     """
-    spacing = min(0.25 * deviation, 0.35 * deviation**2)
+    spacing = min(0.125 * deviation, 0.175 * deviation**2)
     start, stop = low - _REACH * deviation, high + _REACH * deviation
     count = math.ceil((stop - start) / spacing) + 1
     return start + spacing * np.arange(count, dtype=np.float64), spacing
