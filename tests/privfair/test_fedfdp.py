@@ -208,7 +208,7 @@ def test_fedfair_scales_the_mean_gradient_by_the_batch_factor() -> None:
         factor = 1 + 3.0 * (float(losses.mean()) - 0.5)
         moved += SHARES[party] * (-0.1 * factor * gradients.mean(0))
         means[party] = float(losses.mean())
-    following = _round(algorithm, state, {party: rows for party in SIZES})
+    following = _round(algorithm, state, dict.fromkeys(SIZES, rows))
     np.testing.assert_allclose(following.theta - state.theta, moved, rtol=1e-9)
     assert following.mean_loss == pytest.approx(sum(SHARES[p] * means[p] for p in SIZES))
 
@@ -269,11 +269,9 @@ def test_wrong_settings_are_refused_by_name() -> None:
         _algorithm(FedFdpClips(1.0, 0.001))
     with pytest.raises(InvalidInput, match="loss-headroom"):
         FedFdpOptions(loss_headroom=0.5)
+    algorithm, silo = _algorithm(), _silo("north")
+    stranger = SiloTensors("west", silo.x, silo.y, silo.s)
     with pytest.raises(InvalidInput, match="client"):
-        algorithm = _algorithm()
-        silo = _silo("north")
-        algorithm.contribution(
-            algorithm.start(), 0, SiloTensors("west", silo.x, silo.y, silo.s), torch.arange(2)
-        )
+        algorithm.contribution(algorithm.start(), 0, stranger, torch.arange(2))
     with pytest.raises(InvalidInput, match="losses"):
         clipped_losses(torch.tensor([math.nan]), 1.0, 2.0)

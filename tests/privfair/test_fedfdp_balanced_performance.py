@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_records_below_the_mean_leave_nothing_to_gain() -> None:
     assert any("Q_0" in text for text in broken)
     below = replace(NOISY, lowest_excess=-0.4)
     values = [bound(below, x) for x in np.linspace(0, 1.2, 50)]
-    assert all(b >= a for a, b in zip(values, values[1:], strict=False))
+    assert all(b >= a for a, b in pairwise(values))
 
 
 def test_a_clip_that_acts_is_reported() -> None:

@@ -1,0 +1,159 @@
+"""FPFL: federated learning for users, with group rates held together by differential multipliers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import assert_never, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.errors import InvalidInput
+from calibrate.validation import count, positive
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.fair_options import FpflOptions, ModelChoice
+from privfair.algorithms.user_statistics import Layout, Statistics
+from privfair.contribution import BoundedContribution, Floats
+from privfair.fairness.constraints import Rate, rates_of
+from privfair.fairness.multipliers import RateSums, Violations, ascended, descent, violations
+from privfair.models.model import Model
+
+STATISTICS = "user_statistics"
+_NONE_YET = -1.0
+
+
+@dataclass(frozen=True, eq=False)
+class FpflState:
+    """All of it follows from published values."""
+
+    theta: Tensor
+    multipliers: Floats
+    """(rates, groups)"""
+    best: Tensor
+    """The most accurate fair model so far, by published statistics."""
+    best_accuracy: float
+    """Below zero as long as there is none."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Fpfl:
+    """Rodriguez-Galvez et al. (arXiv:2109.08604), Algorithm 1; one party, the trusted aggregator of all users.
+
+    Guarantee: with a clip, each user's whole vector [grad L, group sums, group counts, their gradients] is scaled to
+    norm `clip` at most before it is added, which is what an FPFL manifest prices. The rest of the round (division
+    by noisy counts, multipliers, choice of the model) is post-processing. Unit: all data of one user.
+
+    The ladder of the paper: FL is `notion` None without a clip; FFL has a notion; the two with a clip and no noise are
+    FL+clip and FFL+clip; with noise, PFL and FPFL. Noise is the manifest's, never chosen here.
+    """
+
+    model: Model
+    options: FpflOptions
+    groups: int
+    expected_cohort: float
+    """The (expected) number of users a round, which is public."""
+    clip: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        count("groups", self.groups)
+        positive("expected cohort", self.expected_cohort)
+        if self.clip is not None:
+            positive("clip", self.clip)
+        if self.options.notion is not None and self.groups < 2:
+            raise InvalidInput("groups", self.groups, "must be at least 2", "drop the fairness notion")
+        _ = self.statistics
+
+    @cached_property
+    def rates(self) -> tuple[Rate, ...]:
+        if self.options.notion is None:
+            return ()
+        return rates_of(self.options.notion, self.model.classes, self.options.positive_class)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        selection = self.options.choice is ModelChoice.BEST_PUBLISHED
+        layout = Layout(self.model.size, self.groups, len(self.rates), selection)
+        return Statistics(self.model, layout, self.rates, self.options.rate_value)
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        if self.clip is not None:
+            return ()
+        return (
+            ClearValue(
+                STATISTICS, "Without a clip users' sums are unbounded and sent without privacy.", True
+            ),
+        )
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {STATISTICS: (self.statistics.layout.size,)}
+
+    def start(self) -> FpflState:
+        theta = self.model.initial(self.seed)
+        return FpflState(theta, np.zeros((len(self.rates), self.groups)), theta, _NONE_YET)
+
+    def contribution(self, state: FpflState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        total, largest = self.statistics.summed(state.theta, silo, batch, self.clip)
+        if self.clip is None:
+            return Message(clear={STATISTICS: total.numpy()})
+        return Message(noisy=(BoundedContribution(STATISTICS, total.numpy(), self.clip, largest),))
+
+    def update(self, state: FpflState, received: Received) -> FpflState:
+        (values,) = received.values()
+        published = torch.from_numpy(np.array(values[STATISTICS].values))
+        loss, sums, counts, gradients, selection = (
+            part.numpy() for part in self.statistics.layout.split(published)
+        )
+        found = [
+            violations(
+                RateSums(sums[j], gradients[j], counts[j]), self.options.tolerance, self.options.least_count
+            )
+            for j in range(len(self.rates))
+        ]
+        best, accuracy = self._selected(state, found, selection)
+        direction = loss / (self.expected_cohort * self.options.records_per_user)
+        multipliers = state.multipliers.copy()
+        for j, violated in enumerate(found):
+            multipliers[j] = ascended(multipliers[j], violated, self.options.multiplier_rate)
+            direction = descent(direction, multipliers[j], self.options.damping, violated)
+        step = torch.from_numpy(direction).to(state.theta.dtype) * self.options.learning_rate
+        return FpflState(state.theta - step, multipliers, best, accuracy)
+
+    def theta(self, state: FpflState) -> Tensor:
+        match self.options.choice:
+            case ModelChoice.LAST:
+                return state.theta
+            case ModelChoice.BEST_PUBLISHED:
+                return state.best if state.best_accuracy > _NONE_YET else state.theta
+            case _:
+                assert_never(self.options.choice)
+
+    def checkpoint(self, state: FpflState) -> dict[str, Floats]:
+        return {
+            "theta": state.theta.numpy().astype(np.float64),
+            "multipliers": state.multipliers,
+            "best": state.best.numpy().astype(np.float64),
+            "best_accuracy": np.array(state.best_accuracy),
+        }
+
+    def restore(self, arrays: Mapping[str, Floats]) -> FpflState:
+        dtype = self.model.initial(self.seed).dtype
+        theta, best = (torch.from_numpy(np.array(arrays[name])).to(dtype) for name in ("theta", "best"))
+        return FpflState(theta, np.array(arrays["multipliers"]), best, float(arrays["best_accuracy"]))
+
+    def _selected(self, state: FpflState, found: list[Violations], selection: Floats) -> tuple[Tensor, float]:
+        """The better of the best so far and the model that these statistics were computed with.
+
+        A model is fair if every gap is known and within the tolerance; all of it as published, noise included.
+        """
+        if self.options.choice is ModelChoice.LAST or selection[0] < self.options.least_count:
+            return state.best, state.best_accuracy
+        fair = all(bool((each.gaps <= self.options.tolerance).all()) for each in found)
+        accuracy = float(np.clip(selection[1] / selection[0], 0.0, 1.0))
+        if fair and accuracy > state.best_accuracy:
+            return state.theta, accuracy
+        return state.best, state.best_accuracy

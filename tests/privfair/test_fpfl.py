@@ -1,0 +1,294 @@
+"""FPFL: the users' vectors, the multipliers, and the step, against their equations."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from calibrate.errors import CheckFailed, InvalidInput
+from privfair.algorithms.algorithm import Message, SiloTensors
+from privfair.algorithms.fair_options import FpflOptions, ModelChoice
+from privfair.algorithms.fedsgd import GRADIENT, FedSgd
+from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflState
+from privfair.algorithms.options import GradientOptions
+from privfair.contribution import Published
+from privfair.fairness.constraints import rates_of
+from privfair.fairness.multipliers import RateSums, violations
+from privfair.fairness.notions import FairnessNotion, RateValue
+from privfair.models.logistic import LogisticRegression
+from privfair.models.model import Model
+from privfair.models.perceptron import Perceptron
+from privfair.models.weighing import ROUNDING_SLACK
+
+FEATURES, USERS = 3, 20
+
+
+def _silo(classes: int = 2, groups: int = 2, records: int = 60, seed: int = 0) -> SiloTensors:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(records, FEATURES, generator=generator, dtype=torch.float64)
+    s = torch.randint(0, groups, (records,), generator=generator)
+    y = torch.randint(0, classes, (records,), generator=generator)
+    x[:, 0] += 1.5 * s * y + 0.7 * s + 0.7 * y
+    owner = torch.randint(0, USERS, (records,), generator=generator)
+    return SiloTensors("users", x, y, s, owner)
+
+
+def _received(message: Message) -> dict[str, dict[str, Published]]:
+    sent = {c.name: c.values for c in message.noisy} | dict(message.clear or {})
+    return {"users": {name: Published(0, "users", name, values.copy()) for name, values in sent.items()}}
+
+
+def _fpfl(model: Model | None = None, groups: int = 2, clip: float | None = None, **options: object) -> Fpfl:
+    records = options.pop("records", 60)
+    given = {"records_per_user": records / USERS} | options
+    return Fpfl(
+        model or LogisticRegression(FEATURES),
+        FpflOptions(**given),
+        groups,
+        float(USERS),
+        clip,  # type: ignore[arg-type]
+    )
+
+
+def _step(algorithm: Fpfl, state: FpflState, silo: SiloTensors, cohort: Tensor) -> FpflState:
+    return algorithm.update(state, _received(algorithm.contribution(state, 0, silo, cohort)))
+
+
+def _lagrangian(
+    algorithm: Fpfl, theta: Tensor, multipliers: np.ndarray, silo: SiloTensors, notion: FairnessNotion
+) -> Tensor:
+    """phi + lambda . g + (damping / 2) |g|^2 on all records, straight from the definitions."""
+    model, options = algorithm.model, algorithm.options
+    probabilities = model.probabilities(theta, silo.x)
+    value = torch.nn.functional.nll_loss(probabilities.log(), silo.y)
+    for j, rate in enumerate(rates_of(notion, model.classes, options.positive_class)):
+        inside = rate.members(silo.y)
+        directions = rate.directions(silo.y, model.classes)
+        f = (directions * probabilities).sum(dim=1) + rate.offset
+        overall = f[inside].mean()
+        for a in range(algorithm.groups):
+            gap = (overall - f[inside & (silo.s == a)].mean()).abs()
+            g = (gap - options.tolerance).clamp_min(0.0)
+            value = value + multipliers[j, a] * g + options.damping / 2 * g**2
+    return value
+
+
+@pytest.mark.parametrize("notion", list(FairnessNotion))
+@pytest.mark.parametrize("kind", ["logistic", "perceptron", "three classes", "three groups"])
+def test_the_step_is_the_gradient_of_the_augmented_lagrangian(notion: FairnessNotion, kind: str) -> None:
+    """By central differences, with the multipliers after their ascent, as Algorithm 1 orders the two."""
+    classes, groups = (3 if kind == "three classes" else 2), (3 if kind == "three groups" else 2)
+    hidden = kind in ("perceptron", "three classes")
+    model: Model = Perceptron(FEATURES, (4,), classes) if hidden else LogisticRegression(FEATURES, classes)
+    silo = _silo(classes, groups, records=90)
+    algorithm = _fpfl(
+        model,
+        groups,
+        records=90,
+        notion=notion,
+        rate_value=RateValue.PROBABILITIES,
+        tolerance=0.001,
+        damping=3.0,
+        multiplier_rate=0.5,
+        learning_rate=1.0,
+    )
+    generator = torch.Generator().manual_seed(3)
+    theta = model.initial(1) + 0.5 * torch.randn(model.size, generator=generator, dtype=torch.float64)
+    multipliers = np.linspace(0.1, 0.9, len(algorithm.rates) * groups).reshape(-1, groups)
+    state = FpflState(theta, multipliers, theta, -1.0)
+    following = _step(algorithm, state, silo, torch.arange(USERS))
+    assert (following.multipliers > multipliers).any()
+    step = 1e-6
+    for place in range(0, model.size, max(1, model.size // 7)):
+        shift = torch.zeros_like(theta)
+        shift[place] = step
+        up, down = (
+            _lagrangian(algorithm, theta + sign * shift, following.multipliers, silo, notion)
+            for sign in (1, -1)
+        )
+        slope = float(up - down) / (2 * step)
+        assert float(theta[place] - following.theta[place]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
+
+
+def test_multipliers_ascend_by_the_violations() -> None:
+    silo, notion = _silo(), FairnessNotion.DEMOGRAPHIC_PARITY
+    algorithm = _fpfl(notion=notion, rate_value=RateValue.PREDICTIONS, tolerance=0.05, multiplier_rate=0.3)
+    theta = torch.tensor([1.0, -0.5, 0.2, 0.1], dtype=torch.float64)
+    following = _step(algorithm, FpflState(theta, np.zeros((1, 2)), theta, -1.0), silo, torch.arange(USERS))
+    positive = (algorithm.model.probabilities(theta, silo.x)[:, 1] > 0.5).double()
+    gaps = np.array([abs(float(positive.mean() - positive[silo.s == a].mean())) for a in (0, 1)])
+    assert (gaps > 0.05).any()
+    np.testing.assert_allclose(following.multipliers[0], 0.3 * np.maximum(0, gaps - 0.05), rtol=1e-9)
+
+
+@pytest.mark.parametrize("notion", [None, *FairnessNotion])
+def test_tolerance_one_is_fedsgd(notion: FairnessNotion | None) -> None:
+    """FPFL with tolerance 1, and FL, follow FedSGD on the same records step for step."""
+    silo = _silo()
+    ours = _fpfl(notion=notion, tolerance=1.0, learning_rate=0.3)
+    theirs = FedSgd(ours.model, GradientOptions(learning_rate=0.3), {"users": 1.0})
+    state, other = ours.start(), theirs.start()
+    for step in range(5):
+        state = _step(ours, state, silo, torch.arange(USERS))
+        message = theirs.contribution(other, step, silo, torch.arange(len(silo)))
+        assert message.clear is not None
+        other = theirs.update(
+            other,
+            {"users": {GRADIENT: Published(step, "users", GRADIENT, np.array(message.clear[GRADIENT]))}},
+        )
+        np.testing.assert_allclose(ours.theta(state), theirs.theta(other), rtol=1e-10)
+    assert not state.multipliers.any()
+
+
+def test_the_whole_vector_of_each_user_is_clipped() -> None:
+    silo, clip = _silo(), 1.5
+    theta = torch.tensor([0.4, -0.3, 0.2, 0.0], dtype=torch.float64)
+    plain = _fpfl(choice=ModelChoice.BEST_PUBLISHED)
+    clipped = _fpfl(choice=ModelChoice.BEST_PUBLISHED, clip=clip)
+    total, norms = np.zeros(plain.shapes()[STATISTICS]), []
+    for user in range(USERS):
+        state = FpflState(theta, np.zeros((1, 2)), theta, -1.0)
+        alone = plain.contribution(state, 0, silo, torch.tensor([user])).clear
+        assert alone is not None
+        norm = float(np.linalg.norm(alone[STATISTICS]))
+        norms.append(norm)
+        total += alone[STATISTICS] * (min(1.0, clip / (1 + ROUNDING_SLACK) / norm) if norm else 1.0)
+    assert min(norms) < clip < max(norms)
+    (sent,) = clipped.contribution(state, 0, silo, torch.arange(USERS)).noisy
+    np.testing.assert_allclose(sent.values, total, rtol=1e-9)
+    assert clip * (1 - 1e-6) < sent.measured <= clip
+
+
+def test_one_user_moves_the_sum_by_at_most_the_clip() -> None:
+    """Adding any user, however extreme, with one record or a thousand."""
+    clip, silo = 0.7, _silo()
+    algorithm = _fpfl(clip=clip, notion=FairnessNotion.EQUALISED_ODDS)
+    state = algorithm.start()
+    base = algorithm.contribution(state, 0, silo, torch.arange(USERS)).noisy[0].values
+    for size, scale in itertools.product((1, 40, 1000), (0.0, 1.0, 1e6)):
+        more = torch.full((size, FEATURES), scale, dtype=torch.float64)
+        grown = SiloTensors(
+            "users",
+            torch.cat((silo.x, more)),
+            torch.cat((silo.y, torch.ones(size, dtype=torch.int64))),
+            torch.cat((silo.s, torch.zeros(size, dtype=torch.int64))),
+            torch.cat((silo.unit_of_row, torch.full((size,), USERS))),  # type: ignore[arg-type]
+        )
+        moved = algorithm.contribution(state, 0, grown, torch.arange(USERS + 1)).noisy[0].values - base
+        assert 0 < np.linalg.norm(moved) <= clip * (1 + 1e-9)
+
+
+def test_a_cohort_counts_its_users_and_no_others() -> None:
+    silo, algorithm = _silo(), _fpfl()
+    state = algorithm.start()
+    cohort = torch.tensor([17, 3, 11])
+    parts = [
+        algorithm.contribution(state, 0, silo, torch.tensor([int(user)])).clear[STATISTICS]  # type: ignore[index]
+        for user in cohort
+    ]
+    together = algorithm.contribution(state, 0, silo, cohort).clear
+    assert together is not None
+    np.testing.assert_allclose(together[STATISTICS], sum(parts), rtol=1e-9)
+    beyond = algorithm.contribution(state, 0, silo, torch.tensor([USERS + 500])).clear
+    assert beyond is not None
+    assert not beyond[STATISTICS].any(), "a user without records adds nothing"
+
+
+def test_blocks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    silo, algorithm = _silo(), _fpfl(clip=1.0)
+    state = algorithm.start()
+    whole = algorithm.contribution(state, 0, silo, torch.arange(USERS)).noisy[0]
+    monkeypatch.setattr("privfair.algorithms.user_statistics._BLOCK", 1)
+    blocks = algorithm.contribution(state, 0, silo, torch.arange(USERS)).noisy[0]
+    np.testing.assert_allclose(blocks.values, whole.values, rtol=1e-10)
+    assert blocks.measured == pytest.approx(whole.measured)
+
+
+def test_small_and_negative_noisy_counts_are_guarded() -> None:
+    gradients = np.ones((3, 2))
+    sums = RateSums(np.array([5.0, 3.0, -2.0]), gradients, np.array([10.0, 0.4, -7.0]))
+    found = violations(sums, 0.0, 1.0)
+    assert np.isfinite(found.size).all()
+    assert np.isnan(found.gaps[1:]).all()
+    assert not found.gradient[1:].any()
+    nothing = violations(RateSums(np.ones(2), np.ones((2, 2)), np.array([-3.0, 2.0])), 0.0, 1.0)
+    assert not nothing.size.any()
+    assert np.isnan(nothing.gaps).all()
+    huge = violations(RateSums(np.array([90.0, 0.0]), np.ones((2, 2)), np.array([2.0, 2.0])), 0.0, 1.0)
+    assert (huge.gaps <= 1).all(), "a rate lies in [0, 1]"
+
+
+def _published(
+    algorithm: Fpfl, rates: tuple[float, float], accuracy: float
+) -> dict[str, dict[str, Published]]:
+    """Statistics of a hundred records in each group with the given rates and accuracy."""
+    vector = np.zeros(algorithm.shapes()[STATISTICS])
+    size = algorithm.model.size
+    vector[size : size + 4] = [100 * rates[0], 100 * rates[1], 100, 100]
+    vector[-2:] = [200, 200 * accuracy]
+    return {"users": {STATISTICS: Published(0, "users", STATISTICS, vector)}}
+
+
+def test_the_model_is_chosen_from_published_statistics() -> None:
+    """Best accuracy among the fair ones; the statistics speak of the model before the step."""
+    algorithm = _fpfl(choice=ModelChoice.BEST_PUBLISHED, tolerance=0.02, learning_rate=0.0001)
+    state = algorithm.start()
+    models = []
+    for rates, accuracy in (((0.5, 0.1), 0.99), ((0.3, 0.31), 0.8), ((0.3, 0.29), 0.9), ((0.3, 0.3), 0.7)):
+        models.append(state.theta)
+        state = algorithm.update(state, _published(algorithm, rates, accuracy))
+        state = FpflState(state.theta + 1.0, state.multipliers, state.best, state.best_accuracy)
+    np.testing.assert_array_equal(algorithm.theta(state), models[2])
+    assert state.best_accuracy == pytest.approx(0.9)
+    last = _fpfl(choice=ModelChoice.LAST)
+    np.testing.assert_array_equal(last.theta(state), state.theta)
+
+
+def test_checkpoints_restore_the_state() -> None:
+    silo, algorithm = _silo(), _fpfl(clip=1.0, choice=ModelChoice.BEST_PUBLISHED, tolerance=0.3)
+    state = _step(algorithm, algorithm.start(), silo, torch.arange(USERS))
+    again = algorithm.restore(algorithm.checkpoint(state))
+    one, other = (_step(algorithm, each, silo, torch.arange(5)) for each in (state, again))
+    for name, values in algorithm.checkpoint(one).items():
+        np.testing.assert_array_equal(values, algorithm.checkpoint(other)[name])
+
+
+def test_multipliers_close_a_gap_that_plain_learning_leaves() -> None:
+    """On data where the group shifts the features, 300 full rounds of FFL end with a smaller gap than FL."""
+    silo = _silo(records=400, seed=5)
+    gaps = {}
+    for notion in (None, FairnessNotion.DEMOGRAPHIC_PARITY):
+        algorithm = _fpfl(
+            records=400,
+            notion=notion,
+            tolerance=0.02,
+            learning_rate=0.1,
+            damping=2.0,
+            multiplier_rate=0.1,
+            rate_value=RateValue.PROBABILITIES,
+        )
+        state = algorithm.start()
+        for _ in range(300):
+            state = _step(algorithm, state, silo, torch.arange(USERS))
+        positive = algorithm.model.probabilities(state.theta, silo.x)[:, 1]
+        gaps[notion] = max(abs(float(positive.mean() - positive[silo.s == a].mean())) for a in (0, 1))
+    assert gaps[None] > 0.1
+    assert gaps[FairnessNotion.DEMOGRAPHIC_PARITY] < 0.03
+
+
+def test_wrong_settings_are_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match="groups"):
+        _fpfl(groups=1)
+    with pytest.raises(InvalidInput, match="positive-class"):
+        _fpfl(positive_class=2)
+    with pytest.raises(InvalidInput, match="tolerance"):
+        FpflOptions(tolerance=-0.1)
+    silo = _silo()
+    broken = SiloTensors("users", silo.x * torch.inf, silo.y, silo.s, silo.unit_of_row)
+    algorithm = _fpfl(clip=1.0)
+    with pytest.raises(CheckFailed, match="not finite"):
+        algorithm.contribution(algorithm.start(), 0, broken, torch.arange(3))
