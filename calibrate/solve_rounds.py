@@ -21,6 +21,8 @@ from calibrate.releases import InSequence, Release, Repeated
 from calibrate.validation import count, positive
 
 _MOST_ROUNDS = 10**9
+_ONE_IN = 20_000
+"""Beyond this many rounds the last one in so many is not fought for: deciding it would take a huge lattice."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ def solve_rounds(
 
     search = _Search(lambda rounds: release(int(rounds)), unit, target)
     rounds = _largest_seeming(search, Side.UPPER, most)
+    rounds -= rounds // _ONE_IN
     while rounds >= 1 and not search.within(rounds):
-        rounds -= max(1, rounds // 50_000)
+        rounds -= max(1, rounds // _ONE_IN)
     if rounds < 1:
         raise NotCertified(
             f"not even one round meets epsilon = {target.epsilon} at delta = {target.delta}; "

@@ -40,8 +40,10 @@ class LatticeLaw:
     infinite: float
 
 
-def lattice_edges(nodes: Nodes, span: tuple[float, float], step: float, tilt: float) -> Integers:
-    """Bucket edges over `span`, in units of `step`: single steps where the tilted law is dense, wider elsewhere.
+def lattice_edges(
+    nodes: Nodes, span: tuple[float, float], step: float, tilt: float, narrowest: float
+) -> Integers:
+    """Bucket edges over `span`, in units of `step`: `narrowest` where the tilted law is dense, wider elsewhere.
 
     The error of a bucket grows with mass * width^2, so for a given number of buckets the total is smallest
     when width ~ density^(-1/3). Widths are about powers of two so that neighbours rarely differ.
@@ -51,7 +53,8 @@ def lattice_edges(nodes: Nodes, span: tuple[float, float], step: float, tilt: fl
     inside = nodes.losses <= span[1]
     if last - first < 2 or np.count_nonzero(inside) < 3:
         return np.arange(first - 1, last + 2, dtype=np.int64)
-    position, level = _width_levels(Nodes(nodes.log_weights[inside], nodes.losses[inside]), step, tilt)
+    kept = Nodes(nodes.log_weights[inside], nodes.losses[inside])
+    position, level = _width_levels(kept, step, tilt, max(step, narrowest))
     starts = np.flatnonzero(np.diff(level, prepend=level[0] - 1))
     bounds = [first, *(min(max(first, int(position[k] // step)), last) for k in starts[1:]), last]
     pieces = [
@@ -69,16 +72,16 @@ def _evenly(begin: int, end: int, level: int) -> Integers:
     return begin + length * np.arange(count, dtype=np.int64) // count
 
 
-def _width_levels(nodes: Nodes, step: float, tilt: float) -> tuple[Floats, Integers]:
+def _width_levels(nodes: Nodes, step: float, tilt: float, narrowest: float) -> tuple[Floats, Integers]:
     """For each node its loss and the binary logarithm of the bucket width around it, in steps."""
     exponent = nodes.log_weights + tilt * nodes.losses
     weight = np.exp(exponent - exponent.max())
     spread = np.maximum(np.gradient(nodes.losses), 1e-9 * step)
     density = weight / weight.sum() / spread
     cube_root = np.cbrt(np.maximum(density, 1e-300))
-    scale = step * math.sqrt(_TAIL_SHARE / float(cube_root @ spread))
+    scale = narrowest * math.sqrt(_TAIL_SHARE / float(cube_root @ spread))
     widest = max(step, 0.5 / (1 + tilt))
-    width = np.clip(scale / cube_root, step, widest)
+    width = np.clip(scale / cube_root, min(narrowest, widest), widest)
     level = np.floor(np.log2(width / step)).astype(np.int64)
     return nodes.losses, np.minimum(level, np.minimum(np.roll(level, 1), np.roll(level, -1)))
 

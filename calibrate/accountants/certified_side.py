@@ -102,7 +102,10 @@ def _lattice_laws(
         log_moment = _log_moment(law, window.tilt, high)
         # Below this, exp(tilt * loss - log_moment) is so small that even all the mass there would not show.
         unseen = (log_moment + 2 * math.log(window.tilt * step) - 32.0) / window.tilt
-        edges = lattice_edges(law.nodes(saddle.tilt), (max(low, unseen), high), step, saddle.tilt)
+        # A law that is composed rarely may be put down coarsely: its error is not multiplied.
+        narrowest = step * math.sqrt(composition.steps / (count * len(composition.terms)))
+        span = (max(low, unseen), high)
+        edges = lattice_edges(law.nodes(saddle.tilt), span, step, saddle.tilt, narrowest)
         laws.append((put(law, edges, step), count))
         before += count * log_moment
     return laws, before
