@@ -30,14 +30,14 @@ class TargetCheck:
     """By how much log delta at the target's epsilon exceeds the target's, for one side of the certificate.
 
     Remembers the tilts of earlier compositions, which are good guesses for similar ones, and in which
-    directions the contour integral failed, because a failure costs hundreds of points.
+    directions (and for about how many steps) the contour integral failed: a failure costs hundreds of points.
     """
 
     def __init__(self, target: EpsilonDelta, side: Side) -> None:
         self.target, self.side = target, side
         self._log_delta = math.log(target.delta)
         self._tilts: dict[int, float] = {}
-        self._contour_fails: set[int] = set()
+        self._contour_fails: set[tuple[int, int]] = set()
 
     def costlier(self, pairs: PairCounts, care: Care) -> tuple[int, float]:
         """The direction with the larger estimated delta, and its excess."""
@@ -75,10 +75,11 @@ class TargetCheck:
     def _estimated(self, composition: Composition, direction: int, care: Care) -> _Direction:
         transform = LossTransform(composition, log_cut(self._log_delta))
         guess, found = self._tilts.get(direction, 5.0), None
-        if direction not in self._contour_fails:
+        like_this = (direction, composition.steps.bit_length())
+        if like_this not in self._contour_fails:
             found = log_delta(transform, self.target.epsilon, guess, care)
         if found is None:
-            self._contour_fails.add(direction)
+            self._contour_fails.add(like_this)
             found = lattice_estimate(transform, self.target.epsilon, self._log_delta, guess)
         value, saddle = found
         if math.isfinite(value):
