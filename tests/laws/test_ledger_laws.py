@@ -299,6 +299,21 @@ def test_an_entry_rewritten_with_its_own_digest_breaks_the_next_one(at: int) -> 
             read(rows)
 
 
+@pytest.mark.parametrize("change", [{"seq": 99}, {"prev": "0" * 64}])
+@pytest.mark.parametrize("columns", ["as the text says", "as the chain needs"])
+def test_an_entry_for_another_place_does_not_fit_whatever_its_columns_say(
+    change: dict[str, object], columns: str
+) -> None:
+    last = HISTORY[-1]
+    forged = link(decode(last.body).model_copy(update=change))
+    if columns == "as the chain needs":
+        forged = dataclasses.replace(forged, seq=last.seq, prev=last.prev)
+    with pytest.raises(
+        NotIntact, match=r"entry 7: (it does not follow|the entry is missing|.*another place)"
+    ):
+        read([*HISTORY[:-1], forged])
+
+
 @given(st.lists(st.sampled_from(HISTORY), min_size=1, max_size=len(HISTORY) + 1))
 @settings(max_examples=300, deadline=None)
 def test_any_other_selection_or_order_of_rows_is_refused_unless_it_is_a_beginning(rows: list[Link]) -> None:

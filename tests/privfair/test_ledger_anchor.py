@@ -159,7 +159,12 @@ def test_a_file_that_is_no_anchor_is_refused(path: Path, claim: Claim, content: 
 
 
 def test_an_anchor_that_cannot_be_written_grants_nothing(path: Path, claim: Claim, tmp_path: Path) -> None:
-    """The charge is committed and stays spent, but the caller does not get the rounds."""
+    """The charge is committed and stays spent, but the caller does not get the rounds.
+
+    The records that were committed with it are not written a second time when the claim goes on.
+    """
+    claim.charge(1)
+    claim.record_release(0, "a", "weights", "0" * 64)
     hidden = tmp_path / "hidden"
     anchor_of(path).rename(hidden)
     anchor_of(path).mkdir()
@@ -167,7 +172,8 @@ def test_an_anchor_that_cannot_be_written_grants_nothing(path: Path, claim: Clai
         claim.charge(2)
     anchor_of(path).rmdir()
     hidden.rename(anchor_of(path))
-    assert claim.charge(2) == range(2, 4)
+    assert claim.charge(2) == range(3, 5)
+    assert len(Ledger.open(path).releases(claim.manifest)) == 1
 
 
 def test_a_creation_cut_short_before_the_anchor_is_completed(path: Path) -> None:
