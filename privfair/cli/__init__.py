@@ -10,6 +10,7 @@ import click
 
 _COMMANDS = {
     "account": "the epsilon of given noise, as a certified interval",
+    "audit": "does a run keep its promise?",
     "calibrate": "the smallest noise that keeps a promise (epsilon, delta)",
     "demo": "the whole pipeline on real data, in about a minute",
     "keys": "make keys and say whom to trust",

@@ -1,0 +1,166 @@
+"""Do manifest, ledger, transcript, plan, data, batches and model name one another, and is the price right?"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import numpy as np
+from scipy import stats
+
+from audit.check import Check, Layer, Outcome, passed_if
+from audit.evidence import RunEvidence
+from calibrate.errors import Refused
+from calibrate.manifest.guarantee import NoPrivacyPromised
+from calibrate.manifest.recompute import recompute
+from calibrate.sampling import FixedSize, Poisson, ShuffledEpochs, WithReplacement
+from privfair.ledger import Ledger
+from privfair.saved_model import load_theta
+from privfair.transcript import Ending
+
+_CLOSE = 1e-9
+_RARE = 1e-6
+"""False-alarm probability of the one statistical question here: the sizes of Poisson batches."""
+
+
+def check_conformance(evidence: RunEvidence, ledger: Ledger | None = None) -> tuple[Check, ...]:
+    """All questions that need no statistics of the noise."""
+    return (
+        *_papers(evidence, ledger),
+        *_publications(evidence),
+        _price(evidence),
+        _model(evidence),
+        *_sampling(evidence),
+    )
+
+
+def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:
+    document, header = evidence.document, evidence.transcript.header
+    if evidence.authentic is None:
+        yield _unknown("signatures", "no trust file was given, so nobody's signature was checked")
+    else:
+        signers = ", ".join(signature.role.value for signature in evidence.authentic.signatures)
+        yield _check("signatures", True, f"signed by {signers}")
+    plan = hashlib.sha256(evidence.folder.plan.read_bytes()).hexdigest()
+    yield _check("plan", plan == document.config_digest, "the plan is the signed one, byte for byte")
+    yield _check(
+        "data",
+        evidence.data.binding == document.data,
+        "silos, sizes and schema of the data are the signed ones",
+    )
+    yield _check(
+        "transcript names the manifest",
+        header.manifest_digest == evidence.manifest_digest,
+        header.manifest_digest,
+    )
+    if ledger is None:
+        yield _unknown("ledger", "no ledger was given, so charges were not compared")
+        return
+    try:
+        agreement = evidence.transcript.verify_against(ledger)
+        missing = len(agreement.unrecorded)
+        yield _check(
+            "ledger", True, f"{agreement.recorded} releases recorded, {missing} charged but not recorded"
+        )
+    except Refused as refusal:
+        yield _check("ledger", False, str(refusal))
+
+
+def _publications(evidence: RunEvidence) -> Iterator[Check]:
+    allowed = {value.name: value.publications for value in evidence.document.releases}
+    sent = Counter((release.party, release.name) for release in evidence.transcript.releases())
+    over = [
+        f"{name} of {party}: {times}" for (party, name), times in sent.items() if times > allowed.get(name, 0)
+    ]
+    yield _check(
+        "publications", not over, "; ".join(over) or "nothing undeclared, and nothing more often than signed"
+    )
+    last = max((release.round for release in evidence.transcript.releases()), default=-1)
+    yield _check(
+        "rounds", last < evidence.document.rounds, f"{last + 1} rounds of {evidence.document.rounds} signed"
+    )
+    yield _check(
+        "transcript is whole", evidence.transcript.ending is Ending.CLOSED, evidence.transcript.ending.value
+    )
+
+
+def _price(evidence: RunEvidence) -> Check:
+    if isinstance(evidence.document.guarantee, NoPrivacyPromised):
+        return _unknown("price", "no privacy is promised, so there is nothing to price")
+    try:
+        fresh = recompute(evidence.document)
+    except Refused as refusal:
+        return _check("price", False, str(refusal))
+    assert fresh is not None
+    names = f"{fresh.first.accountant} and {fresh.second.accountant}"
+    return _check("price", True, f"recomputed by {names}: within the promise")
+
+
+def _model(evidence: RunEvidence) -> Check:
+    if not evidence.folder.model.exists():
+        return _unknown("model", "the run has saved no model")
+    (position,) = deque(evidence.positions(), maxlen=1)
+    saved = load_theta(evidence.folder, evidence.model)
+    redone = evidence.algorithm.theta(position.state).to(saved.dtype)
+    off = float((saved - redone).abs().max()) if saved.numel() else 0.0
+    return _check("model follows from the transcript", off <= _CLOSE, f"largest difference {off:.3g}")
+
+
+def _sampling(evidence: RunEvidence) -> Iterator[Check]:
+    if evidence.batches is None:
+        if not evidence.batches_known:
+            yield _unknown("batches", "they are secret, so how they were drawn cannot be seen")
+        return
+    scheme = evidence.batches.header.sampling
+    declared = tuple(declaration.scheme for declaration in evidence.document.sampling)
+    promised = not isinstance(evidence.document.guarantee, NoPrivacyPromised)
+    yield _check("sampling is the signed one", not promised or declared == (scheme,), type(scheme).__name__)
+    for silo in evidence.silos:
+        batches = [np.asarray(evidence.batch(one.round, silo)) for one in evidence.rounds()]
+        wrong = _wrong_batches(scheme, len(silo), batches)
+        yield _check(
+            f"batches of {silo.name}", wrong is None, wrong or f"{len(batches)} batches, drawn as declared"
+        )
+
+
+def _wrong_batches(
+    scheme: Poisson | FixedSize | ShuffledEpochs | WithReplacement, units: int, batches: list[np.ndarray]
+) -> str | None:
+    if isinstance(scheme, WithReplacement):
+        return (
+            None
+            if all(len(batch) == scheme.draws for batch in batches)
+            else "a batch has another number of draws"
+        )
+    if any(len(np.unique(batch)) != len(batch) for batch in batches):
+        return "a unit is in a batch twice"
+    if isinstance(scheme, FixedSize):
+        return None if all(len(batch) == scheme.size for batch in batches) else "a batch has another size"
+    if isinstance(scheme, ShuffledEpochs):
+        return _wrong_epochs(units, scheme.size, batches)
+    total = sum(len(batch) for batch in batches)
+    tail = stats.binom(units * len(batches), scheme.rate)
+    p_value = 2 * min(float(tail.cdf(total)), float(tail.sf(total - 1)))
+    return (
+        None
+        if p_value >= _RARE
+        else f"{total} participations have probability {p_value:.1g} at the declared rate"
+    )
+
+
+def _wrong_epochs(units: int, size: int, batches: list[np.ndarray]) -> str | None:
+    per_epoch = -(-units // size)
+    for start in range(0, len(batches), per_epoch):
+        epoch = np.concatenate(batches[start : start + per_epoch])
+        if len(np.unique(epoch)) != len(epoch):
+            return f"a unit takes part twice in the epoch that begins at round {start}"
+    return None
+
+
+def _check(name: str, condition: bool, finding: str) -> Check:
+    return passed_if(Layer.CONFORMANCE, name, condition, finding)
+
+
+def _unknown(name: str, why: str) -> Check:
+    return Check(Layer.CONFORMANCE, name, Outcome.NOT_POSSIBLE, why)

@@ -1,0 +1,108 @@
+"""What an auditor has in hand: a run folder, and the data it was trained on.
+
+The states before every round are redone from the transcript (`privfair.replay`), so the auditor's view of the run
+is that of an observer who also holds the data: nothing is taken from the trainer's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.batch_record import BatchRecord
+from privfair.models.model import Model
+from privfair.participation import declared_sampling
+from privfair.prepared_run import build
+from privfair.replay import Session, read_sessions, replay
+from privfair.rounds import Position
+from privfair.run_folder import RunFolder
+from privfair.training_data import TrainingData, load_training_data
+from privfair.training_plan import TrainingPlan, read_training_plan
+from privfair.transcript import Transcript
+
+
+@dataclass(frozen=True, eq=False)
+class RoundEvidence:
+    """One finished round: the state before it, and what each silo published in it."""
+
+    step: int
+    round: int
+    state: Any
+
+
+@dataclass(frozen=True, eq=False)
+class RunEvidence:
+    """A run folder, opened and understood."""
+
+    folder: RunFolder
+    envelope: bytes
+    document: BudgetDocument
+    manifest_digest: str
+    authentic: AuthenticManifest | None
+    """The manifest with its signatures checked; None where no trust file was given."""
+    plan: TrainingPlan
+    data: TrainingData
+    model: Model
+    algorithm: Algorithm[Any]
+    silos: tuple[SiloTensors, ...]
+    transcript: Transcript
+    sessions: tuple[Session, ...]
+    batches: BatchRecord | None
+
+    @classmethod
+    def read(cls, path: Path, trust: TrustFile | None = None) -> RunEvidence:
+        """Open a run folder; refused with a reason where a file is missing or damaged."""
+        folder = RunFolder.existing(path)
+        envelope = folder.manifest.read_bytes()
+        claimed = read_unverified(envelope)
+        plan = read_training_plan(folder.plan)
+        data = load_training_data(plan.data, central=plan.recipe.central)
+        model, algorithm = build(plan, data)
+        return cls(
+            folder=folder,
+            envelope=envelope,
+            document=claimed.document,
+            manifest_digest=claimed.digest,
+            authentic=None if trust is None else authenticate(envelope, trust),
+            plan=plan,
+            data=data,
+            model=model,
+            algorithm=algorithm,
+            silos=data.tensors(plan.model.dtype),
+            transcript=Transcript.read(folder.transcript),
+            sessions=read_sessions(folder.sessions),
+            batches=BatchRecord.read(folder.batches) if folder.batches.exists() else None,
+        )
+
+    def positions(self) -> Iterator[Position[Any]]:
+        """Every state of the run, redone from published values alone."""
+        return replay(self.algorithm, self.transcript, self.sessions)
+
+    def rounds(self) -> Iterator[RoundEvidence]:
+        """The finished rounds with the state each of them started from."""
+        for before, after in pairwise(self.positions()):
+            if after.step > before.step and after.round is not None:
+                yield RoundEvidence(before.step, after.round, before.state)
+
+    @property
+    def batches_known(self) -> bool:
+        """Whether the auditor can tell who took part: full batches, or batches on record."""
+        return self.batches is not None or declared_sampling(self.document) is None
+
+    def batch(self, round: int, silo: SiloTensors) -> Tensor:
+        """Who took part; only where `batches_known`."""
+        if self.batches is None:
+            units = len(silo) if silo.unit_of_row is None else int(silo.unit_of_row.max()) + 1
+            return torch.arange(units)
+        return torch.from_numpy(np.asarray(self.batches.batch(round, silo.name), dtype=np.int64))

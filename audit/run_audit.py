@@ -1,0 +1,87 @@
+"""The audit of a run folder, cheapest layer first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+from audit.attacks.transcript.coin_audit import coin_audit
+from audit.conformance import check_conformance
+from audit.evidence import RunEvidence
+from audit.noise_conformance import check_noise
+from audit.verdict import Attack, Promise, Verdict
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.trust import TrustFile
+from calibrate.privacy_unit import Relation
+from calibrate.validation import count, open_unit
+from privfair.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """How hard to look. `reruns` of 0 leaves the statistical attack out."""
+
+    reruns: int = 4
+    seed: int = 0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        count("reruns", self.reruns, least=0)
+        open_unit("confidence", self.confidence)
+
+
+def audit_run(
+    path: Path,
+    options: AuditOptions,
+    trust: TrustFile | None = None,
+    ledger: Ledger | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Judge a run by its folder, its data and, where given, its trust file and ledger."""
+    say = progress or (lambda text: None)
+    say("reading the run and redoing its states from the transcript")
+    evidence = RunEvidence.read(path, trust)
+    say("conformance: do manifest, ledger, transcript, plan and model name one another?")
+    checks = check_conformance(evidence, ledger)
+    say("noise: is it what was signed?")
+    checks += check_noise(evidence)
+    promise = on_trial(evidence.document)
+    return Verdict(promise, checks, _attacks(evidence, promise, options, say), options.confidence)
+
+
+def on_trial(document: BudgetDocument) -> Promise | None:
+    """The promise to be refuted: the manifest's own, or the paper's claim it quotes."""
+    guarantee = document.guarantee
+    match guarantee:
+        case PrivateGuarantee():
+            return Promise(guarantee.epsilon, guarantee.delta, "promised by the manifest")
+        case AsPrintedGuarantee():
+            return Promise(guarantee.claimed_epsilon, guarantee.delta, f"claimed by {guarantee.claim}")
+        case NoPrivacyPromised():
+            return None
+        case _:
+            assert_never(guarantee)
+
+
+def _attacks(
+    evidence: RunEvidence, promise: Promise | None, options: AuditOptions, say: Callable[[str], None]
+) -> tuple[Attack, ...]:
+    """Coins on the attribute where that is the protected unit."""
+    attribute = evidence.document.guarantee.adjacency is Relation.REPLACE_ATTRIBUTE
+    if promise is None or not attribute or options.reruns == 0:
+        return ()
+    say(f"attack: {options.reruns} reruns on coins")
+    attack = coin_audit(
+        evidence.folder.plan,
+        evidence.document,
+        promise.epsilon,
+        promise.delta,
+        runs=options.reruns,
+        seed=options.seed,
+        confidence=options.confidence,
+        progress=lambda done: say(f"attack: rerun {done} of {options.reruns} done"),
+    )
+    return (attack,)

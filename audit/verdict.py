@@ -1,0 +1,106 @@
+"""What an audit concludes: consistent, violated, or inconclusive; never "passed" because the attack was weak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from audit.bounds import CONCLUSIVE, LowerBound
+from audit.check import Check, Layer, Outcome
+
+
+class Word(Enum):
+    CONSISTENT = "consistent"
+    """Nothing contradicts the promise, and the audit had the power to see a breach."""
+    VIOLATED = "violated"
+    """Evidence contradicts the promise, at the stated confidence."""
+    INCONCLUSIVE = "inconclusive"
+    """Nothing contradicts the promise, but the audit would hardly have noticed."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is on trial: the epsilon that was promised or claimed, at its delta."""
+
+    epsilon: float
+    delta: float
+    source: str
+    """In whose words: the manifest's own promise, or a paper's claim that the manifest quotes."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One statistical attack: the lower bound it reached, and its power against noise that is missing."""
+
+    name: str
+    bound: LowerBound
+    power: float
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The conclusion with everything it rests on; a failed check of any layer is a violation."""
+
+    promise: Promise | None
+    checks: tuple[Check, ...]
+    attacks: tuple[Attack, ...]
+    confidence: float
+
+    @property
+    def word(self) -> Word:
+        if any(check.outcome is Outcome.FAILED for check in self.checks):
+            return Word.VIOLATED
+        if (
+            self.promise is not None
+            and self.epsilon_lower is not None
+            and self.epsilon_lower > self.promise.epsilon
+        ):
+            return Word.VIOLATED
+        return Word.CONSISTENT if self._powerful else Word.INCONCLUSIVE
+
+    @property
+    def epsilon_lower(self) -> float | None:
+        """The largest lower bound; each attack had its share of the error, so the maximum is valid."""
+        return max((attack.bound.epsilon for attack in self.attacks), default=None)
+
+    @property
+    def why(self) -> str:
+        failed = [check for check in self.checks if check.outcome is Outcome.FAILED]
+        if failed:
+            return "; ".join(f"{check.name}: {check.finding}" for check in failed)
+        if self.word is Word.VIOLATED and self.promise is not None:
+            return (
+                f"the observer's guesses show epsilon of at least {self.epsilon_lower:.3f} with "
+                f"{100 * self.confidence:g}% confidence, and {self.promise.epsilon:g} is {self.promise.source}"
+            )
+        if self.word is Word.CONSISTENT:
+            return "no check failed, and an attack that could have refuted the promise did not"
+        return "no check failed, but no attack had an even chance of refuting the promise"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "verdict": self.word.value,
+            "why": self.why,
+            "epsilon_lower": self.epsilon_lower,
+            "confidence": self.confidence,
+            "promised": None
+            if self.promise is None
+            else {
+                "epsilon": self.promise.epsilon,
+                "delta": self.promise.delta,
+                "source": self.promise.source,
+            },
+            "attacks": [
+                {"name": one.name, "power": one.power, "evidence": one.evidence, "bound": one.bound.as_json()}
+                for one in self.attacks
+            ],
+            "checks": [check.to_json() for check in self.checks],
+        }
+
+    @property
+    def _powerful(self) -> bool:
+        """An attack with power, or noise measured directly: 5,000 residuals see 5% missing noise."""
+        measured = [c for c in self.checks if c.layer is Layer.NOISE and c.outcome is Outcome.PASSED]
+        return bool(measured) or any(attack.power >= CONCLUSIVE for attack in self.attacks)
