@@ -146,6 +146,10 @@ class Gate:
         self._transcript.sync()
         self._claim.flush()
 
+    def close(self) -> None:
+        """Let go of the transcript without ending the run, so that it can be resumed."""
+        self._transcript.close()
+
     def finish(self) -> str:
         """End the run: close the transcript and the claim; unspent rounds lapse. The transcript's digest."""
         digest = self._transcript.finish()

@@ -78,7 +78,7 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
     data.require_allowed(facts_covered(document))
     promised = not isinstance(document.guarantee, NoPrivacyPromised)
     if promised:
-        plan.refuse_own_batches()
+        plan.refuse_unpromised_keys()
     model, algorithm = build(plan, data)
     require_declared(algorithm, document)
     smallest = min(silo.size for silo in document.data.silos)

@@ -11,7 +11,7 @@ import numpy as np
 from calibrate.errors import Refused
 from privfair.batch_record import BatchHeader, BatchRecord, BatchWriter
 from privfair.checkpoint import load_checkpoint, save_checkpoint
-from privfair.gate import open_gate
+from privfair.gate import Gate, open_gate
 from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, Ledger, UnknownClaim
 from privfair.ledger.durable import replace_file
 from privfair.metrics import MetricsLog
@@ -95,18 +95,39 @@ class RunSession:
         run, folder = self._run, self._folder
         seed = _noise_seed(run.plan.training.seed, claim.session) if run.promise.research_noise else None
         gate = open_gate(run.manifest, claim, folder.transcript, run.values, seed, run.plan.training.block)
-        participations, writer = self._participations(claim)
-        folder.append_session(session)
-        rounds = Rounds(run.algorithm, run.silos, participations, run.manifest.document, gate, claim)
+        writer = None
+        try:
+            participations, writer = self._participations(claim)
+            folder.append_session(session)
+            rounds = Rounds(run.algorithm, run.silos, participations, run.manifest.document, gate, claim)
+            reached = self._train(rounds, gate, claim, writer, position)
+            self._save_model(reached)
+            gate.finish()
+        finally:
+            gate.close()
+            if writer is not None:
+                writer.close()
+        return self._end(reached)
+
+    def _train(
+        self,
+        rounds: Rounds[Any],
+        gate: Gate,
+        claim: Claim,
+        writer: BatchWriter | None,
+        position: Position[Any],
+    ) -> Position[Any]:
+        """The rounds, with a checkpoint at the end of each block and at the end of all."""
+        updates = self._run.updates
         reached, self.step, due = position, position.step, None
         try:
-            for reached in rounds.run(position, run.updates):
+            for reached in rounds.run(position, updates):
                 self.step = reached.step
                 if due is not None:
                     # By now the next block is charged, and with it everything before was made durable.
                     self._checkpoint(writer, due)
                     due = None
-                self._report(reached, claim.charged, last=reached.step == run.updates or rounds.exhausted)
+                self._report(reached, claim.charged, last=reached.step == updates or rounds.exhausted)
                 if rounds.at_end_of_block:
                     due = reached
         except KeyboardInterrupt:
@@ -116,9 +137,10 @@ class RunSession:
             raise
         gate.flush()
         self._checkpoint(writer, reached)
-        self._save_model(reached)
-        gate.finish()
-        return self._end(reached)
+        return reached
+
+    def close(self) -> None:
+        self._log.close()
 
     def _start(self) -> Position[Any]:
         return Position(self._run.algorithm.start(), 0, None, {})

@@ -24,7 +24,7 @@ def save_model(
     torch.save(state_dict(model, theta), content)
     replace_file(folder.model, content.getvalue())
     if isinstance(model, LogisticRegression):
-        weight, bias = _linear(model, theta)
+        weight, bias = state_dict(model, theta).values()
         scored = encoding["class_names"][1:] if model.classes == 2 else encoding["class_names"]
         folder.write_json(
             folder.linear_model,
@@ -52,23 +52,17 @@ def load_theta(folder: RunFolder, model: Model) -> Tensor:
 
 
 def state_dict(model: Model, theta: Tensor) -> dict[str, Tensor]:
-    """The parameters by name: weight and bias of `torch.nn.Linear` for linear models."""
-    if isinstance(model, LogisticRegression):
-        weight, bias = _linear(model, theta)
-        return {"weight": weight.clone(), "bias": bias.clone()}
-    return {"theta": theta.detach().clone()}
+    """The parameters by name, as torch's own layers name them; linear models have weight and bias."""
+    return {name: value.detach().clone() for name, value in model.named_parameters(theta).items()}
 
 
 def _theta(model: Model, saved: dict[str, Tensor]) -> Tensor:
-    if isinstance(model, LogisticRegression):
-        theta = torch.cat((saved["weight"].T, saved["bias"][None])).reshape(-1)
-    else:
-        theta = saved["theta"]
-    if theta.shape != (model.size,):
-        raise ValueError("another size")
+    theta = torch.zeros(model.size, dtype=torch.float64)
+    places = model.named_parameters(theta)
+    if set(places) != set(saved):
+        raise ValueError("other parameters")
+    for name, place in places.items():
+        if place.shape != saved[name].shape:
+            raise ValueError("another shape")
+        place.copy_(saved[name])  # a view of theta
     return theta
-
-
-def _linear(model: LogisticRegression, theta: Tensor) -> tuple[Tensor, Tensor]:
-    matrix = theta.detach().reshape(model.features + 1, -1)
-    return matrix[:-1].T, matrix[-1]

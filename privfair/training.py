@@ -115,6 +115,8 @@ def execute(
                 f"the run in {folder.path} stopped after step {session.step}: {error}; mend that, then go on with "
                 "the same command and --resume"
             ) from error
+        finally:
+            session.close()
     return TrainingResult(folder.path, summary)
 
 

@@ -4,6 +4,7 @@
 
     [training]
     rounds = 200              # updates to make; a private plan takes [privacy] rounds, and fewer may be asked for
+    signed-rounds = 264       # only without a promise: rounds to sign, with some to spare for interruptions
     seed = 0                  # of the first model; of batches only where nobody is promised privacy
     measure-every = 1         # steps between two lines of metrics.jsonl
     positive = "defaults"     # the class of the one-sided gaps; default: the second
@@ -49,6 +50,7 @@ class TrainingOptions:
     """What all algorithms share."""
 
     rounds: int | None = None
+    signed_rounds: int | None = None
     seed: int = 0
     measure_every: int = 1
     positive: str | None = None
@@ -63,6 +65,8 @@ class TrainingOptions:
         for name, value in (("rounds", self.rounds), ("batch-size", self.batch_size)):
             if value is not None:
                 count(f"[training] {name}", value)
+        if self.signed_rounds is not None:
+            count("[training] signed-rounds", self.signed_rounds, least=self.rounds or 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class TrainingPlan:
     @property
     def planned_rounds(self) -> int:
         """The rounds to be signed: those of [privacy], else those of [training]."""
-        rounds = self.file.privacy.get("rounds", self.training.rounds)
+        rounds = self.training.signed_rounds or self.file.privacy.get("rounds") or self.training.rounds
         if rounds is None:
             raise InvalidInput("[training] rounds", None, "is needed", "say how many updates to make")
         return count("rounds", rounds)
@@ -98,15 +102,19 @@ class TrainingPlan:
             )
         return wanted
 
-    def refuse_own_batches(self) -> None:
-        """Under a promise only the manifest says how batches are drawn."""
-        for key, value in (("batch-size", self.training.batch_size), ("sampling", self.training.sampling)):
+    def refuse_unpromised_keys(self) -> None:
+        """Under a promise only the manifest says how batches are drawn and how many rounds there are."""
+        for key, value in (
+            ("batch-size", self.training.batch_size),
+            ("sampling", self.training.sampling),
+            ("signed-rounds", self.training.signed_rounds),
+        ):
             if value is not None:
                 raise InvalidInput(
                     f"[training] {key}",
                     value.value if isinstance(value, Enum) else value,
-                    "is not allowed under a manifest that promises privacy, which says how batches are drawn",
-                    f"drop it, or give {key} under [privacy] and calibrate again",
+                    "is only for runs that promise nothing; a manifest with a promise decides it",
+                    "drop it, say it under [privacy], and calibrate again",
                 )
 
     def unpromised_sampling(self, smallest: int) -> Sampling | None:
@@ -136,6 +144,10 @@ def training_plan(file: PlanFile) -> TrainingPlan:
             raise InvalidInput(
                 f"[{name}]", None, "is needed to train", f"add [{name}] to the plan (docs/training.md)"
             )
+    if recipe.baseline and file.privacy:
+        raise InvalidInput(
+            "[privacy]", "(a table)", f"has no meaning for {recipe.name}, which protects nobody", "drop it"
+        )
     options = recipe.options()
     refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), "model"))
     shared = _only(file.training, key_names(TrainingOptions))

@@ -135,7 +135,9 @@ def _subject(
     from privfair.prepared_run import build
     from privfair.training_plan import training_plan
 
-    training = training or training_plan(file)
+    if training is None:
+        training = training_plan(file)
+        training.refuse_unpromised_keys()
     data = load_training_data(training.data, central=training.recipe.central)
     return _Subject(data.binding, data, build(training, data)[1])
 

@@ -1,0 +1,257 @@
+"""The loop: who sends what through which door of the gate, and what interruptions leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from calibrate.errors import GateRefused
+from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.mechanism import InTheClear
+from calibrate.manifest.terms import Terms, valid_for
+from calibrate.manifest.without_promise import document_without_promise
+from calibrate.plans.fpfl import FpflPlan
+from calibrate.plans.gaussian import GaussianPlan
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
+from calibrate.sampling import Poisson
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.batch_randomness import SystemWords
+from privfair.contribution import BoundedContribution, Floats
+from privfair.participation import Participation
+from privfair.rounds import Position, Rounds, completed, require_declared
+from privfair.transcript import Transcript
+from tests.privfair.small_runs import OpenGate, document_of, gate_for
+
+PARTIES = (("north", 4), ("south", 6))
+
+
+@dataclass(frozen=True)
+class Totals:
+    """A toy: each silo sends its sum; the state adds up what was received. The first step also sends a greeting."""
+
+    noisy: bool = True
+    greets: bool = False
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        return (ClearValue("greeting", "says nothing", False),) if self.greets else ()
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {"greeting": (1,), "value_1": (2,)} if self.greets else {"value_1": (2,)}
+
+    def start(self) -> tuple[float, ...]:
+        return ()
+
+    def contribution(self, state: tuple[float, ...], round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        assert round == len(state), "the round an algorithm sees is the number of its updates"
+        total = np.array([float(silo.x[batch].sum()), float(len(batch))])
+        return Message(
+            noisy=(BoundedContribution("value_1", total, 1.0, 1.0),) if self.noisy else (),
+            clear=({} if self.noisy else {"value_1": total})
+            | ({"greeting": np.ones(1)} if self.greets and round == 0 else {}),
+        )
+
+    def update(self, state: tuple[float, ...], received: Received) -> tuple[float, ...]:
+        assert set(received) == {"north", "south"}
+        return (*state, sum(float(values["value_1"].values[0]) for values in received.values()))
+
+    def theta(self, state: tuple[float, ...]) -> Tensor:
+        return torch.tensor(state)
+
+    def checkpoint(self, state: tuple[float, ...]) -> dict[str, Floats]:
+        return {"totals": np.array(state)}
+
+    def restore(self, arrays: Mapping[str, Floats]) -> tuple[float, ...]:
+        return tuple(arrays["totals"].tolist())
+
+
+def silos() -> tuple[SiloTensors, ...]:
+    return tuple(
+        SiloTensors(name, torch.full((size, 1), float(size)), torch.zeros(size), torch.zeros(size))
+        for name, size in PARTIES
+    )
+
+
+def unpromised(names: dict[str, tuple[int, ...]], rounds: int) -> BudgetDocument:
+    clear = tuple(
+        InTheClear(name=name, publications=rounds, shape=shape, why="a test", depends_on_unit=True)
+        for name, shape in names.items()
+    )
+    terms = Terms(DataBinding.of("ab" * 32, PARTIES), valid_for(), "a test", clear=clear)
+    unit = PrivacyUnit.of(Relation.REPLACE_ONE)
+    return document_without_promise("totals", unit, rounds, "a test", "cd" * 32, terms)
+
+
+def loop(opened: OpenGate, algorithm: Any, sampling: Any = None) -> Rounds[Any]:
+    parties = {name: Participation(name, size, sampling, SystemWords()) for name, size in PARTIES}
+    return Rounds(algorithm, silos(), parties, opened.document, opened.gate, opened.claim)
+
+
+def start(algorithm: Any) -> Position[Any]:
+    return Position(algorithm.start(), 0, None, {})
+
+
+@pytest.fixture(scope="module")
+def private() -> BudgetDocument:
+    plan = GaussianPlan(sampling_rate=1.0, rounds=5)
+    return document_of(plan, EpsilonDelta(1.0, 1e-5), silos=PARTIES, shapes={"value_1": (2,)})
+
+
+def test_every_silo_sends_once_a_round_and_the_state_sees_published_values_alone(
+    private: BudgetDocument, tmp_path: Path
+) -> None:
+    opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
+    positions = list(loop(opened, Totals()).run(start(Totals()), 5))
+    assert [(p.step, p.round) for p in positions] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
+    opened.gate.finish()
+    transcript = Transcript.read(opened.transcript)
+    sent = sum(transcript.values(party, "value_1")[:, 0] for party, _ in PARTIES)
+    np.testing.assert_array_equal(positions[-1].state, sent)
+    assert not np.array_equal(sent, np.full(5, 4.0 * 4 + 6 * 6)), "noise was added"
+
+
+def test_the_loop_stops_with_the_signed_rounds(private: BudgetDocument, tmp_path: Path) -> None:
+    opened = gate_for(private, tmp_path, Totals().shapes())
+    rounds = loop(opened, Totals())
+    assert len(list(rounds.run(start(Totals()), 99))) == 5
+    assert rounds.exhausted
+    assert opened.claim.remaining == 0
+
+
+def test_fewer_updates_than_signed_leave_rounds_uncharged(private: BudgetDocument, tmp_path: Path) -> None:
+    opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
+    assert len(list(loop(opened, Totals()).run(start(Totals()), 3))) == 3
+    assert opened.claim.charged == 4
+
+
+def test_the_end_of_a_block_is_seen(private: BudgetDocument, tmp_path: Path) -> None:
+    opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
+    rounds = loop(opened, Totals())
+    ends = [rounds.at_end_of_block for _ in rounds.run(start(Totals()), 5)]
+    assert ends == [False, True, False, True, True]
+
+
+def test_an_empty_batch_still_sends_noise(private: BudgetDocument, tmp_path: Path) -> None:
+    opened = gate_for(private, tmp_path, Totals().shapes())
+    positions = list(loop(opened, Totals(), Poisson(1e-9)).run(start(Totals()), 2))
+    assert all(total != 0 for total in positions[-1].state)
+
+
+def test_a_promise_of_nothing_sends_noisy_values_in_the_clear(tmp_path: Path) -> None:
+    opened = gate_for(unpromised({"value_1": (2,)}, 3), tmp_path, Totals().shapes())
+    positions = list(loop(opened, Totals(noisy=True)).run(start(Totals()), 3))
+    assert positions[-1].state == (16.0 + 36.0,) * 3
+
+
+def test_a_promise_never_sends_a_noisy_value_in_the_clear(tmp_path: Path) -> None:
+    """Even if somebody signs that the value does not depend on the unit, the loop does not take that door."""
+    plan = GaussianPlan(sampling_rate=1.0, rounds=2)
+    clear = InTheClear(name="value_2", publications=2, shape=(2,), why="it is said", depends_on_unit=False)
+    document = document_of(
+        plan, EpsilonDelta(1.0, 1e-5), silos=PARTIES, clear=(clear,), shapes={"value_1": (2,)}
+    )
+    opened = gate_for(document, tmp_path, {"value_1": (2,), "value_2": (2,)})
+
+    class Other(Totals):
+        def contribution(self, state: Any, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+            return Message(noisy=(BoundedContribution("value_2", np.zeros(2), 1.0, 1.0),))
+
+    with pytest.raises(GateRefused, match="not as a noisy value"):
+        next(loop(opened, Other()).run(start(Other()), 1))
+
+
+def test_what_the_manifest_does_not_declare_is_refused_before_the_claim(private: BudgetDocument) -> None:
+    with pytest.raises(GateRefused, match="publishes 'greeting', which the manifest does not declare"):
+        require_declared(Totals(greets=True), private)
+
+    class Wider(Totals):
+        def shapes(self) -> Mapping[str, tuple[int, ...]]:
+            return {"value_1": (3,)}
+
+    with pytest.raises(GateRefused, match=r"shape \(3,\), the manifest signed \(2,\)"):
+        require_declared(Wider(), private)
+
+    class Plain(Totals):
+        def clear_values(self) -> tuple[ClearValue, ...]:
+            return (ClearValue("value_1", "why not", False),)
+
+    with pytest.raises(GateRefused, match="sends 'value_1' in the clear, the manifest does not"):
+        require_declared(Plain(), private)
+    require_declared(Totals(), private)
+
+
+def test_values_of_an_interrupted_step_are_sent_again_and_not_drawn_again(
+    private: BudgetDocument, tmp_path: Path
+) -> None:
+    opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
+    opened.gate.next_round()
+    old = opened.gate.publish("north", BoundedContribution("value_1", np.zeros(2), 1.0, 1.0))
+    position = Position((), 0, None, {"north": {"value_1": old}})
+    assert completed(Totals(), silos(), position) is position
+    reached = next(loop(opened, Totals()).run(position, 1))
+    opened.gate.finish()
+    transcript = Transcript.read(opened.transcript)
+    assert transcript.rounds("north", "value_1").tolist() == [0]
+    assert transcript.rounds("south", "value_1").tolist() == [1]
+    assert reached.state == (old.values[0] + transcript.value(1, "south", "value_1")[0],)
+    assert not reached.carried
+
+
+def test_a_step_whose_values_all_went_out_is_completed_without_another_round(
+    private: BudgetDocument, tmp_path: Path
+) -> None:
+    opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
+    opened.gate.next_round()
+    values = {
+        name: {"value_1": opened.gate.publish(name, BoundedContribution("value_1", np.zeros(2), 1.0, 1.0))}
+        for name, _ in PARTIES
+    }
+    reached = completed(Totals(), silos(), Position((), 0, None, values))
+    assert (reached.step, reached.round, reached.carried) == (1, 0, {})
+    greeting = completed(Totals(greets=True), silos(), Position((), 0, None, values))
+    assert greeting.step == 0, "the greeting is still missing"
+
+
+def test_one_aggregator_sends_for_a_cohort_of_users(tmp_path: Path) -> None:
+    """User-level privacy: the units of the one party are users, and the manifest counts users."""
+    users, seen = 50, []
+
+    class Cohorts(Totals):
+        def shapes(self) -> Mapping[str, tuple[int, ...]]:
+            return {"user_statistics": (1,)}
+
+        def contribution(self, state: Any, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+            assert silo.unit_of_row is not None
+            rows = torch.isin(silo.unit_of_row, batch)
+            seen.append((set(batch.tolist()), set(silo.unit_of_row[rows].tolist())))
+            return Message(noisy=(BoundedContribution("user_statistics", np.zeros(1), 1.0, 1.0),))
+
+        def update(self, state: Any, received: Received) -> Any:
+            return (*state, float(received["users"]["user_statistics"].values[0]))
+
+    plan = FpflPlan(users=users, cohort=10, rounds=4, clip=1.0)
+    document = document_of(
+        plan, EpsilonDelta(4.0, 1e-3), silos=(("users", users),), shapes={"user_statistics": (1,)}
+    )
+    (declared,) = document.sampling
+    opened = gate_for(document, tmp_path, {"user_statistics": (1,)})
+    owners = torch.arange(120) % (users - 5)  # five users hold nothing and still count
+    records = SiloTensors("users", torch.zeros(120, 1), torch.zeros(120), torch.zeros(120), owners)
+    parties = {"users": Participation("users", users, declared.scheme, SystemWords())}
+    rounds = Rounds(Cohorts(), (records,), parties, document, opened.gate, opened.claim)
+    positions = list(rounds.run(start(Cohorts()), 4))
+    assert len(positions) == 4
+    assert all(rows <= cohort for cohort, rows in seen)
+    assert all(len(cohort) == 10 and cohort <= set(range(users)) for cohort, _ in seen)
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
