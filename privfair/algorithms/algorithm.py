@@ -29,6 +29,8 @@ class SiloTensors:
     s: Tensor
     unit_of_row: Tensor | None = None
     """For user-level privacy: which user each row belongs to; None where a unit is a record."""
+    client_of_row: Tensor | None = None
+    """For a party that collects several clients' records: which client each row is from; units stay records."""
 
     def __len__(self) -> int:
         return len(self.y)
