@@ -114,6 +114,8 @@ class MmdFedAvgOptions:
     correction: NoiseCorrection = NoiseCorrection.EXACT
     weights: ClientWeights = ClientWeights.BY_SIZE
     positive_class: int = 1
+    group_shares: tuple[float, ...] | None = None
+    """Each cell's share of all records, if these are public: group 0's conditions, then group 1's."""
     least_share: float = 0.01
     """Paid (noisy) shares of groups are held above this before they are divided by."""
 

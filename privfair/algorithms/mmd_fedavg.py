@@ -1,0 +1,249 @@
+"""MMD-fair FedAvg: published scores of both groups let every client compute a global penalty on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import assert_never, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.errors import Refused
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.fair_options import ClientWeights, MmdFedAvgOptions
+from privfair.algorithms.mmd_terms import (
+    HALF_RANGE,
+    HISTOGRAM_BOUND,
+    MmdTerms,
+    PaidCounts,
+    PublicShares,
+    kernel_to_use,
+)
+from privfair.batch_randomness import Indexes, WordSource, permutation, subset
+from privfair.contribution import BoundedContribution, Floats
+from privfair.datasets.random_streams import stream
+from privfair.fairness.compared_scores import require_score, score_values
+from privfair.fairness.kernels import Kernel
+from privfair.fairness.mmd_penalty import GROUPS, TrackedPenalty, cell_of_rows, conditions
+from privfair.models.model import Model
+from privfair.models.weighing import ROUNDING_SLACK
+
+PREDICTIONS = ("predictions_group_0", "predictions_group_1")
+UPDATES = "client_updates"
+HISTOGRAM = "attribute_histogram"
+
+
+@dataclass(frozen=True, eq=False)
+class MmdFedAvgState:
+    theta: Tensor
+    shares: tuple[float, ...] | None
+    """The cells' shares of all records; None until a paid histogram is published."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class MmdFedAvg:
+    """Rychener, Kuhn, Hu (2025), Algorithm 2; one party, the trusted collector of all clients' records.
+
+    Guarantee: under bounded scores, each published prediction lies within 1/2 of 1/2, and with an update clip each
+    client's (weighted) update has at most that norm before it is added; updates are computed from *published*
+    predictions and shares alone and from the client's own records. A record lies in at most one cell, so replacing it
+    touches two cells' sets and one client, which is what an MMD manifest prices (docs/theorems/mmd-fedavg.md). Unit:
+    one record, replaced.
+
+    In a batch, numbers below the number of records are records to predict, in a random order; above it, clients.
+    """
+
+    model: Model
+    options: MmdFedAvgOptions
+    terms: MmdTerms
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_score(self.options.compared, self.model.classes)
+        self.terms.require(self.options, len(self.cells))
+        _ = self.kernel
+
+    @cached_property
+    def given(self) -> tuple[int | None, ...]:
+        return conditions(self.options.criterion, self.model.classes, self.options.positive_class)
+
+    @property
+    def cells(self) -> range:
+        return range(GROUPS * len(self.given))
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """The kernel that is computed with."""
+        return kernel_to_use(self.options, self.terms.noise)
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        values = []
+        if not self.options.compared.bounded:
+            why = "Unbounded scores can't be made private; they are sent without noise."
+            values += [ClearValue(name, why, True) for name in PREDICTIONS]
+        if self.terms.update_clip is None:
+            why = "Updates are sent as they are: no update clip is set."
+            values.append(ClearValue(UPDATES, why, True))
+        if self.terms.counts_in_the_clear:
+            why = "The cells' sizes are sent as they are, in a run without privacy."
+            values.append(ClearValue(HISTOGRAM, why, True))
+        return tuple(values)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        predicted = len(self.given) * self.terms.samples
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(PREDICTIONS, (predicted,))
+        shapes[UPDATES] = (self.model.size,)
+        if not isinstance(self.terms.counts, PublicShares):
+            shapes[HISTOGRAM] = (len(self.cells),)
+        return shapes
+
+    def start(self) -> MmdFedAvgState:
+        counts = self.terms.counts
+        shares = counts.shares if isinstance(counts, PublicShares) else None
+        return MmdFedAvgState(self.model.initial(self.seed), shares)
+
+    def draw(self, silo: SiloTensors, source: WordSource) -> Indexes:
+        """So many records of each cell, in uniformly random order, and a uniform cohort of clients.
+
+        The order matters: two draws that differ in one record then differ, suitably coupled, in one place only. Listed
+        by row number, the exchange of one record would shift all places in between.
+        """
+        cell = cell_of_rows(self.given, silo.y, silo.s).numpy()
+        parts = []
+        for number in self.cells:
+            rows = np.flatnonzero(cell == number)
+            if len(rows) < max(self.terms.samples, self.terms.smallest_cell):
+                raise Refused(
+                    f"cell {number} (group {number // len(self.given)}) has fewer records than the budget was priced "
+                    "for; have it calibrated with a smaller group-size and samples-per-group"
+                )
+            parts.append(rows[permutation(source, len(rows))[: self.terms.samples]])
+        parts.append(len(silo) + subset(source, len(self.terms.clients), self.terms.cohort))
+        return np.concatenate(parts).astype(np.int64)
+
+    def contribution(self, state: MmdFedAvgState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        rows = batch[batch < len(silo)]
+        cell = cell_of_rows(self.given, silo.y[rows], silo.s[rows])
+        scores = self._scores(state.theta, silo, rows)
+        published = {
+            name: np.concatenate([self._filled(scores[cell == number]) for number in self._cells_of(group)])
+            for group, name in enumerate(PREDICTIONS)
+        }
+        noisy, clear = self._histogram(silo) if round == 0 else ((), {})
+        if not self.options.compared.bounded:
+            return Message(noisy=noisy, clear=published | clear)
+        bounded = tuple(
+            BoundedContribution(name, values, HALF_RANGE, float(np.abs(values - HALF_RANGE).max()))
+            for name, values in published.items()
+        )
+        return Message(noisy=(*noisy, *bounded), clear=clear or None)
+
+    def reply(
+        self, state: MmdFedAvgState, round: int, silo: SiloTensors, batch: Tensor, received: Received
+    ) -> Message:
+        """The cohort's updates, from what was published."""
+        values = received[silo.name]
+        published = np.stack([values[name].values for name in PREDICTIONS])
+        shares = state.shares if HISTOGRAM not in values else self._shares(values[HISTOGRAM].values)
+        assert shares is not None
+        penalty = TrackedPenalty(
+            self.model,
+            self.options.compared,
+            self.given,
+            self.options.positive_class,
+            self.kernel,
+            self.options.fairness,
+            published.reshape(GROUPS, len(self.given), self.terms.samples),
+            np.array(shares),
+        )
+        total, largest = torch.zeros(self.model.size, dtype=torch.float64), 0.0
+        for client in (batch[batch >= len(silo)] - len(silo)).tolist():
+            change = self._change(state.theta, penalty, silo, client, round)
+            norm = float(change.norm())
+            if self.terms.update_clip is not None and norm > 0:
+                factor = min(1.0, self.terms.update_clip / (1.0 + ROUNDING_SLACK) / norm)
+                change, norm = change * factor, norm * factor
+            total += change
+            largest = max(largest, norm)
+        if self.terms.update_clip is None:
+            return Message(clear={UPDATES: total.numpy()})
+        return Message(noisy=(BoundedContribution(UPDATES, total.numpy(), self.terms.update_clip, largest),))
+
+    def update(self, state: MmdFedAvgState, received: Received) -> MmdFedAvgState:
+        (values,) = received.values()
+        shares = self._shares(values[HISTOGRAM].values) if HISTOGRAM in values else state.shares
+        step = self.options.server_rate / self.terms.cohort * values[UPDATES].values
+        return MmdFedAvgState(state.theta + torch.from_numpy(step).to(state.theta.dtype), shares)
+
+    def theta(self, state: MmdFedAvgState) -> Tensor:
+        return state.theta
+
+    def checkpoint(self, state: MmdFedAvgState) -> dict[str, Floats]:
+        arrays = {"theta": state.theta.numpy().astype(np.float64)}
+        return arrays if state.shares is None else arrays | {"shares": np.array(state.shares)}
+
+    def restore(self, arrays: Mapping[str, Floats]) -> MmdFedAvgState:
+        theta = torch.from_numpy(np.array(arrays["theta"])).to(self.model.initial(self.seed).dtype)
+        shares = tuple(float(share) for share in arrays["shares"]) if "shares" in arrays else None
+        return MmdFedAvgState(theta, shares)
+
+    def _cells_of(self, group: int) -> range:
+        return range(group * len(self.given), (group + 1) * len(self.given))
+
+    def _scores(self, theta: Tensor, silo: SiloTensors, rows: Tensor) -> Floats:
+        x, y = silo.x[rows], silo.y[rows]
+        found = score_values(self.options.compared, self.model, theta, x, y, self.options.positive_class)
+        return np.asarray(found.numpy(), dtype=np.float64)
+
+    def _filled(self, scores: Floats) -> Floats:
+        """Exactly the declared number: what a draw leaves open is filled with a constant."""
+        out = np.full(self.terms.samples, HALF_RANGE)
+        out[: min(len(scores), len(out))] = scores[: len(out)]
+        return out
+
+    def _histogram(self, silo: SiloTensors) -> tuple[tuple[BoundedContribution, ...], dict[str, Floats]]:
+        counts = self.terms.counts
+        if isinstance(counts, PublicShares):
+            return (), {}
+        cell = cell_of_rows(self.given, silo.y, silo.s)
+        sizes = torch.bincount(cell[cell >= 0], minlength=len(self.cells)).numpy().astype(np.float64)
+        if isinstance(counts, PaidCounts):
+            return (BoundedContribution(HISTOGRAM, sizes, HISTOGRAM_BOUND, HISTOGRAM_BOUND),), {}
+        return (), {HISTOGRAM: sizes}
+
+    def _shares(self, counts: Floats) -> tuple[float, ...]:
+        shares = counts / sum(self.terms.clients)
+        return tuple(float(share) for share in np.clip(shares, self.options.least_share, 1.0))
+
+    def _change(
+        self, start: Tensor, penalty: TrackedPenalty, silo: SiloTensors, client: int, round: int
+    ) -> Tensor:
+        """A client's local training, weighed; zero for a client without records."""
+        assert silo.client_of_row is not None
+        rows = (silo.client_of_row == client).nonzero()[:, 0]
+        theta = start.double()
+        if len(rows) == 0:
+            return torch.zeros_like(theta)
+        size = self.options.local_batch or len(rows)
+        # Which of a client's own records share a step need not be secret: the whole update is clipped.
+        order = stream(self.seed, f"local steps of round {round}, client {client}")
+        for _ in range(self.options.local_epochs):
+            shuffled = rows[torch.from_numpy(order.permutation(len(rows)))] if size < len(rows) else rows
+            for part in shuffled.split(size):
+                gradient = penalty.gradient(theta, silo.x[part], silo.y[part], silo.s[part])
+                theta = theta - self.options.local_rate * gradient
+        return (theta - start.double()) * self._weight(client)
+
+    def _weight(self, client: int) -> float:
+        match self.options.weights:
+            case ClientWeights.BY_SIZE:
+                sizes = self.terms.clients
+                return sizes[client] * len(sizes) / sum(sizes)
+            case ClientWeights.EQUAL:
+                return 1.0
+            case _:
+                assert_never(self.options.weights)

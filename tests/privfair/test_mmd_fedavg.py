@@ -1,0 +1,349 @@
+"""MMD-fair FedAvg: unbiased gradients, the kernel that acts, draws, clips, and what a private run may not do."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from calibrate.errors import InvalidInput, Refused, UnsupportedCombination
+from privfair.algorithms.algorithm import Message, SiloTensors
+from privfair.algorithms.fair_options import ClientWeights, MmdFedAvgOptions, NoiseCorrection
+from privfair.algorithms.mmd_fedavg import HISTOGRAM, PREDICTIONS, UPDATES, MmdFedAvg, MmdFedAvgState
+from privfair.algorithms.mmd_terms import CountsInTheClear, MmdTerms, PaidCounts, PublicShares
+from privfair.batch_randomness import SeededWords
+from privfair.contribution import Published
+from privfair.fairness.compared_scores import score_values
+from privfair.fairness.kernel_mmd import mmd_squared_v
+from privfair.fairness.kernels import GaussianKernel, GaussianNoise, LaplaceNoise
+from privfair.fairness.mmd_penalty import TrackedPenalty, cell_of_rows
+from privfair.fairness.notions import KernelKind, MmdCriterion, Score
+from privfair.models.logistic import LogisticRegression
+from privfair.models.model import Model
+from privfair.models.perceptron import Perceptron
+
+FEATURES, RECORDS, CLIENTS = 3, 18, 3
+
+
+def _silo(records: int = RECORDS, seed: int = 0) -> SiloTensors:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(records, FEATURES, generator=generator, dtype=torch.float64)
+    s = torch.arange(records) % 2
+    y = (torch.arange(records) // 2) % 2
+    x[:, 0] += 1.2 * s
+    client = torch.randint(0, CLIENTS, (records,), generator=generator)
+    return SiloTensors("central", x, y, s, client_of_row=client)
+
+
+def _sizes(silo: SiloTensors) -> tuple[int, ...]:
+    assert silo.client_of_row is not None
+    return tuple(torch.bincount(silo.client_of_row, minlength=CLIENTS).tolist())
+
+
+def _algorithm(
+    silo: SiloTensors, model: Model | None = None, terms: dict[str, object] | None = None, **options: object
+) -> MmdFedAvg:
+    facts = {"samples": 2, "cohort": CLIENTS, "counts": CountsInTheClear()} | (terms or {})
+    return MmdFedAvg(
+        model or LogisticRegression(FEATURES),
+        MmdFedAvgOptions(**options),  # type: ignore[arg-type]
+        MmdTerms(_sizes(silo), **facts),  # type: ignore[arg-type]
+    )
+
+
+def _published(silo: SiloTensors, *messages: Message) -> dict[str, dict[str, Published]]:
+    values: dict[str, np.ndarray] = {}
+    for message in messages:
+        values |= {c.name: c.values for c in message.noisy} | dict(message.clear or {})
+    return {silo.name: {name: Published(0, silo.name, name, np.array(v)) for name, v in values.items()}}
+
+
+def _round(algorithm: MmdFedAvg, state: MmdFedAvgState, silo: SiloTensors, batch: Tensor) -> MmdFedAvgState:
+    first = algorithm.contribution(state, 0, silo, batch)
+    second = algorithm.reply(state, 0, silo, batch, _published(silo, first))
+    return algorithm.update(state, _published(silo, first, second))
+
+
+def _objective(algorithm: MmdFedAvg, theta: Tensor, silo: SiloTensors) -> float:
+    """Mean loss plus lambda times the squared MMD between the groups' scores, under every condition."""
+    options, model = algorithm.options, algorithm.model
+    loss = float(torch.nn.functional.cross_entropy(model.logits(theta, silo.x), silo.y))
+    scores = score_values(options.compared, model, theta, silo.x, silo.y, options.positive_class).numpy()
+    cells = cell_of_rows(algorithm.given, silo.y, silo.s).numpy()
+    many = len(algorithm.given)
+    return loss + options.fairness * sum(
+        mmd_squared_v(scores[cells == j], scores[cells == many + j], algorithm.kernel) for j in range(many)
+    )
+
+
+def _slopes(algorithm: MmdFedAvg, theta: Tensor, silo: SiloTensors) -> np.ndarray:
+    step, out = 1e-6, []
+    for place in range(len(theta)):
+        shift = torch.zeros_like(theta)
+        shift[place] = step
+        up, down = (_objective(algorithm, theta + sign * shift, silo) for sign in (1, -1))
+        out.append((up - down) / (2 * step))
+    return np.array(out)
+
+
+CASES = [
+    (MmdCriterion.STATISTICAL_PARITY, None, KernelKind.GAUSSIAN),
+    (MmdCriterion.STATISTICAL_PARITY, Score.LOGIT, KernelKind.ENERGY),
+    (MmdCriterion.STATISTICAL_PARITY, Score.LOGIT, KernelKind.LAPLACE),
+    (MmdCriterion.EQUAL_OPPORTUNITY, None, KernelKind.LAPLACE),
+    (MmdCriterion.EQUALISED_ODDS, None, KernelKind.GAUSSIAN),
+    (MmdCriterion.RISK_PARITY, None, KernelKind.GAUSSIAN),
+    (MmdCriterion.RISK_PARITY, Score.LOG_LOSS, KernelKind.ENERGY),
+]
+
+
+@pytest.mark.parametrize(("criterion", "score", "kernel"), CASES)
+def test_lemma_4_1_by_enumerating_every_draw(
+    criterion: MmdCriterion, score: Score | None, kernel: KernelKind
+) -> None:
+    """Averaged over all draws of two scores a cell, one step with all clients is the gradient of the objective.
+
+    Smooth kernels and kinks alike: the derivative at a kink is taken as 0, and v is even, so the record's own
+    score adds nothing on either side.
+    """
+    silo = _silo(12)
+    algorithm = _algorithm(
+        silo, criterion=criterion, score=score, kernel=kernel, kernel_width=0.4, fairness=3.0, local_rate=0.1
+    )
+    theta = torch.tensor([0.6, -0.4, 0.3, 0.2], dtype=torch.float64)
+    state = MmdFedAvgState(theta, None)
+    cells = cell_of_rows(algorithm.given, silo.y, silo.s)
+    everybody = len(silo) + torch.arange(CLIENTS)
+    # The penalty is linear in each condition's pair of draws, so conditions may be enumerated together.
+    pairs = [
+        list(itertools.combinations(np.flatnonzero(cells.numpy() == c).tolist(), 2)) for c in algorithm.cells
+    ]
+    many = len(algorithm.given)
+    total, number = np.zeros(len(theta)), 0
+    for first in range(len(pairs[0])):
+        for second in range(len(pairs[many])):
+            rows = [
+                row
+                for c in algorithm.cells
+                for row in pairs[c][(first if c < many else second) % len(pairs[c])]
+            ]
+            following = _round(algorithm, state, silo, torch.cat((torch.tensor(rows), everybody)))
+            total += (theta - following.theta).numpy() / 0.1
+            number += 1
+    np.testing.assert_allclose(total / number, _slopes(algorithm, theta, silo), rtol=2e-5, atol=1e-8)
+
+
+def test_unbiased_for_a_network_too() -> None:
+    silo, model = _silo(12), Perceptron(FEATURES, (4,))
+    algorithm = _algorithm(silo, model, {"samples": 6}, fairness=2.0, local_rate=0.01)
+    theta = model.initial(3) * 2
+    batch = torch.arange(len(silo) + CLIENTS)
+    following = _round(algorithm, MmdFedAvgState(theta, None), silo, batch)
+    moved = (theta - following.theta).numpy() / 0.01
+    np.testing.assert_allclose(moved, _slopes(algorithm, theta, silo), rtol=1e-4, atol=1e-7)
+
+
+def test_corollary_5_3_with_its_amplitude() -> None:
+    """With noise of deviation t, computing with width sqrt(w^2 - t^2) and amplitude w / sqrt(w^2 - t^2) gives,
+    in expectation over the noise, exactly the penalty's slope for the wanted kernel of width w and amplitude 1."""
+    wanted, deviation = 0.5, 0.3
+    silo = _silo()
+    noise = GaussianNoise(deviation)
+    terms = {"noise": noise, "counts": PublicShares((0.5, 0.5)), "update_clip": 1.0}
+    algorithm = _algorithm(silo, terms=terms, kernel_width=wanted)
+    assert isinstance(algorithm.kernel, GaussianKernel)
+    narrower = np.sqrt(wanted**2 - deviation**2)
+    assert algorithm.kernel.width == pytest.approx(narrower)
+    assert algorithm.kernel.amplitude == pytest.approx(wanted / narrower)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    exact, z = np.array([[[0.2, 0.7]], [[0.4, 0.9]]]), np.array([0.1, 0.35, 0.8])
+    cells = np.array([0, 1, 0])
+
+    def slopes(kernel: GaussianKernel, published: np.ndarray) -> np.ndarray:
+        penalty = TrackedPenalty(
+            algorithm.model, Score.PROBABILITY, (None,), 1, kernel, 1.0, published, np.array([0.5, 0.5])
+        )
+        return penalty.slopes(z, cells)
+
+    clean = slopes(GaussianKernel(wanted), exact)
+    # Each published score enters linearly, so all may share the node: their noises need not be independent here.
+    noisy = (
+        sum(
+            w * slopes(algorithm.kernel, exact + deviation * node)
+            for node, w in zip(nodes, weights, strict=True)
+        )
+        / weights.sum()
+    )
+    np.testing.assert_allclose(noisy, clean, rtol=1e-6)
+    uncorrected = _algorithm(silo, terms=terms, kernel_width=wanted, correction=NoiseCorrection.NONE)
+    assert uncorrected.kernel == GaussianKernel(wanted)
+    plain = (
+        sum(
+            w * slopes(GaussianKernel(wanted), exact + deviation * node)
+            for node, w in zip(nodes, weights, strict=True)
+        )
+        / weights.sum()
+    )
+    wider = np.hypot(wanted, deviation)
+    np.testing.assert_allclose(plain, slopes(GaussianKernel(wider, wanted / wider), exact), rtol=1e-6)
+    assert np.abs(plain - slopes(GaussianKernel(wider), exact)).max() > 0.1 * np.abs(plain).max()
+
+
+def test_without_fairness_it_is_fedavg() -> None:
+    """lambda = 0: local epochs of plain descent, averaged by size over the cohort."""
+    silo = _silo(60)
+    algorithm = _algorithm(silo, fairness=0.0, local_epochs=3, local_rate=0.2)
+    start = torch.tensor([0.1, 0.2, -0.1, 0.0], dtype=torch.float64)
+    following = _round(
+        algorithm, MmdFedAvgState(start, None), silo, torch.cat((torch.arange(8), 60 + torch.arange(CLIENTS)))
+    )
+    mean = torch.zeros_like(start)
+    assert silo.client_of_row is not None
+    for client, size in enumerate(_sizes(silo)):
+        mine, theta = silo.client_of_row == client, start.clone()
+        for _ in range(3):
+            point = theta.clone().requires_grad_()
+            loss = torch.nn.functional.cross_entropy(
+                algorithm.model.logits(point, silo.x[mine]), silo.y[mine]
+            )
+            (gradient,) = torch.autograd.grad(loss, point)
+            theta = theta - 0.2 * gradient
+        mean += size / 60 * theta
+    np.testing.assert_allclose(following.theta, mean, rtol=1e-9)
+
+
+def test_small_local_batches_cover_every_record_once_an_epoch() -> None:
+    silo = _silo(60)
+    algorithm = _algorithm(silo, local_batch=7, weights=ClientWeights.EQUAL)
+    state = algorithm.start()
+    batch = torch.cat((torch.arange(8), torch.tensor([61])))
+    one, other = _round(algorithm, state, silo, batch), _round(algorithm, state, silo, batch)
+    np.testing.assert_array_equal(one.theta, other.theta)
+    assert (one.theta != state.theta).any()
+
+
+def test_the_draw_has_every_cell_and_the_cohort_in_random_order() -> None:
+    silo = _silo(80)
+    algorithm = _algorithm(silo, terms={"samples": 5, "cohort": 2}, criterion=MmdCriterion.EQUALISED_ODDS)
+    cells = cell_of_rows(algorithm.given, silo.y, silo.s).numpy()
+    source, firsts, clients, sorted_draws = SeededWords(0, "draws"), [], [], 0
+    for _ in range(400):
+        drawn = algorithm.draw(silo, source)
+        rows, cohort = drawn[:20], drawn[20:]
+        assert len(np.unique(drawn)) == 22
+        np.testing.assert_array_equal(cells[rows], np.repeat(np.arange(4), 5))
+        assert ((cohort >= 80) & (cohort < 80 + CLIENTS)).all()
+        firsts.append(rows[0])
+        clients.extend((cohort - 80).tolist())
+        sorted_draws += bool((np.diff(rows[:5]) > 0).all())
+    # 20 records in the cell: each comes first about 20 times (deviation 4.4); 1 in 120 draws is sorted by chance.
+    assert np.bincount(firsts, minlength=80)[cells == 0].max() < 20 + 6 * 4.4
+    assert np.bincount(firsts, minlength=80)[cells == 0].min() > 0
+    assert sorted_draws < 20
+    assert np.bincount(clients).min() > 200
+
+
+def test_a_cell_smaller_than_priced_is_refused() -> None:
+    silo = _silo()
+    with pytest.raises(Refused, match="fewer records"):
+        _algorithm(silo, terms={"samples": 10}).draw(silo, SeededWords(0, "x"))
+    with pytest.raises(Refused, match="group-size"):
+        _algorithm(silo, terms={"smallest_cell": 10}).draw(silo, SeededWords(0, "x"))
+
+
+def test_updates_see_published_predictions_only() -> None:
+    """Other clients' records reach a client's update through what was published and in no other way."""
+    silo = _silo(60)
+    algorithm = _algorithm(silo, terms={"counts": PublicShares((0.5, 0.5)), "update_clip": 0.05})
+    state = algorithm.start()
+    batch = torch.cat((torch.arange(4), torch.tensor([60])))
+    received = _published(silo, algorithm.contribution(state, 0, silo, batch))
+    assert silo.client_of_row is not None
+    others = silo.client_of_row != 0
+    changed = replace(
+        silo, x=torch.where(others[:, None], silo.x + 5.0, silo.x), y=torch.where(others, 1 - silo.y, silo.y)
+    )
+    one, other = (algorithm.reply(state, 0, each, batch, received).noisy[0] for each in (silo, changed))
+    np.testing.assert_array_equal(one.values, other.values)
+    assert one.measured == pytest.approx(np.linalg.norm(one.values))
+    assert one.measured <= 0.05
+    elsewhere = _published(silo, algorithm.contribution(state, 0, silo, torch.arange(20, 40)))
+    elsewhere[silo.name][PREDICTIONS[0]] = Published(0, silo.name, PREDICTIONS[0], np.array([0.0, 0.1]))
+    third = algorithm.reply(state, 0, silo, batch, elsewhere).noisy[0]
+    assert (third.values != one.values).any(), "what was published does matter"
+
+
+def test_one_record_moves_one_prediction_by_at_most_one() -> None:
+    silo = _silo(60)
+    algorithm = _algorithm(silo, terms={"samples": 5})
+    state = MmdFedAvgState(torch.tensor([3.0, -2.0, 1.0, 0.5], dtype=torch.float64), None)
+    batch = torch.arange(20)
+    far = silo.x.clone()
+    far[4] = torch.tensor([1e6, -1e6, 1e6])
+    before, after = (
+        algorithm.contribution(state, 1, each, batch).noisy for each in (silo, replace(silo, x=far))
+    )
+    for one, other in zip(before, after, strict=True):
+        assert one.measured <= 0.5
+        assert other.measured <= 0.5
+        moved = np.abs(one.values - other.values)
+        assert (moved > 0).sum() <= 1
+        assert moved.max() <= 1
+    assert any((one.values != other.values).any() for one, other in zip(before, after, strict=True))
+
+
+def test_paid_counts_are_published_once_and_used_from_then_on() -> None:
+    silo = _silo(60)
+    algorithm = _algorithm(
+        silo,
+        terms={"counts": PaidCounts(), "noise": GaussianNoise(0.2), "update_clip": 1.0},
+        least_share=0.05,
+    )
+    state, batch = algorithm.start(), torch.cat((torch.arange(8), 60 + torch.arange(CLIENTS)))
+    first = algorithm.contribution(state, 0, silo, batch)
+    (histogram,) = (c for c in first.noisy if c.name == HISTOGRAM)
+    np.testing.assert_array_equal(histogram.values, [30, 30])
+    assert histogram.bound == pytest.approx(np.sqrt(2) / 2)
+    assert all(c.name != HISTOGRAM for c in algorithm.contribution(state, 1, silo, batch).noisy)
+    received = _published(silo, first)
+    received[silo.name][HISTOGRAM] = Published(0, silo.name, HISTOGRAM, np.array([24.0, -7.0]))
+    second = algorithm.reply(state, 0, silo, batch, received)
+    received[silo.name] |= _published(silo, second)[silo.name]
+    following = algorithm.update(state, received)
+    assert following.shares == pytest.approx((0.4, 0.05))
+    assert algorithm.restore(algorithm.checkpoint(following)).shares == following.shares
+
+
+@pytest.mark.parametrize(
+    ("options", "terms", "names"),
+    [
+        ({"score": Score.LOGIT}, {}, "probability"),
+        ({"criterion": MmdCriterion.RISK_PARITY, "score": Score.LOG_LOSS}, {}, "miss"),
+        ({"kernel": KernelKind.ENERGY}, {}, "gaussian"),
+        ({}, {"counts": CountsInTheClear()}, "histogram-noise-ratio"),
+        ({"kernel": KernelKind.LAPLACE}, {}, "Gaussian kernel"),
+    ],
+)
+def test_what_a_private_run_may_not_do(
+    options: dict[str, object], terms: dict[str, object], names: str
+) -> None:
+    private = {"noise": LaplaceNoise(0.2), "counts": PaidCounts()} | terms
+    with pytest.raises(UnsupportedCombination, match=names):
+        _algorithm(_silo(), terms=private, **options)
+
+
+def test_a_kernel_narrower_than_the_noise_is_refused() -> None:
+    private = {"noise": GaussianNoise(0.6), "counts": PaidCounts()}
+    with pytest.raises(InvalidInput, match="width"):
+        _algorithm(_silo(), terms=private, kernel_width=0.5)
+
+
+def test_shares_must_fit_the_cells() -> None:
+    with pytest.raises(InvalidInput, match="group-shares"):
+        _algorithm(_silo(), terms={"counts": PublicShares((0.5, 0.5))}, criterion=MmdCriterion.EQUALISED_ODDS)
+    with pytest.raises(InvalidInput, match="cohort"):
+        _algorithm(_silo(), terms={"cohort": CLIENTS + 1})
