@@ -1,0 +1,327 @@
+"""SteFFLe: private fair stochastic descent-ascent, Algorithm 1 of Gupta, Poornash, Lowy and Razaviyayn.
+
+Each round a silo sends three values of one batch, each a sum over the batch divided by the signed batch size m:
+
+* `g`, in the clear: the gradient of the loss and of that part of the fairness term which contains no attribute;
+* `h_theta`, noisy: the rest of the fairness term's gradient in theta, clipped record by record;
+* `h_W`, noisy: the fairness term's gradient in W.
+
+Moving the attribute-free part from `h_theta` to `g` changes no distance between the messages of neighbouring data sets
+and leaves noise and sum as they were; features and labels are not protected, and `g` is a function of them and of
+published values alone (docs/theorems/steffle-messages.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import assert_never, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from calibrate.errors import InvalidInput
+from calibrate.validation import count, open_unit, positive
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.centralisation import EVERY_SILO, Centralisation, parts_of
+from privfair.algorithms.descent import Descent, DescentRule, tensor
+from privfair.algorithms.drawn_rows import drawn_rows
+from privfair.algorithms.steffle_options import SteffleOptions, WCenter
+from privfair.contribution import BoundedContribution, Floats
+from privfair.fairness import fermi
+from privfair.fairness.fermi import OUTSIDE
+from privfair.models.model import Model, mean_over
+
+LOSS_GRADIENT, H_THETA, H_W, HISTOGRAM = "g", "h_theta", "h_W", "attribute_histogram"
+"""The names of a SteFFLe plan."""
+
+_UNDER_THE_BOUND = 1.0 / (1.0 + 2.0**-16)
+"""Parts are held this far under their bound: it covers scores and slopes computed in single precision."""
+
+
+@final
+@dataclass(frozen=True)
+class SteffleBounds:
+    """What was signed: the divisor, the floor of the group frequencies, and the two factors of theta's bound."""
+
+    batch_size: int
+    minority_fraction: float
+    lipschitz: float
+    w_radius: float
+
+    def __post_init__(self) -> None:
+        count("batch-size", self.batch_size)
+        open_unit("minority-fraction", self.minority_fraction)
+        positive("lipschitz", self.lipschitz)
+        positive("w-radius", self.w_radius)
+
+    @property
+    def h_w(self) -> float:
+        """2 sqrt(2) / (m sqrt(rho)): how far one record's attribute moves h_W at most."""
+        return 2.0 * math.sqrt(2.0) / (self.batch_size * math.sqrt(self.minority_fraction))
+
+    @property
+    def h_theta(self) -> float:
+        """2 sqrt(2) D L / (m sqrt(rho)), which per-record clipping enforces."""
+        return self.h_w * self.lipschitz * self.w_radius
+
+
+@dataclass(frozen=True, eq=False)
+class SteffleState:
+    """`deviation` is W minus the centre of its ball; `frequencies` are unknown until a histogram is published."""
+
+    descent: Descent
+    deviation: Tensor
+    frequencies: Tensor | None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Steffle:
+    """The algorithm for one run.
+
+    Guarantee: none of its own, the manifest prices the noise. It keeps the conditions of the plan's sensitivities
+    (docs/theorems/steffle.md, Sensitivities) by construction: W stays within the Frobenius ball of radius `w_radius`
+    around a point at which no message depends on the attribute; every frequency used is at least `minority_fraction`;
+    sums are divided by `batch_size`, whatever the batch's size; and each record's part of `h_theta` is scaled by a
+    factor that does not depend on its attribute, so that its possible messages are at most the bound apart (this
+    replaces the assumption that the model is Lipschitz). Unit: one record's attribute.
+
+    `weights` say how the server adds up silos; `groups` are numbered by the schema, alike in all silos.
+    """
+
+    model: Model
+    options: SteffleOptions
+    bounds: SteffleBounds
+    weights: Mapping[str, float]
+    groups: int = 2
+    rounds: int = 1
+    seed: int = 0
+    centralisation: Centralisation = EVERY_SILO
+
+    def __post_init__(self) -> None:
+        count("groups", self.groups, least=2)
+        if self.options.positive_class >= self.model.classes:
+            raise InvalidInput(
+                "positive-class",
+                self.options.positive_class,
+                f"must be below {self.model.classes}, the number of classes",
+                "give a class's number",
+            )
+        given = self.options.group_frequencies
+        if given is not None and len(given) != self.blocks * self.groups:
+            raise InvalidInput(
+                "group-frequencies",
+                given,
+                f"must be {self.blocks * self.groups} shares for {self.options.notion.value}",
+                "list the groups' shares block by block",
+            )
+        if given is not None and min(given) < self.bounds.minority_fraction * (1 - 1e-12):
+            raise InvalidInput(
+                "group-frequencies",
+                given,
+                f"holds a share below the signed minority fraction {self.bounds.minority_fraction}",
+                "have a smaller minority-fraction signed",
+            )
+
+    @property
+    def blocks(self) -> int:
+        return self.options.notion.blocks(self.model.classes)
+
+    @cached_property
+    def rule(self) -> DescentRule:
+        own = self.options
+        return DescentRule(
+            own.learning_rate,
+            own.momentum,
+            own.decay,
+            own.decay_every,
+            own.iterate,
+            self.rounds,
+            self.seed,
+        )
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        why = (
+            "The gradient of the loss and of the attribute-free part of the fairness term; it depends on features,"
+            " labels and published values alone, and shows the batch."
+        )
+        return (ClearValue(LOSS_GRADIENT, why, depends_on_unit=False),)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {
+            LOSS_GRADIENT: (self.model.size,),
+            H_THETA: (self.model.size,),
+            H_W: (self.blocks, self.groups, self.model.classes),
+        }
+        if self.options.group_frequencies is None:
+            shapes[HISTOGRAM] = (self.blocks, self.groups)
+        return shapes
+
+    def start(self) -> SteffleState:
+        zero = torch.zeros(self.blocks, self.groups, self.model.classes, dtype=torch.float64)
+        given = self.options.group_frequencies
+        frequencies = None
+        if given is not None:
+            frequencies = torch.tensor(given, dtype=torch.float64).reshape(self.blocks, self.groups)
+        return SteffleState(self.rule.start(self.model.initial(self.seed)), zero, frequencies)
+
+    def w(self, state: SteffleState) -> Tensor:
+        """The W in use: (blocks, groups, classes)."""
+        match self.options.w_center:
+            case WCenter.INDEPENDENCE:
+                return fermi.independence_point(self._known(state), self.model.classes) + state.deviation
+            case WCenter.ORIGIN:
+                return state.deviation
+            case _:
+                assert_never(self.options.w_center)
+
+    def contribution(self, state: SteffleState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        parts = parts_of(self.centralisation, silo.name)
+        x, y, s = drawn_rows(batch, silo.x, silo.y, silo.s)
+        if state.frequencies is None:
+            # Without frequencies there is no fairness term yet: the first round buys them, on all of the silo.
+            histogram = (self._histogram(silo),) if parts.fairness else ()
+            clear = {LOSS_GRADIENT: self._loss_gradient(state, x, y)} if parts.loss else None
+            return Message(noisy=histogram, clear=clear)
+        block = fermi.block_of(self.options.notion, y, self.options.positive_class)
+        noisy = (self._h_theta(state, x, s, block), self._h_w(state, x, s, block)) if parts.fairness else ()
+        clear = None
+        if parts.loss:
+            loss = self._loss_gradient(state, x, y)
+            common = self._attribute_free(state, x, block)
+            clear = {LOSS_GRADIENT: loss + self.options.fairness * common}
+        return Message(noisy=noisy, clear=clear)
+
+    def update(self, state: SteffleState, received: Received) -> SteffleState:
+        gradient = self._summed(received, LOSS_GRADIENT, (self.model.size,))
+        if state.frequencies is None:
+            descent = self.rule.advance(state.descent, gradient)
+            return replace(state, descent=descent, frequencies=self._bought(received))
+        of_theta = self._summed(received, H_THETA, (self.model.size,))
+        of_w = self._summed(received, H_W, tuple(state.deviation.shape))
+        descent = self.rule.advance(state.descent, gradient + self.options.fairness * of_theta)
+        moved = state.deviation + self.options.w_step * of_w
+        return replace(state, descent=descent, deviation=fermi.project_blocks(moved, self.bounds.w_radius))
+
+    def theta(self, state: SteffleState) -> Tensor:
+        return self.rule.model(state.descent)
+
+    def checkpoint(self, state: SteffleState) -> dict[str, Floats]:
+        arrays = state.descent.arrays() | {"deviation": state.deviation.numpy().astype(np.float64)}
+        if state.frequencies is not None:
+            arrays["frequencies"] = state.frequencies.numpy().astype(np.float64)
+        return arrays
+
+    def restore(self, arrays: Mapping[str, Floats]) -> SteffleState:
+        frequencies = tensor(arrays["frequencies"]) if "frequencies" in arrays else None
+        return SteffleState(Descent.of_arrays(arrays), tensor(arrays["deviation"]), frequencies)
+
+    def _known(self, state: SteffleState) -> Tensor:
+        if state.frequencies is None:
+            raise InvalidInput(
+                "group-frequencies", None, "are not known yet", "publish the histogram in the first round"
+            )
+        return state.frequencies
+
+    def _slopes(self, state: SteffleState) -> tuple[Tensor, Tensor]:
+        """The attribute's slopes (blocks, groups, classes) less their mean over groups, and that mean.
+
+        The mean weighs groups by their frequencies: around the independence point it then cancels the common slope
+        up to second order, so that `g` hardly moves with W.
+        """
+        frequencies = self._known(state)
+        slopes = fermi.attribute_slopes(self.w(state), frequencies)
+        shares = frequencies / frequencies.sum(dim=1, keepdim=True)
+        mean = (shares[:, :, None] * slopes).sum(dim=1)
+        return slopes - mean[:, None, :], mean
+
+    def _loss_gradient(self, state: SteffleState, x: Tensor, y: Tensor) -> Floats:
+        mean = mean_over(self.bounds.batch_size)
+        return _floats(self.model.weighted_gradient(state.descent.theta, x, y, mean).total)
+
+    def _attribute_free(self, state: SteffleState, x: Tensor, block: Tensor) -> Floats:
+        """The gradient of <common slope + mean attribute slope, F>, a function of x, y and published values."""
+        _, mean = self._slopes(state)
+        slopes = _of_block(fermi.common_slopes(self.w(state)) + mean, block)
+        return self._mean_gradient(state, x, slopes)
+
+    def _h_theta(self, state: SteffleState, x: Tensor, s: Tensor, block: Tensor) -> BoundedContribution:
+        slopes, _ = self._slopes(state)
+        reach = self.bounds.h_theta * self.bounds.batch_size * _UNDER_THE_BOUND
+        distances = self._largest_distances(state, x, block, slopes)
+        factors = reach / distances.clamp_min(reach)
+        of_record = slopes[block.clamp_min(0), s] * (factors * (block != OUTSIDE))[:, None]
+        measured = float((factors * distances).max()) if len(x) else 0.0
+        gradient = self._mean_gradient(state, x, of_record)
+        return BoundedContribution(H_THETA, gradient, self.bounds.h_theta, measured / self.bounds.batch_size)
+
+    def _largest_distances(self, state: SteffleState, x: Tensor, block: Tensor, slopes: Tensor) -> Tensor:
+        """For each record, over all pairs of groups: the largest distance of its two theta-gradients."""
+        largest = torch.zeros(len(x), dtype=torch.float64)
+        for number, of_block in enumerate(slopes):
+            rows = (block == number).nonzero().flatten()
+            if len(rows) == 0:
+                continue
+            pairs = torch.stack([of_block[a] - of_block[b] for a, b in combinations(range(self.groups), 2)])
+            inside = x if len(rows) == len(x) else x[rows]
+            norms = self.model.probability_norms(state.descent.theta, inside, pairs)
+            largest[rows] = norms.amax(dim=1).to(largest.dtype)
+        return largest
+
+    def _h_w(self, state: SteffleState, x: Tensor, s: Tensor, block: Tensor) -> BoundedContribution:
+        frequencies, size = self._known(state), self.bounds.batch_size
+        probabilities = self.model.probabilities(state.descent.theta, x).to(torch.float64)
+        # Single precision may leave a sum above 1, and a vector longer than 1, by a rounding error.
+        probabilities = probabilities / probabilities.sum(dim=1, keepdim=True)
+        members = one_hot(s, self.groups).to(torch.float64)
+        joint = fermi.joint_distribution(probabilities, members, block, self.blocks)
+        gradient = fermi.weight_gradient(self.w(state), joint, joint.sum(dim=1), frequencies) / size
+        measured = fermi.largest_w_distance(probabilities, block, frequencies) / size
+        return BoundedContribution(H_W, _floats(gradient), self.bounds.h_w, measured)
+
+    def _mean_gradient(self, state: SteffleState, x: Tensor, slopes: Tensor) -> Floats:
+        """sum_i grad <slopes_i, F_i> / m; no records give zero."""
+        if len(x) == 0:
+            return np.zeros(self.model.size)
+        total = self.model.probability_gradient(state.descent.theta, x, slopes)
+        return _floats(total) / self.bounds.batch_size
+
+    def _histogram(self, silo: SiloTensors) -> BoundedContribution:
+        """Counts of groups, block by block, over all records; a replaced attribute moves two of them by one."""
+        block = fermi.block_of(self.options.notion, silo.y, self.options.positive_class)
+        counts = [np.bincount(silo.s[block == b].numpy(), minlength=self.groups) for b in range(self.blocks)]
+        return BoundedContribution(
+            HISTOGRAM, np.stack(counts).astype(np.float64), math.sqrt(2.0), math.sqrt(2.0)
+        )
+
+    def _bought(self, received: Received) -> Tensor:
+        """Shares from the noisy counts, each at least the signed minority fraction."""
+        counts = np.sum(
+            [values[HISTOGRAM].values for values in received.values() if HISTOGRAM in values], axis=0
+        )
+        counts = np.maximum(counts, 0.0)
+        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+        return tensor(np.maximum(shares, self.bounds.minority_fraction))
+
+    def _summed(self, received: Received, name: str, shape: tuple[int, ...]) -> Tensor:
+        """What silos sent under this name, by their weights."""
+        total = np.zeros(shape)
+        for party, values in received.items():
+            if name in values:
+                total += self.weights[party] * values[name].values
+        return tensor(total)
+
+
+def _of_block(by_block: Tensor, block: Tensor) -> Tensor:
+    """Each record's row of `by_block`; zero outside all blocks."""
+    return by_block[block.clamp_min(0)] * (block != OUTSIDE)[:, None]
+
+
+def _floats(values: Tensor) -> Floats:
+    return values.detach().numpy().astype(np.float64)

@@ -1,0 +1,149 @@
+"""FERMI: the chi-square dependence of predictions and groups, as a maximum over a matrix W.
+
+For one record with class probabilities F and group s the SteFFLe paper (Theorem D.1, after Lowy et al. 2022) has
+
+    psi = -Tr(W diag(F) W^T) + 2 Tr(W F s^T P^(-1/2)) - 1,
+
+with W of shape groups x classes and P the diagonal of group frequencies. The mean of psi over all records is
+concave in W, its maximum is the chi-square divergence, and it is linear in F: a record's gradient in theta is that of
+<slope, F> with
+
+    slope_j = attribute part  2 W_sj / sqrt(P_s)      (the only place where s occurs)
+            + common part    -sum_r W_rj^2.
+
+For equalised odds and equal opportunity there is one W and one P for each block of records (`Independence`).
+Everywhere: `w` is (blocks, groups, classes), `frequencies` is (blocks, groups).
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from calibrate.errors import InvalidInput
+from privfair.fairness.independence import Independence
+
+__all__ = (
+    "OUTSIDE",
+    "Independence",
+    "attribute_slopes",
+    "block_of",
+    "chi_square",
+    "common_slopes",
+    "independence_point",
+    "joint_distribution",
+    "largest_w_distance",
+    "optimal_w",
+    "project_blocks",
+    "psi",
+    "weight_gradient",
+)
+
+OUTSIDE = -1
+"""The block of a record of which the notion does not speak."""
+
+
+def block_of(notion: Independence, y: Tensor, positive: int = 1) -> Tensor:
+    """The block of each record, from its class alone."""
+    match notion:
+        case Independence.DEMOGRAPHIC_PARITY:
+            return torch.zeros_like(y)
+        case Independence.EQUALISED_ODDS:
+            return y
+        case Independence.EQUAL_OPPORTUNITY:
+            return torch.where(y == positive, 0, OUTSIDE)
+        case _:
+            assert_never(notion)
+
+
+def attribute_slopes(w: Tensor, frequencies: Tensor) -> Tensor:
+    """2 P^(-1/2) W: what a record of each group adds to its slope because of its group."""
+    return 2.0 * w / frequencies.sqrt()[:, :, None]
+
+
+def common_slopes(w: Tensor) -> Tensor:
+    """-sum_r W_rj^2, the part of the slope that no attribute enters; (blocks, classes)."""
+    return -w.square().sum(dim=1)
+
+
+def psi(w: Tensor, probabilities: Tensor, s: Tensor, block: Tensor, frequencies: Tensor) -> Tensor:
+    """psi of each record; zero for a record outside all blocks."""
+    inside = block != OUTSIDE
+    at = block.clamp_min(0)
+    slope = attribute_slopes(w, frequencies)[at, s] + common_slopes(w)[at]
+    return torch.where(inside, (slope * probabilities).sum(dim=1) - 1.0, 0.0)
+
+
+def joint_distribution(probabilities: Tensor, membership: Tensor, block: Tensor, blocks: int) -> Tensor:
+    """sum_i 1[block] membership_i F_i^T, one groups x classes matrix a block.
+
+    `membership` is (records, groups): one-hot for known groups, debiased for randomised ones.
+    """
+    parts = [membership[block == b].T @ probabilities[block == b].to(membership.dtype) for b in range(blocks)]
+    return torch.stack(parts)
+
+
+def weight_gradient(w: Tensor, joint: Tensor, predicted: Tensor, frequencies: Tensor) -> Tensor:
+    """The gradient in W of the sum of psi.
+
+    `joint` is `joint_distribution` of the records, `predicted` their summed class probabilities (blocks, classes).
+    """
+    return 2.0 * joint / frequencies.sqrt()[:, :, None] - 2.0 * w * predicted[:, None, :]
+
+
+def optimal_w(joint: Tensor, frequencies: Tensor) -> Tensor:
+    """The W that maximises the sum of psi: P^(-1/2) joint diag(predicted)^(-1)."""
+    predicted = joint.sum(dim=1, keepdim=True)
+    _require_positive("predicted", predicted)
+    return joint / (frequencies.sqrt()[:, :, None] * predicted)
+
+
+def chi_square(joint: Tensor) -> Tensor:
+    """sum over blocks of mass(block) chi^2(joint in the block || product of its marginals)."""
+    mass = joint.sum(dim=(1, 2), keepdim=True)
+    of_group, of_class = joint.sum(dim=2, keepdim=True), joint.sum(dim=1, keepdim=True)
+    _require_positive("joint", of_group)
+    _require_positive("joint", of_class)
+    return (mass * (joint.square() / (of_group * of_class)).sum(dim=(1, 2), keepdim=True) - mass).sum()
+
+
+def independence_point(frequencies: Tensor, classes: int) -> Tensor:
+    """The W at which predictions independent of the group maximise psi: every column is sqrt(P).
+
+    Here the attribute part of the slope is the same for all groups, so nothing about s is sent at all. SteFFLe's W
+    is measured from this point: the distance between a record's two messages depends on W - this point alone.
+    """
+    return frequencies.sqrt()[:, :, None].expand(-1, -1, classes).clone()
+
+
+def project_blocks(deviation: Tensor, radius: float) -> Tensor:
+    """Each block onto the Frobenius ball of this radius, rounding included."""
+    norms = torch.linalg.vector_norm(deviation, dim=(1, 2), keepdim=True)
+    inside = radius * (1.0 - 2.0**-40)
+    return deviation * (inside / norms.clamp_min(inside))
+
+
+def largest_w_distance(probabilities: Tensor, block: Tensor, frequencies: Tensor) -> float:
+    """The largest distance between two records' parts of the W-gradient that differ in the group alone.
+
+    Replacing a by b changes 2 P^(-1/2) e_s F^T by 2 (e_a / sqrt(P_a) - e_b / sqrt(P_b)) F^T, of Frobenius norm
+    2 sqrt(1/P_a + 1/P_b) |F|: largest for the two rarest groups.
+    """
+    inside = block != OUTSIDE
+    if not bool(inside.any()):
+        return 0.0
+    rarest = frequencies.sort(dim=1).values[:, :2].reciprocal().sum(dim=1).sqrt()
+    lengths = torch.linalg.vector_norm(probabilities[inside].to(rarest.dtype), dim=1)
+    return float((2.0 * rarest[block[inside]] * lengths).max())
+
+
+def _require_positive(argument: str, masses: Tensor) -> None:
+    if not bool((masses > 0).all()):
+        raise InvalidInput(
+            argument,
+            float(masses.min()),
+            "holds a group or a class without any mass, so the divergence is undefined",
+            "merge it with another one, or train on more records",
+        )
