@@ -51,7 +51,7 @@ class PrivacyLossAccountant:
 
     `value_discretization_interval` fixes the step of the loss grid; None chooses it for each composition.
 
-    Guarantee: the upper side composes dominating distributions (Doroshenko et al. 2022, Section 3), the lower
+    Guarantee: the upper side composes dominating distributions (Doroshenko et al. 2022, Algorithm 1), the lower
     side distributions obtained by merging outcomes, for the unit of `support` (docs/theorems/accountants.md,
     "pld"). Rounding inside the FFT is covered by an allowance on delta, so a delta near 1e-13 or below has
     no finite upper bound here.
