@@ -20,6 +20,7 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.mechanism import InTheClear
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
+from privfair.algorithms.phases import Replying
 from privfair.contribution import BoundedContribution, Published
 from privfair.gate import Gate
 from privfair.ledger import Claim
@@ -86,10 +87,17 @@ class Rounds(Generic[State]):
     def _step(self, position: Position[State]) -> Position[State]:
         round = self._gate.next_round()
         received: dict[str, dict[str, Published]] = {}
+        batches = {
+            silo.name: torch.from_numpy(self._participations[silo.name].batch(round)) for silo in self._silos
+        }
         for silo in self._silos:
-            batch = torch.from_numpy(self._participations[silo.name].batch(round))
-            message = self._algorithm.contribution(position.state, position.step, silo, batch)
+            message = self._algorithm.contribution(position.state, position.step, silo, batches[silo.name])
             received[silo.name] = self._send(silo.name, message, position.carried.get(silo.name, {}))
+        if isinstance(self._algorithm, Replying):
+            seen = {party: dict(values) for party, values in received.items()}
+            for silo in self._silos:
+                reply = self._algorithm.reply(position.state, position.step, silo, batches[silo.name], seen)
+                received[silo.name] = self._send(silo.name, reply, received[silo.name])
         state = self._algorithm.update(position.state, received)
         return Position(state, position.step + 1, round, {})
 
@@ -128,6 +136,10 @@ def completed(
     for silo in silos:
         message = algorithm.contribution(position.state, position.step, silo, _a_few_units(silo))
         if set(_names(message)) - set(position.carried.get(silo.name, {})):
+            return position
+    for silo in silos if isinstance(algorithm, Replying) else ():
+        reply = algorithm.reply(position.state, position.step, silo, _a_few_units(silo), position.carried)
+        if set(_names(reply)) - set(position.carried[silo.name]):
             return position
     last = max(value.round for values in position.carried.values() for value in values.values())
     return Position(algorithm.update(position.state, position.carried), position.step + 1, last, {})

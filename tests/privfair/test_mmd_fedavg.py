@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.fair_options import ClientWeights, MmdFedAvgOptions, NoiseCorrection
-from privfair.algorithms.mmd_fedavg import HISTOGRAM, PREDICTIONS, UPDATES, MmdFedAvg, MmdFedAvgState
+from privfair.algorithms.mmd_fedavg import HISTOGRAM, PREDICTIONS, MmdFedAvg, MmdFedAvgState
 from privfair.algorithms.mmd_terms import CountsInTheClear, MmdTerms, PaidCounts, PublicShares
 from privfair.batch_randomness import SeededWords
 from privfair.contribution import Published
