@@ -26,11 +26,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from calibrate.errors import InvalidInput
-from calibrate.validation import count, open_unit, positive
+from calibrate.validation import count
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.centralisation import EVERY_SILO, Centralisation, parts_of
 from privfair.algorithms.descent import Descent, DescentRule, tensor
 from privfair.algorithms.drawn_rows import drawn_rows
+from privfair.algorithms.steffle_bounds import SteffleBounds
 from privfair.algorithms.steffle_options import SteffleOptions, WCenter
 from privfair.contribution import BoundedContribution, Floats
 from privfair.fairness import fermi
@@ -42,33 +43,6 @@ LOSS_GRADIENT, H_THETA, H_W, HISTOGRAM = "g", "h_theta", "h_W", "attribute_histo
 
 _UNDER_THE_BOUND = 1.0 / (1.0 + 2.0**-16)
 """Parts are held this far under their bound: it covers scores and slopes computed in single precision."""
-
-
-@final
-@dataclass(frozen=True)
-class SteffleBounds:
-    """What was signed: the divisor, the floor of the group frequencies, and the two factors of theta's bound."""
-
-    batch_size: int
-    minority_fraction: float
-    lipschitz: float
-    w_radius: float
-
-    def __post_init__(self) -> None:
-        count("batch-size", self.batch_size)
-        open_unit("minority-fraction", self.minority_fraction)
-        positive("lipschitz", self.lipschitz)
-        positive("w-radius", self.w_radius)
-
-    @property
-    def h_w(self) -> float:
-        """2 sqrt(2) / (m sqrt(rho)): how far one record's attribute moves h_W at most."""
-        return 2.0 * math.sqrt(2.0) / (self.batch_size * math.sqrt(self.minority_fraction))
-
-    @property
-    def h_theta(self) -> float:
-        """2 sqrt(2) D L / (m sqrt(rho)), which per-record clipping enforces."""
-        return self.h_w * self.lipschitz * self.w_radius
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,209 @@
+"""Pay once: the attribute leaves each silo a single time, randomised, and training may use that for ever.
+
+In round 0 every silo sends each record's group through k-ary randomised response. All later messages are computed from
+features, labels, published responses and published values, so they are post-processing of round 0: they go in the
+clear, their number is free, and batches need no secrecy (the idea is central in Mozannar, Ohannessian, Srebro 2020).
+
+Training minimises loss + fairness * penalty, where the penalty (squared gap, or FERMI's chi-square) is taken of the
+joint distribution of groups and predictions, estimated without bias from the responses. A round sends `g`, the gradient
+with the penalty's slopes at the joint distribution published so far, and `joint`, the silo's part of the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.errors import InvalidInput
+from calibrate.validation import count
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.descent import Descent, DescentRule, tensor
+from privfair.algorithms.drawn_rows import drawn_rows
+from privfair.algorithms.pay_once_options import PayOnceOptions
+from privfair.contribution import Floats
+from privfair.fairness import fermi
+from privfair.fairness.debias import ResponseChannel
+from privfair.fairness.fermi import OUTSIDE
+from privfair.fairness.penalty import penalty_slopes
+from privfair.models.model import Model, mean_over
+
+ATTRIBUTE, GRADIENT, JOINT = "randomised_attribute", "g", "joint"
+_RESPONSES = "responses of "
+
+
+@dataclass(frozen=True, eq=False)
+class PayOnceState:
+    """All of it published, or computed from what was. `responses` are empty before round 0."""
+
+    descent: Descent
+    joint: Tensor | None
+    responses: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _PublicRecords:
+    """What training may see of a silo: no field holds a true attribute."""
+
+    x: Tensor
+    y: Tensor
+    responses: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PayOnce:
+    """The algorithm for one run.
+
+    Guarantee: the transcript is (epsilon, 0)-private for replacing one record's attribute, if round 0 passes through
+    randomised response at that epsilon: after it no message reads the attribute, by construction (contributions are
+    computed from `_PublicRecords`), so the rest is post-processing (docs/theorems/steffle-messages.md, "Paying once").
+
+    `channel` is the law of the responses, as signed. Silos may differ in size: the published vector has the length
+    `largest_silo`, and shorter silos fill it up with randomised constants that nobody uses. `weights` are the silos'
+    shares of all records.
+    """
+
+    model: Model
+    options: PayOnceOptions
+    channel: ResponseChannel
+    largest_silo: int
+    weights: Mapping[str, float]
+    rounds: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        count("largest-silo", self.largest_silo)
+        if self.options.positive_class >= self.model.classes:
+            raise InvalidInput(
+                "positive-class",
+                self.options.positive_class,
+                f"must be below {self.model.classes}, the number of classes",
+                "give a class's number",
+            )
+
+    @property
+    def groups(self) -> int:
+        return self.channel.groups
+
+    @property
+    def blocks(self) -> int:
+        return self.options.notion.blocks(self.model.classes)
+
+    @cached_property
+    def rule(self) -> DescentRule:
+        own = self.options
+        steps = max(1, self.rounds - 1)
+        return DescentRule(
+            own.learning_rate, own.momentum, own.decay, own.decay_every, own.iterate, steps, self.seed
+        )
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        why = "Computed from features, labels and the published responses; post-processing of round 0."
+        return (
+            ClearValue(GRADIENT, why, depends_on_unit=False),
+            ClearValue(JOINT, why, depends_on_unit=False),
+        )
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {
+            ATTRIBUTE: (self.largest_silo,),
+            GRADIENT: (self.model.size,),
+            JOINT: (self.blocks, self.groups, self.model.classes),
+        }
+
+    def start(self) -> PayOnceState:
+        return PayOnceState(self.rule.start(self.model.initial(self.seed)), None, {})
+
+    def contribution(self, state: PayOnceState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        if not state.responses:
+            return Message(randomized={ATTRIBUTE: self._filled_up(silo)})
+        if silo.name not in state.responses:
+            raise InvalidInput(
+                "silo", silo.name, "published no responses in round 0", "let every silo take part in it"
+            )
+        public = _PublicRecords(silo.x, silo.y, state.responses[silo.name][: len(silo)])
+        return self._training_message(state, public, self._rows(round, silo.name, batch, len(silo)))
+
+    def update(self, state: PayOnceState, received: Received) -> PayOnceState:
+        if not state.responses:
+            given = {party: tensor(values[ATTRIBUTE].values).long() for party, values in received.items()}
+            return replace(state, responses=given)
+        gradient = self._summed(received, GRADIENT)
+        joint = self._summed(received, JOINT)
+        if state.joint is not None:
+            joint = self.options.memory * state.joint + (1 - self.options.memory) * joint
+        return replace(state, descent=self.rule.advance(state.descent, gradient), joint=joint)
+
+    def theta(self, state: PayOnceState) -> Tensor:
+        return self.rule.model(state.descent)
+
+    def checkpoint(self, state: PayOnceState) -> dict[str, Floats]:
+        arrays = state.descent.arrays()
+        arrays |= {f"{_RESPONSES}{party}": _floats(given) for party, given in state.responses.items()}
+        return arrays if state.joint is None else arrays | {"joint": _floats(state.joint)}
+
+    def restore(self, arrays: Mapping[str, Floats]) -> PayOnceState:
+        responses = {
+            name.removeprefix(_RESPONSES): tensor(values).long()
+            for name, values in arrays.items()
+            if name.startswith(_RESPONSES)
+        }
+        joint = tensor(arrays["joint"]) if "joint" in arrays else None
+        return PayOnceState(Descent.of_arrays(arrays), joint, responses)
+
+    def _filled_up(self, silo: SiloTensors) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        if len(silo) > self.largest_silo:
+            raise InvalidInput(
+                f"records of {silo.name}",
+                len(silo),
+                f"exceed the signed {self.largest_silo}",
+                "have the largest silo's size signed",
+            )
+        filled = np.zeros(self.largest_silo, dtype=np.int64)
+        filled[: len(silo)] = silo.s.numpy()
+        return filled
+
+    def _rows(self, round: int, silo: str, batch: Tensor, size: int) -> Tensor:
+        """The engine's batch, or this round's part of the silo's shuffled order, which is public."""
+        if self.options.mini_batch is None:
+            return batch
+        each = min(self.options.mini_batch, size)
+        # Round 0 carried the responses, so round 1 opens the first epoch.
+        epoch, place = divmod(max(0, round - 1), -(-size // each))
+        name = int.from_bytes(hashlib.sha256(silo.encode()).digest()[:8], "big")
+        order = np.random.default_rng((self.seed, name, epoch)).permutation(size)
+        return torch.from_numpy(order[place * each : (place + 1) * each])
+
+    def _training_message(self, state: PayOnceState, public: _PublicRecords, rows: Tensor) -> Message:
+        x, y, responses = drawn_rows(rows, public.x, public.y, public.responses)
+        if len(x) == 0:
+            shapes = self.shapes()
+            return Message(clear={name: np.zeros(shapes[name]) for name in (GRADIENT, JOINT)})
+        theta, size = state.descent.theta, len(x)
+        members = self.channel.memberships(responses)
+        block = fermi.block_of(self.options.notion, y, self.options.positive_class)
+        probabilities = self.model.probabilities(theta, x).to(torch.float64)
+        joint = fermi.joint_distribution(probabilities, members, block, self.blocks) / size
+        gradient = self.model.weighted_gradient(theta, x, y, mean_over(size)).total
+        if state.joint is not None and self.options.fairness > 0:
+            slopes = penalty_slopes(self.options.penalty, state.joint, self.options.least_share)
+            of_record = (members[:, None, :] @ slopes[block.clamp_min(0)])[:, 0, :]
+            of_record = of_record * (block != OUTSIDE)[:, None]
+            pull = self.model.probability_gradient(theta, x, of_record)
+            gradient = gradient + self.options.fairness / size * pull
+        return Message(clear={GRADIENT: _floats(gradient), JOINT: _floats(joint)})
+
+    def _summed(self, received: Received, name: str) -> Tensor:
+        parts = [self.weights[party] * values[name].values for party, values in received.items()]
+        return tensor(np.sum(parts, axis=0))
+
+
+def _floats(values: Tensor) -> Floats:
+    return values.detach().numpy().astype(np.float64)
