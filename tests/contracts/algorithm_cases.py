@@ -1,0 +1,208 @@
+"""Every algorithm with the plan that prices it, on every kind of model, ready for one contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.plans.fedfdp import FedfdpPlan
+from calibrate.plans.fpfl import CohortSampling, FpflPlan
+from calibrate.plans.gaussian import GaussianPlan
+from calibrate.plans.mmd_fedavg import MmdFedavgPlan
+from calibrate.plans.plan import Plan
+from calibrate.privacy_unit import Relation
+from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
+from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
+from privfair.algorithms.central_erm import CentralErm
+from privfair.algorithms.dp_fedsgd import DpFedSgd
+from privfair.algorithms.fair_options import FedFdpOptions, FpflOptions, MmdFedAvgOptions, ModelChoice
+from privfair.algorithms.fedavg import FedAvg
+from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
+from privfair.algorithms.fedsgd import FedSgd
+from privfair.algorithms.fpfl import Fpfl
+from privfair.algorithms.mmd_fedavg import MmdFedAvg
+from privfair.algorithms.mmd_terms import CountsInTheClear, MmdTerms, PaidCounts
+from privfair.algorithms.options import CentralErmOptions, FedAvgOptions, GradientOptions
+from privfair.algorithms.phases import Drawing, Replying
+from privfair.batch_randomness import SeededWords
+from privfair.contribution import BoundedContribution, Published
+from privfair.fairness.kernels import GaussianNoise
+from privfair.fairness.notions import FairnessNotion, MmdCriterion
+from privfair.models.logistic import LogisticRegression
+from privfair.models.model import Model
+from privfair.models.perceptron import Perceptron
+from privfair.participation import Participation
+
+FEATURES, RECORDS, USERS, CLIENTS, ROUNDS = 3, 40, 16, 4, 4
+SHARES = {"north": 0.5, "south": 0.5}
+EXPECTED = {"north": 10.0, "south": 10.0}
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "logistic": lambda: LogisticRegression(FEATURES),
+    "softmax": lambda: LogisticRegression(FEATURES, 3),
+    "perceptron": lambda: Perceptron(FEATURES, (4,)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One algorithm: how it is built, which plan prices it, how its batches may be drawn, who takes part."""
+
+    name: str
+    build: Callable[[Model], Algorithm[Any]]
+    samplings: tuple[Sampling | None, ...]
+    parties: tuple[str, ...] = ("north", "south")
+    plan: Plan | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_POISSON = Poisson(0.25, Batch.SECRET)
+_FIXED = FixedSize(RECORDS, 10, Batch.REVEALED)
+_SHUFFLED = ShuffledEpochs(RECORDS, 12, Batch.REVEALED)
+_ANY = (None, _POISSON, _FIXED, _SHUFFLED)
+_CLIPS = FedFdpClips(0.3, 2.0)
+
+
+def _fpfl(clip: float | None, notion: FairnessNotion | None) -> Callable[[Model], Fpfl]:
+    options = FpflOptions(notion=notion, choice=ModelChoice.BEST_PUBLISHED)
+    return lambda model: Fpfl(model, options, 2, 4.0, clip)
+
+
+def _mmd(private: bool, criterion: MmdCriterion) -> Callable[[Model], MmdFedAvg]:
+    counts = PaidCounts() if private else CountsInTheClear()
+    noise = GaussianNoise(0.3) if private else None
+    terms = MmdTerms((RECORDS // CLIENTS,) * CLIENTS, 3, 2, counts, 0.2 if private else None, noise)
+    return lambda model: MmdFedAvg(model, MmdFedAvgOptions(criterion=criterion), terms)
+
+
+CASES = (
+    Case("fedsgd", lambda model: FedSgd(model, GradientOptions(), SHARES), _ANY),
+    Case("fedavg", lambda model: FedAvg(model, FedAvgOptions(local_batch=3), SHARES), _ANY),
+    Case(
+        "central-erm",
+        lambda model: CentralErm(model, CentralErmOptions(l2=0.1, iterations=10)),
+        _ANY,
+        ("central",),
+    ),
+    Case(
+        "gaussian",
+        lambda model: DpFedSgd(model, GradientOptions(), 1.0, 20.0),
+        (_POISSON,),
+        plan=GaussianPlan(sampling_rate=0.25, rounds=ROUNDS, clip=1.0, relation=Relation.ADD_REMOVE),
+    ),
+    Case(
+        "fedfdp",
+        lambda model: FedFdp(model, FedFdpOptions(fairness=2.0), SHARES, EXPECTED, _CLIPS),
+        (_POISSON,),
+        plan=FedfdpPlan(0.25, ROUNDS, 0.3, 2.0, 2.5),
+    ),
+    Case(
+        "fedfdp, two local steps",
+        lambda model: FedFdp(model, FedFdpOptions(local_steps=2), SHARES, EXPECTED, _CLIPS),
+        (_POISSON,),
+        plan=FedfdpPlan(0.25, ROUNDS, 0.3, 2.0, 2.5),
+    ),
+    Case("fedfair", lambda model: FedFdp(model, FedFdpOptions(), SHARES, EXPECTED), _ANY),
+    Case("fl", _fpfl(None, None), (None, Poisson(0.25), FixedSize(USERS, 4)), ("users",)),
+    Case("ffl", _fpfl(None, FairnessNotion.ACCURACY), (None, FixedSize(USERS, 4)), ("users",)),
+    Case(
+        "pfl",
+        _fpfl(1.0, None),
+        (Poisson(0.25),),
+        ("users",),
+        FpflPlan(USERS, 4, ROUNDS, 1.0, CohortSampling.POISSON),
+    ),
+    Case(
+        "fpfl",
+        _fpfl(2.0, FairnessNotion.EQUALISED_ODDS),
+        (FixedSize(USERS, 4), Poisson(0.25)),
+        ("users",),
+        FpflPlan(USERS, 4, ROUNDS, 2.0, CohortSampling.FIXED),
+    ),
+    Case("mmd-fedavg, no privacy", _mmd(False, MmdCriterion.EQUAL_OPPORTUNITY), (None,), ("central",)),
+    Case(
+        "mmd-fedavg",
+        _mmd(True, MmdCriterion.STATISTICAL_PARITY),
+        (None,),
+        ("central",),
+        MmdFedavgPlan(5, 3, ROUNDS, users=CLIENTS, cohort=2, update_clip=0.2, histogram_noise_ratio=1.0),
+    ),
+)
+
+
+def silo(name: str, model: Model, seed: int = 0, scale: float = 1.0) -> SiloTensors:
+    """Forty records with all groups and classes; of users or clients where the party collects them."""
+    generator = torch.Generator().manual_seed(seed + len(name))
+    x = torch.randn(RECORDS, FEATURES, generator=generator, dtype=torch.float64) * scale
+    y = torch.arange(RECORDS) % model.classes
+    s = (torch.arange(RECORDS) // model.classes) % 2
+    owner = torch.randint(0, USERS, (RECORDS,), generator=generator) if name == "users" else None
+    client = torch.arange(RECORDS) % CLIENTS if name == "central" else None
+    return SiloTensors(name, x, y, s, owner, client)
+
+
+def batch_for(
+    case: Case, algorithm: Algorithm[Any], party: SiloTensors, sampling: Sampling | None, round: int
+) -> Tensor:
+    """As the engine draws it."""
+    source = SeededWords(round, f"{case.name} {party.name}")
+    if isinstance(algorithm, Drawing):
+        return torch.from_numpy(algorithm.draw(party, source))
+    units = USERS if party.unit_of_row is not None else len(party)
+    return torch.from_numpy(Participation(party.name, units, sampling, source).batch(round))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one party sends in one round, in one or two messages."""
+
+    messages: tuple[Message, ...]
+
+    @property
+    def noisy(self) -> tuple[BoundedContribution, ...]:
+        return tuple(contribution for message in self.messages for contribution in message.noisy)
+
+    @property
+    def clear(self) -> dict[str, np.ndarray]:
+        return {name: values for message in self.messages for name, values in (message.clear or {}).items()}
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        return {c.name: c.values for c in self.noisy} | self.clear
+
+    def published(self, round: int, party: str) -> dict[str, Published]:
+        return {
+            name: Published(round, party, name, np.array(values, dtype=np.float64))
+            for name, values in self.values.items()
+        }
+
+
+def send(
+    algorithm: Algorithm[Any],
+    state: Any,
+    round: int,
+    parties: Mapping[str, SiloTensors],
+    batches: Mapping[str, Tensor],
+) -> dict[str, Sent]:
+    """One round's messages of all parties, without noise."""
+    first = {
+        name: Sent((algorithm.contribution(state, round, party, batches[name]),))
+        for name, party in parties.items()
+    }
+    if not isinstance(algorithm, Replying):
+        return first
+    seen = {name: sent.published(round, name) for name, sent in first.items()}
+    return {
+        name: replace(
+            first[name],
+            messages=(*first[name].messages, algorithm.reply(state, round, party, batches[name], seen)),
+        )
+        for name, party in parties.items()
+    }

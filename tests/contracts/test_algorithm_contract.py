@@ -1,0 +1,215 @@
+"""One contract for all algorithms, on every model and every sampling they may be run with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from calibrate.privacy_unit import Relation
+from calibrate.sampling import Sampling
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from tests.contracts.algorithm_cases import (
+    CASES,
+    MODELS,
+    ROUNDS,
+    USERS,
+    Case,
+    Sent,
+    batch_for,
+    send,
+    silo,
+)
+
+COMBINATIONS = [
+    pytest.param(case, kind, sampling, id=f"{case.name}-{kind}-{type(sampling).__name__}")
+    for case in CASES
+    for kind in MODELS
+    for sampling in case.samplings
+]
+every = pytest.mark.parametrize(("case", "kind", "sampling"), COMBINATIONS)
+every_priced = pytest.mark.parametrize(
+    ("case", "kind", "sampling"), [one for one in COMBINATIONS if one.values[0].plan is not None]
+)
+
+
+@cache
+def run(
+    case: Case, kind: str, sampling: Sampling | None, rounds: int = ROUNDS, scale: float = 1.0
+) -> tuple[Algorithm[Any], list[Any], list[dict[str, Sent]]]:
+    """The algorithm, its states and all it sent, without noise; shared by tests that change nothing in it."""
+    algorithm = case.build(MODELS[kind]())
+    parties = {name: silo(name, MODELS[kind](), scale=scale) for name in case.parties}
+    states, sent = [algorithm.start()], []
+    for round in range(rounds):
+        batches = {
+            name: batch_for(case, algorithm, party, sampling, round) for name, party in parties.items()
+        }
+        sent.append(send(algorithm, states[-1], round, parties, batches))
+        received = {name: each.published(round, name) for name, each in sent[-1].items()}
+        states.append(algorithm.update(states[-1], received))
+    return algorithm, states, sent
+
+
+@every
+def test_what_is_declared_is_exactly_what_is_sent(case: Case, kind: str, sampling: Sampling | None) -> None:
+    algorithm, _, rounds = run(case, kind, sampling)
+    shapes, clear = dict(algorithm.shapes()), {value.name for value in algorithm.clear_values()}
+    for party in case.parties:
+        seen: dict[str, tuple[int, ...]] = {}
+        for sent in rounds:
+            names = [c.name for c in sent[party].noisy] + list(sent[party].clear)
+            assert len(set(names)) == len(names), "a name is sent once a round"
+            assert set(sent[party].clear) <= clear
+            assert not {c.name for c in sent[party].noisy} & clear
+            seen |= {name: values.shape for name, values in sent[party].values.items()}
+            for name, values in sent[party].values.items():
+                assert values.shape == shapes[name]
+                assert values.dtype == np.float64
+        assert seen == shapes
+
+
+@every_priced
+def test_bounds_are_those_of_the_plan(case: Case, kind: str, sampling: Sampling | None) -> None:
+    """What a manifest of the plan signs is what the algorithm sends: names, bounds, and how often."""
+    assert case.plan is not None
+    _, _, rounds = run(case, kind, sampling)
+    signed = {value.name: (value.sensitivity, ROUNDS) for value in case.plan.values()}
+    signed |= {value.name: (value.sensitivity, 1) for value in case.plan.once()}
+    for party in case.parties:
+        bounds = {c.name: c.bound for sent in rounds for c in sent[party].noisy}
+        assert bounds == pytest.approx({name: bound for name, (bound, _) in signed.items()})
+        for name, (_, times) in signed.items():
+            assert sum(name in sent[party].values for sent in rounds) == times
+
+
+@every_priced
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e5])
+def test_units_keep_their_bounds(case: Case, kind: str, sampling: Sampling | None, scale: float) -> None:
+    """As the gate checks it, on no features, ordinary ones and absurd ones."""
+    for sent in run(case, kind, sampling, scale=scale)[2]:
+        for party in case.parties:
+            for contribution in sent[party].noisy:
+                assert contribution.measured <= contribution.bound
+                assert np.isfinite(contribution.values).all()
+
+
+@every_priced
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_one_unit_moves_a_sum_by_at_most_its_bound(
+    case: Case, kind: str, sampling: Sampling | None, scale: float
+) -> None:
+    """The claim itself, on neighbours: one unit's records replaced, in a batch with it."""
+    assert case.plan is not None
+    algorithm, states, _ = run(case, kind, sampling, rounds=2)
+    reach = 1.0 if case.plan.unit.relation is Relation.ADD_REMOVE else 2.0
+    parties = {name: silo(name, MODELS[kind]()) for name in case.parties}
+    batches = {name: batch_for(case, algorithm, party, sampling, 2) for name, party in parties.items()}
+    generator = np.random.default_rng(0)
+    before = send(algorithm, states[-1], 2, parties, batches)
+    moved = False
+    for _ in range(6):
+        for name, party in parties.items():
+            if len(batches[name]) == 0:
+                continue
+            after = _neighbour(case, algorithm, states[-1], party, batches[name], generator, scale)
+            for one, other in zip(before[name].noisy, after.noisy, strict=True):
+                distance = float(np.linalg.norm(one.values - other.values))
+                # Two cells of one value may change at once; each is charged as a set of its own.
+                assert distance <= reach * one.bound * (1 + 1e-9)
+                moved |= distance > 0
+    assert moved
+
+
+def _neighbour(
+    case: Case,
+    algorithm: Algorithm[Any],
+    state: Any,
+    party: SiloTensors,
+    batch: torch.Tensor,
+    generator: np.random.Generator,
+    scale: float,
+) -> Sent:
+    """The messages without one unit of the batch (add-remove), or with its records replaced (replace-one)."""
+    units = batch[batch < (USERS if party.unit_of_row is not None else len(party))]
+    unit = units[int(generator.integers(len(units)))]
+    assert case.plan is not None
+    if case.plan.unit.relation is Relation.ADD_REMOVE:
+        smaller = {party.name: batch[batch != unit]}
+        return send(algorithm, state, 2, {party.name: party}, smaller)[party.name]
+    rows = (
+        torch.tensor([int(unit)])
+        if party.unit_of_row is None
+        else (party.unit_of_row == unit).nonzero()[:, 0]
+    )
+    x, y = party.x.clone(), party.y.clone()
+    x[rows] = torch.from_numpy(generator.standard_normal((len(rows), x.shape[1]))) * scale
+    if party.client_of_row is None:
+        y[rows] = (y[rows] + 1) % 2
+    neighbour = {party.name: replace(party, x=x, y=y)}
+    return send(algorithm, state, 2, neighbour, {party.name: batch})[party.name]
+
+
+@every
+def test_contributions_are_pure(case: Case, kind: str, sampling: Sampling | None) -> None:
+    """Asked twice, the same answer; and neither state nor data have changed."""
+    algorithm, states, _ = run(case, kind, sampling, rounds=1)
+    parties = {name: silo(name, MODELS[kind]()) for name in case.parties}
+    copies = {name: (p.x.clone(), p.y.clone(), p.s.clone()) for name, p in parties.items()}
+    batches = {name: batch_for(case, algorithm, party, sampling, 1) for name, party in parties.items()}
+    kept = {name: batch.clone() for name, batch in batches.items()}
+    before = {name: values.copy() for name, values in algorithm.checkpoint(states[-1]).items()}
+    first = send(algorithm, states[-1], 1, parties, batches)
+    again = send(algorithm, states[-1], 1, parties, batches)
+    for name, party in parties.items():
+        for value, values in first[name].values.items():
+            np.testing.assert_array_equal(values, again[name].values[value])
+        for old, new in zip(copies[name], (party.x, party.y, party.s), strict=True):
+            assert torch.equal(old, new)
+        assert torch.equal(kept[name], batches[name])
+    for name, values in algorithm.checkpoint(states[-1]).items():
+        np.testing.assert_array_equal(values, before[name])
+
+
+@every
+def test_updates_are_functions_of_state_and_published_values(
+    case: Case, kind: str, sampling: Sampling | None
+) -> None:
+    """The same published values lead to the same state, from a restored checkpoint too; the old state stays."""
+    algorithm, states, rounds = run(case, kind, sampling)
+    elsewhere = case.build(MODELS[kind]())
+    state = elsewhere.start()
+    for round, sent in enumerate(rounds):
+        received = {name: each.published(round, name) for name, each in sent.items()}
+        state = elsewhere.update(elsewhere.restore(elsewhere.checkpoint(state)), received)
+        expected = algorithm.checkpoint(states[round + 1])
+        found = elsewhere.checkpoint(state)
+        assert set(found) == set(expected)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(values, found[name])
+        assert torch.equal(elsewhere.theta(state), algorithm.theta(states[round + 1]))
+
+
+@every
+def test_an_empty_batch_still_sends_everything(case: Case, kind: str, sampling: Sampling | None) -> None:
+    algorithm, states, rounds = run(case, kind, sampling, rounds=2)
+    parties = {name: silo(name, MODELS[kind]()) for name in case.parties}
+    nobody = {name: torch.arange(0) for name in case.parties}
+    sent = send(algorithm, states[1], 1, parties, nobody)
+    for name in case.parties:
+        shapes = {value: values.shape for value, values in sent[name].values.items()}
+        assert shapes == {value: values.shape for value, values in rounds[1][name].values.items()}
+        assert all(np.isfinite(values).all() for values in sent[name].values.values())
+    received = {name: each.published(1, name) for name, each in sent.items()}
+    assert torch.isfinite(algorithm.theta(algorithm.update(states[1], received))).all()
+
+
+@every
+def test_theta_fits_the_model(case: Case, kind: str, sampling: Sampling | None) -> None:
+    algorithm, states, _ = run(case, kind, sampling, rounds=2)
+    for state in states:
+        assert algorithm.theta(state).shape == (MODELS[kind]().size,)
