@@ -35,6 +35,7 @@ from calibrate.validation import open_unit, positive
 
 _FALLBACK_PRECISION = 1e-4
 """Precision of log delta where the contour integral does not converge and the lattice answers instead."""
+_FALLBACK_POINTS = 1 << 18
 _LARGEST_SECOND_LOOK = 1 << 20
 """A second, finer look at an end is not taken with more lattice points than this."""
 
@@ -155,7 +156,9 @@ def lattice_estimate(
     if epsilon >= min(transform.composition.largest, transform.largest(guess)):
         return -math.inf, transform.cumulants(guess)
     saddle = saddle_for_epsilon(transform, epsilon, guess)
-    lattice = on_lattice(transform, Side.UPPER, saddle, epsilon, log_target, _FALLBACK_PRECISION)
+    lattice = on_lattice(
+        transform, Side.UPPER, saddle, epsilon, log_target, _FALLBACK_PRECISION, most_points=_FALLBACK_POINTS
+    )
     return lattice.log_delta(epsilon) - min(lattice.moved, 2 * _FALLBACK_PRECISION), saddle
 
 

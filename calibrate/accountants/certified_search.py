@@ -86,6 +86,8 @@ class FactorSearch:
         precision, low = tolerance * slope, math.log(self._bounds.low)
         best: float | None = None
         x = max(low, math.log(factor) + (1.15 if sign > 0 else -0.85) * tolerance)
+        if factor <= self._bounds.low:  # nowhere to come closer to: only the verdict counts
+            precision, x = 0.05, low
         for _ in range(_ROUNDS):
             excess, moved = self._check.lattice_excess(self._pairs(x), precision)
             good = excess <= 0 if sign > 0 else excess > 0

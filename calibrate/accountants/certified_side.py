@@ -26,7 +26,7 @@ from calibrate.accountants.losses.directions import Composition, Side
 from calibrate.accountants.losses.law import PrivacyLossLaw
 
 _MOST_POINTS = 1 << 22
-"""The lattice is not made finer than this many points in the window."""
+"""The lattice is not made finer than this many points in the window, a few seconds' work."""
 
 
 def log_cut(log_delta: float) -> float:
@@ -58,8 +58,9 @@ def on_lattice(
     epsilon: float,
     log_delta: float,
     precision: float,
+    most_points: int = _MOST_POINTS,
 ) -> LatticeSide:
-    """Compose on a lattice that moves log delta by about `precision` at most.
+    """Compose on a lattice that moves log delta by about `precision`, if `most_points` are enough for that.
 
     `saddle` says how sensitive log delta is; `epsilon` and `log_delta` where the result will be read off.
     """
@@ -73,7 +74,7 @@ def on_lattice(
         period=shortest_period(at, log_delta),
         wrap=1e-6 if side is Side.UPPER else 1e-9,
     )
-    coarsest = window.period / _MOST_POINTS
+    coarsest = window.period / most_points
     step = min(math.sqrt(12 * precision / (1.1 * composition.steps)) / c, 0.05 * window.deviation)
     moved_before = math.inf
     while True:

@@ -29,6 +29,8 @@ Complexes = NDArray[np.complex128]
 
 _BLOCK = 24
 _LARGEST_BLOCKS = 40
+_LARGEST_WORK = 2_000_000
+"""Nodes times points on the contour; beyond this the lattice is the faster answer."""
 _RELATIVE_TAIL = 1e-11
 _LARGEST_TILT = 1e7
 _TILT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
@@ -69,6 +71,10 @@ class LossTransform:
         self._log_cut = log_cut
         self._good_up_to = 0.0
         self._points: tuple[_Points, ...] = ()
+
+    def size(self, tilt: float) -> int:
+        """How many quadrature nodes there are."""
+        return sum(len(points.losses) for points in self._at(tilt))
 
     def largest(self, tilt: float) -> float:
         """No total loss exceeds this, once the negligible single losses are left out."""
@@ -245,7 +251,8 @@ def log_delta(
 def _integral(transform: LossTransform, tilt: float, epsilon: float, period: float) -> float | None:
     """The trapezoidal sum of exp(K(s) - K(c) - i t eps) / (s (1 + s)) / (2 pi) with step 2 pi / period."""
     step, total = 2 * math.pi / period, 0.0
-    for block in range(_LARGEST_BLOCKS):
+    blocks = max(2, min(_LARGEST_BLOCKS, _LARGEST_WORK // (_BLOCK * transform.size(tilt))))
+    for block in range(blocks):
         first = block * _BLOCK
         t = step * np.arange(first, first + _BLOCK)
         s = tilt + 1j * t
