@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from calibrate.validation import count
-from privfair.models.model import Weigh, WeightedGradient
+from privfair.models.binary_logistic import binary_weighted_gradient
+from privfair.models.model import WeightedGradient
+from privfair.models.parts import weigh_parts
+from privfair.models.scores import EXACT, cross_entropy, in_working_precision, through_softmax
+from privfair.models.weighing import Weigh
+
+_SOFTPLUS_IS_LINEAR = 40.0
+"""exp(-40) is below half a unit in the last place of 40, in double precision too."""
 
 
 @final
@@ -35,56 +42,89 @@ class LogisticRegression:
 
     def initial(self, seed: int) -> Tensor:
         """Zero: the loss is convex, so the seed does not matter."""
-        return torch.zeros(self.size, dtype=torch.float64)
+        return torch.zeros(self.size, dtype=EXACT)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        scores = self._scores(theta, x)
+        flat = x.flatten(1)
         if self.classes > 2:
-            return scores
-        return torch.cat((torch.zeros_like(scores), scores), dim=1)
+            return self._scores(theta, flat)
+        return functional.pad(self._score(theta, flat)[:, None], (1, 0))
 
     def probabilities(self, theta: Tensor, x: Tensor) -> Tensor:
         return torch.softmax(self.logits(theta, x), dim=1)
 
     def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
-        logits = self.logits(theta, x)
-        losses = functional.cross_entropy(logits, y, reduction="none")
-        residual = torch.softmax(logits, dim=1)
-        residual[torch.arange(len(y)), y] -= 1.0
+        flat = x.flatten(1)
+        if self.classes == 2 and x.is_cpu and not (x.requires_grad or theta.requires_grad):
+            return binary_weighted_gradient(theta, flat, y, weigh)
         if self.classes == 2:
-            residual = residual[:, 1:]
-        norms = torch.linalg.vector_norm(residual, dim=1) * _extended_norms(x)
-        coefficients = weigh(norms, losses)
-        return WeightedGradient(self._outer(x, coefficients[:, None] * residual), norms, losses, coefficients)
+            losses, residual = _binary_cross_entropy(self._score(theta, flat), y)
+        else:
+            losses, residual = cross_entropy(self._scores(theta, flat), y)
+        return weigh_parts(_LinearParts(flat.to(EXACT), residual.to(EXACT)), losses, weigh)
 
     def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
-        return self._outer(x, self._through_softmax(theta, x, coefficients))
+        flat = x.flatten(1)
+        pulled = through_softmax(self.probabilities(theta, flat), coefficients.to(flat.dtype))
+        return _summed(flat.to(EXACT), self._free(pulled).to(EXACT))
 
     def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
-        probabilities = self.probabilities(theta, x)
-        extended = _extended_norms(x)
-        along = [
-            torch.linalg.vector_norm(self._softmax_pullback(probabilities, v.expand_as(probabilities)), dim=1)
-            for v in directions
-        ]
-        return torch.stack(along, dim=1) * extended[:, None]
+        flat = x.flatten(1)
+        pulled = through_softmax(self.probabilities(theta, flat), directions.to(flat.dtype)[:, None, :])
+        free = self._free(pulled).to(EXACT)
+        lengths = free.abs() if self.classes == 2 else torch.linalg.vector_norm(free, dim=2)
+        return lengths.T * _extended_norms(flat.to(EXACT))[:, None]
 
-    def _scores(self, theta: Tensor, x: Tensor) -> Tensor:
+    def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
         matrix = theta.reshape(self.features + 1, -1)
-        return torch.addmm(matrix[-1], x, matrix[:-1])
+        return {"weight": matrix[:-1].T, "bias": matrix[-1]}
 
-    def _through_softmax(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
-        return self._softmax_pullback(self.probabilities(theta, x), coefficients)
+    def _score(self, theta: Tensor, flat: Tensor) -> Tensor:
+        vector = in_working_precision(theta, flat)
+        return torch.mv(flat, vector[:-1]).add_(vector[-1])
 
-    def _softmax_pullback(self, probabilities: Tensor, coefficients: Tensor) -> Tensor:
-        """The gradient of <coefficients, softmax(scores)> in the free scores."""
-        mean = (probabilities * coefficients).sum(dim=1, keepdim=True)
-        pulled = probabilities * (coefficients - mean)
-        return pulled[:, 1:] if self.classes == 2 else pulled
+    def _scores(self, theta: Tensor, flat: Tensor) -> Tensor:
+        matrix = in_working_precision(theta, flat).reshape(self.features + 1, self.classes)
+        return torch.addmm(matrix[-1], flat, matrix[:-1].T.contiguous().T)
 
-    def _outer(self, x: Tensor, right: Tensor) -> Tensor:
-        return torch.cat((x.T @ right, right.sum(dim=0, keepdim=True))).reshape(-1)
+    def _free(self, in_scores: Tensor) -> Tensor:
+        """Of two classes' scores only the second is free; the first is zero."""
+        return in_scores[..., 1] if self.classes == 2 else in_scores
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _LinearParts:
+    """Gradients (x_i, 1) residual_i^T, laid out as theta is; a residual is a number or a row."""
+
+    left: Tensor
+    right: Tensor
+
+    def norms(self) -> Tensor:
+        lengths = self.right.abs() if self.right.ndim == 1 else torch.linalg.vector_norm(self.right, dim=1)
+        return lengths.mul_(_extended_norms(self.left))
+
+    def weighted(self, coefficients: Tensor) -> Tensor:
+        if self.right.ndim == 1:
+            return _summed(self.left, self.right * coefficients)
+        return _summed(self.left, self.right * coefficients[:, None])
+
+
+def _summed(left: Tensor, right: Tensor) -> Tensor:
+    """The sum of the outer products of (left_i, 1) with right_i, flattened."""
+    if right.ndim == 1:
+        return torch.cat((right @ left, right.sum(dim=0, keepdim=True)))
+    # Narrow times wide is twice as fast as its transpose.
+    return torch.cat(((right.T @ left).T, right.sum(dim=0, keepdim=True))).reshape(-1)
+
+
+def _binary_cross_entropy(score: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses and residuals of one free score; by the sign of the margin, so nothing cancels."""
+    sign = y.to(score.dtype, copy=True).mul_(-2.0).add_(1.0)
+    against = sign * score
+    losses = functional.softplus(against, threshold=_SOFTPLUS_IS_LINEAR)
+    return losses, against.sigmoid_().mul_(sign)
 
 
 def _extended_norms(x: Tensor) -> Tensor:
-    return (x.square().sum(dim=1) + 1.0).sqrt()
+    return torch.linalg.vector_norm(x, dim=1).square_().add_(1.0).sqrt_()

@@ -3,22 +3,25 @@
 A model is a pure function of a flat parameter vector `theta`. Its central operation is the *weighted
 gradient*: sum_i c_i grad_i, where the coefficients c_i may depend on each record's gradient norm and loss. That
 is per-record clipping, fair clipping and plain averaging in one, and no per-record gradient need be stored.
+
+The features' type (float32 or float64) decides in which precision scores and back-propagation are computed; `theta`
+is cast to it. Norms, coefficients and the weighted sum are float64 in either case, and so is everything returned in a
+`WeightedGradient`: clipping is not where precision is saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-Weigh = Callable[[Tensor, Tensor], Tensor]
-"""From gradient norms and losses of the records of a batch to their coefficients."""
+from privfair.models.weighing import Weigh, clipped_after, clipped_to, mean_over
+
+__all__ = ("Model", "Weigh", "WeightedGradient", "clipped_after", "clipped_to", "mean_over")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WeightedGradient:
     """sum_i c_i grad_i with what was measured on the way; tensors over records have one entry each."""
 
@@ -45,11 +48,11 @@ class Model(Protocol):
     def classes(self) -> int: ...
 
     def initial(self, seed: int) -> Tensor:
-        """A parameter vector to start from; the same for the same seed."""
+        """A parameter vector to start from, in float64; the same for the same seed."""
         ...
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Scores of shape (records, classes)."""
+        """Scores of shape (records, classes); differentiable in theta, by autograd and by torch.func."""
         ...
 
     def probabilities(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -57,7 +60,7 @@ class Model(Protocol):
         ...
 
     def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
-        """sum_i c_i grad_i of the cross-entropy loss."""
+        """sum_i c_i grad_i of the cross-entropy loss; no records give the zero vector."""
         ...
 
     def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
@@ -68,17 +71,6 @@ class Model(Protocol):
         """For each record and each direction v: the norm of the gradient of <v, probabilities_i>; (records, v)."""
         ...
 
-
-def mean_over(size: int) -> Weigh:
-    """Every record with weight 1/size: the plain mean, whatever the batch's real size."""
-    return lambda norms, losses: torch.full_like(norms, 1.0 / size)
-
-
-def clipped_to(bound: float) -> Weigh:
-    """min(1, bound / norm), nudged down so that rounding cannot push a part over its bound."""
-
-    def weigh(norms: Tensor, losses: Tensor) -> Tensor:
-        slack = 1 + 8 * torch.finfo(norms.dtype).eps
-        return (bound / (norms * slack).clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0)
-
-    return weigh
+    def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
+        """The parameters by name and in their shapes, as a torch state dict holds them; views of theta."""
+        ...

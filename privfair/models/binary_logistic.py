@@ -1,0 +1,60 @@
+"""The clipped step of two-class logistic regression, in numpy: the same formulas at half of torch's overhead.
+
+At a few hundred records and features the arithmetic takes some ten microseconds; the rest of a step is the cost of
+calling the library, which numpy keeps lower. All of it is float64, whatever the features' type.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import expit
+from torch import Tensor
+
+from privfair.models.model import WeightedGradient
+from privfair.models.parts import refuse_the_infinite
+from privfair.models.scores import EXACT
+from privfair.models.weighing import ClippedTo, Weigh
+
+Floats = NDArray[np.float64]
+
+
+_SIGN = np.array((1.0, -1.0))
+"""By class: whether a growing score speaks against it."""
+
+
+def binary_weighted_gradient(theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
+    """sum_i c_i grad_i for the scores x theta[:-1] + theta[-1] of class 1; tensors in the CPU's memory."""
+    features = x.numpy().astype(np.float64, copy=False)
+    weights = theta.numpy()
+    sign = _SIGN.take(y.numpy())
+    # By how much the score speaks against the true class: losses and residuals then never cancel.
+    against = features.dot(weights[:-1])
+    against += weights[-1]
+    against *= sign
+    losses = np.logaddexp(0.0, against)
+    residual = expit(against)
+    norms = np.vecdot(features, features)
+    norms += 1.0
+    np.sqrt(norms, out=norms)
+    norms *= residual
+    coefficients = _weighed(weigh, norms, losses)
+    residual *= sign
+    residual *= coefficients
+    total = np.empty(len(weights))
+    np.dot(residual, features, out=total[:-1])
+    total[-1] = np.add.reduce(residual)
+    return WeightedGradient(*map(torch.from_numpy, (total, norms, losses, coefficients)))
+
+
+def _weighed(weigh: Weigh, norms: Floats, losses: Floats) -> Floats:
+    if isinstance(weigh, ClippedTo):
+        coefficients = weigh.of_array(norms)
+    else:
+        coefficients = weigh(torch.from_numpy(norms), torch.from_numpy(losses)).to(EXACT).numpy()
+    if not math.isfinite(norms.dot(coefficients)):
+        refuse_the_infinite(torch.from_numpy(norms), torch.from_numpy(coefficients))
+    return coefficients

@@ -1,0 +1,199 @@
+"""Any torch module as a model: linear and convolutional layers by hand, everything else through torch.func."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from calibrate.errors import InvalidInput
+from privfair.models.layer_trace import IrregularLayer, LayerTrace, ModuleParts, WholeTrace
+from privfair.models.layout import ParameterLayout
+from privfair.models.model import WeightedGradient
+from privfair.models.module_trial import Route, trace, try_module
+from privfair.models.parts import weigh_parts, weighed
+from privfair.models.record_isolation import refuse_by_name
+from privfair.models.scores import EXACT, cross_entropy, in_working_precision, through_softmax
+from privfair.models.weighing import Weigh
+
+_VALUES_AT_ONCE = 2**26
+"""How many numbers one pass may keep (512 MB in float64); larger batches are cut into pieces."""
+
+
+@final
+class TorchModule:
+    """A user's own module as a model: one tensor in (dimension 0 is the record), one score a class out.
+
+    `build` makes the module; `initial(seed)` calls it under that seed. `example` are at least two made-up records
+    (see `made_up_records`): on them the module is tried once, before it ever sees data. It is refused if records
+    influence one another, and the fast route is taken only if its gradients are those of each record alone.
+
+    Parameters with requires_grad=False stay as built and are not part of theta.
+    """
+
+    def __init__(
+        self, build: Callable[[], nn.Module], example: Tensor, values_at_once: int = _VALUES_AT_ONCE
+    ) -> None:
+        if len(example) < 2:
+            raise InvalidInput(
+                "example", len(example), "must hold at least 2 made-up records", "make up more"
+            )
+        self._build = build
+        self._example = example.to(EXACT) if example.dtype.is_floating_point else example
+        self._values_at_once = values_at_once
+        module = _seeded(build, 0)
+        refuse_by_name(module)
+        self._layout = _layout(module)
+        self._modules = {EXACT: module.to(EXACT)}
+        self._turn = threading.RLock()  # torch.func puts parameters into the module while it runs
+        self._trial = try_module(self._modules[EXACT], self._layout, self.initial(0), self._example)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TorchModule, (self._build, self._example, self._values_at_once)
+
+    @property
+    def size(self) -> int:
+        return self._layout.size
+
+    @property
+    def classes(self) -> int:
+        return self._trial.classes
+
+    @property
+    def route(self) -> Route:
+        """How per-record gradients are found."""
+        return self._trial.route
+
+    def initial(self, seed: int) -> Tensor:
+        """The trainable parameters of a module built under this seed."""
+        module = _seeded(self._build, seed)
+        if _layout(module) != self._layout:
+            rule = "builds modules with different parameters"
+            raise InvalidInput("build", self._build, rule, "let it build the same module each time")
+        return self._layout.join({name: value.to(EXACT) for name, value in _trainable(module)})
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        working = in_working_precision(theta, x)
+        if len(x) == 0:
+            return working.new_zeros((0, self.classes))
+        parameters = self._layout.split(working)
+        with self._turn:
+            module = self._module(working.dtype)
+            return torch.cat([functional_call(module, parameters, (piece,)) for piece in self._pieces(x)])
+
+    def probabilities(self, theta: Tensor, x: Tensor) -> Tensor:
+        return torch.softmax(self.logits(theta, x), dim=1)
+
+    def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
+        """sum_i c_i grad_i; a batch too large for memory is measured first and then summed, piece by piece."""
+
+        def back(piece: Tensor, labels: Tensor) -> tuple[Tensor, ModuleParts]:
+            passed = self._trace(theta, piece)
+            losses, residual = cross_entropy(passed.logits, labels)
+            return losses, passed.parts(residual)
+
+        with self._turn:
+            pieces = list(zip(self._pieces(x), self._pieces(y, like=x), strict=True))
+            if len(pieces) == 1:
+                losses, parts = back(*pieces[0])
+                return weigh_parts(parts, losses, weigh)
+            measured = [(losses, parts.norms()) for losses, parts in (back(*piece) for piece in pieces)]
+            all_losses = _joined([losses for losses, _ in measured])
+            norms = _joined([norms for _, norms in measured])
+            coefficients = weighed(weigh, norms, all_losses)
+            total = torch.zeros(self.size, dtype=EXACT)
+            for piece, own in zip(pieces, self._pieces(coefficients, like=x), strict=True):
+                total += back(*piece)[1].weighted(own)
+        return WeightedGradient(total, norms, all_losses, coefficients)
+
+    def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
+        total = torch.zeros(self.size, dtype=EXACT)
+        with self._turn:
+            for piece, rows in zip(self._pieces(x), self._pieces(coefficients, like=x), strict=True):
+                passed = self._trace(theta, piece)
+                pulled = through_softmax(torch.softmax(passed.logits, dim=1), rows.to(passed.logits.dtype))
+                total += passed.parts(pulled).weighted(torch.ones(len(piece), dtype=EXACT))
+        return total
+
+    def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
+        rows = [torch.zeros(0, len(directions), dtype=EXACT)]
+        with self._turn:
+            for piece in self._pieces(x):
+                passed = self._trace(theta, piece)
+                probabilities = torch.softmax(passed.logits, dim=1)
+                along = [
+                    passed.parts(through_softmax(probabilities, v)).norms()
+                    for v in directions.to(probabilities.dtype)
+                ]
+                rows.append(torch.stack(along, dim=1) if along else torch.zeros(len(piece), 0, dtype=EXACT))
+        return torch.cat(rows)
+
+    def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
+        return self._layout.split(theta)
+
+    def as_module(self, theta: Tensor) -> nn.Module:
+        """The module with these parameters, for use elsewhere."""
+        with self._turn:
+            module = copy.deepcopy(self._module(theta.dtype))
+        module.load_state_dict(self.named_parameters(theta), strict=False)
+        return module
+
+    def _trace(self, theta: Tensor, x: Tensor) -> LayerTrace | WholeTrace:
+        working = in_working_precision(theta, x).detach()
+        rest = (self._module(working.dtype), self._trial.units, self._layout, self._layout.split(working), x)
+        try:
+            return trace(self._trial.route, *rest)
+        except (
+            IrregularLayer
+        ):  # a module may do otherwise at another batch size; the general way is always right
+            return trace(Route.WHOLE_MODULE, *rest)
+
+    def _module(self, dtype: torch.dtype) -> nn.Module:
+        if dtype not in self._modules:
+            self._modules[dtype] = copy.deepcopy(self._modules[EXACT]).to(dtype)
+        return self._modules[dtype]
+
+    def _pieces(self, values: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
+        """Runs of records that one pass can hold in memory."""
+        at_once = max(1, self._values_at_once // self._trial.values_a_record)
+        records = len(values if like is None else like)
+        return (values[start : start + at_once] for start in range(0, records, at_once))
+
+
+def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A module of our own, built under a seed; the caller's random numbers are left as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = build()
+    if not isinstance(module, nn.Module):
+        raise InvalidInput(
+            "build", type(module).__name__, "must return a torch.nn.Module", "return the module itself"
+        )
+    own = copy.deepcopy(module).train()
+    for layer in own.modules():
+        if getattr(layer, "inplace", False) is True:
+            layer.inplace = False  # what a layer returned must stay as it was until its gradient is formed
+    return own
+
+
+def _trainable(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return ((name, value.detach()) for name, value in module.named_parameters() if value.requires_grad)
+
+
+def _layout(module: nn.Module) -> ParameterLayout:
+    layout = ParameterLayout.of(_trainable(module))
+    if layout.size == 0:
+        rule = "has no trainable parameters"
+        raise InvalidInput(
+            "module", type(module).__name__, rule, "set requires_grad=True on what is to be trained"
+        )
+    return layout
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return torch.cat(pieces).to(EXACT) if pieces else torch.zeros(0, dtype=EXACT)
