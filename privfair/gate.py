@@ -71,6 +71,7 @@ class Gate:
         self._valid_until = manifest.document.validity.not_after
         self._round: int | None = None
         self._published = Counter((release.party, release.name) for release in already)
+        self._scales: dict[tuple[str, int], float] = {}
 
     @property
     def round(self) -> int | None:
@@ -109,10 +110,10 @@ class Gate:
         round = self._check_turn(party, contribution.name, declared.publications)
         match declared:
             case GaussianNoise():
-                scale = _scale_after_rounding(declared, values.size, declared.sigma, Norm.L2)
+                scale = self._scale(declared, values.size, declared.sigma, Norm.L2)
                 noisy = self._noise.gaussian(values, scale)
             case LaplaceNoise():
-                scale = _scale_after_rounding(declared, values.size, declared.scale, Norm.L1)
+                scale = self._scale(declared, values.size, declared.scale, Norm.L1)
                 noisy = self._noise.laplace(values, scale)
             case _:
                 assert_never(declared)
@@ -162,6 +163,15 @@ class Gate:
                 return declared
         known = ", ".join(declared.name for declared in self._document.releases)
         raise GateRefused(f"{name!r} is not declared in the manifest; it allows only {known}")
+
+    def _scale(
+        self, declared: GaussianNoise | LaplaceNoise, dimension: int, scale: float, norm: Norm
+    ) -> float:
+        """Exact arithmetic, so worth remembering: it is the same in every round."""
+        key = (declared.name, dimension)
+        if key not in self._scales:
+            self._scales[key] = _scale_after_rounding(declared, dimension, scale, norm)
+        return self._scales[key]
 
     def _check_bound(self, declared: GaussianNoise | LaplaceNoise, given: BoundedContribution) -> None:
         if given.bound > declared.sensitivity * (1 + _ROUNDING):

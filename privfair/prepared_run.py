@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.errors import InvalidInput
+from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.guarantee import NoPrivacyPromised
 from calibrate.manifest.steps import Step
 from calibrate.manifest.trust import TrustFile
@@ -79,7 +80,7 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
     promised = not isinstance(document.guarantee, NoPrivacyPromised)
     if promised:
         plan.refuse_unpromised_keys()
-    model, algorithm = build(plan, data)
+    model, algorithm = build(plan, data, document)
     require_declared(algorithm, document)
     smallest = min(silo.size for silo in document.data.silos)
     return PreparedRun(
@@ -98,8 +99,10 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
     )
 
 
-def build(plan: TrainingPlan, data: TrainingData) -> tuple[Model, Algorithm[Any]]:
-    """Model and algorithm of a plan, from public facts about the data alone."""
+def build(
+    plan: TrainingPlan, data: TrainingData, document: BudgetDocument | None = None
+) -> tuple[Model, Algorithm[Any]]:
+    """Model and algorithm of a plan, from the manifest and public facts about the data alone."""
     first = data.parties[0].data
     model = build_model(plan.model, data.feature_shape, first.classes)
     blueprint = Blueprint(
@@ -108,6 +111,8 @@ def build(plan: TrainingPlan, data: TrainingData) -> tuple[Model, Algorithm[Any]
         privacy={key.replace("_", "-"): value for key, value in plan.file.privacy.items()},
         parties=tuple((silo.name, silo.size) for silo in data.binding.silos),
         groups=first.groups,
+        rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
+        document=document,
         seed=plan.training.seed,
     )
     return model, plan.recipe.build(blueprint)

@@ -213,6 +213,9 @@ class RunSession:
     def _save_model(self, position: Position[Any]) -> None:
         run = self._run
         theta = run.algorithm.theta(position.state)
+        code = run.plan.model.code()
+        if code is not None:
+            replace_file(self._folder.path / str(run.plan.model.file), code)
         save_model(self._folder, run.model, theta, run.data.encoding(), run.promise.text)
 
     def _end(self, position: Position[Any]) -> dict[str, Any]:

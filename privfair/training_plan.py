@@ -156,7 +156,7 @@ def training_plan(file: PlanFile) -> TrainingPlan:
         recipe=recipe,
         data=read_data_plan(file.data, file.folder),
         training=read_section(TrainingOptions, "training", shared),
-        model=read_model_plan(file.training.get("model", "logistic")),
+        model=read_model_plan(file.training.get("model", "logistic"), file.folder),
         own=read_section(options, "training", _only(file.training, key_names(options))),
     )
 

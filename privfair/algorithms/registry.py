@@ -12,6 +12,7 @@ from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 
 if TYPE_CHECKING:
+    from calibrate.manifest.document import BudgetDocument
     from privfair.algorithms.algorithm import Algorithm
     from privfair.models.model import Model
 
@@ -27,13 +28,28 @@ class Blueprint:
     parties: tuple[tuple[str, int], ...]
     """Names and sizes in units, as the manifest binds them."""
     groups: int
+    rounds: int
+    """The updates to make."""
     seed: int
+    document: BudgetDocument | None = None
+    """The verified manifest; None while it is being issued, when only names and shapes matter."""
 
     def needed(self, key: str) -> Any:
         """A parameter of [privacy] that the algorithm cannot do without."""
         if self.privacy.get(key) is None:
             raise InvalidInput(f"[privacy] {key}", None, "is needed to train", f"give {key} under [privacy]")
         return self.privacy[key]
+
+    def require_groups(self) -> None:
+        """Refuse a plan priced for another number of groups than the data's schema has."""
+        planned = self.privacy.get("groups", 2)
+        if planned != self.groups:
+            raise InvalidInput(
+                "[privacy] groups",
+                planned,
+                f"is not the data's {self.groups} groups",
+                f"write groups = {self.groups}",
+            )
 
     @property
     def shares(self) -> dict[str, float]:
@@ -107,19 +123,92 @@ def _gaussian(blueprint: Blueprint) -> Algorithm[Any]:
     return DpFedSgd(blueprint.model, blueprint.options, clip, expected, blueprint.seed)
 
 
+def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.steffle import Steffle, SteffleBounds
+
+    blueprint.require_groups()
+    full = blueprint.privacy.get("sampling") == "full"
+    bounds = SteffleBounds(
+        batch_size=blueprint.needed("silo-size" if full else "batch-size"),
+        minority_fraction=float(blueprint.needed("minority-fraction")),
+        lipschitz=float(blueprint.needed("lipschitz")),
+        w_radius=float(blueprint.needed("w-radius")),
+    )
+    return Steffle(
+        model=blueprint.model,
+        options=blueprint.options,
+        bounds=bounds,
+        weights=blueprint.shares,
+        groups=blueprint.groups,
+        rounds=blueprint.rounds,
+        seed=blueprint.seed,
+    )
+
+
+def _pay_once(blueprint: Blueprint) -> Algorithm[Any]:
+    from calibrate.manifest.mechanism import RandomizedCategory
+    from privfair.algorithms.pay_once import ATTRIBUTE, PayOnce
+    from privfair.fairness.debias import ResponseChannel
+
+    blueprint.require_groups()
+    signed = None if blueprint.document is None else blueprint.document.release(ATTRIBUTE)
+    # Sent in the clear (nothing promised), the responses are the truth.
+    epsilon = signed.epsilon if isinstance(signed, RandomizedCategory) else None
+    return PayOnce(
+        model=blueprint.model,
+        options=blueprint.options,
+        channel=ResponseChannel.of_epsilon(blueprint.groups, epsilon),
+        largest_silo=max(size for _, size in blueprint.parties),
+        weights=blueprint.shares,
+        rounds=blueprint.rounds,
+        seed=blueprint.seed,
+    )
+
+
+def _fedfdp(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
+
+    rate = float(blueprint.needed("sampling-rate"))
+    return FedFdp(
+        model=blueprint.model,
+        options=blueprint.options,
+        weights=blueprint.shares,
+        expected={name: rate * size for name, size in blueprint.parties},
+        clips=FedFdpClips(float(blueprint.needed("clip")), float(blueprint.needed("loss-clip"))),
+        seed=blueprint.seed,
+    )
+
+
+def _fpfl(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.fpfl import Fpfl
+
+    return Fpfl(
+        model=blueprint.model,
+        options=blueprint.options,
+        groups=blueprint.groups,
+        expected_cohort=float(blueprint.needed("cohort")),
+        clip=float(blueprint.needed("clip")),
+        seed=blueprint.seed,
+    )
+
+
+_ATTRIBUTE = PrivacyUnit(Protected.ATTRIBUTE, Relation.REPLACE_ATTRIBUTE)
+_ADDED_RECORD = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
+_ADDED_USER = PrivacyUnit(Protected.USER, Relation.ADD_REMOVE)
+_FAIR = "privfair.algorithms.fair_options"
+
 _RECIPES = {
     recipe.name: recipe
     for recipe in (
+        Recipe("steffle", "privfair.algorithms.steffle_options:SteffleOptions", _steffle, _ATTRIBUTE),
+        Recipe("pay-once", "privfair.algorithms.pay_once_options:PayOnceOptions", _pay_once, _ATTRIBUTE),
+        Recipe("fedfdp", f"{_FAIR}:FedFdpOptions", _fedfdp, _ADDED_RECORD),
+        Recipe("fpfl", f"{_FAIR}:FpflOptions", _fpfl, _ADDED_USER),
+        Recipe("gaussian", f"{_OPTIONS}:GradientOptions", _gaussian, _ADDED_RECORD),
         Recipe("fedsgd", f"{_OPTIONS}:GradientOptions", _fedsgd, _RECORD, baseline=True),
         Recipe("fedavg", f"{_OPTIONS}:FedAvgOptions", _fedavg, _RECORD, baseline=True),
         Recipe(
             "central-erm", f"{_OPTIONS}:CentralErmOptions", _central_erm, _RECORD, baseline=True, central=True
-        ),
-        Recipe(
-            "gaussian",
-            f"{_OPTIONS}:GradientOptions",
-            _gaussian,
-            PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE),
         ),
     )
 }

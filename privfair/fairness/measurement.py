@@ -72,6 +72,8 @@ class Measurement:
             "accuracy_gap": self.accuracy_gap,
         }
         names = self.confusion.group_names
+        accuracy, selected = accuracies(self.confusion), selection_rates(self.confusion)
+        found = true_positive_rates(self.confusion)[:, self.positive]
         rows: dict[str, Any] = {"records": self.confusion.records, "accuracy": _number(self.accuracy)}
         rows |= {name: _number(gap.value) for name, gap in gaps.items()}
         rows["undefined"] = {name: gap.reason for name, gap in gaps.items() if not gap.defined}
@@ -79,9 +81,9 @@ class Measurement:
         rows["groups"] = {
             name: {
                 "records": int(self.confusion.counts[g].sum()),
-                "accuracy": _number(accuracies(self.confusion)[g]),
-                "selection_rates": [_number(rate) for rate in selection_rates(self.confusion)[g]],
-                "false_negative_rate": _number(1 - true_positive_rates(self.confusion)[g, self.positive]),
+                "accuracy": _number(accuracy[g]),
+                "selection_rates": [_number(rate) for rate in selected[g]],
+                "false_negative_rate": _number(1 - found[g]),
             }
             for g, name in enumerate(names)
         }
