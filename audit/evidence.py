@@ -68,7 +68,7 @@ class RunEvidence:
         claimed = read_unverified(envelope)
         plan = read_training_plan(folder.plan)
         data = load_training_data(plan.data, central=plan.recipe.central)
-        model, algorithm = build(plan, data)
+        model, algorithm = build(plan, data, claimed.document)
         return cls(
             folder=folder,
             envelope=envelope,

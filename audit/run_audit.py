@@ -24,7 +24,7 @@ from privfair.ledger import Ledger
 class AuditOptions:
     """How hard to look. `reruns` of 0 leaves the statistical attack out."""
 
-    reruns: int = 4
+    reruns: int = 2
     seed: int = 0
     confidence: float = 0.95
 

@@ -36,7 +36,7 @@ def coin_audit(
     """
     guesses, controls = [], []
     for run in coin_runs(plan, document, runs, seed, progress):
-        decoded = {party: decode(run, party) for party in run.coins}
+        decoded = decode(run)
         guesses.append(_ranked(run, decoded, noisy=True))
         controls.append(_ranked(run, decoded, noisy=False))
     coins = len(guesses[0].strength)

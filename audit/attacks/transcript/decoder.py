@@ -5,7 +5,7 @@ finds more. SteFFLe's `h_W` is linear in the coins,
 
     message = middle + sum over the batch of (coin - 1/2) * difference_i + noise,
 
-and `middle` is the mean of the production contribution on all-zero and on all-one coins.
+and `middle` is the same message with every coin in doubt.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
+from torch.nn.functional import one_hot
 
-from audit.attacks.transcript.rerun import CoinRun, with_coins
+from audit.attacks.transcript.rerun import CoinRun
 from audit.evidence import RunEvidence
 from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise, RandomizedCategory
-from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.steffle import H_W, Steffle
+from privfair.fairness import fermi
 from privfair.fairness.independence import Independence
 
 Scores = NDArray[np.float64]
@@ -38,17 +39,14 @@ class Decoded:
     without_noise: Scores
 
 
-def decode(run: CoinRun, party: str) -> Decoded:
-    """The best guesses this package knows how to make about one silo's coins."""
+def decode(run: CoinRun) -> dict[str, Decoded]:
+    """The best guesses this package knows how to make about every silo's coins."""
     evidence = run.evidence
-    silo = next(one for one in evidence.silos if one.name == party)
     responses = [value for value in evidence.document.releases if isinstance(value, RandomizedCategory)]
     if responses:
-        reported = evidence.transcript.value(0, party, responses[0].name)
-        odds = np.where(np.asarray(reported) == 1, 1.0, -1.0)
-        return Decoded(odds, np.where(run.coins[party] == 1, 1.0, -1.0))
+        return {party: _response(run, party, responses[0].name) for party in run.coins}
     if isinstance(evidence.algorithm, Steffle):
-        return _steffle(evidence, evidence.algorithm, silo)
+        return _steffle(evidence, evidence.algorithm)
     raise UnsupportedCombination(
         f"a coin audit of {evidence.document.algorithm}",
         "its promise is not about the sensitive attribute",
@@ -56,41 +54,75 @@ def decode(run: CoinRun, party: str) -> Decoded:
     )
 
 
-def _steffle(evidence: RunEvidence, algorithm: Steffle, silo: SiloTensors) -> Decoded:
+def _response(run: CoinRun, party: str, name: str) -> Decoded:
+    """A randomised response is its own best guess; all are equally firm."""
+    coins = run.coins[party]
+    reported = np.asarray(run.evidence.transcript.value(0, party, name)).ravel()[: len(coins)]
+    return Decoded(np.where(reported == 1, 1.0, -1.0), np.where(coins == 1, 1.0, -1.0))
+
+
+def _steffle(evidence: RunEvidence, algorithm: Steffle) -> dict[str, Decoded]:
     """Gaussian posterior of the coins given every round's h_W, each projected on the direction in which coins act."""
-    if algorithm.options.fairness is not Independence.DEMOGRAPHIC_PARITY:
+    if algorithm.options.notion is not Independence.DEMOGRAPHIC_PARITY:
         raise UnsupportedCombination(
-            f"a coin audit of {algorithm.options.fairness.value}",
+            f"a coin audit of {algorithm.options.notion.value}",
             "the decoder reads h_W of one block",
             "audit the run with demographic parity",
         )
+    seen = {silo.name: _Seen() for silo in evidence.silos}
     signed = next(v for v in evidence.document.releases if v.name == H_W and isinstance(v, GaussianNoise))
-    zeros, ones = (with_coins(silo, np.full(len(silo), side)) for side in (0, 1))
-    noisy, clean, rows, columns, weights = [], [], [], [], []
     deviation = signed.sigma
-    for place, one in enumerate(evidence.rounds()):
+    for one in evidence.rounds():
         if one.state.frequencies is None:
             continue
-        batch = evidence.batch(one.round, silo)
         direction = _direction(one.state.frequencies)
-        messages = [_h_w(algorithm, one.state, one.step, version, batch) for version in (zeros, ones, silo)]
-        middle = (messages[0] + messages[1]) / 2
-        published = np.asarray(evidence.transcript.value(one.round, silo.name, H_W))
-        noisy.append(_along(published - middle, direction))
-        clean.append(_along(messages[2] - middle, direction))
         deviation = signed.sigma / float(np.linalg.norm(direction))
-        scores = algorithm.model.probabilities(one.state.descent.theta, silo.x[batch]).detach().numpy()
-        classes = scores.shape[1]
-        rows.append(np.repeat(place * classes + np.arange(classes), len(batch)))
-        columns.append(np.tile(batch.numpy(), classes))
-        weights.append((2.0 / algorithm.bounds.batch_size * scores.T).ravel())
-    shape = (max(int(row.max()) for row in rows) + 1, len(silo))
-    matrix = sparse.csr_matrix(
-        (np.concatenate(weights), (np.concatenate(rows), np.concatenate(columns))), shape=shape
-    )
-    observed, quiet = np.concatenate(noisy), np.concatenate(clean)
-    fitted = fitted_deviation(matrix, observed, deviation)
-    return Decoded(log_odds(matrix, observed, fitted), log_odds(matrix, quiet, deviation / 100))
+        for silo in evidence.silos:
+            batch = evidence.batch(one.round, silo)
+            scores = algorithm.model.probabilities(one.state.descent.theta, silo.x[batch]).to(torch.float64)
+            middle, clean = _messages(algorithm, one.state, scores, silo.s[batch])
+            published = np.asarray(evidence.transcript.value(one.round, silo.name, H_W))
+            weights = 2.0 / algorithm.bounds.batch_size * scores.numpy().T
+            seen[silo.name].add(
+                batch.numpy(),
+                weights,
+                _along(published - middle, direction),
+                _along(clean - middle, direction),
+            )
+    return {silo.name: seen[silo.name].decoded(len(silo), deviation) for silo in evidence.silos}
+
+
+class _Seen:
+    """What one silo's rounds told, collected: each round adds one equation a class about the coins of its batch."""
+
+    def __init__(self) -> None:
+        self._columns: list[NDArray[np.int64]] = []
+        self._weights: list[NDArray[np.float64]] = []
+        self._noisy: list[NDArray[np.float64]] = []
+        self._clean: list[NDArray[np.float64]] = []
+
+    def add(
+        self,
+        batch: NDArray[np.int64],
+        weights: NDArray[np.float64],
+        noisy: NDArray[np.float64],
+        clean: NDArray[np.float64],
+    ) -> None:
+        for row in weights:
+            self._columns.append(batch)
+            self._weights.append(row)
+        self._noisy.append(noisy)
+        self._clean.append(clean)
+
+    def decoded(self, records: int, deviation: float) -> Decoded:
+        starts = np.cumsum([0, *(len(row) for row in self._columns)])
+        matrix = sparse.csr_matrix(
+            (np.concatenate(self._weights), np.concatenate(self._columns), starts),
+            shape=(len(starts) - 1, records),
+        )
+        observed, quiet = np.concatenate(self._noisy), np.concatenate(self._clean)
+        fitted = fitted_deviation(matrix, observed, deviation)
+        return Decoded(log_odds(matrix, observed, fitted), log_odds(matrix, quiet, deviation / 100))
 
 
 def log_odds(matrix: sparse.csr_matrix, observed: Scores, deviation: float) -> Scores:
@@ -126,8 +158,16 @@ def _along(message: NDArray[np.float64], direction: NDArray[np.float64]) -> NDAr
     return np.asarray(direction @ message[0] / (direction @ direction))
 
 
-def _h_w(
-    algorithm: Steffle, state: Any, step: int, silo: SiloTensors, batch: torch.Tensor
-) -> NDArray[np.float64]:
-    message = algorithm.contribution(state, step, silo, batch)
-    return next(value.values for value in message.noisy if value.name == H_W)
+def _messages(
+    algorithm: Steffle, state: Any, scores: torch.Tensor, s: torch.Tensor
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """h_W without noise: with every coin in doubt, and with the coins as they fell."""
+    block = torch.zeros_like(s)
+    in_doubt = torch.zeros(len(s), algorithm.groups, dtype=torch.float64)
+    in_doubt[:, :2] = 0.5
+    found = []
+    for membership in (in_doubt, one_hot(s, algorithm.groups).to(torch.float64)):
+        joint = fermi.joint_distribution(scores, membership, block, 1)
+        gradient = fermi.weight_gradient(algorithm.w(state), joint, joint.sum(dim=1), state.frequencies)
+        found.append(gradient.numpy() / algorithm.bounds.batch_size)
+    return found[0], found[1]
