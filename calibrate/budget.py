@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from calibrate.accountants.registry import best_epsilon
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, NotCertified
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Mechanism, NoisyValue, Plan
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
@@ -62,6 +62,11 @@ class CertifiedBudget:
     values: tuple[CalibratedValue, ...]
     joint_noise_multiplier: float | None
     optimality_gap: float | None
+
+    @property
+    def claimed_epsilon(self) -> float:
+        """What may be promised: the target's epsilon, which certified.upper does not exceed."""
+        return self.target.epsilon
 
     def value(self, name: str) -> CalibratedValue:
         for value in self.values:
@@ -150,12 +155,18 @@ def price_plan(
 def _lower_end(
     plan: Plan, reached: Release | None, factor: float, factor_lower: float, target: EpsilonDelta
 ) -> tuple[float, float | None]:
-    """The epsilon that is really reached, and by how much the noise could shrink at best."""
+    """The epsilon that is really reached, and by how much the noise could shrink at best.
+
+    Neither is part of the promise, so a lower end that can't be certified is simply not told.
+    """
     if reached is None:
         return 0.0, None
-    lower = best_epsilon(scaled(reached, factor), plan.unit, target.delta).interval.lower
-    if reached != plan.template():
-        factor_lower = solve_noise(reached, plan.unit, target).factor_lower
+    try:
+        lower = best_epsilon(scaled(reached, factor), plan.unit, target.delta).interval.lower
+        if reached != plan.template():
+            factor_lower = solve_noise(reached, plan.unit, target).factor_lower
+    except NotCertified:
+        return 0.0, None
     return lower, (factor / factor_lower - 1 if factor_lower > 0 else None)
 
 

@@ -14,6 +14,7 @@ from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan, PredictionNoise
+from calibrate.plans.paid_once import with_once
 from calibrate.plans.plan import Mechanism, NoisyValue, Plan, of_one_batch
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
@@ -119,7 +120,7 @@ def _steffle(plan: StefflePlan, own: _Case) -> Iterator[_Case]:
         secret = Sampled(Poisson(plan.batch_size / plan.silo_size, Batch.SECRET), of_one_batch(plan.values()))
         yield _Case(
             "secret Poisson batches, amplified as in DP-SGD",
-            Repeated(secret, plan.rounds),
+            with_once(Repeated(secret, plan.rounds), plan.once()),
             PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE),
             own.value,
             "the plain gradient g shows the batch, and the common part of a record's two messages is not bounded",
@@ -138,7 +139,7 @@ def _fedfdp(plan: FedfdpPlan, own: _Case) -> Iterator[_Case]:
     separate = InSequence(tuple(Sampled(sampling, value.release()) for value in values))
     yield _Case(
         "gradient and loss priced as if on separate batches",
-        Repeated(separate, plan.rounds),
+        with_once(Repeated(separate, plan.rounds), plan.once()),
         plan.unit,
         own.value,
         "both are computed on the same batch",
@@ -170,7 +171,7 @@ def _fpfl(plan: FpflPlan, own: _Case) -> Iterator[_Case]:
         known = Sampled(FixedSize(plan.users, plan.cohort, Batch.REVEALED), own.value.release())
         yield _Case(
             "cohorts known to the observer",
-            Repeated(known, plan.rounds),
+            with_once(Repeated(known, plan.rounds), plan.once()),
             plan.unit,
             own.value,
             "this plan assumes that the aggregator keeps the cohort secret; this is the price if it does not",

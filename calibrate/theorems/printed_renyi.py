@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 
+from calibrate.errors import InvalidInput
+
 Floats = NDArray[np.float64]
 
 _STEP = 0.02
@@ -78,6 +80,14 @@ def fixed_size_epsilon(rate: float, sigma: float, rounds: int, delta: float, lar
 
 def fixed_size_sigma(rate: float, rounds: int, epsilon: float, delta: float, largest: int) -> float:
     """The multiplier at which that accountant answers `epsilon`."""
+    floor = epsilon_from_renyi(largest, 0.0, delta)
+    if epsilon <= floor:
+        raise InvalidInput(
+            "epsilon",
+            epsilon,
+            f"can't be certified at delta = {delta:g} with orders up to {largest}, whatever the noise",
+            f"ask for more than {floor:.3g}, or raise largest_order",
+        )
 
     def excess(log_sigma: float) -> float:
         return fixed_size_epsilon(rate, math.exp(log_sigma), rounds, delta, largest) - epsilon

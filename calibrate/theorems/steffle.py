@@ -8,12 +8,13 @@ from functools import partial
 from typing import assert_never
 
 from calibrate.accountants.registry import best_epsilon
-from calibrate.budget import calibrate_plan, price_plan
+from calibrate.budget import price_plan
 from calibrate.errors import InvalidInput
 from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected, Relation
-from calibrate.releases import Gaussian, Release, Repeated, Sampled, Together
+from calibrate.releases import Gaussian, Release, Repeated, Sampled, Together, joint_gaussian
 from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
+from calibrate.solve_noise import Certificate, solve_noise
 from calibrate.theorems.steffle_sensitivity import (
     Frequencies,
     Radius,
@@ -30,6 +31,9 @@ CITATION = (
 )
 RECORD_ADD_REMOVE = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
 RECORD_REPLACE_ONE = PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
+
+_LEAST_NOISE = 0.2
+"""Below this joint multiplier one single round already costs an epsilon in the tens."""
 
 
 class Reading(Enum):
@@ -59,7 +63,9 @@ _whole = partial(count, least=1)
 _SILO = Parameter("silo_size", 7500, "records in the silo", _whole, ("n",))
 _BATCH = Parameter("batch_size", 256, "records in a batch", _whole, ("m",))
 _ROUNDS = Parameter("rounds", 1172, "rounds", _whole, ("T",))
-_RHO = Parameter("minority_fraction", 0.5, "smallest group's share", open_unit, ("rho",))
+_RHO = Parameter(
+    "minority_fraction", 0.5, "smallest group's share (the paper gives none)", open_unit, ("rho",)
+)
 _GROUPS = Parameter("groups", 2, "number of groups", partial(count, least=2), ("k",))
 _CLASSES = Parameter("classes", 2, "number of classes", partial(count, least=2), ("l",))
 _LIPSCHITZ = Parameter("lipschitz", 1.0, "Lipschitz constant of F in theta", positive, ("L",))
@@ -141,15 +147,16 @@ def _theorem_33(s: Setting) -> Finding:
     joint = (theta**-2 + w**-2) ** -0.5
     interval, story, granted = _price_33(s, theta, w)
     claimed, delta = s.number("epsilon"), s.number("delta")
-    plan = _steffle_plan(s)
-    needed = calibrate_plan(plan, EpsilonDelta(claimed, delta)).joint_noise_multiplier
-    assert needed is not None
     why = (
         f"each of the two releases gets multiplier {w:.4g} (h_W) and {theta:.4g} (h_theta), jointly {joint:.4g};"
-        f" {story} that costs epsilon = {interval.upper:.4g} at delta = {delta:g}, where {claimed:g} is promised;"
-        f" an honest {claimed:g} with this transcript needs a joint multiplier of {needed:.4g}"
-        f" ({needed / joint:.3g} times the noise)"
+        f" {story} that costs {_told(interval)} at delta = {delta:g}, where {claimed:g} is promised"
     )
+    needed = _needed(s)
+    if needed is not None:
+        why += (
+            f"; an honest {claimed:g} with this transcript needs a joint multiplier of {needed:.4g}"
+            f" ({needed / joint:.3g} times the noise)"
+        )
     details = {
         "noise_multiplier_h_W": w,
         "noise_multiplier_h_theta": theta,
@@ -158,6 +165,23 @@ def _theorem_33(s: Setting) -> Finding:
         "least_rounds": _least_rounds(s),
     }
     return Finding(EpsilonComparison(claimed, interval), why, granted, details)
+
+
+def _needed(s: Setting) -> float | None:
+    """The joint multiplier that keeps the promise for the true transcript; None outside the theorem's range."""
+    if not _EPSILON_SMALL.holds(s):
+        return None
+    plan, target = _steffle_plan(s), EpsilonDelta(s.number("epsilon"), s.number("delta"))
+    ratio = plan.joint_noise_ratio()
+    assert ratio is not None
+    return solve_noise(plan.template(), plan.unit, target, Certificate.UPPER).factor * ratio
+
+
+def _told(interval: EpsilonInterval) -> str:
+    """The interval as one number where that is honest, else as a range."""
+    if interval.lower >= 0.95 * interval.upper:
+        return f"epsilon = {interval.upper:.4g}"
+    return f"an epsilon between {interval.lower:.4g} and {interval.upper:.4g}"
 
 
 def _price_33(s: Setting, theta: float, w: float) -> tuple[EpsilonInterval, str, tuple[str, ...]]:
@@ -178,7 +202,7 @@ def _price_33(s: Setting, theta: float, w: float) -> tuple[EpsilonInterval, str,
         case Drawn.POISSON:
             rate = s.whole("batch_size") / s.whole("silo_size")
             secret = Repeated(Sampled(Poisson(rate, Batch.SECRET), both), s.whole("rounds"))
-            interval = best_epsilon(secret, RECORD_ADD_REMOVE, delta).interval
+            interval = _amplified(secret, both, delta, revealed.upper)
             return interval, "granting secret Poisson batches and the usual pair,", granted
         case Drawn.SHUFFLED:
             averages = _epoch_averages(s, theta, w)
@@ -188,6 +212,18 @@ def _price_33(s: Setting, theta: float, w: float) -> tuple[EpsilonInterval, str,
             return EpsilonInterval(min(lower, revealed.upper), revealed.upper), story, granted
         case _:
             assert_never(drawn)
+
+
+def _amplified(release: Release, values: Together, delta: float, ceiling: float) -> EpsilonInterval:
+    """The cost of a secretly sampled release; at most `ceiling`, its cost when the batches are known.
+
+    Next to no noise there is nothing to amplify: then only the ceiling is told, and nothing is computed.
+    """
+    joint = joint_gaussian(values)
+    if joint is None or joint.noise_multiplier < _LEAST_NOISE:
+        return EpsilonInterval(0.0, ceiling)
+    priced = best_epsilon(release, RECORD_ADD_REMOVE, delta).interval
+    return EpsilonInterval(min(priced.lower, ceiling), min(priced.upper, ceiling))
 
 
 def _epoch_averages(s: Setting, theta: float, w: float) -> Release | None:
@@ -219,14 +255,14 @@ def _theorem_c2(s: Setting) -> Finding:
     if s.choice("batch", Batch) is Batch.REVEALED:
         interval, story = upper, "known batches, drawn with replacement,"
     else:
-        once = -math.expm1(m * math.log1p(-1 / n))
-        drawn = Sampled(Poisson(once, Batch.SECRET), Together((Gaussian(multiplier), Gaussian(multiplier))))
-        reached = best_epsilon(Repeated(drawn, rounds), RECORD_ADD_REMOVE, delta).interval.lower
-        interval = EpsilonInterval(min(reached, upper.upper), upper.upper)
+        once = 1.0 if n == 1 else -math.expm1(m * math.log1p(-1 / n))
+        pair = Together((Gaussian(multiplier), Gaussian(multiplier)))
+        drawn = Repeated(Sampled(Poisson(once, Batch.SECRET), pair), rounds)
+        interval = EpsilonInterval(_amplified(drawn, pair, delta, upper.upper).lower, upper.upper)
         story = "secret batches, drawn with replacement,"
     why = (
         f"each of the two releases gets multiplier {multiplier:.4g}, jointly {multiplier / math.sqrt(2):.4g}; with"
-        f" {story} the cost lies between {interval.lower:.4g} and {interval.upper:.4g}, where {claimed:g} is promised"
+        f" {story} that costs {_told(interval)} at delta = {delta:g}, where {claimed:g} is promised"
     )
     return Finding(EpsilonComparison(claimed, interval), why, details={"noise_multiplier": multiplier})
 
