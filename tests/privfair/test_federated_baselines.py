@@ -1,0 +1,241 @@
+"""FedProx, SCAFFOLD, FedDyn, q-FFL and agnostic learning, each against its defining equations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from privfair.algorithms.agnostic_fl import AgnosticFl, on_simplex
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.algorithms.baseline_options import (
+    AgnosticOptions,
+    FedDynOptions,
+    FedProxOptions,
+    QFflOptions,
+    ScaffoldOptions,
+)
+from privfair.algorithms.client_gradients import NOISY, ClippedSums
+from privfair.algorithms.client_losses import GRADIENT, LOSS, ClippedPairs
+from privfair.algorithms.feddyn import FedDyn
+from privfair.algorithms.fedprox import FedProx
+from privfair.algorithms.q_ffl import QFfl
+from privfair.algorithms.scaffold import Scaffold
+from privfair.contribution import Published
+from privfair.models.logistic import LogisticRegression
+
+FEATURES, RECORDS = 3, 30
+WEIGHTS = {"north": 0.7, "south": 0.3}
+MODEL = LogisticRegression(FEATURES)
+
+
+def _silo(name: str) -> SiloTensors:
+    generator = torch.Generator().manual_seed(len(name) + (7 if name == "south" else 0))
+    x = torch.randn(RECORDS, FEATURES, generator=generator, dtype=torch.float64)
+    lean = 1.5 if name == "south" else -0.5
+    y = (x @ torch.tensor([1.0, lean, 0.3], dtype=torch.float64) + 0.5 * lean > 0).long()
+    return SiloTensors(name, x, y, y)
+
+
+SILOS = {name: _silo(name) for name in WEIGHTS}
+
+
+def _loss(theta: Tensor, name: str) -> Tensor:
+    score = SILOS[name].x @ theta[:-1] + theta[-1]
+    return torch.nn.functional.binary_cross_entropy_with_logits(score, SILOS[name].y.double())
+
+
+def _gradient(theta: Tensor, name: str) -> Tensor:
+    point = theta.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(_loss(point, name), point)
+    return gradient
+
+
+def _run(algorithm: Algorithm[Any], rounds: int) -> list[Any]:
+    states = [algorithm.start()]
+    for round in range(rounds):
+        received = {}
+        for name, silo in SILOS.items():
+            message = algorithm.contribution(states[-1], round, silo, torch.arange(RECORDS))
+            values = {c.name: c.values for c in message.noisy} | dict(message.clear or {})
+            received[name] = {n: Published(round, name, n, np.array(v)) for n, v in values.items()}
+        states.append(algorithm.update(states[-1], received))
+    return states
+
+
+def _average(rows: dict[str, Tensor]) -> Tensor:
+    return sum(WEIGHTS[name] * row for name, row in rows.items())  # type: ignore[return-value]
+
+
+def test_fedprox_descends_on_the_loss_with_the_proximal_term() -> None:
+    algorithm = FedProx(MODEL, FedProxOptions(learning_rate=0.3, local_steps=4, proximal=0.8), WEIGHTS)
+    states = _run(algorithm, 8)
+    theta = algorithm.theta(states[0])
+    for _ in range(2):
+        rows = {}
+        for name in WEIGHTS:
+            local = theta.clone()
+            for _ in range(4):
+                point = local.clone().requires_grad_()
+                objective = _loss(point, name) + 0.4 * (point - theta).square().sum()
+                (gradient,) = torch.autograd.grad(objective, point)
+                local = local - 0.3 * gradient
+            rows[name] = local
+        theta = _average(rows)
+    np.testing.assert_allclose(algorithm.theta(states[-1]), theta, rtol=1e-9)
+
+
+def test_scaffold_follows_algorithm_1_with_option_two() -> None:
+    options = ScaffoldOptions(learning_rate=0.2, local_steps=3, server_rate=0.9)
+    algorithm = Scaffold(MODEL, options, WEIGHTS)
+    states = _run(algorithm, 9)
+    x = algorithm.theta(states[0])
+    controls = {name: torch.zeros_like(x) for name in WEIGHTS}
+    for _ in range(3):
+        common, rows = _average(controls), {}
+        for name in WEIGHTS:
+            y = x.clone()
+            for _ in range(3):
+                y = y - 0.2 * (_gradient(y, name) - controls[name] + common)
+            rows[name] = y
+        controls = {name: controls[name] - common + (x - rows[name]) / (3 * 0.2) for name in WEIGHTS}
+        x = x + 0.9 * (_average(rows) - x)
+    np.testing.assert_allclose(algorithm.theta(states[-1]), x, rtol=1e-9)
+    np.testing.assert_allclose(states[-1].controls[1], controls["south"], rtol=1e-8)
+
+
+def test_feddyn_follows_its_equations() -> None:
+    alpha, rate = 0.4, 0.3
+    options = FedDynOptions(learning_rate=rate, local_steps=5, regularisation=alpha)
+    algorithm = FedDyn(MODEL, options, WEIGHTS)
+    states = _run(algorithm, 15)
+    theta = algorithm.theta(states[0])
+    own, drift = {name: torch.zeros_like(theta) for name in WEIGHTS}, torch.zeros_like(theta)
+    for _ in range(3):
+        rows = {}
+        for name in WEIGHTS:
+            local = theta.clone()
+            for _ in range(5):
+                point = local.clone().requires_grad_()
+                objective = (
+                    _loss(point, name) - own[name] @ point + alpha / 2 * (point - theta).square().sum()
+                )
+                (gradient,) = torch.autograd.grad(objective, point)
+                local = local - rate * gradient
+            rows[name] = local
+        own = {name: own[name] - alpha * (rows[name] - theta) for name in WEIGHTS}
+        drift = drift - alpha * (_average(rows) - theta)
+        theta = _average(rows) - drift / alpha
+    np.testing.assert_allclose(algorithm.theta(states[-1]), theta, rtol=1e-9)
+
+
+def test_feddyn_stands_still_where_its_gradients_are_known() -> None:
+    """Where each d_k is the client's own gradient, local steps stand still, whatever the clients' optima."""
+    algorithm = FedDyn(MODEL, FedDynOptions(learning_rate=0.2, local_steps=1, regularisation=0.5), WEIGHTS)
+    state = algorithm.start()
+    best = torch.tensor([0.4, -0.2, 0.1, 0.3], dtype=torch.float64)
+    gradients = torch.stack([_gradient(best, name) for name in WEIGHTS])
+    state = type(state)(type(state.models)(best), gradients, torch.zeros_like(best))
+    received = {}
+    for name, silo in SILOS.items():
+        message = algorithm.contribution(state, 0, silo, torch.arange(RECORDS))
+        assert message.clear is not None
+        received[name] = {n: Published(0, name, n, np.array(v)) for n, v in message.clear.items()}
+    np.testing.assert_allclose(algorithm.theta(algorithm.update(state, received)), best, atol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("q", [0.0, 1.0, 2.5])
+def test_q_ffl_takes_the_papers_step(q: float, steps: int) -> None:
+    rate = 0.4
+    algorithm = QFfl(MODEL, QFflOptions(learning_rate=rate, local_steps=steps, exponent=q), WEIGHTS)
+    states = _run(algorithm, 2 * steps)
+    theta = algorithm.theta(states[0])
+    for _ in range(2):
+        top, bottom = torch.zeros_like(theta), 0.0
+        for name, share in WEIGHTS.items():
+            local = theta.clone()
+            for _ in range(steps):
+                local = local - rate * _gradient(local, name)
+            delta, loss = (theta - local) / rate, float(_loss(theta, name))
+            top = top + share * loss**q * delta
+            bottom += share * (q * loss ** (q - 1) * float(delta @ delta) + loss**q / rate)
+        theta = theta - top / bottom
+    np.testing.assert_allclose(algorithm.theta(states[-1]), theta, rtol=1e-9)
+
+
+def test_q_zero_is_fedavg() -> None:
+    ours = QFfl(MODEL, QFflOptions(learning_rate=0.4, local_steps=2, exponent=0.0), WEIGHTS)
+    plain = FedProx(MODEL, FedProxOptions(learning_rate=0.4, local_steps=2, proximal=0.0), WEIGHTS)
+    np.testing.assert_allclose(ours.theta(_run(ours, 6)[-1]), plain.theta(_run(plain, 6)[-1]), rtol=1e-10)
+
+
+def test_agnostic_learning_descends_and_ascends() -> None:
+    algorithm = AgnosticFl(MODEL, AgnosticOptions(learning_rate=0.3, weight_rate=0.5), WEIGHTS)
+    states = _run(algorithm, 4)
+    theta, mixture = algorithm.theta(states[0]), np.array([0.7, 0.3])
+    for state in states[1:]:
+        losses = np.array([float(_loss(theta, name)) for name in WEIGHTS])
+        step = sum(m * _gradient(theta, name) for m, name in zip(mixture, WEIGHTS, strict=True))
+        theta = theta - 0.3 * step
+        moved = mixture + 0.5 * losses
+        mixture = minimize(
+            lambda p, to=moved: np.square(p - to).sum(),
+            mixture,
+            bounds=[(0, 1)] * 2,
+            constraints={"type": "eq", "fun": lambda p: p.sum() - 1},
+            options={"ftol": 1e-15},
+        ).x
+        np.testing.assert_allclose(state.mixture, mixture, atol=1e-6)
+        np.testing.assert_allclose(state.theta, theta, rtol=1e-5)
+        mixture = state.mixture
+        theta = state.theta
+
+
+def test_the_projection_is_the_nearest_point_of_the_simplex() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        values = generator.normal(0, 2, 5)
+        found = on_simplex(values)
+        assert found.sum() == pytest.approx(1.0)
+        assert (found >= 0).all()
+        others = generator.dirichlet(np.ones(5), 200)
+        assert np.square(others - values).sum(axis=1).min() >= np.square(found - values).sum() - 1e-12
+    np.testing.assert_allclose(on_simplex(np.array([0.2, 0.8])), [0.2, 0.8])
+
+
+@pytest.mark.parametrize("kind", ["fedprox", "scaffold", "feddyn", "q-ffl", "agnostic"])
+def test_with_a_wide_clip_the_private_form_takes_the_same_steps(kind: str) -> None:
+    """Clipped sums over the expected size are plain means if nothing is clipped and the batch is as expected."""
+    sizes = dict.fromkeys(WEIGHTS, float(RECORDS))
+    sums, pairs = ClippedSums(1e3, sizes), ClippedPairs(1e3, 1e3, sizes)
+    plain, private = {
+        "fedprox": lambda: (
+            FedProx(MODEL, FedProxOptions(), WEIGHTS),
+            FedProx(MODEL, FedProxOptions(), WEIGHTS, sums),
+        ),
+        "scaffold": lambda: (
+            Scaffold(MODEL, ScaffoldOptions(), WEIGHTS),
+            Scaffold(MODEL, ScaffoldOptions(), WEIGHTS, sums),
+        ),
+        "feddyn": lambda: (
+            FedDyn(MODEL, FedDynOptions(), WEIGHTS),
+            FedDyn(MODEL, FedDynOptions(), WEIGHTS, sums),
+        ),
+        "q-ffl": lambda: (QFfl(MODEL, QFflOptions(), WEIGHTS), QFfl(MODEL, QFflOptions(), WEIGHTS, pairs)),
+        "agnostic": lambda: (
+            AgnosticFl(MODEL, AgnosticOptions(), WEIGHTS),
+            AgnosticFl(MODEL, AgnosticOptions(), WEIGHTS, pairs),
+        ),
+    }[kind]()
+    np.testing.assert_allclose(
+        private.theta(_run(private, 10)[-1]), plain.theta(_run(plain, 10)[-1]), rtol=1e-7, atol=1e-9
+    )
+    assert private.clear_values() == ()
+    assert set(private.shapes()) == (
+        {NOISY} if kind in ("fedprox", "scaffold", "feddyn") else {GRADIENT, LOSS}
+    )
