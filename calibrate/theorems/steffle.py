@@ -247,9 +247,8 @@ def _theorem_c2(s: Setting) -> Finding:
     n, m, rounds, delta = s.whole("silo_size"), s.whole("batch_size"), s.whole("rounds"), s.number("delta")
     claimed = s.number("epsilon")
     multiplier = m / n * math.sqrt(2 * rounds * math.log(1 / delta)) / claimed
-    both = Together(
-        (Gaussian(2 * multiplier), Gaussian(2 * multiplier))
-    )  # relative to L/m, of which two are moved
+    # The multiplier is relative to the distance 2L/m; the release counts in contributions L/m.
+    both = Together((Gaussian(2 * multiplier), Gaussian(2 * multiplier)))
     revealed = Repeated(Sampled(WithReplacement(n, m, Batch.REVEALED), both), rounds)
     upper = best_epsilon(revealed, RECORD_REPLACE_ONE, delta).interval
     if s.choice("batch", Batch) is Batch.REVEALED:

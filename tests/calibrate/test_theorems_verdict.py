@@ -141,3 +141,14 @@ def test_an_unknown_id_is_refused_with_the_nearest_one() -> None:
 def test_mismatched_lists_are_refused() -> None:
     with pytest.raises(InvalidInput, match="rounds"):
         theorem_named("fedfdp.section-VIII.rounds").judge({"sigmas": "1,2"})
+
+
+def test_settings_at_the_edge_are_answered_or_refused_by_name() -> None:
+    assert theorem_named("steffle.theorem-C.2").judge({"n": 1, "m": 1, "T": 100}).to_json()["true_epsilon"]
+    with pytest.raises(InvalidInput, match="largest_order"):
+        theorem_named("fpfl.algorithm-1").judge({"epsilon": 0.001})
+    huge = theorem_named("steffle.theorem-3.3").judge(
+        {"epsilon": 200, "batch": "secret", "sampling": "poisson"}
+    )
+    assert isinstance(huge, NotApplicable)
+    assert huge.broken[0].startswith("epsilon <= 2 ln(1/delta)")

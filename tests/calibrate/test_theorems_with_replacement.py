@@ -14,7 +14,7 @@ def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
     return float(np.maximum(p - np.exp(epsilon) * q, 0).sum() * STEP)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     records=st.integers(2, 200),
     draws=st.integers(1, 60),
