@@ -1,6 +1,6 @@
 """What ledger and transcript cost a run of 1,200 rounds x 3 silos x 2 values of 200 numbers.
 
-    python tests/benchmarks/ledger_speed.py [--folder DIR] [--repeats N] [--postgres URL]
+    python tests/benchmarks/ledger_speed.py [--folder DIR] [--repeats N] [--blocks N ..] [--postgres URL]
 
 Prints the tables of docs/benchmarks/ledger.md. No noise is drawn. The peer, in the same process and on
 the same disk, is a bare SQLite table with the same durability that commits once a round. Repeats are
@@ -29,7 +29,7 @@ from privfair.transcript import Transcript, TranscriptHeader, TranscriptWriter, 
 ROUNDS = 1200
 PARTIES = ("silo a", "silo b", "silo c")
 VALUES = (ValueSpec("weights", (200,)), ValueSpec("fairness", (200,)))
-BLOCKS = (1, 4, 8, 16, 32, 64, 128, 1200)
+BLOCKS = (1, 8, 16, 32, 64, 128, 1200)
 ARRAYS = [np.random.default_rng(0).normal(size=200) + number for number in range(ROUNDS)]
 
 
@@ -101,12 +101,12 @@ def row(name: str, times: list[float], against: float) -> str:
     return f"| {name} | {middle:.2f} | {min(times):.2f} to {max(times):.2f} | {against / middle:.1f} |"
 
 
-def measure(folder: Path, repeats: int, location: str | None) -> None:
+def measure(folder: Path, repeats: int, blocks: tuple[int, ...], location: str | None) -> None:
     ledger = Ledger.open(location or folder / "ledger.db", folder / "anchor")
     times: dict[str, list[float]] = {"peer, one commit a round": []}
     for _ in range(repeats):
         times["peer, one commit a round"].append(seconds(lambda: peer(folder)))
-        for block in BLOCKS:
+        for block in blocks:
             took = seconds(lambda block=block: run(ledger, folder, block))  # type: ignore[misc]
             times.setdefault(f"block of {block}", []).append(took)
     against = statistics.median(times["peer, one commit a round"])
@@ -115,7 +115,7 @@ def measure(folder: Path, repeats: int, location: str | None) -> None:
     )
     print("| what | seconds, median | range | times faster than the peer |\n| --- | ---: | ---: | ---: |")
     for name, some in times.items():
-        print(row(name, some, against))
+        print(row(name, some, against), flush=True)
 
 
 def measure_reading(folder: Path, runs: int = 20) -> None:
@@ -144,14 +144,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to be measured")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--postgres", default=None, help="postgresql+psycopg://... to measure as well")
+    parser.add_argument("--blocks", type=int, nargs="+", default=BLOCKS)
+    parser.add_argument("--postgres", default=None, help="postgresql+psycopg://... to measure instead")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        measure(Path(name), options.repeats, None)
-        measure_reading(Path(name))
-    if options.postgres:
-        with tempfile.TemporaryDirectory(dir=options.folder) as name:
-            measure(Path(name), options.repeats, options.postgres)
+        measure(Path(name), options.repeats, tuple(options.blocks), options.postgres)
+        if options.postgres is None:
+            measure_reading(Path(name))
 
 
 if __name__ == "__main__":
