@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.terms import Terms, valid_for
@@ -70,6 +70,7 @@ def issue_manifest(
     issuing = Issuing(out, key_path, silos, valid_days, why, research_noise)
     subject = _subject(file, issuing, budget.plan)
     _require_allowed(subject, budget.plan.unit)
+    _require_covered(subject)
     terms = _terms(file, issuing, subject, _clear_values(subject, budget.plan.rounds), _clips(budget.plan))
     return _sign(document_from_budget(budget, terms), issuing)
 
@@ -171,6 +172,17 @@ def _named_size(text: str) -> tuple[str, int]:
 def _require_allowed(subject: _Subject, unit: PrivacyUnit) -> None:
     if subject.data is not None:
         subject.data.require_allowed(unit)
+
+
+def _require_covered(subject: _Subject) -> None:
+    """Refuse a promise beside a plain value that the protected unit can influence: no noise elsewhere mends that."""
+    for value in () if subject.algorithm is None else subject.algorithm.clear_values():
+        if value.depends_on_unit:
+            raise UnsupportedCombination(
+                f"a promise beside {value.name!r} in the clear",
+                f"it depends on the protected unit ({value.why.rstrip('.')})",
+                "change that, or have a manifest signed that promises nothing",
+            )
 
 
 def _clear_values(subject: _Subject, rounds: int) -> tuple[InTheClear, ...]:
