@@ -19,6 +19,7 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import Run, VerifiedManifest, authenticate, verify
 from calibrate.sampling import Batch, Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.algorithms.phases import Drawing
 from privfair.algorithms.registry import Blueprint
 from privfair.metrics import HeldOutRecords
 from privfair.model_plan import build_model
@@ -46,6 +47,7 @@ class PreparedRun:
     silos: tuple[SiloTensors, ...]
     held_out: HeldOutRecords
     sampling: Sampling | None
+    """How batches are drawn; None for full batches, and for an algorithm that draws its own parts."""
     updates: int
 
     @property
@@ -82,7 +84,6 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
         plan.refuse_unpromised_keys()
     model, algorithm = build(plan, data, document)
     require_declared(algorithm, document)
-    smallest = min(silo.size for silo in document.data.silos)
     return PreparedRun(
         plan=plan,
         plan_bytes=plan_bytes,
@@ -94,7 +95,7 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
         algorithm=algorithm,
         silos=data.tensors(plan.model.dtype),
         held_out=HeldOutRecords(data.test, plan.model.dtype, plan.training.positive),
-        sampling=declared_sampling(document) if promised else plan.unpromised_sampling(smallest),
+        sampling=_sampling(plan, document, algorithm, promised),
         updates=plan.updates(document.rounds),
     )
 
@@ -110,12 +111,23 @@ def build(
         options=plan.own,
         privacy={key.replace("_", "-"): value for key, value in plan.file.privacy.items()},
         parties=tuple((silo.name, silo.size) for silo in data.binding.silos),
+        clients=data.clients,
         groups=first.groups,
         rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
         document=document,
         seed=plan.training.seed,
     )
     return model, plan.recipe.build(blueprint)
+
+
+def _sampling(
+    plan: TrainingPlan, document: BudgetDocument, algorithm: Algorithm[Any], promised: bool
+) -> Sampling | None:
+    if isinstance(algorithm, Drawing):
+        return None
+    if promised:
+        return declared_sampling(document)
+    return plan.unpromised_sampling(min(silo.size for silo in document.data.silos))
 
 
 def _plan_bytes(path: Path) -> bytes:

@@ -22,6 +22,7 @@ from calibrate.manifest.mechanism import InTheClear
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.phases import Replying
 from privfair.contribution import BoundedContribution, Published
+from privfair.drawn_participation import DrawnParticipation
 from privfair.gate import Gate
 from privfair.ledger import Claim
 from privfair.participation import Participation
@@ -54,7 +55,7 @@ class Rounds(Generic[State]):
         self,
         algorithm: Algorithm[State],
         silos: tuple[SiloTensors, ...],
-        participations: Mapping[str, Participation],
+        participations: Mapping[str, Participation | DrawnParticipation],
         document: BudgetDocument,
         gate: Gate,
         claim: Claim,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
 from calibrate.errors import Refused
+from privfair.algorithms.phases import Drawing
 from privfair.batch_record import BatchHeader, BatchRecord, BatchWriter
 from privfair.checkpoint import load_checkpoint, save_checkpoint
+from privfair.drawn_participation import DrawnParticipation
 from privfair.gate import Gate, open_gate
 from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, Ledger, UnknownClaim
 from privfair.ledger.durable import replace_file
@@ -168,13 +170,18 @@ class RunSession:
         self._measure(position, last=position.step == run.updates)
         return position
 
-    def _participations(self, claim: Claim) -> tuple[dict[str, Participation], BatchWriter | None]:
+    def _participations(
+        self, claim: Claim
+    ) -> tuple[Mapping[str, Participation | DrawnParticipation], BatchWriter | None]:
         run, path = self._run, self._folder.batches
         sources = {
             name: word_source(run.manifest.document, run.plan.training.seed, name, claim.session)
             for name in run.sizes
         }
         recorded, writer = None, None
+        if isinstance(run.algorithm, Drawing):
+            drawn = {s.name: DrawnParticipation(s, run.algorithm, sources[s.name]) for s in run.silos}
+            return drawn, None
         if run.batches_recorded:
             assert run.sampling is not None
             label = next(iter(sources.values())).label

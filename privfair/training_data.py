@@ -39,6 +39,8 @@ class TrainingData:
     users: UserRecords | None = None
     delimiter: str = ","
     """Of the training files, and so of the files to predict from."""
+    clients: tuple[tuple[str, int], ...] = ()
+    """Whose records a central party holds, one client after the other: names and sizes."""
 
     @property
     def binding(self) -> DataBinding:
@@ -69,7 +71,9 @@ class TrainingData:
     def tensors(self, dtype: torch.dtype) -> tuple[SiloTensors, ...]:
         """The parties' training records; features in the model's own number format."""
         owners = None if self.users is None else torch.from_numpy(_owners(self.users))
-        return tuple(_tensors(silo, dtype, owners) for silo in self.parties)
+        sizes = torch.tensor([size for _, size in self.clients])
+        clients = torch.repeat_interleave(torch.arange(len(sizes)), sizes) if self.clients else None
+        return tuple(_tensors(silo, dtype, owners, clients) for silo in self.parties)
 
     def encoding(self) -> dict[str, Any]:
         """How a record becomes features, for `privfair predict`."""
@@ -98,8 +102,11 @@ def load_training_data(plan: DataPlan, *, central: bool = False) -> TrainingData
         users = _by_user(plan.users, parts.train.pooled(), plan.seed)
         party = Silos((Silo(USERS, users.data),))
         return TrainingData(party, parts.test, standardisation, users, delimiter)
-    parties = Silos((Silo(CENTRAL, parts.train.pooled()),)) if central else parts.train
-    return TrainingData(parties, parts.test, standardisation, None, delimiter)
+    if not central:
+        return TrainingData(parts.train, parts.test, standardisation, None, delimiter)
+    clients = tuple(zip(parts.train.names, parts.train.sizes, strict=True))
+    parties = Silos((Silo(CENTRAL, parts.train.pooled()),))
+    return TrainingData(parties, parts.test, standardisation, None, delimiter, clients)
 
 
 def _train_test(plan: DataPlan, own: OwnFormat | None) -> TrainTest:
@@ -154,7 +161,9 @@ def _owners(users: UserRecords) -> IntArray:
     return np.repeat(np.arange(len(users), dtype=np.int64), users.records_per_user)
 
 
-def _tensors(silo: Silo, dtype: torch.dtype, owners: torch.Tensor | None) -> SiloTensors:
+def _tensors(
+    silo: Silo, dtype: torch.dtype, owners: torch.Tensor | None, clients: torch.Tensor | None
+) -> SiloTensors:
     data = silo.data
     return SiloTensors(
         name=silo.name,
@@ -162,4 +171,5 @@ def _tensors(silo: Silo, dtype: torch.dtype, owners: torch.Tensor | None) -> Sil
         y=torch.from_numpy(np.array(data.label)),
         s=torch.from_numpy(np.array(data.group)),
         unit_of_row=owners,
+        client_of_row=clients,
     )

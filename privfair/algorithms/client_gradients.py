@@ -28,7 +28,7 @@ PLAIN, NOISY = "gradient", "value_1"
 class ClippedSums:
     """Each record's gradient clipped to `clip`, added up, divided by the public expected batch size of its client.
 
-    Guarantee: adding or removing a record moves a client's sum by at most `clip`; a `gaussian` manifest prices the noise.
+    Guarantee: adding or removing a record moves a client's sum by at most `clip`, which a `gaussian` manifest prices.
     """
 
     clip: float

@@ -83,13 +83,13 @@ class MmdFedAvg:
     def clear_values(self) -> tuple[ClearValue, ...]:
         values = []
         if not self.options.compared.bounded:
-            why = "Unbounded scores can't be made private; they are sent without noise."
+            why = 'Unbounded scores can\'t be made private: score = "probability" or "miss" can.'
             values += [ClearValue(name, why, True) for name in PREDICTIONS]
         if self.terms.update_clip is None:
-            why = "Updates are sent as they are: no update clip is set."
+            why = "Updates go out as they are unless users, cohort and update-clip are given."
             values.append(ClearValue(UPDATES, why, True))
         if self.terms.counts_in_the_clear:
-            why = "The cells' sizes are sent as they are, in a run without privacy."
+            why = "Exact group counts go out unless histogram-noise-ratio pays or group-shares are public."
             values.append(ClearValue(HISTOGRAM, why, True))
         return tuple(values)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from privfair.algorithms import fair_recipes
 
 if TYPE_CHECKING:
     from calibrate.manifest.document import BudgetDocument
@@ -31,6 +32,8 @@ class Blueprint:
     rounds: int
     """The updates to make."""
     seed: int
+    clients: tuple[tuple[str, int], ...] = ()
+    """Names and sizes of the clients whose records a central party collects."""
     document: BudgetDocument | None = None
     """The verified manifest; None while it is being issued, when only names and shapes matter."""
 
@@ -165,33 +168,6 @@ def _pay_once(blueprint: Blueprint) -> Algorithm[Any]:
     )
 
 
-def _fedfdp(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
-
-    rate = float(blueprint.needed("sampling-rate"))
-    return FedFdp(
-        model=blueprint.model,
-        options=blueprint.options,
-        weights=blueprint.shares,
-        expected={name: rate * size for name, size in blueprint.parties},
-        clips=FedFdpClips(float(blueprint.needed("clip")), float(blueprint.needed("loss-clip"))),
-        seed=blueprint.seed,
-    )
-
-
-def _fpfl(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.fpfl import Fpfl
-
-    return Fpfl(
-        model=blueprint.model,
-        options=blueprint.options,
-        groups=blueprint.groups,
-        expected_cohort=float(blueprint.needed("cohort")),
-        clip=float(blueprint.needed("clip")),
-        seed=blueprint.seed,
-    )
-
-
 _ATTRIBUTE = PrivacyUnit(Protected.ATTRIBUTE, Relation.REPLACE_ATTRIBUTE)
 _ADDED_RECORD = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
 _ADDED_USER = PrivacyUnit(Protected.USER, Relation.ADD_REMOVE)
@@ -202,8 +178,9 @@ _RECIPES = {
     for recipe in (
         Recipe("steffle", "privfair.algorithms.steffle_options:SteffleOptions", _steffle, _ATTRIBUTE),
         Recipe("pay-once", "privfair.algorithms.pay_once_options:PayOnceOptions", _pay_once, _ATTRIBUTE),
-        Recipe("fedfdp", f"{_FAIR}:FedFdpOptions", _fedfdp, _ADDED_RECORD),
-        Recipe("fpfl", f"{_FAIR}:FpflOptions", _fpfl, _ADDED_USER),
+        Recipe("fedfdp", f"{_FAIR}:FedFdpOptions", fair_recipes.fedfdp, _ADDED_RECORD),
+        Recipe("fpfl", f"{_FAIR}:FpflOptions", fair_recipes.fpfl, _ADDED_USER),
+        Recipe("mmd-fedavg", f"{_FAIR}:MmdFedAvgOptions", fair_recipes.mmd_fedavg, _RECORD, central=True),
         Recipe("gaussian", f"{_OPTIONS}:GradientOptions", _gaussian, _ADDED_RECORD),
         Recipe("fedsgd", f"{_OPTIONS}:GradientOptions", _fedsgd, _RECORD, baseline=True),
         Recipe("fedavg", f"{_OPTIONS}:FedAvgOptions", _fedavg, _RECORD, baseline=True),

@@ -1,0 +1,106 @@
+"""From a plan to the fair algorithms of the papers; torch is imported only when one is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from calibrate.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from privfair.algorithms.algorithm import Algorithm
+    from privfair.algorithms.mmd_terms import CountsInTheClear, PaidCounts, PublicShares
+    from privfair.algorithms.registry import Blueprint
+    from privfair.fairness.kernels import Noise
+
+
+def fedfdp(blueprint: Blueprint) -> Algorithm[Any]:
+    """FedFDP; without a clip (and so without a promise) FedFair."""
+    from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
+
+    _refuse_normalisation(blueprint)
+    clip, clips, rate = blueprint.privacy.get("clip"), None, 1.0
+    if clip is not None:
+        clips = FedFdpClips(float(clip), float(blueprint.needed("loss-clip")))
+        rate = float(blueprint.needed("sampling-rate"))
+    expected = {name: rate * size for name, size in blueprint.parties}
+    return FedFdp(blueprint.model, blueprint.options, blueprint.shares, expected, clips, blueprint.seed)
+
+
+def fpfl(blueprint: Blueprint) -> Algorithm[Any]:
+    """FPFL and its ladder; without a clip (and so without a promise) FL and FFL."""
+    from privfair.algorithms.fpfl import Fpfl
+
+    _refuse_normalisation(blueprint)
+    clip = blueprint.privacy.get("clip")
+    return Fpfl(
+        model=blueprint.model,
+        options=blueprint.options,
+        groups=blueprint.groups,
+        expected_cohort=float(blueprint.needed("cohort")),
+        clip=None if clip is None else float(clip),
+        seed=blueprint.seed,
+    )
+
+
+def mmd_fedavg(blueprint: Blueprint) -> Algorithm[Any]:
+    """MMD-fair FedAvg; what noise does to the kernel is read off the manifest."""
+    from privfair.algorithms.mmd_fedavg import MmdFedAvg
+    from privfair.algorithms.mmd_terms import MmdTerms
+
+    if blueprint.groups != 2:
+        raise InvalidInput("groups", blueprint.groups, "must be 2 for an MMD", "compare two groups")
+    clients = tuple(size for _, size in blueprint.clients)
+    users = blueprint.privacy.get("users")
+    if users is not None and users != len(clients):
+        raise InvalidInput(
+            "[privacy] users",
+            users,
+            f"is not the data's {len(clients)} clients",
+            f"write users = {len(clients)}",
+        )
+    clip = blueprint.privacy.get("update-clip")
+    terms = MmdTerms(
+        clients=clients,
+        samples=blueprint.needed("samples-per-group"),
+        cohort=blueprint.privacy.get("cohort") or len(clients),
+        counts=_counts(blueprint),
+        update_clip=None if clip is None else float(clip),
+        noise=_prediction_noise(blueprint),
+        smallest_cell=blueprint.privacy.get("group-size") or 1,
+    )
+    return MmdFedAvg(blueprint.model, blueprint.options, terms, blueprint.seed)
+
+
+def _counts(blueprint: Blueprint) -> PublicShares | PaidCounts | CountsInTheClear:
+    from privfair.algorithms.mmd_terms import CountsInTheClear, PaidCounts, PublicShares
+
+    if blueprint.options.group_shares is not None:
+        return PublicShares(blueprint.options.group_shares)
+    paid = blueprint.privacy.get("histogram-noise-ratio") is not None
+    return PaidCounts() if paid else CountsInTheClear()
+
+
+def _prediction_noise(blueprint: Blueprint) -> Noise | None:
+    """The signed noise of the predictions; None where nothing is promised, or while the manifest is being issued."""
+    from calibrate.manifest import mechanism
+    from privfair.algorithms.mmd_fedavg import PREDICTIONS
+    from privfair.fairness.kernels import GaussianNoise, LaplaceNoise
+
+    if blueprint.document is None:
+        return None
+    signed = blueprint.document.release(PREDICTIONS[0])
+    if isinstance(signed, mechanism.GaussianNoise):
+        return GaussianNoise(signed.sigma)
+    if isinstance(signed, mechanism.LaplaceNoise):
+        return LaplaceNoise(signed.scale)
+    return None
+
+
+def _refuse_normalisation(blueprint: Blueprint) -> None:
+    if blueprint.privacy.get("normalisation-noise-ratio") is not None:
+        raise InvalidInput(
+            "[privacy] normalisation-noise-ratio",
+            blueprint.privacy["normalisation-noise-ratio"],
+            "pays for statistics that training does not publish",
+            "drop it: features are scaled by the public bounds of their schema",
+        )

@@ -1,0 +1,192 @@
+"""FedFDP, FPFL and MMD-fair FedAvg from a plan through a signed budget to a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibrate.errors import InvalidInput, UnsupportedCombination
+from privfair.replay import read_sessions, replay
+from privfair.run_session import Progress
+from privfair.training import prepare
+from privfair.transcript import Transcript
+from tests.privfair.small_runs import Desk
+
+DATA = """
+[data]
+files = ["north.csv", "south.csv", "west.csv"]
+schema = "schema.toml"
+"""
+TARGET = "\n[target]\nepsilon = 8.0\ndelta = 1e-5\n"
+
+FEDFDP = """
+[privacy]
+sampling-rate = 0.2
+rounds = {rounds}
+clip = 1.0
+loss-clip = 2.0
+loss-noise-ratio = 2.5
+"""
+FPFL = """
+[privacy]
+users = 200
+cohort = 40
+rounds = {rounds}
+clip = 3.0
+sampling = "{sampling}"
+"""
+USERS = """
+[data.users]
+kind = "poisson"
+mean = 2.0
+"""
+MMD = """
+[privacy]
+group-size = 50
+samples-per-group = 20
+rounds = {rounds}
+mechanism = "{mechanism}"
+users = 3
+cohort = 2
+update-clip = 0.5
+histogram-noise-ratio = 4.0
+"""
+
+
+def _plan(algorithm: str, privacy: str, training: str, target: bool = True, users: bool = False) -> str:
+    # Sections after the algorithm's name, in any order.
+    return (
+        f'algorithm = "{algorithm}"\n'
+        + (TARGET if target else "")
+        + privacy
+        + DATA
+        + (USERS if users else "")
+        + "\n[training]\n"
+        + training
+    )
+
+
+PLANS = {
+    "fedfdp": _plan("fedfdp", FEDFDP.format(rounds=12), "fairness = 0.5\nlocal-steps = 2\n"),
+    "fpfl, fixed": _plan(
+        "fpfl", FPFL.format(rounds=12, sampling="fixed"), 'choice = "best-published"\n', users=True
+    ),
+    "fpfl, poisson": _plan(
+        "fpfl", FPFL.format(rounds=12, sampling="poisson"), 'notion = "equalised-odds"\n', users=True
+    ),
+    "mmd, gaussian": _plan(
+        "mmd-fedavg", MMD.format(rounds=8, mechanism="gaussian"), 'correction = "none"\nkernel-width = 1.0\n'
+    ),
+    "mmd, laplace": _plan("mmd-fedavg", MMD.format(rounds=8, mechanism="laplace"), "kernel-width = 5.0\n"),
+    "fedfair": _plan("fedfdp", "", "rounds = 10\nbatch-size = 32\nlearning-rate = 1.0\n", target=False),
+    "ffl": _plan(
+        "fpfl",
+        "\n[privacy]\ncohort = 40\n",
+        'rounds = 10\nsampling = "fixed"\nbatch-size = 40\n',
+        target=False,
+        users=True,
+    ),
+    "mmd, no privacy": _plan(
+        "mmd-fedavg",
+        "\n[privacy]\nsamples-per-group = 20\n",
+        'rounds = 10\nkernel = "energy"\nscore = "logit"\nlocal-epochs = 2\n',
+        target=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(PLANS))
+def test_trained_from_a_plan(name: str, tmp_path: Path) -> None:
+    """Calibrated, signed, claimed and trained; every declared value is in the transcript as often as signed."""
+    desk = Desk.at(tmp_path, PLANS[name])
+    result = desk.train(desk.budget())
+    summary = result.summary
+    assert summary["rounds"]["steps"] == summary["rounds"]["planned_steps"]
+    assert result.accuracy is not None
+    assert 0.3 < result.accuracy <= 1
+    transcript = Transcript.read(result.run / "transcript.bin")
+    prepared = prepare(desk.plan, desk.folder / "budget.json", desk.trust)
+    assert {spec.name for spec in transcript.header.values} == set(prepared.algorithm.shapes())
+    once = {"attribute_histogram"}
+    for spec_number, spec in enumerate(transcript.header.values):
+        times = sum(key.name == spec_number for key in transcript.keys) / len(transcript.header.parties)
+        assert times == (1 if spec.name in once else summary["rounds"]["steps"])
+
+
+@pytest.mark.parametrize("name", ["fedfdp", "fpfl, fixed", "mmd, gaussian"])
+def test_an_interrupted_run_goes_on(name: str, tmp_path: Path) -> None:
+    """Stopped in the middle and resumed: the states follow from the transcript, in both halves."""
+
+    class Stop(Exception):
+        pass
+
+    def after_five(progress: Progress) -> None:
+        if progress.step == 5:
+            raise Stop
+
+    plan = PLANS[name].replace("[training]\n", "[training]\nblock = 3\n")
+    desk = Desk.at(tmp_path, plan.replace("rounds = 12", "rounds = 16").replace("rounds = 8", "rounds = 12"))
+    budget = desk.budget()
+    with pytest.raises(Stop):
+        desk.train(budget, progress=after_five)
+    result = desk.train(budget, resume=True)
+    prepared = prepare(desk.plan, budget, desk.trust)
+    transcript = Transcript.read(result.run / "transcript.bin")
+    *_, last = replay(prepared.algorithm, transcript, read_sessions(result.run / "sessions.jsonl"))
+    assert last.step == result.summary["rounds"]["steps"]
+    assert last.step > 5
+    assert np.isfinite(prepared.algorithm.theta(last.state).numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("training", "error", "says"),
+    [
+        ('kernel = "energy"', UnsupportedCombination, "gaussian"),
+        ("kernel-width = 0.001", InvalidInput, "wider kernel"),
+    ],
+)
+def test_a_private_run_that_cannot_be_private_spends_nothing(
+    training: str, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    plan = _plan("mmd-fedavg", MMD.format(rounds=4, mechanism="gaussian"), training + "\n")
+    desk = Desk.at(tmp_path, plan)
+    budget = desk.budget()
+    with pytest.raises(error, match=says):
+        desk.train(budget)
+    assert not desk.ledger.exists()
+
+
+@pytest.mark.parametrize(
+    ("privacy", "training", "says"),
+    [
+        (MMD, 'score = "logit"\n', "probability"),
+        (MMD, 'criterion = "risk-parity"\nscore = "log-loss"\n', "miss"),
+        (MMD.replace("users = 3\ncohort = 2\nupdate-clip = 0.5\n", ""), "seed = 0\n", "update-clip"),
+    ],
+)
+def test_no_budget_is_signed_beside_plain_values(
+    privacy: str, training: str, says: str, tmp_path: Path
+) -> None:
+    plan = _plan("mmd-fedavg", privacy.format(rounds=4, mechanism="gaussian"), training)
+    with pytest.raises(UnsupportedCombination, match=says):
+        Desk.at(tmp_path, plan).budget()
+
+
+def test_counts_that_nobody_paid_for_are_refused(tmp_path: Path) -> None:
+    unpaid = MMD.replace("histogram-noise-ratio = 4.0\n", "").format(rounds=4, mechanism="gaussian")
+    desk = Desk.at(tmp_path, _plan("mmd-fedavg", unpaid, 'correction = "none"\n'))
+    with pytest.raises(UnsupportedCombination, match="histogram-noise-ratio"):
+        desk.budget()
+    public = _plan("mmd-fedavg", unpaid, 'correction = "none"\ngroup-shares = [0.5, 0.5]\n')
+    other = Desk.at(tmp_path / "public", public)
+    assert other.train(other.budget()).accuracy is not None
+
+
+def test_paying_for_statistics_that_nobody_publishes_is_refused(tmp_path: Path) -> None:
+    desk = Desk.at(
+        tmp_path, _plan("fedfdp", FEDFDP.format(rounds=4) + "normalisation-noise-ratio = 2.0\n", "seed = 0\n")
+    )
+    with pytest.raises(InvalidInput, match="normalisation-noise-ratio"):
+        desk.budget()
