@@ -37,6 +37,8 @@ _COEFFICIENT_ROUNDINGS = 8.0
 """Absolute error of one Fourier coefficient of a probability vector, in units of roundoff * log2(N)."""
 _STEP_ROUNDINGS = 256.0
 """Relative error of one step's normaliser, in units of roundoff."""
+_TERM_ROUNDINGS = 64.0
+"""Relative error of one term of the final sum, in units of roundoff."""
 _FIXED_SLACK = 1e-10
 """Relative error of the final sum, on top of the above."""
 _LARGEST_LENGTH = 1 << 25
@@ -102,35 +104,42 @@ class LatticeComposition:
         return max(0.0, delta - math.exp(-self.tilt * self.period) * (1 + 1e-9))
 
     def _sum(self, epsilon: float) -> tuple[float, float]:
-        """(1/N) sum_k G_k I_k(eps) and a bound on its error (rounding and left-out frequencies)."""
+        """(1/N) sum_k G_k I_k(eps) and a bound on its error (rounding and left-out frequencies).
+
+        I_k is the difference of two geometric series with ratios a r and a exp(-h) r (a = exp(-c h), r the
+        rotation). On a common denominator its numerator is exp(-c u) ((1 - exp(-u)) + a r (exp(-u) - exp(-h)))
+        with u the distance from epsilon to the next lattice point: no cancellation, also far in the tail.
+        """
         first = math.floor(epsilon / self.step) + 1
         start = first * self.step - epsilon
         turns = self.frequency * ((first - self.shift) % self.length) % self.length
-        low, high, largest = self._series
-        c = self.tilt
-        terms = (low * math.exp(-c * start) - high * math.exp(-(c + 1) * start)) * np.exp(self._turn * turns)
+        rotation, over_denominator = self._series
+        decay = math.exp(-self.tilt * self.step)
+        rest = decay * (math.expm1(-start) - math.expm1(-self.step))
+        numerator = math.exp(-self.tilt * start) * (-math.expm1(-start) + rest * rotation)
+        terms = over_denominator * numerator * np.exp(self._turn * turns)
         value = float(terms.real.sum()) / self.length
-        rounding = float(np.abs(terms) @ self.wobble) / self.length
-        return value, rounding + largest * self.left_out / self.length
+        wobble = self.wobble + _TERM_ROUNDINGS * UNIT_ROUNDOFF
+        # |I_k| is at most I_0, because the summand is positive, and that at most 1 / (1 - a).
+        left_out = self.left_out / -math.expm1(-self.tilt * self.step)
+        return value, (float(np.abs(terms) @ wobble) + left_out) / self.length
 
     @property
     def _turn(self) -> complex:
         return 2j * math.pi / self.length
 
     @cached_property
-    def _series(self) -> tuple[NDArray[np.complex128], NDArray[np.complex128], float]:
-        """What of G_k I_k does not depend on epsilon: one geometric series for each exponential in I_k.
+    def _series(self) -> tuple[NDArray[np.complex128], NDArray[np.complex128]]:
+        """What of G_k I_k does not depend on epsilon: the rotation, and G_k over the common denominator.
 
-        Real data: each frequency but 0 and N/2 stands for itself and its conjugate. Last: the largest |I_k|,
-        which is I_0 because the summand is positive, at most 1 / (1 - exp(-c step)).
+        Real data: each frequency but 0 and N/2 stands for itself and its conjugate.
         """
-        rotation = np.exp(self._turn * self.frequency)
+        turned = self._turn * self.frequency
         single = (self.frequency == 0) | (2 * self.frequency == self.length)
         weighted = self.transform * np.where(single, 1.0, 2.0)
-        decay = math.exp(-self.tilt * self.step)
-        low = weighted / (1 - decay * rotation)
-        high = weighted / (1 - decay * math.exp(-self.step) * rotation)
-        return low, high, 1 / (1 - decay)
+        low = np.expm1(turned - self.tilt * self.step)
+        high = np.expm1(turned - (self.tilt + 1) * self.step)
+        return np.exp(turned), weighted / (low * high)
 
 
 def compose(laws: CountedLaws, step: float, window: Window) -> LatticeComposition:

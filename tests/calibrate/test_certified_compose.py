@@ -76,6 +76,21 @@ def test_loss_above_a_short_window_is_not_lost() -> None:
     assert short.delta_lower(0.2) <= truth
 
 
+@pytest.mark.parametrize("epsilon", [1e-6, 6e-6, 1e-5])
+def test_a_delta_far_below_the_tilted_bulk_keeps_its_digits(epsilon: float) -> None:
+    """One step of a tiny rate: the tilted sum is 1e-9 and less, so sloppy series would drown it."""
+    law, tilt, step = SubsampledRemoval(1e-7, 1.05), 19_000.0, 5e-8
+    edges = lattice_edges(law.nodes(tilt), law.span(-60.0), step, tilt, narrowest=step)
+    lattice = pessimistic(law, edges, step)
+    truth = (
+        math.fsum(lattice.mass * np.maximum(0.0, -np.expm1(epsilon - lattice.index * step)))
+        + lattice.infinite
+    )
+    result = compose([(lattice, 1)], step, Window(epsilon, tilt, 1e-4, -28.0, 3.4e-3, 1e-12))
+    assert truth * (1 - 1e-12) <= result.delta_upper(epsilon) <= truth * (1 + 1e-3)
+    assert truth * (1 - 1e-3) <= result.delta_lower(epsilon) <= truth * (1 + 1e-12)
+
+
 def test_rounding_stays_far_inside_the_stated_slack() -> None:
     """The same sum in extended precision, after a million steps of a real law."""
     law, tilt, step, count = SubsampledRemoval(0.01, 20.0), 6.0, 1e-5, 1_000_000
