@@ -120,8 +120,17 @@ def _sharp_price(counts: GuessCounts, wrong: float, tail: float) -> float:
     """tail (1 - tail) / (v P[W = v]), which equals (1 - q) / (E[W | W >= v] - E[W | W < v]); at most 1 - q."""
     mass = float(np.exp(log_masses(np.array([float(counts.correct)]), counts.guesses, wrong))[0])
     if mass == 0:
-        return wrong
+        return min(wrong, _price_far_out(counts, wrong))
     return min(wrong, tail * (1 - tail) / (counts.correct * mass))
+
+
+def _price_far_out(counts: GuessCounts, wrong: float) -> float:
+    """Where P[W = v] underflows above the mean.
+
+    Each mass is at most `step` times the one before, so tail / mass <= 1 / (1 - step).
+    """
+    step = (counts.guesses - counts.correct) / (counts.correct + 1) * (1 - wrong) / wrong
+    return 1 / (counts.correct * (1 - step)) if step < 1 else math.inf
 
 
 def _published_price(counts: GuessCounts, wrong: float) -> float:

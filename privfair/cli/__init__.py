@@ -17,6 +17,7 @@ _COMMANDS = {
     "ledger": "what was claimed, charged and released",
     "manifest": "sign, verify and read a budget",
     "predict": "the predictions of a trained model",
+    "report": "one page about a run, for a privacy officer",
     "theorems": "which published privacy theorems hold, computed",
     "train": "train under a signed budget",
 }

@@ -24,7 +24,42 @@ CALIBRATIONS = (
 )
 """One calibration an algorithm, shown before the run."""
 
+_STEFFLE = """algorithm = "steffle"
+
+[target]
+epsilon = 1.0
+delta = 1e-5
+
+[privacy]
+silo-size = 7500
+{privacy}minority-fraction = 0.39
+{data}
+[training]
+group-frequencies = [0.396, 0.604]      # public: men and women in the data's own documentation
+{training}"""
+
 PLANS = {
+    "steffle": "# SteFFLe on few full batches: what a silo sends protects one record's sensitive attribute.\n"
+    + _STEFFLE.format(
+        privacy='sampling = "full"\nrounds = 60\nlipschitz = 0.5\nw-radius = 0.5\n',
+        data=_DATA,
+        training="measure-every = 10\n",
+    ),
+    "pay-once": f"""# Pay once: randomised response on the attribute, then training for free.
+algorithm = "pay-once"
+
+[target]
+epsilon = 1.0
+delta = 1e-5
+
+[privacy]
+groups = 2
+rounds = 100
+{_DATA}
+[training]
+fairness = 20.0
+measure-every = 10
+""",
     "gaussian": f"""# DP-SGD in every silo: one record is protected.
 algorithm = "gaussian"
 
@@ -43,4 +78,8 @@ measure-every = 10
 """,
 }
 
-AS_PRINTED = ""
+AS_PRINTED = "# SteFFLe with the settings and the noise of its paper.\n" + _STEFFLE.format(
+    privacy='batch-size = 256\nrounds = 1172\nlipschitz = 1.0\nw-radius = 1.0\nsampling = "shuffled"\n',
+    data=_DATA,
+    training='learning-rate = 0.25\nmomentum = 0.0\nw-step = 1e-5\nw-center = "origin"\nmeasure-every = 100\n',
+)

@@ -35,6 +35,7 @@ class Demo:
         budget = self._sign(algorithm, as_printed)
         trained = self._train()
         self._refusals()
+        verdict, report = self._audit()
         result = {
             "budget": budget,
             "train": {
@@ -42,6 +43,8 @@ class Demo:
                 "demographic_parity": trained["demographic_parity"],
                 "rounds": trained["rounds"],
             },
+            "audit": {key: verdict[key] for key in ("verdict", "epsilon_lower", "confidence")},
+            "report": str(report),
             "folder": str(self.folder),
         }
         if not self._quiet:
@@ -82,6 +85,27 @@ class Demo:
             for text in trained["not_protected"]:
                 click.echo(f"  - {text}")
         return trained
+
+    def _audit(self) -> tuple[dict[str, Any], Path]:
+        self._say("The audit: does the run keep its promise?")
+        words = (
+            "audit",
+            self._path("run"),
+            "--trust",
+            self._path("trust.json"),
+            "--ledger",
+            self._path("ledger.db"),
+        )
+        out = self._path("audit.json")
+        try:
+            self._show(*words, "--reruns", "1", "--out", out)
+        except SystemExit as stop:  # exit code 1 is the verdict "violated", which is an answer, not a failure
+            if stop.code != 1:
+                raise
+        report = self._path("report.html")
+        self._show("report", self._path("run"), "--audit", out, "--out", report)
+        verdict: dict[str, Any] = json.loads(out.read_text("utf-8"))
+        return verdict, report
 
     def _refusals(self) -> None:
         self._say("A budget is spent once, and a changed one is worth nothing")

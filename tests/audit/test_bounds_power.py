@@ -114,3 +114,13 @@ def test_rates_are_probabilities() -> None:
         OneRunDesign(10, 10, 1.1)
     with pytest.raises(InvalidInput, match="false-positive rate"):
         RepeatedDesign(10, 10, -0.1, 0.0)
+
+
+def test_overwhelming_evidence_refutes_although_its_probability_underflows() -> None:
+    claim = EpsilonDeltaCurve(1.0, 1e-5)
+    values = [
+        OneRun().p_value(GuessCounts(45_000, 45_000, right), claim) for right in (34_000, 40_000, 45_000)
+    ]
+    assert values == sorted(values, reverse=True)
+    assert values[-1] < 1e-4
+    assert power_at(1.0, 1e-5, OneRun(), OneRunDesign(45_000, 45_000, 1.0)) == 1.0
