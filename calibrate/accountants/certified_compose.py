@@ -90,18 +90,22 @@ class LatticeComposition:
     def delta_upper(self, epsilon: float) -> float:
         """Delta at `epsilon`, rounded up; a certificate if the laws were pessimistic."""
         value, error = self._sum(epsilon)
-        bound = (max(value, 0.0) + error) * (1 + self.relative_slack) + math.exp(-self.tilt * self.period)
+        bound = (max(value, 0.0) + error) * (1 + self._slack(epsilon)) + math.exp(-self.tilt * self.period)
         return _safe_exp(self.log_normaliser - self.tilt * epsilon + math.log(bound)) + self.infinite
 
     def delta_lower(self, epsilon: float) -> float:
         """Delta at `epsilon`, rounded down; a certificate if the laws were optimistic."""
         value, error = self._sum(epsilon)
         wrapped = _above(self.surplus, epsilon + self.period) + math.exp(-self.tilt * self.period)
-        bound = (value - error - wrapped) * (1 - self.relative_slack)
+        bound = (value - error - wrapped) * (1 - self._slack(epsilon))
         if bound <= 0:
             return 0.0
         delta = _safe_exp(self.log_normaliser - self.tilt * epsilon + math.log(bound))
         return max(0.0, delta - math.exp(-self.tilt * self.period) * (1 + 1e-9))
+
+    def _slack(self, epsilon: float) -> float:
+        """Relative rounding error of exp(log M - c eps) times the sum."""
+        return self.relative_slack + 8 * UNIT_ROUNDOFF * (abs(self.log_normaliser) + self.tilt * epsilon)
 
     def _sum(self, epsilon: float) -> tuple[float, float]:
         """(1/N) sum_k G_k I_k(eps) and a bound on its error (rounding and left-out frequencies).

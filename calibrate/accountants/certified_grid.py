@@ -91,7 +91,7 @@ def pessimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw
     loss: Floats = edges.astype(np.float64) * step
     buckets = law.buckets(loss)
     mass = buckets.p + buckets.p_error
-    excess = mass - (buckets.q - buckets.q_error) * np.exp(loss[:-1])
+    excess = mass - (buckets.q - buckets.q_error) * np.exp(loss[:-1]) + _edge_error(loss) * mass
     upper_share = np.clip(excess / -np.expm1(-np.diff(loss)), 0.0, mass)
     nodes = np.zeros(len(edges))
     nodes[:-1] += mass - upper_share
@@ -99,6 +99,11 @@ def pessimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw
     nodes[0] += buckets.below
     index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _split(atom, step)])
     return LatticeLaw(index, masses, buckets.above + law.unbounded_mass)
+
+
+def _edge_error(loss: Floats) -> Floats:
+    """Relative error of an excess over the lower edge because of the rounding of exp(edge) and of the widths."""
+    return 8 * UNIT_ROUNDOFF * (1 + np.maximum(np.abs(loss[1:]), np.abs(loss[:-1])))
 
 
 def optimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw:
@@ -110,6 +115,7 @@ def optimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw:
     buckets = law.buckets(halves)
     p = np.maximum(buckets.p - buckets.p_error, 0.0).reshape(-1, 2)
     q = (buckets.q + buckets.q_error).reshape(-1, 2) * np.exp(loss[:-1])[:, None]
+    q += _edge_error(loss)[:, None] * p
     p = np.where(p > q, p, 0.0)  # a half-bucket whose ratio is lost in rounding is dropped
     q = np.where(p > 0, q, 0.0)
     nodes = _lowered_chords(p, q, np.diff(loss))

@@ -41,7 +41,7 @@ def normal_masses(x: Floats, mean: float, deviation: float) -> tuple[Floats, Flo
         np.where(both_right, tail[:-1] - tail[1:], 1.0 - tail[1:] - tail[:-1]),
     )
     wobble = _ROUNDINGS * UNIT_ROUNDOFF * tail * (1.0 + u * u)
-    error = wobble[1:] + wobble[:-1] + UNIT_ROUNDOFF * mass
+    error = wobble[1:] + wobble[:-1] + 4 * UNIT_ROUNDOFF * np.abs(mass)
     below = 1.0 - tail[0] if right[0] else tail[0] + wobble[0]
     above = tail[-1] + wobble[-1] if right[-1] else 1.0 - tail[-1]
     return np.maximum(mass, 0.0), error, float(below), float(above)
