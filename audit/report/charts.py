@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 460, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 14, 42
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 22, 14, 42
 _COLOURS = ("#1f5fa8", "#c05621", "#2f855a", "#6b46c1")
 _TICKS = 4
 
@@ -67,7 +67,7 @@ def _axes(left: float, right: float, low: float, high: float, place) -> list[str
 
 def _upright(text: str) -> str:
     middle = _HEIGHT / 2
-    turned = f'x="14" y="{middle}" transform="rotate(-90 14 {middle})"'
+    turned = f'x="12" y="{middle}" transform="rotate(-90 12 {middle})"'
     return f'<text {turned} text-anchor="middle">{escape(text)}</text>'
 
 
