@@ -149,7 +149,7 @@ def _sampled_gaussian(rate: float, z: float, step: float) -> _Buckets:
     def loss(x: float) -> float:
         return float(np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * z * z)))
 
-    first, edges = _grid(math.log1p(-rate), loss(1 + _DEVIATIONS * z), step)
+    first, edges = _grid(loss(-_DEVIATIONS * z), loss(1 + _DEVIATIONS * z), step)
     above = np.maximum(edges - math.log1p(-rate), 0.0)
     with np.errstate(divide="ignore"):
         # exp(e) = 1 - q + q t  <=>  log t = log(1-q) - log q + log(expm1(e - log(1-q)))

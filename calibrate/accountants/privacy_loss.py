@@ -43,6 +43,8 @@ _LARGEST_GRID = 1_000_000
 _RELATIVE_SLACK = 1e-7
 _LARGEST_EXPONENT = 700.0
 _TAIL = 1e-15
+_ONE_STAGE = 10_000
+"""Longer repetitions of a pair with few grid points are composed as blocks of blocks."""
 
 
 @dataclass(frozen=True)
@@ -107,18 +109,38 @@ def _enclosure(lower: float, upper: float) -> EpsilonInterval:
 
 
 def _composed(cost: PairCounts, build: Callable[[DominatingPair, float], Any], step: float) -> Any:
-    parts = (build(pair, step).self_compose(times, _TAIL) for pair, times in cost.counts)
+    parts = (_repeated(build(pair, step), times, _blocks(pair, times, step)) for pair, times in cost.counts)
     return reduce(lambda first, second: first.compose(second, _TAIL), parts)
+
+
+def _repeated(loss: Any, times: int, blocks: int) -> Any:
+    """times-fold composition, as that many equal blocks (and a rest) where it is long."""
+    if blocks == 1:
+        return loss.self_compose(times, _TAIL)
+    block, rest = divmod(times, blocks)
+    composed = loss.self_compose(block, _TAIL).self_compose(blocks, _TAIL)
+    return composed.compose(loss.self_compose(rest, _TAIL), _TAIL) if rest else composed
+
+
+def _blocks(pair: DominatingPair, times: int, step: float) -> int:
+    """Into how many blocks a long composition is cut.
+
+    dp-accounting sizes its transform by Chernoff bounds at orders fitted to the number of grid points; with few
+    points and many rounds those orders are far too large, and so is the transform.
+    """
+    short = _loss_range(pair) / step < 6 * math.sqrt(times)
+    return math.isqrt(times) if short and times > _ONE_STAGE else 1
 
 
 def _allowance(cost: PairCounts, step: float, delta: float) -> float:
     """What truncation and rounding can add to or take from `delta`.
 
-    Each composition may cut off or wrap around two tails of `_TAIL`; a T-fold power of the transform carries
-    an error of about T unit roundoffs; and the masses, second differences of a curve divided by the step,
-    carry a relative error of about one roundoff over the step each.
+    Each composition, and each block of a long one, may cut off or wrap around two tails of `_TAIL`; a T-fold
+    power of the transform carries an error of about T unit roundoffs; and the masses, second differences of a
+    curve divided by the step, carry a relative error of about one roundoff over the step each.
     """
-    absolute = 4 * _TAIL * 2 * len(cost.counts) + cost.rounds * 2.0**-52 + 1e-13
+    cuts = sum(4 + math.isqrt(n) for _, n in cost.counts)
+    absolute = 2 * _TAIL * cuts + cost.rounds * 2.0**-52 + 1e-13
     return absolute + delta * (_RELATIVE_SLACK + cost.rounds * 2.0**-53 / step)
 
 
@@ -165,10 +187,10 @@ def _loss_range(pair: DominatingPair) -> float:
     match pair:
         case GaussianPair(mu):
             return mu**2 + 11 * mu
-        case SubsampledGaussianPair(rate, z) | FixedSizeReplacePair(rate, z):
-            return math.log1p(rate) + max(0.0, z**-2 + 11 / z + math.log(rate))
-        case SubsampledReplacePair(rate, z):
-            return 2 * math.log1p(rate) + max(0.0, z**-2 + 11 / z + math.log(rate))
+        case SubsampledGaussianPair(rate, z) | FixedSizeReplacePair(rate, z) | SubsampledReplacePair(rate, z):
+            far = z**-2 + 11 / z
+            above = far + math.log(rate + (1 - rate) * math.exp(-far))
+            return above + (min(far, -math.log1p(-rate)) if rate < 1 else far)
         case MixedGaussianPair(components):
             return max(mu**2 + 11 * mu for _, mu in components)
         case LaplacePair(scale):
