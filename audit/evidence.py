@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified
@@ -46,6 +47,7 @@ class RunEvidence:
     """A run folder, opened and understood."""
 
     folder: RunFolder
+    plan_path: Path
     envelope: bytes
     document: BudgetDocument
     manifest_digest: str
@@ -61,16 +63,21 @@ class RunEvidence:
     batches: BatchRecord | None
 
     @classmethod
-    def read(cls, path: Path, trust: TrustFile | None = None) -> RunEvidence:
-        """Open a run folder; refused with a reason where a file is missing or damaged."""
+    def read(cls, path: Path, trust: TrustFile | None = None, plan_path: Path | None = None) -> RunEvidence:
+        """Open a run folder; refused with a reason where a file is missing or damaged.
+
+        `plan_path` is the plan in its own place, for a plan that names data files relative to it.
+        """
         folder = RunFolder.existing(path)
+        plan_path = _same_plan(folder, plan_path)
         envelope = folder.manifest.read_bytes()
         claimed = read_unverified(envelope)
-        plan = read_training_plan(folder.plan)
+        plan = read_training_plan(plan_path)
         data = load_training_data(plan.data, central=plan.recipe.central)
         model, algorithm = build(plan, data, claimed.document)
         return cls(
             folder=folder,
+            plan_path=plan_path,
             envelope=envelope,
             document=claimed.document,
             manifest_digest=claimed.digest,
@@ -106,3 +113,16 @@ class RunEvidence:
             units = len(silo) if silo.unit_of_row is None else int(silo.unit_of_row.max()) + 1
             return torch.arange(units)
         return torch.from_numpy(np.asarray(self.batches.batch(round, silo.name), dtype=np.int64))
+
+
+def _same_plan(folder: RunFolder, given: Path | None) -> Path:
+    if given is None:
+        return folder.plan
+    if not given.is_file() or given.read_bytes() != folder.plan.read_bytes():
+        raise InvalidInput(
+            "--plan",
+            str(given),
+            "is not the plan this run was trained with",
+            f"name the original of {folder.plan}",
+        )
+    return given

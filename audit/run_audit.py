@@ -39,11 +39,12 @@ def audit_run(
     trust: TrustFile | None = None,
     ledger: Ledger | None = None,
     progress: Callable[[str], None] | None = None,
+    plan_path: Path | None = None,
 ) -> Verdict:
     """Judge a run by its folder, its data and, where given, its trust file and ledger."""
     say = progress or (lambda text: None)
     say("reading the run and redoing its states from the transcript")
-    evidence = RunEvidence.read(path, trust)
+    evidence = RunEvidence.read(path, trust, plan_path)
     say("conformance: do manifest, ledger, transcript, plan and model name one another?")
     checks = check_conformance(evidence, ledger)
     say("noise: is it what was signed?")
@@ -75,7 +76,7 @@ def _attacks(
         return ()
     say(f"attack: {options.reruns} reruns on coins")
     attack = coin_audit(
-        evidence.folder.plan,
+        evidence.plan_path,
         evidence.document,
         promise.epsilon,
         promise.delta,

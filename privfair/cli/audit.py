@@ -20,6 +20,9 @@ _COLOURS = {"consistent": "green", "violated": "red", "inconclusive": "yellow"}
 
 @click.command("audit", short_help="does a run keep its promise?")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--plan", "plan_path", type=_PATH, help="The plan in its own place, if it names files relative to it."
+)
 @click.option("--trust", "trust_path", type=_PATH, help="Trust file, to check the manifest's signatures.")
 @click.option("--root", type=_PATH, help="Public key that signed the trust file, where it is signed.")
 @click.option("--ledger", help="The run's ledger, to compare charges and releases.")
@@ -41,6 +44,7 @@ _COLOURS = {"consistent": "green", "violated": "red", "inconclusive": "yellow"}
 @json_option
 def command(
     run: Path,
+    plan_path: Path | None,
     trust_path: Path | None,
     root: Path | None,
     ledger: str | None,
@@ -72,10 +76,10 @@ def command(
         click.echo(f"  {text}", err=True)
 
     if ledger is None:
-        verdict = audit_run(run, options, trust, None, say)
+        verdict = audit_run(run, options, trust, None, say, plan_path)
     else:
         with Ledger.open(ledger, anchor, Access.READ) as opened:
-            verdict = audit_run(run, options, trust, opened, say)
+            verdict = audit_run(run, options, trust, opened, say, plan_path)
     document = verdict.to_json()
     if out is not None:
         write_bytes(out, json.dumps(document, indent=2).encode() + b"\n")

@@ -57,7 +57,6 @@ def coin_runs(
     random = np.random.default_rng(seed)
     key = generate()
     trust = _trust(key)
-    prepared: PreparedRun | None = None
     for run in range(number):
         envelope = _resigned(document, key)
         fresh = prepare_run(plan, envelope, trust)
@@ -69,7 +68,7 @@ def coin_runs(
             prepared, silos=tuple(with_coins(silo, coins[silo.name]) for silo in prepared.silos)
         )
         with TemporaryDirectory(prefix="privfair-audit-") as folder:
-            yield CoinRun(coins, _trained(prepared, Path(folder)))
+            yield CoinRun(coins, _trained(prepared, Path(folder), plan))
         if progress is not None:
             progress(run + 1)
 
@@ -79,11 +78,11 @@ def with_coins(silo: SiloTensors, coins: NDArray[np.int64]) -> SiloTensors:
     return replace(silo, s=torch.from_numpy(coins.astype(np.int64)))
 
 
-def _trained(prepared: PreparedRun, place: Path) -> RunEvidence:
+def _trained(prepared: PreparedRun, place: Path, plan: Path) -> RunEvidence:
     folder = RunFolder.create(place / "run")
     with Ledger.open(place / "ledger.db") as ledger, folder.locked():
         RunSession(prepared, folder, ledger).begin()
-    return replace(RunEvidence.read(folder.path), silos=prepared.silos)
+    return replace(RunEvidence.read(folder.path, plan_path=plan), silos=prepared.silos)
 
 
 def _resigned(document: BudgetDocument, key: SigningKey) -> bytes:
