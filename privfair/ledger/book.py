@@ -174,7 +174,7 @@ class Book:
             raise AlreadyClaimed(
                 subject, "its token belongs to another claim", "let the ledger make a fresh token"
             )
-        if entry.valid_until < entry.at:
+        if entry.valid_until <= entry.at:
             raise ClaimEnded(subject, f"the manifest expired at {entry.valid_until}", _NEW_MANIFEST)
         self._check_budget(entry, subject)
         self.accounts[entry.manifest] = Account(entry, Head(entry.seq, digest))
@@ -234,7 +234,7 @@ class Book:
             raise RoundsExhausted(
                 subject, f"rounds are charged once and in order, next is {account.charged}", "charge again"
             )
-        if account.claim.valid_until < entry.at:
+        if account.claim.valid_until <= entry.at:
             raise ClaimEnded(subject, f"the manifest expired at {account.claim.valid_until}", _NEW_MANIFEST)
         account.charged = entry.end
 

@@ -80,6 +80,7 @@ class Claim:
 
     def require_unreleased(self, round: int, party: str, name: str) -> None:
         """Refuse, before any noise is drawn, a value this session may not release now."""
+        self._journal.require_own_process()
         key = (round, party, name)
         if not 0 <= round < self._charged:
             raise not_charged(self.manifest, key, self._charged)
@@ -101,7 +102,6 @@ class Claim:
             digest_text("digest", digest),
         )
         with self._journal.lock:
-            self._journal.require_own_process()
             self.require_unreleased(release.round, party, name)
             self._recorded.add(release[:3])
             self._pending.append(release)

@@ -14,7 +14,7 @@ from calibrate.errors import InvalidInput
 from privfair.ledger.refusals import NotIntact, Unavailable
 from privfair.ledger.store import TABLE
 
-_LOCK_SPACE = 0x70666C64  # "pfld", so that other programs' advisory locks are not met by accident
+_LOCK_SPACE = 0x70666C64 << 32  # "pfld", so that other programs' advisory locks are not met by accident
 _TRIGGERS = frozenset({f"{TABLE}_no_change", f"{TABLE}_no_truncate"})
 _SCHEMA = f"""
 CREATE TABLE {TABLE} (
@@ -60,11 +60,19 @@ class PostgresTable:
     def prepare(self) -> None:
         """Nothing to do: the database itself is the server administrator's to create."""
 
+    def begin_creating(self, connection: Connection) -> None:
+        # Nothing may look the table up before the lock is held: PostgreSQL would go on remembering that it
+        # was not there.
+        self._lock(connection, "0")
+
     def begin_writing(self, connection: Connection) -> None:
         connection.execute(text("SET LOCAL synchronous_commit = on"))
-        connection.execute(
-            text("SELECT pg_advisory_xact_lock(:space, hashtext(current_schema()))"), {"space": _LOCK_SPACE}
-        )
+        # By table, however a role's search path leads to it.
+        self._lock(connection, f"'{TABLE}'::regclass::oid::bigint")
+
+    @staticmethod
+    def _lock(connection: Connection, what: str) -> None:
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK_SPACE} + {what})"))
 
     def begin_reading(self, connection: Connection) -> None:
         connection.execute(text("SET TRANSACTION READ ONLY"))

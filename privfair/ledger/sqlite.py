@@ -87,6 +87,9 @@ class SqliteFile:
             connection.execute("PRAGMA query_only=ON")
         return connection
 
+    def begin_creating(self, connection: Connection) -> None:
+        self.begin_writing(connection)
+
     def begin_writing(self, connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         self._check_same_file()

@@ -47,6 +47,9 @@ class Backend(Protocol):
     def prepare(self) -> None:
         """Make that there is something to connect to."""
 
+    def begin_creating(self, connection: Connection) -> None:
+        """Start a transaction in which the table may be created, alone."""
+
     def begin_writing(self, connection: Connection) -> None:
         """Start a durable transaction that no other writer can overlap."""
 
@@ -95,9 +98,11 @@ class Store:
 
     def create_if_absent(self) -> None:
         self._backend.prepare()
-        with self.writing() as connection:
+        with self._translated_errors(), self._backend.engine.connect() as connection:
+            self._backend.begin_creating(connection)
             if not self._backend.exists(connection):
                 self._backend.create(connection)
+            connection.commit()
 
     def check(self) -> None:
         """Refuse a place without a ledger, or whose ledger has lost its guard or its durability."""

@@ -45,6 +45,7 @@ class TranscriptWriter:
         self._parties = {party: number for number, party in enumerate(header.parties)}
         self._names = {spec.name: number for number, spec in enumerate(header.values)}
         self._broken = False
+        self._process = os.getpid()
 
     @classmethod
     def create(cls, path: Path, header: TranscriptHeader) -> TranscriptWriter:
@@ -143,6 +144,8 @@ class TranscriptWriter:
     def _write(self, kind: FrameKind, payload: bytes) -> None:
         if self._broken:
             raise _refused(self.path, "the writer is closed or failed before", "resume the transcript")
+        if os.getpid() != self._process:
+            raise _refused(self.path, "the writer was inherited by a fork", "publish from one process")
         frame, digest = encode_frame(kind, payload, self._digest)
         self._broken = True  # unless the whole frame gets out, what follows would stand after half a one
         write_all(self._descriptor, frame)

@@ -264,7 +264,7 @@ def test_an_expired_manifest_can_neither_be_claimed_nor_charged(ledger: Ledger, 
     claim = ledger.claim(terms())
     claim.charge(1)
     claim.record_release(0, "a", "weights", BYTES)
-    clock.time = START + timedelta(days=2)
+    clock.time = START + timedelta(days=1)
     with pytest.raises(ClaimEnded, match="expired at 2030-01-02T00:00:00Z"):
         claim.charge(1)
     with pytest.raises(ClaimEnded, match="expired"):
@@ -305,13 +305,18 @@ def test_a_fork_does_not_inherit_the_rounds(ledger: Ledger) -> None:
     child = os.fork()
     if child == 0:  # pragma: no cover - runs in the child
         refused = 0
-        for act in (lambda: claim.record_release(0, "a", "w", BYTES), lambda: claim.charge(1), ledger.status):
+        for act in (
+            lambda: claim.require_unreleased(0, "a", "w"),
+            lambda: claim.record_release(0, "a", "w", BYTES),
+            lambda: claim.charge(1),
+            ledger.status,
+        ):
             try:
                 act()
             except ClaimSuperseded:
                 refused += 1
         os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
     claim.record_release(0, "a", "w", BYTES)
 
 

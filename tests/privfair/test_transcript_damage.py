@@ -139,6 +139,20 @@ def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, con
             Transcript.read(path)
 
 
+def test_a_fork_does_not_inherit_the_writer(path: Path) -> None:
+    with TranscriptWriter.create(path, HEADER) as writer:
+        child = os.fork()
+        if child == 0:  # pragma: no cover - runs in the child
+            try:
+                writer.append(0, "a", "weights", np.zeros(5))
+            except TranscriptRefused:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        writer.append(0, "a", "weights", np.ones(5))
+    assert Transcript.read(path).values("a", "weights").tolist() == [[1.0] * 5]
+
+
 def _write_for_ever(path: Path) -> None:
     writer = TranscriptWriter.resume(path)
     number = len(Transcript.read(path).keys)
