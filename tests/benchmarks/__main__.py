@@ -1,11 +1,13 @@
 """`make bench`: every comparison, one after another; each writes its page under docs/benchmarks.
 
-Name some of them to run only those: `python -m tests.benchmarks calibration noise`.
+Each comparison has a process of its own, in which it measures itself and its peers side by side. Name some of them to
+run only those: `python -m tests.benchmarks calibration noise`.
 """
 
 from __future__ import annotations
 
-import importlib
+import os
+import subprocess
 import sys
 
 _BENCHMARKS = {
@@ -16,14 +18,24 @@ _BENCHMARKS = {
 }
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str]) -> int:
+    """0 if every comparison came out as the pages promise, 1 otherwise."""
     unknown = sorted(set(names) - set(_BENCHMARKS))
     if unknown:
-        sys.exit(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(_BENCHMARKS)}")
+        print(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(_BENCHMARKS)}", file=sys.stderr)
+        return 2
+    failed = []
     for name in names or _BENCHMARKS:
         print(f"== {name}", flush=True)
-        importlib.import_module(_BENCHMARKS[name]).main()
+        done = subprocess.run(
+            [sys.executable, "-m", _BENCHMARKS[name]], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+        )
+        if done.returncode:
+            failed.append(name)
+    if failed:
+        print(f"not as promised: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
