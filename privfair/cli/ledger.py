@@ -53,7 +53,8 @@ def status(location: str, anchor: Path | None, as_json: bool) -> None:
         "manifest", "state", "signed", "charged", "released", "epsilon", "delta", title=str(location)
     )
     for row in rows:
-        table.add_row(str(row["manifest"])[:12], *(str(row[key]) for key in list(row)[1:]))
+        shown = ("none promised" if row[key] is None else str(row[key]) for key in list(row)[1:])
+        table.add_row(str(row["manifest"])[:12], *shown)
     print_rich(table, f"{found.entries} entries, head {found.head.hash[:16]}")
 
 

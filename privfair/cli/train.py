@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """
 \b
-A whole example. Put this into plan.toml (docs/training.md has every key):
+A whole example. plan.toml (docs/training.md has every key):
   algorithm = "gaussian"               # DP-SGD in every silo; or steffle, pay-once, fedavg, ...
   [target]
   epsilon = 2.0
@@ -29,19 +29,45 @@ A whole example. Put this into plan.toml (docs/training.md has every key):
   rounds = 200
   clip = 1.0
   [data]
-  dataset = "credit-card"              # or: files = ["a.csv", "b.csv"], schema = "schema.toml"
+  dataset = "credit-card"
   [data.partition]
   kind = "equal"
   silos = 3
   [training]
   learning-rate = 1.0
+
 \b
-and run
+Commands:
   privfair keys generate --role privacy-officer --out officer.pem
   privfair keys trust --key officer.pem --role privacy-officer --out trust.json
   privfair calibrate plan.toml --out budget.json --key officer.pem
   privfair train plan.toml --manifest budget.json --trust trust.json --ledger ledger.db --out run/
-A manifest is used once. A run that was interrupted goes on with the same command and --resume.
+
+\b
+With files of your own, one for each silo, [data] and [data.partition] become
+  [data]
+  files = ["north.csv", "south.csv", "west.csv"]
+  schema = "schema.toml"
+
+\b
+and schema.toml says what the columns mean (docs/data.md):
+  version = 1
+  [target]
+  column = "default"
+  classes = ["no", "yes"]
+  [sensitive]
+  column = "sex"
+  groups = ["female", "male"]
+  [numeric.age]
+  bounds = [18, 98]                    # public bounds; or mean and scale
+  [numeric.income]
+  mean = 10.0
+  scale = 2.0
+  [categorical.job]
+  values = ["clerk", "nurse", "other"]
+
+\b
+A manifest is used once. An interrupted run goes on with the same command and --resume.
 """
 _PATH = click.Path(path_type=Path, dir_okay=False)
 

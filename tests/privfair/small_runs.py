@@ -73,6 +73,25 @@ learning-rate = 1.0
 {more}
 """
 
+FPFL = """algorithm = "fpfl"
+[target]
+epsilon = 8.0
+delta = 1e-3
+[privacy]
+users = 200
+cohort = 40
+rounds = 5
+clip = 1.0
+[data]
+files = ["north.csv", "south.csv", "west.csv"]
+schema = "schema.toml"
+[data.users]
+kind = "poisson"
+mean = 2.0
+[training]
+learning-rate = 0.1
+"""
+
 
 def write_silos(folder: Path, sizes: tuple[int, ...] = (160, 200, 180), seed: int = 0) -> None:
     """Three CSV files and their schema; older and better paid people default less, men a little more."""
