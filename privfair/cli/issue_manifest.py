@@ -72,7 +72,7 @@ def issue_manifest(
     _require_allowed(subject, budget.plan.unit)
     _require_covered(subject)
     terms = _terms(file, issuing, subject, _clear_values(subject, budget.plan.rounds), _clips(budget.plan))
-    return _sign(document_from_budget(budget, terms), issuing)
+    return _sign(document_from_budget(budget, terms), subject, issuing)
 
 
 def issue_as_printed(plan: Plan, target: EpsilonDelta, file: PlanFile, issuing: Issuing) -> BudgetDocument:
@@ -86,7 +86,7 @@ def issue_as_printed(plan: Plan, target: EpsilonDelta, file: PlanFile, issuing: 
     terms = _terms(file, issuing, subject, _clear_values(subject, plan.rounds), _clips(plan))
     claim = PaperClaim(target.epsilon, printed.place)
     document = document_as_printed(plan, printed.noise_multipliers, target.delta, claim, terms)
-    _sign(document, issuing)
+    _sign(document, subject, issuing)
     return document
 
 
@@ -114,7 +114,7 @@ def issue_without_promise(file: PlanFile, reason: str, issuing: Issuing) -> Budg
     )
     terms = _terms(file, issuing, subject, clear, {})
     document = document_without_promise(file.algorithm, plan.recipe.unit, rounds, reason, file.digest, terms)
-    _sign(document, issuing)
+    _sign(document, subject, issuing)
     return document
 
 
@@ -231,10 +231,15 @@ def _terms(
     )
 
 
-def _sign(document: BudgetDocument, issuing: Issuing) -> str:
+def _sign(document: BudgetDocument, subject: _Subject, issuing: Issuing) -> str:
     from calibrate.manifest.issue import issue
     from calibrate.manifest.keys import load_private
     from privfair.cli.keys import ask_password
 
+    if subject.algorithm is not None:
+        from privfair.rounds import require_declared
+
+        # Better refused by the officer's own machine than by the engine, after somebody has signed.
+        require_declared(subject.algorithm, document)
     write_bytes(issuing.out, issue(document, load_private(issuing.key_path, ask_password)))
     return str(issuing.out)
