@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from calibrate.validation import count, positive
 from privfair.algorithms.options import at_least_zero
+from privfair.fairness.notions import FairnessNotion, KernelKind, MmdCriterion, RateValue, Score
 
 
 @dataclass(frozen=True)
@@ -73,3 +75,98 @@ class AgnosticOptions:
     def __post_init__(self) -> None:
         positive("learning-rate", self.learning_rate)
         at_least_zero("weight-rate", self.weight_rate)
+
+
+@dataclass(frozen=True)
+class LocalMmdOptions:
+    """FedAvg whose clients each punish the MMD between the groups among their own records."""
+
+    learning_rate: float = 0.1
+    local_epochs: int = 1
+    local_batch: int | None = None
+    fairness: float = 1.0
+    criterion: MmdCriterion = MmdCriterion.STATISTICAL_PARITY
+    score: Score = Score.PROBABILITY
+    kernel: KernelKind = KernelKind.ENERGY
+    kernel_width: float = 0.5
+    positive_class: int = 1
+
+    def __post_init__(self) -> None:
+        _check_local(self.learning_rate, self.local_epochs, self.local_batch)
+        at_least_zero("fairness", self.fairness)
+        positive("kernel-width", self.kernel_width)
+        count("positive-class", self.positive_class, least=0)
+
+
+@dataclass(frozen=True)
+class FairFedOptions:
+    """FairFed with a local MMD penalty (as the MMD paper combines them); `budget` is beta."""
+
+    learning_rate: float = 0.1
+    local_epochs: int = 1
+    local_batch: int | None = None
+    budget: float = 1.0
+    fairness: float = 0.0
+    criterion: MmdCriterion = MmdCriterion.STATISTICAL_PARITY
+    """Statistical parity or equal opportunity: of the metric and of the local penalty."""
+    kernel: KernelKind = KernelKind.ENERGY
+    kernel_width: float = 0.5
+    positive_class: int = 1
+
+    def __post_init__(self) -> None:
+        _check_local(self.learning_rate, self.local_epochs, self.local_batch)
+        at_least_zero("budget", self.budget)
+        at_least_zero("fairness", self.fairness)
+        positive("kernel-width", self.kernel_width)
+        count("positive-class", self.positive_class, least=0)
+
+
+class ReweightedNotion(Enum):
+    """What FedFB equalises."""
+
+    STATISTICAL_PARITY = "statistical-parity"
+    EQUAL_OPPORTUNITY = "equal-opportunity"
+
+
+@dataclass(frozen=True)
+class FedFbOptions:
+    """FedFB; `weight_rate` is its alpha."""
+
+    learning_rate: float = 0.1
+    local_epochs: int = 1
+    local_batch: int | None = None
+    weight_rate: float = 0.05
+    notion: ReweightedNotion = ReweightedNotion.STATISTICAL_PARITY
+
+    def __post_init__(self) -> None:
+        _check_local(self.learning_rate, self.local_epochs, self.local_batch)
+        at_least_zero("weight-rate", self.weight_rate)
+
+
+@dataclass(frozen=True)
+class TranOptions:
+    """Basic multipliers: no tolerance, no damping, multipliers of at most `largest_multiplier`."""
+
+    learning_rate: float = 0.1
+    notion: FairnessNotion = FairnessNotion.DEMOGRAPHIC_PARITY
+    multiplier_rate: float = 0.01
+    largest_multiplier: float = 1.0
+    rate_value: RateValue = RateValue.PREDICTIONS
+    records_per_user: float = 2.0
+    least_count: float = 1.0
+    positive_class: int = 1
+
+    def __post_init__(self) -> None:
+        positive("learning-rate", self.learning_rate)
+        positive("multiplier-rate", self.multiplier_rate)
+        positive("largest-multiplier", self.largest_multiplier)
+        positive("records-per-user", self.records_per_user)
+        positive("least-count", self.least_count)
+        count("positive-class", self.positive_class, least=0)
+
+
+def _check_local(learning_rate: float, local_epochs: int, local_batch: int | None) -> None:
+    positive("learning-rate", learning_rate)
+    count("local-epochs", local_epochs)
+    if local_batch is not None:
+        count("local-batch", local_batch)

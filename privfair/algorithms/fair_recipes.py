@@ -47,8 +47,7 @@ def mmd_fedavg(blueprint: Blueprint) -> Algorithm[Any]:
     from privfair.algorithms.mmd_fedavg import MmdFedAvg
     from privfair.algorithms.mmd_terms import MmdTerms
 
-    if blueprint.groups != 2:
-        raise InvalidInput("groups", blueprint.groups, "must be 2 for an MMD", "compare two groups")
+    _require_two_groups(blueprint)
     clients = tuple(size for _, size in blueprint.clients)
     users = blueprint.privacy.get("users")
     if users is not None and users != len(clients):
@@ -104,3 +103,66 @@ def _refuse_normalisation(blueprint: Blueprint) -> None:
             "pays for statistics that training does not publish",
             "drop it: features are scaled by the public bounds of their schema",
         )
+
+
+def fedprox(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.fedprox import FedProx
+
+    return FedProx(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+def scaffold(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.scaffold import Scaffold
+
+    return Scaffold(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+def feddyn(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.feddyn import FedDyn
+
+    return FedDyn(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+def q_ffl(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.q_ffl import QFfl
+
+    return QFfl(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+def agnostic_fl(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.agnostic_fl import AgnosticFl
+
+    return AgnosticFl(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+def local_mmd(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.local_mmd import LocalMmd
+
+    _require_two_groups(blueprint)
+    return LocalMmd(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+def fairfed(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.fairfed import FairFed
+
+    _require_two_groups(blueprint)
+    return FairFed(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+def fedfb(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.fedfb import FedFb
+
+    _require_two_groups(blueprint)
+    return FedFb(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+def tran(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.tran_multipliers import TranMultipliers
+
+    cohort = float(blueprint.needed("cohort"))
+    return TranMultipliers(blueprint.model, blueprint.options, blueprint.groups, cohort, None, blueprint.seed)
+
+
+def _require_two_groups(blueprint: Blueprint) -> None:
+    if blueprint.groups != 2:
+        raise InvalidInput("groups", blueprint.groups, "must be 2 here", "compare two groups")

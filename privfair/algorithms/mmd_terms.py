@@ -9,8 +9,9 @@ from typing import assert_never
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.validation import count, positive, rate
 from privfair.algorithms.fair_options import MmdFedAvgOptions, NoiseCorrection
+from privfair.fairness.kernel_kinds import kernel_of
 from privfair.fairness.kernel_mmd import kernel_before_noise
-from privfair.fairness.kernels import EnergyKernel, GaussianKernel, Kernel, LaplaceKernel, Noise
+from privfair.fairness.kernels import Kernel, Noise
 from privfair.fairness.notions import KernelKind
 
 HALF_RANGE = 0.5
@@ -113,7 +114,7 @@ class MmdTerms:
 
 def kernel_to_use(options: MmdFedAvgOptions, noise: Noise | None) -> Kernel:
     """The kernel to compute with, so that (with exact correction) the wanted one acts after the noise."""
-    wanted = _wanted(options)
+    wanted = kernel_of(options.kernel, options.kernel_width)
     if noise is None:
         return wanted
     match options.correction:
@@ -123,15 +124,3 @@ def kernel_to_use(options: MmdFedAvgOptions, noise: Noise | None) -> Kernel:
             return wanted
         case _:
             assert_never(options.correction)
-
-
-def _wanted(options: MmdFedAvgOptions) -> Kernel:
-    match options.kernel:
-        case KernelKind.GAUSSIAN:
-            return GaussianKernel(options.kernel_width)
-        case KernelKind.LAPLACE:
-            return LaplaceKernel(options.kernel_width)
-        case KernelKind.ENERGY:
-            return EnergyKernel()
-        case _:
-            assert_never(options.kernel)

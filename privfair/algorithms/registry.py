@@ -172,6 +172,18 @@ _ATTRIBUTE = PrivacyUnit(Protected.ATTRIBUTE, Relation.REPLACE_ATTRIBUTE)
 _ADDED_RECORD = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
 _ADDED_USER = PrivacyUnit(Protected.USER, Relation.ADD_REMOVE)
 _FAIR = "privfair.algorithms.fair_options"
+_BASELINES = (
+    ("fedprox", "FedProxOptions", fair_recipes.fedprox, _RECORD),
+    ("scaffold", "ScaffoldOptions", fair_recipes.scaffold, _RECORD),
+    ("feddyn", "FedDynOptions", fair_recipes.feddyn, _RECORD),
+    ("q-ffl", "QFflOptions", fair_recipes.q_ffl, _RECORD),
+    ("agnostic-fl", "AgnosticOptions", fair_recipes.agnostic_fl, _RECORD),
+    ("local-mmd", "LocalMmdOptions", fair_recipes.local_mmd, _RECORD),
+    ("fairfed", "FairFedOptions", fair_recipes.fairfed, _RECORD),
+    ("fedfb", "FedFbOptions", fair_recipes.fedfb, _RECORD),
+    ("tran", "TranOptions", fair_recipes.tran, _ADDED_USER),
+)
+"""Of the papers' experiments: name, options, builder, unit."""
 
 _RECIPES = {
     recipe.name: recipe
@@ -184,6 +196,10 @@ _RECIPES = {
         Recipe("gaussian", f"{_OPTIONS}:GradientOptions", _gaussian, _ADDED_RECORD),
         Recipe("fedsgd", f"{_OPTIONS}:GradientOptions", _fedsgd, _RECORD, baseline=True),
         Recipe("fedavg", f"{_OPTIONS}:FedAvgOptions", _fedavg, _RECORD, baseline=True),
+        *(
+            Recipe(name, f"privfair.algorithms.baseline_options:{options}", build, unit, baseline=True)
+            for name, options, build, unit in _BASELINES
+        ),
         Recipe(
             "central-erm", f"{_OPTIONS}:CentralErmOptions", _central_erm, _RECORD, baseline=True, central=True
         ),

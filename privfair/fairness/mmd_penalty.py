@@ -8,6 +8,7 @@ are just that, and P_k cancels. So only the cells' overall shares are needed, ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -59,8 +60,8 @@ class TrackedPenalty:
     positive_class: int
     kernel: Kernel
     weight: float
-    published: Floats
-    """(groups, conditions, scores)"""
+    published: Sequence[Sequence[Floats]]
+    """By group, then by condition: scores."""
     shares: Floats
     """(groups * conditions,), each positive."""
 
@@ -82,8 +83,35 @@ class TrackedPenalty:
             for group, sign in ((0, 1.0), (1, -1.0)):
                 cell = group * len(self.given) + place
                 inside = cells == cell
-                if inside.any():
-                    first, second = self.published[0, place], self.published[1, place]
+                first, second = self.published[0][place], self.published[1][place]
+                if inside.any() and len(first) and len(second):
                     slope = witness_derivative(scores[inside], first, second, self.kernel)
                     out[inside] = 2.0 * sign * slope / self.shares[cell]
         return out
+
+
+def own_gradient(
+    model: Model,
+    score: Score,
+    given: tuple[int | None, ...],
+    positive_class: int,
+    kernel: Kernel,
+    weight: float,
+    theta: Tensor,
+    x: Tensor,
+    y: Tensor,
+    s: Tensor,
+) -> Tensor:
+    """The gradient of mean loss plus weight times the squared MMD between the groups among these very records.
+
+    A condition under which one of the groups has no record here has no penalty.
+    """
+    scores = score_values(score, model, theta, x, y, positive_class).numpy()
+    cells = cell_of_rows(given, y, s).numpy()
+    shares = np.bincount(cells[cells >= 0], minlength=GROUPS * len(given)) / max(1, len(y))
+    published = [
+        [scores[cells == group * len(given) + place] for place in range(len(given))]
+        for group in range(GROUPS)
+    ]
+    own = TrackedPenalty(model, score, given, positive_class, kernel, weight, published, shares)
+    return own.gradient(theta, x, y, s)

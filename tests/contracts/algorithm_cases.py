@@ -17,18 +17,40 @@ from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
+from privfair.algorithms.agnostic_fl import AgnosticFl
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
+from privfair.algorithms.baseline_options import (
+    AgnosticOptions,
+    FairFedOptions,
+    FedDynOptions,
+    FedFbOptions,
+    FedProxOptions,
+    LocalMmdOptions,
+    QFflOptions,
+    ScaffoldOptions,
+    TranOptions,
+)
 from privfair.algorithms.central_erm import CentralErm
+from privfair.algorithms.client_gradients import ClippedSums
+from privfair.algorithms.client_losses import ClippedPairs
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_options import FedFdpOptions, FpflOptions, MmdFedAvgOptions, ModelChoice
+from privfair.algorithms.fairfed import FairFed
 from privfair.algorithms.fedavg import FedAvg
+from privfair.algorithms.feddyn import FedDyn
+from privfair.algorithms.fedfb import FedFb
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
+from privfair.algorithms.fedprox import FedProx
 from privfair.algorithms.fedsgd import FedSgd
 from privfair.algorithms.fpfl import Fpfl
+from privfair.algorithms.local_mmd import LocalMmd
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.algorithms.mmd_terms import CountsInTheClear, MmdTerms, PaidCounts
 from privfair.algorithms.options import CentralErmOptions, FedAvgOptions, GradientOptions
 from privfair.algorithms.phases import Drawing, Replying
+from privfair.algorithms.q_ffl import QFfl
+from privfair.algorithms.scaffold import Scaffold
+from privfair.algorithms.tran_multipliers import TranMultipliers
 from privfair.batch_randomness import SeededWords
 from privfair.contribution import BoundedContribution, Published
 from privfair.fairness.kernels import GaussianNoise
@@ -58,6 +80,7 @@ class Case:
     samplings: tuple[Sampling | None, ...]
     parties: tuple[str, ...] = ("north", "south")
     plan: Plan | None = None
+    kinds: tuple[str, ...] = ("logistic", "softmax", "perceptron")
 
     def __str__(self) -> str:
         return self.name
@@ -82,7 +105,61 @@ def _mmd(private: bool, criterion: MmdCriterion) -> Callable[[Model], MmdFedAvg]
     return lambda model: MmdFedAvg(model, MmdFedAvgOptions(criterion=criterion), terms)
 
 
+_SUMS, _PAIRS = ClippedSums(1.0, EXPECTED), ClippedPairs(0.3, 2.0, EXPECTED)
+_GAUSSIAN = GaussianPlan(sampling_rate=0.25, rounds=ROUNDS, clip=1.0, relation=Relation.ADD_REMOVE)
+_FEDFDP = FedfdpPlan(0.25, ROUNDS, 0.3, 2.0, 2.5)
+
 CASES = (
+    Case("fedprox", lambda model: FedProx(model, FedProxOptions(local_steps=2), SHARES), (_SHUFFLED,)),
+    Case(
+        "fedprox, private",
+        lambda model: FedProx(model, FedProxOptions(), SHARES, _SUMS),
+        (_POISSON,),
+        plan=_GAUSSIAN,
+    ),
+    Case("scaffold", lambda model: Scaffold(model, ScaffoldOptions(local_steps=2), SHARES), (_SHUFFLED,)),
+    Case(
+        "scaffold, private",
+        lambda model: Scaffold(model, ScaffoldOptions(local_steps=2), SHARES, _SUMS),
+        (_POISSON,),
+        plan=_GAUSSIAN,
+    ),
+    Case("feddyn", lambda model: FedDyn(model, FedDynOptions(local_steps=2), SHARES), (_SHUFFLED,)),
+    Case(
+        "feddyn, private",
+        lambda model: FedDyn(model, FedDynOptions(local_steps=2), SHARES, _SUMS),
+        (_POISSON,),
+        plan=_GAUSSIAN,
+    ),
+    Case("q-ffl", lambda model: QFfl(model, QFflOptions(local_steps=2), SHARES), (_SHUFFLED,)),
+    Case(
+        "q-ffl, private",
+        lambda model: QFfl(model, QFflOptions(), SHARES, _PAIRS),
+        (_POISSON,),
+        plan=_FEDFDP,
+    ),
+    Case("agnostic-fl", lambda model: AgnosticFl(model, AgnosticOptions(), SHARES), (_SHUFFLED,)),
+    Case(
+        "agnostic-fl, private",
+        lambda model: AgnosticFl(model, AgnosticOptions(), SHARES, _PAIRS),
+        (_POISSON,),
+        plan=_FEDFDP,
+    ),
+    Case("local-mmd", lambda model: LocalMmd(model, LocalMmdOptions(local_batch=7), SHARES), _ANY),
+    Case("fairfed", lambda model: FairFed(model, FairFedOptions(fairness=1.0), SHARES), (None, _SHUFFLED)),
+    Case(
+        "fedfb",
+        lambda model: FedFb(model, FedFbOptions(), SHARES),
+        (None, _SHUFFLED),
+        kinds=("logistic", "perceptron"),
+    ),
+    Case(
+        "tran",
+        lambda model: TranMultipliers(model, TranOptions(), 2, 4.0, 1.0),
+        (Poisson(0.25),),
+        ("users",),
+        FpflPlan(USERS, 4, ROUNDS, 1.0, CohortSampling.POISSON),
+    ),
     Case("fedsgd", lambda model: FedSgd(model, GradientOptions(), SHARES), _ANY),
     Case("fedavg", lambda model: FedAvg(model, FedAvgOptions(local_batch=3), SHARES), _ANY),
     Case(
@@ -95,19 +172,19 @@ CASES = (
         "gaussian",
         lambda model: DpFedSgd(model, GradientOptions(), 1.0, 20.0),
         (_POISSON,),
-        plan=GaussianPlan(sampling_rate=0.25, rounds=ROUNDS, clip=1.0, relation=Relation.ADD_REMOVE),
+        plan=_GAUSSIAN,
     ),
     Case(
         "fedfdp",
         lambda model: FedFdp(model, FedFdpOptions(fairness=2.0), SHARES, EXPECTED, _CLIPS),
         (_POISSON,),
-        plan=FedfdpPlan(0.25, ROUNDS, 0.3, 2.0, 2.5),
+        plan=_FEDFDP,
     ),
     Case(
         "fedfdp, two local steps",
         lambda model: FedFdp(model, FedFdpOptions(local_steps=2), SHARES, EXPECTED, _CLIPS),
         (_POISSON,),
-        plan=FedfdpPlan(0.25, ROUNDS, 0.3, 2.0, 2.5),
+        plan=_FEDFDP,
     ),
     Case("fedfair", lambda model: FedFdp(model, FedFdpOptions(), SHARES, EXPECTED), _ANY),
     Case("fl", _fpfl(None, None), (None, Poisson(0.25), FixedSize(USERS, 4)), ("users",)),

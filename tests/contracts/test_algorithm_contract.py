@@ -28,7 +28,7 @@ from tests.contracts.algorithm_cases import (
 COMBINATIONS = [
     pytest.param(case, kind, sampling, id=f"{case.name}-{kind}-{type(sampling).__name__}")
     for case in CASES
-    for kind in MODELS
+    for kind in case.kinds
     for sampling in case.samplings
 ]
 every = pytest.mark.parametrize(("case", "kind", "sampling"), COMBINATIONS)
