@@ -24,7 +24,7 @@ from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.manifest.strict_json import NotStrictJson, parse_object
 from calibrate.sampling import Batch, Sampling, ShuffledEpochs
 from privfair.batch_randomness import Indexes
-from privfair.ledger.durable import sync_folder, write_all
+from privfair.ledger.durable import replace_file, write_all
 
 _MAGIC = b"PFBATCH1"
 _LENGTH = struct.Struct("<I")
@@ -126,12 +126,12 @@ class BatchWriter:
         """Begin a new file; secret batches are refused, because writing them down would reveal them."""
         if header.sampling.batch is Batch.SECRET:
             raise Refused("the batches of this run are secret and must not be recorded; leave the record out")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        if Path(path).exists():
+            raise Refused(f"batch record {path} exists already; resume it, or choose another folder")
         encoded = header.encoded()
-        write_all(descriptor, _MAGIC + _LENGTH.pack(len(encoded)) + encoded)
-        os.fsync(descriptor)
-        sync_folder(Path(path).parent)
-        return cls(descriptor, header)
+        # At one stroke: a record has its whole header from the moment it has its name.
+        replace_file(Path(path), _MAGIC + _LENGTH.pack(len(encoded)) + encoded)
+        return cls(os.open(path, os.O_WRONLY | os.O_APPEND), header)
 
     @classmethod
     def resume(cls, path: Path, header: BatchHeader) -> BatchWriter:

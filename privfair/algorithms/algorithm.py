@@ -73,7 +73,11 @@ class Algorithm(Protocol[State]):
     def start(self) -> State: ...
 
     def contribution(self, state: State, round: int, silo: SiloTensors, batch: Tensor) -> Message:
-        """What the silo sends, computed on the rows (or users) `batch`; pure."""
+        """What the silo sends, computed on the rows (or users) `batch`; pure.
+
+        `round` counts the updates made so far. Which values are sent may depend on it and on the state, never on
+        the records.
+        """
         ...
 
     def update(self, state: State, received: Received) -> State:

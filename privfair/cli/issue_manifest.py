@@ -93,11 +93,16 @@ def issue_as_printed(plan: Plan, target: EpsilonDelta, file: PlanFile, issuing: 
 def issue_without_promise(file: PlanFile, reason: str, issuing: Issuing) -> BudgetDocument:
     """Sign that a run protects nobody, so that it cannot be taken for a private one."""
     from calibrate.manifest.without_promise import document_without_promise
+    from calibrate.plans.from_mapping import algorithm_named, parameter_names
+    from privfair.plan_section import refuse_unknown
     from privfair.training_plan import training_plan
 
     if not reason.strip():
         raise click.UsageError("--no-privacy needs a reason, which stands in every output of the run")
     plan = training_plan(file)
+    if not plan.recipe.baseline:
+        names = parameter_names(algorithm_named(file.algorithm))
+        refuse_unknown("privacy", file.privacy, [name.replace("_", "-") for name in names])
     subject = _subject(file, issuing, None, plan)
     assert subject.algorithm is not None
     known = {value.name: value for value in subject.algorithm.clear_values()}

@@ -349,3 +349,10 @@ def test_the_examples_of_the_documentation_can_be_signed(tmp_path: Path, name: s
     out = ("--out", tmp_path / "budget.json", "--key", tmp_path / "officer.pem")
     done = privfair("calibrate", plan, *promise, *out, "--json")
     assert done.code == 0, done.err
+
+
+def test_a_mistyped_key_is_not_signed_away_without_a_promise(tmp_path: Path) -> None:
+    office = Office(tmp_path, STEFFLE.replace("w-radius = 0.5", "w-radius = 0.5\nw-radios = 1.0"))
+    refused = office.calibrate("--no-privacy", "a test")
+    assert refused.code == 2
+    assert "did you mean w-radius?" in refused.err
