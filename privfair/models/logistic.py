@@ -54,7 +54,7 @@ class LogisticRegression:
         return torch.softmax(self.logits(theta, x), dim=1)
 
     def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
-        flat = x.flatten(1)
+        flat = x if x.ndim == 2 else x.flatten(1)
         if self.classes == 2 and x.is_cpu and not (x.requires_grad or theta.requires_grad):
             return binary_weighted_gradient(theta, flat, y, weigh)
         if self.classes == 2:
@@ -120,7 +120,8 @@ def _summed(left: Tensor, right: Tensor) -> Tensor:
 
 def _binary_cross_entropy(score: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Losses and residuals of one free score; by the sign of the margin, so nothing cancels."""
-    sign = y.to(score.dtype, copy=True).mul_(-2.0).add_(1.0)
+    # Through a table, as in numpy: a label that is neither 0 nor 1 must not become a factor.
+    sign = score.new_tensor((1.0, -1.0)).gather(0, y)
     against = sign * score
     losses = functional.softplus(against, threshold=_SOFTPLUS_IS_LINEAR)
     return losses, against.sigmoid_().mul_(sign)

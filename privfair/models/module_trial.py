@@ -18,7 +18,7 @@ from torch.func import functional_call
 from calibrate.errors import UnsupportedCombination
 from privfair.models.layer_trace import IrregularLayer, LayerTrace, Unit, WholeTrace, units_of
 from privfair.models.layout import ParameterLayout
-from privfair.models.record_isolation import require_isolated
+from privfair.models.record_isolation import first_sentence, require_isolated
 from privfair.models.scores import EXACT
 
 _AGREEMENT = 1e-7
@@ -73,7 +73,12 @@ def try_module(module: nn.Module, layout: ParameterLayout, theta: Tensor, exampl
     generator = torch.Generator().manual_seed(1)
     in_scores = torch.randn(len(example), classes, generator=generator, dtype=EXACT)
     weights = torch.randn(len(example), generator=generator, dtype=EXACT)
-    alone = _gradients_alone(module, layout, parameters, example, in_scores)
+    try:
+        alone = _gradients_alone(module, layout, parameters, example, in_scores)
+    except RuntimeError as error:
+        raise _no_route(
+            module, f"torch can't differentiate it ({first_sentence(error)}): its gradients"
+        ) from error
     units = units_of(module)
     found = {name for unit in units for name in unit.full_names()}
     for route in Route:
@@ -87,9 +92,13 @@ def try_module(module: nn.Module, layout: ParameterLayout, theta: Tensor, exampl
         if _agree(alone, parts.norms(), parts.weighted(weights), weights):
             held = passed.values_held + parts.values_held
             return Trial(int(classes), route, units, max(1, held // len(example)))
-    raise UnsupportedCombination(
+    raise _no_route(module, "neither route gives the gradients that each record has alone")
+
+
+def _no_route(module: nn.Module, why: str) -> UnsupportedCombination:
+    return UnsupportedCombination(
         f"the module {type(module).__name__}",
-        "neither route gives the gradients that each record has alone, so they can't be clipped",
+        f"{why}, so they can't be clipped",
         "avoid custom backward passes and changes in place",
     )
 

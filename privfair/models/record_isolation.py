@@ -106,18 +106,24 @@ def influence_of_others(
 def _require_rows_apart(
     module: nn.Module, parameters: Mapping[str, Tensor], example: Tensor, scores: Tensor
 ) -> None:
-    """Exchange the last record; the others' scores must stay."""
-    altered = example.clone()
-    altered[-1] = example[0] if not example.dtype.is_floating_point else 3.0 * example[-1].flip(-1) + 1.0
-    if _close(scores[:-1], _scores(module, parameters, altered)[:-1]):
-        return
-    where = _first_mixing(lambda x: _scores(module, parameters, x), module, example, altered)
-    raise InvalidInput(
-        "module",
-        where,
-        "gives a record other values when another record of the batch is exchanged",
-        "let every layer work on one record at a time (dimension 0 is the record); for normalising take GroupNorm",
-    )
+    """Exchange one record after the other; the others' scores must stay."""
+    for exchanged in range(len(example)):
+        altered = example.clone()
+        altered[exchanged] = (
+            3.0 * example[exchanged].flip(-1) + 1.0
+            if example.dtype.is_floating_point
+            else example[exchanged - 1]
+        )
+        rest = torch.arange(len(example)) != exchanged
+        if _close(scores[rest], _scores(module, parameters, altered)[rest]):
+            continue
+        where = _first_mixing(lambda x: _scores(module, parameters, x), module, (example, altered), rest)
+        raise InvalidInput(
+            "module",
+            where,
+            "gives a record other values when another record of the batch is exchanged",
+            "let every layer work on one record at a time (dimension 0 is the record); to normalise, take GroupNorm",
+        )
 
 
 def _require_record_by_record(
@@ -130,7 +136,7 @@ def _require_record_by_record(
         raise InvalidInput(
             "module",
             type(module).__name__,
-            f"can't be run record by record by torch.func ({_first_sentence(error)})",
+            f"can't be run record by record by torch.func ({first_sentence(error)})",
             "write it without branching on values, and without recurrent layers (take linear or convolutional ones)",
         ) from error
     if not _close(scores, apart):
@@ -141,11 +147,11 @@ def _require_record_by_record(
 
 
 def _first_mixing(
-    run: Callable[[Tensor], Tensor], module: nn.Module, example: Tensor, altered: Tensor
+    run: Callable[[Tensor], Tensor], module: nn.Module, batches: tuple[Tensor, Tensor], rest: Tensor
 ) -> str:
-    """Where the exchange of the last record is first seen in the others' values."""
+    """Where the exchange of a record is first seen in the rest's values."""
     seen: list[dict[str, Tensor]] = []
-    for x in (example, altered):
+    for x in batches:
         outputs: dict[str, Tensor] = {}
         seen.append(outputs)
         handles = [
@@ -160,9 +166,8 @@ def _first_mixing(
                 handle.remove()
     for called, here in seen[0].items():
         there = seen[1].get(called)
-        if there is None or here.shape != there.shape or here.shape[:1] != example.shape[:1]:
-            continue
-        if not _close(here[:-1], there[:-1]):
+        comparable = there is not None and here.shape == there.shape and len(here) == len(rest)
+        if there is not None and comparable and not _close(here[rest], there[rest]):
             return f"{called} (or what feeds it)"
     return type(module).__name__
 
@@ -189,5 +194,5 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale)
 
 
-def _first_sentence(error: BaseException) -> str:
+def first_sentence(error: BaseException) -> str:
     return str(error).strip().split("\n")[0].split(". ")[0][:160]
