@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from calibrate.validation import count, positive
-from privfair.algorithms.options import at_least_zero
+from privfair.algorithms.options import GradientOptions, at_least_zero
 from privfair.fairness.notions import FairnessNotion, KernelKind, MmdCriterion, RateValue, Score
 
 
@@ -75,6 +75,50 @@ class AgnosticOptions:
     def __post_init__(self) -> None:
         positive("learning-rate", self.learning_rate)
         at_least_zero("weight-rate", self.weight_rate)
+
+
+class StepMethod(Enum):
+    """Which local steps a `gaussian` plan takes along its noisy gradients; the corrections cost no privacy."""
+
+    FEDSGD = "fedsgd"
+    FEDPROX = "fedprox"
+    SCAFFOLD = "scaffold"
+    FEDDYN = "feddyn"
+
+
+@dataclass(frozen=True)
+class PrivateStepOptions:
+    """DP-FedSGD, or FedProx, SCAFFOLD or FedDyn on noisy gradients: what [training] may say under a `gaussian` plan.
+
+    `learning_rate_decay` is for fedsgd; `local_steps` for the others, each step a round of the budget.
+    """
+
+    method: StepMethod = StepMethod.FEDSGD
+    learning_rate: float = 0.5
+    learning_rate_decay: float = 0.0
+    local_steps: int = 1
+    proximal: float = 0.1
+    server_rate: float = 1.0
+    regularisation: float = 0.1
+
+    def __post_init__(self) -> None:
+        _ = (self.plain, self.prox, self.controlled, self.dynamic)
+
+    @property
+    def plain(self) -> GradientOptions:
+        return GradientOptions(self.learning_rate, self.learning_rate_decay)
+
+    @property
+    def prox(self) -> FedProxOptions:
+        return FedProxOptions(self.learning_rate, self.local_steps, self.proximal)
+
+    @property
+    def controlled(self) -> ScaffoldOptions:
+        return ScaffoldOptions(self.learning_rate, self.local_steps, self.server_rate)
+
+    @property
+    def dynamic(self) -> FedDynOptions:
+        return FedDynOptions(self.learning_rate, self.local_steps, self.regularisation)
 
 
 @dataclass(frozen=True)
@@ -152,6 +196,8 @@ class TranOptions:
     multiplier_rate: float = 0.01
     largest_multiplier: float = 1.0
     rate_value: RateValue = RateValue.PREDICTIONS
+    cohort: int | None = None
+    """Users a round, the batch size; left out: all of them."""
     records_per_user: float = 2.0
     least_count: float = 1.0
     positive_class: int = 1
@@ -159,6 +205,8 @@ class TranOptions:
     def __post_init__(self) -> None:
         positive("learning-rate", self.learning_rate)
         positive("multiplier-rate", self.multiplier_rate)
+        if self.cohort is not None:
+            count("cohort", self.cohort)
         positive("largest-multiplier", self.largest_multiplier)
         positive("records-per-user", self.records_per_user)
         positive("least-count", self.least_count)

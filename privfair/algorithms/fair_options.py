@@ -20,10 +20,23 @@ class LossClipRule(Enum):
     """By the signed bound in every round."""
 
 
+class PairMethod(Enum):
+    """What a `fedfdp` plan does with its noisy gradients and losses."""
+
+    FEDFDP = "fedfdp"
+    Q_FFL = "q-ffl"
+    AGNOSTIC_FL = "agnostic-fl"
+
+
 @dataclass(frozen=True)
 class FedFdpOptions:
-    """FedFDP; without a clip it is FedFair. `fairness` is lambda; 0 is DP-FedAvg."""
+    """FedFDP; without a clip it is FedFair. `fairness` is lambda; 0 is DP-FedAvg.
 
+    With another `method` the same noisy gradients and losses train q-FFL (`exponent` is q) or agnostic learning
+    (`weight_rate` moves the mixture), at the same price.
+    """
+
+    method: PairMethod = PairMethod.FEDFDP
     learning_rate: float = 0.5
     fairness: float = 0.5
     local_steps: int = 1
@@ -33,10 +46,14 @@ class FedFdpOptions:
     loss_floor: float = 0.01
     initial_loss: float | None = None
     """The mean loss assumed before the first is published; left out: that of guessing, ln(classes)."""
+    exponent: float = 1.0
+    weight_rate: float = 0.1
 
     def __post_init__(self) -> None:
         positive("learning-rate", self.learning_rate)
         at_least_zero("fairness", self.fairness)
+        at_least_zero("exponent", self.exponent)
+        at_least_zero("weight-rate", self.weight_rate)
         count("local-steps", self.local_steps)
         positive("loss-floor", self.loss_floor)
         if not 1 <= self.loss_headroom < float("inf"):

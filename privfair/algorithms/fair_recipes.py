@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from calibrate.errors import InvalidInput
+from privfair.algorithms.baseline_options import StepMethod
+from privfair.algorithms.fair_options import PairMethod
 
 if TYPE_CHECKING:
     from privfair.algorithms.algorithm import Algorithm
+    from privfair.algorithms.fedfdp import FedFdpClips
     from privfair.algorithms.mmd_terms import CountsInTheClear, PaidCounts, PublicShares
     from privfair.algorithms.registry import Blueprint
     from privfair.fairness.kernels import Noise
@@ -23,7 +26,48 @@ def fedfdp(blueprint: Blueprint) -> Algorithm[Any]:
         clips = FedFdpClips(float(clip), float(blueprint.needed("loss-clip")))
         rate = float(blueprint.needed("sampling-rate"))
     expected = {name: rate * size for name, size in blueprint.parties}
+    if blueprint.options.method is not PairMethod.FEDFDP:
+        return _other_pairs(blueprint, clips, expected)
     return FedFdp(blueprint.model, blueprint.options, blueprint.shares, expected, clips, blueprint.seed)
+
+
+def _other_pairs(
+    blueprint: Blueprint, clips: FedFdpClips | None, expected: dict[str, float]
+) -> Algorithm[Any]:
+    from privfair.algorithms.agnostic_fl import AgnosticFl
+    from privfair.algorithms.baseline_options import AgnosticOptions, QFflOptions
+    from privfair.algorithms.client_gradients import PlainMeans
+    from privfair.algorithms.client_losses import ClippedPairs
+    from privfair.algorithms.q_ffl import QFfl
+
+    options, model, shares, seed = blueprint.options, blueprint.model, blueprint.shares, blueprint.seed
+    sending = PlainMeans() if clips is None else ClippedPairs(clips.gradient, clips.loss, expected)
+    if options.method is PairMethod.Q_FFL:
+        own = QFflOptions(options.learning_rate, options.local_steps, options.exponent, options.loss_floor)
+        return QFfl(model, own, shares, sending, seed)
+    return AgnosticFl(
+        model, AgnosticOptions(options.learning_rate, options.weight_rate), shares, sending, seed
+    )
+
+
+def private_local_steps(blueprint: Blueprint, rate: float, clip: float) -> Algorithm[Any] | None:
+    """The corrected local steps that a `gaussian` plan asks for; None for plain DP-FedSGD."""
+    from privfair.algorithms.client_gradients import ClippedSums
+    from privfair.algorithms.feddyn import FedDyn
+    from privfair.algorithms.fedprox import FedProx
+    from privfair.algorithms.scaffold import Scaffold
+
+    options, model, shares, seed = blueprint.options, blueprint.model, blueprint.shares, blueprint.seed
+    sending = ClippedSums(clip, {name: rate * size for name, size in blueprint.parties})
+    match options.method:
+        case StepMethod.FEDPROX:
+            return FedProx(model, options.prox, shares, sending, seed)
+        case StepMethod.SCAFFOLD:
+            return Scaffold(model, options.controlled, shares, sending, seed)
+        case StepMethod.FEDDYN:
+            return FedDyn(model, options.dynamic, shares, sending, seed)
+        case _:
+            return None
 
 
 def fpfl(blueprint: Blueprint) -> Algorithm[Any]:
@@ -159,7 +203,7 @@ def fedfb(blueprint: Blueprint) -> Algorithm[Any]:
 def tran(blueprint: Blueprint) -> Algorithm[Any]:
     from privfair.algorithms.tran_multipliers import TranMultipliers
 
-    cohort = float(blueprint.needed("cohort"))
+    cohort = float(blueprint.options.cohort or sum(size for _, size in blueprint.parties))
     return TranMultipliers(blueprint.model, blueprint.options, blueprint.groups, cohort, None, blueprint.seed)
 
 

@@ -120,10 +120,12 @@ def _gaussian(blueprint: Blueprint) -> Algorithm[Any]:
             "is not what clipped gradients bound",
             "use steffle or pay-once",
         )
-    units = sum(size for _, size in blueprint.parties)
-    expected = float(blueprint.needed("sampling-rate")) * units
-    clip = float(blueprint.privacy.get("clip", 1.0))
-    return DpFedSgd(blueprint.model, blueprint.options, clip, expected, blueprint.seed)
+    rate, clip = float(blueprint.needed("sampling-rate")), float(blueprint.privacy.get("clip", 1.0))
+    corrected = fair_recipes.private_local_steps(blueprint, rate, clip)
+    if corrected is not None:
+        return corrected
+    expected = rate * sum(size for _, size in blueprint.parties)
+    return DpFedSgd(blueprint.model, blueprint.options.plain, clip, expected, blueprint.seed)
 
 
 def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
@@ -193,7 +195,9 @@ _RECIPES = {
         Recipe("fedfdp", f"{_FAIR}:FedFdpOptions", fair_recipes.fedfdp, _ADDED_RECORD),
         Recipe("fpfl", f"{_FAIR}:FpflOptions", fair_recipes.fpfl, _ADDED_USER),
         Recipe("mmd-fedavg", f"{_FAIR}:MmdFedAvgOptions", fair_recipes.mmd_fedavg, _RECORD, central=True),
-        Recipe("gaussian", f"{_OPTIONS}:GradientOptions", _gaussian, _ADDED_RECORD),
+        Recipe(
+            "gaussian", "privfair.algorithms.baseline_options:PrivateStepOptions", _gaussian, _ADDED_RECORD
+        ),
         Recipe("fedsgd", f"{_OPTIONS}:GradientOptions", _fedsgd, _RECORD, baseline=True),
         Recipe("fedavg", f"{_OPTIONS}:FedAvgOptions", _fedavg, _RECORD, baseline=True),
         *(

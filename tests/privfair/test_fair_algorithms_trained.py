@@ -68,7 +68,19 @@ def _plan(algorithm: str, privacy: str, training: str, target: bool = True, user
     )
 
 
+GAUSSIAN = """
+[privacy]
+sampling-rate = 0.2
+rounds = 12
+clip = 1.0
+"""
+
 PLANS = {
+    "fedprox, private": _plan("gaussian", GAUSSIAN, 'method = "fedprox"\nlocal-steps = 3\n'),
+    "scaffold, private": _plan("gaussian", GAUSSIAN, 'method = "scaffold"\nlocal-steps = 3\n'),
+    "feddyn, private": _plan("gaussian", GAUSSIAN, 'method = "feddyn"\nlocal-steps = 3\n'),
+    "q-ffl, private": _plan("fedfdp", FEDFDP.format(rounds=12), 'method = "q-ffl"\nexponent = 0.5\n'),
+    "agnostic-fl, private": _plan("fedfdp", FEDFDP.format(rounds=12), 'method = "agnostic-fl"\n'),
     "fedfdp": _plan("fedfdp", FEDFDP.format(rounds=12), "fairness = 0.5\nlocal-steps = 2\n"),
     "fpfl, fixed": _plan(
         "fpfl", FPFL.format(rounds=12, sampling="fixed"), 'choice = "best-published"\n', users=True
@@ -113,6 +125,18 @@ def test_trained_from_a_plan(name: str, tmp_path: Path) -> None:
     for spec_number, spec in enumerate(transcript.header.values):
         times = sum(key.name == spec_number for key in transcript.keys) / len(transcript.header.parties)
         assert times == (1 if spec.name in once else summary["rounds"]["steps"])
+
+
+@pytest.mark.parametrize(
+    "name", ["fedprox", "scaffold", "feddyn", "q-ffl", "agnostic-fl", "local-mmd", "fairfed", "fedfb", "tran"]
+)
+def test_a_baseline_trains_without_a_promise_and_only_so(name: str, tmp_path: Path) -> None:
+    by_user = name == "tran"
+    training = "rounds = 12\nbatch-size = 40\n" + ('sampling = "fixed"\ncohort = 40\n' if by_user else "")
+    desk = Desk.at(tmp_path, _plan(name, "", training, target=False, users=by_user))
+    result = desk.train(desk.budget())
+    assert result.to_json()["epsilon"] is None
+    assert result.accuracy is not None
 
 
 @pytest.mark.parametrize("name", ["fedfdp", "fpfl, fixed", "mmd, gaussian"])
