@@ -1,4 +1,4 @@
-"""Where choices come from: a seeded generator in a search, Hypothesis in a test; pairs are built by one code from either."""
+"""Where choices come from: a seeded generator in a search, Hypothesis in a test; pairs are built alike from either."""
 
 from __future__ import annotations
 

@@ -1,0 +1,159 @@
+"""Try to refute a sensitivity claim: random pairs with corner cases, then gradient ascent, then shrinking.
+
+A refutation is a proof: it shows two neighbouring data sets. Its absence proves nothing, so the effort is stated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, final
+
+import numpy as np
+
+from audit.sensitivity.ascent import climb
+from audit.sensitivity.choosing import RandomChoices
+from audit.sensitivity.claim import DistanceClaim
+from audit.sensitivity.counterexample import from_json, table, to_json
+from audit.sensitivity.domain import NeighbouringPair
+from audit.sensitivity.pairs import build_pair
+from audit.sensitivity.shrink import Shrinking, floor_of
+from audit.sensitivity.subject import Subject
+from calibrate.errors import InvalidInput
+from calibrate.validation import count
+
+ROUNDING = 1e-6
+"""A distance this much (relatively) above the bound counts as rounding, not as a refutation."""
+
+
+class Word(Enum):
+    """The two things a search can say."""
+
+    REFUTED = "refuted"
+    NOT_REFUTED = "not refuted"
+
+
+@final
+@dataclass(frozen=True)
+class Search:
+    """How hard to look; the same search gives the same finding."""
+
+    pairs: int = 800
+    climbs: int = 6
+    steps: int = 80
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        count("pairs", self.pairs)
+        count("climbs", self.climbs, least=0)
+        count("steps", self.steps, least=0)
+        count("seed", self.seed, least=0)
+
+
+@final
+@dataclass(frozen=True)
+class Effort:
+    """What was really tried."""
+
+    seed: int
+    pairs: int
+    climbs: int
+    evaluations: int
+    """Pairs on which the function was evaluated, all phases together."""
+    shrinking: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pairs} random pairs with corner cases, {self.climbs} gradient ascents, {self.evaluations} pairs"
+            f" evaluated in all, {self.shrinking} of them in shrinking (seed {self.seed})"
+        )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What the search found; `pair` is the counterexample, or where nothing is refuted the closest pair."""
+
+    claim: DistanceClaim
+    found: float
+    word: Word
+    pair: NeighbouringPair
+    effort: Effort
+
+    @property
+    def ratio(self) -> float:
+        """Found over claimed: above 1 refutes; near 1 says that the bound is tight."""
+        return self.found / self.claim.bound
+
+    def to_json(self) -> dict[str, Any]:
+        refuted = self.word is Word.REFUTED
+        return {
+            "claimed": self.claim.bound,
+            "found": self.found,
+            "ratio": self.ratio,
+            "verdict": self.word.value,
+            "relation": self.claim.relation.value,
+            "protected": self.claim.unit.protected.value,
+            "norm": self.claim.norm.value,
+            "counterexample": to_json(self.pair) if refuted else None,
+            "effort": asdict(self.effort),
+        }
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.word.value}: found {self.found:.6g}, claimed {self.claim.bound:.6g} (ratio {self.ratio:.4g},"
+            f" {self.claim.norm.value}, {self.claim.relation.value}, unit: {self.claim.unit.protected.value})"
+        )
+        shown = f"\n{table(self.pair)}" if self.word is Word.REFUTED else ""
+        return f"{head}{shown}\nsearched: {self.effort}"
+
+
+def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None) -> Finding:
+    """The neighbouring data sets furthest apart that the search finds, judged against the claim."""
+    search = search or Search()
+    generator = np.random.default_rng(search.seed)
+    seeds = _random_pairs(subject, claim, search, generator)
+    evaluations = len(seeds)
+    best = seeds[0]
+    starts = seeds[: search.climbs] if math.isfinite(best[0]) else []
+    for _, start in starts:
+        risen = climb(subject, claim.unit, claim.norm, start, search.steps, generator)
+        evaluations += risen.evaluations
+        if risen.distance > best[0]:
+            best = (risen.distance, risen.pair)
+    found, pair = best
+    refuted = found > claim.bound * (1 + ROUNDING)
+    shrinking = 0
+    if refuted:
+        floor = floor_of(found, claim.bound * (1 + 2 * ROUNDING))
+        shrinker = Shrinking(subject, claim.unit, claim.norm, min(floor, found))
+        pair = shrinker.shrunken(pair)
+        found, shrinking = subject.distance(pair, claim.norm), shrinker.trials
+    effort = Effort(search.seed, search.pairs, len(starts), evaluations + shrinking, shrinking)
+    return Finding(claim, found, Word.REFUTED if refuted else Word.NOT_REFUTED, pair, effort)
+
+
+def replay(document: dict[str, Any], subject: Subject, claim: DistanceClaim) -> float:
+    """The distance that a counterexample's JSON gives now."""
+    return subject.distance(from_json(document, subject.domain), claim.norm)
+
+
+def _random_pairs(
+    subject: Subject, claim: DistanceClaim, search: Search, generator: np.random.Generator
+) -> list[tuple[float, NeighbouringPair]]:
+    """Random pairs, the furthest apart first; ties keep their order."""
+    choose = RandomChoices(generator)
+    found: list[tuple[float, NeighbouringPair]] = []
+    for _ in range(search.pairs):
+        pair = build_pair(choose, subject.domain, claim.unit)
+        if pair is not None:
+            found.append((subject.distance(pair, claim.norm), pair))
+    if not found:
+        raise InvalidInput(
+            "domain",
+            (subject.domain.fewest, subject.domain.most),
+            f"holds no neighbouring data sets under {claim.relation.value}",
+            "allow more records or smaller shares",
+        )
+    return sorted(found, key=lambda each: -each[0])
