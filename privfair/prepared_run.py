@@ -56,6 +56,11 @@ class PreparedRun:
         return {silo.name: silo.size for silo in self.manifest.document.data.silos}
 
     @property
+    def block(self) -> int:
+        """Rounds to charge ahead."""
+        return self.plan.block(self.manifest.document.rounds)
+
+    @property
     def batches_recorded(self) -> bool:
         """Whether batches count as known, so that an auditor may have them."""
         return self.sampling is not None and self.sampling.batch is Batch.REVEALED

@@ -96,7 +96,7 @@ class RunSession:
     def _go_on(self, claim: Claim, session: Session, position: Position[Any]) -> dict[str, Any]:
         run, folder = self._run, self._folder
         seed = _noise_seed(run.plan.training.seed, claim.session) if run.promise.research_noise else None
-        gate = open_gate(run.manifest, claim, folder.transcript, run.values, seed, run.plan.training.block)
+        gate = open_gate(run.manifest, claim, folder.transcript, run.values, seed, run.block)
         writer = None
         try:
             participations, writer = self._participations(claim)

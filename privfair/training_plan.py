@@ -10,7 +10,8 @@
     positive = "defaults"     # the class of the one-sided gaps; default: the second
     batch-size = 256          # only without a promise: under a promise the manifest says how batches are drawn
     sampling = "shuffled"     # shuffled | poisson | fixed | with-replacement | full, likewise
-    block = 32                # rounds charged ahead in the ledger; a crash loses the rest of a block
+    block = 32                # rounds charged ahead in the ledger, default a 32nd of all, at most 32; a crash
+                              # loses the rest of a block
     model = "logistic"        # or a table [training.model] with kind and its own keys
     learning-rate = 0.5       # and whatever else the algorithm knows (docs/training.md)
 """
@@ -32,7 +33,10 @@ from privfair.model_plan import ModelPlan, read_model_plan
 from privfair.plan_file import PlanFile, read_plan_file
 from privfair.plan_section import key_names, read_section, refuse_unknown
 
-_DEFAULT_BLOCK = 32
+_LARGEST_BLOCK = 32
+"""Where syncing no longer dominates (docs/ledger.md)."""
+_LOST_SHARE = 32
+"""A crash may cost this part of the signed rounds, if no block is asked for."""
 
 
 class BatchChoice(Enum):
@@ -56,13 +60,12 @@ class TrainingOptions:
     positive: str | None = None
     batch_size: int | None = None
     sampling: BatchChoice | None = None
-    block: int = _DEFAULT_BLOCK
+    block: int | None = None
 
     def __post_init__(self) -> None:
         count("[training] seed", self.seed, least=0)
         count("[training] measure-every", self.measure_every)
-        count("[training] block", self.block)
-        for name, value in (("rounds", self.rounds), ("batch-size", self.batch_size)):
+        for name, value in (("rounds", self.rounds), ("batch-size", self.batch_size), ("block", self.block)):
             if value is not None:
                 count(f"[training] {name}", value)
         if self.signed_rounds is not None:
@@ -101,6 +104,10 @@ class TrainingPlan:
                 "[training] rounds", wanted, f"exceeds the {signed} signed rounds", "ask for as many or fewer"
             )
         return wanted
+
+    def block(self, signed: int) -> int:
+        """Rounds to charge ahead: enough that syncing does not dominate, few enough that a crash loses little."""
+        return self.training.block or max(1, min(_LARGEST_BLOCK, signed // _LOST_SHARE))
 
     def refuse_unpromised_keys(self) -> None:
         """Under a promise only the manifest says how batches are drawn and how many rounds there are."""

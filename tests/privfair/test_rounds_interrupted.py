@@ -261,3 +261,38 @@ def test_shuffled_epochs_survive_an_interruption(tmp_path: Path, monkeypatch: py
             rounds = [r for r in used if r // batches == epoch]
             rows = np.concatenate([record.batch(r, party) for r in rounds])
             assert len(set(rows.tolist())) == len(rows)
+
+
+PAY_ONCE = """algorithm = "pay-once"
+[target]
+epsilon = 2.0
+delta = 1e-5
+[privacy]
+rounds = 30
+[data]
+files = ["north.csv", "south.csv", "west.csv"]
+schema = "schema.toml"
+[training]
+rounds = 6
+block = 4
+"""
+
+
+@pytest.mark.parametrize("appends", [1, 2, 3, 4, 9])
+def test_a_value_that_is_signed_once_is_never_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appends: int
+) -> None:
+    """Killed while the silos publish their attributes: those that did keep theirs, the others publish once."""
+    desk = Desk.at(tmp_path, PAY_ONCE)
+    manifest = interrupted(desk, "run", monkeypatch, appends, True)
+    before = Transcript.read(tmp_path / "run" / "transcript.bin")
+    result = desk.train(manifest, "run", resume=True)
+    assert result.summary["rounds"]["steps"] == 6
+    after = Transcript.read(tmp_path / "run" / "transcript.bin")
+    for silo in ("north", "south", "west"):
+        rounds = after.rounds(silo, "randomised_attribute")
+        assert len(rounds) == 1
+        assert len(after.rounds(silo, "g")) == len(after.rounds(silo, "joint")) == 5
+        if len(before.rounds(silo, "randomised_attribute")):
+            old = before.values(silo, "randomised_attribute")
+            np.testing.assert_array_equal(after.values(silo, "randomised_attribute"), old)

@@ -219,3 +219,9 @@ def test_a_users_own_module(tmp_path: Path) -> None:
             build_model(read_model_plan({"kind": "module"} | table, tmp_path), (7,), 2)
     with pytest.raises(InvalidInput, match="one score for each of 3 classes"):
         build_model(read_model_plan({"kind": "module", "file": "net.py"}, tmp_path), (7,), 3)
+
+
+@pytest.mark.parametrize(("signed", "block"), [(1, 1), (40, 1), (400, 12), (1172, 32), (10**6, 32)])
+def test_a_crash_costs_a_small_part_of_the_rounds(tmp_path: Path, signed: int, block: int) -> None:
+    assert fedsgd(tmp_path).block(signed) == block
+    assert fedsgd(tmp_path, DATA, TRAINING + "block = 5\n").block(signed) == 5
