@@ -18,6 +18,7 @@ _COMMANDS = {
     "manifest": "sign, verify and read a budget",
     "predict": "the predictions of a trained model",
     "report": "one page about a run, for a privacy officer",
+    "sensitivity": "refute a claimed sensitivity, or say how hard was tried",
     "theorems": "which published privacy theorems hold, computed",
     "train": "train under a signed budget",
 }

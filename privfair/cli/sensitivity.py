@@ -1,0 +1,170 @@
+"""`privfair sensitivity`: two neighbouring data sets that break a claimed bound, or how hard was looked for them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from privfair.cli.output import json_option, print_json, print_rich
+
+if TYPE_CHECKING:
+    from audit.sensitivity.entry import Entry
+
+_RELATIONS = ("add-remove", "replace-one", "replace-attribute")
+
+
+@click.group("sensitivity", short_help="refute a claimed sensitivity, or say how hard was tried")
+def command() -> None:
+    """Put a sensitivity claim to the test.
+
+    \b
+    privfair sensitivity list                               the claims known by id
+    privfair sensitivity check ID                           one of them
+    privfair sensitivity check module:function --claim 1    your own function
+    """
+
+
+@command.command("list")
+@json_option
+def list_all(as_json: bool) -> None:
+    """The claims that can be checked by id."""
+    from audit.sensitivity.catalogue import entry_named, ids
+
+    entries = [entry_named(id) for id in ids()]
+    if as_json:
+        print_json([{"id": each.id, "says": each.says, "claimed": each.claim.bound} for each in entries])
+        return
+    for each in entries:
+        click.echo(f"{each.id}\n    {each.says}")
+
+
+@command.command("check")
+@click.argument("what", metavar="ID|MODULE:FUNCTION")
+@click.option("--claim", type=float, help="The bound to test; required for a function of your own.")
+@click.option(
+    "--relation", type=click.Choice(_RELATIONS), default=None, help="Of neighbours. [default: add-remove]"
+)
+@click.option(
+    "--protected", type=click.Choice(["record", "user"]), default=None, help="The unit. [default: record]"
+)
+@click.option("--norm", type=click.Choice(["L1", "L2"]), default=None, help="[default: L2]")
+@click.option(
+    "--domain", "domain_name", help="module:name of a Domain. [default: DOMAIN beside the function]"
+)
+@click.option(
+    "--arrays", type=click.Choice(["numpy", "torch"]), default=None, help="What it takes. [default: numpy]"
+)
+@click.option("--pairs", type=click.IntRange(min=1), default=800, show_default=True, help="Random pairs.")
+@click.option("--climbs", type=click.IntRange(min=0), default=6, show_default=True, help="Gradient ascents.")
+@click.option("--steps", type=click.IntRange(min=0), default=80, show_default=True, help="Of each ascent.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search.")
+@json_option
+def check(
+    what: str,
+    claim: float | None,
+    relation: str | None,
+    protected: str | None,
+    norm: str | None,
+    domain_name: str | None,
+    arrays: str | None,
+    pairs: int,
+    climbs: int,
+    steps: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Search for neighbouring data sets further apart than claimed; exit code 1 if there are any.
+
+    The function's parameters are named after the columns and public values of its DOMAIN (audit.sensitivity.domain).
+
+    \b
+    Examples:
+      privfair sensitivity check steffle.lemma-B.1.W
+      privfair sensitivity check my_module:clipped_mean --claim 0.25 --relation replace-one --json
+    """
+    from audit.sensitivity.falsify import Search, Word
+
+    stated = {
+        "relation": relation,
+        "protected": protected,
+        "norm": norm,
+        "arrays": arrays,
+        "domain": domain_name,
+    }
+    entry = _own(what, claim, stated) if ":" in what else _known(what, claim, stated)
+    finding = entry.check(Search(pairs, climbs, steps, seed))
+    if as_json:
+        print_json({"id": entry.id} | finding.to_json())
+    else:
+        print_rich(f"[bold]{entry.id}[/bold]")
+        click.echo(f"claim: {entry.says}\n{finding}")
+    sys.exit(1 if finding.word is Word.REFUTED else 0)
+
+
+def _known(id: str, claim: float | None, stated: dict[str, str | None]) -> Entry:
+    """A claim of the catalogue, perhaps with another bound; what it is about is fixed."""
+    from dataclasses import replace
+
+    from audit.sensitivity.catalogue import entry_named
+    from calibrate.errors import InvalidInput
+
+    given = [name for name, value in stated.items() if value is not None]
+    if given:
+        raise InvalidInput(
+            f"--{given[0]}", stated[given[0]], f"is fixed by {id}", "use it with module:function"
+        )
+    entry = entry_named(id)
+    if claim is None:
+        return entry
+    return replace(entry, says=f"{entry.says}; here {claim:g}", claim=replace(entry.claim, bound=claim))
+
+
+def _own(what: str, claim: float | None, stated: dict[str, str | None]) -> Entry:
+    from audit.sensitivity.claim import DistanceClaim
+    from audit.sensitivity.domain import Domain
+    from audit.sensitivity.entry import Entry
+    from audit.sensitivity.subject import Arrays, Subject
+    from calibrate.claims import Norm
+    from calibrate.errors import InvalidInput
+    from calibrate.privacy_unit import Protected, Relation
+
+    if claim is None:
+        raise InvalidInput("--claim", None, "is needed for a function of your own", "state the bound to test")
+    domain = _loaded(stated["domain"] or what.partition(":")[0] + ":DOMAIN")
+    if not isinstance(domain, Domain):
+        raise InvalidInput(
+            "--domain", stated["domain"], "is not a Domain", "name an audit.sensitivity.domain.Domain"
+        )
+    bound = DistanceClaim(
+        claim,
+        Relation(stated["relation"] or "add-remove"),
+        Protected(stated["protected"] or "record"),
+        Norm(stated["norm"] or "L2"),
+    )
+    subject = Subject(_loaded(what), domain, Arrays(stated["arrays"] or "numpy"))
+    return Entry(
+        what,
+        f"{what} moves by at most {claim:g} ({bound.norm.value}, {bound.relation.value})",
+        bound,
+        subject,
+    )
+
+
+def _loaded(path: str) -> Any:
+    """The object at module:name; the working directory's modules count."""
+    import importlib
+    import os
+
+    from calibrate.errors import InvalidInput
+
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidInput(
+            "module:name", path, f"can't be loaded ({error})", "name an importable module and what is in it"
+        ) from error

@@ -1,0 +1,102 @@
+"""The command line and the pytest plugin say what the search found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from privfair.cli import cli
+
+_MODULE = """
+from audit.sensitivity.domain import Domain
+from audit.sensitivity.spaces import Box
+DOMAIN = Domain({"x": Box(0.0, 1.0)})
+def total(x):
+    return x.sum()
+"""
+_FAST = ("--pairs", "60", "--climbs", "1", "--steps", "5", "--json")
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "a_strangers_module.py").write_text(_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "a_strangers_module:total"
+
+
+def test_a_refuted_claim_exits_with_1_and_shows_the_pair() -> None:
+    result = CliRunner().invoke(cli, ["sensitivity", "check", "fpfl.clip.replace-one", *_FAST])
+    document = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert document["verdict"] == "refuted"
+    assert document["found"] == pytest.approx(2 * document["claimed"], rel=0.01)
+    assert len(document["counterexample"]["in"]["first"]["x"]) == 1
+
+
+@pytest.mark.parametrize(("bound", "code", "word"), [("1", 0, "not refuted"), ("0.9", 1, "refuted")])
+def test_a_function_of_ones_own(own_module: str, bound: str, code: int, word: str) -> None:
+    result = CliRunner().invoke(cli, ["sensitivity", "check", own_module, "--claim", bound, *_FAST])
+    assert result.exit_code == code
+    document = json.loads(result.stdout)
+    assert document["verdict"] == word
+    assert {"claimed", "found", "verdict", "counterexample"} <= set(document)
+
+
+def test_the_table_is_readable(own_module: str) -> None:
+    result = CliRunner().invoke(cli, ["sensitivity", "check", own_module, "--claim", "0.5", *_FAST[:-1]])
+    assert "data set" in result.stdout
+    assert "searched:" in result.stdout
+
+
+def test_a_wrong_name_is_refused_by_name() -> None:
+    result = CliRunner().invoke(cli, ["sensitivity", "check", "no.such-claim"])
+    assert "no.such-claim" in str(result.exception)
+    assert result.exception is not None
+    assert getattr(result.exception, "exit_code", None) == 2
+
+
+def test_the_fixture_reports_the_best_ratio(tmp_path: Path) -> None:
+    """In a process of its own, as a stranger's test suite would have it."""
+    import subprocess
+    import sys
+
+    (tmp_path / "test_it.py").write_text(
+        "from audit.sensitivity.domain import Domain\n"
+        "from audit.sensitivity.falsify import Search\n"
+        "from audit.sensitivity.spaces import Box\n"
+        "D = Domain({'x': Box(0.0, 1.0)})\n"
+        "def test_true(privfair_sensitivity):\n"
+        "    privfair_sensitivity(lambda x: x.sum(), 1.0, D, search=Search(40, 1, 2))\n"
+        "def test_false(privfair_sensitivity):\n"
+        "    privfair_sensitivity(lambda x: x.sum(), 0.5, D, search=Search(40, 1, 2))\n"
+    )
+    plugin = (
+        "-p",
+        "audit.sensitivity.pytest_plugin",
+        "-p",
+        "no:privfair_sensitivity",
+        "-p",
+        "no:cacheprovider",
+    )
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            *plugin,
+            str(tmp_path / "test_it.py"),
+            "--rootdir",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert "1 failed, 1 passed" in run.stdout
+    assert "not refuted, best ratio found 1 " in run.stdout
+    assert "refuted, best ratio found 2 " in run.stdout
