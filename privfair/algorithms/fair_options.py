@@ -120,6 +120,8 @@ class MmdFedAvgOptions:
     """MMD-fair FedAvg. `fairness` is lambda; the score follows from the criterion unless it is given."""
 
     local_rate: float = 0.1
+    local_rate_factor: float = 1.0
+    """By which the local step shrinks from round to round; the paper's real-data runs use 0.99."""
     server_rate: float = 1.0
     local_epochs: int = 1
     local_batch: int | None = None
@@ -138,6 +140,7 @@ class MmdFedAvgOptions:
 
     def __post_init__(self) -> None:
         positive("local-rate", self.local_rate)
+        rate("local-rate-factor", self.local_rate_factor)
         positive("server-rate", self.server_rate)
         count("local-epochs", self.local_epochs)
         if self.local_batch is not None:

@@ -135,7 +135,7 @@ class Fpfl:
     def checkpoint(self, state: FpflState) -> dict[str, Floats]:
         return {
             "theta": state.theta.numpy().astype(np.float64),
-            "multipliers": state.multipliers,
+            "multipliers": state.multipliers.copy(),
             "best": state.best.numpy().astype(np.float64),
             "best_accuracy": np.array(state.best_accuracy),
         }

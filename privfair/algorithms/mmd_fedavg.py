@@ -157,7 +157,7 @@ class MmdFedAvg:
             self.options.positive_class,
             self.kernel,
             self.options.fairness,
-            published.reshape(GROUPS, len(self.given), self.terms.samples),
+            [list(of) for of in published.reshape(GROUPS, len(self.given), self.terms.samples)],
             np.array(shares),
         )
         total, largest = torch.zeros(self.model.size, dtype=torch.float64), 0.0
@@ -229,13 +229,14 @@ class MmdFedAvg:
         if len(rows) == 0:
             return torch.zeros_like(theta)
         size = self.options.local_batch or len(rows)
+        rate = self.options.local_rate * self.options.local_rate_factor**round
         # Which of a client's own records share a step need not be secret: the whole update is clipped.
         order = stream(self.seed, f"local steps of round {round}, client {client}")
         for _ in range(self.options.local_epochs):
             shuffled = rows[torch.from_numpy(order.permutation(len(rows)))] if size < len(rows) else rows
             for part in shuffled.split(size):
                 gradient = penalty.gradient(theta, silo.x[part], silo.y[part], silo.s[part])
-                theta = theta - self.options.local_rate * gradient
+                theta = theta - rate * gradient
         return (theta - start.double()) * self._weight(client)
 
     def _weight(self, client: int) -> float:

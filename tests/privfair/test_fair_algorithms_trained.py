@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
+from privfair.contribution import BoundedContribution, Published
+from privfair.gate import Gate
 from privfair.replay import read_sessions, replay
 from privfair.run_session import Progress
-from privfair.training import prepare
+from privfair.training import RunStopped, prepare
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import Desk
 
@@ -162,6 +164,41 @@ def test_an_interrupted_run_goes_on(name: str, tmp_path: Path) -> None:
     assert last.step == result.summary["rounds"]["steps"]
     assert last.step > 5
     assert np.isfinite(prepared.algorithm.theta(last.state).numpy()).all()
+
+
+def test_a_run_that_stops_between_predictions_and_updates_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Predictions that are out stay out: the resumed step answers them and draws none again."""
+    desk = Desk.at(tmp_path, PLANS["mmd, gaussian"].replace("[training]\n", "[training]\nblock = 3\n"))
+    budget = desk.budget()
+    publish, asked = Gate.publish, []
+
+    def fails_once(gate: Gate, party: str, contribution: BoundedContribution) -> Published:
+        asked.append(contribution.name)
+        if asked.count("client_updates") == 3:
+            raise OSError("the disk is full")
+        return publish(gate, party, contribution)
+
+    monkeypatch.setattr(Gate, "publish", fails_once)
+    with pytest.raises(RunStopped):
+        desk.train(budget)
+    monkeypatch.setattr(Gate, "publish", publish)
+    result = desk.train(budget, resume=True)
+    transcript = Transcript.read(result.run / "transcript.bin")
+    names = [spec.name for spec in transcript.header.values]
+    times = {name: sum(names[key.name] == name for key in transcript.keys) for name in names}
+    steps = result.summary["rounds"]["steps"]
+    assert times == {
+        "predictions_group_0": steps,
+        "predictions_group_1": steps,
+        "client_updates": steps,
+        "attribute_histogram": 1,
+    }
+    apart = {key.round for key in transcript.keys if names[key.name] == "predictions_group_0"} ^ {
+        key.round for key in transcript.keys if names[key.name] == "client_updates"
+    }
+    assert len(apart) == 2, "the third step's predictions and updates went out in two rounds"
 
 
 @pytest.mark.parametrize(

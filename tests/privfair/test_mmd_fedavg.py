@@ -216,6 +216,17 @@ def test_without_fairness_it_is_fedavg() -> None:
     np.testing.assert_allclose(following.theta, mean, rtol=1e-9)
 
 
+def test_the_local_step_shrinks_from_round_to_round() -> None:
+    silo = _silo(60)
+    algorithm = _algorithm(silo, local_rate_factor=0.5)
+    state, batch = algorithm.start(), torch.cat((torch.arange(8), 60 + torch.arange(CLIENTS)))
+    received = _published(silo, algorithm.contribution(state, 0, silo, batch))
+    first, third = (algorithm.reply(state, round, silo, batch, received).clear for round in (0, 2))
+    assert first is not None
+    assert third is not None
+    np.testing.assert_allclose(third["client_updates"], first["client_updates"] / 4, rtol=1e-9)
+
+
 def test_small_local_batches_cover_every_record_once_an_epoch() -> None:
     silo = _silo(60)
     algorithm = _algorithm(silo, local_batch=7, weights=ClientWeights.EQUAL)
