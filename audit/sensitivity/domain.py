@@ -67,9 +67,6 @@ class Domain:
         if unit.protected is Protected.USER and self.user is None:
             raise InvalidInput("user", None, "must name a column where users are protected", "set user")
 
-    def empty(self) -> Records:
-        return self.stacked([])
-
     def stacked(self, rows: list[Mapping[str, Any]]) -> Records:
         """Rows as columns of the right types, also when there are none."""
         found: dict[str, Column] = {}

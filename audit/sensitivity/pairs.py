@@ -43,9 +43,8 @@ def build_pair(choose: Choices, domain: Domain, unit: PrivacyUnit) -> Neighbouri
     fewest = max(0, domain.fewest - without)
     others = choose.integer(fewest, max(fewest, domain.most - max(len(left), len(right))))
     common = _others(choose, domain, left[0], others)
-    user = _number(domain, common, left, right)
-    pair = NeighbouringPair(domain.stacked(user[0]), domain.stacked(user[1]), domain.stacked(user[2]), public)
-    pair = _with_shares_met(domain, pair)
+    shared, first, second = (domain.stacked(rows) for rows in _number(domain, common, left, right))
+    pair = _with_shares_met(domain, NeighbouringPair(shared, first, second, public))
     return pair if domain.allows(pair) else None
 
 
@@ -85,8 +84,7 @@ def _other_side(choose: Choices, domain: Domain, unit: PrivacyUnit, left: list[R
         case Relation.REPLACE_ONE:
             if choose.pick((True, False)):
                 return [_opposite(domain, row) for row in left]
-            room = domain.most if most == 1 else most
-            return _unit_rows(choose, domain, choose.integer(1, min(most, room)))
+            return _unit_rows(choose, domain, choose.integer(1, min(most, domain.most)))
         case _:
             assert_never(unit.relation)
 

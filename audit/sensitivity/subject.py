@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.sensitivity.domain import Domain, NeighbouringPair, Records
+from audit.sensitivity.domain import Domain, NeighbouringPair
 from calibrate.claims import Norm
 from calibrate.errors import InvalidInput
 
@@ -97,10 +97,6 @@ class Subject:
             case _:
                 assert_never(self.arrays)
         return _flat(returned)
-
-
-def tensors(records: Records) -> dict[str, Tensor]:
-    return {name: _tensor(values) for name, values in records.items()}
 
 
 def _copied(value: Any) -> Any:

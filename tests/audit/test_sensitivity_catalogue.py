@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -95,3 +96,12 @@ def test_the_engine_keeps_its_own_bounds_under_a_longer_search(id: str) -> None:
     finding = catalogue.entry_named(id).check(Search(pairs=600, climbs=3, steps=40))
     assert finding.word is Word.NOT_REFUTED
     assert finding.ratio >= 0.9
+
+
+@pytest.mark.parametrize("id", ["engine.fedfdp.gradient", "engine.fedfdp.loss", "engine.steffle.h_W"])
+def test_an_engine_that_signed_a_tenth_too_little_is_caught(id: str) -> None:
+    entry = catalogue.entry_named(id)
+    signed = replace(entry, claim=replace(entry.claim, bound=0.9 * entry.claim.bound))
+    finding = signed.check(Search(pairs=80, climbs=1, steps=6))
+    assert finding.word is Word.REFUTED
+    assert finding.pair.size <= HANDFUL
