@@ -74,10 +74,10 @@ class ModelChoice(Enum):
 
 @dataclass(frozen=True)
 class FpflOptions:
-    """FPFL and its ladder: leave `notion` out for FL and PFL, the clip for runs without clipping."""
+    """FPFL and its ladder: the notion "none" for FL and PFL; no clip for FL and FFL."""
 
     learning_rate: float = 0.1
-    notion: FairnessNotion | None = FairnessNotion.FALSE_NEGATIVE_RATE
+    notion: FairnessNotion = FairnessNotion.FALSE_NEGATIVE_RATE
     tolerance: float = 0.02
     multiplier_rate: float = 0.01
     damping: float = 2.0

@@ -47,8 +47,8 @@ class Fpfl:
     norm `clip` at most before it is added, which is what an FPFL manifest prices. The rest of the round (division
     by noisy counts, multipliers, choice of the model) is post-processing. Unit: all data of one user.
 
-    The ladder of the paper: FL is `notion` None without a clip; FFL has a notion; the two with a clip and no noise are
-    FL+clip and FFL+clip; with noise, PFL and FPFL. Noise is the manifest's, never chosen here.
+    The ladder of the paper: FL is the notion "none" without a clip; FFL has a notion; the two with a clip and no
+    noise are FL+clip and FFL+clip; with noise, PFL and FPFL. Noise is the manifest's, never chosen here.
     """
 
     model: Model
@@ -64,14 +64,12 @@ class Fpfl:
         positive("expected cohort", self.expected_cohort)
         if self.clip is not None:
             positive("clip", self.clip)
-        if self.options.notion is not None and self.groups < 2:
+        if self.rates and self.groups < 2:
             raise InvalidInput("groups", self.groups, "must be at least 2", "drop the fairness notion")
         _ = self.statistics
 
     @cached_property
     def rates(self) -> tuple[Rate, ...]:
-        if self.options.notion is None:
-            return ()
         return rates_of(self.options.notion, self.model.classes, self.options.positive_class)
 
     @cached_property

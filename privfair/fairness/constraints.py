@@ -48,6 +48,8 @@ def rates_of(notion: FairnessNotion, classes: int, positive_class: int) -> tuple
         )
     others = tuple(c for c in range(classes) if c != 0) if classes > 2 else (positive_class,)
     match notion:
+        case FairnessNotion.NONE:
+            return ()
         case FairnessNotion.FALSE_NEGATIVE_RATE:
             return (Rate(positive_class, positive_class, complement=True),)
         case FairnessNotion.ACCURACY:

@@ -8,6 +8,8 @@ from enum import Enum
 class FairnessNotion(Enum):
     """Which rates FPFL brings together across groups."""
 
+    NONE = "none"
+    """No rate at all: plain (private) federated learning."""
     FALSE_NEGATIVE_RATE = "false-negative-rate"
     ACCURACY = "accuracy"
     DEMOGRAPHIC_PARITY = "demographic-parity"

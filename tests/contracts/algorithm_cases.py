@@ -93,7 +93,7 @@ _ANY = (None, _POISSON, _FIXED, _SHUFFLED)
 _CLIPS = FedFdpClips(0.3, 2.0)
 
 
-def _fpfl(clip: float | None, notion: FairnessNotion | None) -> Callable[[Model], Fpfl]:
+def _fpfl(clip: float | None, notion: FairnessNotion) -> Callable[[Model], Fpfl]:
     options = FpflOptions(notion=notion, choice=ModelChoice.BEST_PUBLISHED)
     return lambda model: Fpfl(model, options, 2, 4.0, clip)
 
@@ -187,11 +187,11 @@ CASES = (
         plan=_FEDFDP,
     ),
     Case("fedfair", lambda model: FedFdp(model, FedFdpOptions(), SHARES, EXPECTED), _ANY),
-    Case("fl", _fpfl(None, None), (None, Poisson(0.25), FixedSize(USERS, 4)), ("users",)),
+    Case("fl", _fpfl(None, FairnessNotion.NONE), (None, Poisson(0.25), FixedSize(USERS, 4)), ("users",)),
     Case("ffl", _fpfl(None, FairnessNotion.ACCURACY), (None, FixedSize(USERS, 4)), ("users",)),
     Case(
         "pfl",
-        _fpfl(1.0, None),
+        _fpfl(1.0, FairnessNotion.NONE),
         (Poisson(0.25),),
         ("users",),
         FpflPlan(USERS, 4, ROUNDS, 1.0, CohortSampling.POISSON),
