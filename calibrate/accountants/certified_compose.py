@@ -197,6 +197,8 @@ def _tilted(law: LatticeLaw, step: float, tilt: float) -> tuple[Floats, float]:
     top = top if top > 300.0 else 0.0  # no shift where none is needed: log M stays accurate
     weights = law.mass * np.exp(exponent - top)
     total = float(weights.sum())
+    if not 0 < total < math.inf:
+        raise NotCertified("a loss law lost all its mass on the lattice; ask for more precision")
     return weights / total, math.log(total) + top
 
 

@@ -25,10 +25,8 @@ Integers = NDArray[np.int64]
 
 _TAIL_SHARE = 0.35
 """How much discretisation error the coarse buckets may add, relative to the finest ones everywhere."""
-
-
 _NODE_ROUNDINGS = 64.0
-"""A lattice mass below this many roundoffs of what it is a difference quotient of counts as 0."""
+"""A lattice mass is right to this many roundoffs of what it is a difference quotient of."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +136,10 @@ def _lowered_chords(p: Floats, q: Floats, width: Floats) -> Floats:
     nodes[:-1] -= rise / np.expm1(width)
     nodes[1:] += rise / -np.expm1(-width)
     nodes[0] += drop[0]
-    wobble = np.append(mass / -np.expm1(-width), 0.0)
-    wobble[1:] += wobble[:-1].copy()
-    nodes[np.abs(nodes) < _NODE_ROUNDINGS * UNIT_ROUNDOFF * wobble] = 0.0
-    return nodes if _made_convex(nodes, width) else np.append(mass, 0.0)
+    quotient = np.append(mass / -np.expm1(-width), 0.0)
+    quotient[1:] += quotient[:-1].copy()
+    convex = _made_convex(nodes, width, _NODE_ROUNDINGS * UNIT_ROUNDOFF * quotient)
+    return nodes if convex else np.append(mass, 0.0)
 
 
 def _drops(gaps: _Gaps, excess: Floats) -> Floats:
@@ -169,37 +167,51 @@ def _drops(gaps: _Gaps, excess: Floats) -> Floats:
             break
         value = max(0.0, *((g - f * value) / (1 - f) for g, f in zip(sizes[i], along[i], strict=True)))
         drop[i] = value
+    for size, fraction in zip(gaps.size, gaps.along, strict=True):
+        # Where the three parts meet, or by rounding, a segment may still be too high: lower its nearer end.
+        missing = np.maximum(size - (1 - fraction) * drop[:-1] - fraction * drop[1:], 0.0) * (1 + 1e-9)
+        missing[-1] = 0.0  # the last segment is 0 throughout
+        left = fraction < 0.5
+        drop[:-1] += np.where(left, missing / (1 - fraction), 0.0)
+        drop[1:] += np.where(left, 0.0, missing / fraction)
     return drop
 
 
-def _made_convex(nodes: Floats, width: Floats) -> bool:
+def _made_convex(nodes: Floats, width: Floats, rounding: Floats) -> bool:
     """Remove negative masses in place by passing to the lower convex envelope; False if that is impossible.
 
     A negative mass is a concave kink. Cutting it off by the chord of its neighbours lowers the function and
-    hands its P- and Q-mass to them; left of everything there is only the value at a = 0 to hold on to.
+    hands its P- and Q-mass to them; left of everything there is only the value at a = 0 to hold on to. The last
+    point has nothing above it: a negative mass there is handed down if it is mere rounding (which moves the
+    profile by no more than roundoff times the mass nearby), and is the end of the attempt if not.
     """
     pending = np.flatnonzero(nodes < 0).tolist()
     if not pending:
         return True
     position = np.append(0.0, np.cumsum(width)).tolist()
-    masses, end = nodes.tolist(), len(nodes)
+    masses, end = nodes.tolist(), 1 + int(np.flatnonzero(nodes)[-1])
     below, above = list(range(-1, end - 1)), list(range(1, end + 1))  # the neighbours not yet cut off
     while pending:
         j = pending.pop()
         if masses[j] >= 0:
             continue
         a, b, negative = below[j], above[j], masses[j]
-        if b == end:
+        if b == end and (a < 0 or -negative > rounding[j]):
             return False
-        share = 1.0
-        if a >= 0:
+        share = 0.0 if b == end else 1.0
+        if b == end:
+            masses[a] += negative
+            above[a] = end
+            pending.append(a)
+        elif a >= 0:
             share = math.expm1(position[a] - position[j]) / math.expm1(position[a] - position[b])
             masses[a] += (1 - share) * negative
             above[a] = b
             pending.append(a)
-        masses[b] += share * negative
-        below[b] = a
-        pending.append(b)
+        if b < end:
+            masses[b] += share * negative
+            below[b] = a
+            pending.append(b)
         masses[j] = 0.0
     nodes[:] = masses
     return True
@@ -218,11 +230,12 @@ def _gaps(p: Floats, q: Floats, reach: Floats) -> _Gaps:
     excess = (p - q).T
     start = excess.sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        kink = np.where(q.T > 0, excess / q.T, 0.0)
+        kink = np.where(q.T > 0, excess / q.T, np.inf)
     along = np.clip(kink / reach, 1e-9, 1 - 1e-9)
     profile = np.maximum(excess[::-1] - along * reach * q.T[::-1], 0.0)
-    size = np.maximum(start * (1 - along) - profile, 0.0) * (1 + 1e-12)
-    return _Gaps(size, along)
+    moved = (along != kink / reach) & (kink < reach)  # pays for keeping the fractions away from 0 and 1
+    size = np.maximum(start * (1 - along) - profile, 0.0) * (1 + 1e-12) + np.where(moved, 2e-9 * start, 0.0)
+    return _Gaps(np.where(p.T > 0, size, 0.0), along)  # an empty half-bucket has no kink
 
 
 def _with_atoms(edges: Integers, nodes: Floats, placed: list[tuple[int, float]]) -> tuple[Integers, Floats]:

@@ -76,16 +76,19 @@ def on_lattice(
     )
     coarsest = window.period / most_points
     step = min(math.sqrt(12 * precision / (1.1 * composition.steps)) / c, 0.05 * window.deviation)
-    moved_before = math.inf
+    best, in_vain = None, 0
     while True:
         step = _aligned(composition, max(step, coarsest))
         laws, before = _lattice_laws(composition, side, step, saddle, window)
         moved = abs(log_normaliser(laws, step, window.tilt) - before) * (c / window.tilt) ** 2
-        # A finer lattice that moves no less is not the remedy: quadrature is what differs.
-        if moved <= 2 * precision or step <= 1.01 * coarsest or moved > 0.5 * moved_before:
+        # A finer lattice that hardly helps may be an unlucky one; twice means that it is not the remedy.
+        in_vain += best is not None and not moved < 0.5 * best[0]
+        if best is None or moved < best[0]:
+            best = (moved, step, laws)
+        if moved <= 2 * precision or step <= 1.01 * coarsest or in_vain == 2:
             break
-        moved_before = moved
-        step /= min(4.0, math.sqrt(moved / precision) * 1.05)
+        step /= min(4.0, max(1.5, math.sqrt(moved / precision)))
+    moved, step, laws = best
     return LatticeSide(compose(laws, step, window), side, moved)
 
 

@@ -59,12 +59,13 @@ class LargerOfBothDirections:
     def buckets(self, edges: Floats) -> Buckets:
         right = _within(self._positive.buckets(np.maximum(edges, 0.0)), edges[1:] > 0)
         left = _within(self._negative.buckets(np.minimum(edges, 0.0)), edges[:-1] < 0)
+        not_positive = float(self._positive.buckets(np.zeros(2)).below)
         return Buckets(
             p=left.p + right.p,
             q=left.q + right.q,
             p_error=left.p_error + right.p_error,
             q_error=left.q_error + right.q_error,
-            below=left.below if edges[0] <= 0 else 1.0,
+            below=left.below + (max(0.0, right.below - not_positive) + 1e-15 if edges[0] > 0 else 0.0),
             above=right.above if edges[-1] >= 0 else 1.0,
         )
 

@@ -46,7 +46,7 @@ class LaplaceLoss:
         wobble = 8 * UNIT_ROUNDOFF * (1 + self.largest)
         p_error = np.where(growth > 0, wobble * (p + np.exp(-(1 - x[1:]) / self.scale) / 2), 0.0)
         q_error = np.where(growth > 0, wobble * (q + np.exp(-x[:-1] / self.scale) / 2), 0.0)
-        below = math.exp(-(1 - x[0]) / self.scale) / 2 if edges[0] > -self.largest else 0.0
+        below = math.exp(-self.largest) * math.expm1(x[0] / self.scale) / 2 * (1 + 1e-12)
         above = (1 - math.exp(-(1 - x[-1]) / self.scale)) / 2 if edges[-1] < self.largest else 0.0
         return Buckets(p, q, p_error, q_error, below=below, above=above)
 
