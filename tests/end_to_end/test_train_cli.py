@@ -356,3 +356,22 @@ def test_a_mistyped_key_is_not_signed_away_without_a_promise(tmp_path: Path) -> 
     refused = office.calibrate("--no-privacy", "a test")
     assert refused.code == 2
     assert "did you mean w-radius?" in refused.err
+
+
+@needs_benchmarks
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "least"), [("fedavg", 0.83), ("central-erm", 0.815), ("fedsgd", 0.81), ("gaussian", 0.80)]
+)
+def test_the_examples_of_the_documentation_train_to_their_end(
+    tmp_path: Path, name: str, least: float
+) -> None:
+    """Adult (three quarters earn at most 50K) and Credit Card (78% pay), through the command line."""
+    examples = Path(__file__).parents[2] / "docs" / "examples"
+    office = Office(tmp_path, (examples / f"{name}.toml").read_text())
+    promise = () if name == "gaussian" else ("--no-privacy", "a test")
+    assert office.calibrate(*promise).code == 0
+    done = office.train("--quiet")
+    assert done.code == 0, done.err
+    assert done.json()["accuracy"] > least
+    assert done.json()["rounds"] == done.json()["rounds_signed"]
