@@ -27,6 +27,7 @@ from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTen
 from privfair.algorithms.descent import Descent, DescentRule, tensor
 from privfair.algorithms.drawn_rows import drawn_rows
 from privfair.algorithms.pay_once_options import PayOnceOptions
+from privfair.algorithms.warm_start import towards_own_minimum
 from privfair.contribution import Floats
 from privfair.fairness import fermi
 from privfair.fairness.debias import ResponseChannel
@@ -123,7 +124,7 @@ class PayOnce:
 
     def contribution(self, state: PayOnceState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
         if not state.responses:
-            return Message(randomized={ATTRIBUTE: self._filled_up(silo)})
+            return Message(randomized={ATTRIBUTE: self._filled_up(silo)}, clear=self._warm(state, silo))
         if silo.name not in state.responses:
             raise InvalidInput(
                 "silo", silo.name, "published no responses in round 0", "let every silo take part in it"
@@ -134,7 +135,7 @@ class PayOnce:
     def update(self, state: PayOnceState, received: Received) -> PayOnceState:
         if not state.responses:
             given = {party: tensor(values[ATTRIBUTE].values).long() for party, values in received.items()}
-            return replace(state, responses=given)
+            return replace(state, responses=given, descent=self._started(state, received))
         gradient = self._summed(received, GRADIENT)
         joint = self._summed(received, JOINT)
         if state.joint is not None:
@@ -157,6 +158,18 @@ class PayOnce:
         }
         joint = tensor(arrays["joint"]) if "joint" in arrays else None
         return PayOnceState(Descent.of_arrays(arrays), joint, responses)
+
+    def _warm(self, state: PayOnceState, silo: SiloTensors) -> dict[str, Floats] | None:
+        iterations = self.options.warm_start
+        if iterations == 0:
+            return None
+        theta = state.descent.theta
+        return {GRADIENT: towards_own_minimum(self.model, theta, silo.x, silo.y, iterations)}
+
+    def _started(self, state: PayOnceState, received: Received) -> Descent:
+        if self.options.warm_start == 0:
+            return state.descent
+        return self.rule.start(state.descent.theta - self._summed(received, GRADIENT))
 
     def _filled_up(self, silo: SiloTensors) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if len(silo) > self.largest_silo:

@@ -19,7 +19,8 @@ class PayOnceOptions:
     After the first round nothing private is touched, so batches are a matter of speed alone: `mini_batch` makes every
     silo go through its records in shuffled batches of that size, in an order the seed decides; left out, each round
     uses all records. `memory` is how much of the running joint distribution outlives a round: 0 suits full batches,
-    about 1 - batch / silo suits mini-batches, whose own rates are too noisy to square.
+    about 1 - batch / silo suits mini-batches, whose own rates are too noisy to square. `warm_start` is
+    that of `SteffleOptions`.
     """
 
     notion: Independence = Independence.DEMOGRAPHIC_PARITY
@@ -35,12 +36,14 @@ class PayOnceOptions:
     decay: float = 1.0
     decay_every: int = 10
     iterate: Iterate = Iterate.LAST
+    warm_start: int = 0
 
     def __post_init__(self) -> None:
         at_least_zero("fairness", self.fairness)
         count("positive-class", self.positive_class, least=0)
         if self.mini_batch is not None:
             count("mini-batch", self.mini_batch)
+        count("warm-start", self.warm_start, least=0)
         open_unit("least-share", self.least_share)
         positive("learning-rate", self.learning_rate)
         positive("decay", self.decay)

@@ -33,6 +33,7 @@ from privfair.algorithms.descent import Descent, DescentRule, tensor
 from privfair.algorithms.drawn_rows import drawn_rows
 from privfair.algorithms.steffle_bounds import SteffleBounds
 from privfair.algorithms.steffle_options import SteffleOptions, WCenter
+from privfair.algorithms.warm_start import towards_own_minimum
 from privfair.contribution import BoundedContribution, Floats
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE
@@ -47,11 +48,15 @@ _UNDER_THE_BOUND = 1.0 / (1.0 + 2.0**-16)
 
 @dataclass(frozen=True, eq=False)
 class SteffleState:
-    """`deviation` is W minus the centre of its ball; `frequencies` are unknown until a histogram is published."""
+    """`deviation` is W minus the centre of its ball; `frequencies` are unknown until a histogram is published.
+
+    `warm` says whether a warm start was made or none is asked for.
+    """
 
     descent: Descent
     deviation: Tensor
     frequencies: Tensor | None
+    warm: bool = True
 
 
 @final
@@ -116,7 +121,7 @@ class Steffle:
             own.decay,
             own.decay_every,
             own.iterate,
-            self.rounds,
+            max(1, self.rounds - (own.warm_start > 0)),
             self.seed,
         )
 
@@ -143,7 +148,8 @@ class Steffle:
         frequencies = None
         if given is not None:
             frequencies = torch.tensor(given, dtype=torch.float64).reshape(self.blocks, self.groups)
-        return SteffleState(self.rule.start(self.model.initial(self.seed)), zero, frequencies)
+        descent = self.rule.start(self.model.initial(self.seed))
+        return SteffleState(descent, zero, frequencies, warm=self.options.warm_start == 0)
 
     def w(self, state: SteffleState) -> Tensor:
         """The W in use: (blocks, groups, classes)."""
@@ -157,12 +163,9 @@ class Steffle:
 
     def contribution(self, state: SteffleState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
         parts = parts_of(self.centralisation, silo.name)
+        if not state.warm or state.frequencies is None:
+            return self._opening(state, silo, batch)
         x, y, s = drawn_rows(batch, silo.x, silo.y, silo.s)
-        if state.frequencies is None:
-            # Without frequencies there is no fairness term yet: the first round buys them, on all of the silo.
-            histogram = (self._histogram(silo),) if parts.fairness else ()
-            clear = {LOSS_GRADIENT: self._loss_gradient(state, x, y)} if parts.loss else None
-            return Message(noisy=histogram, clear=clear)
         block = fermi.block_of(self.options.notion, y, self.options.positive_class)
         noisy = (self._h_theta(state, x, s, block), self._h_w(state, x, s, block)) if parts.fairness else ()
         clear = None
@@ -174,9 +177,8 @@ class Steffle:
 
     def update(self, state: SteffleState, received: Received) -> SteffleState:
         gradient = self._summed(received, LOSS_GRADIENT, (self.model.size,))
-        if state.frequencies is None:
-            descent = self.rule.advance(state.descent, gradient)
-            return replace(state, descent=descent, frequencies=self._bought(received))
+        if not state.warm or state.frequencies is None:
+            return self._opened(state, gradient, received)
         of_theta = self._summed(received, H_THETA, (self.model.size,))
         of_w = self._summed(received, H_W, tuple(state.deviation.shape))
         descent = self.rule.advance(state.descent, gradient + self.options.fairness * of_theta)
@@ -188,13 +190,40 @@ class Steffle:
 
     def checkpoint(self, state: SteffleState) -> dict[str, Floats]:
         arrays = state.descent.arrays() | {"deviation": state.deviation.numpy().astype(np.float64)}
+        arrays["warm"] = np.array(state.warm, dtype=np.float64)
         if state.frequencies is not None:
             arrays["frequencies"] = state.frequencies.numpy().astype(np.float64)
         return arrays
 
     def restore(self, arrays: Mapping[str, Floats]) -> SteffleState:
         frequencies = tensor(arrays["frequencies"]) if "frequencies" in arrays else None
-        return SteffleState(Descent.of_arrays(arrays), tensor(arrays["deviation"]), frequencies)
+        warm = bool(arrays["warm"])
+        return SteffleState(Descent.of_arrays(arrays), tensor(arrays["deviation"]), frequencies, warm)
+
+    def _opening(self, state: SteffleState, silo: SiloTensors, batch: Tensor) -> Message:
+        """The first round, where frequencies must be bought or a warm start made: no fairness gradients yet."""
+        parts = parts_of(self.centralisation, silo.name)
+        noisy = (self._histogram(silo),) if parts.fairness and state.frequencies is None else ()
+        if not parts.loss:
+            return Message(noisy=noisy)
+        if state.warm:
+            x, y = drawn_rows(batch, silo.x, silo.y)
+            return Message(noisy=noisy, clear={LOSS_GRADIENT: self._loss_gradient(state, x, y)})
+        theta, iterations = state.descent.theta, self.options.warm_start
+        own = towards_own_minimum(self.model, theta, silo.x, silo.y, iterations)
+        return Message(noisy=noisy, clear={LOSS_GRADIENT: own})
+
+    def _opened(self, state: SteffleState, sent: Tensor, received: Received) -> SteffleState:
+        frequencies = self._bought(received) if state.frequencies is None else state.frequencies
+        if state.warm:
+            descent = self.rule.advance(state.descent, sent)
+        else:
+            # The silos' minimisers are averaged, so their weights must add up to one here.
+            weights = sum(
+                self.weights[party] for party, values in received.items() if LOSS_GRADIENT in values
+            )
+            descent = self.rule.start(state.descent.theta - sent / weights)
+        return replace(state, descent=descent, frequencies=frequencies, warm=True)
 
     def _known(self, state: SteffleState) -> Tensor:
         if state.frequencies is None:

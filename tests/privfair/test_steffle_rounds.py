@@ -20,9 +20,11 @@ from privfair.algorithms.centralisation import (
 from privfair.algorithms.descent import DescentRule
 from privfair.algorithms.iterate import Iterate
 from privfair.algorithms.steffle import H_THETA, H_W, HISTOGRAM, LOSS_GRADIENT
+from privfair.algorithms.warm_start import towards_own_minimum
 from privfair.contribution import Published
 from privfair.fairness import fermi
 from privfair.fairness.independence import Independence
+from privfair.models.model import mean_over
 from tests.privfair.steffle_cases import (
     everybody,
     logistic,
@@ -115,6 +117,35 @@ def test_noise_may_make_counts_negative() -> None:
     }
     state = paid.update(paid.start(), {"north": values})
     assert state.frequencies.tolist() == [[0.1, 0.1]]
+
+
+def test_a_warm_start_is_the_mean_of_the_silos_own_minima() -> None:
+    silos = [
+        replace(silo_of(200, 3, 2, 2, seed=seed), name=name) for seed, name in enumerate(("north", "south"))
+    ]
+    # Weights of full batches need not add up to one; the mean of the minimisers must not shrink for that.
+    algorithm = steffle_for(
+        logistic(3, 2), 2, batch_size=100, weights={"north": 0.25, "south": 0.25}, warm_start=100
+    )
+    state = algorithm.start()
+    messages = [(silo.name, algorithm.contribution(state, 0, silo, torch.arange(5))) for silo in silos]
+    assert all(not message.noisy for _, message in messages)
+    changed = algorithm.contribution(state, 0, replace(silos[0], s=1 - silos[0].s), torch.arange(5))
+    assert np.array_equal(changed.clear[LOSS_GRADIENT], messages[0][1].clear[LOSS_GRADIENT])
+    state = algorithm.update(state, without_noise(messages))
+    minima = []
+    for silo in silos:
+        alone = -towards_own_minimum(algorithm.model, algorithm.model.initial(0), silo.x, silo.y, 100)
+        gradient = algorithm.model.weighted_gradient(
+            torch.from_numpy(alone), silo.x, silo.y, mean_over(200)
+        ).total
+        assert float(gradient.abs().max()) < 1e-4
+        minima.append(alone)
+    np.testing.assert_allclose(state.descent.theta.numpy(), np.mean(minima, axis=0))
+    following = algorithm.contribution(state, 1, silos[0], everybody(silos[0]))
+    assert [contribution.name for contribution in following.noisy] == [H_THETA, H_W]
+    assert algorithm.restore(algorithm.checkpoint(algorithm.start())).warm is False
+    assert algorithm.restore(algorithm.checkpoint(state)).warm is True
 
 
 def test_a_checkpoint_brings_the_state_back() -> None:

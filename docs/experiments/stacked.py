@@ -1,0 +1,243 @@
+"""SteFFLe and pay-once for many runs at once: logistic regression, two groups, two classes, demographic parity.
+
+The same rounds as `privfair.algorithms.steffle.Steffle` and `privfair.algorithms.pay_once.PayOnce`, for a whole row of
+fairness weights and noise levels in one matrix product (tests/privfair/test_experiment_stacked.py holds the two against
+each other). Noise is numpy's Gaussian in floating point: equal in distribution to the gate's up to its grid, but
+research noise all the same. It protects nobody, and the data here are public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Wide = NDArray[np.float64]
+_UNDER_THE_BOUND = 1.0 / (1.0 + 2.0**-16)
+Step = TypeVar("Step")
+
+
+@dataclass(frozen=True, eq=False)
+class StackedSilo:
+    """One silo's records; `x` has a last column of ones."""
+
+    x: Floats
+    y: Floats
+    s: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @classmethod
+    def of(cls, features: NDArray[np.floating], y: NDArray[np.integer], s: NDArray[np.int64]) -> StackedSilo:
+        x = np.concatenate((features, np.ones((len(features), 1))), axis=1).astype(np.float32)
+        return cls(np.ascontiguousarray(x), y.astype(np.float32), np.asarray(s))
+
+
+@dataclass(frozen=True)
+class Descent:
+    """`privfair.algorithms.descent.DescentRule` for columns of theta."""
+
+    rounds: int
+    learning_rate: float
+    momentum: float = 0.9
+    decay: float = 1.0
+    decay_every: int = 10
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate * self.decay ** (step // self.decay_every)
+
+
+@dataclass(frozen=True, eq=False)
+class SteffleColumns:
+    """One run a column: its fairness weight, its noise, its W step; and what all columns share."""
+
+    fairness: Wide
+    sigma_theta: Wide
+    sigma_w: Wide
+    w_step: Wide
+    frequencies: tuple[float, float]
+    minority_fraction: float
+    batch_size: int
+    lipschitz: float
+    w_radius: float
+    around_independence: bool = True
+
+    @property
+    def reach(self) -> float:
+        """How far apart one record's two parts of m h_theta may be."""
+        bound = 2 * math.sqrt(2) * self.lipschitz * self.w_radius / math.sqrt(self.minority_fraction)
+        return bound * _UNDER_THE_BOUND
+
+
+@dataclass(eq=False)
+class _Theta:
+    """Columns of parameters on their way."""
+
+    rule: Descent
+    values: Wide
+    velocity: Wide = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.velocity = np.zeros_like(self.values)
+
+    def advance(self, step: int, gradient: Wide) -> None:
+        self.velocity = self.rule.momentum * self.velocity + gradient
+        self.values = self.values - self.rule.rate(step) * (1 - self.rule.momentum) * self.velocity
+
+
+def _columns_from(start: Wide | None, size: int, runs: int) -> Wide:
+    return np.zeros((size, runs)) if start is None else np.repeat(start[:, None], runs, axis=1)
+
+
+def sigmoid(scores: Floats) -> Floats:
+    return np.float32(1.0) / (np.float32(1.0) + np.exp(-scores))
+
+
+def steffle(
+    silos: tuple[StackedSilo, ...],
+    columns: SteffleColumns,
+    rule: Descent,
+    seed: int,
+    batches: Iterator[tuple[NDArray[np.int64], ...]] | None = None,
+    start: Wide | None = None,
+) -> Wide:
+    """The last theta of every column, (features + 1, columns); full batches unless `batches` yields rows.
+
+    All columns begin at `start`, or at zero.
+    """
+    noise = np.random.default_rng(seed)
+    runs = len(columns.fairness)
+    theta = _Theta(rule, _columns_from(start, silos[0].x.shape[1], runs))
+    frequencies = np.array(columns.frequencies)
+    centre = np.sqrt(frequencies)[:, None] * np.ones((1, 2)) * columns.around_independence
+    deviation = np.zeros((runs, 2, 2))
+    lengths = [np.linalg.norm(silo.x, axis=1).astype(np.float32) for silo in silos]
+    for step in range(rule.rounds):
+        w = centre + deviation
+        clear, noisy, of_w = np.zeros_like(theta.values), np.zeros_like(theta.values), np.zeros_like(w)
+        drawn = next(batches) if batches is not None else (None,) * len(silos)
+        for silo, length, rows in zip(silos, lengths, drawn, strict=True):
+            part = silo if rows is None else StackedSilo(silo.x[rows], silo.y[rows], silo.s[rows])
+            own = length if rows is None else length[rows]
+            g, h_theta, h_w = _steffle_message(part, own, theta.values, w, frequencies, columns)
+            clear += g / len(silos)
+            noisy += (h_theta + noise.normal(size=h_theta.shape) * columns.sigma_theta) / len(silos)
+            of_w += (h_w + noise.normal(size=h_w.shape) * columns.sigma_w[:, None, None]) / len(silos)
+        theta.advance(step, clear + columns.fairness * noisy)
+        deviation = deviation + columns.w_step[:, None, None] * of_w
+        norms = np.sqrt(np.square(deviation).sum(axis=(1, 2), keepdims=True))
+        inside = columns.w_radius * (1 - 2.0**-40)
+        deviation = deviation * (inside / np.maximum(norms, inside))
+    return theta.values
+
+
+def _steffle_message(
+    silo: StackedSilo, lengths: Floats, theta: Wide, w: Wide, frequencies: Wide, columns: SteffleColumns
+) -> tuple[Wide, Wide, Wide]:
+    """g, h_theta and h_W of one silo, every column at once."""
+    m, x = columns.batch_size, silo.x
+    probability = sigmoid(x @ theta.astype(np.float32))
+    steepness = probability * (1 - probability)
+    # Only differences of the two classes' slopes act on the score.
+    slopes = 2 * (w[:, :, 1] - w[:, :, 0]) / np.sqrt(frequencies)
+    mean = slopes @ (frequencies / frequencies.sum())
+    common = np.square(w[:, :, 0]).sum(axis=1) - np.square(w[:, :, 1]).sum(axis=1) + mean
+    apart = np.abs(slopes[:, 0] - slopes[:, 1]).astype(np.float32)
+    distances = steepness * lengths[:, None] * apart
+    reach = np.float32(columns.reach)
+    own = (slopes - mean[:, None]).T.astype(np.float32)[silo.s]
+    pull = steepness * own * (reach / np.maximum(distances, reach))
+    free = probability - silo.y[:, None] + steepness * (columns.fairness * common).astype(np.float32)
+    of_one = np.stack(
+        [probability[silo.s == group].sum(axis=0, dtype=np.float64) for group in (0, 1)], axis=1
+    )
+    counts = np.array([(silo.s == group).sum() for group in (0, 1)], dtype=np.float64)
+    joint = np.stack((counts - of_one, of_one), axis=2)
+    h_w = 2 * joint / np.sqrt(frequencies)[:, None] - 2 * w * joint.sum(axis=1)[:, None, :]
+    return (x.T @ free).astype(np.float64) / m, (x.T @ pull).astype(np.float64) / m, h_w / m
+
+
+@dataclass(frozen=True, eq=False)
+class PayOnceColumns:
+    """One run a column: its fairness weight and which of the `keep` probabilities its responses come from."""
+
+    fairness: Wide
+    keep: Wide
+    """Each column's probability of a true answer; 1 for no privacy."""
+    least_share: float = 0.01
+
+
+def pay_once(
+    silos: tuple[StackedSilo, ...],
+    columns: PayOnceColumns,
+    rule: Descent,
+    seed: int,
+    start: Wide | None = None,
+) -> Wide:
+    """The last theta of every column; `rule.rounds` counts training rounds, after the responses of round 0.
+
+    Columns of the same `keep` share their responses, as runs that differ in the fairness weight may.
+    """
+    draw = np.random.default_rng(seed)
+    levels, level_of = np.unique(columns.keep, return_inverse=True)
+    members = [_memberships(silo.s, levels, draw) for silo in silos]
+    total = sum(len(silo) for silo in silos)
+    theta = _Theta(rule, _columns_from(start, silos[0].x.shape[1], len(columns.fairness)))
+    pull = None
+    for step in range(rule.rounds):
+        gradient, ones = np.zeros_like(theta.values), np.zeros((len(columns.fairness), 2))
+        masses = np.zeros_like(ones)
+        for silo, first in zip(silos, members, strict=True):
+            probability = sigmoid(silo.x @ theta.values.astype(np.float32))
+            in_first = first[:, level_of]
+            first_ones = (in_first * probability).sum(axis=0, dtype=np.float64)
+            ones += (
+                np.stack((first_ones, probability.sum(axis=0, dtype=np.float64) - first_ones), axis=1) / total
+            )
+            mass = first.sum(axis=0, dtype=np.float64)[level_of]
+            masses += np.stack((mass, len(silo) - mass), axis=1) / total
+            score = probability - silo.y[:, None]
+            if pull is not None:
+                slope = pull[1] + in_first * (pull[0] - pull[1])
+                score = score + probability * (1 - probability) * slope
+            gradient += (silo.x.T @ score).astype(np.float64) / total
+        theta.advance(step, gradient)
+        pull = _gap_pull(ones, masses, columns)
+    return theta.values
+
+
+def _memberships(s: NDArray[np.int64], keeps: Wide, draw: np.random.Generator) -> Floats:
+    """The unbiased membership in group 0 for each level of `keep`, from fresh responses."""
+    levels = []
+    for keep in keeps:
+        answers = np.where(draw.random(len(s)) < keep, s, 1 - s)
+        levels.append(((answers == 0) - (1 - keep)) / (2 * keep - 1))
+    return np.stack(levels, axis=1).astype(np.float32)
+
+
+def _gap_pull(ones: Wide, masses: Wide, columns: PayOnceColumns) -> tuple[Floats, Floats]:
+    """fairness * (slope of class 1 - slope of class 0) of the squared gap for either group.
+
+    The gap of class 0 is minus that of class 1, so each class adds gap / mass to its own side.
+    """
+    masses = np.maximum(masses, columns.least_share)
+    gap = ones[:, 0] / masses[:, 0] - ones[:, 1] / masses[:, 1]
+    first, second = 2 * gap / masses[:, 0], -2 * gap / masses[:, 1]
+    return (columns.fairness * first).astype(np.float32), (columns.fairness * second).astype(np.float32)
+
+
+def shuffled_batches(
+    sizes: tuple[int, ...], batch_size: int, seed: int
+) -> Iterator[tuple[NDArray[np.int64], ...]]:
+    """Rows of every silo, epoch after epoch in a new order; the last batch of an epoch is shorter."""
+    draw = np.random.default_rng(seed)
+    while True:
+        orders = [draw.permutation(size) for size in sizes]
+        for start in range(0, max(sizes), batch_size):
+            yield tuple(order[start : start + batch_size] for order in orders)
