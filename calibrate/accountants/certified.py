@@ -164,7 +164,7 @@ def lattice_estimate(
 
 @dataclass(frozen=True)
 class _Where:
-    """Where to look for one end: the saddle at which delta is met and Chernoff's estimate of epsilon there."""
+    """Where to look for one end: about the epsilon at which delta is met, and the saddle there."""
 
     transform: LossTransform
     saddle: Cumulants
@@ -177,12 +177,21 @@ class _Where:
 
 
 def _where(composition: Composition, log_target: float) -> _Where:
+    """From Chernoff's epsilon, which is too large, by secants on the estimate to about the true one."""
     transform = LossTransform(composition, log_cut(log_target))
     saddle = saddle_for_delta(transform, log_target)
-    guess = chernoff_epsilon(saddle, log_target)
-    if guess > 0:
-        return _Where(transform, saddle, guess, log_target)
-    return _Where(transform, saddle_for_epsilon(transform, 0.0), 0.0, log_target)
+    epsilon = max(0.0, chernoff_epsilon(saddle, log_target))
+    slope, before = saddle.tilt, None
+    for _ in range(8):
+        value, at = estimate(transform, epsilon, log_target, saddle.tilt)
+        excess = max(-60.0, value - log_target)
+        saddle = at if math.isfinite(value) else saddle
+        if before is not None and before[0] != epsilon:
+            slope = max(slope / 5, min(5 * slope, (before[1] - excess) / (epsilon - before[0])))
+        if abs(excess) < 0.03 or (epsilon == 0 and excess <= 0):
+            break
+        before, epsilon = (epsilon, excess), max(0.0, epsilon + excess / slope)
+    return _Where(transform, saddle, epsilon, log_target)
 
 
 def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[float, float]:

@@ -103,6 +103,11 @@ class LatticeComposition:
         delta = _safe_exp(self.log_normaliser - self.tilt * epsilon + math.log(bound))
         return max(0.0, delta - math.exp(-self.tilt * self.period) * (1 + 1e-9))
 
+    def wrapped_share(self, epsilon: float) -> float:
+        """How much of the result at `epsilon` may be loss from above the window: a longer one would be tighter."""
+        value, _ = self._sum(epsilon)
+        return _above(self.surplus, epsilon + self.period) / max(value, 1e-300)
+
     def _slack(self, epsilon: float) -> float:
         """Relative rounding error of exp(log M - c eps) times the sum."""
         return self.relative_slack + 8 * UNIT_ROUNDOFF * (abs(self.log_normaliser) + self.tilt * epsilon)

@@ -8,7 +8,7 @@ saddle; if it is more than was asked for, the lattice is refined.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import logsumexp
@@ -89,7 +89,11 @@ def on_lattice(
             break
         step /= min(4.0, max(1.5, math.sqrt(moved / precision)))
     moved, step, laws = best
-    return LatticeSide(compose(laws, step, window), side, moved)
+    composed = compose(laws, step, window)
+    while composed.wrapped_share(epsilon) > 0.03 and 2 * composed.length < most_points:
+        window = replace(window, period=2 * composed.period)
+        composed = compose(laws, step, window)
+    return LatticeSide(composed, side, moved)
 
 
 def _lattice_laws(
