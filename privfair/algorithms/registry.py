@@ -129,12 +129,14 @@ def _gaussian(blueprint: Blueprint) -> Algorithm[Any]:
 
 
 def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.steffle import Steffle, SteffleBounds
+    from privfair.algorithms.steffle import Steffle
+    from privfair.algorithms.steffle_bounds import BatchLaw, SteffleBounds, silo_weights
 
     blueprint.require_groups()
-    full = blueprint.privacy.get("sampling") == "full"
+    sampling = blueprint.privacy.get("sampling", "shuffled")
+    law = BatchLaw.SAME_RATE if sampling in ("full", "poisson") else BatchLaw.SAME_SIZE
     bounds = SteffleBounds(
-        batch_size=blueprint.needed("silo-size" if full else "batch-size"),
+        batch_size=blueprint.needed("silo-size" if sampling == "full" else "batch-size"),
         minority_fraction=float(blueprint.needed("minority-fraction")),
         lipschitz=float(blueprint.needed("lipschitz")),
         w_radius=float(blueprint.needed("w-radius")),
@@ -143,7 +145,7 @@ def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
         model=blueprint.model,
         options=blueprint.options,
         bounds=bounds,
-        weights=blueprint.shares,
+        weights=silo_weights(dict(blueprint.parties), blueprint.needed("silo-size"), law),
         groups=blueprint.groups,
         rounds=blueprint.rounds,
         seed=blueprint.seed,

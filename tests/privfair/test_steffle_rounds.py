@@ -20,6 +20,7 @@ from privfair.algorithms.centralisation import (
 from privfair.algorithms.descent import DescentRule
 from privfair.algorithms.iterate import Iterate
 from privfair.algorithms.steffle import H_THETA, H_W, HISTOGRAM, LOSS_GRADIENT
+from privfair.algorithms.steffle_bounds import BatchLaw, silo_weights
 from privfair.algorithms.warm_start import towards_own_minimum
 from privfair.contribution import Published
 from privfair.fairness import fermi
@@ -257,3 +258,14 @@ def test_iterates() -> None:
         rule = DescentRule(1.0, momentum=0.0, iterate=Iterate.UNIFORM, rounds=8, seed=seed)
         drawn.add(_path(rule, 8)[-1][1])
     assert drawn == set(thetas)
+
+
+@pytest.mark.parametrize("law", list(BatchLaw))
+def test_weights_make_the_expected_sum_the_mean_over_all_records(law) -> None:
+    """Of a constant 1 for each record, summed over expected batches, divided by m and weighed: 1."""
+    sizes, smallest, m = {"north": 100, "south": 250, "west": 400}, 100, 20
+    weights = silo_weights(sizes, smallest, law)
+    drawn = {name: m if law is BatchLaw.SAME_SIZE else size * m / smallest for name, size in sizes.items()}
+    assert sum(weights[name] * drawn[name] / m for name in sizes) == pytest.approx(1.0)
+    shares = {name: weights[name] * drawn[name] / m for name in sizes}
+    assert shares == pytest.approx({name: size / 750 for name, size in sizes.items()})
