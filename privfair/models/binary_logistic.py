@@ -16,7 +16,7 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput
 from privfair.models.model import WeightedGradient
-from privfair.models.parts import refuse_the_infinite
+from privfair.models.parts import refuse_the_infinite, weighed
 from privfair.models.scores import EXACT
 from privfair.models.weighing import ClippedTo, Weigh
 
@@ -57,11 +57,10 @@ def binary_weighted_gradient(theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) 
 
 
 def _weighed(weigh: Weigh, norms: Floats, losses: Floats) -> Floats:
-    if isinstance(weigh, ClippedTo):
-        coefficients = weigh.of_array(norms)
-    else:
-        coefficients = weigh(torch.from_numpy(norms), torch.from_numpy(losses)).to(EXACT).numpy()
-    if not math.isfinite(norms.dot(coefficients)):
+    if not isinstance(weigh, ClippedTo):
+        return weighed(weigh, torch.from_numpy(norms), torch.from_numpy(losses)).numpy()
+    coefficients = weigh.of_array(norms)
+    if not math.isfinite(norms.dot(norms)):  # the coefficients are then finite too
         refuse_the_infinite(torch.from_numpy(norms), torch.from_numpy(coefficients))
     return coefficients
 

@@ -55,6 +55,7 @@ def convolutional(architecture: CnnArchitecture, shape: tuple[int, int, int], cl
 
 
 def _features(architecture: CnnArchitecture, channels: int) -> nn.Sequential:
+    layers: tuple[nn.Module, ...]
     match architecture:
         case CnnArchitecture.FEDAVG:
             layers = (

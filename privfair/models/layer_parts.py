@@ -18,7 +18,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn import functional
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from privfair.models.parts import OuterProducts
+from privfair.models.parts import OuterProducts, underflow
 from privfair.models.scores import EXACT
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -96,6 +96,7 @@ class GhostProducts:
         # No term goes through more roundings than this, and their sizes add up to at most (sum_t |a_t| |d_t|)^2.
         roundings = self.left.shape[2] + self.right.shape[2] + inputs.shape[1] ** 2 + 8
         worst = roundings * _UNIT * lengths.sum(dim=1).square()
+        worst += underflow(self.right) * inputs.diagonal(dim1=1, dim2=2).sqrt().sum(dim=1).square()
         return squares.clamp_min(0.0) + worst
 
     def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from calibrate.validation import count
 from privfair.models.binary_logistic import binary_weighted_gradient
 from privfair.models.model import WeightedGradient
-from privfair.models.parts import weigh_parts
+from privfair.models.parts import underflow, weigh_parts
 from privfair.models.scores import EXACT, cross_entropy, in_working_precision, through_softmax
 from privfair.models.weighing import Weigh
 
@@ -101,7 +101,9 @@ class _LinearParts:
     right: Tensor
 
     def norms(self) -> Tensor:
-        lengths = self.right.abs() if self.right.ndim == 1 else torch.linalg.vector_norm(self.right, dim=1)
+        if self.right.ndim == 1:
+            return self.right.abs().mul_(_extended_norms(self.left))
+        lengths = torch.linalg.vector_norm(self.right, dim=1).square_().add_(underflow(self.right)).sqrt_()
         return lengths.mul_(_extended_norms(self.left))
 
     def weighted(self, coefficients: Tensor) -> Tensor:

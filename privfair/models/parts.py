@@ -47,7 +47,7 @@ class OuterProducts:
 
     def squared_norms(self) -> Tensor:
         went_in = torch.linalg.vector_norm(self.left, dim=1).square_()
-        came_back = torch.linalg.vector_norm(self.right, dim=1).square_()
+        came_back = torch.linalg.vector_norm(self.right, dim=1).square_().add_(underflow(self.right))
         return came_back * (went_in.add_(1.0) if self.intercept else went_in)
 
     def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:
@@ -62,6 +62,14 @@ class OuterProducts:
         return self.left.numel() + self.right.numel()
 
 
+def underflow(values: Tensor) -> float:
+    """What squares of one record's values may have lost near zero, added back: a large factor could bring it up again.
+
+    2^-1022 a value, twice; also where a library flushes subnormal numbers to zero.
+    """
+    return values.shape[-1] * 2.0**-1021
+
+
 def weigh_parts(parts: Parts, losses: Tensor, weigh: Weigh) -> WeightedGradient:
     """Measure, weigh, sum."""
     norms = parts.norms()
@@ -71,20 +79,21 @@ def weigh_parts(parts: Parts, losses: Tensor, weigh: Weigh) -> WeightedGradient:
 
 
 def weighed(weigh: Weigh, norms: Tensor, losses: Tensor) -> Tensor:
-    """The coefficients; norms and coefficients are finite, or training stops here."""
+    """The coefficients; norms, their squares and the coefficients are finite, or training stops here."""
     coefficients = weigh(norms, losses).to(EXACT)
-    # One product sees every case: a NaN or an infinity on either side makes it infinite or NaN, and it can't cancel.
-    if not math.isfinite(float(norms.dot(coefficients))):
+    # A NaN or an infinity in either makes its sum of squares infinite or NaN; squares can't cancel.
+    if not (math.isfinite(float(norms.dot(norms))) and math.isfinite(float(coefficients.dot(coefficients)))):
         refuse_the_infinite(norms, coefficients)
     return coefficients
 
 
 def refuse_the_infinite(norms: Tensor, coefficients: Tensor) -> NoReturn:
-    """Stop before a NaN or an infinity can pass for a clipped gradient."""
-    named = (("gradient norm", norms), ("coefficient", coefficients), ("part", norms * coefficients))
-    what, values = next((pair for pair in named if not torch.isfinite(pair[1]).all()), ("part", norms))
-    bad = int((~torch.isfinite(values)).sum())
+    """Stop before a NaN, an infinity or an overflow can pass for a clipped gradient."""
+    what, values = (
+        ("gradient norm", norms) if not torch.isfinite(norms.dot(norms)) else ("coefficient", coefficients)
+    )
+    bad = int((~torch.isfinite(values.square())).sum())
     raise CheckFailed(
-        f"the {what} of {bad or 'all'} of {values.numel()} records is not a finite number, so it can't be clipped; "
-        "bring the features to the range of their schema, or lower the step size or the clip"
+        f"the {what} of {bad or 'each'} of {values.numel()} records is infinite, no number, or too large to be "
+        "squared, so it can't be clipped; bring the features to the range of their schema, or lower the step size"
     )

@@ -21,7 +21,7 @@ from calibrate.validation import count
 from privfair.models.kinds import Activation
 from privfair.models.layout import ParameterLayout
 from privfair.models.model import WeightedGradient
-from privfair.models.parts import OuterProducts, weigh_parts
+from privfair.models.parts import OuterProducts, underflow, weigh_parts
 from privfair.models.scores import EXACT, cross_entropy, in_working_precision, through_softmax
 from privfair.models.weighing import Weigh
 
@@ -156,7 +156,8 @@ class _LayeredParts:
         """sqrt(sum over layers |delta|^2 (|a|^2 + 1)), all layers at once."""
         went_in = torch.stack([torch.linalg.vector_norm(layer.left, dim=1) for layer in self.layers])
         came_back = torch.stack([torch.linalg.vector_norm(layer.right, dim=1) for layer in self.layers])
-        return went_in.square_().add_(1.0).mul_(came_back.square_()).sum(dim=0).sqrt_()
+        lost = max(underflow(layer.right) for layer in self.layers)
+        return went_in.square_().add_(1.0).mul_(came_back.square_().add_(lost)).sum(dim=0).sqrt_()
 
     def weighted(self, coefficients: Tensor) -> Tensor:
         return torch.cat(

@@ -22,7 +22,7 @@ from privfair.models.scores import EXACT, cross_entropy, in_working_precision, t
 from privfair.models.weighing import Weigh
 
 _VALUES_AT_ONCE = 2**26
-"""How many numbers one pass may keep (512 MB in float64); larger batches are cut into pieces."""
+"""512 MB in float64."""
 
 
 @final
@@ -33,7 +33,8 @@ class TorchModule:
     (see `made_up_records`): on them the module is tried once, before it ever sees data. It is refused if records
     influence one another, and the fast route is taken only if its gradients are those of each record alone.
 
-    Parameters with requires_grad=False stay as built and are not part of theta.
+    Parameters with requires_grad=False stay as built and are not part of theta. `values_at_once` is how many numbers
+    one pass may keep in memory; larger batches are cut into pieces.
     """
 
     def __init__(
@@ -148,9 +149,8 @@ class TorchModule:
         rest = (self._module(working.dtype), self._trial.units, self._layout, self._layout.split(working), x)
         try:
             return trace(self._trial.route, *rest)
-        except (
-            IrregularLayer
-        ):  # a module may do otherwise at another batch size; the general way is always right
+        except (IrregularLayer, RuntimeError):
+            # A module may do otherwise at another batch size; what is really wrong with it fails here again.
             return trace(Route.WHOLE_MODULE, *rest)
 
     def _module(self, dtype: torch.dtype) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from calibrate.errors import InvalidInput
 from calibrate.validation import count, positive
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -24,6 +25,9 @@ are below 1e-9 up to eight million parameters. And the sum over n records, in wh
 (n + 3) u times the sum of the parts' norms, n times the bound: the sums of two neighbouring batches then differ by at
 most bound * (1 + 2 n (n + 3) u), which 2^-21 covers up to n = 46,000 records in a batch.
 """
+
+SMALLEST_BOUND = 1e-100
+"""With norms whose squares are finite, no coefficient then falls among the subnormal numbers, which round coarsely."""
 
 
 def mean_over(size: int) -> Weigh:
@@ -53,19 +57,27 @@ def clipped_to(bound: float) -> ClippedTo:
     Guarantee: no record's part c_i grad_i is longer than `bound`, rounding included, and adding or removing a record
     moves the computed sum of up to 46,000 parts by at most `bound` (docs/models.md, "What rounding can do").
     """
-    return ClippedTo(positive("bound", bound) / (1.0 + ROUNDING_SLACK))
+    if positive("bound", bound) < SMALLEST_BOUND:
+        raise InvalidInput(
+            "bound",
+            bound,
+            f"must be at least {SMALLEST_BOUND:g} for rounding to be under control",
+            "clip less",
+        )
+    return ClippedTo(bound / (1.0 + ROUNDING_SLACK))
 
 
 def clipped_after(factor: Callable[[Tensor], Tensor], bound: float) -> Weigh:
-    """The gradient times a factor of the record's loss, then clipped: f min(1, bound / (|f| norm)).
+    """The gradient times a factor of the record's loss, then clipped: sign(f) min(|f|, bound / norm).
 
     The factor may be negative or larger than one. Clipping before multiplying would let it carry a part over the
     bound by any amount; the guarantee is that of `clipped_to`.
     """
-    clip = clipped_to(bound)
+    reach = clipped_to(bound).reach
 
     def weigh(norms: Tensor, losses: Tensor) -> Tensor:
         factors = factor(losses).to(norms.dtype)
-        return factors * clip(factors.abs() * norms, losses)
+        longest = torch.div(torch.tensor(reach, dtype=norms.dtype), norms)
+        return torch.copysign(torch.minimum(factors.abs(), longest), factors)
 
     return weigh

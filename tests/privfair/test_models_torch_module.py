@@ -177,21 +177,29 @@ def test_threads_do_not_disturb_one_another(build: object) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_a_module_that_reuses_a_layer_for_large_batches_only_is_still_right() -> None:
-    """What the trial can't see falls back to the general route while training."""
+class Sometimes(nn.Module):
+    """Does something irregular to large batches only; the scores are the same."""
 
-    class Sometimes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.head = nn.Linear(144, 144), nn.Linear(144, 3)
+    def __init__(self, irregular: str) -> None:
+        super().__init__()
+        self.irregular = irregular
+        self.first, self.second, self.head = nn.Linear(144, 9), nn.Linear(9, 9), nn.Linear(9, 3)
 
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.tanh(self.inner(x.flatten(1)))
-            if len(x) > 5:
-                self.inner(hidden)  # again, and to no effect
-            return self.head(hidden)
+    def forward(self, x: Tensor) -> Tensor:
+        large = len(x) > 5
+        first = self.first(x.flatten(1))
+        first = first.tanh_() if large and self.irregular == "first in place" else torch.tanh(first)
+        second = self.second(first)
+        if large and self.irregular == "called twice":
+            self.second(second)  # to no effect
+        return self.head(
+            second.sin_() if large and self.irregular == "second in place" else torch.sin(second)
+        )
 
-    model = TorchModule(Sometimes, made_up_records(IMAGES))
+
+@pytest.mark.parametrize("irregular", ["first in place", "second in place", "called twice"])
+def test_what_the_trial_could_not_see_takes_the_general_route(irregular: str) -> None:
+    model = TorchModule(lambda: Sometimes(irregular), made_up_records(IMAGES))
     assert model.route is Route.LAYER_BY_LAYER
     x, y = batch(7)
     theta = model.initial(0)
