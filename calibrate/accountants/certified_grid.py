@@ -25,6 +25,8 @@ Integers = NDArray[np.int64]
 
 _TAIL_SHARE = 0.35
 """How much discretisation error the coarse buckets may add, relative to the finest ones everywhere."""
+_LONGEST_TANGENTS = 4096
+"""The tangents at an end of the support are given up after this many buckets; that costs tightness only."""
 _NODE_ROUNDINGS = 64.0
 """A lattice mass is right to this many roundoffs of what it is a difference quotient of."""
 
@@ -151,21 +153,25 @@ def _drops(gaps: _Gaps, excess: Floats) -> Floats:
     """
     largest = np.maximum(gaps.size[0], gaps.size[1])
     drop: Floats = np.maximum(np.append(largest, 0.0), np.append(0.0, largest))
-    sizes, along = gaps.size.T.tolist(), gaps.along.T.tolist()
-    bulk = largest.tolist()
-    value, count = 0.0, len(bulk)
-    drop[0] = 0.0
-    for i in range(count - 1):
-        value = max(0.0, *((g - (1 - f) * value) / f for g, f in zip(sizes[i], along[i], strict=True)))
+    count = len(largest)
+    reach = min(count, _LONGEST_TANGENTS)
+    value, drop[0] = 0.0, 0.0
+    ends = zip(
+        gaps.size.T[:reach].tolist(), gaps.along.T[:reach].tolist(), largest[1:].tolist(), strict=False
+    )
+    for i, (size, fraction, following) in enumerate(ends):
+        value = max(0.0, *((g - (1 - f) * value) / f for g, f in zip(size, fraction, strict=True)))
         drop[i + 1] = value
-        if value >= bulk[i + 1] > 0:
+        if value >= following > 0:
             break
     value = float(excess[-1])
     drop[-2:] = value, 0.0
-    for i in range(count - 2, 0, -1):
-        if value >= bulk[i] > 0:
+    for i in range(count - 2, max(0, count - reach), -1):
+        if value >= largest[i] > 0:
             break
-        value = max(0.0, *((g - f * value) / (1 - f) for g, f in zip(sizes[i], along[i], strict=True)))
+        value = max(
+            0.0, *((g - f * value) / (1 - f) for g, f in zip(gaps.size[:, i], gaps.along[:, i], strict=True))
+        )
         drop[i] = value
     for size, fraction in zip(gaps.size, gaps.along, strict=True):
         # Where the three parts meet, or by rounding, a segment may still be too high: lower its nearer end.

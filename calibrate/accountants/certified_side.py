@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 from scipy.special import logsumexp
@@ -128,12 +129,23 @@ def _log_moment(law: PrivacyLossLaw, tilt: float, largest: float) -> float:
 
 
 def _aligned(composition: Composition, step: float) -> float:
-    """The nearest finer step that puts the largest atom of the first law that has one on the lattice.
+    """The nearest finer step that puts all atoms on the lattice, or at least those of the first law with any.
 
     A hair is taken off so that the lattice point is not above the atom.
     """
-    for law, _ in composition.terms:
-        largest = max((abs(atom.loss) for atom in law.atoms), default=0.0)
-        if largest > 0:
-            return largest / math.ceil(largest / step) * (1 - 4e-16)
-    return step
+    losses = [abs(atom.loss) for law, _ in composition.terms for atom in law.atoms if atom.loss != 0]
+    if not losses:
+        return step
+    unit = _common_unit(losses)
+    if unit < 2 * step:
+        unit = max(losses[:2])
+    return unit / math.ceil(unit / step) * (1 - 4e-16)
+
+
+def _common_unit(losses: list[float]) -> float:
+    """The largest number that all losses are multiples of, if they are decimal fractions; else 0."""
+    fractions = [Fraction(loss).limit_denominator(10**6) for loss in losses]
+    if any(abs(float(each) - loss) > 4e-16 * loss for each, loss in zip(fractions, losses, strict=True)):
+        return 0.0
+    denominator = math.lcm(*(each.denominator for each in fractions))
+    return math.gcd(*(int(each * denominator) for each in fractions)) / denominator
