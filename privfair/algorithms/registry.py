@@ -133,6 +133,14 @@ def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
     from privfair.algorithms.steffle_bounds import BatchLaw, SteffleBounds, silo_weights
 
     blueprint.require_groups()
+    paid = blueprint.privacy.get("histogram-noise-ratio") is not None
+    if paid == (blueprint.options.group_frequencies is not None):
+        raise InvalidInput(
+            "[training] group-frequencies",
+            blueprint.options.group_frequencies,
+            "must be given exactly if [privacy] histogram-noise-ratio is not",
+            "give public frequencies, or pay for a noisy histogram of the groups",
+        )
     sampling = blueprint.privacy.get("sampling", "shuffled")
     law = BatchLaw.SAME_RATE if sampling in ("full", "poisson") else BatchLaw.SAME_SIZE
     bounds = SteffleBounds(
