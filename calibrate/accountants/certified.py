@@ -208,24 +208,15 @@ def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[fl
     slope = lattice.composed.tilt
     while high[0] - low[0] > 1e-9 * high[0] and low[1] - high[1] > 1e-9 * abs(log_target):
         slope = (low[1] - high[1]) / (high[0] - low[0])
-        # The secant, kept off the ends so that both of them move.
+        # The secant, kept off the ends; then a hair past the root it points to, so that both ends close in.
         share = min(0.99, max(0.01, low[1] / (low[1] - high[1])))
         middle = low[0] + share * (high[0] - low[0])
         value = excess(middle)
-        # Aim a hair past the root from now on, so that the next point lands on the other side.
-        hair = 3e-10 * abs(log_target) / slope
-        if value > 0:
-            low = (middle, value)
-            nearby = min(high[0], middle + 1.02 * value / slope + hair)
-            if nearby < high[0]:
-                value = excess(nearby)
-                low, high = ((nearby, value), high) if value > 0 else (low, (nearby, value))
-        else:
-            high = (middle, value)
-            nearby = max(low[0], middle + 1.02 * value / slope - hair)
-            if nearby > low[0]:
-                value = excess(nearby)
-                low, high = ((nearby, value), high) if value > 0 else (low, (nearby, value))
+        low, high = ((middle, value), high) if value > 0 else (low, (middle, value))
+        beyond = middle + (1.02 * value + math.copysign(3e-10 * abs(log_target), value)) / slope
+        if low[0] < beyond < high[0]:
+            value = excess(beyond)
+            low, high = ((beyond, value), high) if value > 0 else (low, (beyond, value))
     return (high[0] if lattice.side is Side.UPPER else low[0]), slope
 
 

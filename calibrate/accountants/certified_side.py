@@ -65,7 +65,6 @@ def on_lattice(
 
     `saddle` says how sensitive log delta is; `epsilon` and `log_delta` where the result will be read off.
     """
-    composition, c = transform.composition, saddle.tilt
     at = narrowed(transform, saddle, epsilon, log_delta)
     window = Window(
         epsilon=epsilon,
@@ -75,7 +74,24 @@ def on_lattice(
         period=shortest_period(at, log_delta),
         wrap=1e-6 if side is Side.UPPER else 1e-9,
     )
-    coarsest = window.period / most_points
+    moved, step, laws = _fine_enough(transform.composition, side, saddle, window, precision, most_points)
+    composed = compose(laws, step, window)
+    while composed.wrapped_share(epsilon) > 0.03 and 2 * composed.length < most_points:
+        window = replace(window, period=2 * composed.period)
+        composed = compose(laws, step, window)
+    return LatticeSide(composed, side, moved)
+
+
+def _fine_enough(
+    composition: Composition,
+    side: Side,
+    saddle: Cumulants,
+    window: Window,
+    precision: float,
+    most_points: int,
+) -> tuple[float, float, CountedLaws]:
+    """By how much log delta moves, the step, and the laws on that lattice: the best of a few refinements."""
+    c, coarsest = saddle.tilt, window.period / most_points
     step = min(math.sqrt(12 * precision / (1.1 * composition.steps)) / c, 0.05 * window.deviation)
     best, in_vain = None, 0
     while True:
@@ -87,14 +103,8 @@ def on_lattice(
         if best is None or moved < best[0]:
             best = (moved, step, laws)
         if moved <= 2 * precision or step <= 1.01 * coarsest or in_vain == 2:
-            break
+            return best
         step /= min(4.0, max(1.5, math.sqrt(moved / precision)))
-    moved, step, laws = best
-    composed = compose(laws, step, window)
-    while composed.wrapped_share(epsilon) > 0.03 and 2 * composed.length < most_points:
-        window = replace(window, period=2 * composed.period)
-        composed = compose(laws, step, window)
-    return LatticeSide(composed, side, moved)
 
 
 def _lattice_laws(
