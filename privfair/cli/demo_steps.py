@@ -98,7 +98,7 @@ class Demo:
         )
         out = self._path("audit.json")
         try:
-            self._show(*words, "--reruns", "1", "--out", out)
+            self._show(*words, "--reruns", "2", "--out", out)
         except SystemExit as stop:  # exit code 1 is the verdict "violated", which is an answer, not a failure
             if stop.code != 1:
                 raise
