@@ -23,6 +23,8 @@ PairsAt = Callable[[float], PairCounts]
 
 _LARGEST_STEP = 1.0
 _ROUNDS = 12
+_ROUNDING_PER_ROUND = 6e-12
+"""About what directed rounding moves log delta by, per composed round: only a first guess."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class FactorSearch:
         sign = 1.0 if self._check.side is Side.UPPER else -1.0
         precision, low = tolerance * slope, math.log(self._bounds.low)
         best: float | None = None
-        x = max(low, math.log(factor) + (1.15 if sign > 0 else -0.85) * tolerance)
+        rounding = _ROUNDING_PER_ROUND * self._pairs_at(factor).rounds / slope
+        x = max(low, math.log(factor) + (1.15 if sign > 0 else -0.85) * tolerance + sign * rounding)
         if factor <= self._bounds.low:  # nowhere to come closer to: only the verdict counts
             precision, x = 0.05, low
         for _ in range(_ROUNDS):

@@ -36,8 +36,9 @@ _LARGEST_TILT = 1e7
 _TILT_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
 _DEEPEST = 7.0
 """Delta may be smaller than what the tilt aims at by this many natural logarithms."""
-_DEVIATIONS = 13.0
-_FADING = 35.0
+_DEVIATIONS = 9.0
+_FADING = 18.0
+"""What wraps around from below is this many natural logarithms below delta."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from calibrate.solve_noise import Certificate, solve_noise
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "calibration.md"
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 TOLERANCE = 5e-6
-LIMIT = 60.0
+LIMIT = 30.0
 """Seconds of processor time after which a peer is stopped."""
 LEAST_RATIO = 100.0
 
