@@ -16,6 +16,8 @@ from calibrate.validation import positive
 
 Json = dict[str, object]
 
+_LARGEST_TARGET = 1000.0
+
 
 @dataclass(frozen=True)
 class CalibratedValue:
@@ -100,6 +102,13 @@ def calibrate_plan(plan: Plan, target: EpsilonDelta) -> CertifiedBudget:
     Guarantee: the returned release's certified upper epsilon at target.delta is at most target.epsilon. The
     noise of all values keeps the plan's ratios and is scaled by one factor.
     """
+    if target.epsilon > _LARGEST_TARGET:
+        raise InvalidInput(
+            "epsilon",
+            target.epsilon,
+            f"must be at most {_LARGEST_TARGET:g}: a promise weaker than that protects nobody",
+            "ask for a target below 10, or train without privacy openly (--no-privacy)",
+        )
     if isinstance(plan, PayOncePlan):
         return _pay_once(plan, target)
     solved = solve_noise(plan.template(), plan.unit, target)

@@ -34,10 +34,14 @@ def printed_noise(plan: Plan, target: EpsilonDelta) -> PrintedNoise:
             "drop histogram-noise-ratio",
         )
     theta, w = plan.claims()
-    # Theorem 3.3: sigma_W^2 = 16 T ln(1/delta) / (eps^2 n^2 rho), sigma_theta = L D sigma_W.
-    variance = 16 * plan.rounds * math.log(1 / target.delta) / plan.minority_fraction
-    sigma_w = math.sqrt(variance) / (target.epsilon * plan.silo_size)
-    sigma_theta = plan.lipschitz * plan.w_radius * sigma_w
+    sigma_w = printed_sigma_w(target, plan.rounds, plan.silo_size, plan.minority_fraction)
+    sigma_theta = plan.lipschitz * plan.w_radius * sigma_w  # sigma_theta = L D sigma_W, as printed
     return PrintedNoise(
         {H_THETA: sigma_theta / theta.bound, H_W: sigma_w / w.bound}, "SteFFLe (preprint), Theorem 3.3"
     )
+
+
+def printed_sigma_w(target: EpsilonDelta, rounds: int, silo_size: int, minority_fraction: float) -> float:
+    """SteFFLe's Theorem 3.3: sigma_W^2 = 16 T ln(1/delta) / (eps^2 n^2 rho)."""
+    variance = 16 * rounds * math.log(1 / target.delta) / minority_fraction
+    return math.sqrt(variance) / (target.epsilon * silo_size)

@@ -15,6 +15,7 @@ from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, P
 from calibrate.releases import Gaussian, Release, Repeated, Sampled, Together, joint_gaussian
 from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
 from calibrate.solve_noise import Certificate, solve_noise
+from calibrate.theorems.printed_noise import printed_sigma_w
 from calibrate.theorems.steffle_sensitivity import (
     Frequencies,
     Radius,
@@ -132,8 +133,8 @@ def _lemma(quantity: str, printed: float, found: float, s: Setting) -> Finding:
 def _multipliers(s: Setting) -> tuple[float, float]:
     """The noise multipliers of h_theta and h_W when sigma is Theorem 3.3's and the sensitivity the true one."""
     n, m, rho = s.whole("silo_size"), s.whole("batch_size"), _share(s)
-    log_delta = math.log(1 / s.number("delta"))
-    sigma_w = math.sqrt(16 * s.whole("rounds") * log_delta / rho) / (s.number("epsilon") * n)
+    target = EpsilonDelta(s.number("epsilon"), s.number("delta"))
+    sigma_w = printed_sigma_w(target, s.whole("rounds"), n, rho)
     frequencies, groups = s.choice("frequencies", Frequencies), s.whole("groups")
     w = weight_gradient_supremum(m, rho, groups, frequencies)
     # sigma_theta = L D sigma_W, and the sensitivity has the same factor L D: both at 1.

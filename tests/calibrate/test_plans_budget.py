@@ -137,3 +137,8 @@ def test_steffle_with_full_batches_uses_the_whole_silo() -> None:
     assert budget.value(H_W).sensitivity == pytest.approx(
         2 * math.sqrt(2) / (7500 * math.sqrt(0.4)), rel=1e-12
     )
+
+
+def test_a_target_that_protects_nobody_is_refused_at_once() -> None:
+    with pytest.raises(InvalidInput, match="at most 1000"):
+        calibrate_plan(GaussianPlan(rounds=1000, sampling_rate=0.01), EpsilonDelta(1e5, 1e-5))
