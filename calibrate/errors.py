@@ -11,6 +11,7 @@
         ├── TrustRefused                  a key or a trust file is not acceptable
         ├── ManifestRefused               a manifest failed a numbered verification step
         ├── LedgerRefused                 the ledger does not grant the charge, or is not intact
+        ├── TranscriptRefused             a transcript is damaged, or does not fit its ledger
         └── GateRefused                   a contribution is not what the manifest allows
 
 Each message is one sentence that names the argument, its value, the rule and the remedy.

@@ -155,7 +155,9 @@ def _assumptions(document: BudgetDocument) -> Iterator[str]:
         drawn = ", ".join(f"{name} {value}" for name, value in scheme.items() if name != "scheme")
         state = "enforced by" if declaration.assumption_enforced else "NOT ENFORCED; it rests on"
         yield f"Batches are drawn {scheme['scheme']} ({drawn}): {state} {declaration.enforced_by}."
-    if not document.sampling:
+    if isinstance(document.guarantee, NoPrivacyPromised):
+        yield "Nothing: no promise rests on how batches are drawn."
+    elif not document.sampling:
         yield "Every round uses all data: nothing is assumed about batches."
 
 

@@ -117,6 +117,7 @@ def test_no_promise_is_shouted() -> None:
     assert "NO PRIVACY IS PROMISED: a baseline" in text
     assert "WITHOUT NOISE, DEPENDS ON THE PROTECTED UNIT" in text
     assert "Nothing." in text
+    assert "uses all data" not in text
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.5, 20.0, 50.0])
