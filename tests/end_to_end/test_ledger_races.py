@@ -142,6 +142,20 @@ def execute(url: str, *statements: str) -> None:
     engine.dispose()
 
 
+def wait_for_fsync(url: str, wanted: str) -> None:
+    """A server takes up a reloaded setting a little later."""
+    engine = create_engine(url)
+    for _ in range(600):
+        with contextlib.closing(engine.connect()) as connection:
+            if connection.execute(text("SHOW fsync")).scalar_one() == wanted:
+                break
+        engine.dispose()
+        time.sleep(0.1)
+    else:
+        pytest.fail(f"the server did not take up fsync = {wanted} within a minute")
+    engine.dispose()
+
+
 def race(place: Place, racer: Callable[..., object], *arguments: object) -> list[Any]:
     """Let eight processes begin at once, each with its own ledger object; what each returned."""
     start = FORK.Barrier(PROCESSES)
@@ -298,12 +312,12 @@ def test_a_server_that_may_lose_a_commit_is_refused(postgres: Place) -> None:
     postgres.open().close()
     execute(postgres.location, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
     try:
-        time.sleep(1.0)  # the server takes up the setting a little later
+        wait_for_fsync(postgres.location, "off")
         with pytest.raises(Unavailable, match="fsync=off, so a crash could lose a charge"):
             postgres.open()
     finally:
         execute(postgres.location, "ALTER SYSTEM RESET fsync", "SELECT pg_reload_conf()")
-        time.sleep(1.0)
+        wait_for_fsync(postgres.location, "on")
 
 
 def test_a_dropped_postgres_table_is_not_silently_begun_anew(postgres: Place) -> None:
