@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,13 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from audit.auditors_manifest import AuditorsManifest
 from audit.evidence import RunEvidence
-from calibrate.manifest import signature
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.keys import Role, SigningKey, generate
-from calibrate.manifest.statement import PAYLOAD_TYPE, statement_bytes
-from calibrate.manifest.terms import fresh_nonce, valid_for
-from calibrate.manifest.trust import TrustedKey, TrustFile
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.ledger import Ledger
 from privfair.prepared_run import PreparedRun, prepare_run
@@ -55,11 +50,9 @@ def coin_runs(
     theorems apply to the coins as they stand (docs/theorems/audit-bounds.md).
     """
     random = np.random.default_rng(seed)
-    key = generate()
-    trust = _trust(key)
+    auditor = AuditorsManifest()
     for run in range(number):
-        envelope = _resigned(document, key)
-        fresh = prepare_run(plan, envelope, trust)
+        fresh = prepare_run(plan, auditor.envelope(document), auditor.trust)
         prepared = replace(
             fresh, plan=replace(fresh.plan, training=replace(fresh.plan.training, measure_every=_NEVER))
         )
@@ -83,14 +76,3 @@ def _trained(prepared: PreparedRun, place: Path, plan: Path) -> RunEvidence:
     with Ledger.open(place / "ledger.db") as ledger, folder.locked():
         RunSession(prepared, folder, ledger).begin()
     return replace(RunEvidence.read(folder.path, plan_path=plan), silos=prepared.silos)
-
-
-def _resigned(document: BudgetDocument, key: SigningKey) -> bytes:
-    """The same promise, for another single use, in the auditor's name; it was priced when it was issued."""
-    copy = document.model_copy(update={"nonce": fresh_nonce(), "validity": valid_for(), "ledger": None})
-    return signature.sign(PAYLOAD_TYPE, statement_bytes(copy), key)
-
-
-def _trust(key: SigningKey) -> TrustFile:
-    now = datetime.now(UTC).replace(microsecond=0)
-    return TrustFile(keys=(TrustedKey.of(key.public, Role.PRIVACY_OFFICER, now),))
