@@ -6,7 +6,7 @@
     kind = "perceptron"        # logistic | perceptron | cnn | module
     hidden = [64, 32]          # perceptron: sizes of the hidden layers
     activation = "relu"        # perceptron: relu | tanh
-    # architecture = "compact" # cnn: compact | strided | fedavg
+    # architecture = "compact" # cnn: compact | strided | fedavg | fedavg-unpadded
     # file = "net.py"          # module: a Python file beside the plan ...
     # function = "build"       # ... and the function in it that makes a torch.nn.Module
     # sha256 = "..."           # module: if given, the file must have this digest

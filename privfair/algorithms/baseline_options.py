@@ -77,6 +77,31 @@ class AgnosticOptions:
         at_least_zero("weight-rate", self.weight_rate)
 
 
+@dataclass(frozen=True)
+class AliDpflOptions:
+    """ALI-DPFL: how often models may be averaged, and the constants of its convergence bound."""
+
+    learning_rate: float = 0.5
+    communications: int = 20
+    """R_s: aggregations allowed; as many as steps, or more, means one step each."""
+    first_steps: int = 2
+    """Local steps before the first aggregation, and until mu is known."""
+    most_steps: int = 100
+    strong_convexity: float | None = None
+    """mu, if it is public; left out: estimated from published gradients."""
+    heterogeneity: float = 0.0
+    """Gamma = F* - sum_k p_k F_k*, a public figure."""
+
+    def __post_init__(self) -> None:
+        positive("learning-rate", self.learning_rate)
+        count("communications", self.communications)
+        count("most-steps", self.most_steps)
+        count("first-steps", self.first_steps)
+        if self.strong_convexity is not None:
+            positive("strong-convexity", self.strong_convexity)
+        at_least_zero("heterogeneity", self.heterogeneity)
+
+
 class StepMethod(Enum):
     """Which local steps a `gaussian` plan takes along its noisy gradients; the corrections cost no privacy."""
 
@@ -84,13 +109,15 @@ class StepMethod(Enum):
     FEDPROX = "fedprox"
     SCAFFOLD = "scaffold"
     FEDDYN = "feddyn"
+    ALI_DPFL = "ali-dpfl"
 
 
 @dataclass(frozen=True)
 class PrivateStepOptions:
-    """DP-FedSGD, or FedProx, SCAFFOLD or FedDyn on noisy gradients: what [training] may say under a `gaussian` plan.
+    """DP-FedSGD, or another method on noisy gradients: what [training] may say under a `gaussian` plan.
 
-    `learning_rate_decay` is for fedsgd; `local_steps` for the others, each step a round of the budget.
+    `learning_rate_decay` is for fedsgd; `local_steps` for fedprox, scaffold and feddyn, each a round of the budget;
+    `communications` and what follows it for ali-dpfl.
     """
 
     method: StepMethod = StepMethod.FEDSGD
@@ -100,9 +127,14 @@ class PrivateStepOptions:
     proximal: float = 0.1
     server_rate: float = 1.0
     regularisation: float = 0.1
+    communications: int = 20
+    first_steps: int = 2
+    most_steps: int = 100
+    strong_convexity: float | None = None
+    heterogeneity: float = 0.0
 
     def __post_init__(self) -> None:
-        _ = (self.plain, self.prox, self.controlled, self.dynamic)
+        _ = (self.plain, self.prox, self.controlled, self.dynamic, self.adaptive)
 
     @property
     def plain(self) -> GradientOptions:
@@ -119,6 +151,17 @@ class PrivateStepOptions:
     @property
     def dynamic(self) -> FedDynOptions:
         return FedDynOptions(self.learning_rate, self.local_steps, self.regularisation)
+
+    @property
+    def adaptive(self) -> AliDpflOptions:
+        return AliDpflOptions(
+            self.learning_rate,
+            self.communications,
+            self.first_steps,
+            self.most_steps,
+            self.strong_convexity,
+            self.heterogeneity,
+        )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from calibrate.errors import InvalidInput
 from privfair.algorithms.baseline_options import StepMethod
@@ -52,6 +52,7 @@ def _other_pairs(
 
 def private_local_steps(blueprint: Blueprint, rate: float, clip: float) -> Algorithm[Any] | None:
     """The corrected local steps that a `gaussian` plan asks for; None for plain DP-FedSGD."""
+    from privfair.algorithms.ali_dpfl import AliDpfl
     from privfair.algorithms.client_gradients import ClippedSums
     from privfair.algorithms.feddyn import FedDyn
     from privfair.algorithms.fedprox import FedProx
@@ -66,8 +67,22 @@ def private_local_steps(blueprint: Blueprint, rate: float, clip: float) -> Algor
             return Scaffold(model, options.controlled, shares, sending, seed)
         case StepMethod.FEDDYN:
             return FedDyn(model, options.dynamic, shares, sending, seed)
-        case _:
+        case StepMethod.ALI_DPFL:
+            noise = _gradient_noise(blueprint)
+            return AliDpfl(model, options.adaptive, shares, sending, noise, blueprint.rounds, seed)
+        case StepMethod.FEDSGD:
             return None
+        case _:
+            assert_never(options.method)
+
+
+def _gradient_noise(blueprint: Blueprint) -> float:
+    """The signed noise of a `gaussian` plan; 0 where nothing is promised, or while the manifest is being issued."""
+    from calibrate.manifest.mechanism import GaussianNoise
+    from privfair.algorithms.client_gradients import NOISY
+
+    signed = None if blueprint.document is None else blueprint.document.release(NOISY)
+    return signed.sigma if isinstance(signed, GaussianNoise) else 0.0
 
 
 def fpfl(blueprint: Blueprint) -> Algorithm[Any]:

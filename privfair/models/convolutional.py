@@ -62,6 +62,11 @@ def _features(architecture: CnnArchitecture, channels: int) -> nn.Sequential:
                 *(nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
                 *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
             )
+        case CnnArchitecture.UNPADDED:
+            layers = (
+                *(nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
+                *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            )
         case CnnArchitecture.STRIDED:
             layers = (
                 *(nn.Conv2d(channels, 32, 5, stride=2), nn.ReLU()),
@@ -79,7 +84,7 @@ def _features(architecture: CnnArchitecture, channels: int) -> nn.Sequential:
 
 def _hidden(architecture: CnnArchitecture) -> int:
     match architecture:
-        case CnnArchitecture.FEDAVG:
+        case CnnArchitecture.FEDAVG | CnnArchitecture.UNPADDED:
             return 512
         case CnnArchitecture.STRIDED:
             return 100

@@ -18,7 +18,9 @@ class CnnArchitecture(Enum):
 
     FEDAVG = "fedavg"
     """McMahan et al. 2017 (arXiv 1602.05629), Section 3: 5x5 convolutions of 32 and 64 channels, each with 2x2
-    pooling, then 512 hidden units; 1,663,370 parameters on 28 x 28 grey images. FedFDP's experiments use it."""
+    pooling, then 512 hidden units; 1,663,370 parameters on 28 x 28 grey images."""
+    UNPADDED = "fedavg-unpadded"
+    """The same without padding, 582,026 parameters: what FedFDP's public code builds."""
     STRIDED = "strided"
     """Rodriguez-Galvez et al. 2021 (FPFL): 5x5 convolutions of 32 and 64 channels with stride 2, then 100 units."""
     COMPACT = "compact"

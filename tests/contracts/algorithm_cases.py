@@ -19,8 +19,10 @@ from calibrate.privacy_unit import Relation
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
 from privfair.algorithms.agnostic_fl import AgnosticFl
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
+from privfair.algorithms.ali_dpfl import AliDpfl
 from privfair.algorithms.baseline_options import (
     AgnosticOptions,
+    AliDpflOptions,
     FairFedOptions,
     FedDynOptions,
     FedFbOptions,
@@ -128,6 +130,12 @@ CASES = (
     Case(
         "feddyn, private",
         lambda model: FedDyn(model, FedDynOptions(local_steps=2), SHARES, _SUMS),
+        (_POISSON,),
+        plan=_GAUSSIAN,
+    ),
+    Case(
+        "ali-dpfl",
+        lambda model: AliDpfl(model, AliDpflOptions(communications=3), SHARES, _SUMS, 2.0, ROUNDS),
         (_POISSON,),
         plan=_GAUSSIAN,
     ),

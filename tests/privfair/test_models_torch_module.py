@@ -216,6 +216,7 @@ def test_what_the_trial_could_not_see_takes_the_general_route(irregular: str) ->
     [
         # McMahan et al. 2017, Section 3, "MNIST CNN": 1,663,370 total parameters.
         (CnnArchitecture.FEDAVG, 1_663_370),
+        (CnnArchitecture.UNPADDED, 582_026),
         (CnnArchitecture.STRIDED, 32 * 26 + 64 * 801 + 100 * 1025 + 10 * 101),
         (CnnArchitecture.COMPACT, 26_010),
     ],

@@ -1,0 +1,163 @@
+"""ALI-DPFL: the number of noisy local steps between two aggregations follows a convergence bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.errors import InvalidInput
+from calibrate.validation import count
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.baseline_options import AliDpflOptions
+from privfair.algorithms.client_gradients import (
+    ClippedSums,
+    gradient_in_the_clear,
+    gradient_message,
+    gradient_shape,
+    published_gradient,
+)
+from privfair.algorithms.local_models import LocalModels, as_floats, as_tensor, averaged, place_of
+from privfair.contribution import Floats
+from privfair.models.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class AliDpflState:
+    """All of it follows from published gradients and public numbers."""
+
+    models: LocalModels
+    steps: int
+    """tau: local steps until the next aggregation."""
+    spent: int
+    """Noisy steps so far."""
+    communications: int
+    """Aggregations so far."""
+    curvature: float | None
+    """mu, as far as it is known."""
+    first: Tensor | None = None
+    """What each client published at the global model of this round; kept only where mu is estimated."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class AliDpfl:
+    """Ling et al. (arXiv:2308.10457): w_k <- w_k - eta g_k, averaged after tau steps; tau by `local_steps`.
+
+    Guarantee: none of its own. Each local step publishes one sum of gradients clipped to `sending.clip`, and a
+    `gaussian` manifest prices all `budget` steps, whatever tau is. tau decides only when published models are
+    averaged; it is computed from public numbers and published gradients, so it costs nothing. The authors' public code
+    takes mu and Gamma from exact losses and gradients of the clients, neither noisy nor charged: here mu is public
+    or estimated from what was published, and Gamma is public. Unit: one record, as the manifest says.
+
+    That code stops after its last allowed communication even with budget left. Here tau is never smaller than what
+    spends the budget within the communications left.
+    """
+
+    model: Model
+    options: AliDpflOptions
+    weights: Mapping[str, float]
+    sending: ClippedSums
+    noise: float
+    """Standard deviation of the noise on each client's sum; 0 where nothing is promised."""
+    budget: int
+    """Noisy steps in all (the paper's R_c)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        count("budget", self.budget)
+        if not 0 <= self.noise < math.inf:
+            raise InvalidInput("noise", self.noise, "must be a finite number of at least 0", "give sigma")
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        return gradient_in_the_clear(self.sending)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return gradient_shape(self.sending, self.model)
+
+    def start(self) -> AliDpflState:
+        theta, known = self.model.initial(self.seed), self.options.strong_convexity
+        return AliDpflState(LocalModels(theta), self._allowed(self.options.first_steps, 0, 0), 0, 0, known)
+
+    def contribution(self, state: AliDpflState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        theta = state.models.of(place_of(silo.name, self.weights))
+        return gradient_message(self.sending, self.model, theta, silo, batch)
+
+    def update(self, state: AliDpflState, received: Received) -> AliDpflState:
+        models = state.models
+        before = models.rows(len(self.weights))
+        gradients = torch.stack([self._gradient(party, received, before.dtype) for party in self.weights])
+        rows, spent = before - self.options.learning_rate * gradients, state.spent + 1
+        estimated = self.options.strong_convexity is None
+        first = state.first if models.inner else (gradients if estimated else None)
+        if models.inner + 1 < state.steps:
+            moved = LocalModels(models.theta, rows, models.inner + 1)
+            return AliDpflState(moved, state.steps, spent, state.communications, state.curvature, first)
+        curvature = state.curvature
+        if first is not None and models.inner:
+            curvature = self._curvature(before - models.theta, gradients - first) or curvature
+        made = state.communications + 1
+        wanted = state.steps if curvature is None else self.local_steps(curvature, state.steps)
+        following = self._allowed(wanted, spent, made)
+        return AliDpflState(LocalModels(averaged(self.weights, rows)), following, spent, made, curvature)
+
+    def theta(self, state: AliDpflState) -> Tensor:
+        return state.models.theta
+
+    def local_steps(self, curvature: float, last: int) -> int:
+        """tau* = sqrt(1 + (4/mu^2 + 3 C^2 + 2 mu Gamma T + V) / ((2 + 2/T) (C^2 + V))), rounded, in [1, most].
+
+        V = noise^2 d / B^2 with the smallest expected batch B, and T = min(R_s * last tau, R_c). This is the rule of
+        the authors' public code, read as a formula.
+        """
+        squared = self.sending.clip**2
+        variance = self.model.size * (self.noise / min(self.sending.expected.values())) ** 2
+        horizon = min(self.options.communications * last, self.budget)
+        drift = 2 * curvature * self.options.heterogeneity * horizon
+        top = 4 / curvature**2 + 3 * squared + drift + variance
+        best = math.sqrt(1 + top / ((2 + 2 / horizon) * (squared + variance)))
+        # Compared before rounding: a curvature near zero asks for more steps than a whole number can say.
+        return self.options.most_steps if best >= self.options.most_steps else max(1, math.floor(best + 0.5))
+
+    def checkpoint(self, state: AliDpflState) -> dict[str, Floats]:
+        numbers = (state.steps, state.spent, state.communications)
+        arrays = state.models.arrays() | {"schedule": np.array(numbers, dtype=np.float64)}
+        if state.curvature is not None:
+            arrays["curvature"] = np.array(state.curvature)
+        return arrays if state.first is None else arrays | {"first": as_floats(state.first)}
+
+    def restore(self, arrays: Mapping[str, Floats]) -> AliDpflState:
+        dtype = self.model.initial(self.seed).dtype
+        steps, spent, communications = (int(number) for number in arrays["schedule"])
+        curvature = float(arrays["curvature"]) if "curvature" in arrays else None
+        first = as_tensor(arrays["first"], dtype) if "first" in arrays else None
+        models = LocalModels.restored(arrays, dtype)
+        return AliDpflState(models, steps, spent, communications, curvature, first)
+
+    def _gradient(self, party: str, received: Received, dtype: torch.dtype) -> Tensor:
+        published = published_gradient(self.sending, party, received[party])
+        return torch.from_numpy(published.copy()).to(dtype)
+
+    def _curvature(self, moved: Tensor, changed: Tensor) -> float | None:
+        """sum_k p_k |change of gradient| / |move|, the noise's share of the squared change taken off; None if nothing
+        is left."""
+        found = 0.0
+        for place, (party, share) in enumerate(self.weights.items()):
+            noise = 2 * self.model.size * (self.noise / self.sending.expected[party]) ** 2
+            square = float(changed[place] @ changed[place]) - noise
+            length = float(moved[place].norm())
+            found += share * math.sqrt(max(square, 0.0)) / length if length > 0 else 0.0
+        return found if found > 0 else None
+
+    def _allowed(self, wanted: int, spent: int, made: int) -> int:
+        """As many steps as wanted, but no more than are left, and enough to use them in the communications left."""
+        left = self.budget - spent
+        if self.options.communications >= self.budget:
+            return 1  # with a communication for every step there is nothing to save
+        needed = math.ceil(left / max(1, self.options.communications - made))
+        return max(1, min(left, max(wanted, needed)))
