@@ -1,0 +1,43 @@
+"""Shadow models of a scikit-learn estimator: the same estimator, unfitted, trained again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from audit.attacks.membership.shadow.recipe import ShadowRecords
+from audit.attacks.membership.signals import Bools, Floats, phi_from_probabilities
+from calibrate.errors import InvalidInput
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ClonedEstimator:
+    """A clone with the target's own settings is the best stand-in; it is trained one model at a time."""
+
+    estimator: Any
+    kind: ClassVar[str] = "the target's own estimator"
+
+    @property
+    def training(self) -> str:
+        return f"clones of {type(self.estimator).__name__} with its own settings"
+
+    def signals(self, records: ShadowRecords, included: Bools, seeds: tuple[int, ...]) -> Floats:
+        return np.stack([self._one(records, own, seed) for own, seed in zip(included, seeds, strict=True)])
+
+    def _one(self, records: ShadowRecords, own: Bools, seed: int) -> Floats:
+        from sklearn.base import clone
+
+        model = clone(self.estimator)
+        seeded = {name: seed % 2**31 for name in model.get_params() if name.split("__")[-1] == "random_state"}
+        model.set_params(**seeded)
+        if len(np.unique(records.labels[own])) < 2:
+            raise InvalidInput(
+                "records", int(own.sum()), "of a shadow model hold one class only", "give more records"
+            )
+        model.fit(records.features[own], records.labels[own])
+        table = np.zeros((len(records), records.classes))
+        table[:, np.asarray(model.classes_, dtype=np.int64)] = model.predict_proba(records.features)
+        return phi_from_probabilities(table, records.labels)
