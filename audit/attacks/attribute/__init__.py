@@ -1,0 +1,1 @@
+"""Attribute inference: does a model tell more about its training records' attribute than imputation would?"""

@@ -1,0 +1,120 @@
+"""What attribute inference found: accuracies, the advantage over imputation, and members against non-members."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from audit.attacks.attribute.bounded_mean import Interval
+
+HOW = (
+    "Advantage: an attack's correct guesses minus imputation's, record by record. Leakage: the advantage on members "
+    "minus that on non-members. Intervals are by betting and hold at every sample size; those of leakage hold for all "
+    "attacks at once."
+)
+
+
+class Finding(Enum):
+    LEAKAGE = "leakage"
+    """The model tells more of its members' attribute than of others': an attack's interval is above zero."""
+    NONE_FOUND = "no leakage found"
+    """No attack's interval is above zero; their upper ends say what these attacks exclude, and nothing more."""
+
+
+@dataclass(frozen=True)
+class OnOneSet:
+    """How an attack did on members, or on non-members."""
+
+    accuracy: Interval
+    advantage: Interval
+    """Over imputation, paired."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"accuracy": self.accuracy.to_json(), "advantage": self.advantage.to_json()}
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    name: str
+    members: OnOneSet
+    nonmembers: OnOneSet
+    leakage: Interval
+    """Advantage over imputation on members minus that on non-members."""
+
+    @property
+    def leaks(self) -> bool:
+        return self.leakage.lower > 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "members": self.members.to_json(),
+            "nonmembers": self.nonmembers.to_json(),
+            "leakage": self.leakage.to_json(),
+            "leaks": self.leaks,
+        }
+
+
+@dataclass(frozen=True)
+class NotApplied:
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class AttributeInference:
+    """All attacks on one attribute of one model."""
+
+    attribute: str
+    values: tuple[str, ...]
+    members: int
+    nonmembers: int
+    auxiliary: int
+    """Records, apart from those asked about, from which imputation and attacks learned."""
+    imputation_members: Interval
+    imputation_nonmembers: Interval
+    attacks: tuple[AttackResult, ...]
+    not_applied: tuple[NotApplied, ...]
+    confidence: float
+
+    @property
+    def finding(self) -> Finding:
+        return Finding.LEAKAGE if any(one.leaks for one in self.attacks) else Finding.NONE_FOUND
+
+    @property
+    def why(self) -> str:
+        """The finding in one sentence."""
+        strongest = max(self.attacks, key=lambda one: one.leakage.lower)
+        found = strongest.leakage
+        if self.finding is Finding.LEAKAGE:
+            return (
+                f"{strongest.name} guesses {self.attribute} of members better than imputation explains: by "
+                f"{100 * found.value:.1f} points more than for non-members (at least {100 * found.lower:.1f})"
+            )
+        most = max(one.leakage.upper for one in self.attacks)
+        return (
+            f"no attack tells more of {self.attribute} for members than for non-members once imputation is taken off; "
+            f"what these attacks could gain is at most {100 * most:.1f} points"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "attribute": self.attribute,
+            "values": list(self.values),
+            "finding": self.finding.value,
+            "why": self.why,
+            "confidence": self.confidence,
+            "records": {
+                "members": self.members,
+                "nonmembers": self.nonmembers,
+                "auxiliary": self.auxiliary,
+            },
+            "imputation": {
+                "members": self.imputation_members.to_json(),
+                "nonmembers": self.imputation_nonmembers.to_json(),
+            },
+            "attacks": [one.to_json() for one in self.attacks],
+            "not_applied": [{"name": one.name, "why": one.why} for one in self.not_applied],
+            "method": HOW,
+        }
