@@ -41,6 +41,8 @@ class Role(Enum):
 
     PRIVACY_OFFICER = "privacy-officer"
     DATA_OWNER = "data-owner"
+    AUDITOR = "auditor"
+    """Signs statements about finished runs and models, never budgets."""
 
 
 class KeyAlgorithm(Enum):

@@ -3,7 +3,7 @@
 The policy is one sentence: *every role that appears in the trust file must have signed, with a key of that
 role which is valid and not revoked*. A file with an officer's key only asks for the officer; adding a data
 owner's key makes both necessary. Revoking all keys of a role does not remove the role: nothing passes until
-the role has a new key.
+the role has a new key. Auditors may be listed too; they sign audits, and a budget never needs or takes their word.
 
 A key holds one role. The file may itself be signed by a root key, whose holder decides who the officers are.
 """
@@ -103,8 +103,8 @@ class TrustFile(StrictModel):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles that must sign, in the order of the enumeration."""
-        present = {key.role for key in self.keys}
+        """The roles that must sign a budget, in the order of the enumeration; none if only auditors are listed."""
+        present = {key.role for key in self.keys} - {Role.AUDITOR}
         return tuple(role for role in Role if role in present)
 
     def keys_of(self, role: Role) -> tuple[TrustedKey, ...]:

@@ -201,6 +201,10 @@ def _step_2_payload_type(opened: SignedPayload) -> None:
 
 def _step_3_signatures(opened: SignedPayload, trust: TrustFile) -> tuple[TrustedKey, ...]:
     """Each role on its own; a wrong signature under a trusted key's id is refused even if others suffice."""
+    if not trust.roles:
+        raise Step.SIGNATURES.refuse(
+            "the trust file lists auditors only, and a budget needs an officer's or owner's signature"
+        )
     signers: list[TrustedKey] = []
     for role in trust.roles:
         present = [key for key in trust.keys_of(role) if key.key_id in opened.key_ids]

@@ -9,7 +9,7 @@ import click
 
 from privfair.cli.output import json_option, options, print_json
 
-ROLES = ("privacy-officer", "data-owner")
+ROLES = ("privacy-officer", "data-owner", "auditor")
 
 role_option = click.option("--role", type=click.Choice(ROLES), required=True, help="For whom the key speaks.")
 trust_options = options(
@@ -90,7 +90,10 @@ def generate(role: str, out: Path, algorithm: str, encrypt: bool, as_json: bool)
 @click.option("--valid-days", type=click.IntRange(min=1), default=730, show_default=True)
 @json_option
 def trust(key_path: Path, role: str, out: Path, append: bool, valid_days: int, as_json: bool) -> None:
-    """Trust a key for a role. Every role in the file must sign; with one role, its signature is enough."""
+    """Trust a key for a role. Every role in the file must sign a budget; with one role, its signature is enough.
+
+    Auditors are the exception: they sign audits, and budgets neither need nor take their signature.
+    """
     from datetime import timedelta
 
     from calibrate.errors import TrustRefused
@@ -112,7 +115,8 @@ def trust(key_path: Path, role: str, out: Path, append: bool, valid_days: int, a
     if as_json:
         print_json({"trust": str(out), "roles": [r.value for r in trusted.roles], "keys": len(trusted.keys)})
     else:
-        click.echo(f"{out}: a budget needs the signature of {' and '.join(r.value for r in trusted.roles)}")
+        needed = " and ".join(r.value for r in trusted.roles) or "an officer or owner, who is not listed yet"
+        click.echo(f"{out}: a budget needs the signature of {needed}")
 
 
 @command.command("revoke")

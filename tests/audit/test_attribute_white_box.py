@@ -7,14 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from audit.attacks.attribute.attribute_audit import attribute_inference
+from audit.attacks.attribute.attribute_audit import AttributeOptions, attribute_inference
 from audit.attacks.attribute.learned import WhiteBox
 from audit.attacks.attribute.records import AttributeRecords
 from audit.attacks.attribute.result import Finding
 from audit.attacks.attribute.torch_targets import ModuleWeights, RunModel
+from audit.attacks.attribute.yeom import Yeom
 from calibrate.errors import InvalidInput
 from privfair.models.logistic import LogisticRegression
 from tests.audit.attribute_cases import as_input, population
+
+TWO = AttributeOptions(attacks=(Yeom(), WhiteBox()))
 
 
 def _overfit(records: AttributeRecords, steps: int) -> nn.Module:
@@ -68,8 +71,8 @@ def test_an_overfit_network_leaks_and_an_early_one_does_not() -> None:
     random = np.random.default_rng(8)
     members, others = population(random, 500, 2, False), population(random, 900, 2, False)
     attribute = as_input(2, False)
-    overfit = attribute_inference(ModuleWeights(_overfit(members, 400)), attribute, members, others)
+    overfit = attribute_inference(ModuleWeights(_overfit(members, 400)), attribute, members, others, TWO)
     assert overfit.finding is Finding.LEAKAGE
     assert WhiteBox().name in {one.name for one in overfit.attacks}
-    early = attribute_inference(ModuleWeights(_overfit(members, 10)), attribute, members, others)
+    early = attribute_inference(ModuleWeights(_overfit(members, 10)), attribute, members, others, TWO)
     assert early.finding is Finding.NONE_FOUND
