@@ -18,6 +18,9 @@
     column = "AGE"
     h = 0.75
 
+    [data.unfair]                        # grey images only: FPFL's pens and chalk, three groups (docs/data.md)
+    writers = 3383
+
     [data.users]                         # user-level privacy: one aggregator, records grouped by user
     kind = "poisson"                     # poisson (mean) | column (column)
     mean = 2.0
@@ -37,6 +40,7 @@ from privfair.datasets.benchmark_table import BenchmarkScaling
 from privfair.datasets.catalogue import Benchmark
 from privfair.datasets.partition import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous, Partition
 from privfair.datasets.split import PAPERS_TEST_FRACTION
+from privfair.datasets.unfair_images import UnfairImages
 from privfair.plan_section import key_names, read_section, refuse_unknown
 
 
@@ -87,10 +91,15 @@ class DataPlan:
     users: PoissonUsers | UsersOfColumn | None = None
     test_fraction: float = PAPERS_TEST_FRACTION
     seed: int = 0
+    unfair: UnfairImages | None = None
 
     def __post_init__(self) -> None:
         open_unit("[data] test-fraction", self.test_fraction)
         count("[data] seed", self.seed, least=0)
+        if self.unfair is not None and isinstance(self.source, FileSource):
+            raise InvalidInput(
+                "[data.unfair]", "(a table)", "is for images, not for files of one's own", "name a dataset"
+            )
         if self.users is not None and self.partition is not None:
             raise InvalidInput(
                 "[data.users]",
@@ -132,7 +141,7 @@ class _Grouped:
 def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
     """The typed [data] section; an empty one is refused."""
     source_kind = _source_kind(section)
-    tables = {"partition", "users"}
+    tables = {"partition", "users", "unfair"}
     refuse_unknown("data", section, (*key_names(source_kind), *key_names(_Common), *sorted(tables)))
     for name in tables & set(section):
         if not isinstance(section[name], dict):
@@ -148,6 +157,7 @@ def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
         users=_users(section["users"]) if "users" in section else None,
         test_fraction=common.test_fraction,
         seed=common.seed,
+        unfair=read_section(UnfairImages, "data.unfair", section["unfair"]) if "unfair" in section else None,
     )
 
 

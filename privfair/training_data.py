@@ -22,6 +22,7 @@ from privfair.datasets.own_files import load_own_silos, load_own_train_test
 from privfair.datasets.partition import EqualAtRandom, cut_into_silos
 from privfair.datasets.schema_toml import OwnFormat, load_schema
 from privfair.datasets.split import split_silos
+from privfair.datasets.unfair_images import unfair_images
 from privfair.datasets.users import UserRecords, poisson_users, users_by_column
 from privfair.silos import Silo, Silos, TrainTest
 
@@ -113,6 +114,8 @@ def _train_test(plan: DataPlan, own: OwnFormat | None) -> TrainTest:
     match plan.source:
         case BenchmarkSource(dataset, path, scaling):
             whole = load_benchmark(dataset, path, scaling)
+            if plan.unfair is not None:
+                whole = unfair_images(whole, plan.unfair, plan.seed)
             return split_silos(_cut(whole, plan), plan.seed, plan.test_fraction)
         case FileSource(files=files, test_files=test_files):
             assert own is not None

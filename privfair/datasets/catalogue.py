@@ -14,6 +14,7 @@ from privfair.datasets.compas import load_compas
 from privfair.datasets.credit_card import load_credit_card
 from privfair.datasets.dataset import Dataset, pool
 from privfair.datasets.fashion_mnist import load_fashion_mnist
+from privfair.datasets.mnist import load_mnist
 
 
 class Benchmark(Enum):
@@ -22,6 +23,7 @@ class Benchmark(Enum):
     COMPAS = "compas"
     COMMUNITIES_CRIME = "communities-crime"
     FASHION_MNIST = "fashion-mnist"
+    MNIST = "mnist"
 
     @property
     def age_column(self) -> str:
@@ -37,7 +39,7 @@ def load_benchmark(
 ) -> Dataset:
     """All records of a benchmark in one table; a given path wins over the installed data package.
 
-    Communities and Crime and Fashion-MNIST are published on the scale [0, 1] and know no other scaling.
+    Communities and Crime and images are published on the scale [0, 1] and know no other scaling.
     """
     match name:
         case Benchmark.ADULT:
@@ -52,6 +54,9 @@ def load_benchmark(
         case Benchmark.FASHION_MNIST:
             _require_public(name, scaling)
             return pool(load_fashion_mnist(path))
+        case Benchmark.MNIST:
+            _require_public(name, scaling)
+            return pool(load_mnist(path))
         case _:
             assert_never(name)
 

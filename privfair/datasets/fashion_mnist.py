@@ -8,27 +8,16 @@ Source: Xiao, Rasul, Vollgraf 2017, MIT licence.
 
 from __future__ import annotations
 
-import gzip
-import math
-import struct
-import zlib
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput
-from privfair.datasets.bad_data import BadData
-from privfair.datasets.binding import digest
-from privfair.datasets.dataset import EVERYONE, Dataset
+from privfair.datasets.dataset import Dataset
+from privfair.datasets.idx_images import load_idx_folder
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = (
     "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot"
 )  # fmt: skip
-_UNSIGNED_BYTES = 0x08
-_LARGEST_PIXEL = 255
 
 
 def load_fashion_mnist(folder: Path | None = None) -> tuple[Dataset, Dataset]:
@@ -41,51 +30,4 @@ def load_fashion_mnist(folder: Path | None = None) -> tuple[Dataset, Dataset]:
             f"its folder {where} does not exist",
             "apt install dataset-fashion-mnist, or give the folder of the four idx files",
         )
-    return _part(where, "train"), _part(where, "t10k")
-
-
-def _part(folder: Path, prefix: str) -> Dataset:
-    pixels = read_idx(_found(folder, f"{prefix}-images-idx3-ubyte"), dimensions=3)
-    label = read_idx(_found(folder, f"{prefix}-labels-idx1-ubyte"), dimensions=1)
-    if len(pixels) != len(label):
-        raise BadData(str(folder), f"has {len(pixels)} images but {len(label)} labels", "take matching files")
-    return Dataset(
-        features=(pixels.astype(np.float32) / _LARGEST_PIXEL)[:, np.newaxis],
-        label=label.astype(np.int64),
-        group=np.zeros(len(label), dtype=np.int64),
-        feature_names=(),
-        class_names=CLASSES,
-        group_names=EVERYONE,
-        schema_digest=digest(
-            {
-                "dataset": "fashion-mnist",
-                "shape": [1, *pixels.shape[1:]],
-                "divisor": _LARGEST_PIXEL,
-                "classes": [*CLASSES],
-            }
-        ),
-    )
-
-
-def _found(folder: Path, name: str) -> Path:
-    for path in (folder / f"{name}.gz", folder / name):
-        if path.is_file():
-            return path
-    raise InvalidInput("folder", str(folder), f"holds no {name}", "give the folder of the four idx files")
-
-
-def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
-    """One idx file of unsigned bytes, plain or gzipped, its declared shape checked against its length."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadData(str(path), f"is not a readable gzip file ({error})", "fetch it again") from None
-    header = 4 + 4 * dimensions
-    if len(content) < header or content[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
-        raise BadData(
-            str(path), f"is not an idx file of bytes with {dimensions} dimensions", "fetch it again"
-        )
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) - header != math.prod(shape):
-        raise BadData(str(path), f"declares shape {shape} but is cut or too long", "fetch it again")
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+    return load_idx_folder(where, "fashion-mnist", CLASSES)

@@ -211,7 +211,7 @@ def test_adult_from_ucis_own_files(tmp_path: Path, adult_data: Dataset) -> None:
         load_benchmark(Benchmark.ADULT, tmp_path)
 
 
-@pytest.mark.parametrize("name", [b for b in Benchmark if b is not Benchmark.FASHION_MNIST])
+@pytest.mark.parametrize("name", [b for b in Benchmark if b not in (Benchmark.FASHION_MNIST, Benchmark.MNIST)])
 def test_without_package_and_path_the_message_says_how(
     name: Benchmark, monkeypatch: pytest.MonkeyPatch
 ) -> None:

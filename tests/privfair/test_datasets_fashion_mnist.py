@@ -13,7 +13,8 @@ import pytest
 from calibrate.errors import InvalidInput
 from privfair.datasets.bad_data import BadData
 from privfair.datasets.catalogue import Benchmark, load_benchmark
-from privfair.datasets.fashion_mnist import DEBIAN_FOLDER, load_fashion_mnist, read_idx
+from privfair.datasets.fashion_mnist import DEBIAN_FOLDER, load_fashion_mnist
+from privfair.datasets.idx_images import read_idx
 from privfair.datasets.partition import DirichletByLabel, cut_into_silos
 
 REAL = Path(os.environ.get("PRIVFAIR_FASHION_MNIST", DEBIAN_FOLDER))
