@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from privfair.cli.audit_model import ModelFlags, judge_model, model_options, show_membership
 from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _COLOURS = {"consistent": "green", "violated": "red", "inconclusive": "yellow"}
 
 
 @click.command("audit", short_help="does a run keep its promise?")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False), required=False)
 @click.option(
     "--plan", "plan_path", type=_PATH, help="The plan in its own place, if it names files relative to it."
 )
@@ -41,9 +42,10 @@ _COLOURS = {"consistent": "green", "violated": "red", "inconclusive": "yellow"}
     "--confidence", type=float, default=0.95, show_default=True, help="Of the lower bound on epsilon."
 )
 @click.option("--out", type=_PATH, help="Also write the verdict as JSON to this file.")
+@model_options
 @json_option
 def command(
-    run: Path,
+    run: Path | None,
     plan_path: Path | None,
     trust_path: Path | None,
     root: Path | None,
@@ -54,6 +56,7 @@ def command(
     confidence: float,
     out: Path | None,
     as_json: bool,
+    **model: Any,
 ) -> None:
     """Doubt a training run: verdict consistent, violated or inconclusive, with the evidence.
 
@@ -62,6 +65,8 @@ def command(
       conformance   manifest, ledger, transcript, plan, batches and model name one another; the price is recomputed
       L1            the noise in the messages is what was signed (where batches are known)
       L2            reruns of the same code with coins as attributes; what the transcript betrays bounds epsilon
+    Or of a model (docs/audit-membership.md), with members and non-members of its training data:
+      privfair audit --model M --members A.csv --nonmembers B.csv --label COLUMN
     Exit code 1 when violated.
     """
     from audit.run_audit import AuditOptions, audit_run
@@ -71,22 +76,31 @@ def command(
 
     options = AuditOptions(reruns, seed, confidence)
     trust = None if trust_path is None else read_trust_file(trust_path, root)
+    flags = ModelFlags(**model)
 
     def say(text: str) -> None:
         click.echo(f"  {text}", err=True)
 
-    if ledger is None:
+    membership = None
+    if flags.asked_for:
+        membership = judge_model(flags, run, trust, seed, confidence)
+        verdict = membership.verdict
+    elif run is None:
+        raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
+    elif ledger is None:
         verdict = audit_run(run, options, trust, None, say, plan_path)
     else:
         with Ledger.open(ledger, anchor, Access.READ) as opened:
             verdict = audit_run(run, options, trust, opened, say, plan_path)
-    document = verdict.to_json()
+    document = verdict.to_json() if membership is None else membership.to_json()
     if out is not None:
         write_bytes(out, json.dumps(document, indent=2).encode() + b"\n")
     if as_json:
         print_json(document)
     else:
         _show(verdict)
+        if membership is not None:
+            show_membership(membership)
     if document["verdict"] == "violated":
         sys.exit(1)
 

@@ -18,6 +18,8 @@ class ClonedEstimator:
     """A clone with the target's own settings is the best stand-in; it is trained one model at a time."""
 
     estimator: Any
+    inputs: Any
+    """What the estimator is given, one row for each of the records: an array, or a table with named columns."""
     kind: ClassVar[str] = "the target's own estimator"
 
     @property
@@ -37,7 +39,9 @@ class ClonedEstimator:
             raise InvalidInput(
                 "records", int(own.sum()), "of a shadow model hold one class only", "give more records"
             )
-        model.fit(records.features[own], records.labels[own])
+        rows = np.flatnonzero(own)
+        mine = self.inputs.iloc[rows] if hasattr(self.inputs, "iloc") else self.inputs[rows]
+        model.fit(mine, records.labels[own])
         table = np.zeros((len(records), records.classes))
-        table[:, np.asarray(model.classes_, dtype=np.int64)] = model.predict_proba(records.features)
+        table[:, np.asarray(model.classes_, dtype=np.int64)] = model.predict_proba(self.inputs)
         return phi_from_probabilities(table, records.labels)

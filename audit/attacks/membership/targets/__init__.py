@@ -1,0 +1,1 @@
+"""What is attacked: a model in one of several formats, or scores that somebody else computed."""

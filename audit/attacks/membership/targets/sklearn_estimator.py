@@ -1,0 +1,77 @@
+"""A fitted scikit-learn classifier with predict_proba, or a pipeline that ends in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from audit.attacks.membership.records import AuditedRecords, class_text
+from audit.attacks.membership.shadow.cloned_estimator import ClonedEstimator
+from audit.attacks.membership.shadow.recipe import ShadowRecipe
+from audit.attacks.membership.signals import Floats, phi_from_probabilities
+from audit.attacks.membership.targets.target import numeric_inputs
+from calibrate.errors import InvalidInput
+from privfair.datasets.bad_data import BadData
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SklearnTarget:
+    """If the estimator was fitted on named columns it gets them by name, text included; else all, as numbers."""
+
+    estimator: Any
+    source: str = "estimator"
+    kind: ClassVar[str] = "scikit-learn"
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.estimator, "predict_proba"):
+            raise InvalidInput(
+                "model",
+                f"{self.source} ({type(self.estimator).__name__})",
+                "has no predict_proba, so it gives no confidence",
+                "wrap it in sklearn.calibration.CalibratedClassifierCV, or bring scores (--score)",
+            )
+        if not hasattr(self.estimator, "classes_"):
+            raise InvalidInput("model", self.source, "is not fitted", "fit it before it is audited")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(class_text(value) for value in np.asarray(self.estimator.classes_).tolist())
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        names = getattr(self.estimator, "feature_names_in_", None)
+        return None if names is None else tuple(str(name) for name in names)
+
+    def signal(self, records: AuditedRecords) -> Floats:
+        try:
+            table = np.asarray(self.estimator.predict_proba(self._inputs(records)), dtype=np.float64)
+        except (ValueError, TypeError) as error:
+            raise InvalidInput(
+                "model",
+                self.source,
+                f"does not take these records ({str(error).splitlines()[0]})",
+                "give the columns it was fitted on, no more (--drop) and no fewer",
+            ) from error
+        return phi_from_probabilities(table, records.labels)
+
+    def shadow_recipe(self, records: AuditedRecords) -> ShadowRecipe:
+        return ClonedEstimator(self.estimator, self._inputs(records))
+
+    def _inputs(self, records: AuditedRecords) -> Any:
+        names = self.feature_names
+        if names is None:
+            return numeric_inputs(records, self.source)
+        import pandas as pd
+
+        for name in names:
+            if name not in records.columns:
+                raise BadData(
+                    self.source,
+                    "was fitted on this column, and the records do not have it",
+                    "add the column, or do not drop it",
+                    column=name,
+                )
+        return pd.DataFrame({name: records.columns[name] for name in names})
