@@ -21,6 +21,7 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.algorithms.phases import Drawing
 from privfair.batch_record import BatchRecord
 from privfair.models.model import Model
 from privfair.participation import declared_sampling
@@ -105,6 +106,8 @@ class RunEvidence:
     @property
     def batches_known(self) -> bool:
         """Whether the auditor can tell who took part: full batches, or batches on record."""
+        if isinstance(self.algorithm, Drawing):
+            return False
         return self.batches is not None or declared_sampling(self.document) is None
 
     def batch(self, round: int, silo: SiloTensors) -> Tensor:

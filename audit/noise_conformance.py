@@ -1,8 +1,9 @@
 """L1: is the noise in the messages what was signed? From one run, by an auditor who holds the data.
 
 residual = published - clean message, divided by the signed scale, must be iid standard normal. Wrong variance,
-a mean, repeated noise (over rounds or over silos) and a wrong shape each have their own test. Every test has
-false-alarm probability `alpha / number of tests`, so a clean run is flagged with probability at most `alpha`.
+a mean, repeated noise (over rounds or over silos) and a wrong shape each have their own test, and the variance of
+all values together has one more. Every test has false-alarm probability `alpha / number of tests`, so a clean run is
+flagged with probability at most `alpha`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from audit.evidence import RunEvidence
 from calibrate.manifest.mechanism import GaussianNoise
 
 DEFAULT_ALPHA = 1e-3
-_TESTS = ("variance", "mean", "repetition over rounds", "repetition over silos", "shape")
+_TESTS_OF_ONE_VALUE = 4
+"""Variance, mean, repetition over rounds, shape."""
+_SLOPES = np.linspace(0.0, 0.5, 501)[1:-1]
+_APART = -0.5 * np.log1p(-(_SLOPES**2))
+"""log E exp(t X Y) of independent X and Y, for every slope t."""
+_CHAINED = -0.5 * np.log((1.0 + np.sqrt(1.0 - 4.0 * _SLOPES**2)) / 2.0)
+"""The same, at most, for each of n factors of sum X_i X_(i+1): the determinant of its tridiagonal form."""
 _MOST_FOR_SHAPE = 5000
 """The discrete grid and float rounding are far below what this many values can resolve."""
 
@@ -59,19 +66,33 @@ def check_noise(evidence: RunEvidence, alpha: float = DEFAULT_ALPHA) -> tuple[Ch
     found = residuals(evidence)
     if not found:
         return (_not_possible("no round was finished"),)
-    level = alpha / (len(_TESTS) * len(found))
-    checks = []
+    return judge_residuals(found, alpha)
+
+
+def judge_residuals(found: tuple[Residuals, ...], alpha: float) -> tuple[Check, ...]:
+    """Every test of these residuals; together they flag true noise with probability at most `alpha`."""
+    pairs = _comparable(found)
+    level = alpha / (_TESTS_OF_ONE_VALUE * len(found) + len(pairs) + 1)
+    checks = [] if len(found) == 1 else [_pooled_variance(found, level)]
     for one in found:
         checks += _checks_of(one, level)
-    checks += _between_silos(found, level)
+    for one, other in pairs:
+        checks.append(_between_silos(one, other, level))
     return tuple(checks)
+
+
+def _pooled_variance(found: tuple[Residuals, ...], level: float) -> Check:
+    """Noise that is a little too small everywhere shows in all values together first."""
+    values = np.concatenate([one.rows.ravel() for one in found])
+    ratio, p_value = _variance(values)
+    text = f"all noise together measures {math.sqrt(ratio):.4f} of the signed sigma"
+    return _judged("variance of all values", p_value, level, text)
 
 
 def _checks_of(one: Residuals, level: float) -> list[Check]:
     values, where = one.rows.ravel(), f"{one.name} of {one.party}"
     count = values.size
-    ratio = float(np.square(values).mean())
-    variance = _two_sided(stats.chi2.cdf(ratio * count, count), stats.chi2.sf(ratio * count, count))
+    ratio, variance = _variance(values)
     mean = float(values.mean())
     at_mean = 2 * float(stats.norm.sf(abs(mean) * math.sqrt(count)))
     checks = [
@@ -84,8 +105,8 @@ def _checks_of(one: Residuals, level: float) -> list[Check]:
         _judged(f"mean of {where}", at_mean, level, f"mean of the noise is {mean:+.4f} sigma"),
     ]
     if len(one.rows) > 1:
-        lag = float((one.rows[1:] * one.rows[:-1]).mean())
-        at_lag = 2 * float(stats.norm.sf(abs(lag) * math.sqrt(one.rows[1:].size)))
+        products = one.rows[1:] * one.rows[:-1]
+        lag, at_lag = float(products.mean()), _tail(float(products.sum()), one.rows.size, _CHAINED)
         text = f"noise of consecutive rounds correlates by {lag:+.4f}"
         checks.append(_judged(f"repetition over rounds of {where}", at_lag, level, text))
     spread = values[:: max(1, count // _MOST_FOR_SHAPE)]
@@ -94,16 +115,36 @@ def _checks_of(one: Residuals, level: float) -> list[Check]:
     return checks
 
 
-def _between_silos(found: tuple[Residuals, ...], level: float) -> list[Check]:
-    checks = []
-    for place, one in enumerate(found):
-        for other in found[place + 1 :]:
-            if one.name == other.name and one.rows.shape == other.rows.shape:
-                shared = float((one.rows * other.rows).mean())
-                at = 2 * float(stats.norm.sf(abs(shared) * math.sqrt(one.rows.size)))
-                name = f"repetition of {one.name} over {one.party} and {other.party}"
-                checks.append(_judged(name, at, level, f"noise of the two silos correlates by {shared:+.4f}"))
-    return checks
+def _comparable(found: tuple[Residuals, ...]) -> list[tuple[Residuals, Residuals]]:
+    """The same value of two silos, published equally often."""
+    return [
+        (one, other)
+        for place, one in enumerate(found)
+        for other in found[place + 1 :]
+        if one.name == other.name and one.rows.shape == other.rows.shape
+    ]
+
+
+def _between_silos(one: Residuals, other: Residuals, level: float) -> Check:
+    products = one.rows * other.rows
+    shared, at = float(products.mean()), _tail(float(products.sum()), products.size, _APART)
+    name = f"repetition of {one.name} over {one.party} and {other.party}"
+    return _judged(name, at, level, f"noise of the two silos correlates by {shared:+.4f}")
+
+
+def _variance(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The mean square, and how likely one so far from 1 is for standard normal values."""
+    ratio, count = float(np.square(values).mean()), values.size
+    below, above = stats.chi2.cdf(ratio * count, count), stats.chi2.sf(ratio * count, count)
+    return ratio, _two_sided(float(below), float(above))
+
+
+def _tail(total: float, count: int, log_moments: NDArray[np.float64]) -> float:
+    """How likely a sum of `count` products of standard normals is so far from 0, at most (Chernoff, any count).
+
+    Products have heavier tails than the normal law, which would sound false alarms where messages are short.
+    """
+    return min(1.0, 2 * float(np.exp(np.min(count * log_moments - _SLOPES * abs(total)))))
 
 
 def _two_sided(below: float, above: float) -> float:

@@ -1,0 +1,1 @@
+"""L0: the production code without noise, on neighbouring data sets; and a short rehearsal of it with noise."""

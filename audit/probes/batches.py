@@ -1,0 +1,138 @@
+"""Are batches drawn as declared? Sizes, rates, and how often a unit comes back: Poisson, fixed size, shuffled.
+
+A sampling is told by what it repeats. Poisson batches vary in size and share units by chance; fixed-size ones share
+units but not their size; shuffled ones share none within an epoch. Pricing one as another is a broken promise.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from audit.check import Check, Layer, Outcome, passed_if
+from audit.probes.rehearsal import Rehearsal
+from audit.probes.scene import units_of
+from calibrate.manifest.guarantee import NoPrivacyPromised
+from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from privfair.algorithms.phases import Drawing
+from privfair.participation import declared_sampling
+
+ALPHA = 1e-5
+"""False-alarm probability of all questions about one rehearsal's batches together."""
+_TESTS = 4
+_TELLING = 8
+"""Units in a batch from which on two equal batches in a row are no accident."""
+
+Batches = list[NDArray[np.int64]]
+
+
+def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
+    """The batches that the engine drew in the rehearsal, against the manifest's declaration."""
+    if isinstance(rehearsal.document.guarantee, NoPrivacyPromised):
+        return ()
+    if isinstance(rehearsal.algorithm, Drawing):
+        return (
+            Check(
+                Layer.PROBE,
+                "batches as declared",
+                Outcome.NOT_POSSIBLE,
+                "the algorithm draws parts of its own, priced apart; whether they are uniform was not tried",
+            ),
+        )
+    declared = declared_sampling(rehearsal.document)
+    level = ALPHA / (_TESTS * len(rehearsal.silos) + 1)
+    drawn = {silo.name: [one.batch.numpy() for one in rehearsal.of(silo.name)] for silo in rehearsal.silos}
+    wrong = []
+    for silo in rehearsal.silos:
+        fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
+        if fault is not None:
+            wrong.append(f"{silo.name}: {fault}")
+    shared = _same_in_two_silos(declared, drawn)
+    if shared is not None:
+        wrong.append(shared)
+    name = "full" if declared is None else type(declared).__name__
+    text = "; ".join(wrong) or f"{rehearsal.steps} rounds of {len(drawn)} silos look {name}"
+    return (passed_if(Layer.PROBE, "batches as declared", not wrong, text),)
+
+
+def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level: float) -> str | None:
+    """What is wrong with these batches, in order of rounds; None if nothing is. Each question has this level."""
+    match sampling:
+        case None:
+            whole = all(np.array_equal(batch, np.arange(units)) for batch in batches)
+            return None if whole else "a batch is not everybody"
+        case WithReplacement(draws=draws):
+            right = all(len(batch) == draws for batch in batches)
+            return None if right else "a batch has another number of draws"
+        case ShuffledEpochs(size=size):
+            return _wrong_epochs(units, size, batches)
+        case FixedSize(size=size):
+            if any(len(batch) != size or len(np.unique(batch)) != size for batch in batches):
+                return f"a batch has not {size} different units"
+            return _wrong_returns(units, [size / units] * len(batches), batches, level)
+        case Poisson(rate=rate):
+            return _wrong_poisson(units, rate, batches, level)
+
+
+def _wrong_poisson(units: int, rate: float, batches: Batches, level: float) -> str | None:
+    if any(len(np.unique(batch)) != len(batch) for batch in batches):
+        return "a unit is in a batch twice"
+    sizes = np.array([len(batch) for batch in batches])
+    total = stats.binom(units * len(sizes), rate)
+    if _two_sided(total.cdf(sizes.sum()), total.sf(sizes.sum() - 1)) < level:
+        return f"{sizes.sum()} participations where {units * len(sizes) * rate:.0f} are declared"
+    spread = units * rate * (1 - rate)
+    if spread >= 1 and len(sizes) >= 8:
+        dispersion = float(np.square(sizes - units * rate).sum() / spread)
+        # The kurtosis of a binomial makes its squares a little heavier-tailed than chi-square's.
+        widened = math.sqrt(1 + max(0.0, (1 - 6 * rate * (1 - rate)) / spread) / 2)
+        centred = len(sizes) + (dispersion - len(sizes)) / widened
+        law = stats.chi2(len(sizes))
+        if _two_sided(law.cdf(max(0.0, centred)), law.sf(centred)) < level:
+            return f"sizes vary {math.sqrt(dispersion / len(sizes)):.2f} times as much as Poisson batches do"
+    return _wrong_returns(units, [rate] * len(batches), batches, level)
+
+
+def _wrong_returns(units: int, rates: list[float], batches: Batches, level: float) -> str | None:
+    """How many units of one batch are in the next one, over pairs of rounds that do not overlap."""
+    pairs = list(zip(batches[::2], batches[1::2], strict=False))
+    if not pairs:
+        return None
+    again = sum(len(np.intersect1d(one, other)) for one, other in pairs)
+    # Given the first batch of a pair, each of its units is in the second with the declared probability; with a
+    # fixed size the draws are negatively dependent, which makes the binomial tails safe.
+    law = stats.binom(sum(len(one) for one, _ in pairs), rates[0])
+    if _two_sided(law.cdf(again), law.sf(again - 1)) < level:
+        return f"{again} units came back in the next round where {law.mean():.0f} are expected"
+    return None
+
+
+def _wrong_epochs(units: int, size: int, batches: Batches) -> str | None:
+    per_epoch = -(-units // size)
+    for start in range(0, len(batches), per_epoch):
+        epoch = batches[start : start + per_epoch]
+        joined = np.concatenate(epoch)
+        if len(np.unique(joined)) != len(joined):
+            return f"a unit takes part twice in the epoch that begins at round {start}"
+        if any(len(batch) != size for batch in epoch[: per_epoch - 1]):
+            return f"a batch before the last of its epoch has not {size} units"
+    return None
+
+
+def _same_in_two_silos(sampling: Sampling | None, drawn: dict[str, Batches]) -> str | None:
+    """Silos of one size that draw the same units in every round share their randomness."""
+    if sampling is None:
+        return None
+    for (one, first), (other, second) in pairwise(drawn.items()):
+        same = all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+        if same and sum(len(batch) for batch in first) >= _TELLING:
+            return f"{one} and {other} drew the same units in every round"
+    return None
+
+
+def _two_sided(below: float, above: float) -> float:
+    return min(1.0, 2 * float(min(below, above)))

@@ -1,0 +1,101 @@
+"""Is the noise of a rehearsal what was signed, and drawn anew for every silo and round? For secret batches too.
+
+From a run whose batches are secret no residual can be computed; a rehearsal of the same code shows both sides of the
+gate. It speaks of the code, not of the run's own messages, and so counts as a probe.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from audit.check import Check, Layer, Outcome, passed_if
+from audit.noise_conformance import Residuals, judge_residuals
+from audit.probes.rehearsal import Rehearsal
+from calibrate.manifest.guarantee import NoPrivacyPromised
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, RandomizedCategory
+
+ALPHA = 1e-3
+"""False-alarm probability of all statistical questions about one rehearsal's noise together."""
+_SHORTEST = 3
+"""Values in a message from which on two equal noises are no accident."""
+_SAME = 1e-4
+"""Noise is compared in units of its scale; rounding to the grid blurs it by far less."""
+
+
+def check_fresh_noise(rehearsal: Rehearsal) -> tuple[Check, ...]:
+    """Its law, and that no noise was used twice."""
+    if isinstance(rehearsal.document.guarantee, NoPrivacyPromised):
+        return ()
+    found = _residuals(rehearsal)
+    checks = [*_responses(rehearsal)]
+    if found:
+        judged = judge_residuals(found, ALPHA)
+        wrong = [f"{one.name}: {one.finding}" for one in judged if one.outcome is Outcome.FAILED]
+        text = "; ".join(wrong) or f"{len(judged)} tests of {sum(one.rows.size for one in found)} residuals"
+        checks.append(passed_if(Layer.PROBE, "noise in a rehearsal", not wrong, text))
+        checks.append(_repeated(found))
+    return tuple(checks)
+
+
+def _residuals(rehearsal: Rehearsal) -> tuple[Residuals, ...]:
+    """Standard normal if the noise is as signed: Laplace residuals are carried over by their distribution."""
+    signed = {value.name: value for value in rehearsal.document.releases}
+    rows: dict[tuple[str, str], list[NDArray[np.float64]]] = {}
+    for one in rehearsal.sendings:
+        for name, published in one.published.items():
+            declared = signed[name]
+            difference = (published - one.clean[name]).ravel()
+            if isinstance(declared, GaussianNoise):
+                row = difference / declared.sigma
+            elif isinstance(declared, LaplaceNoise):
+                row = np.asarray(stats.norm.ppf(stats.laplace.cdf(difference / declared.scale)))
+            else:
+                continue
+            rows.setdefault((one.party, name), []).append(row)
+    return tuple(Residuals(party, name, np.asarray(of)) for (party, name), of in rows.items())
+
+
+def _repeated(found: tuple[Residuals, ...]) -> Check:
+    """Exact repetition of a whole message's noise, between any two silos and rounds."""
+    twice = []
+    for name in sorted({one.name for one in found}):
+        of_name = [
+            (one.party, place, row) for one in found if one.name == name for place, row in enumerate(one.rows)
+        ]
+        if not of_name or len(of_name[0][2]) < _SHORTEST:
+            continue
+        of_name.sort(key=lambda each: float(each[2][0]))
+        for (party, round, row), (other, again, next_row) in pairwise(of_name):
+            if float(np.abs(row - next_row).max()) < _SAME:
+                twice.append(f"{name} of {party} in round {round} and of {other} in round {again}")
+    text = f"the same noise in {twice[0]} ({len(twice)} such)" if twice else "no noise was used twice"
+    return passed_if(Layer.PROBE, "noise is drawn anew", not twice, text)
+
+
+def _responses(rehearsal: Rehearsal) -> list[Check]:
+    """Randomised responses keep the truth as often as signed."""
+    checks = []
+    for value in rehearsal.document.releases:
+        if not isinstance(value, RandomizedCategory):
+            continue
+        kept = [
+            one.published[value.name] == one.clean[value.name]
+            for one in rehearsal.sendings
+            if value.name in one.published
+        ]
+        if not kept:
+            continue
+        answers = np.concatenate([each.ravel() for each in kept])
+        rate = 1.0 / (1.0 + (value.categories - 1) * math.exp(-value.epsilon))
+        p_value = float(stats.binomtest(int(answers.sum()), answers.size, rate).pvalue)
+        text = (
+            f"{answers.mean():.3f} of {answers.size} responses are true, {rate:.3f} are signed "
+            f"(p = {p_value:.3g}, alarm below {ALPHA:.1g})"
+        )
+        checks.append(passed_if(Layer.PROBE, f"truth in {value.name}", p_value >= ALPHA, text))
+    return checks

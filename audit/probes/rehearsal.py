@@ -1,0 +1,112 @@
+"""A short run of the production engine on the run's own data, watched from inside: batches, clean and published values.
+
+It goes through manifest, ledger, gate and transcript as the run did, under a manifest of the auditor's own and in a
+folder that is thrown away. Whoever audits holds the data, so looking at secret batches of a rehearsal betrays nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from audit.auditors_manifest import AuditorsManifest
+from audit.probes.watched import Watch, watched
+from calibrate.manifest.document import BudgetDocument
+from calibrate.sampling import Sampling
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.ledger import Ledger
+from privfair.prepared_run import prepare_run
+from privfair.run_folder import RunFolder
+from privfair.run_session import RunSession
+from privfair.transcript import Transcript
+
+DEFAULT_ROUNDS = 32
+_BLOCK, _NEVER = 8, 10**9
+
+
+@dataclass(frozen=True, eq=False)
+class Sending:
+    """What one silo did in one step: who took part, what it handed to the gate, and what came out."""
+
+    step: int
+    party: str
+    batch: Tensor
+    clean: Mapping[str, np.ndarray]
+    published: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """All that was seen; `charged` is the ledger's word, `published_rounds` the transcript's."""
+
+    document: BudgetDocument
+    algorithm: Algorithm[Any]
+    silos: tuple[SiloTensors, ...]
+    sampling: Sampling | None
+    steps: int
+    charged: int
+    published_rounds: int
+    block: int
+    states: tuple[Any, ...]
+    """The state before each step."""
+    sendings: tuple[Sending, ...]
+
+    def of(self, party: str) -> tuple[Sending, ...]:
+        return tuple(one for one in self.sendings if one.party == party)
+
+
+def rehearse(plan: Path, document: BudgetDocument, rounds: int = DEFAULT_ROUNDS) -> Rehearsal:
+    """Train `rounds` rounds of the plan (or as many as it has) and keep what was seen."""
+    auditor = AuditorsManifest()
+    prepared = prepare_run(plan, auditor.envelope(document), auditor.trust)
+    seen = Watch()
+    training = replace(prepared.plan.training, measure_every=_NEVER, block=min(_BLOCK, rounds))
+    trial = replace(
+        prepared,
+        plan=replace(prepared.plan, training=training),
+        algorithm=watched(prepared.algorithm, seen),
+        updates=min(rounds, prepared.updates),
+    )
+    with TemporaryDirectory(prefix="privfair-rehearsal-") as place:
+        folder = RunFolder.create(Path(place) / "run")
+        with Ledger.open(Path(place) / "ledger.db") as ledger, folder.locked():
+            RunSession(trial, folder, ledger).begin()
+            charged = ledger.manifest_status(prepared.manifest.digest).charged
+        transcript = Transcript.read(folder.transcript)
+        published = sorted({key.round for key in transcript.keys})
+        sendings = tuple(_sending(seen, place, transcript, published) for place in range(len(seen.sent)))
+    return Rehearsal(
+        document=document,
+        algorithm=prepared.algorithm,
+        silos=prepared.silos,
+        sampling=prepared.sampling,
+        steps=len(seen.states),
+        charged=charged,
+        published_rounds=len(published),
+        block=training.block or 1,
+        states=tuple(seen.states),
+        sendings=sendings,
+    )
+
+
+def _sending(seen: Watch, place: int, transcript: Transcript, rounds: list[int]) -> Sending:
+    one = seen.sent[place]
+    published = {}
+    if one.step < len(rounds):
+        held = {
+            transcript.header.values[key.name].name
+            for key in transcript.keys
+            if key.round == rounds[one.step] and transcript.header.parties[key.party] == one.party
+        }
+        published = {
+            name: np.asarray(transcript.value(rounds[one.step], one.party, name), dtype=np.float64)
+            for name in one.values
+            if name in held
+        }
+    return Sending(one.step, one.party, one.batch, one.values, published)

@@ -1,0 +1,182 @@
+"""Does one unit move a message further than was signed? The real `contribution()` on neighbours of the real data.
+
+No noise and no search: a few hundred pairs made of the run's own records and of extreme ones, at states the run was
+in. `audit.sensitivity` looks harder, for each algorithm once; this looks at the run at hand, its model and its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audit.check import Check, Layer, passed_if
+from audit.probes.altered import Record, crowd_of, record_at, with_attribute, with_record, without
+from audit.probes.extremes import extremes
+from audit.probes.messages import Sent, sent
+from audit.probes.scene import Moment, Scene, rows_of, units_of
+from calibrate.privacy_unit import Relation
+from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.phases import Drawing
+from privfair.batch_randomness import SeededWords
+
+ROUNDING = 1e-6
+_SIZES = (1, 2, 8, 48)
+"""Of the batches tried: alone, against one other, in a micro-batch, in a crowd."""
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The messages of two neighbouring data sets."""
+
+    one: Sent
+    other: Sent
+    where: str
+
+
+@dataclass
+class _Reach:
+    """The furthest any value was moved, as a share of what was signed."""
+
+    ratio: float = 0.0
+    pairs: int = 0
+    where: str = ""
+
+    def add(self, ratio: float, where: str) -> None:
+        self.pairs += 1
+        if ratio > self.ratio:
+            self.ratio, self.where = ratio, where
+
+
+def check_sensitivity(scene: Scene, seed: int = 0) -> tuple[Check, ...]:
+    """One check a bounded value, one for values in the clear, one for randomised ones."""
+    reach = {name: _Reach() for name in scene.bounded}
+    moved, changed, pairs = set[str](), 0, 0
+    for pair in neighbours(scene, seed):
+        pairs += 1
+        for name in pair.one.noisy:
+            if name in reach:
+                distance = scene.distance(name, pair.one.noisy[name], pair.other.noisy[name])
+                reach[name].add(distance / scene.allowed(name), pair.where)
+        moved |= {name for name in scene.independent & set(pair.one.clear) if _differs(pair, name)}
+        for name in scene.randomised & set(pair.one.randomised):
+            entries = int((pair.one.randomised[name] != pair.other.randomised[name]).sum())
+            changed = max(changed, entries)
+    checks = [_bounded(name, one) for name, one in reach.items() if one.pairs]
+    if scene.independent:
+        text = f"{', '.join(sorted(moved))} moved with the protected unit" if moved else "none moved"
+        text += f", in {pairs} pairs of neighbouring data sets"
+        checks.append(passed_if(Layer.PROBE, "values in the clear", not moved, text))
+    if scene.randomised:
+        text = f"one unit changes at most {changed} of the randomised entries"
+        checks.append(passed_if(Layer.PROBE, "randomised values", changed <= 1, text))
+    return tuple(checks)
+
+
+def neighbours(scene: Scene, seed: int) -> Iterator[Neighbours]:
+    """Pairs of messages: every state in the first silo, the last state in the others."""
+    random = np.random.default_rng(seed)
+    places = [(moment, scene.silos[0]) for moment in scene.moments]
+    places += [(scene.moments[-1], silo) for silo in scene.silos[1:]]
+    for moment, silo in places:
+        for batch in _batches(scene, silo, random):
+            facing = record_at(silo, int(random.integers(len(silo))))
+            where = f"step {moment.step}, {silo.name}, batch of {len(batch)}"
+            for unit in _units(scene, silo, batch, random):
+                yield from _of_batch(scene, moment, silo, batch, unit, facing, where)
+
+
+def _batches(scene: Scene, silo: SiloTensors, random: np.random.Generator) -> Iterator[Tensor]:
+    """Small batches and larger ones; where the algorithm draws its own parts, a draw of its own."""
+    if isinstance(scene.algorithm, Drawing):
+        drawn = scene.algorithm.draw(silo, SeededWords(int(random.integers(2**31)), "probe"))
+        yield torch.from_numpy(drawn)
+        return
+    owned = torch.arange(len(silo)) if silo.unit_of_row is None else silo.unit_of_row.unique()
+    for size in _SIZES:
+        chosen = random.permutation(len(owned))[: min(size, len(owned))]
+        yield owned[torch.from_numpy(np.sort(chosen))]
+
+
+def _units(scene: Scene, silo: SiloTensors, batch: Tensor, random: np.random.Generator) -> tuple[int, ...]:
+    """Whom to exchange: somebody of the batch; of a draw by cells, the first and the last record."""
+    drawn = batch[batch < units_of(silo)]
+    if isinstance(scene.algorithm, Drawing):
+        return int(drawn[0]), int(drawn[-1])
+    return (int(drawn[int(random.integers(len(drawn)))]),)
+
+
+def _of_batch(
+    scene: Scene,
+    moment: Moment,
+    silo: SiloTensors,
+    batch: Tensor,
+    unit: int,
+    facing: Record,
+    where: str,
+) -> Iterator[Neighbours]:
+    """The unit among the batch's own records, and among copies of one record that it faces or opposes."""
+    drawing = isinstance(scene.algorithm, Drawing)
+    rows = rows_of(silo, unit)
+    if len(rows) == 0:
+        return
+    own = record_at(silo, int(rows[0]))
+    others = [(silo, "its own records")]
+    if not drawing and len(batch) > 1:
+        others.append((crowd_of(silo, unit, batch, facing), "copies of one record"))
+    for context, among in others:
+        given = extremes(scene, moment, context, facing)
+        if drawing:
+            # A record's cell decides its place in a draw; neighbours of one draw differ in what stands there.
+            given = tuple(Record(record.x, own.y, own.s) for record in given)
+        yield from _pairs(scene, moment, context, batch, unit, (own, *given), f"{where} of {among}")
+
+
+def _pairs(
+    scene: Scene,
+    moment: Moment,
+    silo: SiloTensors,
+    batch: Tensor,
+    unit: int,
+    records: tuple[Record, ...],
+    where: str,
+) -> Iterator[Neighbours]:
+    relation = scene.unit.relation
+    if relation is Relation.REPLACE_ATTRIBUTE:
+        groups = sorted({int(group) for group in silo.s.unique()} | {0, 1})
+        for record in records:
+            here = with_record(silo, unit, record)
+            base = sent(scene, moment, here, batch)
+            for group in groups:
+                if group != record.s:
+                    there = with_attribute(here, unit, group)
+                    yield Neighbours(base, sent(scene, moment, there, batch, base.seen), where)
+        return
+    if relation is Relation.ADD_REMOVE:
+        smaller, rest = without(silo, unit, batch)
+        base = sent(scene, moment, smaller, rest)
+    else:
+        base = sent(scene, moment, silo, batch)
+    messages = [sent(scene, moment, with_record(silo, unit, each), batch, base.seen) for each in records]
+    for message in messages:
+        yield Neighbours(message, base, where)
+    if relation is Relation.REPLACE_ONE:
+        for place, message in enumerate(messages):
+            for another in messages[place + 1 :]:
+                yield Neighbours(message, another, where)
+
+
+def _differs(pair: Neighbours, name: str) -> bool:
+    return not np.array_equal(pair.one.clear[name], pair.other.clear[name])
+
+
+def _bounded(name: str, reach: _Reach) -> Check:
+    text = (
+        f"{reach.ratio:.4f} of the signed bound at most, over {reach.pairs} pairs of neighbouring data sets"
+    )
+    if reach.ratio > 1 + ROUNDING:
+        text += f"; reached at {reach.where}"
+    return passed_if(Layer.PROBE, f"sensitivity of {name}", reach.ratio <= 1 + ROUNDING, text)
