@@ -11,6 +11,7 @@ from audit.attacks.transcript.coin_audit import coin_audit
 from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
 from audit.noise_conformance import check_noise
+from audit.probes.check_probes import check_probes
 from audit.verdict import Attack, Promise, Verdict
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
@@ -49,6 +50,8 @@ def audit_run(
     checks = check_conformance(evidence, ledger)
     say("noise: is it what was signed?")
     checks += check_noise(evidence)
+    say("probes: noise off, neighbouring data sets, and a rehearsal")
+    checks += check_probes(evidence, ledger, options.seed)
     promise = on_trial(evidence.document)
     return Verdict(promise, checks, _attacks(evidence, promise, options, say), options.confidence)
 

@@ -80,7 +80,7 @@ def test_a_clean_run_is_consistent(clean: Audited) -> None:
     assert verdict["epsilon_lower"] <= 2.0
     assert {check["outcome"] for check in verdict["checks"]} == {"passed"}
     layers = {check["layer"] for check in verdict["checks"]}
-    assert layers == {"conformance", "L1"}
+    assert layers == {"conformance", "L0", "L1"}
 
 
 def test_the_report_is_one_page_that_loads_nothing(clean: Audited) -> None:
