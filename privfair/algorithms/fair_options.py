@@ -70,6 +70,9 @@ class ModelChoice(Enum):
     LAST = "last"
     BEST_PUBLISHED = "best-published"
     """The most accurate among the fair ones, judged by the published noisy statistics alone."""
+    SMOOTHED = "smoothed"
+    """An exponential mean of the models (at first a plain one): the last steps' noise, of batches as of the gate,
+    averages out."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class FpflOptions:
     damping: float = 2.0
     rate_value: RateValue = RateValue.PREDICTIONS
     choice: ModelChoice = ModelChoice.LAST
+    smoothing: float = 0.01
+    """How much the newest model counts in the smoothed one."""
     records_per_user: float = 2.0
     """A public figure: the sum of gradients is divided by the expected cohort times this, never by a true count."""
     least_count: float = 1.0
@@ -94,6 +99,7 @@ class FpflOptions:
         at_least_zero("tolerance", self.tolerance)
         positive("multiplier-rate", self.multiplier_rate)
         at_least_zero("damping", self.damping)
+        rate("smoothing", self.smoothing)
         positive("records-per-user", self.records_per_user)
         positive("least-count", self.least_count)
         count("positive-class", self.positive_class, least=0)

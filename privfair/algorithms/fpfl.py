@@ -33,9 +33,11 @@ class FpflState:
     multipliers: Floats
     """(rates, groups)"""
     best: Tensor
-    """The most accurate fair model so far, by published statistics."""
+    """The most accurate fair model so far, by published statistics; or the smoothed model, if that is wanted."""
     best_accuracy: float
     """Below zero as long as there is none."""
+    steps: int = 0
+    """Updates made so far."""
 
 
 @final
@@ -119,7 +121,10 @@ class Fpfl:
             multipliers[j] = ascended(multipliers[j], violated, self.options.multiplier_rate)
             direction = descent(direction, multipliers[j], self.options.damping, violated)
         step = torch.from_numpy(direction).to(state.theta.dtype) * self.options.learning_rate
-        return FpflState(state.theta - step, multipliers, best, accuracy)
+        theta, steps = state.theta - step, state.steps + 1
+        if self.options.choice is ModelChoice.SMOOTHED:
+            best = best + max(self.options.smoothing, 1 / steps) * (theta - best)
+        return FpflState(theta, multipliers, best, accuracy, steps)
 
     def theta(self, state: FpflState) -> Tensor:
         match self.options.choice:
@@ -127,6 +132,8 @@ class Fpfl:
                 return state.theta
             case ModelChoice.BEST_PUBLISHED:
                 return state.best if state.best_accuracy > _NONE_YET else state.theta
+            case ModelChoice.SMOOTHED:
+                return state.best
             case _:
                 assert_never(self.options.choice)
 
@@ -136,19 +143,23 @@ class Fpfl:
             "multipliers": state.multipliers.copy(),
             "best": state.best.numpy().astype(np.float64),
             "best_accuracy": np.array(state.best_accuracy),
+            "steps": np.array(state.steps, dtype=np.float64),
         }
 
     def restore(self, arrays: Mapping[str, Floats]) -> FpflState:
         dtype = self.model.initial(self.seed).dtype
         theta, best = (torch.from_numpy(np.array(arrays[name])).to(dtype) for name in ("theta", "best"))
-        return FpflState(theta, np.array(arrays["multipliers"]), best, float(arrays["best_accuracy"]))
+        multipliers, accuracy = np.array(arrays["multipliers"]), float(arrays["best_accuracy"])
+        return FpflState(theta, multipliers, best, accuracy, int(arrays["steps"]))
 
     def _selected(self, state: FpflState, found: list[Violations], selection: Floats) -> tuple[Tensor, float]:
         """The better of the best so far and the model that these statistics were computed with.
 
         A model is fair if every gap is known and within the tolerance; all of it as published, noise included.
         """
-        if self.options.choice is ModelChoice.LAST or selection[0] < self.options.least_count:
+        if self.options.choice is not ModelChoice.BEST_PUBLISHED:
+            return state.best, state.best_accuracy
+        if selection[0] < self.options.least_count:
             return state.best, state.best_accuracy
         fair = all(bool((each.gaps <= self.options.tolerance).all()) for each in found)
         accuracy = float(np.clip(selection[1] / selection[0], 0.0, 1.0))

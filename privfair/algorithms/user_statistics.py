@@ -68,7 +68,11 @@ class Statistics:
 
         Guarantee: with a clip no user's vector is longer, rounding included, so adding or removing a user moves the
         sum by at most `clip` and replacing one by at most twice that. A user without records adds nothing.
+
+        Without a clip no user's own vector is needed: the sums are taken at once, and nothing is measured.
         """
+        if clip is None:
+            return self._unclipped(theta, silo, rows_of_users(silo, cohort)[0]), 0.0
         total, largest = torch.zeros(self.layout.size, dtype=torch.float64), 0.0
         for rows, owner, users in self._blocks(silo, cohort):
             vectors = self._vectors(theta, silo, rows, owner, users)
@@ -78,12 +82,41 @@ class Statistics:
                     "a user's vector is not finite, so it can't be clipped; bring the features to the range of their "
                     "schema, or lower the step size"
                 )
-            if clip is not None:
-                factors = (clip / (1.0 + ROUNDING_SLACK) / norms).clamp_max(1.0)
-                vectors, norms = vectors * factors[:, None], norms * factors
+            factors = (clip / (1.0 + ROUNDING_SLACK) / norms).clamp_max(1.0)
+            vectors, norms = vectors * factors[:, None], norms * factors
             total += vectors.sum(dim=0)
             largest = max(largest, float(norms.max()))
         return total, largest
+
+    def _unclipped(self, theta: Tensor, silo: SiloTensors, rows: Tensor) -> Tensor:
+        out, layout = torch.zeros(self.layout.size, dtype=torch.float64), self.layout
+        if len(rows) == 0:
+            return out
+        x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
+        loss, values, counts, gradients, selection = layout.split(out)
+        loss += self.model.weighted_gradient(theta, x, y, lambda norms, losses: torch.ones_like(losses)).total
+        probabilities = self.model.probabilities(theta, x)
+        counted = predicted(probabilities, self.rate_value)
+        for number, rate in enumerate(self.rates):
+            directions = rate.directions(y, self.model.classes)
+            for group in range(layout.groups):
+                inside = (rate.members(y) & (s == group)).nonzero()[:, 0]
+                if len(inside) == 0:
+                    continue
+                counts[number, group] = len(inside)
+                values[number, group] = (directions[inside] * counted[inside]).sum() + rate.offset * len(
+                    inside
+                )
+                gradients[number, group] = self.model.probability_gradient(
+                    theta, x[inside], directions[inside]
+                )
+        if layout.selection:
+            selection[0], selection[1] = len(y), int((probabilities.argmax(dim=1) == y).sum())
+        if not bool(torch.isfinite(out).all()):
+            raise CheckFailed(
+                "the cohort's sums are not finite; bring the features to the range of their schema"
+            )
+        return out
 
     def _blocks(self, silo: SiloTensors, cohort: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Whole users with their rows, as many as fit: (rows, position of each row's user, users)."""

@@ -292,3 +292,37 @@ def test_wrong_settings_are_refused_by_name() -> None:
     algorithm = _fpfl(clip=1.0)
     with pytest.raises(CheckFailed, match="not finite"):
         algorithm.contribution(algorithm.start(), 0, broken, torch.arange(3))
+
+
+@pytest.mark.parametrize("kind", ["logistic", "perceptron", "three groups"])
+@pytest.mark.parametrize("notion", list(FairnessNotion))
+def test_without_a_clip_the_sums_are_those_of_a_clip_that_never_bites(
+    notion: FairnessNotion, kind: str
+) -> None:
+    """The two ways to add users up agree, on some of them and on nobody."""
+    groups = 3 if kind == "three groups" else 2
+    model: Model = Perceptron(FEATURES, (4,)) if kind == "perceptron" else LogisticRegression(FEATURES)
+    silo = _silo(groups=groups)
+    options = {"notion": notion, "choice": ModelChoice.BEST_PUBLISHED}
+    plain, never = _fpfl(model, groups, None, **options), _fpfl(model, groups, 1e9, **options)
+    for cohort in (torch.arange(7), torch.arange(0)):
+        state = plain.start()
+        clear = (plain.contribution(state, 0, silo, cohort).clear or {})[STATISTICS]
+        (noisy,) = never.contribution(state, 0, silo, cohort).noisy
+        np.testing.assert_allclose(clear, noisy.values, rtol=1e-8, atol=1e-8)
+
+
+def test_the_smoothed_model_is_a_plain_mean_at_first_and_an_exponential_one_later() -> None:
+    silo = _silo()
+    algorithm = _fpfl(choice=ModelChoice.SMOOTHED, smoothing=0.25)
+    state, models = algorithm.start(), []
+    for _ in range(6):
+        state = _step(algorithm, state, silo, torch.arange(USERS))
+        models.append(state.theta)
+        state = algorithm.restore(algorithm.checkpoint(state))
+        if len(models) == 4:
+            np.testing.assert_allclose(algorithm.theta(state), torch.stack(models).mean(dim=0), rtol=1e-12)
+    wanted = torch.stack(models[:4]).mean(dim=0)
+    for model in models[4:]:
+        wanted = 0.75 * wanted + 0.25 * model
+    np.testing.assert_allclose(algorithm.theta(state), wanted, rtol=1e-12)

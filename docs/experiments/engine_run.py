@@ -1,0 +1,136 @@
+"""One run of an experiment on the engine: the algorithm's own class, the gate, the ledger and the round loop.
+
+Data sets of experiments are public and noise must be repeatable, so budgets are signed for seeded research noise:
+calibrated, priced and enforced like any other, but protecting nobody. Files live in a folder that goes with the run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+from calibrate.budget import CertifiedBudget
+from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.from_budget import document_from_budget
+from calibrate.manifest.issue import issue
+from calibrate.manifest.keys import Role, generate
+from calibrate.manifest.mechanism import InTheClear, NoiseSource
+from calibrate.manifest.terms import Terms, valid_for
+from calibrate.manifest.trust import TrustedKey, TrustFile
+from calibrate.manifest.verify import Run, VerifiedManifest, verify
+from calibrate.manifest.without_promise import document_without_promise
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.sampling import Sampling
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.algorithms.phases import Drawing
+from privfair.drawn_participation import DrawnParticipation
+from privfair.gate import open_gate
+from privfair.ledger import Ledger
+from privfair.participation import Participation, declared_sampling, word_source
+from privfair.promise import claim_terms
+from privfair.rounds import Position, Rounds, require_declared
+from privfair.transcript import ValueSpec
+
+_BLOCK = 32
+_RECORD = PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
+_WHY = "A public data set in an experiment."
+
+
+@dataclass(frozen=True, eq=False)
+class Signed:
+    """A verified manifest, and how batches are drawn under it."""
+
+    manifest: VerifiedManifest
+    sampling: Sampling | None
+    rounds: int
+
+
+def promised(algorithm: Algorithm[Any], budget: CertifiedBudget, units: dict[str, int]) -> Signed:
+    """The calibrated budget, signed for this algorithm on parties of these sizes."""
+    terms = Terms(
+        data=_binding(units),
+        validity=valid_for(timedelta(days=1)),
+        justification=_WHY,
+        shapes={name: tuple(shape) for name, shape in algorithm.shapes().items()},
+        noise_source=NoiseSource.SEEDED_RESEARCH_ONLY,
+    )
+    document = document_from_budget(budget, terms)
+    require_declared(algorithm, document)
+    sampling = None if isinstance(algorithm, Drawing) else declared_sampling(document)
+    return Signed(_verified(document), sampling, budget.plan.rounds)
+
+
+def unpromised(
+    algorithm: Algorithm[Any], rounds: int, units: dict[str, int], sampling: Sampling | None = None
+) -> Signed:
+    """A manifest that promises nothing: every value goes out as it is."""
+    clear = tuple(
+        InTheClear(
+            name=name,
+            publications=rounds,
+            shape=tuple(shape),
+            why="Without privacy, for comparison.",
+            depends_on_unit=True,
+        )
+        for name, shape in algorithm.shapes().items()
+    )
+    terms = Terms(
+        data=_binding(units), validity=valid_for(timedelta(days=1)), justification=_WHY, clear=clear
+    )
+    document = document_without_promise(
+        "experiment", _RECORD, rounds, "Without privacy, for comparison.", "00" * 32, terms
+    )
+    return Signed(_verified(document), sampling, rounds)
+
+
+def train(
+    algorithm: Algorithm[Any],
+    signed: Signed,
+    silos: tuple[SiloTensors, ...],
+    seed: int,
+    watch: Callable[[Position[Any]], None] | None = None,
+) -> Tensor:
+    """The trained parameters; `seed` draws batches and research noise."""
+    document = signed.manifest.document
+    units = {silo.name: silo.size for silo in document.data.silos}
+    sources = {name: word_source(document, seed, name) for name in units}
+    participations: dict[str, Participation | DrawnParticipation] = {}
+    for silo in silos:
+        source = sources[silo.name]
+        if isinstance(algorithm, Drawing):
+            participations[silo.name] = DrawnParticipation(silo, algorithm, source)
+        else:
+            participations[silo.name] = Participation(silo.name, units[silo.name], signed.sampling, source)
+    values = tuple(ValueSpec(name, tuple(shape)) for name, shape in algorithm.shapes().items())
+    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    start = position = Position(algorithm.start(), 0, None, {})
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that research noise protects nobody is said on the page
+        with Ledger.open(Path(folder) / "ledger.db") as ledger:
+            claim = ledger.claim(claim_terms(signed.manifest))
+            place = Path(folder) / "transcript.bin"
+            gate = open_gate(signed.manifest, claim, place, values, seed if research else None, _BLOCK)
+            rounds = Rounds(algorithm, silos, participations, document, gate, claim)
+            for position in rounds.run(start, signed.rounds):
+                if watch is not None:
+                    watch(position)
+            gate.finish()
+    return algorithm.theta(position.state)
+
+
+def _binding(units: dict[str, int]) -> DataBinding:
+    return DataBinding.of("00" * 32, tuple(units.items()))
+
+
+def _verified(document: BudgetDocument) -> VerifiedManifest:
+    key = generate()
+    start = datetime.now(UTC) - timedelta(days=1)
+    trust = TrustFile(keys=(TrustedKey.of(key.public, Role.PRIVACY_OFFICER, start),))
+    return verify(issue(document, key), trust, Run(document.config_digest, document.data))
