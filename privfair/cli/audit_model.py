@@ -141,8 +141,6 @@ def judge_model(
     """Read the files, open the model, train shadow models, attack, judge."""
     from audit.attacks.membership.membership_audit import audit_model, audit_scores
     from audit.attacks.membership.records import RecordTables
-    from audit.attacks.membership.targets.open_target import PickleTrust, open_target
-    from audit.attacks.membership.targets.target import OutputKind
     from audit.attacks.membership.targets.user_score import Direction, read_scores
 
     flags.require_complete(run)
@@ -157,13 +155,22 @@ def judge_model(
         return audit_scores(
             scores, is_member, flags.score, _options(flags, None, seed, confidence), _claim(flags, trust)
         )
-    pickles = PickleTrust.TRUSTED if flags.trust_pickle else PickleTrust.REFUSED
-    target = open_target(flags.model_path, pickles, OutputKind(flags.outputs))
+    target = open_model(flags)
     claim = _claim(flags, trust)
-    records = _records(flags, target)
+    records = records_for(flags, target)
     chosen = _options(flags, _recipe(flags), seed, confidence)
     with _executor(flags.jobs) as executor, _progress(flags.shadow_models) as progress:
         return audit_model(target, records, chosen, claim, executor, progress)
+
+
+def open_model(flags: ModelFlags) -> Target:
+    """The model that was named, opened as the flags allow."""
+    from audit.attacks.membership.targets.open_target import PickleTrust, open_target
+    from audit.attacks.membership.targets.target import OutputKind
+
+    assert flags.model_path is not None
+    pickles = PickleTrust.TRUSTED if flags.trust_pickle else PickleTrust.REFUSED
+    return open_target(flags.model_path, pickles, OutputKind(flags.outputs))
 
 
 def show_membership(found: MembershipAudit) -> None:
@@ -187,7 +194,8 @@ def show_membership(found: MembershipAudit) -> None:
     )
 
 
-def _records(flags: ModelFlags, target: Target) -> AuditedRecords:
+def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
+    """The records of all files as this model takes them."""
     from audit.attacks.membership.records import ColumnChoice, RecordTables, encode_tables
     from audit.attacks.membership.targets.run_target import RunTarget
 
