@@ -12,6 +12,7 @@
         ├── ManifestRefused               a manifest failed a numbered verification step
         ├── LedgerRefused                 the ledger does not grant the charge, or is not intact
         ├── TranscriptRefused             a transcript is damaged, or does not fit its ledger
+        ├── AuditRefused                  a signed audit cannot be believed, or is about another model
         └── GateRefused                   a contribution is not what the manifest allows
 
 Each message is one sentence that names the argument, its value, the rule and the remedy.

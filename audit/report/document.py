@@ -43,11 +43,20 @@ class Bound(_Part):
     evidence: dict[str, Any]
 
 
+class CurveTest(_Part):
+    """The manifest's own trade-off curve on trial, at every delta at once."""
+
+    p_value: Rate
+    level: Rate
+    refuted: bool
+
+
 class StatisticalAttack(_Part):
     name: str
     power: Rate
     evidence: str
     bound: Bound
+    curve: CurveTest | None = None
 
 
 class CheckLine(_Part):
@@ -148,6 +157,7 @@ class AuditReport(_Part):
     attacks: list[StatisticalAttack]
     checks: list[CheckLine]
     attribute_inference: AttributeSection | None = None
+    attribute_inference_not_possible: str | None = None
     membership: MembershipSection | None = None
     subjects: dict[str, str] = Field(
         default_factory=dict, description="SHA-256 of the audited files, by role."

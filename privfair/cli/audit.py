@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from privfair.cli.audit_attribute import (
+    AttributeFlags,
+    attribute_of_model,
+    attribute_of_run,
+    attribute_options,
+)
 from privfair.cli.audit_model import ModelFlags, judge_model, model_options, show_membership
+from privfair.cli.audit_outputs import (
+    OutputFlags,
+    dated,
+    model_subjects,
+    output_options,
+    run_subjects,
+    write_outputs,
+)
+from privfair.cli.audit_verify import command as verify_command
 from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
     from audit.verdict import Verdict
+    from calibrate.manifest.trust import TrustFile
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _COLOURS = {"consistent": "green", "violated": "red", "inconclusive": "yellow"}
 
 
-@click.command("audit", short_help="does a run keep its promise?")
+class _WithVerify(click.Command):
+    """`audit RUN`, and `audit verify STATEMENT`; a folder of that name is spelled ./verify."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args and args[0] == "verify":
+            return verify_command.make_context(f"{info_name} verify", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command("audit", cls=_WithVerify, short_help="does a run keep its promise?")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False), required=False)
 @click.option(
     "--plan", "plan_path", type=_PATH, help="The plan in its own place, if it names files relative to it."
@@ -41,7 +68,8 @@ _COLOURS = {"consistent": "green", "violated": "red", "inconclusive": "yellow"}
 @click.option(
     "--confidence", type=float, default=0.95, show_default=True, help="Of the lower bound on epsilon."
 )
-@click.option("--out", type=_PATH, help="Also write the verdict as JSON to this file.")
+@output_options
+@attribute_options
 @model_options
 @json_option
 def command(
@@ -55,6 +83,11 @@ def command(
     seed: int,
     confidence: float,
     out: Path | None,
+    junit: Path | None,
+    sign_path: Path | None,
+    statement: Path | None,
+    sensitive: str | None,
+    infer: bool,
     as_json: bool,
     **model: Any,
 ) -> None:
@@ -65,44 +98,65 @@ def command(
       conformance   manifest, ledger, transcript, plan, batches and model name one another; the price is recomputed
       L1            the noise in the messages is what was signed (where batches are known)
       L2            reruns of the same code with coins as attributes; what the transcript betrays bounds epsilon
+    Beside them: can the attribute be guessed from the model better than without it, for members only?
     Or of a model (docs/audit-membership.md), with members and non-members of its training data:
-      privfair audit --model M --members A.csv --nonmembers B.csv --label COLUMN
+      privfair audit --model M --members A.csv --nonmembers B.csv --label COLUMN [--sensitive COLUMN]
+    Signed audits are checked by: privfair audit verify STATEMENT --trust auditors.json --run RUN
     Exit code 1 when violated.
     """
-    from audit.run_audit import AuditOptions, audit_run
-    from privfair.cli.files import write_bytes
     from privfair.cli.keys import read_trust_file
-    from privfair.ledger import Access, Ledger
 
-    options = AuditOptions(reruns, seed, confidence)
+    outputs, attribute = OutputFlags(out, junit, sign_path, statement), AttributeFlags(sensitive, infer)
     trust = None if trust_path is None else read_trust_file(trust_path, root)
     flags = ModelFlags(**model)
-
-    def say(text: str) -> None:
-        click.echo(f"  {text}", err=True)
-
     membership = None
     if flags.asked_for:
         membership = judge_model(flags, run, trust, seed, confidence)
-        verdict = membership.verdict
+        verdict, document = membership.verdict, membership.to_json()
+        inferred = attribute_of_model(attribute, flags, seed, confidence)
+        subjects = model_subjects(flags.model_path)
     elif run is None:
         raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
-    elif ledger is None:
-        verdict = audit_run(run, options, trust, None, say, plan_path)
     else:
-        with Ledger.open(ledger, anchor, Access.READ) as opened:
-            verdict = audit_run(run, options, trust, opened, say, plan_path)
-    document = verdict.to_json() if membership is None else membership.to_json()
-    if out is not None:
-        write_bytes(out, json.dumps(document, indent=2).encode() + b"\n")
+        verdict = _judge_run(run, _RunFlags(plan_path, ledger, anchor, reruns), trust, seed, confidence)
+        document = verdict.to_json()
+        _say("attribute inference: does the model tell more than imputation?")
+        inferred = attribute_of_run(attribute, run, plan_path, seed, confidence)
+        subjects = run_subjects(run)
+    document = dated({**document, **inferred.to_json()}, subjects)
+    write_outputs(outputs, document)
     if as_json:
         print_json(document)
     else:
         _show(verdict)
         if membership is not None:
             show_membership(membership)
+        inferred.show()
     if document["verdict"] == "violated":
         sys.exit(1)
+
+
+@dataclass(frozen=True)
+class _RunFlags:
+    plan_path: Path | None
+    ledger: str | None
+    anchor: Path | None
+    reruns: int
+
+
+def _judge_run(run: Path, flags: _RunFlags, trust: TrustFile | None, seed: int, confidence: float) -> Verdict:
+    from audit.run_audit import AuditOptions, audit_run
+    from privfair.ledger import Access, Ledger
+
+    options = AuditOptions(flags.reruns, seed, confidence)
+    if flags.ledger is None:
+        return audit_run(run, options, trust, None, _say, flags.plan_path)
+    with Ledger.open(flags.ledger, flags.anchor, Access.READ) as opened:
+        return audit_run(run, options, trust, opened, _say, flags.plan_path)
+
+
+def _say(text: str) -> None:
+    click.echo(f"  {text}", err=True)
 
 
 def _show(verdict: Verdict) -> None:

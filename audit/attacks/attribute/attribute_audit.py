@@ -34,7 +34,7 @@ class AttributeOptions:
 
     confidence: float = 0.95
     seed: int = 0
-    most_records: int = 8000
+    most_records: int = 4000
     attacks: tuple[AttributeAttack, ...] = ALL_ATTACKS
 
     def __post_init__(self) -> None:

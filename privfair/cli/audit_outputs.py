@@ -1,0 +1,98 @@
+"""What `privfair audit` leaves behind: JSON, JUnit XML, and a statement signed by the auditor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from privfair.cli.output import options
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+output_options = options(
+    click.option("--out", type=_FILE, help="Also write the verdict as JSON to this file."),
+    click.option("--junit", type=_FILE, help="Also write it as JUnit XML, for the gate of a CI system."),
+    click.option("--sign", "sign_path", type=_FILE, help="The auditor's key, to sign the verdict with."),
+    click.option("--statement", type=_FILE, help="Where the signed statement goes; goes with --sign."),
+)
+
+
+@dataclass(frozen=True)
+class OutputFlags:
+    """The files asked for."""
+
+    out: Path | None
+    junit: Path | None
+    sign_path: Path | None
+    statement: Path | None
+
+    def __post_init__(self) -> None:
+        if (self.sign_path is None) != (self.statement is None):
+            raise click.UsageError("--sign KEY and --statement FILE go together")
+
+
+def run_subjects(run: Path) -> dict[str, str]:
+    """SHA-256 of what an audit of a run is about: its model, manifest and transcript."""
+    from calibrate.manifest.verify import read_unverified
+    from privfair.run_folder import RunFolder
+
+    folder = RunFolder.existing(run)
+    found = {"manifest": read_unverified(folder.manifest.read_bytes()).digest}
+    for name, path in (("model", folder.model), ("transcript", folder.transcript)):
+        if path.exists():
+            found[name] = _digest(path)
+    return found
+
+
+def model_subjects(model: Path | None) -> dict[str, str]:
+    """The same for a model alone: a file, or the folder of a run."""
+    if model is None:
+        return {}
+    return run_subjects(model) if model.is_dir() else {"model": _digest(model)}
+
+
+def dated(document: dict[str, Any], subjects: dict[str, str]) -> dict[str, Any]:
+    """The audit's JSON with what it is about, and when it was made."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {**document, "subjects": subjects, "audited_at": now}
+
+
+def write_outputs(flags: OutputFlags, document: dict[str, Any]) -> None:
+    """Write what was asked for; the statement last, so that it is never signed for a report that was not written."""
+    from privfair.cli.files import write_bytes
+
+    if flags.out is not None:
+        write_bytes(flags.out, json.dumps(document, indent=2).encode() + b"\n")
+    if flags.junit is not None:
+        from audit.report.junit import junit_xml
+
+        write_bytes(flags.junit, junit_xml(document))
+    if flags.sign_path is not None and flags.statement is not None:
+        write_bytes(flags.statement, _signed(flags.sign_path, document))
+        click.echo(f"  signed statement written to {flags.statement}", err=True)
+
+
+def _signed(key_path: Path, document: dict[str, Any]) -> bytes:
+    from audit.report.predicate import AuditPredicate
+    from audit.report.statement import sign_audit
+    from calibrate.manifest.fields import instant_from_text
+    from calibrate.manifest.keys import load_private
+    from privfair.cli.keys import ask_password
+
+    at = instant_from_text(document["audited_at"])
+    assert isinstance(at, datetime)
+    return sign_audit(
+        AuditPredicate.of(document, at), document["subjects"], load_private(key_path, ask_password)
+    )
+
+
+def _digest(path: Path) -> str:
+    from privfair.cli.files import read_bytes
+
+    return hashlib.sha256(read_bytes(path, "model")).hexdigest()
