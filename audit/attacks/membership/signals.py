@@ -18,8 +18,8 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-LEAST_PROBABILITY = 1e-16
-"""A probability below this is rounding: phi from probabilities stays within +-37."""
+LEAST_PROBABILITY = 1e-7
+"""Below this a probability in single precision is rounding, and exact zeros (of trees) would drown every variance."""
 
 
 def phi_from_logits(logits: Floats, labels: Ints) -> Floats:

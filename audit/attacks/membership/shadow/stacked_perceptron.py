@@ -81,12 +81,22 @@ class StackedPerceptron:
                 gradients = _gradients(
                     layers, features[rows[:, part]], labels[rows[:, part]], weights[:, part]
                 )
-                for layer, speed, gradient in zip(layers, speeds, gradients, strict=True):
-                    if self.penalty:
-                        gradient.add_(layer, alpha=self.penalty)
-                    speed.mul_(self.momentum).add_(gradient)
-                    layer.sub_(speed, alpha=self.learning_rate)
+                self._step(layers, speeds, gradients, weights[:, start] > 0)
         return layers
+
+    def _step(
+        self, layers: list[Tensor], speeds: list[Tensor], gradients: list[Tensor], moving: Tensor
+    ) -> None:
+        """One step of the models that have records in this batch; the others, who ran out of them, rest."""
+        everyone = bool(moving.all())
+        for layer, speed, gradient in zip(layers, speeds, gradients, strict=True):
+            if self.penalty:
+                gradient.add_(layer, alpha=self.penalty)
+            if everyone:
+                layer.sub_(speed.mul_(self.momentum).add_(gradient), alpha=self.learning_rate)
+            else:
+                speed[moving] = self.momentum * speed[moving] + gradient[moving]
+                layer[moving] -= self.learning_rate * speed[moving]
 
     def _start(self, features: int, classes: int, seeds: tuple[int, ...]) -> list[Tensor]:
         """Uniform within 1 / sqrt(inputs), as torch's linear layers start."""

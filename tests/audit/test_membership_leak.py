@@ -1,0 +1,234 @@
+"""What membership audits find: a leak where a net overfits, nothing where nothing can be, no verdict out of thin air."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch import nn
+
+from audit.attacks.membership.blind import blind_rule
+from audit.attacks.membership.claim import Claim
+from audit.attacks.membership.lira import LiraOffline, LiraOnline
+from audit.attacks.membership.loss_threshold import LossThreshold
+from audit.attacks.membership.membership_audit import (
+    MembershipAudit,
+    MembershipOptions,
+    audit_model,
+    audit_scores,
+)
+from audit.attacks.membership.records import AuditedRecords
+from audit.attacks.membership.result import Assignment, AttackName
+from audit.attacks.membership.rmia import Rmia
+from audit.attacks.membership.roc import area_value
+from audit.attacks.membership.shadow.masks import random_halves
+from audit.attacks.membership.shadow.recipe import ShadowRecords
+from audit.attacks.membership.shadow.stacked_logistic import StackedLogistic
+from audit.attacks.membership.shadow.train import train_shadow_models
+from audit.attacks.membership.signals import Signals
+from audit.attacks.membership.targets.torch_target import TorchTarget
+from audit.verdict import Word
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import Relation
+from tests.audit.membership_worlds import CLASSES, FEATURES, OVERFIT, audited, noisy_records
+
+RECORDS = 800
+CLAIM = Claim.said(1.0, 1e-5, Relation.REPLACE_ONE)
+
+
+@pytest.fixture(scope="module")
+def signals() -> tuple[Signals, Signals, np.ndarray]:
+    """A net on half of 800 records, attacked with 64 others on random halves, or with one on 400 other records."""
+    records = noisy_records(2 * RECORDS, seed=1)
+    included = np.zeros((66, 2 * RECORDS), dtype=bool)
+    included[:65, :RECORDS] = random_halves(65, RECORDS, seed=3)
+    included[65, RECORDS : RECORDS + RECORDS // 2] = True
+    found = train_shadow_models(OVERFIT, records, included, seed=0)
+    found, member = found[:, :RECORDS], included[0, :RECORDS]
+    included = included[:, :RECORDS]
+    online = Signals(found[0], found[1:65], included[1:65])
+    return online, Signals(found[0], found[65:], included[65:]), member
+
+
+def test_attacks_on_an_overfit_net_come_out_in_the_known_order(
+    signals: tuple[Signals, Signals, np.ndarray],
+) -> None:
+    """LOSS .67 < RMIA with one reference .74 < LiRA online with 64 .83 is what is expected of them."""
+    online, one_reference, member = signals
+
+    def auc(scores: np.ndarray) -> float:
+        return area_value(scores[member], scores[~member])
+
+    loss = auc(LossThreshold().scores(online))
+    rmia = auc(Rmia().scores(one_reference))
+    lira = auc(LiraOnline().scores(online))
+    assert 0.55 < loss < rmia - 0.03
+    assert rmia < lira - 0.03
+    assert lira > 0.75
+    assert loss < auc(LiraOffline().scores(online)) < lira
+    assert rmia < auc(Rmia().scores(online))
+
+
+def test_fewer_shadow_models_share_one_variance(signals: tuple[Signals, Signals, np.ndarray]) -> None:
+    """Below 64 models one variance serves all records, and that is better than a poor one for each."""
+    online, _, member = signals
+    few = Signals(online.target, online.shadow[:8], online.included[:8])
+    usable = few.included.any(axis=0) & ~few.included.all(axis=0)
+    few, truth = few.of(np.flatnonzero(usable)), member[usable]
+    scores = LiraOnline().scores(few)
+    assert area_value(scores[truth], scores[~truth]) > 0.65
+
+
+# --- a whole audit ------------------------------------------------------------------------------------------------
+
+
+def overfit_net(features: np.ndarray, labels: np.ndarray) -> nn.Sequential:
+    everyone = np.ones((1, len(labels)), dtype=bool)
+    layers = OVERFIT.layers(ShadowRecords(features, labels, CLASSES), everyone, (17,))
+    net = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+    for parameter, values in zip(net.parameters(), layers, strict=True):
+        parameter.data = values[0].T.contiguous() if parameter.ndim == 2 else values[0, 0].clone()
+    return net
+
+
+def fitted_to_members(records: AuditedRecords) -> TorchTarget:
+    inside = slice(0, records.members)
+    return TorchTarget(overfit_net(records.features[inside], records.labels[inside]), "net")
+
+
+@pytest.fixture(scope="module")
+def leaking() -> MembershipAudit:
+    records = audited(noisy_records(RECORDS, seed=8), RECORDS // 2, RECORDS // 2)
+    return audit_model(fitted_to_members(records), records, MembershipOptions(32, OVERFIT), CLAIM)
+
+
+def test_an_overfit_net_breaks_any_small_promise(leaking: MembershipAudit) -> None:
+    lira = leaking.result.attack(AttackName.LIRA_ONLINE)
+    assert lira.auc.value > 0.75
+    assert leaking.verdict.word is Word.VIOLATED
+    assert leaking.verdict.epsilon_lower is not None
+    assert leaking.verdict.epsilon_lower > 1.5
+
+
+def test_shadow_models_in_the_targets_place_show_the_same_strength(leaking: MembershipAudit) -> None:
+    for attack in leaking.result.attacks:
+        assert attack.control_auc == pytest.approx(attack.auc.value, abs=0.06)
+    assert max(attack.power for attack in leaking.verdict.attacks) > 0.9
+
+
+def test_the_document_has_the_verdict_and_the_curves(leaking: MembershipAudit) -> None:
+    document = leaking.to_json()
+    assert document["verdict"] == "violated"
+    names = [one["name"] for one in document["attacks"]]  # type: ignore[attr-defined]
+    assert names == ["membership: loss", "membership: rmia", "membership: lira-online"]
+    assert document["membership"]["shadow"]["models"] == 32  # type: ignore[index]
+
+
+def test_each_attack_has_its_share_of_the_error(leaking: MembershipAudit) -> None:
+    assert {round(one.bound.confidence, 6) for one in leaking.verdict.attacks} == {round(1 - 0.05 / 3, 6)}
+    assert leaking.verdict.confidence == 0.95
+
+
+def test_a_net_that_saw_nobody_is_consistent() -> None:
+    """Trained on other records: nothing to find, though on shadow models the same attack finds plenty."""
+    others = noisy_records(RECORDS, seed=9)
+    records = audited(noisy_records(RECORDS, seed=8), RECORDS // 2, RECORDS // 2)
+    net = overfit_net(others.features, others.labels)
+    found = audit_model(TorchTarget(net), records, MembershipOptions(16, OVERFIT), CLAIM)
+    for attack in found.result.attacks:
+        assert attack.auc.lower <= 0.5 <= attack.auc.upper
+    assert found.verdict.word is Word.CONSISTENT
+    assert found.verdict.epsilon_lower is not None
+    assert found.verdict.epsilon_lower < 0.5
+
+
+def test_a_weak_attack_is_inconclusive_never_a_pass() -> None:
+    """Linear shadow models of this data hardly overfit, so the control has no power and says so."""
+    records = audited(noisy_records(RECORDS, seed=8), RECORDS // 2, RECORDS // 2)
+    target = TorchTarget(nn.Linear(FEATURES, CLASSES))
+    found = audit_model(target, records, MembershipOptions(8, StackedLogistic(epochs=3)), CLAIM)
+    assert found.verdict.word is Word.INCONCLUSIVE
+    assert max(attack.power for attack in found.verdict.attacks) < 0.5
+
+
+def test_offline_shadow_models_never_see_an_audited_record() -> None:
+    records = audited(noisy_records(RECORDS + 400, seed=8), RECORDS // 2, RECORDS // 2)
+    assert records.has_population
+    found = audit_model(fitted_to_members(records), records, MembershipOptions(16, OVERFIT), CLAIM)
+    assert found.result.shadow is not None
+    assert found.result.shadow.design == "offline"
+    offline = found.result.attack(AttackName.LIRA_OFFLINE)
+    assert offline.auc.value > 0.65
+    assert offline.control_auc is not None
+    assert found.result.members == found.result.nonmembers == RECORDS // 2
+
+
+def test_without_shadow_models_only_the_loss_speaks() -> None:
+    records = audited(noisy_records(RECORDS, seed=8), RECORDS // 2, RECORDS // 2)
+    found = audit_model(TorchTarget(nn.Linear(FEATURES, CLASSES)), records, MembershipOptions(0), CLAIM)
+    assert [one.name for one in found.result.attacks] == [AttackName.LOSS]
+    assert found.result.shadow is None
+    assert found.verdict.word is Word.INCONCLUSIVE
+
+
+def test_the_same_seed_gives_the_same_document() -> None:
+    records = audited(noisy_records(200, seed=8), 100, 100)
+    target = fitted_to_members(records)
+    options = MembershipOptions(4, OVERFIT, seed=5)
+    assert audit_model(target, records, options, CLAIM).to_json() == (
+        audit_model(target, records, options, CLAIM).to_json()
+    )
+
+
+# --- the assumption behind every bound ----------------------------------------------------------------------------
+
+
+def test_files_that_differ_by_themselves_give_no_bound() -> None:
+    """Members from another year: any attack "succeeds", and no epsilon follows."""
+    plain = noisy_records(RECORDS, seed=8)
+    shifted = plain.features.copy()
+    shifted[: RECORDS // 2, 0] += 1.0
+    records = AuditedRecords.of(shifted, plain.labels, CLASSES, RECORDS // 2, RECORDS // 2)
+    found = audit_model(TorchTarget(nn.Linear(FEATURES, CLASSES)), records, MembershipOptions(0), CLAIM)
+    assert found.verdict.epsilon_lower is None
+    assert found.verdict.word is Word.INCONCLUSIVE
+    (check,) = found.verdict.checks
+    assert check.outcome.value == "not possible"
+    assert "differ by themselves" in check.finding
+
+
+def test_the_blind_rule_seldom_cries_wolf() -> None:
+    records, alarms = noisy_records(300, seed=8), 0
+    for seed in range(200):
+        member = np.random.default_rng(seed).permutation(300) < 150
+        alarms += blind_rule(records.features, records.labels, member, seed).p_value < 0.05
+    assert alarms / 200 <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
+
+
+def test_the_blind_rule_sees_spread_and_labels_too() -> None:
+    records = noisy_records(1000, seed=8)
+    member = np.arange(1000) < 500
+    wider = records.features.copy()
+    wider[member] *= 1.5
+    assert blind_rule(wider, records.labels, member, 0).tells_apart
+    by_label = np.argsort(np.argsort(records.labels, kind="stable")) < 500
+    assert blind_rule(records.features, records.labels, by_label, 0).tells_apart
+
+
+# --- scores of somebody else --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("assignment", list(Assignment))
+def test_scores_from_elsewhere_are_judged(assignment: Assignment) -> None:
+    random = np.random.default_rng(2)
+    member = random.permutation(1000) < 500
+    options = MembershipOptions(assignment=assignment)
+    leaking = audit_scores(random.normal(size=1000) + 4 * member, member, "score", options, CLAIM)
+    assert leaking.verdict.word is Word.VIOLATED
+    quiet = audit_scores(random.normal(size=1000), member, "score", options, CLAIM)
+    assert quiet.verdict.word is Word.INCONCLUSIVE
+    assert quiet.result.target_kind == "scores"
+
+
+def test_one_shadow_model_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="shadow models"):
+        MembershipOptions(1)
