@@ -1,4 +1,4 @@
-"""What membership audits find: a leak where a net overfits, nothing where nothing can be, no verdict out of thin air."""
+"""What membership audits find: a leak where a net overfits, nothing where nothing can be, no verdict from thin air."""
 
 from __future__ import annotations
 
