@@ -1,0 +1,42 @@
+"""How many rounds the printed noise affords: the gradient alone, and with the loss of the same batch charged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedfdp_settings import PAPER_LOSS_NOISE, PAPER_SAMPLING_RATE, PRINTED_ROUNDS
+
+from calibrate.budget import price_plan
+from calibrate.plans.fedfdp import GRADIENT, LOSS, FedfdpPlan
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
+from calibrate.releases import Gaussian, Sampled, Together
+from calibrate.sampling import Batch, Poisson
+from calibrate.solve_rounds import solve_rounds
+
+TARGET = EpsilonDelta(2.0, 1e-5)
+_UNIT = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
+
+
+@dataclass(frozen=True)
+class Afforded:
+    sigma: float
+    printed: int
+    alone: int
+    charged: int
+    epsilon: float
+    """What the printed rounds truly cost, the loss included."""
+
+
+def afforded_rounds() -> list[Afforded]:
+    """One line for each printed sigma; certified, so that one round more is not promised."""
+    batch = Poisson(PAPER_SAMPLING_RATE, Batch.SECRET)
+    rows = []
+    for sigma, printed in PRINTED_ROUNDS.items():
+        alone = solve_rounds(Sampled(batch, Gaussian(sigma)), _UNIT, TARGET).rounds
+        pair = Together((Gaussian(sigma), Gaussian(PAPER_LOSS_NOISE)))
+        charged = solve_rounds(Sampled(batch, pair), _UNIT, TARGET).rounds
+        plan = FedfdpPlan(PAPER_SAMPLING_RATE, printed, 0.1, 2.5, PAPER_LOSS_NOISE / sigma)
+        noise = {GRADIENT: sigma, LOSS: PAPER_LOSS_NOISE}
+        epsilon = price_plan(plan, TARGET.delta, noise_multipliers=noise).upper
+        rows.append(Afforded(sigma, printed, alone, charged, epsilon))
+    return rows
