@@ -43,13 +43,14 @@ def climb(
     start: NeighbouringPair,
     steps: int,
     generator: np.random.Generator,
+    most_evaluations: int,
 ) -> Climb:
     """Steps along the gradient, each part scaled on its own; longer after success, half as long after failure."""
     free = _free_leaves(subject, unit, start)
     best, pair, evaluations, step = subject.distance(start, norm), start, 1, _FIRST_STEP
     gradient: dict[Leaf, Tensor] | None = None
     for _ in range(steps):
-        if not free or not math.isfinite(best) or step < _LAST_STEP:
+        if not free or not math.isfinite(best) or step < _LAST_STEP or evaluations >= most_evaluations:
             break
         if gradient is None:
             gradient, cost = _gradient(subject, unit, norm, pair, free, generator)

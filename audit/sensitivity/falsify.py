@@ -25,6 +25,10 @@ from calibrate.validation import count
 
 ROUNDING = 1e-6
 """A distance this much (relatively) above the bound counts as rounding, not as a refutation."""
+_REACHED = 1e-4
+_ENOUGH = 2
+"""Once the bound is reached up to `_REACHED` and not passed, this many ascents from the best pairs are made, not more:
+a bound that clipping enforces is a plateau, on which further ascents stand still."""
 
 
 class Word(Enum):
@@ -43,8 +47,11 @@ class Search:
     climbs: int = 6
     steps: int = 80
     seed: int = 0
+    ascent_pairs: int = 2000
+    """Pairs that all ascents together may evaluate; numerical slopes take dozens a step, exact ones a single pair."""
 
     def __post_init__(self) -> None:
+        count("ascent_pairs", self.ascent_pairs, least=0)
         count("pairs", self.pairs)
         count("climbs", self.climbs, least=0)
         count("steps", self.steps, least=0)
@@ -117,8 +124,15 @@ def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None
     evaluations = len(seeds)
     best = seeds[0]
     starts = seeds[: search.climbs] if math.isfinite(best[0]) else []
+    climbs = 0
     for _, start in starts:
-        risen = climb(subject, claim.unit, claim.norm, start, search.steps, generator)
+        if climbs >= _ENOUGH and 1 - _REACHED <= best[0] / claim.bound <= 1 + ROUNDING:
+            break
+        room = search.ascent_pairs - (evaluations - len(seeds))
+        if room <= 0:
+            break
+        climbs += 1
+        risen = climb(subject, claim.unit, claim.norm, start, search.steps, generator, room)
         evaluations += risen.evaluations
         if risen.distance > best[0]:
             best = (risen.distance, risen.pair)
@@ -130,7 +144,7 @@ def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None
         shrinker = Shrinking(subject, claim.unit, claim.norm, min(floor, found))
         pair = shrinker.shrunken(pair)
         found, shrinking = subject.distance(pair, claim.norm), shrinker.trials
-    effort = Effort(search.seed, search.pairs, len(starts), evaluations + shrinking, shrinking)
+    effort = Effort(search.seed, search.pairs, climbs, evaluations + shrinking, shrinking)
     return Finding(claim, found, Word.REFUTED if refuted else Word.NOT_REFUTED, pair, effort)
 
 

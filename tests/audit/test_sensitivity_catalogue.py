@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from audit.sensitivity import catalogue
+from audit.sensitivity.engine_claims import UNMOVED
 from audit.sensitivity.falsify import Search, Word, replay
 from calibrate.theorems.steffle_sensitivity import Radius
 
@@ -33,6 +34,8 @@ TIGHT = (
     "clipped-mean.expected-size",
 )
 ENGINE = tuple(id for id in catalogue.ids() if id.startswith("engine."))
+BOUNDED = tuple(id for id in ENGINE if id not in UNMOVED)
+SMALL = Search(pairs=40, climbs=1, steps=4)
 
 
 def test_every_claim_is_judged_here() -> None:
@@ -82,23 +85,30 @@ def test_the_frobenius_radius_holds_for_more_groups_and_classes() -> None:
     assert finding.ratio >= 0.99
 
 
-@pytest.mark.parametrize("id", ENGINE)
+@pytest.mark.parametrize("id", BOUNDED)
 def test_the_engine_keeps_its_own_bounds(id: str) -> None:
-    finding = catalogue.entry_named(id).check(Search(pairs=80, climbs=1, steps=6))
+    finding = catalogue.entry_named(id).check(SMALL)
     assert finding.word is Word.NOT_REFUTED
     # A search that stays far from the bound would say nothing.
-    assert finding.ratio >= 0.5
+    assert finding.ratio >= 0.499
+
+
+@pytest.mark.parametrize("id", UNMOVED)
+def test_what_no_attribute_enters_does_not_move_at_all(id: str) -> None:
+    assert catalogue.entry_named(id).check(SMALL).found == 0.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", ENGINE)
+@pytest.mark.parametrize("id", BOUNDED)
 def test_the_engine_keeps_its_own_bounds_under_a_longer_search(id: str) -> None:
-    finding = catalogue.entry_named(id).check(Search(pairs=600, climbs=3, steps=40))
+    finding = catalogue.entry_named(id).check()
     assert finding.word is Word.NOT_REFUTED
-    assert finding.ratio >= 0.9
+    assert finding.ratio >= 0.95
 
 
-@pytest.mark.parametrize("id", ["engine.fedfdp.gradient", "engine.fedfdp.loss", "engine.steffle.h_W"])
+@pytest.mark.parametrize(
+    "id", ["engine.fedfdp.gradient", "engine.fedfdp.loss", "engine.steffle.h_W", "engine.gaussian.value_1"]
+)
 def test_an_engine_that_signed_a_tenth_too_little_is_caught(id: str) -> None:
     entry = catalogue.entry_named(id)
     signed = replace(entry, claim=replace(entry.claim, bound=0.9 * entry.claim.bound))
