@@ -127,7 +127,7 @@ class MmdFedAvg:
 
     def contribution(self, state: MmdFedAvgState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
         rows = batch[batch < len(silo)]
-        cell = cell_of_rows(self.given, silo.y[rows], silo.s[rows])
+        cell = cell_of_rows(self.given, silo.y[rows], silo.s[rows]).numpy()
         scores = self._scores(state.theta, silo, rows)
         published = {
             name: np.concatenate([self._filled(scores[cell == number]) for number in self._cells_of(group)])
