@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
+from audit.attacks.canaries.canary_audit import canary_audit
+from audit.attacks.canaries.canary_runs import Effort
 from audit.attacks.transcript.coin_audit import coin_audit
 from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
@@ -20,10 +22,15 @@ from calibrate.privacy_unit import Relation
 from calibrate.validation import count, open_unit
 from privfair.ledger import Ledger
 
+_CANARY_RUNS, _CANARY_SECONDS = 50, 10.0
+
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """How hard to look. `reruns` of 0 leaves the statistical attack out."""
+    """How hard to look. `reruns` of 0 leaves the statistical attacks out.
+
+    Each is one rerun on attribute coins, or ten seconds (and at most fifty runs) of canaries, whose runs are shorter.
+    """
 
     reruns: int = 2
     seed: int = 0
@@ -73,10 +80,11 @@ def on_trial(document: BudgetDocument) -> Promise | None:
 def _attacks(
     evidence: RunEvidence, promise: Promise | None, options: AuditOptions, say: Callable[[str], None]
 ) -> tuple[Attack, ...]:
-    """Coins on the attribute where that is the protected unit."""
-    attribute = evidence.document.guarantee.adjacency is Relation.REPLACE_ATTRIBUTE
-    if promise is None or not attribute or options.reruns == 0:
+    """Coins on the attribute where that is the protected unit; on whole records or users elsewhere."""
+    if promise is None or options.reruns == 0:
         return ()
+    if evidence.document.guarantee.adjacency is not Relation.REPLACE_ATTRIBUTE:
+        return _canaries(evidence, promise, options, say)
     say(f"attack: {options.reruns} reruns on coins")
     attack = coin_audit(
         evidence.plan_path,
@@ -89,3 +97,23 @@ def _attacks(
         progress=lambda done: say(f"attack: rerun {done} of {options.reruns} done"),
     )
     return (attack,)
+
+
+def _canaries(
+    evidence: RunEvidence, promise: Promise, options: AuditOptions, say: Callable[[str], None]
+) -> tuple[Attack, ...]:
+    effort = Effort(_CANARY_RUNS * options.reruns, _CANARY_SECONDS * options.reruns)
+    say(f"attack: canaries, up to {effort.most} runs")
+
+    def progress(done: int) -> None:
+        if done in (1, 5) or done % 20 == 0:
+            say(f"attack: {done} canary runs done")
+
+    return canary_audit(
+        evidence,
+        promise,
+        effort=effort,
+        seed=options.seed,
+        confidence=options.confidence,
+        progress=progress,
+    )

@@ -30,13 +30,34 @@ class Promise:
 
 
 @dataclass(frozen=True)
+class CurveTest:
+    """The manifest's own trade-off curve put to the test: what its signed event allows at every delta at once."""
+
+    p_value: float
+    level: float
+    """The test's share of the allowed error; a smaller p-value refutes the curve."""
+
+    @property
+    def refuted(self) -> bool:
+        return self.p_value < self.level
+
+    def to_json(self) -> dict[str, Any]:
+        return {"p_value": self.p_value, "level": self.level, "refuted": self.refuted}
+
+
+@dataclass(frozen=True)
 class Attack:
-    """One statistical attack: the lower bound it reached, and its power against noise that is missing."""
+    """One statistical attack: the lower bound it reached, and its power against noise that is missing.
+
+    With several attacks in one verdict each bound and each curve test has its share of the error.
+    """
 
     name: str
     bound: LowerBound
     power: float
     evidence: str
+    curve: CurveTest | None = None
+    """None where only one (epsilon, delta) is on trial."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +79,8 @@ class Verdict:
             and self.epsilon_lower > self.promise.epsilon
         ):
             return Word.VIOLATED
+        if self._refuting is not None:
+            return Word.VIOLATED
         return Word.CONSISTENT if self._powerful else Word.INCONCLUSIVE
 
     @property
@@ -70,7 +93,14 @@ class Verdict:
         failed = [check for check in self.checks if check.outcome is Outcome.FAILED]
         if failed:
             return "; ".join(f"{check.name}: {check.finding}" for check in failed)
-        if self.word is Word.VIOLATED and self.promise is not None:
+        refuting = self._refuting
+        exceeded = self.promise is not None and (self.epsilon_lower or 0.0) > self.promise.epsilon
+        if refuting is not None and refuting.curve is not None and not exceeded:
+            return (
+                f"{refuting.name}: a run with the signed noise would betray as much with probability at most "
+                f"{refuting.curve.p_value:.2g}, so the run has less noise, or publishes more, than the manifest prices"
+            )
+        if exceeded and self.promise is not None:
             return (
                 f"the observer's guesses show epsilon of at least {self.epsilon_lower:.3f} with "
                 f"{100 * self.confidence:g}% confidence, and {self.promise.epsilon:g} is {self.promise.source}"
@@ -93,11 +123,23 @@ class Verdict:
                 "source": self.promise.source,
             },
             "attacks": [
-                {"name": one.name, "power": one.power, "evidence": one.evidence, "bound": one.bound.as_json()}
+                {
+                    "name": one.name,
+                    "power": one.power,
+                    "evidence": one.evidence,
+                    "bound": one.bound.as_json(),
+                    "curve": None if one.curve is None else one.curve.to_json(),
+                }
                 for one in self.attacks
             ],
             "checks": [check.to_json() for check in self.checks],
         }
+
+    @property
+    def _refuting(self) -> Attack | None:
+        """The attack that contradicts the manifest's own curve most clearly, if one does."""
+        refuting = [one for one in self.attacks if one.curve is not None and one.curve.refuted]
+        return min(refuting, key=lambda one: one.curve.p_value if one.curve else 1.0, default=None)
 
     @property
     def _powerful(self) -> bool:

@@ -1,0 +1,230 @@
+"""The canary audit: coins on whole records or users, guesses from transcript and model, valid bounds and a power."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.attacks.canaries.canary_runs import CanaryRuns, Effort, play
+from audit.attacks.canaries.casting import Cast, cast_canaries
+from audit.attacks.canaries.decoder import Decoder, Seen
+from audit.attacks.canaries.kinds import CanaryKind
+from audit.attacks.canaries.manifest_curve import manifest_curve
+from audit.attacks.canaries.messages import Scaling
+from audit.bounds import (
+    CurveFamily,
+    FDPOneRun,
+    FixedThreshold,
+    GuessGrid,
+    JointExact,
+    LowerBound,
+    OneRun,
+    OneRunDesign,
+    ProfileCurve,
+    RankedGuesses,
+    RepeatedDesign,
+    RunScores,
+    TradeOff,
+    bound_from_guesses,
+    bound_from_scores,
+    p_value_from_guesses,
+    p_value_from_scores,
+    power_against,
+    power_at,
+)
+from audit.evidence import RunEvidence
+from audit.verdict import Attack, CurveTest, Promise
+from calibrate.manifest.guarantee import PrivateGuarantee
+
+Floats = NDArray[np.float64]
+
+_SHARES = (0.15, 0.4, 1.0)
+"""Which shares of a run's coins are guessed, declared before anything is run; Bonferroni over them is in the bound."""
+_FITTING = 0.25
+"""The first so many runs fit the decoder of the repeated-run test, and are not counted by it."""
+_LEAST_RUNS = 16
+
+
+@dataclass(frozen=True)
+class _Error:
+    """How the allowed error is shared out, so that the largest of all bounds is valid: the shares add up to one."""
+
+    coins: float = 0.35
+    coins_curve: float = 0.15
+    repeated: float = 0.1
+    repeated_curve: float = 0.2
+    model: float = 0.2
+
+
+_ERROR = _Error()
+
+
+def canary_audit(
+    evidence: RunEvidence,
+    promise: Promise,
+    *,
+    effort: Effort,
+    seed: int,
+    confidence: float,
+    kind: CanaryKind = CanaryKind.GRADIENT,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Attack, ...]:
+    """Rerun the plan with canaries and bound epsilon from below by what transcripts and models betray.
+
+    Guarantee: with probability at least `confidence` over coins and noise, no bound exceeds the true epsilon at the
+    promise's delta and no curve that the run keeps is refuted (docs/theorems/audit-bounds.md, "Canaries").
+    """
+    scaling = Scaling.of(evidence)
+    cast = None if scaling is None else cast_canaries(evidence, scaling, kind, seed)
+    if cast is None:
+        return ()
+    runs = play(evidence, cast, effort, seed, progress)
+    curve = _curve_on_trial(evidence, promise)
+    judge = _Judge(cast, runs, promise, curve, 1 - confidence)
+    attacks = [judge.coins()]
+    if len(runs.coins) >= _LEAST_RUNS:
+        attacks.append(judge.repeated())
+    if runs.model is not None and len(runs.coins) >= effort.at_least:
+        attacks.append(judge.model())
+    return tuple(attacks)
+
+
+def _curve_on_trial(evidence: RunEvidence, promise: Promise) -> ProfileCurve | None:
+    """What the manifest signs beyond its one (epsilon, delta); a paper's claim has no more than that."""
+    if not isinstance(evidence.document.guarantee, PrivateGuarantee):
+        return None
+    return manifest_curve(evidence.document)
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """One audit's runs, turned into attacks."""
+
+    cast: Cast
+    runs: CanaryRuns
+    promise: Promise
+    curve: TradeOff | None
+    error: float
+
+    def coins(self) -> Attack:
+        """All coins of all runs, pooled: one-run bounds."""
+        guesses = self._ranked(self.runs.noisy)
+        controls = self._ranked(self.runs.clean)
+        bound, power, grid = self._one_run(guesses, controls, _ERROR.coins)
+        readings = sorted({Decoder.fitted(seen).reading.value for seen in self.runs.noisy})
+        text = (
+            f"{self._setting()}; of the {grid[-1]} guesses a run {100 * _success(guesses, grid[-1]):.1f}% were right "
+            f"({100 * _success(controls, grid[-1]):.1f}% without noise); reading: {', '.join(readings)}"
+        )
+        test = None
+        if self.curve is not None:
+            p_value = p_value_from_guesses(FDPOneRun(), GuessGrid(grid), guesses, self.curve, 0.0)
+            test = CurveTest(p_value, _ERROR.coins_curve * self.error)
+        return Attack(f"{self.cast.kind.value} canaries against the transcript", bound, power, text, test)
+
+    def repeated(self) -> Attack:
+        """One canary over all runs: the tight test, with a decoder fitted on other runs and its threshold at 0."""
+        fitting = max(6, round(_FITTING * len(self.runs.coins)))
+        scores, clean = (
+            self._first_canary(seen, fitting) for seen in (self.runs.noisy[0], self.runs.clean[0])
+        )
+        truth = self.runs.coins[fitting:, 0]
+        method, rule = JointExact(CurveFamily.EPSILON_DELTA), FixedThreshold(0.0)
+        tested = RunScores.of(scores[truth == 0], scores[truth == 1])
+        level = 1 - _ERROR.repeated * self.error
+        bound = bound_from_scores(method, rule, tested, self.promise.delta, level)
+        quiet = RunScores.of(clean[truth == 0], clean[truth == 1]).counts_at(0.0)
+        design = RepeatedDesign(
+            quiet.runs_without,
+            quiet.runs_with,
+            (quiet.false_positives + 0.5) / (quiet.runs_without + 1),
+            (quiet.false_negatives + 0.5) / (quiet.runs_with + 1),
+        )
+        power = power_at(self.promise.epsilon, self.promise.delta, method, design, level)
+        counts = tested.counts_at(0.0)
+        text = (
+            f"one canary in {len(truth)} runs: {counts.false_positives} of {counts.runs_without} runs without it and "
+            f"{counts.false_negatives} of {counts.runs_with} with it were taken for the other kind"
+        )
+        test = None
+        if self.curve is not None:
+            level_of_curve = _ERROR.repeated_curve * self.error
+            test = CurveTest(p_value_from_scores(method, rule, tested, self.curve), level_of_curve)
+            power = max(power, power_against(self.curve, method, design, 1 - level_of_curve))
+        return Attack(f"one {self.cast.kind.value} canary, repeated runs", bound, power, text, test)
+
+    def model(self) -> Attack:
+        """The final model alone: what somebody sees who never sees a message."""
+        assert self.runs.model is not None
+        guesses = self._guessed(self.runs.model - self.runs.model.mean(axis=0))
+        controls = self._guessed(np.concatenate([_summed(seen) for seen in self.runs.clean], axis=1))
+        bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
+        text = f"{self._setting()}; of the {grid[-1]} guesses a run {100 * _success(guesses, grid[-1]):.1f}% were right"
+        return Attack(f"{self.cast.kind.value} canaries against the final model", bound, power, text)
+
+    def _one_run(
+        self, guesses: tuple[RankedGuesses, ...], controls: tuple[RankedGuesses, ...], share: float
+    ) -> tuple[LowerBound, float, tuple[int, ...]]:
+        """The bound at its share of the error, its power against missing noise, and the numbers of guesses."""
+        method, grid = OneRun(), _grid(self.cast.coins)
+        level, delta = 1 - share * self.error, self.promise.delta
+        bound = bound_from_guesses(method, GuessGrid(grid), guesses, delta, level)
+        runs = len(guesses)
+        power = max(
+            power_at(
+                self.promise.epsilon,
+                delta,
+                method,
+                OneRunDesign(self.cast.coins * runs, number * runs, _success(controls, number)),
+                level,
+                len(grid),
+            )
+            for number in grid
+        )
+        return bound, power, grid
+
+    def _ranked(self, silos: tuple[Seen, ...]) -> tuple[RankedGuesses, ...]:
+        return self._guessed(np.concatenate([Decoder.fitted(seen).scores(seen) for seen in silos], axis=1))
+
+    def _guessed(self, scores: Floats) -> tuple[RankedGuesses, ...]:
+        return tuple(
+            RankedGuesses.from_scores(row, coins) for row, coins in zip(scores, self.runs.coins, strict=True)
+        )
+
+    def _first_canary(self, seen: Seen, fitting: int) -> Floats:
+        """Scores of the runs that did not fit the decoder, so that they are independent of one another."""
+        one = Seen(seen.values[:, :, :1], seen.levels[:, :, :1], seen.rate, _first(seen.other))
+        fitted = Decoder.fitted(_runs(one, slice(None, fitting)))
+        return fitted.scores(_runs(one, slice(fitting, None)))[:, 0]
+
+    def _setting(self) -> str:
+        return (
+            f"{len(self.runs.coins)} runs of the production code with {self.cast.coins} coins each, "
+            f"{self.cast.meaning.value}"
+        )
+
+
+def _grid(coins: int) -> tuple[int, ...]:
+    return tuple(sorted({max(1, round(share * coins)) for share in _SHARES}))
+
+
+def _success(runs: tuple[RankedGuesses, ...], guesses: int) -> float:
+    return float(np.concatenate([run.ordered()[:guesses] for run in runs]).mean())
+
+
+def _summed(seen: Seen) -> Floats:
+    """All rounds added up, as a model does that is trained with one step size."""
+    total = seen.values[..., 0].sum(axis=1)
+    return np.asarray(total - total.mean(axis=0))
+
+
+def _first(values: Floats | None) -> Floats | None:
+    return None if values is None else values[:, :, :1]
+
+
+def _runs(seen: Seen, which: slice) -> Seen:
+    other = None if seen.other is None else seen.other[which]
+    return Seen(seen.values[which], seen.levels, seen.rate, other)

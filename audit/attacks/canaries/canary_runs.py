@@ -1,0 +1,107 @@
+"""Canary runs, one after the other, each with fresh coins; kept is only what the decoders look at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.attacks.canaries.casting import Cast
+from audit.attacks.canaries.decoder import Seen
+from audit.attacks.canaries.production_run import Heard, ProductionRuns
+from audit.attacks.canaries.response import model_response
+from audit.evidence import RunEvidence
+from calibrate.validation import count, positive
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """At most so many runs, and about so many seconds of the processor's time after the first `at_least`.
+
+    How long a run takes has nothing to do with its coins, so stopping by the clock leaves the bounds valid.
+    """
+
+    most: int
+    seconds: float
+    at_least: int = 6
+
+    def __post_init__(self) -> None:
+        count("canary runs", self.most)
+        positive("seconds", self.seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryRuns:
+    """All runs of one audit: coins (runs, canaries) with the silos side by side, and what was seen of them."""
+
+    coins: NDArray[np.int64]
+    noisy: tuple[Seen, ...]
+    """One entry a silo."""
+    clean: tuple[Seen, ...]
+    """The same before the noise: the control."""
+    model: Floats | None
+    """(runs, canaries): the final model along each canary's response; None where the model does not answer."""
+
+
+def play(
+    evidence: RunEvidence,
+    cast: Cast,
+    effort: Effort,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> CanaryRuns:
+    """Toss, train, listen; as often as the effort allows."""
+    random = np.random.default_rng((seed, 0))
+    responses = model_response(cast)
+    coins, noisy, clean, models = [], [], [], []
+    start = time.process_time()
+    with ProductionRuns(evidence, seed) as production:
+        while len(coins) < effort.most:
+            tossed = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in cast.silos}
+            heard = production.run(
+                cast.algorithm,
+                tuple(silo.tossed(tossed[silo.name]) for silo in cast.silos),
+                {silo.name: silo.size(tossed[silo.name]) for silo in cast.silos},
+            )
+            coins.append(np.concatenate([tossed[silo.name] for silo in cast.silos]))
+            noisy.append(_seen(cast, heard, noise=True))
+            clean.append(_seen(cast, heard, noise=False))
+            models.append(heard.theta @ responses.T if responses is not None else None)
+            if progress is not None:
+                progress(len(coins))
+            if len(coins) >= effort.at_least and time.process_time() - start > effort.seconds:
+                break
+    model = np.stack(models) if responses is not None else None
+    return CanaryRuns(np.stack(coins), _by_silo(cast, noisy), _by_silo(cast, clean), model)
+
+
+def _seen(cast: Cast, heard: Heard, *, noise: bool) -> dict[tuple[str, str], Floats]:
+    """Each silo's looks at each silo's messages that a decoder may need: its own, and those of the next one."""
+    series = heard.published if noise else heard.clean
+    messages = {silo.name: cast.scaling.rows(silo.name, series) for silo in cast.silos}
+    out = {}
+    for name, following in zip(messages, _next(messages), strict=True):
+        out[name, name] = cast.signals[name].seen(messages[name])
+        if following != name:
+            out[name, following] = cast.signals[name].seen(messages[following])
+    return out
+
+
+def _by_silo(cast: Cast, runs: list[dict[tuple[str, str], Floats]]) -> tuple[Seen, ...]:
+    names = [silo.name for silo in cast.silos]
+    found = []
+    for name, following in zip(names, _next(names), strict=True):
+        values = np.stack([run[name, name] for run in runs])
+        other = np.stack([run[name, following] for run in runs]) if following != name else None
+        found.append(Seen(values, cast.signals[name].levels_of(values.shape[1]), cast.rate, other))
+    return tuple(found)
+
+
+def _next(names: Iterable[str]) -> list[str]:
+    listed = list(names)
+    return [*listed[1:], *listed[:1]]
