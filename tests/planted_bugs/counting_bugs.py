@@ -1,0 +1,150 @@
+"""Batches drawn otherwise than priced, steps that nobody counts, and promises of another kind than the price."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from calibrate.privacy_unit import Relation
+from calibrate.sampling import Poisson
+from privfair.algorithms.steffle import Steffle
+from privfair.batch_randomness import subset
+from privfair.gate import Gate
+from privfair.ledger import Claim
+from privfair.participation import Participation
+from privfair.rounds import Rounds
+from tests.planted_bugs.bug import Bug, Caught, sending, together, with_values
+from tests.planted_bugs.workshop import Engine
+
+_RIGHT_DRAW = Participation._draw
+
+
+def _fixed_size() -> AbstractContextManager[Any]:
+    """As many records every round: the neighbours of such a batch are replaced records, and were priced as added."""
+
+    def draw(self: Any, round: int) -> Any:
+        if not isinstance(self._sampling, Poisson):
+            return _RIGHT_DRAW(self, round)
+        return subset(self._source, self.units, int(self._sampling.rate * self.units))
+
+    return patch.object(Participation, "_draw", draw)
+
+
+def _shuffled() -> AbstractContextManager[Any]:
+    def draw(self: Any, round: int) -> Any:
+        if not isinstance(self._sampling, Poisson):
+            return _RIGHT_DRAW(self, round)
+        size = int(self._sampling.rate * self.units)
+        epoch, place = divmod(round, -(-self.units // size))
+        return self._order(epoch)[place * size : (place + 1) * size]
+
+    return patch.object(Participation, "_draw", draw)
+
+
+def _half_the_steps() -> AbstractContextManager[Any]:
+    """Two steps for every round that is charged; ledger and gate have been talked out of noticing."""
+    record = Claim.record_release
+
+    def next_round(self: Any) -> int:
+        self._round = 0 if self._round is None else self._round + 1
+        if self._round % 2 == 0 and self._claim.remaining:
+            self._claim.charge_ahead(1)
+        return int(self._round)
+
+    def record_release(self: Any, round: int, *rest: Any) -> None:
+        if round < self.charged:
+            record(self, round, *rest)
+
+    return together(
+        patch.object(Gate, "next_round", next_round),
+        patch.object(Gate, "_check_turn", lambda self, party, name, publications: self._round),
+        patch.object(Claim, "record_release", record_release),
+        patch.object(Rounds, "exhausted", property(lambda self: False)),
+        patch.object(Rounds, "at_end_of_block", property(lambda self: False)),
+    )
+
+
+def _replaced_records_promised() -> AbstractContextManager[Any]:
+    """The manifest that the auditor reads promises privacy to replaced records; the price is that of added ones."""
+    from audit import evidence as module
+
+    right = module.read_unverified
+
+    def read(envelope: bytes) -> Any:
+        claimed = right(envelope)
+        guarantee = claimed.document.guarantee.model_copy(update={"adjacency": Relation.REPLACE_ONE})
+        object.__setattr__(claimed, "document", claimed.document.model_copy(update={"guarantee": guarantee}))
+        return claimed
+
+    return patch.object(module, "read_unverified", read)
+
+
+def _exact_counts() -> AbstractContextManager[Any]:
+    """The number of the batch's records in group 1 rides on the gradient that goes in the clear."""
+
+    def wrong(right: Any, self: Any, state: Any, round: int, silo: Any, batch: Any) -> Any:
+        message = right(self, state, round, silo, batch)
+        if message.clear:
+            message.clear["g"][-1] += float((silo.s[batch] == 1).sum())
+        return message
+
+    return sending(Steffle, wrong)
+
+
+def _sum_instead_of_mean() -> AbstractContextManager[Any]:
+    def wrong(right: Any, self: Any, *arguments: Any) -> Any:
+        size = self.bounds.batch_size
+        return with_values(
+            right(self, *arguments), lambda name, values: values * (size if name == "h_theta" else 1)
+        )
+
+    return sending(Steffle, wrong)
+
+
+def _last_small_batch() -> AbstractContextManager[Any]:
+    """Means over the batch as it is: the last one of an epoch is small, and gets the noise of a whole one."""
+
+    def wrong(right: Any, self: Any, state: Any, round: int, silo: Any, batch: Any) -> Any:
+        share = self.bounds.batch_size / max(1, len(batch))
+        return with_values(right(self, state, round, silo, batch), lambda name, values: values * share)
+
+    return sending(Steffle, wrong)
+
+
+def _groups_by_first_appearance() -> AbstractContextManager[Any]:
+    """The group of a silo's first record is number 0, whoever that is: in some silos the groups are swapped."""
+    from dataclasses import replace
+
+    def wrong(right: Any, self: Any, state: Any, round: int, silo: Any, batch: Any) -> Any:
+        swapped = len(silo) > 0 and int(silo.s[0]) == 1
+        numbered = replace(silo, s=1 - silo.s) if swapped else silo
+        return right(self, state, round, numbered, batch)
+
+    return sending(Steffle, wrong)
+
+
+_SECRET, _STEFFLE = Engine.SECRET_BATCHES, Engine.STEFFLE
+_PROBE, _BOTH = (Caught.PROBE,), (Caught.SEARCH, Caught.PROBE)
+
+COUNTING_BUGS = (
+    Bug("replace-one data with add/remove accounting: fixed-size batches", _SECRET, _fixed_size, _PROBE),
+    Bug(
+        "replace-one data with add/remove accounting: the promise",
+        _SECRET,
+        _replaced_records_promised,
+        (Caught.CONFORMANCE,),
+    ),
+    Bug("shuffled batches accounted as Poisson", _SECRET, _shuffled, _PROBE),
+    Bug(
+        "half the steps counted",
+        Engine.STEFFLE,
+        _half_the_steps,
+        (Caught.CONFORMANCE, Caught.PROBE),
+        updates=30,
+    ),
+    Bug("exact group counts released", _STEFFLE, _exact_counts, _BOTH, "engine.steffle.g"),
+    Bug("sum instead of mean", _STEFFLE, _sum_instead_of_mean, _BOTH, "engine.steffle.h_theta"),
+    Bug("last small batch", _STEFFLE, _last_small_batch, _BOTH, "engine.steffle.h_W"),
+    Bug("groups swapped in one silo", _STEFFLE, _groups_by_first_appearance, _PROBE),
+)

@@ -1,0 +1,73 @@
+"""Each layer of an audit, asked through its public function whether it sees anything wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from audit.attacks.transcript.coin_audit import coin_audit
+from audit.check import Check, Outcome
+from audit.conformance import check_conformance
+from audit.noise_conformance import check_noise
+from audit.probes.check_probes import check_probes
+from audit.sensitivity import catalogue
+from audit.sensitivity.falsify import Search, Word
+from calibrate.manifest.guarantee import PrivateGuarantee
+from privfair.ledger import Access, Ledger
+from tests.planted_bugs.bug import Bug, Caught
+from tests.planted_bugs.workshop import Engine, Trained, Workshop
+
+SEARCH = Search(pairs=60, climbs=1, steps=4)
+RERUNS, CONFIDENCE = 4, 0.95
+
+
+def findings(
+    layer: Caught, workshop: Workshop, engine: Engine, trained: Trained, bug: Bug | None
+) -> list[str]:
+    """What the layer has against the run; an empty list if nothing."""
+    match layer:
+        case Caught.SEARCH:
+            return _search(bug)
+        case Caught.CONFORMANCE:
+            with _ledger(trained) as ledger:
+                return _failed(check_conformance(trained.evidence(), ledger))
+        case Caught.PROBE:
+            with _ledger(trained) as ledger:
+                return _failed(check_probes(trained.evidence(), ledger))
+        case Caught.NOISE:
+            return _failed(check_noise(trained.evidence()))
+        case Caught.ATTACK:
+            return _attack(workshop, engine)
+
+
+def needs_a_run(layer: Caught, bug: Bug) -> bool:
+    """Whether the layer looks at messages that were really sent, or at the code that sends them."""
+    return layer in (Caught.CONFORMANCE, Caught.NOISE) or bug.updates is not None
+
+
+def _failed(checks: tuple[Check, ...]) -> list[str]:
+    return [f"{one.name}: {one.finding}" for one in checks if one.outcome is Outcome.FAILED]
+
+
+@contextmanager
+def _ledger(trained: Trained) -> Iterator[Ledger]:
+    with Ledger.open(trained.ledger, None, Access.READ) as ledger:
+        yield ledger
+
+
+def _search(bug: Bug | None) -> list[str]:
+    if bug is None or bug.claim is None:
+        return []
+    finding = catalogue.entry_named(bug.claim).check(SEARCH)
+    return [str(finding)] if finding.word is Word.REFUTED else []
+
+
+def _attack(workshop: Workshop, engine: Engine) -> list[str]:
+    document = workshop.document(engine)
+    assert isinstance(document.guarantee, PrivateGuarantee)
+    promised, delta = document.guarantee.epsilon, document.guarantee.delta
+    attack = coin_audit(
+        workshop.plan(engine), document, promised, delta, runs=RERUNS, seed=0, confidence=CONFIDENCE
+    )
+    shown = attack.bound.epsilon
+    return [f"epsilon is at least {shown:.2f}, {promised:g} is promised"] if shown > promised else []

@@ -1,0 +1,77 @@
+"""Too little noise, noise in the wrong place, and noise that repeats."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from privfair.gate import Gate
+from privfair.noise import ExactNoise
+from tests.planted_bugs.bug import Bug, Caught
+from tests.planted_bugs.workshop import Engine
+
+_RIGHT = ExactNoise.gaussian
+_SILOS = 3
+
+
+def _scaled(scale: Callable[[float], float]) -> Callable[[], AbstractContextManager[Any]]:
+    def gaussian(self: Any, values: Any, sigma: Any) -> Any:
+        return _RIGHT(self, values, scale(float(sigma)))
+
+    return lambda: patch.object(ExactNoise, "gaussian", gaussian)
+
+
+def _none() -> AbstractContextManager[Any]:
+    return patch.object(
+        ExactNoise, "gaussian", lambda self, values, sigma: np.array(values, dtype=np.float64)
+    )
+
+
+def _before_clipping() -> AbstractContextManager[Any]:
+    """The noisy message is scaled back to the clipping norm, here 1."""
+
+    def gaussian(self: Any, values: Any, sigma: Any) -> Any:
+        noisy = _RIGHT(self, values, sigma)
+        return noisy / max(1.0, float(np.linalg.norm(noisy)))
+
+    return patch.object(ExactNoise, "gaussian", gaussian)
+
+
+def _repeating(key: Callable[[str, int], object]) -> Callable[[], AbstractContextManager[Any]]:
+    """Noise that is a function of the party and the round, as a seed in the wrong place makes it."""
+
+    def publish(self: Any, party: str, contribution: Any) -> Any:
+        word = hashlib.sha256(repr((key(party, self._round), contribution.name)).encode()).digest()
+        generator = np.random.default_rng(list(word))
+
+        def gaussian(source: Any, values: Any, sigma: Any) -> Any:
+            return np.asarray(values) + generator.normal(0.0, float(sigma), np.shape(values))
+
+        with patch.object(ExactNoise, "gaussian", gaussian):
+            return right(self, party, contribution)
+
+    right = Gate.publish
+    return lambda: patch.object(Gate, "publish", publish)
+
+
+_ALL = (Caught.PROBE, Caught.NOISE)
+_FULL = Engine.FULL_BATCHES
+
+NOISE_BUGS = (
+    Bug("no noise", _FULL, _none, _ALL),
+    Bug("no noise, secret batches", Engine.SECRET_BATCHES, _none, (Caught.PROBE,)),
+    Bug("no noise, the attacker's view", Engine.STEFFLE_LONG, _none, (Caught.NOISE, Caught.ATTACK)),
+    Bug("noise x 0.71", _FULL, _scaled(lambda sigma: 0.71 * sigma), _ALL),
+    Bug("noise x 0.9", _FULL, _scaled(lambda sigma: 0.9 * sigma), _ALL),
+    Bug("standard deviation = sqrt(sigma)", _FULL, _scaled(math.sqrt), _ALL),
+    Bug("noise split over the silos", _FULL, _scaled(lambda sigma: sigma / math.sqrt(_SILOS)), _ALL),
+    Bug("noise before clipping", _FULL, _before_clipping, _ALL),
+    Bug("the same noise every round", _FULL, _repeating(lambda party, round: party), _ALL),
+    Bug("the same seed in all silos", _FULL, _repeating(lambda party, round: round), _ALL),
+)

@@ -1,0 +1,81 @@
+"""Every planted bug is caught by the layers made for it; the clean engine is never flagged."""
+
+from __future__ import annotations
+
+import pytest
+from scipy import stats
+
+from tests.planted_bugs.bug import Bug, Caught
+from tests.planted_bugs.catalogue import BUGS
+from tests.planted_bugs.fixed_randomness import fixed_randomness
+from tests.planted_bugs.layers import findings, needs_a_run
+from tests.planted_bugs.workshop import Engine, Workshop
+
+FAST = (Caught.SEARCH, Caught.CONFORMANCE, Caught.PROBE, Caught.NOISE)
+STATED = 1e-3 + 1e-3 + 1e-5 + 3e-6
+"""How often a clean run may be flagged: L1, the rehearsal's noise and batches, the sizes of Poisson batches."""
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("workshop"))
+
+
+def seen(bug: Bug, layer: Caught, workshop: Workshop) -> list[str]:
+    """What the layer says with the bug in place, in the run or in the code."""
+    clean = workshop.clean(bug.engine)
+    with fixed_randomness(2), bug.plant():
+        if not needs_a_run(layer, bug):
+            return findings(layer, workshop, bug.engine, clean, bug)
+        with workshop.trained(bug.engine, bug.updates) as trained:
+            return findings(layer, workshop, bug.engine, trained, bug)
+
+
+CASES = [
+    pytest.param(
+        bug, layer, id=f"{bug.name}-{layer.value}", marks=[] if layer in FAST else [pytest.mark.slow]
+    )
+    for bug in BUGS
+    for layer in bug.by
+]
+
+
+@pytest.mark.parametrize(("bug", "layer"), CASES)
+def test_the_bug_is_caught(bug: Bug, layer: Caught, workshop: Workshop) -> None:
+    assert seen(bug, layer, workshop)
+
+
+@pytest.mark.parametrize(
+    "engine", [one for one in Engine if one is not Engine.STEFFLE_LONG], ids=lambda e: e.name
+)
+def test_the_clean_engine_is_not_flagged(engine: Engine, workshop: Workshop) -> None:
+    trained = workshop.clean(engine)
+    with fixed_randomness(3):
+        for layer in (Caught.CONFORMANCE, Caught.PROBE, Caught.NOISE):
+            assert findings(layer, workshop, engine, trained, None) == []
+
+
+def test_every_bug_has_a_layer_and_a_name_of_its_own() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+    assert all(bug.by for bug in BUGS)
+
+
+@pytest.mark.slow
+def test_the_attack_does_not_refute_the_clean_engine(workshop: Workshop) -> None:
+    with fixed_randomness(4):
+        clean = workshop.clean(Engine.STEFFLE_LONG)
+        assert findings(Caught.ATTACK, workshop, Engine.STEFFLE_LONG, clean, None) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "engine", [Engine.FULL_BATCHES, Engine.SECRET_BATCHES, Engine.STEFFLE], ids=lambda e: e.name
+)
+def test_false_alarms_stay_within_what_is_stated(engine: Engine, workshop: Workshop) -> None:
+    """Fifty clean runs, noise and batches drawn anew in each."""
+    runs, alarms = 50, []
+    for seed in range(runs):
+        with fixed_randomness(100 + seed), workshop.trained(engine) as trained:
+            for layer in (Caught.CONFORMANCE, Caught.PROBE, Caught.NOISE):
+                alarms += findings(layer, workshop, engine, trained, None)
+    assert len(alarms) <= stats.binom(runs, STATED).ppf(0.999), alarms
