@@ -163,8 +163,8 @@ def page(found: tuple[Race, Race], rmia: float, private: float) -> str:
     return f"""# Speed of membership audits
 
 Written by `python -m tests.benchmarks.membership_speed`: processor time of one core, one process. {MODELS} shadow
-models, each on a random half of {RECORDS} records with {FEATURES} features, {EPOCHS} epochs, batches of {OWN_BATCH} of the
-model's own records, descent with momentum 0.9. The loop trains one model after another with autograd and torch's
+models, each on a random half of {RECORDS} records with {FEATURES} features, {EPOCHS} epochs, batches of {OWN_BATCH} of
+the model's own records, descent with momentum 0.9. The loop trains one model after another with autograd and torch's
 optimiser; {LOOP_MODELS} of its models are timed and the fastest is multiplied by {MODELS}. The stack is the fastest of
 three, all models in one group.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -169,6 +170,7 @@ def _singles(scores: Floats, is_member: Bools, seed: int) -> Rankings:
     return both, RankedGuesses(rank, is_member), RankedGuesses(-rank, ~is_member)
 
 
+@lru_cache(maxsize=4096)
 def _refuted(counts: GuessCounts, trial: Trial, failure: float) -> float:
     """Any epsilon with a p-value below `failure` may be reported; the search assumes nothing else."""
 
