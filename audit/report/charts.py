@@ -1,4 +1,7 @@
-"""Small line charts as SVG text: no script, no fonts, no network; readable when printed."""
+"""Charts as SVG text: no script, no fonts, no network; colours come from the page, so they follow light and dark.
+
+A chart is about as wide as a telephone, so that its text has the size of the page's text there.
+"""
 
 from __future__ import annotations
 
@@ -6,75 +9,163 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_WIDTH, _HEIGHT = 460, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 22, 14, 42
-_COLOURS = ("#1f5fa8", "#c05621", "#2f855a", "#6b46c1")
-_TICKS = 4
+from audit.report.scales import Axis
+
+_WIDTH, _HEIGHT = 400, 270
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 10, 46
+_ROW = 40
+_COLOURS = 6
 
 
 @dataclass(frozen=True)
 class Series:
+    """A line; with `lower` and `upper` also the band of its intervals."""
+
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     dashed: bool = False
+    lower: tuple[float, ...] = ()
+    upper: tuple[float, ...] = ()
 
 
-def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
-    """A chart with axes, ticks and a legend; its title is also its text for screen readers."""
-    points = [(x, y) for one in series for x, y in zip(one.x, one.y, strict=True)]
-    left, right = _span([x for x, _ in points])
-    low, high = _span([y for _, y in points] + [0.0])
+@dataclass(frozen=True)
+class Whisker:
+    """An estimate with its interval; `alarming` ones are drawn in the colour of alarm."""
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = _LEFT + (x - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)
-        up = _HEIGHT - _BOTTOM - (y - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-        return across, up
+    name: str
+    value: float
+    lower: float
+    upper: float
+    alarming: bool = False
 
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 18 * len(series)}" role="img" aria-label="{escape(title)}">',
-        f"<title>{escape(title)}</title>",
-        *_axes(left, right, low, high, place),
-        _text(_WIDTH / 2, _HEIGHT - 8, x_label, "middle"),
-        _upright(y_label),
-    ]
+
+@dataclass(frozen=True)
+class Bars:
+    """One row of bars: a name, and a value for each of the chart's colours (None: undefined)."""
+
+    name: str
+    values: tuple[float | None, ...]
+
+
+def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
+    """Lines over two axes, with a legend below."""
+
+    def place(across: float, up: float) -> str:
+        return f"{_across(x, across):.1f},{_up(y, up):.1f}"
+
+    parts = [*_grid(x, y)]
     for number, one in enumerate(series):
-        colour = _COLOURS[number % len(_COLOURS)]
-        dash = ' stroke-dasharray="5 4"' if one.dashed else ""
-        path = " ".join(
-            f"{a:.1f},{b:.1f}" for a, b in (place(x, y) for x, y in zip(one.x, one.y, strict=True))
+        colour = f"c{number % _COLOURS + 1}"
+        if one.lower:
+            there = [place(a, b) for a, b in zip(one.x, one.upper, strict=True)]
+            back = [place(a, b) for a, b in zip(one.x, one.lower, strict=True)]
+            parts.append(f'<polygon class="band {colour}" points="{" ".join([*there, *reversed(back)])}"/>')
+    for number, one in enumerate(series):
+        colour = f"c{number % _COLOURS + 1}{' dashed' if one.dashed else ''}"
+        points = [place(a, b) for a, b in zip(one.x, one.y, strict=True)]
+        parts.append(f'<polyline class="line {colour}" points="{" ".join(points)}"/>')
+    legend = [(one.name, one.dashed) for one in series]
+    return _svg(title, _HEIGHT, parts) + _legend(legend)
+
+
+def interval_chart(title: str, axis: Axis, rows: Sequence[Whisker]) -> str:
+    """Estimates with their intervals, one row each, around a line at zero."""
+    height = _ROW * len(rows) + _BOTTOM + _TOP
+    bottom = height - _BOTTOM
+    parts = [*_bottom_axis(axis, bottom, left=_RIGHT)]
+    if axis.low <= 0 <= axis.high:
+        zero = _across(axis, 0.0, left=_RIGHT)
+        parts.append(f'<line class="zero" x1="{zero:.1f}" x2="{zero:.1f}" y1="{_TOP}" y2="{bottom}"/>')
+    for number, row in enumerate(rows):
+        middle = _TOP + _ROW * number + 27
+        start, value, end = (_across(axis, at, left=_RIGHT) for at in (row.lower, row.value, row.upper))
+        colour = "alarm" if row.alarming else "c1"
+        parts.append(_text(_RIGHT, middle - 12, row.name, "start"))
+        parts.append(
+            f'<line class="line {colour}" x1="{start:.1f}" x2="{end:.1f}" y1="{middle}" y2="{middle}"/>'
+            f'<circle class="dot {colour}" cx="{value:.1f}" cy="{middle}" r="4.5"/>'
         )
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
-        row = _HEIGHT + 6 + 18 * number
-        legend = f'x1="{_LEFT}" x2="{_LEFT + 24}" y1="{row}" y2="{row}"'
-        parts.append(f'<line {legend} stroke="{colour}"{dash} stroke-width="2"/>')
-        parts.append(_text(_LEFT + 30, row + 4, one.name, "start"))
-    return "".join((*parts, "</svg>"))
+    return _svg(title, height, parts)
 
 
-def _axes(left: float, right: float, low: float, high: float, place) -> list[str]:  # type: ignore[no-untyped-def]
-    parts = []
-    for tick in range(_TICKS + 1):
-        x, y = left + (right - left) * tick / _TICKS, low + (high - low) * tick / _TICKS
-        across, bottom = place(x, low)
-        start, up = place(left, y)
-        end, _ = place(right, y)
-        parts.append(f'<line x1="{start:.1f}" x2="{end:.1f}" y1="{up:.1f}" y2="{up:.1f}" stroke="#ddd"/>')
-        parts.append(_text(start - 6, up + 4, f"{y:.3g}", "end"))
-        parts.append(_text(across, bottom + 16, f"{x:.4g}", "middle"))
+def bar_chart(title: str, axis: Axis, colours: Sequence[str], rows: Sequence[Bars]) -> str:
+    """Horizontal bars in rows; `colours` names what each colour stands for."""
+    thick, parts, top = 13, [], float(_TOP)
+    drawn = []
+    for row in rows:
+        drawn.append(_text(_RIGHT, top + 10, row.name, "start"))
+        top += 15
+        for number, value in enumerate(row.values):
+            length = 0.0 if value is None else _across(axis, value, left=_RIGHT, right=58) - _RIGHT
+            said = "undefined" if value is None else f"{value:.3f}"
+            drawn.append(
+                f'<rect class="bar c{number % _COLOURS + 1}" x="{_RIGHT}" y="{top:.0f}" width="{length:.1f}" '
+                f'height="{thick}" rx="2"/>' + _text(_RIGHT + length + 5, top + 11, said, "start")
+            )
+            top += thick + 2
+        top += 9
+    parts += drawn
+    legend = [(name, False) for name in colours] if len(colours) > 1 else []
+    return _svg(title, int(top), parts) + _legend(legend, filled=True)
+
+
+def _grid(x: Axis, y: Axis) -> list[str]:
+    bottom = _HEIGHT - _BOTTOM
+    parts = _bottom_axis(x, bottom, left=_LEFT)
+    for tick in y.ticks():
+        up = _up(y, tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{up:.1f}" y2="{up:.1f}"/>')
+        parts.append(_text(_LEFT - 6, up + 4, y.text(tick), "end"))
+    middle = (_TOP + bottom) / 2
+    turned = f'x="12" y="{middle}" transform="rotate(-90 12 {middle})"'
+    parts.append(f'<text {turned} text-anchor="middle">{escape(y.label)}</text>')
     return parts
 
 
-def _upright(text: str) -> str:
-    middle = _HEIGHT / 2
-    turned = f'x="12" y="{middle}" transform="rotate(-90 12 {middle})"'
-    return f'<text {turned} text-anchor="middle">{escape(text)}</text>'
+def _bottom_axis(axis: Axis, bottom: float, left: float) -> list[str]:
+    parts = []
+    for tick in axis.ticks():
+        across = _across(axis, tick, left=left)
+        parts.append(f'<line class="grid" x1="{across:.1f}" x2="{across:.1f}" y1="{_TOP}" y2="{bottom}"/>')
+        anchor = "end" if across > _WIDTH - _RIGHT - 12 else "start" if across < 12 + _RIGHT else "middle"
+        parts.append(_text(across, bottom + 16, axis.text(tick), anchor))
+    parts.append(_text((left + _WIDTH - _RIGHT) / 2, bottom + 37, axis.label, "middle"))
+    return parts
+
+
+def _across(axis: Axis, value: float, left: float = _LEFT, right: float = _RIGHT) -> float:
+    return left + axis.place(value) * (_WIDTH - left - right)
+
+
+def _up(axis: Axis, value: float) -> float:
+    return _HEIGHT - _BOTTOM - axis.place(value) * (_HEIGHT - _TOP - _BOTTOM)
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _span(values: list[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    return (low, high) if high > low else (low, low + 1.0)
+def _svg(title: str, height: int, parts: Sequence[str]) -> str:
+    """The title is also the chart's text for screen readers."""
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title>{''.join(parts)}</svg>"
+    )
+
+
+def _legend(entries: Sequence[tuple[str, bool]], filled: bool = False) -> str:
+    if not entries:
+        return ""
+    shape = '<rect class="bar {0}" x="0" y="2" width="14" height="10" rx="2"/>'
+    line = '<line class="line {0}" x1="0" x2="26" y1="7" y2="7"/>'
+    items = []
+    for number, (name, dashed) in enumerate(entries):
+        colour = f"c{number % _COLOURS + 1}{' dashed' if dashed else ''}"
+        sample = (shape if filled else line).format(colour)
+        width = 16 if filled else 28
+        items.append(
+            f'<li><svg class="sample" viewBox="0 0 {width} 14" width="{width}" height="14" aria-hidden="true">'
+            f"{sample}</svg>{escape(name)}</li>"
+        )
+    return f'<ul class="legend">{"".join(items)}</ul>'

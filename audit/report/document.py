@@ -85,6 +85,7 @@ class AttributeAttackResult(_Part):
     nonmembers: OneSet
     leakage: Ends = Field(description="Advantage over imputation on members minus that on non-members.")
     leaks: bool
+    beats_imputation: bool = Field(description="On members, an attacker gains by it over imputing.")
 
 
 class RecordCounts(_Part):

@@ -1,4 +1,4 @@
-"""`privfair report`: one page about a run."""
+"""`privfair report`: one page about a run or a model."""
 
 from __future__ import annotations
 
@@ -13,31 +13,64 @@ _POINTS = 12
 
 
 @click.command("report", short_help="one page about a run, for a privacy officer")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False), required=False)
 @click.option("--out", type=_PATH, required=True, help="The HTML file to write.")
 @click.option("--audit", "audit_path", type=_PATH, help="The verdict that `privfair audit --out` wrote.")
-def command(run: Path, out: Path, audit_path: Path | None) -> None:
+def command(run: Path | None, out: Path, audit_path: Path | None) -> None:
     """Write a self-contained HTML page: verdict, promise, figures, what is not protected, evidence.
 
     \b
     Example:
       privfair audit run/ --trust trust.json --ledger ledger.db --out audit.json
       privfair report run/ --audit audit.json --out report.html
+    Without RUN the page is about the model that was audited with --model.
     """
-    from audit.report.page import ReportContent, render
+    from audit.report.page import render
+    from privfair.cli.files import write_bytes
+
+    if run is None and audit_path is None:
+        raise click.UsageError("name a RUN folder, or the --audit of a model")
+    audit = None if audit_path is None else _audit(audit_path)
+    write_bytes(out, render(_content(run, audit)).encode())
+    click.echo(f"report written to {out}")
+
+
+def _content(run: Path | None, audit: dict[str, Any] | None) -> Any:
+    from audit.report.content import ReportContent
     from calibrate.manifest.verify import read_unverified
-    from privfair.cli.files import read_bytes, write_bytes
     from privfair.run_folder import RunFolder
 
+    if run is None:
+        return ReportContent(None, audit, (), ())
     folder = RunFolder.existing(run)
     manifest = read_unverified(folder.manifest.read_bytes())
-    verdict = None if audit_path is None else json.loads(read_bytes(audit_path, "--audit"))
     lines = folder.metrics.read_text("utf-8").splitlines() if folder.metrics.exists() else []
-    content = ReportContent(
-        manifest, verdict, tuple(json.loads(line) for line in lines), _budget(manifest.document)
+    return ReportContent(
+        manifest, audit, tuple(json.loads(line) for line in lines), _budget(manifest.document)
     )
-    write_bytes(out, render(content).encode())
-    click.echo(f"report written to {out}")
+
+
+def _audit(path: Path) -> dict[str, Any]:
+    """The audit's JSON, checked against its schema, so that a page never shows half of another file."""
+    from pydantic import ValidationError
+
+    from audit.report.document import AuditReport
+    from calibrate.errors import InvalidInput
+    from calibrate.manifest.steps import first_fault
+    from privfair.cli.files import read_bytes
+
+    content = read_bytes(path, "--audit")
+    try:
+        AuditReport.model_validate_json(content)
+    except ValidationError as broken:
+        raise InvalidInput(
+            "--audit",
+            str(path),
+            f"is no audit ({first_fault(broken)})",
+            "give what `privfair audit --out` wrote",
+        ) from None
+    document: dict[str, Any] = json.loads(content)
+    return document
 
 
 def _budget(document: Any) -> tuple[tuple[int, float], ...]:

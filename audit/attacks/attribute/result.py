@@ -46,6 +46,11 @@ class AttackResult:
     def leaks(self) -> bool:
         return self.leakage.lower > 0
 
+    @property
+    def beats_imputation(self) -> bool:
+        """Whether an attacker gains by it on members; an attack may show memory and still guess worse."""
+        return self.members.advantage.lower > 0
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -53,6 +58,7 @@ class AttackResult:
             "nonmembers": self.nonmembers.to_json(),
             "leakage": self.leakage.to_json(),
             "leaks": self.leaks,
+            "beats_imputation": self.beats_imputation,
         }
 
 
@@ -85,12 +91,14 @@ class AttributeInference:
     @property
     def why(self) -> str:
         """The finding in one sentence."""
-        strongest = max(self.attacks, key=lambda one: one.leakage.lower)
+        strongest = max(self.attacks, key=lambda one: (one.leaks and one.beats_imputation, one.leakage.lower))
         found = strongest.leakage
         if self.finding is Finding.LEAKAGE:
+            alone = "" if strongest.beats_imputation else "; taken alone it guesses no better than imputation"
             return (
-                f"{strongest.name} guesses {self.attribute} of members better than imputation explains: by "
-                f"{100 * found.value:.1f} points more than for non-members (at least {100 * found.lower:.1f})"
+                f"the model remembers {self.attribute} of its members: over imputation, {strongest.name} gains "
+                f"{100 * found.value:.1f} points more on members than on non-members (at least "
+                f"{100 * found.lower:.1f}){alone}"
             )
         most = max(one.leakage.upper for one in self.attacks)
         return (

@@ -1,0 +1,193 @@
+"""The page's figures: each a caption, a chart, and a sentence that says how to read it."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from audit.bounds import EpsilonDeltaCurve
+from audit.report.charts import Bars, Series, Whisker, bar_chart, interval_chart, line_chart
+from audit.report.content import ReportContent
+from audit.report.scales import Axis, Numbers, Scale
+from calibrate.manifest.guarantee import AsPrintedGuarantee, PrivateGuarantee
+
+_GAPS = (
+    ("demographic_parity", "demographic parity"),
+    ("equalised_odds", "equalised odds"),
+    ("equal_opportunity", "equal opportunity"),
+    ("accuracy_gap", "accuracy"),
+)
+_LOWEST_RATE = 1e-4
+_NOT_PRIVATE = "Measured on the test records with their true attribute; these numbers are not private."
+
+
+def figures(content: ReportContent) -> str:
+    """All figures for which there is something to show."""
+    drawn = (
+        _trade_off(content),
+        _budget(content),
+        _roc(content.membership),
+        _attribute(content.attribute),
+        _group_rates(content.metrics),
+        _gaps(content.metrics),
+        _over_steps(content.metrics),
+    )
+    shown = "".join(figure for figure in drawn if figure)
+    return f'<h2>Figures</h2><div class="figures">{shown}</div>' if shown else ""
+
+
+def _figure(caption: str, chart: str, reading: str) -> str:
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{chart}<p>{escape(reading)}</p></figure>"
+
+
+def _trade_off(content: ReportContent) -> str:
+    """What no test of one record may beat, as promised, as priced, and as far as the audit got."""
+    found = content.verdict
+    if found is None or (found["promised"] is None and not found["epsilon_lower"]):
+        return ""
+    curves: list[tuple[str, float, float, bool]] = []
+    delta = 1e-5 if found["promised"] is None else found["promised"]["delta"]
+    if found["promised"] is not None:
+        curves.append(("promised", found["promised"]["epsilon"], delta, False))
+    if found["epsilon_lower"]:
+        curves.append(("measured, at least", found["epsilon_lower"], delta, True))
+    guarantee = None if content.document is None else content.document.guarantee
+    if isinstance(guarantee, AsPrintedGuarantee) and guarantee.epsilon is not None:
+        curves.append(("certified cost", guarantee.epsilon, guarantee.delta, True))
+    errors = tuple(float(alpha) for alpha in np.linspace(0, 1, 101))
+    series = tuple(
+        Series(
+            f"{name}: ε = {epsilon:.3g}",
+            errors,
+            tuple(float(EpsilonDeltaCurve(epsilon, at).type_two_error(alpha)) for alpha in errors),
+            dashed,
+        )
+        for name, epsilon, at, dashed in curves
+    )
+    axes = (
+        Axis("false alarms", 0, 1, numbers=Numbers.PERCENT),
+        Axis("missed", 0, 1, numbers=Numbers.PERCENT),
+    )
+    reading = (
+        "An observer who tries to learn one protected fact makes false alarms and misses. Under the promise the two "
+        "cannot both fall below the line; a measured line below the promised one breaks it."
+    )
+    return _figure(
+        "Trade-off curve: promised and measured", line_chart("Trade-off curve", *axes, series), reading
+    )
+
+
+def _budget(content: ReportContent) -> str:
+    if not content.budget:
+        return ""
+    rounds, spent = zip(*content.budget, strict=True)
+    series = [Series("certified ε spent", tuple(map(float, rounds)), spent)]
+    guarantee = None if content.document is None else content.document.guarantee
+    ends = (float(rounds[0]), float(rounds[-1]))
+    if isinstance(guarantee, PrivateGuarantee):
+        series.append(Series(f"promised: ε = {guarantee.epsilon:g}", ends, (guarantee.epsilon,) * 2, True))
+    if isinstance(guarantee, AsPrintedGuarantee):
+        claimed = guarantee.claimed_epsilon
+        series.append(Series(f"claimed by the paper: ε = {claimed:g}", ends, (claimed,) * 2, True))
+    every = [value for one in series for value in one.y]
+    chart = line_chart(
+        "Budget over rounds", Axis.around("rounds", rounds), Axis.around("epsilon", every), series
+    )
+    return _figure(
+        "Budget over rounds", chart, "What has been spent after so many rounds; it is never refunded."
+    )
+
+
+def _roc(membership: dict[str, Any] | None) -> str:
+    if membership is None or not membership["attacks"]:
+        return ""
+    series = []
+    best = max(membership["attacks"], key=lambda one: one["auc"]["value"])["name"]
+    for attack in membership["attacks"]:
+        points = [point for point in attack["roc"] if point["fpr"] > 0]
+        columns = ((tuple(float(point[key]) for point in points)) for key in ("fpr", "tpr", "lower", "upper"))
+        x, y, lower, upper = columns
+        name = f"{attack['name']}: AUC {attack['auc']['value']:.3f}"
+        band = {"lower": lower, "upper": upper} if attack["name"] == best else {}
+        series.append(Series(name, x, y, **band))
+    first = min((one.x[0] for one in series if one.x), default=_LOWEST_RATE)
+    least = max(_LOWEST_RATE, 10.0 ** math.floor(math.log10(first) + 1e-9))
+    blind = tuple(float(rate) for rate in np.geomspace(least, 1, 20))
+    series.append(Series("blind guessing", blind, blind, True))
+    axis = (
+        Axis("non-members accused", least, 1, Scale.LOG, Numbers.PERCENT),
+        Axis("members found", least, 1, Scale.LOG, Numbers.PERCENT),
+    )
+    reading = (
+        "How many training records an attacker finds, against how many others are wrongly accused; both axes are "
+        f"logarithmic, because few but certain hits are the harm. The band is the "
+        f"{100 * membership['confidence']:g}% interval of {best}."
+    )
+    return _figure("Membership inference", line_chart("ROC on log-log axes", *axis, series), reading)
+
+
+def _attribute(section: dict[str, Any] | None) -> str:
+    if section is None or not section["attacks"]:
+        return ""
+    rows = [
+        Whisker(one["name"], *(one["leakage"][end] for end in ("value", "lower", "upper")), one["leaks"])
+        for one in section["attacks"]
+    ]
+    ends = [end for row in rows for end in (row.lower, row.upper)]
+    axis = Axis.around("advantage over imputation, members minus non-members", ends, Numbers.PERCENT)
+    reading = (
+        f"How much better {section['attribute']} is guessed with the model than without it, for members minus the "
+        f"same for non-members. An interval right of zero is leakage. All intervals together hold with "
+        f"{100 * section['confidence']:g}% confidence."
+    )
+    return _figure("Attribute inference", interval_chart("Attribute advantage", axis, rows), reading)
+
+
+def _group_rates(metrics: tuple[dict[str, Any], ...]) -> str:
+    if not metrics:
+        return ""
+    groups = metrics[-1]["overall"]["groups"]
+    names = ("accuracy", "predicted positive", "positives missed")
+    rows = [
+        Bars(
+            f"{name} ({group['records']} records)",
+            (group["accuracy"], group["selection_rates"][-1], group.get("false_negative_rate")),
+        )
+        for name, group in groups.items()
+    ]
+    chart = bar_chart("Group rates", Axis("", 0, 1), names, rows)
+    return _figure("Rates by group", chart, _NOT_PRIVATE)
+
+
+def _gaps(metrics: tuple[dict[str, Any], ...]) -> str:
+    if not metrics:
+        return ""
+    last = metrics[-1]["overall"]
+    rows = [Bars(label, (last.get(name),)) for name, label in _GAPS if name in last]
+    widest = max((value for row in rows for value in row.values if value is not None), default=1.0)
+    chart = bar_chart("Gaps between groups", Axis.around("", [widest]), ("gap",), rows)
+    return _figure(
+        "Gaps between groups", chart, "The largest difference between two groups; 0 is equal treatment."
+    )
+
+
+def _over_steps(metrics: tuple[dict[str, Any], ...]) -> str:
+    series = []
+    for name, label in (("accuracy", "accuracy"), ("demographic_parity", "demographic parity gap")):
+        points = [
+            (float(line["step"]), float(line["overall"][name]))
+            for line in metrics
+            if line["overall"].get(name) is not None
+        ]
+        if len(points) > 1:
+            steps, values = zip(*points, strict=True)
+            series.append(Series(label, steps, values))
+    if not series:
+        return ""
+    every = [value for one in series for value in one.x]
+    axes = (Axis.around("step", every), Axis("share of test records", 0, 1, numbers=Numbers.PERCENT))
+    chart = line_chart("Accuracy and gap over the training", *axes, series)
+    return _figure("Accuracy and gap over the training", chart, _NOT_PRIVATE)
