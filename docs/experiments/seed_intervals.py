@@ -1,0 +1,58 @@
+"""Means over seeds with 95% intervals (Student, seeds as the sample), and rows of results on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from scipy.stats import t as student
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """`half` is infinite for a single seed."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Interval:
+        sample = np.array(list(values), dtype=np.float64)
+        if len(sample) < 2:
+            return cls(float(sample.mean()), math.inf)
+        spread = sample.std(ddof=1) / math.sqrt(len(sample))
+        return cls(float(sample.mean()), float(student.ppf(0.975, len(sample) - 1) * spread))
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+    def text(self, digits: int = 3, signed: bool = False) -> str:
+        mean = f"{self.mean:{'+' if signed else ''}.{digits}f}"
+        return mean if math.isinf(self.half) else f"{mean} +- {self.half:.{digits}f}"
+
+
+def save_rows(rows: Sequence[Any], path: Path) -> None:
+    """Every measured model, one line each; dataclasses of one kind."""
+    lines = ",\n".join(json.dumps([_rounded(value) for value in asdict(row).values()]) for row in rows)
+    names = json.dumps(list(asdict(rows[0])))
+    path.write_text(f'{{"columns": {names},\n"rows": [\n{lines}\n]}}\n', "utf-8")
+
+
+def load_rows(kind: type[_Row], path: Path) -> list[_Row]:
+    return [kind(*values) for values in json.loads(path.read_text("utf-8"))["rows"]]
+
+
+def _rounded(value: object) -> object:
+    return round(value, 5) if isinstance(value, float) else value
