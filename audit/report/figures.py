@@ -21,6 +21,10 @@ _GAPS = (
     ("accuracy_gap", "accuracy"),
 )
 _LOWEST_RATE = 1e-4
+_CROWDED = 3.0
+"""Above this epsilon a trade-off curve hugs the corner of linear axes."""
+_ROOM = -0.05
+"""Left of zero, so that a line at zero is seen."""
 _NOT_PRIVATE = "Measured on the test records with their true attribute; these numbers are not private."
 
 
@@ -57,7 +61,9 @@ def _trade_off(content: ReportContent) -> str:
     guarantee = None if content.document is None else content.document.guarantee
     if isinstance(guarantee, AsPrintedGuarantee) and guarantee.epsilon is not None:
         curves.append(("certified cost", guarantee.epsilon, guarantee.delta, True))
-    errors = tuple(float(alpha) for alpha in np.linspace(0, 1, 101))
+    crowded = min(epsilon for _, epsilon, _, _ in curves) > _CROWDED
+    grid = np.geomspace(_LOWEST_RATE, 1, 121) if crowded else np.linspace(0, 1, 101)
+    errors = tuple(float(alpha) for alpha in grid)
     series = tuple(
         Series(
             f"{name}: ε = {epsilon:.3g}",
@@ -67,13 +73,12 @@ def _trade_off(content: ReportContent) -> str:
         )
         for name, epsilon, at, dashed in curves
     )
-    axes = (
-        Axis("false alarms", 0, 1, numbers=Numbers.PERCENT),
-        Axis("missed", 0, 1, numbers=Numbers.PERCENT),
-    )
+    low, scale = (_LOWEST_RATE, Scale.LOG) if crowded else (0.0, Scale.LINEAR)
+    axes = [Axis(label, low, 1, scale, Numbers.PERCENT) for label in ("false alarms", "missed")]
     reading = (
         "An observer who tries to learn one protected fact makes false alarms and misses. Under the promise the two "
         "cannot both fall below the line; a measured line below the promised one breaks it."
+        + (" Both axes are logarithmic." if crowded else "")
     )
     return _figure(
         "Trade-off curve: promised and measured", line_chart("Trade-off curve", *axes, series), reading
@@ -136,7 +141,7 @@ def _attribute(section: dict[str, Any] | None) -> str:
         Whisker(one["name"], *(one["leakage"][end] for end in ("value", "lower", "upper")), one["leaks"])
         for one in section["attacks"]
     ]
-    ends = [end for row in rows for end in (row.lower, row.upper)]
+    ends = [_ROOM, *(end for row in rows for end in (row.lower, row.upper))]
     axis = Axis.around("advantage over imputation, members minus non-members", ends, Numbers.PERCENT)
     reading = (
         f"How much better {section['attribute']} is guessed with the model than without it, for members minus the "
@@ -150,14 +155,12 @@ def _group_rates(metrics: tuple[dict[str, Any], ...]) -> str:
     if not metrics:
         return ""
     groups = metrics[-1]["overall"]["groups"]
-    names = ("accuracy", "predicted positive", "positives missed")
-    rows = [
-        Bars(
-            f"{name} ({group['records']} records)",
-            (group["accuracy"], group["selection_rates"][-1], group.get("false_negative_rate")),
-        )
-        for name, group in groups.items()
-    ]
+    two_classes = all(len(group["selection_rates"]) == 2 for group in groups.values())
+    names = ("accuracy", "predicted positive", "positives missed") if two_classes else ("accuracy",)
+    rows = []
+    for name, group in groups.items():
+        values = (group["accuracy"], group["selection_rates"][-1], group.get("false_negative_rate"))
+        rows.append(Bars(f"{name} ({group['records']} records)", values[: len(names)]))
     chart = bar_chart("Group rates", Axis("", 0, 1), names, rows)
     return _figure("Rates by group", chart, _NOT_PRIVATE)
 

@@ -50,7 +50,7 @@ def _odds(epsilon: float, delta: float) -> str:
     right = (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
     return (
         "Somebody who knows everything else, and would otherwise have to toss a coin, can then be right about one "
-        f"protected fact at most {100 * right:.0f}% of the time."
+        f"protected fact at most {100 * right:.{0 if right < 0.99 else 2}f}% of the time."
     )
 
 
@@ -97,9 +97,10 @@ def promise_section(document: BudgetDocument | None) -> str:
     lines = [
         f"Protected unit: one {guarantee.unit.value} ({guarantee.adjacency.value}). {guarantee.scope}",
         *guarantee.covered,
-        *document.accounting.assumptions,
     ]
-    return f"<h2>What is promised, and what it assumes</h2><p>{escape(_headline(document))}</p>{_list(lines)}"
+    assumed = document.accounting.assumptions
+    more = f"<p>This holds only if:</p>{_list(assumed)}" if assumed else ""
+    return f"<h2>What is promised, and what it assumes</h2><p>{escape(_headline(document))}</p>{_list(lines)}{more}"
 
 
 def _headline(document: BudgetDocument) -> str:
@@ -141,9 +142,13 @@ def evidence_section(content: ReportContent) -> str:
     rest = ""
     if passed:
         state = "" if others else " open"
-        rest = f"<details{state}><summary>{len(passed)} checks passed</summary>{_checks(passed)}</details>"
+        rest = f"<details{state}><summary>{_counted(len(passed))} passed</summary>{_checks(passed)}</details>"
     inferred = _membership(content.membership) + _attribute(content.attribute, found)
     return f"<h2>Evidence</h2>{attacks}{inferred}<h3>Checks</h3>{first}{rest}"
+
+
+def _counted(checks: int) -> str:
+    return "1 check" if checks == 1 else f"{checks} checks"
 
 
 def _checks(checks: list[dict[str, str]]) -> str:
