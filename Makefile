@@ -32,7 +32,7 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.with-demo: EXTRAS := train,data,plot
+$(VENV)/.with-demo: EXTRAS := train,data,plot,audit
 $(VENV)/.with-test: EXTRAS := test
 $(VENV)/.with-bench: EXTRAS := test,bench
 $(VENV)/.with-demo $(VENV)/.with-test $(VENV)/.with-bench: $(VENV)/bin/python pyproject.toml constraints.txt
