@@ -17,11 +17,13 @@ from audit.attacks.membership.shadow.cloned_estimator import ClonedEstimator
 from audit.attacks.membership.shadow.masks import random_halves
 from audit.attacks.membership.shadow.recipe import ShadowRecipe, ShadowRecords
 from audit.attacks.membership.shadow.stacked_logistic import StackedLogistic
+from audit.attacks.membership.shadow.stacked_module import StackedModule
 from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.attacks.membership.shadow.stacked_private_logistic import StackedPrivateLogistic
 from audit.attacks.membership.shadow.train import train_shadow_models
+from audit.attacks.membership.targets.torch_target import TorchTarget
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from tests.audit.membership_worlds import noisy_records
+from tests.audit.membership_worlds import audited, noisy_records
 
 NET = StackedPerceptron((16, 12), epochs=12, batch=16, penalty=1e-3)
 LOGISTIC = StackedLogistic(epochs=5)
@@ -40,6 +42,11 @@ def cases() -> dict[str, tuple[ShadowRecipe, ShadowRecords]]:
         "logistic, many classes": (LOGISTIC, many),
         "private logistic": (PRIVATE, two),
         "perceptron": (NET, many),
+        "module": (
+            StackedModule(nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4)), 12, 16),
+            many,
+        ),
+        "module, one output": (StackedModule(nn.Linear(20, 1), 12, 16), two),
         "clones": (ClonedEstimator(LogisticRegression(), many.features), many),
     }
 
@@ -120,6 +127,32 @@ def test_a_stacked_net_is_the_net_that_torch_trains() -> None:
     for parameter, values in zip(model.parameters(), trained, strict=True):
         ours = values[0].T if parameter.ndim == 2 else values[0, 0]
         torch.testing.assert_close(ours, parameter.data, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (nn.Sequential(nn.Linear(20, 4), nn.BatchNorm1d(4)), "statistics"),
+        (nn.Sequential(nn.Linear(20, 4), nn.Dropout(0.5)), "at random"),
+        (nn.ReLU(), "no parameters"),
+    ],
+)
+def test_modules_that_cannot_be_stacked_are_refused_and_replaced(module: nn.Module, reason: str) -> None:
+    with pytest.raises(UnsupportedCombination, match=reason):
+        StackedModule(module)
+    records = audited(noisy_records(40, 3), 20, 20)
+    assert isinstance(TorchTarget(module).shadow_recipe(records), StackedPerceptron)
+
+
+def test_a_stacked_module_leaves_the_target_and_the_global_generator_alone() -> None:
+    module, records = nn.Linear(20, 4), noisy_records(40, 3)
+    before = module.weight.detach().clone()
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    train_shadow_models(StackedModule(module, 2), records, random_halves(2, 40, 0), 1)
+    assert torch.rand(1) == expected
+    assert torch.equal(module.weight, before)
 
 
 def test_private_shadow_models_clip_and_add_noise() -> None:

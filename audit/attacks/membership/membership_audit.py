@@ -21,6 +21,7 @@ from audit.attacks.membership.shadow.train import train_shadow_models
 from audit.attacks.membership.signals import Bools, Floats, Signals
 from audit.attacks.membership.targets.target import Target
 from audit.attacks.membership.targets.user_score import UserScore
+from audit.bounds import GuessCounts
 from audit.check import Check
 from audit.verdict import Attack, Verdict
 from calibrate.errors import InvalidInput
@@ -176,6 +177,7 @@ class _Case:
                 rows = tuple(tuple(float(rate) for rate in row) for row in success)
                 power = power_of(self.claim.promise.epsilon, trial, coins_of(self.is_member, trial), rows)
         counts = bound.evidence
+        assert isinstance(counts, GuessCounts)
         what = "pairs of a member and a non-member" if trial.paired else "records"
         evidence = (
             f"{counts.coins} {what}; of the {counts.guesses} firmest guesses {counts.correct} were right "

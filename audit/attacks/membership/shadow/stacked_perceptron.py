@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audit.attacks.membership.shadow.own_orders import OwnOrders
 from audit.attacks.membership.shadow.recipe import ShadowRecords
 from audit.attacks.membership.shadow.stacked_logistic import phi_of_table
 from audit.attacks.membership.signals import Bools, Floats
@@ -73,7 +74,7 @@ class StackedPerceptron:
         labels = torch.from_numpy(records.labels.astype(np.int64))
         layers = self._start(features.shape[1], records.classes, seeds)
         speeds = [torch.zeros_like(layer) for layer in layers]
-        orders = _Orders(included, seeds)
+        orders = OwnOrders(included, seeds)
         for _ in range(self.epochs):
             rows, weights = orders.shuffled()
             for start in range(0, rows.shape[1], self.batch):
@@ -108,24 +109,6 @@ class StackedPerceptron:
                 drawn = torch.stack([torch.rand(shape, generator=one) for one in generators])
                 layers.append(drawn.mul_(2 * within).sub_(within))
         return layers
-
-
-class _Orders:
-    """Each model's own records in a fresh random order every epoch, as a table padded with weight 0."""
-
-    def __init__(self, included: Bools, seeds: tuple[int, ...]) -> None:
-        self._own = [np.flatnonzero(row) for row in included]
-        self._random = [np.random.default_rng((seed, 1)) for seed in seeds]
-        longest = max(len(own) for own in self._own)
-        self._rows = np.zeros((len(seeds), longest), dtype=np.int64)
-        self._weights = np.zeros((len(seeds), longest), dtype=np.float32)
-        for weights, own in zip(self._weights, self._own, strict=True):
-            weights[: len(own)] = 1.0
-
-    def shuffled(self) -> tuple[Tensor, Tensor]:
-        for rows, own, random in zip(self._rows, self._own, self._random, strict=True):
-            rows[: len(own)] = random.permutation(own)
-        return torch.from_numpy(self._rows), torch.from_numpy(self._weights)
 
 
 def _forward(layers: list[Tensor], x: Tensor) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from audit.attacks.membership.records import AuditedRecords
 from audit.attacks.membership.shadow.recipe import ShadowRecipe
+from audit.attacks.membership.shadow.stacked_module import StackedModule, why_not_stackable
 from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.attacks.membership.signals import Floats
 from audit.attacks.membership.targets.target import OutputKind, numeric_inputs, phi_of_outputs
@@ -55,6 +56,8 @@ class TorchTarget:
         return phi_of_outputs(np.asarray(table), records.labels, self.outputs, self.source)
 
     def shadow_recipe(self, records: AuditedRecords) -> ShadowRecipe:
-        """A net with one hidden layer of the module's widest hidden size."""
+        """Its own architecture; where that cannot be stacked, a net with its widest hidden size."""
+        if why_not_stackable(self.module) is None:
+            return StackedModule(self.module)
         widths = [layer.out_features for layer in self.module.modules() if isinstance(layer, nn.Linear)][:-1]
         return StackedPerceptron((max(16, min(256, max(widths, default=64))),))
