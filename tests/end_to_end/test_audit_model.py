@@ -296,6 +296,24 @@ def test_bad_records_are_named(
         assert part in outcome.err
 
 
+def test_the_members_again_are_no_nonmembers(tmp_path: Path, files: tuple[object, ...]) -> None:
+    joblib.dump(forest(), tmp_path / "m.joblib")
+    outcome = audit("--model", tmp_path / "m.joblib", *files[:2], "--nonmembers", files[1], "--trust-pickle")
+    assert outcome.code == 2
+    assert "not in the training data" in outcome.err
+
+
+def test_a_score_that_is_no_number_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("s\n1\n2\n3\n")
+    (tmp_path / "b.csv").write_text("s\n1\nnan\n0\n")
+    words = ("--members", tmp_path / "a.csv", "--nonmembers", tmp_path / "b.csv")
+    outcome = audit(*words, "--score", "s")
+    assert outcome.code == 2
+    for part in ("b.csv", "'s'", "line 3"):
+        assert part in outcome.err
+    assert "'t'" in audit(*words, "--score", "t").err
+
+
 def test_models_that_cannot_be_asked_are_refused(tmp_path: Path, files: tuple[object, ...]) -> None:
     features, labels = arrays()
     path = tmp_path / "m.joblib"

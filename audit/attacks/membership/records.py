@@ -34,6 +34,13 @@ class RecordTables:
         for table in self.all:
             if table.records < 2:
                 raise BadData(table.file, f"holds {table.records} records", "give at least two")
+        known = _rows(self.members, tuple(self.members.columns))
+        if known >= _rows(self.nonmembers, tuple(self.members.columns)):
+            raise BadData(
+                self.nonmembers.file,
+                f"holds no record that is not in {self.members.file} too",
+                "give records that were not in the training data",
+            )
 
     @classmethod
     def read(
@@ -126,6 +133,10 @@ def encode_tables(
         columns,
         label,
     )
+
+
+def _rows(table: RawTable, names: tuple[str, ...]) -> set[tuple[str, ...]]:
+    return set(zip(*(table.column(name).astype(np.str_).tolist() for name in names), strict=True))
 
 
 def class_text(value: object) -> str:
