@@ -15,6 +15,7 @@ from audit.sensitivity.falsify import Search, Word
 from calibrate.manifest.guarantee import PrivateGuarantee
 from privfair.ledger import Access, Ledger
 from tests.planted_bugs.bug import Bug, Caught
+from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.planted_bugs.workshop import Engine, Trained, Workshop
 
 SEARCH = Search(pairs=60, climbs=1, steps=4)
@@ -38,6 +39,16 @@ def findings(
             return _failed(check_noise(trained.evidence()))
         case Caught.ATTACK:
             return _attack(workshop, engine)
+
+
+def findings_of(bug: Bug, layer: Caught, workshop: Workshop) -> list[str]:
+    """What the layer says with the bug in place: in a run made under it, or in the code that made a clean one."""
+    clean = workshop.clean(bug.engine)
+    with fixed_randomness(2), bug.plant():
+        if not needs_a_run(layer, bug):
+            return findings(layer, workshop, bug.engine, clean, bug)
+        with workshop.trained(bug.engine, bug.updates) as trained:
+            return findings(layer, workshop, bug.engine, trained, bug)
 
 
 def needs_a_run(layer: Caught, bug: Bug) -> bool:

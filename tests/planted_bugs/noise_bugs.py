@@ -60,13 +60,13 @@ def _repeating(key: Callable[[str, int], object]) -> Callable[[], AbstractContex
     return lambda: patch.object(Gate, "publish", publish)
 
 
-_ALL = (Caught.PROBE, Caught.NOISE)
+_ALL = (Caught.NOISE, Caught.PROBE)
 _FULL = Engine.FULL_BATCHES
 
 NOISE_BUGS = (
     Bug("no noise", _FULL, _none, _ALL),
     Bug("no noise, secret batches", Engine.SECRET_BATCHES, _none, (Caught.PROBE,)),
-    Bug("no noise, the attacker's view", Engine.STEFFLE_LONG, _none, (Caught.NOISE, Caught.ATTACK)),
+    Bug("no noise, the attacker's view", Engine.STEFFLE_LONG, _none, (Caught.ATTACK, Caught.NOISE)),
     Bug("noise x 0.71", _FULL, _scaled(lambda sigma: 0.71 * sigma), _ALL),
     Bug("noise x 0.9", _FULL, _scaled(lambda sigma: 0.9 * sigma), _ALL),
     Bug("standard deviation = sqrt(sigma)", _FULL, _scaled(math.sqrt), _ALL),

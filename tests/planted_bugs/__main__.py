@@ -1,0 +1,91 @@
+"""`python -m tests.planted_bugs`: plants every bug, asks every layer, and writes docs/planted-bugs.md.
+
+With `--quick` the statistical attack is left out. The exit code is 1 if a bug escapes or a clean engine is flagged.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.planted_bugs.bug import Bug, Caught
+from tests.planted_bugs.catalogue import BUGS
+from tests.planted_bugs.fixed_randomness import fixed_randomness
+from tests.planted_bugs.layers import findings, findings_of
+from tests.planted_bugs.workshop import Engine, Workshop
+
+_TEMPLATE = Path(__file__).with_name("page.md")
+_PAGE = Path(__file__).parents[2] / "docs" / "planted-bugs.md"
+_WITH_ATTACK = (Engine.STEFFLE, Engine.STEFFLE_LONG)
+
+Measured = dict[Caught, tuple[bool, float]]
+"""Whether the layer has something against the run, and its seconds of processor time."""
+
+
+def main(words: list[str]) -> int:
+    quick = "--quick" in words
+    with TemporaryDirectory() as folder:
+        workshop = Workshop(Path(folder))
+        rows, escaped = [], []
+        for bug in BUGS:
+            measured = _measured(bug, workshop, quick)
+            rows.append(_row(bug, measured))
+            escaped += [
+                f"{bug.name}: {layer.value}" for layer in bug.by if not measured.get(layer, (True, 0))[0]
+            ]
+        clean, alarms = _clean(workshop)
+    if not quick:
+        text = _TEMPLATE.read_text("utf-8")
+        _PAGE.write_text(
+            text.replace("{bugs}", "\n".join(rows)).replace("{clean}", "\n".join(clean)), "utf-8"
+        )
+    for line in (*(f"escaped: {one}" for one in escaped), *(f"false alarm: {one}" for one in alarms)):
+        print(line, file=sys.stderr)
+    return int(bool(escaped or alarms))
+
+
+def _measured(bug: Bug, workshop: Workshop, quick: bool) -> Measured:
+    workshop.clean(bug.engine)
+    found: Measured = {}
+    for layer in Caught:
+        if layer is Caught.SEARCH and bug.claim is None:
+            continue
+        if layer is Caught.ATTACK and (quick or bug.engine not in _WITH_ATTACK):
+            continue
+        start = time.process_time()
+        said = findings_of(bug, layer, workshop)
+        found[layer] = (bool(said), time.process_time() - start)
+        print(f"{bug.name} | {layer.value} | {said[0] if said else '-'}", flush=True)
+    return found
+
+
+def _row(bug: Bug, measured: Measured) -> str:
+    cells = []
+    for layer in Caught:
+        if layer not in measured:
+            cells.append("")
+        else:
+            caught, seconds = measured[layer]
+            cells.append(f"**{seconds:.1f} s**" if caught else f"{seconds:.1f} s")
+    return f"| {bug.name} | {bug.engine.value} | {' | '.join(cells)} |"
+
+
+def _clean(workshop: Workshop) -> tuple[list[str], list[str]]:
+    rows, alarms = [], []
+    layers = (Caught.CONFORMANCE, Caught.PROBE, Caught.NOISE)
+    for engine in Engine:
+        cells = []
+        for layer in layers:
+            start = time.process_time()
+            with fixed_randomness(3):
+                said = findings(layer, workshop, engine, workshop.clean(engine), None)
+            alarms += said
+            cells.append(f"{time.process_time() - start:.1f} s{', FLAGGED' if said else ''}")
+        rows.append(f"| {engine.value} | {' | '.join(cells)} |")
+    return rows, alarms
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
