@@ -106,15 +106,23 @@ class NotApplied(_Part):
     why: str
 
 
+class Blind(_Part):
+    """Whether members and non-members can be told apart without the model."""
+
+    auc: Rate
+    p_value: Rate
+
+
 class AttributeSection(_Part):
     attribute: str
     values: Annotated[list[str], Field(min_length=2)]
-    finding: Literal["leakage", "no leakage found"]
+    finding: Literal["leakage", "no leakage found", "not comparable"]
     why: str
     confidence: Confidence
     records: RecordCounts
     imputation: Imputation
     attacks: list[AttributeAttackResult]
+    blind: Blind | None = None
     not_applied: list[NotApplied]
     method: str
 

@@ -19,6 +19,8 @@ def junit_xml(report: dict[str, Any], name: str = "privfair audit") -> bytes:
     cases += [_attack(attack, report["promised"]) for attack in report["attacks"]]
     if report.get("attribute_inference"):
         cases.append(_attribute(report["attribute_inference"]))
+    if report.get("membership"):
+        cases += [_membership(one) for one in report["membership"]["attacks"]]
     cases.append(_verdict(report))
     suite = Xml.Element("testsuite", name=name)
     suite.extend(cases)
@@ -56,7 +58,16 @@ def _attack(attack: dict[str, Any], promised: dict[str, Any] | None) -> Xml.Elem
 
 
 def _attribute(section: dict[str, Any]) -> Xml.Element:
-    return _case("attribute inference", section["attribute"], f"{section['finding']}: {section['why']}")
+    case = _case("attribute inference", section["attribute"], f"{section['finding']}: {section['why']}")
+    if section["finding"] == "not comparable":
+        _sub(case, "skipped", section["why"])
+    return case
+
+
+def _membership(attack: dict[str, Any]) -> Xml.Element:
+    area = attack["auc"]
+    found = f"area {area['value']:.3f} [{area['lower']:.3f}, {area['upper']:.3f}] under the curve"
+    return _case("membership inference", attack["name"], found)
 
 
 def _verdict(report: dict[str, Any]) -> Xml.Element:

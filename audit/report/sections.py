@@ -39,7 +39,7 @@ def verdict_section(content: ReportContent) -> str:
         )
     else:
         lines.append("No privacy was promised, so there is no promise to break.")
-    if content.attribute is not None and content.attribute["finding"] == "leakage":
+    if content.attribute is not None and content.attribute["finding"] != "no leakage found":
         lines.append(f"<b>Beside the verdict:</b> {escape(_sentence(content.attribute['why']))}")
     told = "".join(f"<p>{line}</p>" for line in lines)
     return f'<section class="verdict {word}"><div class="word">{word}</div>{told}</section>{_tiles(content)}'

@@ -110,6 +110,19 @@ def test_csmia_decides_by_how_many_values_are_right() -> None:
     assert Yeom().learn(knowledge)(asked).tolist() == [0, 1, 1]
 
 
+def test_sets_that_differ_by_themselves_prove_nothing() -> None:
+    """Non-members whose attribute no longer shows in the features: every attack looks like memory, and is none."""
+    members, others = _two_sets(9, 2, False, 600)
+    shuffled = np.random.default_rng(0).permutation(others.sensitive)
+    features = others.features.copy()
+    features[:, 4] = shuffled
+    found = attribute_inference(
+        Honest(2), as_input(2, False), members, AttributeRecords(features, others.labels, shuffled)
+    )
+    assert found.finding is Finding.NOT_COMPARABLE
+    assert "from one source" in found.why
+
+
 def test_answers_are_the_same_for_the_same_seed() -> None:
     members, others = _two_sets(5, 2, False, 300)
     first, second = (attribute_inference(Honest(2), as_input(2, False), members, others) for _ in range(2))

@@ -21,6 +21,7 @@ from audit.attacks.attribute.records import Asked, Attribute, AttributeRecords, 
 from audit.attacks.attribute.result import AttackResult, AttributeInference, NotApplied, OnOneSet
 from audit.attacks.attribute.target import Target
 from audit.attacks.attribute.yeom import Yeom
+from audit.attacks.membership.blind import BlindRule, blind_rule
 from calibrate.errors import InvalidInput
 from calibrate.validation import count, open_unit
 
@@ -62,7 +63,7 @@ def attribute_inference(
 
     Guarantee: members and non-members being random draws of one population, a model that did not depend on the
     members' records is reported as leaking with probability at most 1 - confidence, over the draw of the records and
-    for all attacks together.
+    for all attacks together (docs/theorems/attribute-inference.md).
     """
     _require_enough(members, nonmembers)
     random = np.random.default_rng(options.seed)
@@ -85,7 +86,20 @@ def attribute_inference(
         attacks=tuple(_result(attack, knowledge, sides, options.confidence, len(able)) for attack in able),
         not_applied=tuple(NotApplied(name, why) for name, why in obstacles.items() if why is not None),
         confidence=options.confidence,
+        blind=_blind(attribute, members, nonmembers, options.seed),
     )
+
+
+def _blind(
+    attribute: Attribute, members: AttributeRecords, nonmembers: AttributeRecords, seed: int
+) -> BlindRule:
+    """Do the two sets differ without the model: in features, label, attribute, or how the attribute goes with them?"""
+    everyone = joined(members, nonmembers)
+    others = attribute.others(everyone.features)
+    shown = np.eye(len(attribute.values))[everyone.sensitive]
+    together = [others * shown[:, [value]] for value in range(1, len(attribute.values))]
+    marks = np.arange(len(everyone)) < len(members)
+    return blind_rule(np.hstack([shown, others, *together]), everyone.labels, marks, seed)
 
 
 def _sides(

@@ -38,7 +38,7 @@ def mean_interval(values: Floats, low: float, high: float, confidence: float) ->
     """The mean of independent values in [low, high] with a common mean, given in an order unrelated to the values.
 
     Guarantee: covers that mean with probability at least `confidence`, whatever the distribution
-    (docs/theorems/audit-bounds.md, mean by betting).
+    (docs/theorems/attribute-inference.md, the interval).
     """
     if len(values) == 0:
         raise InvalidInput("values", "none", "must not be empty", "give at least one")

@@ -5,6 +5,7 @@ A weak imputation would make every attack look strong, so both kinds compete on 
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, assert_never
@@ -63,6 +64,7 @@ def fit_classifier(inputs: Floats, codes: Codes, values: int, seed: int) -> Clas
 def _fitted(kind: Kind, inputs: Floats, codes: Codes, seed: int) -> Any:
     try:
         from sklearn.ensemble import HistGradientBoostingClassifier
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
@@ -75,7 +77,10 @@ def _fitted(kind: Kind, inputs: Floats, codes: Codes, seed: int) -> Any:
         ) from None
     match kind:
         case Kind.LINEAR:
-            return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300)).fit(inputs, codes)
+            with warnings.catch_warnings():
+                # A descent stopped early is a classifier too, and which one wins is judged by its hits.
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300)).fit(inputs, codes)
         case Kind.TREES:
             trees = HistGradientBoostingClassifier(
                 max_iter=60, max_leaf_nodes=15, early_stopping=False, random_state=seed

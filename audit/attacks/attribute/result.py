@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from audit.attacks.attribute.bounded_mean import Interval
+from audit.attacks.membership.blind import BlindRule
 
 HOW = (
     "Advantage: an attack's correct guesses minus imputation's, record by record. Leakage: the advantage on members "
@@ -20,6 +21,8 @@ class Finding(Enum):
     """The model tells more of its members' attribute than of others': an attack's interval is above zero."""
     NONE_FOUND = "no leakage found"
     """No attack's interval is above zero; their upper ends say what these attacks exclude, and nothing more."""
+    NOT_COMPARABLE = "not comparable"
+    """Members and non-members differ without any model, so a difference between them proves nothing."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,24 @@ class AttributeInference:
     attacks: tuple[AttackResult, ...]
     not_applied: tuple[NotApplied, ...]
     confidence: float
+    blind: BlindRule
+    """Whether the two sets can be told apart by somebody who never sees the model."""
 
     @property
     def finding(self) -> Finding:
+        if self.blind.tells_apart:
+            return Finding.NOT_COMPARABLE
         return Finding.LEAKAGE if any(one.leaks for one in self.attacks) else Finding.NONE_FOUND
 
     @property
     def why(self) -> str:
         """The finding in one sentence."""
+        if self.finding is Finding.NOT_COMPARABLE:
+            return (
+                f"members and non-members differ by themselves (a rule that never sees the model tells them apart, "
+                f"p = {self.blind.p_value:.2g}), so nothing can be said about {self.attribute}; take both at random "
+                "from one source"
+            )
         strongest = max(self.attacks, key=lambda one: (one.leaks and one.beats_imputation, one.leakage.lower))
         found = strongest.leakage
         if self.finding is Finding.LEAKAGE:
@@ -123,6 +136,7 @@ class AttributeInference:
                 "nonmembers": self.imputation_nonmembers.to_json(),
             },
             "attacks": [one.to_json() for one in self.attacks],
+            "blind": {"auc": self.blind.auc, "p_value": self.blind.p_value},
             "not_applied": [{"name": one.name, "why": one.why} for one in self.not_applied],
             "method": HOW,
         }
