@@ -13,6 +13,7 @@ from audit.attacks.transcript.coin_audit import coin_audit
 from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
 from audit.noise_conformance import check_noise
+from audit.noise_floor import check_noise_floor
 from audit.probes.check_probes import check_probes
 from audit.verdict import Attack, Promise, Verdict
 from calibrate.manifest.document import BudgetDocument
@@ -56,7 +57,7 @@ def audit_run(
     say("conformance: do manifest, ledger, transcript, plan and model name one another?")
     checks = check_conformance(evidence, ledger)
     say("noise: is it what was signed?")
-    checks += check_noise(evidence)
+    checks += check_noise(evidence) if evidence.batches_known else check_noise_floor(evidence)
     say("probes: noise off, neighbouring data sets, and a rehearsal")
     checks += check_probes(evidence, ledger, options.seed)
     promise = on_trial(evidence.document)

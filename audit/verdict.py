@@ -143,6 +143,7 @@ class Verdict:
 
     @property
     def _powerful(self) -> bool:
-        """An attack with power, or noise measured directly: 5,000 residuals see 5% missing noise."""
-        measured = [c for c in self.checks if c.layer is Layer.NOISE and c.outcome is Outcome.PASSED]
-        return bool(measured) or any(attack.power >= CONCLUSIVE for attack in self.attacks)
+        """An attack with power, or noise measured directly, all of it: 5,000 residuals see 5% missing noise."""
+        noise = [check.outcome for check in self.checks if check.layer is Layer.NOISE]
+        measured = bool(noise) and all(outcome is Outcome.PASSED for outcome in noise)
+        return measured or any(attack.power >= CONCLUSIVE for attack in self.attacks)

@@ -62,7 +62,7 @@ def cast_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, see
     number = _canaries_a_silo(evidence, kind)
     backdrops = {silo.name: _backdrop(evidence, silo, number) for silo in evidence.silos}
     ordinary = {
-        name: _sampled(evidence, scaling, (moments[0], moments[-1]), silo)
+        name: sampled_units(evidence, scaling, (moments[0], moments[-1]), silo)
         for name, (silo, _) in backdrops.items()
     }
     algorithm, canaries = _costumes(evidence, kind, meaning, number, backdrops, ordinary, seed)
@@ -145,7 +145,7 @@ def _population(evidence: RunEvidence, silo: SiloTensors) -> int:
     return len(silo) if silo.unit_of_row is None else len(torch.unique(silo.unit_of_row))
 
 
-def _sampled(
+def sampled_units(
     evidence: RunEvidence, scaling: Scaling, moments: tuple[Moment, ...], silo: SiloTensors
 ) -> tuple[Floats, ...]:
     """What some ordinary units add to each value, at the start and at the end of the run."""

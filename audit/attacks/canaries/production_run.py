@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -19,14 +18,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from audit.auditors_manifest import AuditorsManifest
 from audit.evidence import RunEvidence
-from calibrate.manifest import signature
-from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.keys import Role, generate
+from audit.in_memory import in_memory
+from calibrate.manifest.document import DataBinding
 from calibrate.manifest.mechanism import NoiseSource
-from calibrate.manifest.statement import PAYLOAD_TYPE, statement_bytes
-from calibrate.manifest.terms import fresh_nonce, valid_for
-from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import Run, VerifiedManifest, verify
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.phases import Drawing
@@ -40,7 +36,6 @@ from privfair.rounds import Position, Rounds
 from privfair.transcript import ValueSpec
 
 Floats = NDArray[np.float64]
-_IN_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +57,11 @@ class ProductionRuns:
         self._document = evidence.document
         self._updates = evidence.plan.updates(evidence.document.rounds)
         self._seeds = np.random.default_rng(seed)
-        self._key = generate()
-        now = datetime.now(UTC).replace(microsecond=0)
-        self._trust = TrustFile(keys=(TrustedKey.of(self._key.public, Role.PRIVACY_OFFICER, now),))
+        self._auditor = AuditorsManifest()
         self._place: TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> ProductionRuns:
-        parent = _IN_MEMORY if _IN_MEMORY.is_dir() else None
-        self._place = TemporaryDirectory(prefix="privfair-audit-", dir=parent)
+        self._place = TemporaryDirectory(prefix="privfair-audit-", dir=in_memory())
         return self
 
     def __exit__(
@@ -127,11 +119,8 @@ class ProductionRuns:
     def _manifest(self, sizes: Mapping[str, int]) -> VerifiedManifest:
         """The same promise for another single use, in the auditor's name, for silos of these sizes."""
         binding = DataBinding.of(self._document.data.schema_digest, sizes.items())
-        copy: BudgetDocument = self._document.model_copy(
-            update={"nonce": fresh_nonce(), "validity": valid_for(), "ledger": None, "data": binding}
-        )
-        envelope = signature.sign(PAYLOAD_TYPE, statement_bytes(copy), self._key)
-        return verify(envelope, self._trust, Run(copy.config_digest, binding))
+        envelope = self._auditor.envelope(self._document.model_copy(update={"data": binding}))
+        return verify(envelope, self._auditor.trust, Run(self._document.config_digest, binding))
 
 
 class _Listening:
