@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.errors import InvalidInput
 from privfair.datasets.raw_table import RawTable, one_hot_names
 from privfair.datasets.scaling import NonPrivateStandardisation, Scaling
 from privfair.datasets.schema import NumericColumn
@@ -18,16 +21,32 @@ class BenchmarkScaling(Enum):
 
     `PUBLIC` uses the constants written in the loader. `NON_PRIVATE_STANDARDISATION` is what the papers do: mean and
     variance of the training records, which only runs that leave features unprotected accept.
+    `PUBLIC_WITH_STEPS` adds indicators of round values of some columns, where a loader knows any (Adult).
     """
 
     PUBLIC = "public"
+    PUBLIC_WITH_STEPS = "public-with-steps"
     NON_PRIVATE_STANDARDISATION = "non-private-standardisation"
 
 
-def numeric_columns(public: Mapping[str, Scaling], scaling: BenchmarkScaling) -> tuple[NumericColumn, ...]:
-    if scaling is BenchmarkScaling.PUBLIC:
-        return tuple(NumericColumn(name, way) for name, way in public.items())
-    return tuple(NumericColumn(name, NonPrivateStandardisation()) for name in public)
+def numeric_columns(
+    public: Mapping[str, Scaling],
+    scaling: BenchmarkScaling,
+    steps: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
+) -> tuple[NumericColumn, ...]:
+    match scaling:
+        case BenchmarkScaling.PUBLIC:
+            return tuple(NumericColumn(name, way) for name, way in public.items())
+        case BenchmarkScaling.PUBLIC_WITH_STEPS:
+            if not steps:
+                raise InvalidInput(
+                    "scaling", scaling.value, "is offered for adult alone", 'write scaling = "public"'
+                )
+            return tuple(NumericColumn(name, way, steps.get(name, ())) for name, way in public.items())
+        case BenchmarkScaling.NON_PRIVATE_STANDARDISATION:
+            return tuple(NumericColumn(name, NonPrivateStandardisation()) for name in public)
+        case _:
+            assert_never(scaling)
 
 
 def plain_or_one_hot(table: RawTable, name: str, values: tuple[str, ...]) -> NDArray[np.str_]:

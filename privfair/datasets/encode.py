@@ -145,4 +145,8 @@ def encode_features(table: RawTable, schema: Schema) -> FloatArray:
     ]
     for column in schema.categorical:
         blocks.append(np.eye(len(column.values or ()))[codes(table, column)])
+    for numeric in schema.numeric:
+        if numeric.steps:
+            reached = table.numbers(numeric.name)[:, np.newaxis] >= np.array(numeric.steps)
+            blocks.append(reached.astype(np.float64))
     return np.concatenate(blocks, axis=1)

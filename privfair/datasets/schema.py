@@ -6,8 +6,10 @@ not declared is resolved once over *all* silos (sorted) and remembered as a fact
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from calibrate.errors import InvalidInput
 from privfair.datasets.binding import Json, digest
@@ -63,13 +65,40 @@ class CodedColumn:
 
 @dataclass(frozen=True)
 class NumericColumn:
+    """A number and how it is scaled; for each of its `steps` there is a feature that says whether it is reached.
+
+    Steps let a linear model bend. They are values of the file, in ascending order, and public like any constant here.
+    """
+
     name: str
     scaling: Scaling
+    steps: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        finite = all(math.isfinite(step) for step in self.steps)
+        if not finite or any(low >= high for low, high in pairwise(self.steps)):
+            raise InvalidInput(
+                f"steps of column {self.name!r}",
+                self.steps,
+                "must be finite numbers in ascending order",
+                "list each once, the smallest first",
+            )
+
+    @property
+    def step_names(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}>={step:g}" for step in self.steps)
+
+    def as_json(self) -> dict[str, Json]:
+        document: dict[str, Json] = {"column": self.name, "scaling": scaling_as_json(self.scaling)}
+        return document | ({"steps": list(self.steps)} if self.steps else {})
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The meaning of a table; features are the numeric columns in order, then the categorical ones, one-hot."""
+    """The meaning of a table.
+
+    Features are the numeric columns in order, then the categorical ones, one-hot, then the numeric columns' steps.
+    """
 
     target: CodedColumn
     sensitive: CodedColumn | None
@@ -149,6 +178,8 @@ class Schema:
         names = [column.name for column in self.numeric]
         for column in self.categorical:
             names += [f"{column.name}={value}" for value in column.values or ()]
+        for numeric in self.numeric:
+            names += numeric.step_names
         return tuple(names)
 
     def as_json(self) -> dict[str, Json]:
@@ -157,7 +188,7 @@ class Schema:
             "version": SCHEMA_VERSION,
             "target": self.target.as_json(),
             "sensitive": None if self.sensitive is None else self.sensitive.as_json(),
-            "numeric": [{"column": c.name, "scaling": scaling_as_json(c.scaling)} for c in self.numeric],
+            "numeric": [column.as_json() for column in self.numeric],
             "categorical": [column.as_json() for column in self.categorical],
         }
 

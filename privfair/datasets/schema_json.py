@@ -42,7 +42,8 @@ def _schema(document: Any) -> Schema:
         target=_coded(document["target"]),
         sensitive=None if document["sensitive"] is None else _coded(document["sensitive"]),
         numeric=tuple(
-            NumericColumn(entry["column"], _scaling(entry["scaling"])) for entry in document["numeric"]
+            NumericColumn(entry["column"], _scaling(entry["scaling"]), tuple(entry.get("steps", ())))
+            for entry in document["numeric"]
         ),
         categorical=tuple(_coded(entry) for entry in document["categorical"]),
     )

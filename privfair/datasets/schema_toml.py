@@ -14,6 +14,7 @@
 
     [numeric.age]
     bounds = [18, 100]                 # public bounds, mapped to [0, 1]
+    steps = [25, 35, 65]               # optional: a feature for each of these public values, whether it is reached
 
     [numeric.income]
     mean = 10.5                        # public mean and scale (after the transform)
@@ -98,7 +99,7 @@ def parse_schema(text: str, file: str = "schema") -> OwnFormat:
         if "sensitive" in document
         else None,
         numeric=tuple(
-            NumericColumn(name, reader.scaling(name, declared))
+            reader.numeric(name, declared)
             for name, declared in reader.table(document, "numeric", required=False).items()
         ),
         categorical=tuple(
@@ -184,20 +185,31 @@ class _Reader:
             tuple((str(source), str(target)) for source, target in merge.items()),
         )
 
-    def scaling(self, name: str, declared: object) -> Scaling:
+    def numeric(self, name: str, declared: object) -> NumericColumn:
         table = self.as_table(declared, f"numeric.{name}")
         self.only(
-            table, f"numeric.{name}", {"bounds", "mean", "scale", "reach", "transform", "receipt", "scaling"}
+            table,
+            f"numeric.{name}",
+            {"bounds", "mean", "scale", "reach", "transform", "receipt", "scaling", "steps"},
         )
         transform = self.choice(Transform, table.get("transform", Transform.IDENTITY.value), "transform")
         try:
-            return self._scaling(name, table, transform)
+            return NumericColumn(name, self._scaling(name, table, transform), self._steps(name, table))
         except BadData:
             raise
         except InvalidInput as error:
             raise BadData(
                 self.file, f"{error.argument} {error.value!r} {error.rule}", error.remedy, column=name
             ) from None
+
+    def _steps(self, name: str, table: Table) -> tuple[float, ...]:
+        given = table.get("steps", [])
+        numbers = isinstance(given, list) and all(
+            isinstance(step, (int, float)) and not isinstance(step, bool) for step in given
+        )
+        if not numbers:
+            raise BadData(self.file, "steps must be a list of numbers", "write [25, 35, 65]", column=name)
+        return tuple(float(step) for step in given)
 
     def _scaling(self, name: str, table: Table, transform: Transform) -> Scaling:
         ways = {key for key in ("bounds", "mean", "scaling") if key in table}
@@ -210,7 +222,7 @@ class _Reader:
                 column=name,
             )
         if "bounds" in table:
-            self.only(table, f"numeric.{name}", {"bounds", "transform"})
+            self.only(table, f"numeric.{name}", {"bounds", "transform", "steps"})
             bounds = table["bounds"]
             if not isinstance(bounds, list) or len(bounds) != 2:
                 raise BadData(self.file, "bounds must be two numbers", "write bounds = [0, 100]", column=name)
@@ -222,7 +234,7 @@ class _Reader:
             if "receipt" in table:
                 return PaidScaling(mean, scale, str(table["receipt"]), transform, reach)
             return PublicMeanScale(mean, scale, transform, reach)
-        self.only(table, f"numeric.{name}", {"scaling", "transform"})
+        self.only(table, f"numeric.{name}", {"scaling", "transform", "steps"})
         if table["scaling"] == "unscaled" and transform is Transform.IDENTITY:
             return Unscaled()
         if table["scaling"] == "non-private-standardisation":

@@ -161,6 +161,20 @@ def test_public_scaling_reads_nothing_off_the_data(name: Benchmark) -> None:
     assert standardised.schema_digest != data.schema_digest
 
 
+def test_adult_with_steps_adds_44_public_indicators() -> None:
+    plain = load_benchmark(Benchmark.ADULT)
+    bent = load_benchmark(Benchmark.ADULT, scaling=BenchmarkScaling.PUBLIC_WITH_STEPS)
+    assert bent.features.shape == (45_222, 146)
+    np.testing.assert_array_equal(bent.features[:, :102], plain.features)
+    assert set(np.unique(bent.features[:, 102:])) == {0.0, 1.0}
+    assert bent.derived == ()
+    age = bent.features[:, bent.feature_names.index("age>=40")]
+    np.testing.assert_array_equal(age, bent.side_column("age") >= 40)
+    for other in (Benchmark.CREDIT_CARD, Benchmark.FASHION_MNIST):
+        with pytest.raises(InvalidInput, match="scaling"):
+            load_benchmark(other, scaling=BenchmarkScaling.PUBLIC_WITH_STEPS)
+
+
 def test_a_path_wins_over_the_package(tmp_path: Path) -> None:
     """The codebook's own layout (plain codes, SEX 1/2) gives the same arrays as the package's."""
     rows = _package_rows("UCI_Credit_Card.csv")[:400]
@@ -211,7 +225,9 @@ def test_adult_from_ucis_own_files(tmp_path: Path, adult_data: Dataset) -> None:
         load_benchmark(Benchmark.ADULT, tmp_path)
 
 
-@pytest.mark.parametrize("name", [b for b in Benchmark if b not in (Benchmark.FASHION_MNIST, Benchmark.MNIST)])
+@pytest.mark.parametrize(
+    "name", [b for b in Benchmark if b not in (Benchmark.FASHION_MNIST, Benchmark.MNIST)]
+)
 def test_without_package_and_path_the_message_says_how(
     name: Benchmark, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,10 +6,13 @@ import json
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput
 from privfair.datasets.bad_data import BadData
+from privfair.datasets.encode import encode_features
+from privfair.datasets.raw_table import RawTable
 from privfair.datasets.scaling import (
     NonPrivateStandardisation,
     PaidScaling,
@@ -57,6 +60,9 @@ def test_every_kind_of_scaling() -> None:
         ('scaling = "magic"', "'magic'.*not known"),
         ('scaling = "unscaled"\ntransform = "signed-log"', "without a transform"),
         ("bounds = [0, 1]\nscale = 2", "unknown key 'scale'"),
+        ("bounds = [0, 1]\nsteps = [0.5, 0.5]", "steps .* ascending order"),
+        ("bounds = [0, 1]\nsteps = [true]", "steps must be a list of numbers"),
+        ("bounds = [0, 1]\nsteps = 3", "steps must be a list of numbers"),
         ('bounds = [0, 1]\ntransform = "sqrt"', "transform 'sqrt' is not known; use one of"),
         ("bonds = [0, 1]", "unknown key 'bonds'"),
     ],
@@ -208,3 +214,17 @@ def test_the_digest_is_stable_and_ignores_what_does_not_matter() -> None:
     )
     # Computed once; a change means that old manifests no longer bind to new runs.
     assert _schema().digest == "sha256:8773f0b5615a4761bfb66e1d1e3553bf08fd2dd6aac8f94ab6e9fdd8008a0d6b"
+
+
+def test_steps_become_features_after_all_others_and_part_of_the_digest() -> None:
+    body = '[numeric.x]\nbounds = [0, 10]\n{steps}[categorical.c]\nvalues = ["p", "q"]\n'
+    plain = parse_schema(HEAD + SENSITIVE + body.format(steps="")).schema
+    bent = parse_schema(HEAD + SENSITIVE + body.format(steps="steps = [2, 7.5]\n")).schema
+    assert plain.feature_names == ("x", "c=p", "c=q")
+    assert bent.feature_names == ("x", "c=p", "c=q", "x>=2", "x>=7.5")
+    assert bent.digest != plain.digest
+    assert schema_from_json(json.loads(json.dumps(bent.as_json()))) == bent
+    columns = {"x": np.array(["1", "2", "9"]), "c": np.array(["p", "q", "q"])}
+    table = RawTable("t.csv", columns, np.arange(3))
+    expected = [[0.1, 1, 0, 0, 0], [0.2, 0, 1, 1, 0], [0.9, 0, 1, 1, 1]]
+    np.testing.assert_allclose(encode_features(table, bent), expected)
