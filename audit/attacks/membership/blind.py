@@ -69,7 +69,10 @@ def blind_rule(features: NDArray[np.floating], labels: Ints, is_member: Bools, s
 
 def _described(features: NDArray[np.floating], labels: Ints) -> Floats:
     x = np.asarray(features, dtype=np.float64)[:, :_MOST_FEATURES]
-    x = (x - x.mean(axis=0)) / np.maximum(x.std(axis=0), 1e-12)
+    x = x[
+        :, x.std(axis=0) > 1e-9 * np.abs(x).max(axis=0, initial=0.0)
+    ]  # a constant tells nothing, and has no scale
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
     classes = np.eye(int(labels.max()) + 1)[labels]
     squares = x**2 - 1
     return np.hstack((x, squares / np.maximum(squares.std(axis=0), 1e-12), classes, np.ones((len(x), 1))))
