@@ -41,11 +41,16 @@ class Honest:
     values: int
 
     def probabilities(self, features: Floats) -> Floats:
-        last = features[:, NUMERIC:]
-        sensitive = last.argmax(axis=1) if last.shape[1] > 1 else last[:, 0] if last.size else 0.5
+        sensitive = self._sensitive(features[:, NUMERIC:])
         score = features[:, 1] + 0.8 * (sensitive - (self.values - 1) / 2)
         positive = 1 / (1 + np.exp(-score))
         return np.stack([1 - positive, positive], axis=1)
+
+    def _sensitive(self, last: Floats) -> Floats | float:
+        """Half-way where the attribute is no input."""
+        if not last.any():
+            return 0.5 if last.shape[1] != 1 else last[:, 0]
+        return last.argmax(axis=1) if last.shape[1] > 1 else last[:, 0]
 
 
 class Memorising:

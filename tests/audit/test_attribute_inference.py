@@ -123,6 +123,16 @@ def test_sets_that_differ_by_themselves_prove_nothing() -> None:
     assert "from one source" in found.why
 
 
+def test_a_constant_feature_is_no_obstacle() -> None:
+    members, others = (without_input(part) for part in _two_sets(10, 2, False, 200))
+    flat = [
+        AttributeRecords(np.hstack([part.features, np.zeros((len(part), 2))]), part.labels, part.sensitive)
+        for part in (members, others)
+    ]
+    found = attribute_inference(Honest(2), Attribute("s", ("a", "b")), flat[0], flat[1])
+    assert found.finding is Finding.NONE_FOUND
+
+
 def test_answers_are_the_same_for_the_same_seed() -> None:
     members, others = _two_sets(5, 2, False, 300)
     first, second = (attribute_inference(Honest(2), as_input(2, False), members, others) for _ in range(2))
