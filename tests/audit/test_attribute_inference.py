@@ -139,6 +139,18 @@ def test_answers_are_the_same_for_the_same_seed() -> None:
     assert first.to_json() == second.to_json()
 
 
+def test_attacks_that_cannot_be_made_are_refused() -> None:
+    members, others = (without_input(part) for part in _two_sets(6, 2, False, 100))
+    with pytest.raises(InvalidInput, match="none of them"):
+        attribute_inference(
+            Honest(2),
+            Attribute("s", ("a", "b")),
+            members,
+            others,
+            AttributeOptions(attacks=(Yeom(), Csmia())),
+        )
+
+
 def test_too_few_records_are_refused() -> None:
     members, others = _two_sets(6, 2, False, 30)
     with pytest.raises(InvalidInput, match="at least 40"):

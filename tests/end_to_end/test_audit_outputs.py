@@ -135,3 +135,26 @@ def test_a_model_with_two_files_and_a_sensitive_column(tmp_path: Path) -> None:
     assert report["attribute_inference"]["finding"] == "leakage"
     assert report["membership"]["attacks"]
     assert set(report["subjects"]) == {"model"}
+
+
+def test_reports_with_and_without_an_audit_and_of_a_model(desk: Desk, tmp_path: Path) -> None:
+    run, audit, page = desk.folder / "run", desk.folder / "audit.json", tmp_path / "report.html"
+    assert privfair("report", run, "--out", page).code == 0
+    assert "Not audited" in page.read_text("utf-8")
+    assert privfair("report", run, "--audit", audit, "--out", page).code == 0
+    text = page.read_text("utf-8")
+    assert '<div class="word">inconclusive</div>' in text
+    assert "No privacy was promised" in text
+    assert "Attribute inference: sex" in text
+    assert json.loads(audit.read_text("utf-8"))["subjects"]["model"] in text
+    assert privfair("report", "--audit", audit, "--out", page).code == 0
+    assert "privfair report: model" in page.read_text("utf-8")
+
+
+def test_a_report_of_nothing_or_of_something_else_is_refused(desk: Desk, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    assert privfair("report", "--out", page).code == 2
+    outcome = privfair("report", desk.folder / "run", "--audit", desk.trust, "--out", page)
+    assert outcome.code == 2
+    assert "is no audit" in outcome.err
+    assert not page.exists()

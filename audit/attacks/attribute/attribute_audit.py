@@ -75,6 +75,13 @@ def attribute_inference(
     sides = _sides(knowledge, auxiliary, judged_members, judged_others)
     obstacles = {attack.name: attack.obstacle(knowledge) for attack in options.attacks}
     able = [attack for attack in options.attacks if obstacles[attack.name] is None]
+    if not able:
+        raise InvalidInput(
+            "attacks",
+            tuple(obstacles),
+            "cannot be made here, none of them",
+            "add one that learns from outputs",
+        )
     return AttributeInference(
         attribute=attribute.name,
         values=attribute.values,
