@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from audit.asked_batches import sensitive_silos, wrong_answers
 from audit.check import Check, Layer, Outcome, passed_if
 from audit.probes.rehearsal import Rehearsal
 from audit.probes.scene import units_of
@@ -46,9 +47,13 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
     declared = declared_sampling(rehearsal.document)
     level = ALPHA / (_TESTS * len(rehearsal.silos) + 1)
     drawn = {silo.name: [one.batch.numpy() for one in rehearsal.of(silo.name)] for silo in rehearsal.silos}
+    sensitive = sensitive_silos(rehearsal.algorithm, rehearsal.silos)
     wrong = []
     for silo in rehearsal.silos:
-        fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
+        if silo.name in sensitive:
+            fault = wrong_answers(silo, rehearsal.silos, drawn, sensitive)
+        else:
+            fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
         if fault is not None:
             wrong.append(f"{silo.name}: {fault}")
     shared = _same_in_two_silos(declared, drawn)

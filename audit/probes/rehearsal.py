@@ -21,6 +21,7 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.ledger import Ledger
+from privfair.models.model import Model
 from privfair.prepared_run import prepare_run
 from privfair.run_folder import RunFolder
 from privfair.run_session import RunSession
@@ -47,6 +48,7 @@ class Rehearsal:
 
     document: BudgetDocument
     algorithm: Algorithm[Any]
+    model: Model
     silos: tuple[SiloTensors, ...]
     sampling: Sampling | None
     steps: int
@@ -84,6 +86,7 @@ def rehearse(plan: Path, document: BudgetDocument, rounds: int = DEFAULT_ROUNDS)
     return Rehearsal(
         document=document,
         algorithm=prepared.algorithm,
+        model=prepared.model,
         silos=prepared.silos,
         sampling=prepared.sampling,
         steps=len(seen.states),

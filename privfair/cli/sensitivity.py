@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from privfair.cli import sensitivity_report
 from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -23,7 +24,11 @@ def command() -> None:
     privfair sensitivity list                               the claims known by id
     privfair sensitivity check ID                           one of them
     privfair sensitivity check module:function --claim 1    your own function
+    privfair sensitivity report PLAN.toml                   how far real data is from the worst case
     """
+
+
+command.add_command(sensitivity_report.command)
 
 
 @command.command("list")

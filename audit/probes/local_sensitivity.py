@@ -1,0 +1,146 @@
+"""How far real data is from the worst case: what its own units move, round by round, as a share of the signed bound.
+
+It says whether a clip is far too generous for the data at hand. It is never a reason for less noise: differential
+privacy is a promise for every data set, and these numbers are functions of the private records themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from audit.probes.altered import record_at, with_attribute, with_record, without
+from audit.probes.messages import sent
+from audit.probes.rehearsal import Rehearsal
+from audit.probes.scene import Moment, Scene, rows_of, units_of
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import Relation
+from calibrate.validation import count
+from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.phases import Drawing
+
+NOTE = (
+    "These are facts about this data set, not bounds: the noise stays what was signed for the worst case, and is never "
+    "lowered by them. They are computed from private records without noise, so do not publish them."
+)
+_MOST_STEPS = 8
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """One step: the largest and the middle distance that a unit of the data made, as shares of the worst case."""
+
+    step: int
+    largest: float
+    median: float
+
+
+@dataclass(frozen=True)
+class LocalSensitivity:
+    """One published value over the rounds."""
+
+    name: str
+    worst_case: float
+    """The distance that one unit may make at most, by the signed bound."""
+    steps: tuple[StepShares, ...]
+
+    @property
+    def largest(self) -> float:
+        return max(one.largest for one in self.steps)
+
+    @property
+    def median(self) -> float:
+        return float(np.median([one.median for one in self.steps]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "worst_case": self.worst_case,
+            "largest": self.largest * self.worst_case,
+            "largest_share": self.largest,
+            "median_share": self.median,
+            "by_step": [
+                {"step": one.step, "largest_share": one.largest, "median_share": one.median}
+                for one in self.steps
+            ],
+        }
+
+
+@dataclass
+class _Shares:
+    by_step: dict[int, list[float]] = field(default_factory=dict)
+
+    def finished(self, name: str, worst_case: float) -> LocalSensitivity:
+        steps = tuple(
+            StepShares(step, float(max(shares)), float(np.median(shares)))
+            for step, shares in sorted(self.by_step.items())
+        )
+        return LocalSensitivity(name, worst_case, steps)
+
+
+def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> tuple[LocalSensitivity, ...]:
+    """Some units of each watched batch, left out or given what another record of the silo has; one entry a value."""
+    count("units", units)
+    chosen = np.unique(np.linspace(0, rehearsal.steps - 1, min(_MOST_STEPS, rehearsal.steps)).astype(int))
+    moments = tuple(Moment(int(step), rehearsal.states[step]) for step in chosen)
+    scene = Scene(rehearsal.algorithm, rehearsal.model, rehearsal.silos, rehearsal.document, moments)
+    if not scene.bounded:
+        raise InvalidInput(
+            "plan",
+            rehearsal.document.algorithm,
+            "publishes no value with a bound",
+            "report a plan with noise",
+        )
+    random = np.random.default_rng(seed)
+    found: dict[str, _Shares] = {}
+    for moment in moments:
+        for silo in scene.silos:
+            (batch,) = (one.batch for one in rehearsal.of(silo.name) if one.step == moment.step)
+            for name, share in _of_batch(scene, moment, silo, batch, units, random):
+                found.setdefault(name, _Shares()).by_step.setdefault(moment.step, []).append(share)
+    finished = (shares.finished(name, scene.allowed(name)) for name, shares in found.items())
+    # Records of a draw are exchanged within their cell, so that a count of the cells says nothing here.
+    return tuple(one for one in finished if one.largest > 0 or not isinstance(scene.algorithm, Drawing))
+
+
+def _of_batch(
+    scene: Scene,
+    moment: Moment,
+    silo: SiloTensors,
+    batch: Tensor,
+    units: int,
+    random: np.random.Generator,
+) -> Iterator[tuple[str, float]]:
+    present = [unit for unit in batch.tolist() if unit < units_of(silo)]
+    if not present:
+        return
+    base = sent(scene, moment, silo, batch)
+    for unit in random.permutation(present)[:units].tolist():
+        other, rest = _neighbour(scene, silo, batch, unit, random)
+        moved = sent(scene, moment, other, rest, base.seen)
+        for name, values in base.noisy.items():
+            if name in scene.bounded:
+                yield name, scene.distance(name, values, moved.noisy[name]) / scene.allowed(name)
+
+
+def _neighbour(
+    scene: Scene, silo: SiloTensors, batch: Tensor, unit: int, random: np.random.Generator
+) -> tuple[SiloTensors, Tensor]:
+    relation, rows = scene.unit.relation, rows_of(silo, unit)
+    if relation is Relation.ADD_REMOVE:
+        return without(silo, unit, batch)
+    if len(rows) == 0:
+        return silo, batch
+    if relation is Relation.REPLACE_ATTRIBUTE:
+        groups = [group for group in silo.s.unique().tolist() if group != int(silo.s[rows[0]])]
+        return (with_attribute(silo, unit, groups[0]) if groups else silo), batch
+    candidates = np.arange(len(silo))
+    if isinstance(scene.algorithm, Drawing):
+        # A record's cell decides its place in a draw; neighbours of one draw differ in what stands there.
+        alike = (silo.y == silo.y[rows[0]]) & (silo.s == silo.s[rows[0]])
+        candidates = alike.nonzero()[:, 0].numpy()
+    return with_record(silo, unit, record_at(silo, int(random.choice(candidates)))), batch

@@ -1,0 +1,102 @@
+"""`privfair sensitivity report`: how far a plan's data is from the worst case that its noise is made for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from privfair.cli.output import json_option, print_json, print_rich
+
+if TYPE_CHECKING:
+    from audit.probes.local_sensitivity import LocalSensitivity
+    from calibrate.manifest.document import BudgetDocument
+
+_PATH = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("report")
+@click.argument("plan", type=_PATH)
+@click.option("--manifest", type=_PATH, help="The plan's budget. [default: calibrated now for its target]")
+@click.option("--rounds", type=click.IntRange(min=1), default=32, show_default=True, help="To rehearse.")
+@click.option(
+    "--units", type=click.IntRange(min=1), default=20, show_default=True, help="To try in each batch."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of their choice.")
+@json_option
+def command(plan: Path, manifest: Path | None, rounds: int, units: int, seed: int, as_json: bool) -> None:
+    """What the units of this very data set move, round by round, beside what the worst case would.
+
+    The plan is rehearsed for some rounds in a folder that is thrown away; nobody's budget is touched. The numbers never
+    lower the noise, and are not for publication: they are computed from private records.
+
+    \b
+    Example:
+      privfair sensitivity report plan.toml --manifest budget.json
+    """
+    from audit.probes.local_sensitivity import NOTE, local_sensitivity
+    from audit.probes.rehearsal import rehearse
+
+    document = _document(plan, manifest)
+    found = local_sensitivity(rehearse(plan, document, rounds), units, seed)
+    unit = document.guarantee.privacy_unit()
+    if as_json:
+        print_json(
+            {
+                "plan": str(plan),
+                "unit": unit.protected.value,
+                "relation": unit.relation.value,
+                "noise_may_be_lowered": False,
+                "note": NOTE,
+                "releases": [one.to_json() for one in found],
+            }
+        )
+        return
+    _show(found, f"one {unit.protected.value}, {unit.relation.value}", NOTE)
+
+
+def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
+    """The budget given, or one calibrated for the plan's target and signed with a key that is thrown away."""
+    from tempfile import TemporaryDirectory
+
+    from calibrate.budget import calibrate_plan
+    from calibrate.errors import InvalidInput
+    from calibrate.manifest.guarantee import NoPrivacyPromised
+    from calibrate.manifest.keys import Role, generate, save
+    from calibrate.manifest.verify import read_unverified
+    from calibrate.plans.from_mapping import plan_from_mapping
+    from privfair.cli.issue_manifest import issue_manifest
+    from privfair.plan_file import read_plan_file
+
+    if manifest is not None:
+        if not manifest.is_file():
+            raise InvalidInput("--manifest", str(manifest), "is not a file", "check the path")
+        document = read_unverified(manifest.read_bytes()).document
+        if isinstance(document.guarantee, NoPrivacyPromised):
+            raise InvalidInput(
+                "--manifest",
+                str(manifest),
+                "promises no privacy, so it signs no bound",
+                "give a private plan",
+            )
+        return document
+    file = read_plan_file(plan)
+    budget = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), file.target())
+    with TemporaryDirectory(prefix="privfair-report-") as folder:
+        key, out = Path(folder) / "officer.pem", Path(folder) / "budget.json"
+        save(generate(), Role.PRIVACY_OFFICER, key)
+        issue_manifest(budget, file, out=out, key_path=key)
+        return read_unverified(out.read_bytes()).document
+
+
+def _show(found: tuple[LocalSensitivity, ...], unit: str, note: str) -> None:
+    from rich.table import Table
+
+    lines: list[object] = [f"[bold]local sensitivity[/bold] for {unit}, as shares of the worst case"]
+    for one in found:
+        table = Table("step", "largest", "median", title=f"{one.name} (worst case {one.worst_case:.6g})")
+        for step in one.steps:
+            table.add_row(str(step.step), f"{100 * step.largest:.1f}%", f"{100 * step.median:.1f}%")
+        lines.append(table)
+    print_rich(*lines, note)
