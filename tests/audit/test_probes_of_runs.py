@@ -1,0 +1,89 @@
+"""The probes pass on clean runs of every private algorithm, and say what they cannot ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from audit.check import Check, Layer, Outcome
+from audit.evidence import RunEvidence
+from audit.probes.check_probes import check_probes
+from privfair.ledger import Access, Ledger
+from tests.planted_bugs.fixed_randomness import fixed_randomness
+from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk
+
+_DATA = """[data]
+files = ["north.csv", "south.csv", "west.csv"]
+schema = "schema.toml"
+"""
+_TARGET = "[target]\nepsilon = 4.0\ndelta = 1e-5\n"
+MMD = f"""algorithm = "mmd-fedavg"
+{_TARGET}[privacy]
+group-size = 100
+samples-per-group = 10
+rounds = 10
+users = 3
+cohort = 2
+update-clip = 0.5
+histogram-noise-ratio = 1.0
+{_DATA}[training]
+kernel-width = 8.0
+"""
+PAY_ONCE = f"""algorithm = "pay-once"
+{_TARGET}[privacy]
+rounds = 10
+{_DATA}[training]
+fairness = 1.0
+"""
+PAID_HISTOGRAM = f"""algorithm = "steffle"
+{_TARGET}[privacy]
+silo-size = 120
+batch-size = 24
+rounds = 12
+sampling = "poisson"
+minority-fraction = 0.2
+lipschitz = 1.0
+w-radius = 0.5
+histogram-noise-ratio = 1.0
+{_DATA}[training]
+notion = "equalised-odds"
+"""
+SCAFFOLD = GAUSSIAN.format(rate=0.2, rounds=12, more='method = "scaffold"\nlocal-steps = 2')
+REPLACED = GAUSSIAN.format(rate=0.2, rounds=12, more="").replace(
+    "clip = 1.0", 'clip = 1.0\nrelation = "replace-one"'
+)
+LAPLACE = MMD.replace("rounds = 10", 'rounds = 10\nmechanism = "laplace"').replace("8.0", "200.0")
+PLANS = {
+    "fpfl": FPFL,
+    "mmd": MMD,
+    "mmd-laplace": LAPLACE,
+    "pay-once": PAY_ONCE,
+    "steffle-histogram": PAID_HISTOGRAM,
+    "scaffold": SCAFFOLD,
+    "replace-one": REPLACED,
+}
+
+
+def probed(folder: Path, plan: str) -> tuple[Check, ...]:
+    desk = Desk.at(folder / "desk", plan)
+    manifest = desk.budget()
+    with fixed_randomness(11):
+        run = desk.train(manifest).run
+        with Ledger.open(desk.ledger, None, Access.READ) as ledger:
+            return check_probes(RunEvidence.read(run, plan_path=desk.plan), ledger)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_a_clean_run_passes_every_probe(name: str, tmp_path: Path) -> None:
+    checks = probed(tmp_path, PLANS[name])
+    assert [f"{one.name}: {one.finding}" for one in checks if one.outcome is Outcome.FAILED] == []
+    assert all(one.layer is Layer.PROBE for one in checks)
+    assert len(checks) >= 8
+
+
+def test_a_run_that_promises_nothing_has_nothing_to_probe(tmp_path: Path) -> None:
+    (only,) = probed(tmp_path, FEDSGD.format(rounds=3, more=""))
+    assert only.outcome is Outcome.NOT_POSSIBLE
+    assert "no privacy is promised" in only.finding
