@@ -105,6 +105,8 @@ class Verdict:
                 f"the observer's guesses show epsilon of at least {self.epsilon_lower:.3f} with "
                 f"{100 * self.confidence:g}% confidence, and {self.promise.epsilon:g} is {self.promise.source}"
             )
+        if self.promise is None and self.epsilon_lower is not None:
+            return f"nothing was promised that could be refuted; epsilon is at least {self.epsilon_lower:.3f}"
         if self.word is Word.CONSISTENT:
             return "no check failed, and an attack that could have refuted the promise did not"
         return "no check failed, but no attack had an even chance of refuting the promise"

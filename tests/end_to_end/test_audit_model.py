@@ -127,6 +127,8 @@ def test_a_torch_module(tmp_path: Path, files: tuple[object, ...]) -> None:
     assert outcome.code == 0, outcome.err
     found = outcome.json()
     assert found["membership"]["target"]["kind"] == "torch"
+    assert found["verdict"] == "inconclusive"
+    assert "nothing was promised" in found["why"]
     assert found["membership"]["shadow"]["kind"] == "the target's own architecture"
     torch.save(net().state_dict(), path)
     assert "state dict" in audit("--model", path, *files, "--trust-pickle").err
