@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from audit.attacks.membership.claim import Claim
@@ -87,11 +88,15 @@ def test_a_private_run_is_consistent(seed: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_twenty_private_runs_are_never_violated(tmp_path: Path) -> None:
     """Each at 95%: the attacks are far from the promise, so not even the allowed one in twenty is seen."""
+    areas = []
     for seed in range(20):
         found = audit(tmp_path / str(seed), seed, shadow_models=16)
         assert found.verdict.word is Word.CONSISTENT, found.verdict.why
         assert found.verdict.epsilon_lower is not None
         assert found.verdict.epsilon_lower < 1.0
+        areas.append([attack.auc.value for attack in found.result.attacks])
+    print("areas", np.mean(areas, axis=0), np.min(areas, axis=0), np.max(areas, axis=0))
+    assert np.abs(np.mean(areas, axis=0) - 0.5).max() < 0.03
 
 
 def test_the_command_line_takes_a_run_folder(tmp_path: Path) -> None:
