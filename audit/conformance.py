@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
+from audit.asked_batches import sensitive_silos, wrong_answers
 from audit.check import Check, Layer, Outcome, passed_if
 from audit.evidence import RunEvidence
 from calibrate.errors import Refused
@@ -116,11 +117,16 @@ def _sampling(evidence: RunEvidence) -> Iterator[Check]:
     declared = tuple(declaration.scheme for declaration in evidence.document.sampling)
     promised = not isinstance(evidence.document.guarantee, NoPrivacyPromised)
     yield _check("sampling is the signed one", not promised or declared == (scheme,), type(scheme).__name__)
+    rounds = [one.round for one in evidence.rounds()]
+    drawn = {s.name: [np.asarray(evidence.batch(round, s)) for round in rounds] for s in evidence.silos}
+    sensitive = sensitive_silos(evidence.algorithm, evidence.silos)
     for silo in evidence.silos:
-        batches = [np.asarray(evidence.batch(one.round, silo)) for one in evidence.rounds()]
-        wrong = _wrong_batches(scheme, len(silo), batches)
+        if silo.name in sensitive:
+            wrong = wrong_answers(silo, evidence.silos, drawn, sensitive)
+        else:
+            wrong = _wrong_batches(scheme, len(silo), drawn[silo.name])
         yield _check(
-            f"batches of {silo.name}", wrong is None, wrong or f"{len(batches)} batches, drawn as declared"
+            f"batches of {silo.name}", wrong is None, wrong or f"{len(rounds)} batches, drawn as declared"
         )
 
 

@@ -78,7 +78,8 @@ class BatchRecord:
     def batch(self, round: int, party: str) -> Indexes:
         """The units of `party` that took part in a round, as the contribution saw them."""
         sampling = self.header.sampling
-        if not isinstance(sampling, ShuffledEpochs):
+        # A sensitive silo draws nothing: its rounds are recorded one by one beside the holders' epochs.
+        if not isinstance(sampling, ShuffledEpochs) or self._recorded(FrameKind.ROUND, round, party):
             return self._units(FrameKind.ROUND, round, party)
         if round < 0:
             raise self._missing(FrameKind.ROUND, round, party)
@@ -97,6 +98,10 @@ class BatchRecord:
             epoch for kind, epoch, who in self._places if kind is FrameKind.EPOCH and who == number
         )
         return {epoch: self.epoch_order(epoch, party) for epoch in wanted}
+
+    def _recorded(self, kind: FrameKind, number: int, party: str) -> bool:
+        known = party in self.header.parties
+        return known and (kind, number, self.header.parties.index(party)) in self._places
 
     def _units(self, kind: FrameKind, number: int, party: str) -> Indexes:
         if party not in self.header.parties:

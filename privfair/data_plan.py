@@ -24,6 +24,11 @@
     [data.users]                         # user-level privacy: one aggregator, records grouped by user
     kind = "poisson"                     # poisson (mean) | column (column)
     mean = 2.0
+
+    [data.attributes]                    # left out: every silo holds the attributes of its own records
+    silos = ["registry"]                 # attributes lie in these silos, dealt out at random by the seed;
+    # files = ["registry.csv"]           #   or as these files say (the attribute, and the column `record`
+    # record = "person"                  #   by which they are joined to the files of the records)
 """
 
 from __future__ import annotations
@@ -85,6 +90,31 @@ class UsersOfColumn:
 
 
 @dataclass(frozen=True)
+class DealtAttributes:
+    """Attributes apart from records, dealt out to silos of these names at random."""
+
+    silos: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.silos or len(set(self.silos)) != len(self.silos):
+            raise InvalidInput(
+                "[data.attributes] silos", self.silos, "must be distinct, at least one", "name each silo once"
+            )
+
+
+@dataclass(frozen=True)
+class AttributesInFiles:
+    """Attributes apart from records, in files of their own: one a sensitive silo, joined by the column `record`."""
+
+    files: tuple[Path, ...]
+    record: str
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise InvalidInput("[data.attributes] files", (), "must not be empty", "name one for each silo")
+
+
+@dataclass(frozen=True)
 class DataPlan:
     source: BenchmarkSource | FileSource
     partition: Partition | Pooled | None = None
@@ -92,8 +122,20 @@ class DataPlan:
     test_fraction: float = PAPERS_TEST_FRACTION
     seed: int = 0
     unfair: UnfairImages | None = None
+    attributes: DealtAttributes | AttributesInFiles | None = None
 
     def __post_init__(self) -> None:
+        if self.attributes is not None and self.users is not None:
+            raise InvalidInput(
+                "[data.attributes]", "(a table)", "excludes [data.users]", "drop one of the two tables"
+            )
+        if isinstance(self.attributes, AttributesInFiles) and not isinstance(self.source, FileSource):
+            raise InvalidInput(
+                "[data.attributes] files",
+                "(files)",
+                "can't be joined to a benchmark",
+                'write silos = ["registry"] to deal its attributes out',
+            )
         open_unit("[data] test-fraction", self.test_fraction)
         count("[data] seed", self.seed, least=0)
         if self.unfair is not None and isinstance(self.source, FileSource):
@@ -141,7 +183,7 @@ class _Grouped:
 def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
     """The typed [data] section; an empty one is refused."""
     source_kind = _source_kind(section)
-    tables = {"partition", "users", "unfair"}
+    tables = {"partition", "users", "unfair", "attributes"}
     refuse_unknown("data", section, (*key_names(source_kind), *key_names(_Common), *sorted(tables)))
     for name in tables & set(section):
         if not isinstance(section[name], dict):
@@ -158,6 +200,7 @@ def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
         test_fraction=common.test_fraction,
         seed=common.seed,
         unfair=read_section(UnfairImages, "data.unfair", section["unfair"]) if "unfair" in section else None,
+        attributes=_attributes(section["attributes"], folder) if "attributes" in section else None,
     )
 
 
@@ -189,6 +232,19 @@ def _partition(table: Mapping[str, Any], source: BenchmarkSource | FileSource) -
             return read_section(Pooled, "data.partition", rest)
         case _:
             assert_never(kind)
+
+
+def _attributes(table: Mapping[str, Any], folder: Path) -> DealtAttributes | AttributesInFiles:
+    if ("silos" in table) == ("files" in table):
+        raise InvalidInput(
+            "[data.attributes]",
+            sorted(table),
+            "must name either silos or files",
+            'write silos = ["registry"], or files = ["registry.csv"] and record = "person"',
+        )
+    if "silos" in table:
+        return read_section(DealtAttributes, "data.attributes", table)
+    return read_section(AttributesInFiles, "data.attributes", table, folder)
 
 
 def _users(table: Mapping[str, Any]) -> PoissonUsers | UsersOfColumn:

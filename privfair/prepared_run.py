@@ -117,11 +117,19 @@ def build(
         privacy={key.replace("_", "-"): value for key, value in plan.file.privacy.items()},
         parties=tuple((silo.name, silo.size) for silo in data.binding.silos),
         clients=data.clients,
+        sensitive=() if data.apart is None else data.apart.sensitive,
         groups=first.groups,
         rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
         document=document,
         seed=plan.training.seed,
     )
+    if blueprint.sensitive and not plan.recipe.attributes_apart:
+        raise InvalidInput(
+            "[data.attributes]",
+            list(blueprint.sensitive),
+            f"is not known to {plan.recipe.name}, whose silos hold the attributes of their own records",
+            "use steffle, or drop the table",
+        )
     return model, plan.recipe.build(blueprint)
 
 

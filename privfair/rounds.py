@@ -21,11 +21,14 @@ from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, 
 from calibrate.manifest.mechanism import InTheClear
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.phases import Replying
+from privfair.asked_participation import AskedParticipation
 from privfair.contribution import BoundedContribution, Published
 from privfair.drawn_participation import DrawnParticipation
 from privfair.gate import Gate
 from privfair.ledger import Claim
 from privfair.participation import Participation
+
+AnyParticipation = Participation | DrawnParticipation | AskedParticipation
 
 State = TypeVar("State")
 
@@ -55,7 +58,7 @@ class Rounds(Generic[State]):
         self,
         algorithm: Algorithm[State],
         silos: tuple[SiloTensors, ...],
-        participations: Mapping[str, Participation | DrawnParticipation],
+        participations: Mapping[str, AnyParticipation],
         document: BudgetDocument,
         gate: Gate,
         claim: Claim,

@@ -10,6 +10,8 @@ import numpy as np
 
 from calibrate.errors import Refused
 from privfair.algorithms.phases import Drawing
+from privfair.asked_participation import AskedParticipation
+from privfair.attribute_silos import HeldApart
 from privfair.batch_record import BatchHeader, BatchRecord, BatchWriter
 from privfair.checkpoint import load_checkpoint, save_checkpoint
 from privfair.drawn_participation import DrawnParticipation
@@ -21,7 +23,7 @@ from privfair.participation import Participation, word_source
 from privfair.prepared_run import PreparedRun
 from privfair.promise import claim_terms
 from privfair.replay import FIRST_SESSION, Session, read_sessions, replay
-from privfair.rounds import Position, Rounds, completed
+from privfair.rounds import AnyParticipation, Position, Rounds, completed
 from privfair.run_folder import RunFolder
 from privfair.run_summary import Status, receipts, summary
 from privfair.saved_model import save_model
@@ -170,9 +172,7 @@ class RunSession:
         self._measure(position, last=position.step == run.updates)
         return position
 
-    def _participations(
-        self, claim: Claim
-    ) -> tuple[Mapping[str, Participation | DrawnParticipation], BatchWriter | None]:
+    def _participations(self, claim: Claim) -> tuple[Mapping[str, AnyParticipation], BatchWriter | None]:
         run, path = self._run, self._folder.batches
         sources = {
             name: word_source(run.manifest.document, run.plan.training.seed, name, claim.session)
@@ -191,10 +191,11 @@ class RunSession:
         participations = {
             name: Participation(name, size, run.sampling, sources[name], writer, recorded)
             for name, size in run.sizes.items()
+            if run.data.apart is None or name in run.data.apart.holders
         }
         for participation in participations.values():
             participation.require_order(claim.held.start)
-        return participations, writer
+        return _with_asked(run.data.apart, participations, writer), writer
 
     def _report(self, position: Position[Any], charged: int, *, last: bool) -> None:
         metrics = self._measure(position, last=last)
@@ -263,6 +264,18 @@ class RunSession:
 def _next_session(claim: Claim, position: Position[Any]) -> Session:
     carried = {value.round for values in position.carried.values() for value in values.values()}
     return Session(claim.session, claim.held.start, position.step, tuple(sorted(carried)))
+
+
+def _with_asked(
+    apart: HeldApart | None, drawn: Mapping[str, Participation], writer: BatchWriter | None
+) -> Mapping[str, AnyParticipation]:
+    """The holders' batches, and those of sensitive silos, which follow from them."""
+    if apart is None:
+        return drawn
+    numbers = dict(zip(apart.parties.names, apart.numbers, strict=True))
+    holders = [(drawn[name], numbers[name]) for name in apart.holders]
+    asked = {name: AskedParticipation(name, numbers[name], holders, writer) for name in apart.sensitive}
+    return {**drawn, **asked}
 
 
 def _noise_seed(seed: int, session: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -12,13 +12,24 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.document import DataBinding
 from calibrate.privacy_unit import PrivacyUnit, Protected
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.data_plan import BenchmarkSource, DataPlan, FileSource, PoissonUsers, Pooled, UsersOfColumn
+from privfair.attribute_silos import HeldApart, dealt_out, held_by_column
+from privfair.data_plan import (
+    AttributesInFiles,
+    BenchmarkSource,
+    DataPlan,
+    DealtAttributes,
+    FileSource,
+    PoissonUsers,
+    Pooled,
+    UsersOfColumn,
+)
 from privfair.datasets.arrays import IntArray
+from privfair.datasets.attribute_files import AttributeFiles, read_attribute_files
 from privfair.datasets.catalogue import load_benchmark
 from privfair.datasets.dataset import Dataset
 from privfair.datasets.derived_facts import NoPrivacyPromised
 from privfair.datasets.non_private_standardisation import Standardisation, fit_standardisation
-from privfair.datasets.own_files import load_own_silos, load_own_train_test
+from privfair.datasets.own_files import load_own_silos, load_own_train_test, silo_name
 from privfair.datasets.partition import EqualAtRandom, cut_into_silos
 from privfair.datasets.schema_toml import OwnFormat, load_schema
 from privfair.datasets.split import split_silos
@@ -42,6 +53,8 @@ class TrainingData:
     """Of the training files, and so of the files to predict from."""
     clients: tuple[tuple[str, int], ...] = ()
     """Whose records a central party holds, one client after the other: names and sizes."""
+    apart: HeldApart | None = None
+    """Where attributes are held apart from records: who holds which; its parties are `parties`."""
 
     @property
     def binding(self) -> DataBinding:
@@ -74,7 +87,12 @@ class TrainingData:
         owners = None if self.users is None else torch.from_numpy(_owners(self.users))
         sizes = torch.tensor([size for _, size in self.clients])
         clients = torch.repeat_interleave(torch.arange(len(sizes)), sizes) if self.clients else None
-        return tuple(_tensors(silo, dtype, owners, clients) for silo in self.parties)
+        if self.apart is None:
+            return tuple(_tensors(silo, dtype, owners, clients) for silo in self.parties)
+        return tuple(
+            replace(_tensors(silo, dtype, owners, clients), record_numbers=torch.from_numpy(numbers))
+            for silo, numbers in zip(self.parties, self.apart.numbers, strict=True)
+        )
 
     def encoding(self) -> dict[str, Any]:
         """How a record becomes features, for `privfair predict`."""
@@ -103,6 +121,9 @@ def load_training_data(plan: DataPlan, *, central: bool = False) -> TrainingData
         users = _by_user(plan.users, parts.train.pooled(), plan.seed)
         party = Silos((Silo(USERS, users.data),))
         return TrainingData(party, parts.test, standardisation, users, delimiter)
+    if plan.attributes is not None:
+        apart = _held_apart(plan, parts.train, central)
+        return TrainingData(apart.parties, parts.test, standardisation, None, delimiter, apart=apart)
     if not central:
         return TrainingData(parts.train, parts.test, standardisation, None, delimiter)
     clients = tuple(zip(parts.train.names, parts.train.sizes, strict=True))
@@ -119,15 +140,38 @@ def _train_test(plan: DataPlan, own: OwnFormat | None) -> TrainTest:
             return split_silos(_cut(whole, plan), plan.seed, plan.test_fraction)
         case FileSource(files=files, test_files=test_files):
             assert own is not None
+            held = _attribute_files(plan, own)
             if test_files:
                 _refuse_cutting(plan)
-                return load_own_train_test(files, test_files, own)
-            silos = load_own_silos(files, own)
+                return load_own_train_test(files, test_files, own, held)
+            silos = load_own_silos(files, own, held)
             if plan.partition is not None:
                 silos = _cut(silos.pooled(), plan)
             return split_silos(silos, plan.seed, plan.test_fraction)
         case _:
             assert_never(plan.source)
+
+
+def _attribute_files(plan: DataPlan, own: OwnFormat) -> AttributeFiles | None:
+    if not isinstance(plan.attributes, AttributesInFiles):
+        return None
+    return read_attribute_files(plan.attributes.files, plan.attributes.record, own.schema, own.delimiter)
+
+
+def _held_apart(plan: DataPlan, train: Silos, central: bool) -> HeldApart:
+    if central:
+        raise InvalidInput(
+            "[data.attributes]", "(a table)", "means nothing where one party holds everything", "drop it"
+        )
+    match plan.attributes:
+        case DealtAttributes(silos):
+            return dealt_out(train, silos, plan.seed)
+        case AttributesInFiles(files):
+            return held_by_column(train, tuple(silo_name(file) for file in files))
+        case None:
+            raise AssertionError("asked only where attributes are held apart")
+        case _:
+            assert_never(plan.attributes)
 
 
 def _cut(whole: Dataset, plan: DataPlan) -> Silos:

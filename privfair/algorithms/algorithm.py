@@ -31,6 +31,8 @@ class SiloTensors:
     """For user-level privacy: which user each row belongs to; None where a unit is a record."""
     client_of_row: Tensor | None = None
     """For a party that collects several clients' records: which client each row is from; units stay records."""
+    record_numbers: Tensor | None = None
+    """Where attributes are held apart from records: each row's number among the records of all holders."""
 
     def __len__(self) -> int:
         return len(self.y)

@@ -16,12 +16,8 @@ signed noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never, final
-
-import torch
-from torch import Tensor
 
 from calibrate.errors import InvalidInput
 
@@ -83,16 +79,12 @@ def parts_of(centralisation: Centralisation, silo: str) -> Parts:
             assert_never(centralisation)
 
 
-def rows_asked_for(held: Tensor, batches: Sequence[Tensor]) -> Tensor:
-    """The rows of a sensitive silo whose records are in a round's batches, perhaps none.
-
-    `held` are the universal numbers of its records, row by row; `batches` those that the non-sensitive silos drew.
-    """
-    if held.unique().numel() != held.numel():
-        raise InvalidInput(
-            "held", "(repeated numbers)", "must number each record once", "renumber the records"
-        )
-    if not batches:
-        return torch.empty(0, dtype=torch.int64)
-    asked = torch.cat(tuple(batches))
-    return torch.isin(held, asked).nonzero().flatten()
+def centralisation_of(sensitive: tuple[str, ...]) -> Centralisation:
+    """Who holds what, if these parties hold nothing but attributes."""
+    match sensitive:
+        case ():
+            return EVERY_SILO
+        case (one,):
+            return OneSensitiveSilo(one)
+        case several:
+            return SeparateSilos(several)

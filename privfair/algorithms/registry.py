@@ -34,6 +34,8 @@ class Blueprint:
     seed: int
     clients: tuple[tuple[str, int], ...] = ()
     """Names and sizes of the clients whose records a central party collects."""
+    sensitive: tuple[str, ...] = ()
+    """The parties that hold nothing but attributes; none where every silo holds those of its records."""
     document: BudgetDocument | None = None
     """The verified manifest; None while it is being issued, when only names and shapes matter."""
 
@@ -75,6 +77,8 @@ class Recipe:
     """Whether no private variant exists, so that only a manifest without a promise can be issued."""
     central: bool = False
     """Whether all records are trained on in one place."""
+    attributes_apart: bool = False
+    """Whether it can run with attributes held by others than the records."""
 
     def options(self) -> Any:
         module, name = self.options_at.split(":")
@@ -129,6 +133,7 @@ def _gaussian(blueprint: Blueprint) -> Algorithm[Any]:
 
 
 def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
+    from privfair.algorithms.centralisation import centralisation_of
     from privfair.algorithms.steffle import Steffle
     from privfair.algorithms.steffle_bounds import BatchLaw, SteffleBounds, silo_weights
 
@@ -143,6 +148,16 @@ def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
         )
     sampling = blueprint.privacy.get("sampling", "shuffled")
     law = BatchLaw.SAME_RATE if sampling in ("full", "poisson") else BatchLaw.SAME_SIZE
+    centralisation = centralisation_of(blueprint.sensitive)
+    sizes = {name: size for name, size in blueprint.parties if name not in blueprint.sensitive}
+    if blueprint.sensitive and law is BatchLaw.SAME_SIZE and len(set(sizes.values())) > 1:
+        raise InvalidInput(
+            "[privacy] sampling",
+            sampling,
+            "weighs records of unequal silos unequally, which a sensitive silo that sums over all can't follow",
+            'write sampling = "full" or "poisson", or make the silos equal',
+        )
+    weights = silo_weights(sizes, blueprint.needed("silo-size"), law)
     bounds = SteffleBounds(
         batch_size=blueprint.needed("silo-size" if sampling == "full" else "batch-size"),
         minority_fraction=float(blueprint.needed("minority-fraction")),
@@ -153,10 +168,11 @@ def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
         model=blueprint.model,
         options=blueprint.options,
         bounds=bounds,
-        weights=silo_weights(dict(blueprint.parties), blueprint.needed("silo-size"), law),
+        weights=weights | dict.fromkeys(blueprint.sensitive, next(iter(weights.values()))),
         groups=blueprint.groups,
         rounds=blueprint.rounds,
         seed=blueprint.seed,
+        centralisation=centralisation,
     )
 
 
@@ -200,7 +216,13 @@ _BASELINES = (
 _RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("steffle", "privfair.algorithms.steffle_options:SteffleOptions", _steffle, _ATTRIBUTE),
+        Recipe(
+            "steffle",
+            "privfair.algorithms.steffle_options:SteffleOptions",
+            _steffle,
+            _ATTRIBUTE,
+            attributes_apart=True,
+        ),
         Recipe("pay-once", "privfair.algorithms.pay_once_options:PayOnceOptions", _pay_once, _ATTRIBUTE),
         Recipe("fedfdp", f"{_FAIR}:FedFdpOptions", fair_recipes.fedfdp, _ADDED_RECORD),
         Recipe("fpfl", f"{_FAIR}:FpflOptions", fair_recipes.fpfl, _ADDED_USER),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from calibrate.errors import InvalidInput
 from privfair.datasets.arrays import FloatArray
+from privfair.datasets.attribute_files import AttributeFiles
 from privfair.datasets.bad_data import BadData
 from privfair.datasets.derived_facts import DerivedFact
 from privfair.datasets.encode import encode, encode_features, resolve
@@ -21,24 +23,26 @@ from privfair.silos import Silo, Silos, TrainTest
 NamedTables = list[tuple[str, RawTable]]
 
 
-def load_own_silos(files: Sequence[Path], own: OwnFormat) -> Silos:
+def load_own_silos(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None = None) -> Silos:
     """Load all silos of a run in one place.
 
     With a silo column in the schema there must be one file; its silos are the column's values, sorted.
     Otherwise each file is a silo with the file's name. Lists that the schema leaves open are read off all files
-    together, and recorded as such.
+    together, and recorded as such. `held` are attributes that lie in files of others.
     """
-    named = _read(files, own)
+    own, named = _read(files, own, held)
     schema, derived = resolve(own.schema, [table for _, table in named])
     return _encoded(named, schema, derived)
 
 
-def load_own_train_test(train: Sequence[Path], test: Sequence[Path], own: OwnFormat) -> TrainTest:
+def load_own_train_test(
+    train: Sequence[Path], test: Sequence[Path], own: OwnFormat, held: AttributeFiles | None = None
+) -> TrainTest:
     """Load silos whose test records come in files of their own, given in the order of the training files.
 
     Open lists are read off training and test files together, so both parts number alike.
     """
-    training, testing = _read(train, own), _read(test, own)
+    (_, training), (own, testing) = _read(train, own, held), _read(test, own, held)
     if own.schema.silo_column is None:
         if len(train) != len(test):
             raise InvalidInput(
@@ -67,7 +71,7 @@ def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
     table = read_table(Path(file), own.delimiter)
     _require_columns(table, own.schema)
     schema, derived = resolve(own.schema, [table])
-    silo = Silo(_silo_name(file) if name is None else name, encode(table, schema, derived))
+    silo = Silo(silo_name(file) if name is None else name, encode(table, schema, derived))
     _require_coverage(silo, table.file, schema)
     return silo
 
@@ -80,16 +84,21 @@ def load_own_features(file: Path, schema: Schema, delimiter: str = ",") -> Float
     return encode_features(read_table(Path(file), delimiter), schema)
 
 
-def _read(files: Sequence[Path], own: OwnFormat) -> NamedTables:
+def _read(
+    files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None
+) -> tuple[OwnFormat, NamedTables]:
     if not files:
         raise InvalidInput("files", (), "must not be empty", "give one file for each silo")
     tables = [read_table(Path(file), own.delimiter) for file in files]
+    if held is not None:
+        own = replace(own, schema=held.kept_in(own.schema))
+        tables = [held.joined(table) for table in tables]
     for table in tables:
         _require_columns(table, own.schema)
     if own.schema.silo_column is None:
-        return [(_silo_name(file), table) for file, table in zip(files, tables, strict=True)]
+        return own, [(silo_name(file), table) for file, table in zip(files, tables, strict=True)]
     if len(tables) == 1:
-        return _by_silo_column(tables[0], own.schema.silo_column)
+        return own, _by_silo_column(tables[0], own.schema.silo_column)
     raise InvalidInput(
         "files",
         len(files),
@@ -114,7 +123,7 @@ def _encoded(named: NamedTables, schema: Schema, derived: tuple[DerivedFact, ...
     return silos
 
 
-def _silo_name(file: Path) -> str:
+def silo_name(file: Path) -> str:
     """The file's name without what says its format: `st.mary.csv.zip` is the silo `st.mary`."""
     name = Path(file).name
     return Path(name.removesuffix(".zip")).stem

@@ -21,7 +21,6 @@ from scipy.linalg import cho_factor, cho_solve
 from torch.nn.functional import one_hot
 
 from audit.attacks.transcript.rerun import CoinRun
-from audit.evidence import RunEvidence
 from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise, RandomizedCategory
 from privfair.algorithms.steffle import H_W, Steffle
@@ -46,7 +45,7 @@ def decode(run: CoinRun) -> dict[str, Decoded]:
     if responses:
         return {party: _response(run, party, responses[0].name) for party in run.coins}
     if isinstance(evidence.algorithm, Steffle):
-        return _steffle(evidence, evidence.algorithm)
+        return _steffle(run, evidence.algorithm)
     raise UnsupportedCombination(
         f"a coin audit of {evidence.document.algorithm}",
         "its promise is not about the sensitive attribute",
@@ -61,7 +60,7 @@ def _response(run: CoinRun, party: str, name: str) -> Decoded:
     return Decoded(np.where(reported == 1, 1.0, -1.0), np.where(coins == 1, 1.0, -1.0))
 
 
-def _steffle(evidence: RunEvidence, algorithm: Steffle) -> dict[str, Decoded]:
+def _steffle(run: CoinRun, algorithm: Steffle) -> dict[str, Decoded]:
     """Gaussian posterior of the coins given every round's h_W, each projected on the direction in which coins act."""
     if algorithm.options.notion is not Independence.DEMOGRAPHIC_PARITY:
         raise UnsupportedCombination(
@@ -69,15 +68,17 @@ def _steffle(evidence: RunEvidence, algorithm: Steffle) -> dict[str, Decoded]:
             "the decoder reads h_W of one block",
             "audit the run with demographic parity",
         )
-    seen = {silo.name: _Seen() for silo in evidence.silos}
+    evidence = run.evidence
+    silos = [silo for silo in evidence.silos if silo.name in run.coins]
+    seen = {silo.name: _Seen() for silo in silos}
     signed = next(v for v in evidence.document.releases if v.name == H_W and isinstance(v, GaussianNoise))
     deviation = signed.sigma
     for one in evidence.rounds():
-        if one.state.frequencies is None:
-            continue
+        if one.state.frequencies is None or not one.state.warm:
+            continue  # the opening round sends no fairness gradients
         direction = _direction(one.state.frequencies)
         deviation = signed.sigma / float(np.linalg.norm(direction))
-        for silo in evidence.silos:
+        for silo in silos:
             batch = evidence.batch(one.round, silo)
             scores = algorithm.model.probabilities(one.state.descent.theta, silo.x[batch]).to(torch.float64)
             middle, clean = _messages(algorithm, one.state, scores, silo.s[batch])
@@ -89,7 +90,7 @@ def _steffle(evidence: RunEvidence, algorithm: Steffle) -> dict[str, Decoded]:
                 _along(published - middle, direction),
                 _along(clean - middle, direction),
             )
-    return {silo.name: seen[silo.name].decoded(len(silo), deviation) for silo in evidence.silos}
+    return {silo.name: seen[silo.name].decoded(len(silo), deviation) for silo in silos}
 
 
 class _Seen:

@@ -17,12 +17,17 @@ from numpy.typing import NDArray
 
 from audit.auditors_manifest import AuditorsManifest
 from audit.evidence import RunEvidence
+from audit.in_memory import in_memory
 from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.verify import Run, verify
 from privfair.algorithms.algorithm import SiloTensors
+from privfair.batch_record import BatchRecord
 from privfair.ledger import Ledger
 from privfair.prepared_run import PreparedRun, prepare_run
+from privfair.replay import read_sessions
 from privfair.run_folder import RunFolder
 from privfair.run_session import RunSession
+from privfair.transcript import Transcript
 
 Coins = dict[str, NDArray[np.int64]]
 """By silo: the side of each record's coin, 0 or 1, which stands for its attribute."""
@@ -44,23 +49,22 @@ def coin_runs(
     seed: int,
     progress: Callable[[int], None] | None = None,
 ) -> Iterator[CoinRun]:
-    """Train `number` times, each time with fresh fair coins for every record's attribute.
+    """Train `number` times, each time with fresh fair coins for every record's attribute, where attributes are held.
 
     Two coin vectors that differ in one coin are neighbours under replacement of one attribute, so the one-run
     theorems apply to the coins as they stand (docs/theorems/audit-bounds.md).
     """
     random = np.random.default_rng(seed)
     auditor = AuditorsManifest()
+    first = prepare_run(plan, auditor.envelope(document), auditor.trust)
     for run in range(number):
-        fresh = prepare_run(plan, auditor.envelope(document), auditor.trust)
-        prepared = replace(
-            fresh, plan=replace(fresh.plan, training=replace(fresh.plan.training, measure_every=_NEVER))
-        )
-        coins = {silo.name: random.integers(0, 2, len(silo)) for silo in prepared.silos}
-        prepared = replace(
-            prepared, silos=tuple(with_coins(silo, coins[silo.name]) for silo in prepared.silos)
-        )
-        with TemporaryDirectory(prefix="privfair-audit-") as folder:
+        prepared = _renewed(first, auditor, int(random.integers(2**31)))
+        apart = prepared.data.apart
+        holding = [silo for silo in prepared.silos if apart is None or silo.name in apart.sensitive]
+        coins = {silo.name: random.integers(0, 2, len(silo)) for silo in holding}
+        thrown = (with_coins(s, coins[s.name]) if s.name in coins else s for s in prepared.silos)
+        prepared = replace(prepared, silos=tuple(thrown))
+        with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as folder:
             yield CoinRun(coins, _trained(prepared, Path(folder), plan))
         if progress is not None:
             progress(run + 1)
@@ -72,7 +76,35 @@ def with_coins(silo: SiloTensors, coins: NDArray[np.int64]) -> SiloTensors:
 
 
 def _trained(prepared: PreparedRun, place: Path, plan: Path) -> RunEvidence:
+    """One run in a folder of its own, and what it left there; the data are those at hand, not read again."""
     folder = RunFolder.create(place / "run")
     with Ledger.open(place / "ledger.db") as ledger, folder.locked():
-        RunSession(prepared, folder, ledger).begin()
-    return replace(RunEvidence.read(folder.path, plan_path=plan), silos=prepared.silos)
+        session = RunSession(prepared, folder, ledger)
+        try:
+            session.begin()
+        finally:
+            session.close()
+    return RunEvidence(
+        folder=folder,
+        plan_path=plan,
+        envelope=prepared.envelope,
+        document=prepared.manifest.document,
+        manifest_digest=prepared.manifest.digest,
+        authentic=prepared.manifest.authentic,
+        plan=prepared.plan,
+        data=prepared.data,
+        model=prepared.model,
+        algorithm=prepared.algorithm,
+        silos=prepared.silos,
+        transcript=Transcript.read(folder.transcript),
+        sessions=read_sessions(folder.sessions),
+        batches=BatchRecord.read(folder.batches) if folder.batches.exists() else None,
+    )
+
+
+def _renewed(first: PreparedRun, auditor: AuditorsManifest, seed: int) -> PreparedRun:
+    """The same run for another single use; without metrics, and with research noise (where signed) of its own."""
+    envelope = auditor.envelope(first.manifest.document)
+    manifest = verify(envelope, auditor.trust, Run(first.plan.file.digest, first.data.binding))
+    training = replace(first.plan.training, measure_every=_NEVER, seed=seed)
+    return replace(first, envelope=envelope, manifest=manifest, plan=replace(first.plan, training=training))
