@@ -93,7 +93,10 @@ class TrainingPlan:
         """The rounds to be signed: those of [privacy], else those of [training]."""
         rounds = self.training.signed_rounds or self.file.privacy.get("rounds") or self.training.rounds
         if rounds is None:
-            raise InvalidInput("[training] rounds", None, "is needed", "say how many updates to make")
+            section = "training" if self.recipe.baseline else "privacy"
+            raise InvalidInput(
+                f"[{section}] rounds", None, "is needed", f"write rounds = 200, for example, under [{section}]"
+            )
         return count("rounds", rounds)
 
     def updates(self, signed: int) -> int:
@@ -101,7 +104,10 @@ class TrainingPlan:
         wanted = signed if self.training.rounds is None else self.training.rounds
         if wanted > signed:
             raise InvalidInput(
-                "[training] rounds", wanted, f"exceeds the {signed} signed rounds", "ask for as many or fewer"
+                "[training] rounds",
+                wanted,
+                f"exceeds the {signed} signed rounds",
+                f"ask for fewer, or write rounds = {wanted} under [privacy] and calibrate again",
             )
         return wanted
 

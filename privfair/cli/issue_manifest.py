@@ -144,6 +144,8 @@ def _subject(
     if training is None:
         training = training_plan(file)
         training.refuse_unpromised_keys()
+    if plan is not None:
+        training.updates(plan.rounds)  # refused here rather than by the engine, once it is signed
     data = load_training_data(training.data, central=training.recipe.central)
     return _Subject(data.binding, data, build(training, data)[1])
 

@@ -37,11 +37,24 @@ A whole example. plan.toml (docs/training.md has every key):
   learning-rate = 1.0
 
 \b
+A fair model, one record's sensitive attribute protected: replace the first lines, up to [data], and [training] by
+  algorithm = "pay-once"               # or steffle (docs/examples)
+  [target]
+  epsilon = 1.0
+  delta = 1e-5
+  [privacy]
+  rounds = 200                         # free: the attribute is paid for once
+  [training]
+  fairness = 4.0
+  learning-rate = 1.0
+
+\b
 Commands:
   privfair keys generate --role privacy-officer --out officer.pem
   privfair keys trust --key officer.pem --role privacy-officer --out trust.json
   privfair calibrate plan.toml --out budget.json --key officer.pem
   privfair train plan.toml --manifest budget.json --trust trust.json --ledger ledger.db --out run/
+  privfair predict run/ --input new.csv --out predictions.csv
 
 \b
 With files of your own, one for each silo, [data] and [data.partition] become
@@ -50,7 +63,7 @@ With files of your own, one for each silo, [data] and [data.partition] become
   schema = "schema.toml"
 
 \b
-and schema.toml says what the columns mean (docs/data.md):
+and schema.toml says what the columns mean (docs/data.md; a name with spaces is quoted: [numeric."Age in years"]):
   version = 1
   [target]
   column = "default"

@@ -73,7 +73,7 @@ def require_allowed(facts: tuple[DerivedFact, ...], promise: PrivacyUnit | NoPri
                 if _forbidden(fact.kind, promise):
                     raise UnsupportedCombination(
                         f"{fact.kind.value} (column {fact.column!r}) read from the data, "
-                        f"with {promise.relation.value} privacy of a {promise.protected.value},",
+                        f"with {promise.relation.value} privacy of one {promise.protected.value},",
                         "it can differ between neighbouring data sets and no budget pays for it",
                         _REMEDY[fact.kind],
                     )

@@ -36,7 +36,12 @@ class RawTable:
         if name not in self.columns:
             near = difflib.get_close_matches(name, self.columns, n=1)
             hint = f" (there is {near[0]!r})" if near else ""
-            raise BadData(self.file, f"is missing{hint}", "add the column or mend the schema", column=name)
+            remedy = "add the column or mend the schema"
+            only = next(iter(self.columns)) if len(self.columns) == 1 else ""
+            other = next((mark for mark in ";\t|" if mark in only), None)
+            if other is not None:
+                remedy = f"the file has one column only: write delimiter = {other!r} under [file] of the schema"
+            raise BadData(self.file, f"is missing{hint}", remedy, column=name)
         return self.columns[name]
 
     def numbers(self, name: str) -> NDArray[np.float64]:
