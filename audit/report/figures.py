@@ -74,14 +74,15 @@ def _trade_off(content: ReportContent) -> str:
         for name, epsilon, at, dashed in curves
     )
     low, scale = (_LOWEST_RATE, Scale.LOG) if crowded else (0.0, Scale.LINEAR)
-    axes = [Axis(label, low, 1, scale, Numbers.PERCENT) for label in ("false alarms", "missed")]
+    x = Axis("false alarms", low, 1, scale, Numbers.PERCENT)
+    y = Axis("missed", low, 1, scale, Numbers.PERCENT)
     reading = (
         "An observer who tries to learn one protected fact makes false alarms and misses. Under the promise the two "
         "cannot both fall below the line; a measured line below the promised one breaks it."
         + (" Both axes are logarithmic." if crowded else "")
     )
     return _figure(
-        "Trade-off curve: promised and measured", line_chart("Trade-off curve", *axes, series), reading
+        "Trade-off curve: promised and measured", line_chart("Trade-off curve", x, y, series), reading
     )
 
 
@@ -116,8 +117,8 @@ def _roc(membership: dict[str, Any] | None) -> str:
         columns = ((tuple(float(point[key]) for point in points)) for key in ("fpr", "tpr", "lower", "upper"))
         x, y, lower, upper = columns
         name = f"{attack['name']}: AUC {attack['auc']['value']:.3f}"
-        band = {"lower": lower, "upper": upper} if attack["name"] == best else {}
-        series.append(Series(name, x, y, **band))
+        banded = attack["name"] == best
+        series.append(Series(name, x, y, lower=lower if banded else (), upper=upper if banded else ()))
     first = min((one.x[0] for one in series if one.x), default=_LOWEST_RATE)
     least = max(_LOWEST_RATE, 10.0 ** math.floor(math.log10(first) + 1e-9))
     blind = tuple(float(rate) for rate in np.geomspace(least, 1, 20))
@@ -138,8 +139,9 @@ def _attribute(section: dict[str, Any] | None) -> str:
     if section is None or not section["attacks"]:
         return ""
     rows = [
-        Whisker(one["name"], *(one["leakage"][end] for end in ("value", "lower", "upper")), one["leaks"])
+        Whisker(one["name"], leakage["value"], leakage["lower"], leakage["upper"], one["leaks"])
         for one in section["attacks"]
+        for leakage in [one["leakage"]]
     ]
     ends = [_ROOM, *(end for row in rows for end in (row.lower, row.upper))]
     axis = Axis.around("advantage over imputation, members minus non-members", ends, Numbers.PERCENT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -212,7 +213,7 @@ def _attribute(section: dict[str, Any] | None, found: dict[str, Any]) -> str:
     )
 
 
-def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table that becomes a list on a narrow window; cells are HTML already."""
     top = "".join(f"<th>{escape(head)}</th>" for head in heads)
     body = "".join(

@@ -16,7 +16,14 @@ from pydantic import ValidationError
 from audit.report.predicate import AuditPredicate
 from calibrate.errors import Refused
 from calibrate.manifest.keys import Role, SigningKey
-from calibrate.manifest.signature import BadSignature, BrokenEnvelope, check_signature, open_envelope, sign
+from calibrate.manifest.signature import (
+    BadSignature,
+    BrokenEnvelope,
+    SignedPayload,
+    check_signature,
+    open_envelope,
+    sign,
+)
 from calibrate.manifest.statement import PAYLOAD_TYPE, STATEMENT_TYPE, read_statement
 from calibrate.manifest.steps import first_fault
 from calibrate.manifest.strict_json import NotStrictJson, canonical
@@ -94,7 +101,7 @@ def verify_audit(
     return VerifiedAudit(predicate, about, auditor, seal=_SEAL)
 
 
-def _signer(opened, trust: TrustFile, now: datetime) -> TrustedKey:  # type: ignore[no-untyped-def]
+def _signer(opened: SignedPayload, trust: TrustFile, now: datetime) -> TrustedKey:
     """A live auditor's key with a valid signature; a wrong signature under a known id is refused at once."""
     present = [key for key in trust.keys_of(Role.AUDITOR) if key.key_id in opened.key_ids]
     if not present:

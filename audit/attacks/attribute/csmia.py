@@ -27,6 +27,7 @@ class Csmia:
             right = (answers.argmax(axis=2) == asked.labels).T
             firmness = answers.max(axis=2).T
             among_right = np.where(right, firmness, -np.inf).argmax(axis=1)
-            return np.where(right.any(axis=1), among_right, firmness.argmin(axis=1)).astype(np.int64)
+            chosen = np.where(right.any(axis=1), among_right, firmness.argmin(axis=1))
+            return np.asarray(chosen, dtype=np.int64)
 
         return guess

@@ -6,6 +6,7 @@ have memorised it. Beside the answers they see what imputation sees, so that the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -50,7 +51,7 @@ class WhiteBox:
         return _learned(knowledge, _everything)
 
 
-def _learned(knowledge: Knowledge, seen) -> Guess:  # type: ignore[no-untyped-def]
+def _learned(knowledge: Knowledge, seen: Callable[[Knowledge, Asked], Floats]) -> Guess:
     known = knowledge.known_members
     classifier = fit_classifier(
         seen(knowledge, known.asked(knowledge.attribute)),
