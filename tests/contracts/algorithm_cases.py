@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import Plan
+from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
 from privfair.algorithms.agnostic_fl import AgnosticFl
@@ -49,28 +50,70 @@ from privfair.algorithms.local_mmd import LocalMmd
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.algorithms.mmd_terms import CountsInTheClear, MmdTerms, PaidCounts
 from privfair.algorithms.options import CentralErmOptions, FedAvgOptions, GradientOptions
+from privfair.algorithms.pay_once import PayOnce
+from privfair.algorithms.pay_once_options import PayOnceOptions
 from privfair.algorithms.phases import Drawing, Replying
 from privfair.algorithms.q_ffl import QFfl
 from privfair.algorithms.scaffold import Scaffold
+from privfair.algorithms.steffle import Steffle
+from privfair.algorithms.steffle_bounds import SteffleBounds
+from privfair.algorithms.steffle_options import SteffleOptions
 from privfair.algorithms.tran_multipliers import TranMultipliers
 from privfair.batch_randomness import SeededWords
 from privfair.contribution import BoundedContribution, Published
+from privfair.fairness.debias import ResponseChannel
 from privfair.fairness.kernels import GaussianNoise
 from privfair.fairness.notions import FairnessNotion, MmdCriterion
 from privfair.models.logistic import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
+from privfair.models.record_isolation import made_up_records
+from privfair.models.torch_module import TorchModule
 from privfair.participation import Participation
 
 FEATURES, RECORDS, USERS, CLIENTS, ROUNDS = 3, 40, 16, 4, 4
 SHARES = {"north": 0.5, "south": 0.5}
 EXPECTED = {"north": 10.0, "south": 10.0}
 
+IMAGE = (1, 4, 4)
+
+
+class Gated(nn.Module):
+    """A user's own module: a branch that multiplies another, and a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.value, self.door = nn.Linear(FEATURES, 4), nn.Linear(FEATURES, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.value(x)) * torch.sigmoid(self.door(x)) * self.scale)
+
+
+def _small_cnn() -> nn.Module:
+    """The layers of the papers' nets (privfair.models.convolutional), on four by four pixels."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        nn.Linear(2, 3),
+        nn.ReLU(),
+        nn.Linear(3, 2),
+    )
+
+
+# One of each: a module is tried out when it is made, which takes longer than a round.
+_CNN = TorchModule(_small_cnn, made_up_records(IMAGE))
+_MODULE = TorchModule(Gated, made_up_records((FEATURES,)))
+
 MODELS: dict[str, Callable[[], Model]] = {
     "logistic": lambda: LogisticRegression(FEATURES),
     "softmax": lambda: LogisticRegression(FEATURES, 3),
     "perceptron": lambda: Perceptron(FEATURES, (4,)),
+    "cnn": lambda: _CNN,
+    "module": lambda: _MODULE,
 }
+NETS = ("cnn", "module")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +125,7 @@ class Case:
     samplings: tuple[Sampling | None, ...]
     parties: tuple[str, ...] = ("north", "south")
     plan: Plan | None = None
-    kinds: tuple[str, ...] = ("logistic", "softmax", "perceptron")
+    kinds: tuple[str, ...] = ("logistic", "softmax", "perceptron", "cnn", "module")
 
     def __str__(self) -> str:
         return self.name
@@ -91,6 +134,7 @@ class Case:
 _POISSON = Poisson(0.25, Batch.SECRET)
 _FIXED = FixedSize(RECORDS, 10, Batch.REVEALED)
 _SHUFFLED = ShuffledEpochs(RECORDS, 12, Batch.REVEALED)
+_SHUFFLED_TENS = ShuffledEpochs(RECORDS, 10, Batch.REVEALED)
 _ANY = (None, _POISSON, _FIXED, _SHUFFLED)
 _CLIPS = FedFdpClips(0.3, 2.0)
 
@@ -111,7 +155,30 @@ _SUMS, _PAIRS = ClippedSums(1.0, EXPECTED), ClippedPairs(0.3, 2.0, EXPECTED)
 _GAUSSIAN = GaussianPlan(sampling_rate=0.25, rounds=ROUNDS, clip=1.0, relation=Relation.ADD_REMOVE)
 _FEDFDP = FedfdpPlan(0.25, ROUNDS, 0.3, 2.0, 2.5)
 
+_STEFFLE = SteffleBounds(10, 0.3, 0.5, 0.5)
+
+
+def _steffle(model: Model) -> Steffle:
+    return Steffle(model, SteffleOptions(group_frequencies=(0.5, 0.5)), _STEFFLE, SHARES, 2, ROUNDS)
+
+
+def _pay_once(model: Model) -> PayOnce:
+    return PayOnce(model, PayOnceOptions(), ResponseChannel.of_epsilon(2, 1.0), RECORDS, SHARES, ROUNDS)
+
+
+def _steffle_plan(sampling: SteffleSampling) -> StefflePlan:
+    size = RECORDS if sampling is SteffleSampling.FULL else _STEFFLE.batch_size
+    return StefflePlan(RECORDS, size, ROUNDS, 0.3, 0.5, 0.5, sampling)
+
+
 CASES = (
+    Case(
+        "steffle",
+        _steffle,
+        (_SHUFFLED_TENS, _POISSON),
+        plan=_steffle_plan(SteffleSampling.SHUFFLED),
+    ),
+    Case("pay-once", _pay_once, (None,)),
     Case("fedprox", lambda model: FedProx(model, FedProxOptions(local_steps=2), SHARES), (_SHUFFLED,)),
     Case(
         "fedprox, private",
@@ -159,7 +226,7 @@ CASES = (
         "fedfb",
         lambda model: FedFb(model, FedFbOptions(), SHARES),
         (None, _SHUFFLED),
-        kinds=("logistic", "perceptron"),
+        kinds=("logistic", "perceptron", "cnn", "module"),
     ),
     Case(
         "tran",
@@ -225,10 +292,12 @@ CASES = (
 def silo(name: str, model: Model, seed: int = 0, scale: float = 1.0) -> SiloTensors:
     """Forty records with all groups and classes; of users or clients where the party collects them."""
     generator = torch.Generator().manual_seed(seed + len(name))
-    x = torch.randn(RECORDS, FEATURES, generator=generator, dtype=torch.float64) * scale
+    shape = IMAGE if model is _CNN else (FEATURES,)
+    x = torch.randn(RECORDS, *shape, generator=generator, dtype=torch.float64) * scale
     y = torch.arange(RECORDS) % model.classes
     s = (torch.arange(RECORDS) // model.classes) % 2
-    owner = torch.randint(0, USERS, (RECORDS,), generator=generator) if name == "users" else None
+    owners = torch.Generator().manual_seed(seed)
+    owner = torch.randint(0, USERS, (RECORDS,), generator=owners) if name == "users" else None
     client = torch.arange(RECORDS) % CLIENTS if name == "central" else None
     return SiloTensors(name, x, y, s, owner, client)
 
@@ -259,8 +328,13 @@ class Sent:
         return {name: values for message in self.messages for name, values in (message.clear or {}).items()}
 
     @property
+    def randomized(self) -> dict[str, np.ndarray]:
+        sent = (message.randomized or {} for message in self.messages)
+        return {name: np.asarray(codes, dtype=np.float64) for each in sent for name, codes in each.items()}
+
+    @property
     def values(self) -> dict[str, np.ndarray]:
-        return {c.name: c.values for c in self.noisy} | self.clear
+        return {c.name: c.values for c in self.noisy} | self.randomized | self.clear
 
     def published(self, round: int, party: str) -> dict[str, Published]:
         return {

@@ -1,0 +1,163 @@
+"""Every private algorithm behind the gate: noise as signed, once a round, nothing beyond its bound, and resumable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from calibrate.errors import GateRefused, Refused
+from calibrate.manifest.mechanism import InTheClear, NoiseSource
+from calibrate.manifest.verify import VerifiedManifest
+from calibrate.privacy_unit import EpsilonDelta
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.algorithms.phases import Drawing
+from privfair.batch_randomness import SeededWords
+from privfair.drawn_participation import DrawnParticipation
+from privfair.gate import open_gate
+from privfair.ledger import Ledger
+from privfair.participation import Participation
+from privfair.promise import claim_terms
+from privfair.replay import FIRST_SESSION, replay
+from privfair.rounds import Position, Rounds, require_declared
+from privfair.transcript import Transcript, ValueSpec
+from tests.contracts.algorithm_cases import CASES, MODELS, NETS, ROUNDS, USERS, Case, silo
+from tests.privfair.small_runs import OpenGate, document_of, verified
+
+KINDS = ("logistic", *NETS)
+PRIVATE = [
+    pytest.param(
+        case,
+        kind,
+        id=f"{case.name}-{kind}",
+        # The fast suite takes the kinds in turn, the slow one has them all.
+        marks=[] if KINDS[place % len(KINDS)] == kind else [pytest.mark.slow],
+    )
+    for place, case in enumerate(each for each in CASES if each.plan is not None)
+    for kind in KINDS
+]
+every_private = pytest.mark.parametrize(("case", "kind"), PRIVATE)
+TARGET = EpsilonDelta(5.0, 1e-3)
+
+
+@cache
+def _manifest(case: Case, kind: str) -> VerifiedManifest:
+    """Signed once; every test claims it in a ledger of its own."""
+    assert case.plan is not None
+    algorithm = case.build(MODELS[kind]())
+    shapes = {name: tuple(shape) for name, shape in algorithm.shapes().items()}
+    clear = tuple(
+        InTheClear(name=v.name, publications=ROUNDS, shape=shapes[v.name], why=v.why, depends_on_unit=False)
+        for v in algorithm.clear_values()
+    )
+    silos = tuple((name, _units(silo(name, MODELS[kind]()))) for name in case.parties)
+    noise = NoiseSource.SEEDED_RESEARCH_ONLY
+    document = document_of(case.plan, TARGET, silos, clear, shapes, noise_source=noise)
+    require_declared(algorithm, document)
+    return verified(document)
+
+
+def _units(party: SiloTensors) -> int:
+    return USERS if party.unit_of_row is not None else len(party)
+
+
+def _open(
+    case: Case, kind: str, folder: Path, seed: int = 0
+) -> tuple[Algorithm[Any], OpenGate, tuple[SiloTensors, ...], Rounds[Any]]:
+    algorithm = case.build(MODELS[kind]())
+    shapes = {name: tuple(shape) for name, shape in algorithm.shapes().items()}
+    manifest, place = _manifest(case, kind), folder / "transcript.bin"
+    ledger = Ledger.open(folder / "ledger.db")
+    claim = ledger.claim(claim_terms(manifest))
+    values = tuple(ValueSpec(name, shape) for name, shape in shapes.items())
+    with pytest.warns(UserWarning, match="research"):
+        gate = open_gate(manifest, claim, place, values, seed, 2)
+    opened = OpenGate(gate, claim, ledger, place, manifest.document)
+    silos = tuple(silo(name, MODELS[kind]()) for name in case.parties)
+    participations: dict[str, Participation | DrawnParticipation] = {}
+    for party in silos:
+        source = SeededWords(seed, party.name)
+        if isinstance(algorithm, Drawing):
+            participations[party.name] = DrawnParticipation(party, algorithm, source)
+        else:
+            participations[party.name] = Participation(party.name, _units(party), case.samplings[0], source)
+    rounds = Rounds(algorithm, silos, participations, manifest.document, gate, claim)
+    return algorithm, opened, silos, rounds
+
+
+@every_private
+def test_a_run_can_be_rebuilt_from_its_transcript(case: Case, kind: str, tmp_path: Path) -> None:
+    """Interrupted after any step, the state follows from what was published, noise and all."""
+    algorithm, opened, _, rounds = _open(case, kind, tmp_path)
+    live = list(rounds.run(Position(algorithm.start(), 0, None, {}), ROUNDS))
+    assert len(live) == ROUNDS
+    opened.gate.finish()
+    transcript = Transcript.read(opened.transcript)
+    assert {spec.name for spec in transcript.header.values} == set(algorithm.shapes())
+    rebuilt = list(replay(case.build(MODELS[kind]()), transcript, (FIRST_SESSION,)))[1:]
+    opened.ledger.close()
+    for one, other in zip(live, rebuilt, strict=True):
+        expected = algorithm.checkpoint(one.state)
+        found = algorithm.checkpoint(other.state)
+        assert set(expected) == set(found)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(values, found[name])
+
+
+@every_private
+def test_noise_is_as_signed(case: Case, kind: str, tmp_path: Path) -> None:
+    """What the gate adds has the signed deviation: within five standard errors over all entries of all rounds."""
+    algorithm, opened, silos, _ = _open(case, kind, tmp_path, seed=1)
+    state = algorithm.start()
+    added: dict[str, list[float]] = {}
+    exact = [
+        contribution
+        for party in silos
+        for contribution in algorithm.contribution(state, 0, party, _first_units(party)).noisy
+    ]
+    for _ in range(ROUNDS):
+        opened.gate.next_round()
+        for contribution in {c.name: c for c in exact}.values():
+            signed = opened.document.release(contribution.name)
+            if signed.publications > len(added.get(contribution.name, ())) // contribution.values.size:
+                sent = opened.gate.publish(silos[0].name, contribution)
+                added.setdefault(contribution.name, []).extend((sent.values - contribution.values).ravel())
+    assert added
+    for name, noise in added.items():
+        signed = opened.document.release(name)
+        wanted = float(signed.sigma)  # type: ignore[union-attr]
+        error = wanted / np.sqrt(2 * len(noise))
+        assert np.std(noise) == pytest.approx(wanted, abs=5 * error)
+        assert np.mean(noise) == pytest.approx(0.0, abs=5 * wanted / np.sqrt(len(noise)))
+    opened.ledger.close()
+
+
+@every_private
+def test_the_gate_refuses_what_was_not_signed(case: Case, kind: str, tmp_path: Path) -> None:
+    """A larger bound, a unit beyond its bound, another shape, another name, the same value twice in a round."""
+    algorithm, opened, silos, _ = _open(case, kind, tmp_path, seed=2)
+    party = silos[0]
+    (contribution, *_) = algorithm.contribution(algorithm.start(), 0, party, _first_units(party)).noisy
+    opened.gate.next_round()
+    for wrong in (
+        replace(contribution, bound=2 * contribution.bound),
+        replace(contribution, measured=2 * contribution.bound),
+        replace(contribution, values=np.append(contribution.values.ravel(), 0.0)),
+        replace(contribution, name="something_else"),
+    ):
+        with pytest.raises(GateRefused):
+            opened.gate.publish(party.name, wrong)
+    opened.gate.publish(party.name, contribution)
+    with pytest.raises(Refused, match="at most once"):
+        opened.gate.publish(party.name, contribution)
+    opened.ledger.close()
+
+
+def _first_units(party: SiloTensors) -> Tensor:
+    return torch.arange(min(6, _units(party)))
