@@ -15,6 +15,7 @@ _BENCHMARKS = {
     "noise": "tests.benchmarks.noise_speed",
     "ledger": "tests.benchmarks.ledger_speed",
     "private-step": "tests.benchmarks.private_step_speed",
+    "whole-run": "tests.benchmarks.whole_run_speed",
     "membership": "tests.benchmarks.membership_speed",
 }
 
