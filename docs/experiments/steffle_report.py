@@ -13,13 +13,14 @@ _FAIR = (PRINTED, CALIBRATED, PAY_ONCE, NON_PRIVATE)
 _TARGETS = ((0.158, 0.075), (0.172, 0.02))
 
 
-def write_report(points: list[Point], template: Path, page: Path) -> Path:
-    """The template with its two marks replaced by what was measured."""
+def write_report(points: list[Point], mattered: str, template: Path, page: Path) -> Path:
+    """The template with its marks replaced by what was measured."""
     sections = []
     for setting in SETTINGS:
         own = [point for point in points if point.setting == setting.name]
         sections += _section(setting, own) if own else []
     text = template.read_text("utf-8").replace("{{measured}}", "\n\n".join(sections))
+    text = text.replace("{{mattered}}", mattered)
     page.write_text(text.replace("{{promised}}", "\n\n".join(_promised(points))), encoding="utf-8")
     return page
 

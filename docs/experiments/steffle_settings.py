@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.budget import calibrate_plan, price_plan
 from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.theorems.printed_noise import printed_noise
+from privfair.datasets.benchmark_table import BenchmarkScaling
 from privfair.datasets.catalogue import Benchmark
 
 SILOS = 3
@@ -25,7 +25,7 @@ EPSILONS = (1.0, 3.0, 9.0)
 DELTA = 1e-5
 HETEROGENEITY = (0.0, 0.75)
 THRESHOLDS = tuple(np.round(np.arange(0.0, 3.01, 0.05), 2).tolist())
-ROUNDS, FREE_ROUNDS = 80, 200
+ROUNDS, FREE_ROUNDS = 80, 400
 """Of SteFFLe, which pays for each; of pay-once, which does not. Both after a first round with the warm start."""
 WARM_START = 100
 PRINTED_BATCH, PRINTED_EPOCHS, PRINTED_RADIUS, PRINTED_CLIP = 256, 40, 1.0, 1.0
@@ -41,7 +41,7 @@ class Setting:
     title: str
     benchmark: Benchmark
     age: str
-    steps: bool
+    scaling: BenchmarkScaling
     splits: int
     heterogeneity: tuple[float, ...]
     frequencies: tuple[float, float]
@@ -52,6 +52,13 @@ class Setting:
     w_radius: float
     lipschitz: float = 0.3
     learning_rate: float = 4.0
+    pay_once_rate: float = 4.0
+    """The learning rate of pay-once: small where large fairness weights make the objective steep."""
+
+    @property
+    def plain_fairness(self) -> tuple[float, ...]:
+        """The weights of SteFFLe without privacy, which descends with the larger rate."""
+        return tuple(weight for weight in self.pay_once_fairness if weight <= 100)
 
 
 SETTINGS = (
@@ -60,27 +67,28 @@ SETTINGS = (
         "Credit Card, 85 features",
         Benchmark.CREDIT_CARD,
         "AGE",
-        False,
+        BenchmarkScaling.PUBLIC,
         12,
         HETEROGENEITY,
         (0.4, 0.6),
         0.35,
         (0.0, 8.0, 16.0, 32.0, 64.0, 128.0),
-        (0.0, 5.0, 10.0, 30.0, 100.0, 300.0),
+        (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0),
         w_radius=0.05,
+        pay_once_rate=1.0,
     ),
     Setting(
         "adult",
         "Adult, 102 features",
         Benchmark.ADULT,
         "age",
-        False,
-        5,
+        BenchmarkScaling.PUBLIC,
+        6,
         HETEROGENEITY,
         (0.325, 0.675),
         0.3,
         (0.0, 1.0, 2.0, 3.0, 5.0, 8.0),
-        (0.0, 1.0, 2.0, 4.0, 7.0, 10.0),
+        (0.0, 1.0, 2.0, 4.0, 6.0, 7.0, 10.0),
         w_radius=0.2,
     ),
     Setting(
@@ -88,33 +96,16 @@ SETTINGS = (
         "Adult, 102 features and 44 steps",
         Benchmark.ADULT,
         "age",
-        True,
-        5,
-        (0.0,),
+        BenchmarkScaling.PUBLIC_WITH_STEPS,
+        6,
+        HETEROGENEITY,
         (0.325, 0.675),
         0.3,
         (0.0, 2.0, 4.0, 6.0, 9.0, 13.0),
-        (0.0, 1.0, 2.0, 4.0, 7.0, 10.0),
+        (0.0, 1.0, 2.0, 4.0, 7.0, 10.0, 14.0),
         w_radius=0.2,
     ),
 )
-
-# Of Adult's numeric columns, in the loader's public units: every five years, every five hours, round sums of dollars.
-_STEPS = {
-    "age": [(years - 40) / 15 for years in range(20, 75, 5)],
-    "hours-per-week": [(hours - 40) / 12 for hours in range(10, 65, 5)],
-    "capital-gain": [k / 10 for k in (1, 2, 3, 4, 5, 6, 7, 8, 10, 15, 20)],
-    "capital-loss": [0.5, 1.0, 1.25, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.25, 2.5],
-}
-
-
-def with_steps(features: NDArray[np.float64], names: tuple[str, ...]) -> NDArray[np.float64]:
-    """The features and, for four of them, whether they reach each of eleven public values."""
-    columns = [features]
-    for name, values in _STEPS.items():
-        own = features[:, [names.index(name)]]
-        columns.append((own >= np.array(values) - 1e-9).astype(np.float64))
-    return np.concatenate(columns, axis=1)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from steffle_settings import (
     calibrated_noise,
     noise_as_printed,
     printed_rounds,
-    with_steps,
 )
 
 from privfair.algorithms.algorithm import SiloTensors
@@ -72,7 +71,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class _Split:
+class Split:
     train: tuple[stacked.StackedSilo, ...]
     test: stacked.StackedSilo
     start: stacked.Wide
@@ -93,7 +92,7 @@ class _Split:
 def run_job(job: Job) -> list[Row]:
     """All rows of one split."""
     setting = next(one for one in SETTINGS if one.name == job.setting)
-    split = _load(setting, job.h, job.split)
+    split = load_split(setting, job.h, job.split)
     rows = [*_without_attribute(split)]
     rows += [*_steffle(setting, split, job.split), *_printed(setting, split, job.split)]
     rows += [*_pay_once(setting, split, job.split)]
@@ -105,19 +104,18 @@ _Measured = tuple[str, float | None, float | None, float, float, float]
 
 @lru_cache(maxsize=1)
 def _whole(setting: Setting) -> Dataset:
-    return load_benchmark(setting.benchmark)
+    return load_benchmark(setting.benchmark, scaling=setting.scaling)
 
 
-def _load(setting: Setting, h: float, seed: int) -> _Split:
+def load_split(setting: Setting, h: float, seed: int) -> Split:
     silos = cut_into_silos(_whole(setting), Heterogeneous(SILOS, setting.age, h), seed)
     parts = split_silos(silos, seed)
 
     def stack(data: Dataset) -> stacked.StackedSilo:
-        features = with_steps(data.features, data.feature_names) if setting.steps else data.features
-        return stacked.StackedSilo.of(features, data.label, data.group)
+        return stacked.StackedSilo.of(data.features, data.label, data.group)
 
     train = tuple(stack(silo.data) for silo in parts.train)
-    return _Split(train, stack(parts.test.pooled()), _warm_start(train))
+    return Split(train, stack(parts.test.pooled()), _warm_start(train))
 
 
 def _warm_start(silos: tuple[stacked.StackedSilo, ...]) -> stacked.Wide:
@@ -136,7 +134,7 @@ def _warm_start(silos: tuple[stacked.StackedSilo, ...]) -> stacked.Wide:
     return -np.mean(moves, axis=0)
 
 
-def _without_attribute(split: _Split) -> Iterator[_Measured]:
+def _without_attribute(split: Split) -> Iterator[_Measured]:
     """Central ERM and the two controls; none of them ever sees a group."""
     x = torch.from_numpy(np.concatenate([silo.x[:, :-1] for silo in split.train]).astype(np.float64))
     y = torch.from_numpy(np.concatenate([silo.y for silo in split.train]).astype(np.int64))
@@ -155,28 +153,26 @@ def _without_attribute(split: _Split) -> Iterator[_Measured]:
     yield (NEGATIVE, None, None, 0.0, *split.errors_and_gaps(np.full((len(split.test), 1), -1.0))[0])
 
 
-def _rule(setting: Setting, rounds: int) -> stacked.Descent:
-    return stacked.Descent(
-        rounds, setting.learning_rate, momentum=0.9, decay=0.9, decay_every=rounds // 15 + 1
-    )
+def _rule(rate: float, rounds: int) -> stacked.Descent:
+    return stacked.Descent(rounds, rate, momentum=0.9, decay=0.9, decay_every=rounds // 15 + 1)
 
 
-def _steffle(setting: Setting, split: _Split, seed: int) -> Iterator[_Measured]:
+def _steffle(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
     """Calibrated: full batches, W around independence, few rounds; and the same without noise, clipping or ball."""
     size, weights = split.silo_size, setting.steffle_fairness
     noises = [calibrated_noise(setting, size, epsilon) for epsilon in EPSILONS]
     columns = _columns(setting, size, weights, noises, setting.lipschitz, setting.w_radius)
-    theta = stacked.steffle(split.train, columns, _rule(setting, ROUNDS), seed, start=split.start)
+    theta = stacked.steffle(
+        split.train, columns, _rule(setting.learning_rate, ROUNDS), seed, start=split.start
+    )
     points = iter(split.errors_and_gaps(split.test.x @ theta.astype(np.float32)))
     for epsilon, noise in zip(EPSILONS, noises, strict=True):
         for weight in weights:
             yield (CALIBRATED, epsilon, noise.true_epsilon, weight, *next(points))
-    plain = _columns(
-        setting, size, setting.pay_once_fairness, [Noise(0.0, 0.0, math.inf)], UNCLIPPED, UNBOUNDED
-    )
-    theta = stacked.steffle(split.train, plain, _rule(setting, ROUNDS), seed, start=split.start)
+    plain = _columns(setting, size, setting.plain_fairness, [Noise(0.0, 0.0, math.inf)], UNCLIPPED, UNBOUNDED)
+    theta = stacked.steffle(split.train, plain, _rule(setting.learning_rate, ROUNDS), seed, start=split.start)
     measured = split.errors_and_gaps(split.test.x @ theta.astype(np.float32))
-    for weight, point in zip(setting.pay_once_fairness, measured, strict=True):
+    for weight, point in zip(setting.plain_fairness, measured, strict=True):
         yield (NON_PRIVATE, None, None, weight, *point)
 
 
@@ -201,7 +197,7 @@ def _columns(
     )
 
 
-def _printed(setting: Setting, split: _Split, seed: int) -> Iterator[_Measured]:
+def _printed(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
     """Algorithm 1 with the paper's step sizes and Theorem 3.3's noise: shuffled batches of 256, W from zero."""
     size = split.silo_size
     noises = [noise_as_printed(setting, size, epsilon) for epsilon in EPSILONS]
@@ -228,11 +224,13 @@ def _printed(setting: Setting, split: _Split, seed: int) -> Iterator[_Measured]:
             yield (PRINTED, epsilon, noise.true_epsilon, weight, *next(points))
 
 
-def _pay_once(setting: Setting, split: _Split, seed: int) -> Iterator[_Measured]:
+def _pay_once(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
     weights = setting.pay_once_fairness
     keep = [1 / (1 + math.exp(-epsilon)) for epsilon in EPSILONS]
     columns = stacked.PayOnceColumns(np.tile(weights, len(keep)), np.repeat(keep, len(weights)))
-    theta = stacked.pay_once(split.train, columns, _rule(setting, FREE_ROUNDS), seed, split.start)
+    theta = stacked.pay_once(
+        split.train, columns, _rule(setting.pay_once_rate, FREE_ROUNDS), seed, split.start
+    )
     points = iter(split.errors_and_gaps(split.test.x @ theta.astype(np.float32)))
     for epsilon in EPSILONS:
         for weight in weights:
