@@ -186,7 +186,7 @@ def show_membership(found: MembershipAudit) -> None:
         table.add_row(attack.name.value, *(text.replace("[", "\\[") for text in texts), control)
     shadow = "no shadow models"
     if result.shadow is not None:
-        shadow = f"{result.shadow.models} shadow models ({result.shadow.kind}, {result.shadow.design})"
+        shadow = f"{result.shadow.models} shadow models ({result.shadow.kind}, {result.shadow.design.value})"
     print_rich(
         f"{result.members} members, {result.nonmembers} non-members; {shadow}; "
         f"intervals at {100 * result.confidence:g}%",

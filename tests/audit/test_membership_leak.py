@@ -17,7 +17,7 @@ from audit.attacks.membership.membership_audit import (
     audit_scores,
 )
 from audit.attacks.membership.records import AuditedRecords
-from audit.attacks.membership.result import Assignment, AttackName
+from audit.attacks.membership.result import Assignment, AttackName, ShadowDesign
 from audit.attacks.membership.rmia import Rmia
 from audit.attacks.membership.roc import area_value
 from audit.attacks.membership.shadow.masks import random_halves
@@ -155,7 +155,7 @@ def test_offline_shadow_models_never_see_an_audited_record() -> None:
     assert records.has_population
     found = audit_model(fitted_to_members(records), records, MembershipOptions(16, OVERFIT), CLAIM)
     assert found.result.shadow is not None
-    assert found.result.shadow.design == "offline"
+    assert found.result.shadow.design is ShadowDesign.OFFLINE
     offline = found.result.attack(AttackName.LIRA_OFFLINE)
     assert offline.auc.value > 0.65
     assert offline.control_auc is not None
@@ -227,6 +227,20 @@ def test_scores_from_elsewhere_are_judged(assignment: Assignment) -> None:
     quiet = audit_scores(random.normal(size=1000), member, "score", options, CLAIM)
     assert quiet.verdict.word is Word.INCONCLUSIVE
     assert quiet.result.target_kind == "scores"
+
+
+def test_marks_must_fit_the_scores() -> None:
+    with pytest.raises(InvalidInput, match="is_member"):
+        audit_scores(np.zeros(5), np.ones(4, dtype=bool), "score", MembershipOptions())
+
+
+def test_a_promise_beyond_reach_is_inconclusive() -> None:
+    records = audited(noisy_records(200, seed=8), 100, 100)
+    claim = Claim.said(1000.0, 1e-5, Relation.ADD_REMOVE)
+    found = audit_model(
+        TorchTarget(nn.Linear(FEATURES, CLASSES)), records, MembershipOptions(4, OVERFIT), claim
+    )
+    assert found.verdict.word is Word.INCONCLUSIVE
 
 
 def test_one_shadow_model_is_refused() -> None:

@@ -38,6 +38,8 @@ from calibrate.privacy_unit import Relation
 SHARES = (0.02, 0.1, 0.4)
 """Of the guesses, strongest first: how many count. Declared here, before any score is seen."""
 _FEWEST = 12
+_MOST_EPSILON = 200.0
+"""No number of guesses refutes more."""
 _METHOD = OneRun()
 Rankings = tuple[RankedGuesses, ...]
 
@@ -98,6 +100,8 @@ def power_of(epsilon: float, trial: Trial, coins: int, success: tuple[tuple[floa
     `success[ranking][share]`, from `success_rates` on a control. The largest over the comparisons, each at its
     Bonferroni level: a lower bound of the power of all of them.
     """
+    if epsilon > _MOST_EPSILON:
+        return 0.0
     comparisons = sum(len(row) for row in success)
     return max(
         power_against(

@@ -13,7 +13,13 @@ from audit.attacks.membership.blind import blind_rule
 from audit.attacks.membership.claim import Claim
 from audit.attacks.membership.epsilon_bound import Trial, bound_of, coins_of, power_of, success_rates
 from audit.attacks.membership.records import AuditedRecords
-from audit.attacks.membership.result import Assignment, AttackResult, MembershipResult, ShadowFacts
+from audit.attacks.membership.result import (
+    Assignment,
+    AttackResult,
+    MembershipResult,
+    ShadowDesign,
+    ShadowFacts,
+)
 from audit.attacks.membership.roc import area, area_value, curve, low_rates
 from audit.attacks.membership.shadow.masks import random_halves
 from audit.attacks.membership.shadow.recipe import ShadowRecipe, ShadowRecords
@@ -90,7 +96,7 @@ def audit_model(
     attacks = _attacks_for(records, recipe)
     facts = None
     if recipe is not None:
-        design = "offline" if records.has_population else "online"
+        design = ShadowDesign.OFFLINE if records.has_population else ShadowDesign.ONLINE
         facts = ShadowFacts(recipe.kind, options.shadow_models, design, recipe.training)
     rule = blind_rule(
         records.features[: records.audited],
@@ -106,6 +112,13 @@ def audit_scores(
     scores: Floats, is_member: Bools, source: str, options: MembershipOptions, claim: Claim | None = None
 ) -> MembershipAudit:
     """The same for scores that somebody else computed; without shadow models there is no control, and no power."""
+    if np.shape(scores) != np.shape(is_member):
+        raise InvalidInput(
+            "is_member",
+            np.shape(is_member),
+            f"must be one mark for each of {np.shape(scores)} scores",
+            "mark each",
+        )
     case = _Case(Signals.alone(scores), is_member, (UserScore(),), options, claim, False)
     return case.judged("scores", source, None, ())
 

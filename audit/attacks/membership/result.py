@@ -55,6 +55,15 @@ class Assignment(Enum):
     """Each record became a member by a fair coin of its own."""
 
 
+class ShadowDesign(Enum):
+    """What shadow models were trained on."""
+
+    ONLINE = "online"
+    """Random halves of the audited records."""
+    OFFLINE = "offline"
+    """Random halves of other records."""
+
+
 @dataclass(frozen=True)
 class Interval:
     """An estimate with the interval that covers the truth at the result's confidence."""
@@ -111,12 +120,11 @@ class ShadowFacts:
 
     kind: str
     models: int
-    design: str
-    """online: trained on random halves of the audited records; offline: on other records only."""
+    design: ShadowDesign
     training: str
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"design": self.design.value}
 
 
 @dataclass(frozen=True)
