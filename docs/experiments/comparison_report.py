@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import matplotlib
 from comparison_plans import EPSILONS, SETTINGS, Unit, methods
-from comparison_training import Row
+from comparison_training import Row, jobs_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -29,7 +29,13 @@ _NUMBERS = (
 
 
 def write_report(rows: list[Row], out: Path) -> Path:
-    """comparison.md from its template, with the tables put in."""
+    """comparison.md from its template, with the tables of those seeds that every method has run."""
+    wanted = {(s.title, job.method, job.epsilon) for s in SETTINGS for job in jobs_of(s, EPSILONS, (0,))}
+    ran = {
+        seed: {(row.data, row.method, row.epsilon) for row in rows if row.seed == seed}
+        for seed in {row.seed for row in rows}
+    }
+    rows = [row for row in rows if ran[row.seed] >= wanted]
     text = (Path(__file__).parent / "comparison-template.md").read_text("utf-8")
     sections = [_section(setting.title, epsilon, rows) for setting in SETTINGS for epsilon in EPSILONS]
     seeds = sorted({row.seed for row in rows})

@@ -29,7 +29,9 @@ _PLACE = "{{measured}}"
 
 
 def write_report(rows: list[Row], afforded: list[Afforded], methods: tuple[Method, ...], out: Path) -> Path:
-    """fedfdp.md from its template, with the numbers put in."""
+    """fedfdp.md from its template, with the numbers of those seeds that every method has run."""
+    ran = {seed: {row.method for row in rows if row.seed == seed} for seed in {row.seed for row in rows}}
+    rows = [row for row in rows if ran[row.seed] >= {method.name for method in methods}]
     text = (Path(__file__).parent / "fedfdp-template.md").read_text("utf-8")
     page = out / "fedfdp.md"
     filled = text.replace("{{setting}}", _setting(rows)).replace(_PLACE, _table(rows, methods))
@@ -44,8 +46,8 @@ def _setting(rows: list[Row]) -> str:
     seeds = sorted({row.seed for row in rows})
     return (
         f"{CLIENTS} clients, each class of the 70,000 images shared out by Dirichlet({BETA:g}), every client with at"
-        f" least {LEAST:,} images, a quarter of them held out; seeds {', '.join(map(str, seeds))} (of partition, first"
-        f" model, batches and noise). {STEPS} noisy steps on Poisson batches of rate {SAMPLING_RATE:g}; epsilon"
+        f" least {LEAST:,} images, a quarter of them held out; seed {' and '.join(map(str, seeds))} (of partition,"
+        f" first model, batches, noise). {STEPS} noisy steps on Poisson batches of rate {SAMPLING_RATE:g}; epsilon"
         f" {TARGET.epsilon:g} at delta {TARGET.delta:g} for one record, added or removed. Aggregated after every step:"
         f" FedFDP, DP-FedAvg, DP-q-FFL; after {LOCAL_STEPS} steps: DP-FedProx, DP-SCAFFOLD (with one step both are"
         f" DP-FedAvg); ALI-DPFL: at most {COMMUNICATIONS} aggregations."
