@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from audit.attacks.canaries.canary_runs import CanaryRuns, Effort, play
 from audit.attacks.canaries.casting import Cast, cast_canaries
-from audit.attacks.canaries.decoder import Decoder, Seen
+from audit.attacks.canaries.decoder import Decoder, Seen, Views
 from audit.attacks.canaries.kinds import CanaryKind
 from audit.attacks.canaries.manifest_curve import manifest_curve
 from audit.attacks.canaries.messages import Scaling
@@ -50,13 +50,17 @@ _LEAST_RUNS = 16
 
 @dataclass(frozen=True)
 class _Error:
-    """How the allowed error is shared out, so that the largest of all bounds is valid: the shares add up to one."""
+    """How the allowed error is shared out, so that the largest of all bounds is valid: the shares add up to one.
 
-    coins: float = 0.35
-    coins_curve: float = 0.15
-    repeated: float = 0.1
-    repeated_curve: float = 0.2
-    model: float = 0.2
+    The tests of the manifest's own curve are sharp, so a clean run is flagged by them about as often as they are
+    allowed to; like the noise checks they get a thousandth in all (at 95%).
+    """
+
+    coins: float = 0.5
+    repeated: float = 0.18
+    model: float = 0.3
+    curve: float = 0.01
+    """For each of two."""
 
 
 _ERROR = _Error()
@@ -114,7 +118,7 @@ class _Judge:
         guesses = self._ranked(self.runs.noisy)
         controls = self._ranked(self.runs.clean)
         bound, power, grid = self._one_run(guesses, controls, _ERROR.coins)
-        readings = sorted({Decoder.fitted(seen).reading.value for seen in self.runs.noisy})
+        readings = sorted({Decoder.fitted(views).reading.value for views in self.runs.noisy})
         text = (
             f"{self._setting()}; of the {grid[-1]} guesses a run {100 * _success(guesses, grid[-1]):.1f}% were right "
             f"({100 * _success(controls, grid[-1]):.1f}% without noise); reading: {', '.join(readings)}"
@@ -122,7 +126,7 @@ class _Judge:
         test = None
         if self.curve is not None:
             p_value = p_value_from_guesses(FDPOneRun(), GuessGrid(grid), guesses, self.curve, 0.0)
-            test = CurveTest(p_value, _ERROR.coins_curve * self.error)
+            test = CurveTest(p_value, _ERROR.curve * self.error)
         return Attack(f"{self.cast.kind.value} canaries against the transcript", bound, power, text, test)
 
     def repeated(self) -> Attack:
@@ -132,9 +136,10 @@ class _Judge:
             self._first_canary(seen, fitting) for seen in (self.runs.noisy[0], self.runs.clean[0])
         )
         truth = self.runs.coins[fitting:, 0]
-        method, rule = JointExact(CurveFamily.EPSILON_DELTA), FixedThreshold(0.0)
+        at_bound, at_curve = _ERROR.repeated * self.error, _ERROR.curve * self.error
+        method, rule = JointExact(CurveFamily.EPSILON_DELTA, at_bound / 10), FixedThreshold(0.0)
         tested = RunScores.of(scores[truth == 0], scores[truth == 1])
-        level = 1 - _ERROR.repeated * self.error
+        level = 1 - at_bound
         bound = bound_from_scores(method, rule, tested, self.promise.delta, level)
         quiet = RunScores.of(clean[truth == 0], clean[truth == 1]).counts_at(0.0)
         design = RepeatedDesign(
@@ -151,16 +156,16 @@ class _Judge:
         )
         test = None
         if self.curve is not None:
-            level_of_curve = _ERROR.repeated_curve * self.error
-            test = CurveTest(p_value_from_scores(method, rule, tested, self.curve), level_of_curve)
-            power = max(power, power_against(self.curve, method, design, 1 - level_of_curve))
+            sharp = JointExact(nuisance_error=at_curve / 10)
+            test = CurveTest(p_value_from_scores(sharp, rule, tested, self.curve), at_curve)
+            power = max(power, power_against(self.curve, sharp, design, 1 - at_curve))
         return Attack(f"one {self.cast.kind.value} canary, repeated runs", bound, power, text, test)
 
     def model(self) -> Attack:
         """The final model alone: what somebody sees who never sees a message."""
         assert self.runs.model is not None
         guesses = self._guessed(self.runs.model - self.runs.model.mean(axis=0))
-        controls = self._guessed(np.concatenate([_summed(seen) for seen in self.runs.clean], axis=1))
+        controls = self._guessed(np.concatenate([_summed(views[0]) for views in self.runs.clean], axis=1))
         bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
         text = f"{self._setting()}; of the {grid[-1]} guesses a run {100 * _success(guesses, grid[-1]):.1f}% were right"
         return Attack(f"{self.cast.kind.value} canaries against the final model", bound, power, text)
@@ -186,19 +191,18 @@ class _Judge:
         )
         return bound, power, grid
 
-    def _ranked(self, silos: tuple[Seen, ...]) -> tuple[RankedGuesses, ...]:
-        return self._guessed(np.concatenate([Decoder.fitted(seen).scores(seen) for seen in silos], axis=1))
+    def _ranked(self, silos: tuple[Views, ...]) -> tuple[RankedGuesses, ...]:
+        return self._guessed(np.concatenate([Decoder.fitted(views).scores(views) for views in silos], axis=1))
 
     def _guessed(self, scores: Floats) -> tuple[RankedGuesses, ...]:
         return tuple(
             RankedGuesses.from_scores(row, coins) for row, coins in zip(scores, self.runs.coins, strict=True)
         )
 
-    def _first_canary(self, seen: Seen, fitting: int) -> Floats:
+    def _first_canary(self, views: Views, fitting: int) -> Floats:
         """Scores of the runs that did not fit the decoder, so that they are independent of one another."""
-        one = Seen(seen.values[:, :, :1], seen.levels[:, :, :1], seen.rate, _first(seen.other))
-        fitted = Decoder.fitted(_runs(one, slice(None, fitting)))
-        return fitted.scores(_runs(one, slice(fitting, None)))[:, 0]
+        fitted = Decoder.fitted(tuple(_first_of(seen, slice(None, fitting)) for seen in views))
+        return fitted.scores(tuple(_first_of(seen, slice(fitting, None)) for seen in views))[:, 0]
 
     def _setting(self) -> str:
         return (
@@ -221,10 +225,7 @@ def _summed(seen: Seen) -> Floats:
     return np.asarray(total - total.mean(axis=0))
 
 
-def _first(values: Floats | None) -> Floats | None:
-    return None if values is None else values[:, :, :1]
-
-
-def _runs(seen: Seen, which: slice) -> Seen:
-    other = None if seen.other is None else seen.other[which]
-    return Seen(seen.values[which], seen.levels, seen.rate, other)
+def _first_of(seen: Seen, runs: slice) -> Seen:
+    """The first canary alone, in some of the runs."""
+    other = None if seen.other is None else seen.other[runs, :, :1]
+    return Seen(seen.values[runs, :, :1], seen.levels[:, :, :1], seen.rate, other)

@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.attacks.canaries.casting import Cast
-from audit.attacks.canaries.decoder import Seen
+from audit.attacks.canaries.decoder import Seen, Views
 from audit.attacks.canaries.production_run import Heard, ProductionRuns
 from audit.attacks.canaries.response import model_response
 from audit.evidence import RunEvidence
 from calibrate.validation import count, positive
 
 Floats = NDArray[np.float64]
+_Looks = dict[tuple[str, str, int], Floats]
+"""By the silo that looks, the silo that is looked at, and the view."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class CanaryRuns:
     """All runs of one audit: coins (runs, canaries) with the silos side by side, and what was seen of them."""
 
     coins: NDArray[np.int64]
-    noisy: tuple[Seen, ...]
+    noisy: tuple[Views, ...]
     """One entry a silo."""
-    clean: tuple[Seen, ...]
+    clean: tuple[Views, ...]
     """The same before the noise: the control."""
     model: Floats | None
     """(runs, canaries): the final model along each canary's response; None where the model does not answer."""
@@ -80,25 +82,29 @@ def play(
     return CanaryRuns(np.stack(coins), _by_silo(cast, noisy), _by_silo(cast, clean), model)
 
 
-def _seen(cast: Cast, heard: Heard, *, noise: bool) -> dict[tuple[str, str], Floats]:
+def _seen(cast: Cast, heard: Heard, *, noise: bool) -> _Looks:
     """Each silo's looks at each silo's messages that a decoder may need: its own, and those of the next one."""
     series = heard.published if noise else heard.clean
     messages = {silo.name: cast.scaling.rows(silo.name, series) for silo in cast.silos}
     out = {}
     for name, following in zip(messages, _next(messages), strict=True):
-        out[name, name] = cast.signals[name].seen(messages[name])
-        if following != name:
-            out[name, following] = cast.signals[name].seen(messages[following])
+        for view, signals in enumerate(cast.signals[name]):
+            out[name, name, view] = signals.seen(messages[name])
+            if following != name:
+                out[name, following, view] = signals.seen(messages[following])
     return out
 
 
-def _by_silo(cast: Cast, runs: list[dict[tuple[str, str], Floats]]) -> tuple[Seen, ...]:
+def _by_silo(cast: Cast, runs: list[_Looks]) -> tuple[Views, ...]:
     names = [silo.name for silo in cast.silos]
     found = []
     for name, following in zip(names, _next(names), strict=True):
-        values = np.stack([run[name, name] for run in runs])
-        other = np.stack([run[name, following] for run in runs]) if following != name else None
-        found.append(Seen(values, cast.signals[name].levels_of(values.shape[1]), cast.rate, other))
+        views = []
+        for view, signals in enumerate(cast.signals[name]):
+            values = np.stack([run[name, name, view] for run in runs])
+            other = np.stack([run[name, following, view] for run in runs]) if following != name else None
+            views.append(Seen(values, signals.levels_of(values.shape[1]), cast.rate, other))
+        found.append(tuple(views))
     return tuple(found)
 
 

@@ -43,7 +43,8 @@ class Cast:
     algorithm: Algorithm[Any]
     silos: tuple[StagedSilo, ...]
     scaling: Scaling
-    signals: Mapping[str, Signals]
+    signals: Mapping[str, tuple[Signals, ...]]
+    """By silo, one for each share of the noise that may really be there."""
     rate: float
     """How often a unit takes part in a round."""
 

@@ -23,6 +23,11 @@ Floats = NDArray[np.float64]
 _LEAST_DEVIATION = 0.02
 """Of the level: below it the fitted noise is not trusted, for rounding and drift remain."""
 _CLEARLY_SMALLER = 0.5
+_LEAST_MOVED = 1e-9
+_SELDOM = 0.35
+"""Below this rate most rounds are without a given canary."""
+_OF_MEDIAN = 1.4826
+"""Standard deviation of a normal law beside its median absolute deviation."""
 _ENOUGH_RUNS = 6
 """From so many runs on their mean is subtracted."""
 
@@ -47,10 +52,15 @@ class Seen:
     other: Floats | None = None
 
 
+Views = tuple[Seen, ...]
+"""The same messages along different looks, the one for all of the signed noise first."""
+
+
 @dataclass(frozen=True, eq=False)
 class Decoder:
     """A score function with its nuisance values fixed: it may be applied to other runs than it was fitted on."""
 
+    view: int
     reading: Reading
     backdrop: Floats
     """(rounds, canaries, values)"""
@@ -60,18 +70,17 @@ class Decoder:
     rate: float
 
     @classmethod
-    def fitted(cls, seen: Seen) -> Decoder:
-        """Backdrop and noise level as the messages themselves show them."""
-        candidates = [cls._fitted(seen, Reading.PLAIN)]
-        if seen.rate < 0.5:
-            candidates.append(cls._fitted(seen, Reading.BETWEEN_ROUNDS))
-        if seen.other is not None:
-            candidates.append(cls._fitted(seen, Reading.BETWEEN_SILOS))
-        plain, best = candidates[0], min(candidates, key=_typical)
+    def fitted(cls, views: Views) -> Decoder:
+        """Backdrop and noise level as the messages themselves show them, and the view that shows canaries best."""
+        plain = cls._by_moments(0, views[0], Reading.PLAIN)
+        fit = cls._by_medians if views[0].rate < _SELDOM else cls._by_moments
+        others = [fit(view, seen, how) for view, seen in enumerate(views) for how in _readings(seen)]
+        best = min(others, key=_typical)
         return best if _typical(best) < _CLEARLY_SMALLER * _typical(plain) else plain
 
     @classmethod
-    def _fitted(cls, seen: Seen, reading: Reading) -> Decoder:
+    def _by_moments(cls, view: int, seen: Seen, reading: Reading) -> Decoder:
+        """Where noise is much larger than what a coin moves: the mean over runs, and what scatters around it."""
         raw = _read(seen, reading)
         expected = seen.rate * seen.levels.mean(axis=0)
         runs = len(raw)
@@ -81,11 +90,22 @@ class Decoder:
         # How far the coins and taking part scatter a value, noise aside.
         scatter = seen.rate * np.square(seen.levels).mean(axis=0) - np.square(expected)
         variance = np.square(centred).mean(axis=(0, 1)) / freedom - scatter.mean(axis=0)
-        least = np.square(_LEAST_DEVIATION * np.abs(seen.levels).max(axis=(0, 1)))
-        return cls(reading, backdrop, np.sqrt(np.maximum(variance, least)), seen.levels, seen.rate)
+        deviation = np.sqrt(np.maximum(variance, np.square(_least_deviation(seen))))
+        return cls(view, reading, backdrop, deviation, seen.levels, seen.rate)
 
-    def scores(self, seen: Seen) -> Floats:
+    @classmethod
+    def _by_medians(cls, view: int, seen: Seen, reading: Reading) -> Decoder:
+        """Where noise is small: a canary seldom takes part, so the median over runs is the backdrop without it."""
+        raw = _read(seen, reading)
+        runs = len(raw)
+        backdrop = np.median(raw, axis=0) if runs >= _ENOUGH_RUNS else np.zeros_like(raw[0])
+        spread = np.median(np.abs(raw - backdrop), axis=(0, 1)) * _OF_MEDIAN
+        deviation = np.maximum(spread, _least_deviation(seen))
+        return cls(view, reading, backdrop, deviation, seen.levels, seen.rate)
+
+    def scores(self, views: Views) -> Floats:
         """(runs, canaries): log-odds that the coin shows 1."""
+        seen = views[self.view]
         values = _read(seen, self.reading) - self.backdrop
         ones, zeros = (self._log_likelihood(values, self.levels[side]) for side in (1, 0))
         return (ones - zeros).sum(axis=1)
@@ -100,9 +120,20 @@ class Decoder:
         return np.asarray(logsumexp(np.stack((present + weights[0], absent + weights[1])), axis=0))
 
 
+def _readings(seen: Seen) -> tuple[Reading, ...]:
+    between_rounds = (Reading.BETWEEN_ROUNDS,) if seen.rate < _SELDOM else ()
+    between_silos = (Reading.BETWEEN_SILOS,) if seen.other is not None else ()
+    return (Reading.PLAIN, *between_rounds, *between_silos)
+
+
+def _least_deviation(seen: Seen) -> Floats:
+    return _LEAST_DEVIATION * np.abs(seen.levels).max(axis=(0, 1))
+
+
 def _typical(decoder: Decoder) -> float:
-    """The fitted noise of the value that shows a typical canary best."""
-    return float(np.median(decoder.deviation.min(axis=-1)))
+    """The fitted noise beside what the coin moves, in the value that shows a typical canary best."""
+    moved = np.abs(decoder.levels[1] - decoder.levels[0]).mean(axis=0)
+    return float(np.median((decoder.deviation / np.maximum(moved, _LEAST_MOVED)).min(axis=-1)))
 
 
 def _read(seen: Seen, reading: Reading) -> Floats:

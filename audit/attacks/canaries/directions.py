@@ -39,6 +39,10 @@ class Interference:
         share = np.sqrt(rate * (1 - rate) * population / max(1, len(units)))
         return cls(units * share)
 
+    def with_noise(self, share: float) -> Interference:
+        """The same data when only `share` of the noise is there, in units of that noise."""
+        return Interference(self.spread / share)
+
     def weighted(self, signal: Floats) -> Floats:
         """(1 + spread^T spread)^-1 signal, for each row: by Woodbury, so only a small matrix is inverted."""
         small = np.eye(len(self.spread)) + self.spread @ self.spread.T

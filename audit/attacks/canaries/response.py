@@ -21,7 +21,8 @@ def model_response(cast: Cast) -> Floats | None:
     """
     rows = []
     for silo in cast.silos:
-        levels, looks = cast.signals[silo.name].levels[0], cast.signals[silo.name].looks
+        signals = cast.signals[silo.name][0]
+        levels, looks = signals.levels[0], signals.looks
         for canary in range(len(silo.canaries)):
             change = levels[1, canary] - levels[0, canary]
             step = tuple(

@@ -15,7 +15,10 @@ from audit.attacks.canaries.stage import StagedSilo
 from privfair.algorithms.algorithm import Algorithm
 
 Floats = NDArray[np.float64]
+_Sides = tuple[tuple[Floats, ...], tuple[Floats, ...]]
 _SMALLEST = 1e-12
+NOISE_SHARES = (1.0, 0.1)
+"""All of the signed noise, or a tenth: with little noise the data, not the noise, are what a canary hides in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,23 +43,30 @@ class Signals:
         moments: tuple[Moment, ...],
         silo: StagedSilo,
         interference: tuple[Interference, ...],
+    ) -> tuple[Signals, ...]:
+        """From what the production code has each canary, alone, add to a message; `interference` is one a value.
+
+        One answer for each of `NOISE_SHARES`: the best look if so much of the signed noise is really there.
+        """
+        sides = [_sides(algorithm, scaling, moment, silo) for moment in moments]
+        steps = tuple(moment.step for moment in moments)
+        return tuple(
+            cls._looking(steps, sides, tuple(one.with_noise(share) for one in interference))
+            for share in NOISE_SHARES
+        )
+
+    @classmethod
+    def _looking(
+        cls, steps: tuple[int, ...], sides: list[_Sides], interference: tuple[Interference, ...]
     ) -> Signals:
-        """From what the production code has each canary, alone, add to a message; `interference` is one a value."""
         looks: list[list[Floats]] = []
         levels = []
-        for moment in moments:
-            ones = _parts(algorithm, scaling, moment, silo, side=1)
-            absent = silo.meaning is CoinMeaning.IN_OR_OUT
-            zeros = (
-                tuple(np.zeros_like(one) for one in ones)
-                if absent
-                else _parts(algorithm, scaling, moment, silo, side=0)
-            )
+        for zeros, ones in sides:
             pairs = [_look(*three) for three in zip(ones, zeros, interference, strict=True)]
             looks.append([look for look, _ in pairs])
             levels.append(np.stack([level for _, level in pairs], axis=-1))
         stacked = tuple(np.stack(of_value) for of_value in zip(*looks, strict=True))
-        return cls(tuple(moment.step for moment in moments), stacked, np.stack(levels))
+        return cls(steps, stacked, np.stack(levels))
 
     def knot(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """For each step the last knot at or before it."""
@@ -83,6 +93,14 @@ def _look(one: Floats, zero: Floats, interference: Interference) -> tuple[Floats
     strength = np.sqrt(np.maximum((look * (one - zero)).sum(axis=1), _SMALLEST))
     look /= strength[:, None]
     return look, np.stack(((look * zero).sum(axis=1), (look * one).sum(axis=1)))
+
+
+def _sides(algorithm: Algorithm[Any], scaling: Scaling, moment: Moment, silo: StagedSilo) -> _Sides:
+    """What side 0 and side 1 of every canary's coin add, alone."""
+    ones = _parts(algorithm, scaling, moment, silo, side=1)
+    if silo.meaning is CoinMeaning.IN_OR_OUT:
+        return tuple(np.zeros_like(one) for one in ones), ones
+    return _parts(algorithm, scaling, moment, silo, side=0), ones
 
 
 def _parts(

@@ -1,0 +1,137 @@
+"""What every canary audit must keep: neighbours differ in one unit, clean runs stand, missing noise is refuted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from audit.attacks.canaries.canary_audit import canary_audit
+from audit.attacks.canaries.canary_runs import Effort
+from audit.attacks.canaries.casting import Cast, cast_canaries
+from audit.attacks.canaries.kinds import CanaryKind, CoinMeaning
+from audit.attacks.canaries.messages import Moment, Scaling, alone
+from audit.check import Outcome
+from audit.evidence import RunEvidence
+from audit.noise_floor import check_noise_floor
+from audit.run_audit import on_trial
+from audit.verdict import Verdict, Word
+from calibrate.manifest.mechanism import GaussianNoise
+from privfair.algorithms.algorithm import SiloTensors
+from privfair.gate import Gate
+from tests.contracts.canary_cases import CANARY_CASES, CanaryCase, trained
+
+
+@pytest.fixture(scope="module", params=CANARY_CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> CanaryCase:
+    found: CanaryCase = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def evidence(case: CanaryCase, tmp_path_factory: pytest.TempPathFactory) -> RunEvidence:
+    return trained(case, tmp_path_factory.mktemp("canaries"))
+
+
+def _cast(evidence: RunEvidence, kind: CanaryKind) -> Cast:
+    scaling = Scaling.of(evidence)
+    assert scaling is not None
+    cast = cast_canaries(evidence, scaling, kind, seed=0)
+    assert cast is not None
+    return cast
+
+
+def _judge(
+    evidence: RunEvidence, runs: int, seed: int = 0, kind: CanaryKind = CanaryKind.GRADIENT
+) -> Verdict:
+    promise = on_trial(evidence.document)
+    assert promise is not None
+    attacks = canary_audit(evidence, promise, effort=Effort(runs, 1e6), seed=seed, confidence=0.95, kind=kind)
+    return Verdict(promise, (), attacks, 0.95)
+
+
+def _units(silo: SiloTensors) -> Counter[bytes]:
+    """One fingerprint a row; a canary user has one row."""
+    return Counter(x.numpy().tobytes() + y.numpy().tobytes() for x, y in zip(silo.x, silo.y, strict=True))
+
+
+@pytest.mark.parametrize("kind", CanaryKind)
+def test_one_coin_changes_one_unit(evidence: RunEvidence, kind: CanaryKind) -> None:
+    """The one-run theorems ask for nothing else: neighbouring coins are neighbouring data, in the signed relation."""
+    for silo in _cast(evidence, kind).silos:
+        coins = np.zeros(len(silo.canaries), dtype=np.int64)
+        before = _units(silo.tossed(coins))
+        for canary in range(len(coins)):
+            other = coins.copy()
+            other[canary] = 1
+            after = _units(silo.tossed(other))
+            gone, come = before - after, after - before
+            if silo.meaning is CoinMeaning.IN_OR_OUT:
+                assert silo.size(other) == silo.size(coins) + 1
+                assert (gone.total(), come.total()) == (0, 1)
+            else:
+                assert silo.size(other) == silo.size(coins)
+                assert (gone.total(), come.total()) == (1, 1)
+
+
+def test_a_gradient_canary_uses_the_whole_bound(evidence: RunEvidence) -> None:
+    """Its part of the first value has the clip's norm, on the other side of the coin it is the opposite, or nothing."""
+    cast = _cast(evidence, CanaryKind.GRADIENT)
+    declared = evidence.document.release(cast.scaling.names[0])
+    assert isinstance(declared, GaussianNoise)
+    whole = declared.sensitivity / declared.sigma
+    moment = Moment.of(evidence, next(iter(evidence.rounds())))
+    for silo in cast.silos:
+        ones = np.ones(len(silo.canaries), dtype=np.int64)
+        for canary in range(len(ones)):
+            part = alone(cast.algorithm, cast.scaling, moment, silo.tossed(ones), silo.unit(canary))[0]
+            assert np.linalg.norm(part) == pytest.approx(whole, rel=1e-3)
+            if silo.meaning is CoinMeaning.ONE_OF_TWO:
+                opposite = alone(
+                    cast.algorithm, cast.scaling, moment, silo.tossed(0 * ones), silo.unit(canary)
+                )[0]
+                assert np.linalg.norm(part - opposite) == pytest.approx(2 * whole, rel=1e-2)
+
+
+def test_a_calibrated_run_is_not_violated(evidence: RunEvidence) -> None:
+    verdict = _judge(evidence, runs=30)
+    assert verdict.word is not Word.VIOLATED, verdict.why
+    assert max(attack.power for attack in verdict.attacks) >= 0.5
+
+
+def test_missing_noise_is_violated(evidence: RunEvidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate of the reruns adds a twentieth of the signed noise; the manifest says nothing of it."""
+    honest = Gate._scale
+    monkeypatch.setattr(Gate, "_scale", lambda self, *what: 0.05 * honest(self, *what))
+    verdict = _judge(evidence, runs=30)
+    assert verdict.word is Word.VIOLATED, [attack.evidence for attack in verdict.attacks]
+    assert verdict.to_json()["verdict"] == "violated"
+
+
+def test_the_noise_floor_sees_missing_noise_in_the_run_itself(evidence: RunEvidence) -> None:
+    """A clean transcript is not flagged; held against three times the noise, the same one is."""
+    assert not [check for check in check_noise_floor(evidence) if check.outcome is Outcome.FAILED]
+    louder = tuple(
+        value.model_copy(update={"sigma": 3 * value.sigma}) if isinstance(value, GaussianNoise) else value
+        for value in evidence.document.releases
+    )
+    claimed = replace(evidence, document=evidence.document.model_copy(update={"releases": louder}))
+    assert [check for check in check_noise_floor(claimed) if check.outcome is Outcome.FAILED]
+
+
+@pytest.mark.slow
+def test_twenty_calibrated_runs_are_never_violated(case: CanaryCase, tmp_path: Path) -> None:
+    for seed in range(20):
+        evidence = trained(case, tmp_path / str(seed), seed)
+        assert not [check for check in check_noise_floor(evidence) if check.outcome is Outcome.FAILED]
+        verdict = _judge(evidence, runs=20, seed=seed)
+        assert verdict.word is not Word.VIOLATED, (seed, verdict.why)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [CanaryKind.RARE_INPUT, CanaryKind.MISLABELLED])
+def test_input_canaries_leave_a_calibrated_run_alone(evidence: RunEvidence, kind: CanaryKind) -> None:
+    assert _judge(evidence, runs=24, kind=kind).word is not Word.VIOLATED
