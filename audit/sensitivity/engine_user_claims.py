@@ -57,9 +57,9 @@ def _claim(build: Callable[[], Algorithm[Any]], sampling: CohortSampling) -> Cal
     return entry
 
 
-def _fpfl() -> Fpfl:
-    options = FpflOptions(notion=FairnessNotion.EQUALISED_ODDS)
-    return Fpfl(LogisticRegression(FEATURES), options, GROUPS, _COHORT, CLIP)
+def _fpfl(notion: FairnessNotion) -> Callable[[], Fpfl]:
+    options = FpflOptions(notion=notion)
+    return lambda: Fpfl(LogisticRegression(FEATURES), options, GROUPS, _COHORT, CLIP)
 
 
 def _tran() -> TranMultipliers:
@@ -67,7 +67,9 @@ def _tran() -> TranMultipliers:
 
 
 BUILDERS: dict[str, Callable[[str], Entry]] = {
-    "engine.fpfl.user_statistics.poisson": _claim(_fpfl, CohortSampling.POISSON),
-    "engine.fpfl.user_statistics.fixed": _claim(_fpfl, CohortSampling.FIXED),
+    "engine.fpfl.user_statistics.poisson": _claim(
+        _fpfl(FairnessNotion.EQUALISED_ODDS), CohortSampling.POISSON
+    ),
+    "engine.fpfl.user_statistics.fixed": _claim(_fpfl(FairnessNotion.ACCURACY), CohortSampling.FIXED),
     "engine.tran.user_statistics": _claim(_tran, CohortSampling.POISSON),
 }

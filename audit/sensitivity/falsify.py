@@ -47,7 +47,7 @@ class Search:
     climbs: int = 6
     steps: int = 80
     seed: int = 0
-    ascent_pairs: int = 2000
+    ascent_pairs: int = 1500
     """Pairs that all ascents together may evaluate; numerical slopes take dozens a step, exact ones a single pair."""
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None
     for _, start in starts:
         if climbs >= _ENOUGH and 1 - _REACHED <= best[0] / claim.bound <= 1 + ROUNDING:
             break
-        room = search.ascent_pairs - (evaluations - len(seeds))
+        room = min(search.ascent_pairs - (evaluations - len(seeds)), search.ascent_pairs // _ENOUGH)
         if room <= 0:
             break
         climbs += 1
