@@ -1,4 +1,4 @@
-"""The plans `privfair demo` runs, all on the Credit Card data in three silos."""
+"""The plans `privfair demo` runs: real data, sized so that training and the audit take about a minute."""
 
 from __future__ import annotations
 
@@ -75,6 +75,89 @@ clip = 1.0
 [training]
 learning-rate = 0.5
 measure-every = 10
+""",
+    "fedfdp": f"""# FedFDP: clients with a larger loss count more; gradient and loss of every record are protected.
+algorithm = "fedfdp"
+
+[target]
+epsilon = 2.0
+delta = 1e-5
+
+[privacy]
+sampling-rate = 0.05
+rounds = 200
+clip = 1.0
+loss-clip = 2.0
+loss-noise-ratio = 2.5
+{_DATA}
+[training]
+learning-rate = 0.5
+fairness = 0.5
+measure-every = 10
+""",
+    "fpfl": """# FPFL on Adult handed to users, two records each: all data of one user are protected.
+algorithm = "fpfl"
+
+[target]
+epsilon = 2.0
+delta = 6e-5
+
+[privacy]
+users = 16958
+cohort = 1000
+rounds = 100
+clip = 2.0
+sampling = "poisson"
+
+[data]
+dataset = "adult"
+seed = 0
+
+[data.users]
+kind = "poisson"
+mean = 2.0
+
+[training]
+learning-rate = 0.8
+notion = "false-negative-rate"
+damping = 1.0
+choice = "smoothed"
+smoothing = 0.03
+measure-every = 10
+""",
+    "mmd-fedavg": """# MMD-fair FedAvg on Adult with 200 clients: noisy predictions of both groups, noisy updates.
+algorithm = "mmd-fedavg"
+
+[target]
+epsilon = 3.0
+delta = 1e-5
+
+[privacy]
+group-size = 10000              # both groups have more records
+samples-per-group = 100
+rounds = 20
+users = 200
+cohort = 40
+update-clip = 0.3
+update-noise-ratio = 2.0
+histogram-noise-ratio = 20.0    # the groups' sizes are paid for once
+
+[data]
+dataset = "adult"
+seed = 0
+
+[data.partition]
+kind = "equal"
+silos = 200
+
+[training]
+criterion = "statistical-parity"
+fairness = 5.0
+kernel = "gaussian"
+kernel-width = 1.0
+local-rate = 1.0
+local-epochs = 2
+measure-every = 5
 """,
 }
 
