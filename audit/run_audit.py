@@ -15,7 +15,7 @@ from audit.evidence import RunEvidence
 from audit.noise_conformance import check_noise
 from audit.noise_floor import check_noise_floor
 from audit.probes.check_probes import check_probes
-from audit.verdict import Attack, Promise, Verdict
+from audit.verdict import Attack, Promise, Standing, Verdict
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.trust import TrustFile
@@ -69,7 +69,7 @@ def on_trial(document: BudgetDocument) -> Promise | None:
     guarantee = document.guarantee
     match guarantee:
         case PrivateGuarantee():
-            return Promise(guarantee.epsilon, guarantee.delta, "promised by the manifest")
+            return Promise(guarantee.epsilon, guarantee.delta, "promised by the manifest", Standing.PRICED)
         case AsPrintedGuarantee():
             return Promise(guarantee.claimed_epsilon, guarantee.delta, f"claimed by {guarantee.claim}")
         case NoPrivacyPromised():

@@ -19,6 +19,15 @@ class Word(Enum):
     """Nothing contradicts the promise, but the audit would hardly have noticed."""
 
 
+class Standing(Enum):
+    """Whether the signed noise is known to keep the promise, if it is really there."""
+
+    PRICED = "priced"
+    """The manifest's own promise: accountants certified it for the signed noise."""
+    CLAIMED = "claimed"
+    """Somebody's word, which the signed noise need not keep."""
+
+
 @dataclass(frozen=True)
 class Promise:
     """What is on trial: the epsilon that was promised or claimed, at its delta."""
@@ -27,6 +36,7 @@ class Promise:
     delta: float
     source: str
     """In whose words: the manifest's own promise, or a paper's claim that the manifest quotes."""
+    standing: Standing = Standing.CLAIMED
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,11 @@ class Verdict:
 
     @property
     def _powerful(self) -> bool:
-        """An attack with power, or noise measured directly, all of it: 5,000 residuals see 5% missing noise."""
+        """An attack with power, or noise measured directly, all of it: 5,000 residuals see 5% missing noise.
+
+        That the signed noise is there speaks for a promise only if the promise was priced with that noise.
+        """
         noise = [check.outcome for check in self.checks if check.layer is Layer.NOISE]
-        measured = bool(noise) and all(outcome is Outcome.PASSED for outcome in noise)
+        priced = self.promise is None or self.promise.standing is Standing.PRICED
+        measured = priced and bool(noise) and all(outcome is Outcome.PASSED for outcome in noise)
         return measured or any(attack.power >= CONCLUSIVE for attack in self.attacks)
