@@ -12,6 +12,7 @@ from audit.bounds import EpsilonDeltaCurve
 from audit.report.charts import Bars, Series, Whisker, bar_chart, interval_chart, line_chart
 from audit.report.content import ReportContent
 from audit.report.scales import Axis, Numbers, Scale
+from audit.report.sections import said
 from calibrate.manifest.guarantee import AsPrintedGuarantee, PrivateGuarantee
 
 _GAPS = (
@@ -55,7 +56,7 @@ def _trade_off(content: ReportContent) -> str:
     curves: list[tuple[str, float, float, bool]] = []
     delta = 1e-5 if found["promised"] is None else found["promised"]["delta"]
     if found["promised"] is not None:
-        curves.append(("promised", found["promised"]["epsilon"], delta, False))
+        curves.append((said(found), found["promised"]["epsilon"], delta, False))
     if found["epsilon_lower"]:
         curves.append(("measured, at least", found["epsilon_lower"], delta, True))
     guarantee = None if content.document is None else content.document.guarantee

@@ -9,6 +9,7 @@ from typing import Any
 
 from audit.report.content import ReportContent
 from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.guarantee import AsPrintedGuarantee
 
 _MEANING = {
     "consistent": "Nothing contradicts the promise, and the audit would have noticed a breach.",
@@ -40,6 +41,11 @@ def verdict_section(content: ReportContent) -> str:
         )
     else:
         lines.append("No privacy was promised, so there is no promise to break.")
+    cost = unbacked_cost(content)
+    if cost is not None:
+        lines.append(
+            f"<b>The noise cannot keep this claim:</b> its certified cost is {cost}, attack or no attack."
+        )
     if content.attribute is not None and content.attribute["finding"] != "no leakage found":
         lines.append(f"<b>Beside the verdict:</b> {escape(_sentence(content.attribute['why']))}")
     told = "".join(f"<p>{line}</p>" for line in lines)
@@ -55,12 +61,30 @@ def _odds(epsilon: float, delta: float) -> str:
     )
 
 
+def said(found: dict[str, Any]) -> str:
+    """Whether the epsilon on trial is a promise or only a claim."""
+    return "promised" if found["promised"]["source"].startswith("promised") else "claimed"
+
+
+def unbacked_cost(content: ReportContent) -> str | None:
+    """The certified cost of a run whose noise is a paper's and costs more than the paper claims."""
+    guarantee = None if content.document is None else content.document.guarantee
+    if not isinstance(guarantee, AsPrintedGuarantee):
+        return None
+    if guarantee.epsilon is None:
+        return "unbounded"
+    return f"ε = {guarantee.epsilon:.3g}" if guarantee.epsilon > guarantee.claimed_epsilon else None
+
+
 def _tiles(content: ReportContent) -> str:
     found = content.verdict
     assert found is not None
     tiles = []
     if found["promised"] is not None:
-        tiles.append((f"ε = {found['promised']['epsilon']:.3g}", "promised, at most"))
+        tiles.append((f"ε = {found['promised']['epsilon']:.3g}", f"{said(found)}, at most"))
+    cost = unbacked_cost(content)
+    if cost is not None:
+        tiles.append((cost, "certified cost of the noise that was used"))
     if found["epsilon_lower"] is not None:
         tiles.append(
             (
