@@ -12,9 +12,9 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.guarantee import AsPrintedGuarantee
 
 _MEANING = {
-    "consistent": "Nothing contradicts the promise, and the audit would have noticed a breach.",
+    "consistent": "The audit found nothing against the promise, and would have noticed a breach.",
     "violated": "The evidence contradicts the promise. Do not rely on it.",
-    "inconclusive": "Nothing contradicts the promise, but the audit would hardly have noticed a breach.",
+    "inconclusive": "The audit found nothing against the promise, but would hardly have noticed a breach.",
 }
 _LAYERS = {
     "conformance": "papers",
