@@ -76,9 +76,13 @@ def _load(path: Path, kind: type[Any]) -> list[Any]:
 
 def _save(rows: list[Any], path: Path) -> None:
     """Every measured model, one line each."""
-    lines = ",\n".join(json.dumps([_rounded(value) for value in asdict(row).values()]) for row in rows)
+    lines = ",\n".join(_line([_rounded(value) for value in asdict(row).values()]) for row in rows)
     names = json.dumps(list(asdict(rows[0])))
     path.write_text(f'{{"columns": {names},\n"rows": [\n{lines}\n]}}\n', "utf-8")
+
+
+def _line(values: list[object]) -> str:
+    return json.dumps(values, separators=(",", ":"))
 
 
 def _rounded(value: object) -> object:

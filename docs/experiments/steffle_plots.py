@@ -24,6 +24,7 @@ _LOOKS = {
 def draw(setting: Setting, points: list[Point], folder: Path) -> Path:
     """The figure of one data set, as SVG."""
     plt.rcParams["svg.hashsalt"] = "steffle"
+    plt.rcParams["svg.fonttype"] = "none"  # text stays text, and the file small
     own = [point for point in points if point.setting == setting.name]
     rows = setting.heterogeneity
     figure, axes = plt.subplots(
@@ -45,12 +46,9 @@ def _panel(panel: plt.Axes, points: list[Point], epsilon: float, h: float) -> No
     for method, look in _LOOKS.items():
         line = [point for point in points if point.method == method and point.epsilon in (None, epsilon)]
         line.sort(key=lambda point: point.knob)
-        label = method
-        if method == PRINTED and line:
-            label = f"{method} (claims {epsilon:g}, costs {line[0].true_epsilon:.1f})"
         gaps, errors = [p.gap.mean for p in line], [p.error.mean for p in line]
         if method == RAISED:
-            panel.plot(gaps, errors, label=label, **look)
+            panel.plot(gaps, errors, label=method, **look)
         else:
             panel.errorbar(
                 gaps,
@@ -58,7 +56,7 @@ def _panel(panel: plt.Axes, points: list[Point], epsilon: float, h: float) -> No
                 xerr=[p.gap.half for p in line],
                 yerr=[p.error.half for p in line],
                 elinewidth=0.5,
-                label=label,
+                label=method,
                 **look,
             )
     for method, marker in ((ERM, "*"), (NEGATIVE, "v")):
@@ -67,7 +65,9 @@ def _panel(panel: plt.Axes, points: list[Point], epsilon: float, h: float) -> No
                 panel.plot(
                     point.gap.mean, point.error.mean, marker, color="black", markersize=9, label=method
                 )
-    panel.set_title(f"epsilon = {epsilon:g}, h = {h:g}", fontsize=10)
+    true = next((p.true_epsilon for p in points if (p.method, p.epsilon) == (PRINTED, epsilon)), None)
+    beside = "" if true is None else f" (as printed: truly {true:.1f})"
+    panel.set_title(f"epsilon = {epsilon:g}, h = {h:g}{beside}", fontsize=10)
     panel.set_xlabel("demographic-parity gap")
     panel.set_ylabel("error")
     panel.grid(alpha=0.3)
