@@ -31,6 +31,19 @@ def case(request: pytest.FixtureRequest) -> CanaryCase:
     return found
 
 
+_QUICK = ("gaussian", "fpfl, fixed cohorts")
+"""Audited whenever the tests run; the others among the slow tests."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(one, marks=() if one.name in _QUICK else pytest.mark.slow) for one in CANARY_CASES],
+    ids=str,
+)
+def audited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunEvidence:
+    return trained(request.param, tmp_path_factory.mktemp("audited"))
+
+
 @pytest.fixture(scope="module")
 def evidence(case: CanaryCase, tmp_path_factory: pytest.TempPathFactory) -> RunEvidence:
     return trained(case, tmp_path_factory.mktemp("canaries"))
@@ -96,17 +109,17 @@ def test_a_gradient_canary_uses_the_whole_bound(evidence: RunEvidence) -> None:
                 assert np.linalg.norm(part - opposite) == pytest.approx(2 * whole, rel=1e-2)
 
 
-def test_a_calibrated_run_is_not_violated(evidence: RunEvidence) -> None:
-    verdict = _judge(evidence, runs=30)
+def test_a_calibrated_run_is_not_violated(audited: RunEvidence) -> None:
+    verdict = _judge(audited, runs=24)
     assert verdict.word is not Word.VIOLATED, verdict.why
     assert max(attack.power for attack in verdict.attacks) >= 0.5
 
 
-def test_missing_noise_is_violated(evidence: RunEvidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_noise_is_violated(audited: RunEvidence, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate of the reruns adds a twentieth of the signed noise; the manifest says nothing of it."""
     honest = Gate._scale
     monkeypatch.setattr(Gate, "_scale", lambda self, *what: 0.05 * honest(self, *what))
-    verdict = _judge(evidence, runs=30)
+    verdict = _judge(audited, runs=24)
     assert verdict.word is Word.VIOLATED, [attack.evidence for attack in verdict.attacks]
     assert verdict.to_json()["verdict"] == "violated"
 

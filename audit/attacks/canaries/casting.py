@@ -29,7 +29,7 @@ _MOST_A_SILO = 12
 _BACKDROP = 24
 """So many units of the run's own data are kept where the rest may be left out: the promise holds for every data set,
 and the fewer others there are, the less they hide a canary."""
-_SAMPLED_UNITS = 96
+_SAMPLED_UNITS = 64
 _INPUT_KNOTS = 6
 _RARE = 8.0
 
