@@ -18,7 +18,6 @@ from tests.planted_bugs.workshop import Engine, Workshop
 
 _TEMPLATE = Path(__file__).with_name("page.md")
 _PAGE = Path(__file__).parents[2] / "docs" / "planted-bugs.md"
-_WITH_ATTACK = (Engine.STEFFLE, Engine.STEFFLE_LONG)
 
 Measured = dict[Caught, tuple[bool, float]]
 """Whether the layer has something against the run, and its seconds of processor time."""
@@ -52,7 +51,7 @@ def _measured(bug: Bug, workshop: Workshop, quick: bool) -> Measured:
     for layer in Caught:
         if layer is Caught.SEARCH and bug.claim is None:
             continue
-        if layer is Caught.ATTACK and (quick or bug.engine not in _WITH_ATTACK):
+        if layer is Caught.ATTACK and (quick or not bug.attacked):
             continue
         start = time.process_time()
         said = findings_of(bug, layer, workshop)

@@ -38,6 +38,8 @@ class Bug:
     """The sensitivity claim whose search is asked too."""
     updates: int | None = None
     """Steps of the run, where the bug takes more than were signed."""
+    attacked: bool = False
+    """Whether the statistical attack is asked too, for the page; it takes longer than all other layers."""
 
     def __str__(self) -> str:
         return self.name

@@ -167,7 +167,14 @@ _GRADIENT, _FEDFDP_GRADIENT = "engine.gaussian.value_1", "engine.fedfdp.gradient
 CLIPPING_BUGS = (
     Bug("the batch's mean is clipped", _SECRET, _batch_mean, _BOTH, _GRADIENT),
     Bug("micro-batches are clipped", _SECRET, _micro_batches, _BOTH, _GRADIENT),
-    Bug("division by the realised batch size", _SECRET, _realised_size, (Caught.PROBE,), _GRADIENT),
+    Bug(
+        "division by the realised batch size",
+        _SECRET,
+        _realised_size,
+        (Caught.PROBE,),
+        _GRADIENT,
+        attacked=True,
+    ),
     Bug("per-layer clip accounted as one", Engine.FULL_BATCHES, _each_layer, (Caught.PROBE,)),
     Bug("weights after clipping", Engine.FEDFDP, _weights_after_clipping, _BOTH, _FEDFDP_GRADIENT),
     Bug("negative weights unclipped", Engine.FEDFDP, _equation_13, _BOTH, _FEDFDP_GRADIENT),

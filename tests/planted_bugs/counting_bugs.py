@@ -143,7 +143,7 @@ COUNTING_BUGS = (
         (Caught.CONFORMANCE, Caught.PROBE),
         updates=30,
     ),
-    Bug("exact group counts released", _STEFFLE, _exact_counts, _BOTH, "engine.steffle.g"),
+    Bug("exact group counts released", _STEFFLE, _exact_counts, _BOTH, "engine.steffle.g", attacked=True),
     Bug("sum instead of mean", _STEFFLE, _sum_instead_of_mean, _BOTH, "engine.steffle.h_theta"),
     Bug("last small batch", _STEFFLE, _last_small_batch, _BOTH, "engine.steffle.h_W"),
     Bug("groups swapped in one silo", _STEFFLE, _groups_by_first_appearance, _PROBE),

@@ -61,17 +61,20 @@ def _repeating(key: Callable[[str, int], object]) -> Callable[[], AbstractContex
 
 
 _ALL = (Caught.NOISE, Caught.PROBE)
-_FULL = Engine.FULL_BATCHES
+_AND_ATTACK = (*_ALL, Caught.ATTACK)
+_FULL, _SECRET = Engine.FULL_BATCHES, Engine.SECRET_BATCHES
+_SPLIT = _scaled(lambda sigma: sigma / math.sqrt(_SILOS))
+_EVERY_ROUND, _ALL_SILOS = _repeating(lambda party, round: party), _repeating(lambda party, round: round)
 
 NOISE_BUGS = (
-    Bug("no noise", _FULL, _none, _ALL),
-    Bug("no noise, secret batches", Engine.SECRET_BATCHES, _none, (Caught.PROBE,)),
-    Bug("no noise, the attacker's view", Engine.STEFFLE_LONG, _none, (Caught.ATTACK, Caught.NOISE)),
+    Bug("no noise", _FULL, _none, _AND_ATTACK, attacked=True),
+    Bug("no noise, secret batches", _SECRET, _none, _AND_ATTACK, attacked=True),
+    Bug("no noise, SteFFLe", Engine.STEFFLE_LONG, _none, (Caught.ATTACK, Caught.NOISE), attacked=True),
     Bug("noise x 0.71", _FULL, _scaled(lambda sigma: 0.71 * sigma), _ALL),
     Bug("noise x 0.9", _FULL, _scaled(lambda sigma: 0.9 * sigma), _ALL),
-    Bug("standard deviation = sqrt(sigma)", _FULL, _scaled(math.sqrt), _ALL),
-    Bug("noise split over the silos", _FULL, _scaled(lambda sigma: sigma / math.sqrt(_SILOS)), _ALL),
-    Bug("noise before clipping", _FULL, _before_clipping, _ALL),
-    Bug("the same noise every round", _FULL, _repeating(lambda party, round: party), _ALL),
-    Bug("the same seed in all silos", _FULL, _repeating(lambda party, round: round), _ALL),
+    Bug("standard deviation = sqrt(sigma)", _FULL, _scaled(math.sqrt), _ALL, attacked=True),
+    Bug("noise split over the silos", _FULL, _SPLIT, _ALL, attacked=True),
+    Bug("noise before clipping", _FULL, _before_clipping, _ALL, attacked=True),
+    Bug("the same noise every round", _FULL, _EVERY_ROUND, _AND_ATTACK, attacked=True),
+    Bug("the same seed in all silos", _FULL, _ALL_SILOS, _ALL),
 )
