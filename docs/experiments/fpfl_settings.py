@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from privfair.algorithms.fair_options import ModelChoice
+
 EPSILON = 2.0
 TEST_FRACTION = 1 / 3
 """The paper trains on 32,561 records and tests on 16,281."""
@@ -33,6 +35,7 @@ class Rung:
     paper: tuple[float, float] | None = None
     multiplier_rate: float = 0.01
     damping: float = 2.0
+    choice: ModelChoice = ModelChoice.SMOOTHED
 
     @property
     def title(self) -> str:
@@ -41,10 +44,12 @@ class Rung:
 
 SGD = Rung("SGD", None, 1000, False, None, False, 0.1, 0.01, (0.857, 0.071))
 MMDM = Rung("MMDM", None, 1000, True, None, False, 0.1, 0.01, (0.855, 0.019))
+LAST = Rung("MMDM, last model", None, 1000, True, None, False, 0.1, 0.01, choice=ModelChoice.LAST)
 
 RUNGS = (
     SGD,
     MMDM,
+    LAST,
     Rung("FL", 200, 1000, False, None, False, 0.1, 0.01, (0.851, 0.121)),
     Rung("FFL", 200, 1000, True, None, False, 0.1, 0.01, (0.855, 0.036)),
     Rung("FL + clip", 200, 500, False, 1.3, False, 0.2, 0.01, (0.844, 0.169)),

@@ -24,7 +24,7 @@ from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.sampling import Batch, FixedSize, Poisson
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.fair_options import FpflOptions, ModelChoice
+from privfair.algorithms.fair_options import FpflOptions
 from privfair.algorithms.fpfl import Fpfl
 from privfair.data_plan import BenchmarkSource, DataPlan, PoissonUsers
 from privfair.datasets.catalogue import Benchmark
@@ -116,7 +116,7 @@ def _built(rung: Rung, split: Split, seed: int) -> tuple[Fpfl, SiloTensors]:
         tolerance=TOLERANCE,
         multiplier_rate=rung.multiplier_rate,
         damping=rung.damping,
-        choice=ModelChoice.SMOOTHED,
+        choice=rung.choice,
         smoothing=rung.smoothing,
         records_per_user=1.0 if central else RECORDS_PER_USER,
     )

@@ -69,10 +69,10 @@ class RealTask:
     column: str
     least: int
     schedule: Schedule
+    weights: tuple[float, ...]
 
 
 HIDDEN = 16
-REAL_WEIGHTS = (0.0, 0.3, 1.0, 3.0)
 FEDFB_RATES = (0.002, 0.02)
 REAL = (
     RealTask(
@@ -82,6 +82,7 @@ REAL = (
         "state",
         4,
         Schedule(25, 2, 100, 0.2),
+        (0.0, 0.3, 1.0, 2.0, 3.0),
     ),
     RealTask(
         "compas",
@@ -90,5 +91,6 @@ REAL = (
         "age-cat",
         1,
         Schedule(25, 3, 500, 0.3),
+        (0.0, 0.3, 1.0, 3.0, 6.0, 12.0),
     ),
 )

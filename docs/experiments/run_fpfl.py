@@ -1,7 +1,7 @@
 """FPFL and its ladder on Adult, beside the paper's figures: `python docs/experiments/run_fpfl.py`.
 
-About ten minutes on one core. Needs the extras train, data and plot. Writes fpfl.md (from fpfl-template.md), fpfl.json
-and fpfl.svg beside this file.
+About fifteen minutes on one core. Needs the extras train, data and plot. Writes fpfl.md (from fpfl-template.md),
+fpfl.json and fpfl.svg into `--out`; delete fpfl.json to train everything anew.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ def main() -> None:
 
 
 def _run(seeds: int | None, results: Path) -> None:
-    """Split by split, so that an interrupted run leaves whole splits behind."""
+    """Split by split; what stands in the file already is not trained again, so an interrupted run goes on."""
     from fpfl_settings import RUNGS, SEEDS
     from fpfl_training import Row, load_split, run_rung
-    from seed_intervals import save_rows
+    from seed_intervals import load_rows, save_rows
 
-    rows: list[Row] = []
+    rows = load_rows(Row, results) if results.exists() else []
     for seed in range(seeds or SEEDS):
-        split = load_split(seed)
-        for rung in RUNGS:
+        done = {(row.rung, row.cohort) for row in rows if row.split == seed}
+        missing = [rung for rung in RUNGS if (rung.name, rung.cohort) not in done]
+        split = load_split(seed) if missing else None
+        for rung in missing:
+            assert split is not None
             rows.append(run_rung(rung, split, seed))
             print(f"{seed} {rung.title}: {rows[-1]}", file=sys.stderr, flush=True)
         save_rows(rows, results)

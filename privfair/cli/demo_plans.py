@@ -135,9 +135,9 @@ delta = 1e-5
 [privacy]
 group-size = 10000              # both groups have more records
 samples-per-group = 100
-rounds = 20
+rounds = 15
 users = 200
-cohort = 40
+cohort = 20
 update-clip = 0.3
 update-noise-ratio = 2.0
 histogram-noise-ratio = 20.0    # the groups' sizes are paid for once
@@ -155,8 +155,7 @@ criterion = "statistical-parity"
 fairness = 5.0
 kernel = "gaussian"
 kernel-width = 1.0
-local-rate = 1.0
-local-epochs = 2
+local-rate = 2.0
 measure-every = 5
 """,
 }

@@ -1,0 +1,60 @@
+"""The experiments' helper trains by the engine: without a promise as by hand, with one under the signed noise."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from calibrate.budget import calibrate_plan
+from calibrate.plans.fpfl import CohortSampling, FpflPlan
+from calibrate.privacy_unit import EpsilonDelta
+from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.fair_options import FpflOptions
+from privfair.algorithms.fpfl import STATISTICS, Fpfl
+from privfair.contribution import Published
+from privfair.models.logistic import LogisticRegression
+
+_PATH = Path(__file__).parents[2] / "docs" / "experiments" / "engine_run.py"
+_SPEC = importlib.util.spec_from_file_location("experiment_engine_run", _PATH)
+engine_run = importlib.util.module_from_spec(_SPEC)
+sys.modules["experiment_engine_run"] = engine_run
+_SPEC.loader.exec_module(engine_run)
+
+USERS, ROUNDS = 20, 5
+
+
+def _silo() -> SiloTensors:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    numbers = torch.arange(60)
+    return SiloTensors("users", x, numbers % 2, numbers // 2 % 2, numbers % USERS)
+
+
+def _algorithm(clip: float | None) -> Fpfl:
+    return Fpfl(LogisticRegression(3), FpflOptions(records_per_user=3.0), 2, float(USERS), clip)
+
+
+def test_without_a_promise_it_is_the_loop_by_hand() -> None:
+    algorithm, silo = _algorithm(None), _silo()
+    signed = engine_run.unpromised(algorithm, ROUNDS, {"users": USERS})
+    theta = engine_run.train(algorithm, signed, (silo,), seed=3)
+    state = algorithm.start()
+    for _ in range(ROUNDS):
+        message = algorithm.contribution(state, 0, silo, torch.arange(USERS))
+        values = np.array((message.clear or {})[STATISTICS])
+        state = algorithm.update(state, {"users": {STATISTICS: Published(0, "users", STATISTICS, values)}})
+    np.testing.assert_array_equal(theta, algorithm.theta(state))
+
+
+def test_with_a_promise_noise_follows_the_seed() -> None:
+    algorithm, silo = _algorithm(1.0), _silo()
+    plan = FpflPlan(USERS, 10, ROUNDS, 1.0, CohortSampling.POISSON)
+    signed = engine_run.promised(algorithm, calibrate_plan(plan, EpsilonDelta(4.0, 1e-3)), {"users": USERS})
+    one, again, other = (engine_run.train(algorithm, signed, (silo,), seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert not np.allclose(one, other)
+    assert signed.manifest.document.guarantee.epsilon == 4.0
