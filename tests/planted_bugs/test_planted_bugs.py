@@ -65,6 +65,7 @@ def test_the_attack_does_not_refute_the_clean_engine(workshop: Workshop) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "engine", [Engine.FULL_BATCHES, Engine.SECRET_BATCHES, Engine.STEFFLE], ids=lambda e: e.name
 )
