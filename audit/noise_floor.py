@@ -88,7 +88,8 @@ def _series(evidence: RunEvidence) -> list[_Series]:
     scaling = Scaling.of(evidence)
     if len(rounds) < 2:
         return []
-    moments = (Moment.of(evidence, rounds[0]), Moment.of(evidence, rounds[-1]))
+    # The directions may depend on nothing later than the first round, which is only ever subtracted.
+    moments = (Moment.of(evidence, rounds[0]),)
     found = []
     for silo in evidence.silos:
         units = None if scaling is None else sampled_units(evidence, scaling, moments, silo)
