@@ -1,0 +1,69 @@
+"""Whole audits of runs that protect records: a claim far below the truth, and a calibrated promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from audit.run_audit import AuditOptions, audit_run
+from audit.verdict import Verdict, Word
+from calibrate.manifest import signature
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.guarantee import AsPrintedGuarantee
+from calibrate.manifest.keys import generate
+from calibrate.manifest.statement import PAYLOAD_TYPE, statement_bytes
+from calibrate.manifest.verify import read_unverified
+from tests.contracts.canary_cases import CANARY_CASES
+from tests.privfair.small_runs import Desk, trusting
+
+CLAIMED = 0.4
+
+
+def _desk(folder: Path, epsilon: float) -> Desk:
+    plan = CANARY_CASES[0].plan().replace("epsilon = 1.0", f"epsilon = {epsilon}")
+    return Desk.at(folder, plan)
+
+
+def _with_claim(desk: Desk, budget: Path, claimed: float) -> Path:
+    """The same noise, signed as a paper's that claims less than it costs."""
+    document = read_unverified(budget.read_bytes()).document
+    said = document.guarantee.model_dump(exclude={"kind"})
+    guarantee = AsPrintedGuarantee(**said, claimed_epsilon=claimed, claim="a theorem with too little noise")
+    changed = BudgetDocument.model_validate(document.model_dump() | {"guarantee": guarantee})
+    key = generate()
+    desk.trust.write_bytes(trusting(key).to_bytes())
+    out = desk.folder / "claimed.json"
+    out.write_bytes(signature.sign(PAYLOAD_TYPE, statement_bytes(changed), key))
+    return out
+
+
+def _audited(desk: Desk) -> Verdict:
+    return audit_run(desk.folder / "run", AuditOptions(reruns=1), plan_path=desk.plan)
+
+
+def test_a_claim_with_too_little_noise_is_violated(tmp_path: Path) -> None:
+    desk = _desk(tmp_path, epsilon=30.0)
+    desk.train(_with_claim(desk, desk.budget(research_noise=True), CLAIMED))
+    verdict = _audited(desk)
+    assert verdict.word is Word.VIOLATED
+    assert verdict.epsilon_lower is not None
+    assert verdict.epsilon_lower > CLAIMED
+    assert "claimed by a theorem" in verdict.why
+    assert all(attack.curve is None for attack in verdict.attacks)
+
+
+@pytest.mark.slow
+def test_the_same_plan_calibrated_is_consistent(tmp_path: Path) -> None:
+    desk = _desk(tmp_path, epsilon=1.0)
+    desk.train(desk.budget(research_noise=True))
+    verdict = _audited(desk)
+    assert verdict.word is Word.CONSISTENT, verdict.why
+    assert {attack.name for attack in verdict.attacks} == {
+        "gradient-space canaries against the transcript",
+        "one gradient-space canary, repeated runs",
+        "gradient-space canaries against the final model",
+    }
+    assert {check.name for check in verdict.checks if check.layer.value == "L1"} == {
+        f"noise floor of value_1 of {party}" for party in ("north", "south", "west")
+    }
