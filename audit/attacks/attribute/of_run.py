@@ -15,7 +15,7 @@ from privfair.model_plan import build_model
 from privfair.run_folder import RunFolder
 from privfair.saved_model import load_theta
 from privfair.silos import Silos
-from privfair.training_data import load_training_data
+from privfair.training_data import TrainingData, load_training_data
 from privfair.training_plan import read_training_plan
 
 
@@ -45,7 +45,17 @@ def attribute_inference_of_run(
         else first.schema.sensitive.name
     )
     attribute = Attribute(name, first.group_names)
-    return attribute_inference(target, attribute, _records(data.parties), _records(data.test), options)
+    return attribute_inference(target, attribute, members_of(data), _records(data.test), options)
+
+
+def members_of(data: TrainingData) -> AttributeRecords:
+    """Every training record once, with its true attribute.
+
+    Where attributes are held apart, a record is with its holder (without the attribute) and with a sensitive silo.
+    """
+    if data.apart is None:
+        return _records(data.parties)
+    return _records(Silos(tuple(silo for silo in data.parties if silo.name in data.apart.sensitive)))
 
 
 def _records(silos: Silos) -> AttributeRecords:
