@@ -14,9 +14,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
@@ -26,6 +23,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from calibrate.errors import InvalidInput
 from privfair.models.kinds import Activation, CnnArchitecture
 from privfair.plan_section import key_names, read_section, refuse_unknown
+from privfair.user_function import UserFunction
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +69,7 @@ class ModelPlan:
 
     def code(self) -> bytes | None:
         """The module's source, to be kept with the run; None for built-in models."""
-        return None if self.kind is not ModelKind.MODULE else _source(self)
+        return None if self.kind is not ModelKind.MODULE else _code(self).source()
 
 
 def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
@@ -91,7 +89,7 @@ def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
                 f"it takes {known}",
             )
     if plan.kind is ModelKind.MODULE:
-        _require_beside(plan.file)
+        _code(plan).require_beside("net.py")
     return replace(plan, folder=folder)
 
 
@@ -128,7 +126,7 @@ def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Mo
     from privfair.models.record_isolation import made_up_records
     from privfair.models.torch_module import TorchModule
 
-    model = TorchModule(_function(plan), made_up_records(feature_shape))
+    model = TorchModule(_code(plan).load("name a function without arguments"), made_up_records(feature_shape))
     if model.classes != classes:
         raise InvalidInput(
             f"[training.model] {plan.function}",
@@ -139,49 +137,5 @@ def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Mo
     return model
 
 
-def _function(plan: ModelPlan) -> Callable[[], Any]:
-    path = plan.folder / str(plan.file)
-    _source(plan)
-    name = f"privfair_module_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[[], Any] | None = getattr(module, plan.function, None)
-    if not callable(found):
-        raise InvalidInput(
-            "[training.model] function",
-            plan.function,
-            f"is not defined in {path}",
-            "name a function without arguments",
-        )
-    return found
-
-
-def _source(plan: ModelPlan) -> bytes:
-    path = plan.folder / str(plan.file)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(
-            "[training.model] file", str(path), f"cannot be read ({error.strerror})", "put it beside the plan"
-        ) from error
-    if plan.sha256 is not None and hashlib.sha256(content).hexdigest() != plan.sha256:
-        raise InvalidInput(
-            "[training.model] sha256",
-            plan.sha256,
-            f"is not the digest of {path}",
-            "use the file that was signed",
-        )
-    return content
-
-
-def _require_beside(file: str | None) -> None:
-    if file is None or Path(file).name != file or not file.endswith(".py"):
-        raise InvalidInput(
-            "[training.model] file",
-            file,
-            "must be a .py file in the plan's own folder",
-            'write file = "net.py"',
-        )
+def _code(plan: ModelPlan) -> UserFunction:
+    return UserFunction("training.model", plan.folder, plan.file, plan.function, plan.sha256)

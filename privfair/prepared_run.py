@@ -118,6 +118,7 @@ def build(
         parties=tuple((silo.name, silo.size) for silo in data.binding.silos),
         clients=data.clients,
         sensitive=() if data.apart is None else data.apart.sensitive,
+        min_max=plan.min_max,
         groups=first.groups,
         rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
         document=document,

@@ -221,9 +221,8 @@ class RunSession:
     def _save_model(self, position: Position[Any]) -> None:
         run = self._run
         theta = run.algorithm.theta(position.state)
-        code = run.plan.model.code()
-        if code is not None:
-            replace_file(self._folder.path / str(run.plan.model.file), code)
+        for name, code in run.plan.own_code().items():
+            replace_file(self._folder.path / name, code)
         save_model(self._folder, run.model, theta, run.data.encoding(), run.promise.text)
 
     def _end(self, position: Position[Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpoc
 from calibrate.validation import count
 from privfair.algorithms.registry import Recipe, recipe_named
 from privfair.data_plan import DataPlan, read_data_plan
+from privfair.min_max_plan import MinMaxPlan, read_min_max_plan
 from privfair.model_plan import ModelPlan, read_model_plan
 from privfair.plan_file import PlanFile, read_plan_file
 from privfair.plan_section import key_names, read_section, refuse_unknown
@@ -83,6 +84,14 @@ class TrainingPlan:
     model: ModelPlan
     own: Any
     """The algorithm's own options, of the recipe's type."""
+    min_max: MinMaxPlan | None = None
+    """A loss of the user's own, for `gaussian` alone."""
+
+    def own_code(self) -> dict[str, bytes]:
+        """The user's own files that the run needs, by name, to be kept with it."""
+        files = {} if self.min_max is None else {str(self.min_max.code.file): self.min_max.code.source()}
+        code = self.model.code()
+        return files if code is None else files | {str(self.model.file): code}
 
     @property
     def algorithm(self) -> str:
@@ -95,7 +104,10 @@ class TrainingPlan:
         if rounds is None:
             section = "training" if self.recipe.baseline else "privacy"
             raise InvalidInput(
-                f"[{section}] rounds", None, "is needed", f"write rounds = 200, for example, under [{section}]"
+                f"[{section}] rounds",
+                None,
+                "is needed",
+                f"write rounds = 200, for example, under [{section}]",
             )
         return count("rounds", rounds)
 
@@ -162,7 +174,9 @@ def training_plan(file: PlanFile) -> TrainingPlan:
             "[privacy]", "(a table)", f"has no meaning for {recipe.name}, which protects nobody", "drop it"
         )
     options = recipe.options()
-    refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), "model"))
+    refuse_unknown(
+        "training", file.training, (*key_names(TrainingOptions), *key_names(options), "model", "min-max")
+    )
     shared = _only(file.training, key_names(TrainingOptions))
     return TrainingPlan(
         file=file,
@@ -171,7 +185,19 @@ def training_plan(file: PlanFile) -> TrainingPlan:
         training=read_section(TrainingOptions, "training", shared),
         model=read_model_plan(file.training.get("model", "logistic"), file.folder),
         own=read_section(options, "training", _only(file.training, key_names(options))),
+        min_max=_min_max(file, recipe),
     )
+
+
+def _min_max(file: PlanFile, recipe: Recipe) -> MinMaxPlan | None:
+    for key, value in file.training.items():
+        if key.replace("_", "-") == "min-max":
+            if recipe.name != "gaussian":
+                raise InvalidInput(
+                    "[training.min-max]", "(a table)", f"is not known to {recipe.name}", "use gaussian"
+                )
+            return read_min_max_plan(value, file.folder)
+    return None
 
 
 def _only(section: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

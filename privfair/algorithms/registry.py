@@ -15,6 +15,7 @@ from privfair.algorithms import fair_recipes
 if TYPE_CHECKING:
     from calibrate.manifest.document import BudgetDocument
     from privfair.algorithms.algorithm import Algorithm
+    from privfair.min_max_plan import MinMaxPlan
     from privfair.models.model import Model
 
 
@@ -36,6 +37,8 @@ class Blueprint:
     """Names and sizes of the clients whose records a central party collects."""
     sensitive: tuple[str, ...] = ()
     """The parties that hold nothing but attributes; none where every silo holds those of its records."""
+    min_max: MinMaxPlan | None = None
+    """A min-max loss of the user's own, to be trained by noisy Fed-SGDA."""
     document: BudgetDocument | None = None
     """The verified manifest; None while it is being issued, when only names and shapes matter."""
 
@@ -110,12 +113,14 @@ def _central_erm(blueprint: Blueprint) -> Algorithm[Any]:
 def _gaussian(blueprint: Blueprint) -> Algorithm[Any]:
     from privfair.algorithms.dp_fedsgd import DpFedSgd
 
+    if blueprint.min_max is not None:
+        return _fed_sgda(blueprint, blueprint.min_max)
     if len(blueprint.privacy.get("noise", (1.0,))) != 1:
         raise InvalidInput(
             "[privacy] noise",
             blueprint.privacy["noise"],
             "lists several values, and training sends one",
-            "drop it",
+            "drop it, or give a min-max loss of your own under [training.min-max], which sends two",
         )
     if blueprint.privacy.get("relation") == Relation.REPLACE_ATTRIBUTE.value:
         raise InvalidInput(
@@ -130,6 +135,38 @@ def _gaussian(blueprint: Blueprint) -> Algorithm[Any]:
         return corrected
     expected = rate * sum(size for _, size in blueprint.parties)
     return DpFedSgd(blueprint.model, blueprint.options.plain, clip, expected, blueprint.seed)
+
+
+def _fed_sgda(blueprint: Blueprint, game: MinMaxPlan) -> Algorithm[Any]:
+    """Noisy Fed-SGDA of the plan's model and the user's own loss; one record is the unit."""
+    import torch
+
+    from privfair.algorithms.descent import DescentRule
+    from privfair.algorithms.fed_sgda import FedSgda
+
+    noise = blueprint.privacy.get("noise", (1.0,))
+    if len(noise) != 2 or blueprint.privacy.get("relation") == Relation.REPLACE_ATTRIBUTE.value:
+        raise InvalidInput(
+            "[privacy] noise",
+            tuple(noise),
+            "must be two ratios, for the gradients in theta and in w, with a relation between whole records",
+            "write noise = [1.0, 1.0]",
+        )
+    table, rate = game.table, float(blueprint.needed("sampling-rate"))
+    return FedSgda(
+        loss=game.code.load("name a function of theta, w, x, y and s"),
+        theta_start=blueprint.model.initial(blueprint.seed),
+        w_start=torch.zeros(table.w_size, dtype=torch.float64),
+        theta_clip=table.theta_clip,
+        w_clip=table.w_clip,
+        expected=rate * sum(size for _, size in blueprint.parties),
+        w_step=table.w_step,
+        w_radius=table.w_radius,
+        rule=DescentRule(
+            blueprint.options.learning_rate, table.momentum, rounds=blueprint.rounds, seed=blueprint.seed
+        ),
+        clip=float(blueprint.privacy.get("clip", 1.0)),
+    )
 
 
 def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
