@@ -10,12 +10,15 @@ from typing import assert_never
 from audit.attacks.canaries.canary_audit import canary_audit
 from audit.attacks.canaries.canary_runs import Effort
 from audit.attacks.transcript.coin_audit import coin_audit
+from audit.attacks.transcript.decoder import require_decodable
+from audit.check import Check, Layer, Outcome
 from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
 from audit.noise_conformance import check_noise
 from audit.noise_floor import check_noise_floor
 from audit.probes.check_probes import check_probes
 from audit.verdict import Attack, Promise, Standing, Verdict
+from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.trust import TrustFile
@@ -61,7 +64,12 @@ def audit_run(
     say("probes: noise off, neighbouring data sets, and a rehearsal")
     checks += check_probes(evidence, ledger, options.seed)
     promise = on_trial(evidence.document)
-    return Verdict(promise, checks, _attacks(evidence, promise, options, say), options.confidence)
+    try:
+        attacks = _attacks(evidence, promise, options, say)
+    except UnsupportedCombination as refusal:
+        attacks = ()
+        checks += (Check(Layer.ATTACK, "attack", Outcome.NOT_POSSIBLE, str(refusal)),)
+    return Verdict(promise, checks, attacks, options.confidence)
 
 
 def on_trial(document: BudgetDocument) -> Promise | None:
@@ -86,6 +94,7 @@ def _attacks(
         return ()
     if evidence.document.guarantee.adjacency is not Relation.REPLACE_ATTRIBUTE:
         return _canaries(evidence, promise, options, say)
+    require_decodable(evidence)
     say(f"attack: {options.reruns} reruns on coins")
     attack = coin_audit(
         evidence.plan_path,

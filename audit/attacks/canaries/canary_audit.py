@@ -89,7 +89,7 @@ def canary_audit(
     curve = _curve_on_trial(evidence, promise)
     judge = _Judge(cast, runs, promise, curve, 1 - confidence)
     attacks = [judge.coins()]
-    if len(runs.coins) >= _LEAST_RUNS:
+    if len(runs.coins) >= _LEAST_RUNS and judge.both_sides_tested:
         attacks.append(judge.repeated())
     if runs.model is not None and len(runs.coins) >= effort.at_least:
         attacks.append(judge.model())
@@ -131,7 +131,7 @@ class _Judge:
 
     def repeated(self) -> Attack:
         """One canary over all runs: the tight test, with a decoder fitted on other runs and its threshold at 0."""
-        fitting = max(6, round(_FITTING * len(self.runs.coins)))
+        fitting = self._fitting
         scores, clean = (
             self._first_canary(seen, fitting) for seen in (self.runs.noisy[0], self.runs.clean[0])
         )
@@ -169,6 +169,15 @@ class _Judge:
         bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
         text = f"{self._setting()}; of the {grid[-1]} guesses a run {100 * _success(guesses, grid[-1]):.1f}% were right"
         return Attack(f"{self.cast.kind.value} canaries against the final model", bound, power, text)
+
+    @property
+    def both_sides_tested(self) -> bool:
+        """Whether the first canary's coin fell on either side among the runs that are counted."""
+        return len(np.unique(self.runs.coins[self._fitting :, 0])) == 2
+
+    @property
+    def _fitting(self) -> int:
+        return max(6, round(_FITTING * len(self.runs.coins)))
 
     def _one_run(
         self, guesses: tuple[RankedGuesses, ...], controls: tuple[RankedGuesses, ...], share: float

@@ -21,6 +21,7 @@ from scipy.linalg import cho_factor, cho_solve
 from torch.nn.functional import one_hot
 
 from audit.attacks.transcript.rerun import CoinRun
+from audit.evidence import RunEvidence
 from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise, RandomizedCategory
 from privfair.algorithms.steffle import H_W, Steffle
@@ -40,17 +41,35 @@ class Decoded:
 
 def decode(run: CoinRun) -> dict[str, Decoded]:
     """The best guesses this package knows how to make about every silo's coins."""
-    evidence = run.evidence
-    responses = [value for value in evidence.document.releases if isinstance(value, RandomizedCategory)]
+    require_decodable(run.evidence)
+    responses = _responses(run.evidence)
     if responses:
         return {party: _response(run, party, responses[0].name) for party in run.coins}
-    if isinstance(evidence.algorithm, Steffle):
-        return _steffle(run, evidence.algorithm)
-    raise UnsupportedCombination(
-        f"a coin audit of {evidence.document.algorithm}",
-        "its promise is not about the sensitive attribute",
-        "audit it by membership canaries",
-    )
+    assert isinstance(run.evidence.algorithm, Steffle)
+    return _steffle(run, run.evidence.algorithm)
+
+
+def require_decodable(evidence: RunEvidence) -> None:
+    """Refuse, before anything is run again, a run whose coins no decoder here can read."""
+    algorithm = evidence.algorithm
+    if _responses(evidence):
+        return
+    if not isinstance(algorithm, Steffle):
+        raise UnsupportedCombination(
+            f"a coin audit of {evidence.document.algorithm}",
+            "its promise is not about the sensitive attribute",
+            "audit it by canaries",
+        )
+    if algorithm.options.notion is not Independence.DEMOGRAPHIC_PARITY:
+        raise UnsupportedCombination(
+            f"a coin audit of {algorithm.options.notion.value}",
+            "the decoder reads h_W of one block",
+            "audit the run with demographic parity",
+        )
+
+
+def _responses(evidence: RunEvidence) -> list[RandomizedCategory]:
+    return [value for value in evidence.document.releases if isinstance(value, RandomizedCategory)]
 
 
 def _response(run: CoinRun, party: str, name: str) -> Decoded:
@@ -62,12 +81,6 @@ def _response(run: CoinRun, party: str, name: str) -> Decoded:
 
 def _steffle(run: CoinRun, algorithm: Steffle) -> dict[str, Decoded]:
     """Gaussian posterior of the coins given every round's h_W, each projected on the direction in which coins act."""
-    if algorithm.options.notion is not Independence.DEMOGRAPHIC_PARITY:
-        raise UnsupportedCombination(
-            f"a coin audit of {algorithm.options.notion.value}",
-            "the decoder reads h_W of one block",
-            "audit the run with demographic parity",
-        )
     evidence = run.evidence
     silos = [silo for silo in evidence.silos if silo.name in run.coins]
     seen = {silo.name: _Seen() for silo in silos}
