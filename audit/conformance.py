@@ -7,22 +7,22 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 import numpy as np
-from scipy import stats
 
 from audit.asked_batches import sensitive_silos, wrong_answers
 from audit.check import Check, Layer, Outcome, passed_if
 from audit.evidence import RunEvidence
+from audit.probes.batches import wrong_batches
+from audit.probes.scene import units_of
 from calibrate.errors import Refused
 from calibrate.manifest.guarantee import NoPrivacyPromised
 from calibrate.manifest.recompute import recompute
-from calibrate.sampling import FixedSize, Poisson, ShuffledEpochs, WithReplacement
 from privfair.ledger import Ledger
 from privfair.saved_model import load_theta
 from privfair.transcript import Ending
 
 _CLOSE = 1e-9
 _RARE = 1e-6
-"""False-alarm probability of the one statistical question here: the sizes of Poisson batches."""
+"""False-alarm probability of each statistical question here: sizes of batches, and who comes back in the next."""
 
 
 def check_conformance(evidence: RunEvidence, ledger: Ledger | None = None) -> tuple[Check, ...]:
@@ -124,44 +124,11 @@ def _sampling(evidence: RunEvidence) -> Iterator[Check]:
         if silo.name in sensitive:
             wrong = wrong_answers(silo, evidence.silos, drawn, sensitive)
         else:
-            wrong = _wrong_batches(scheme, len(silo), drawn[silo.name])
+            of_rounds = dict(zip(rounds, drawn[silo.name], strict=True))
+            wrong = wrong_batches(scheme, units_of(silo), of_rounds, _RARE)
         yield _check(
             f"batches of {silo.name}", wrong is None, wrong or f"{len(rounds)} batches, drawn as declared"
         )
-
-
-def _wrong_batches(
-    scheme: Poisson | FixedSize | ShuffledEpochs | WithReplacement, units: int, batches: list[np.ndarray]
-) -> str | None:
-    if isinstance(scheme, WithReplacement):
-        return (
-            None
-            if all(len(batch) == scheme.draws for batch in batches)
-            else "a batch has another number of draws"
-        )
-    if any(len(np.unique(batch)) != len(batch) for batch in batches):
-        return "a unit is in a batch twice"
-    if isinstance(scheme, FixedSize):
-        return None if all(len(batch) == scheme.size for batch in batches) else "a batch has another size"
-    if isinstance(scheme, ShuffledEpochs):
-        return _wrong_epochs(units, scheme.size, batches)
-    total = sum(len(batch) for batch in batches)
-    tail = stats.binom(units * len(batches), scheme.rate)
-    p_value = 2 * min(float(tail.cdf(total)), float(tail.sf(total - 1)))
-    return (
-        None
-        if p_value >= _RARE
-        else f"{total} participations have probability {p_value:.1g} at the declared rate"
-    )
-
-
-def _wrong_epochs(units: int, size: int, batches: list[np.ndarray]) -> str | None:
-    per_epoch = -(-units // size)
-    for start in range(0, len(batches), per_epoch):
-        epoch = np.concatenate(batches[start : start + per_epoch])
-        if len(np.unique(epoch)) != len(epoch):
-            return f"a unit takes part twice in the epoch that begins at round {start}"
-    return None
 
 
 def _check(name: str, condition: bool, finding: str) -> Check:

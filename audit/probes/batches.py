@@ -7,6 +7,7 @@ units but not their size; shuffled ones share none within an epoch. Pricing one 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -26,9 +27,10 @@ ALPHA = 1e-5
 """False-alarm probability of all questions about one rehearsal's batches together."""
 _TESTS = 4
 _TELLING = 8
-"""Units in a batch from which on two equal batches in a row are no accident."""
+"""From so many units on two equal batches are no accident; from so many batches on their sizes show a law."""
 
-Batches = list[NDArray[np.int64]]
+Batches = Mapping[int, NDArray[np.int64]]
+"""By round; rounds that a crash left behind are missing."""
 
 
 def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
@@ -46,7 +48,10 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
         )
     declared = declared_sampling(rehearsal.document)
     level = ALPHA / (_TESTS * len(rehearsal.silos) + 1)
-    drawn = {silo.name: [one.batch.numpy() for one in rehearsal.of(silo.name)] for silo in rehearsal.silos}
+    drawn = {
+        silo.name: {one.step: one.batch.numpy() for one in rehearsal.of(silo.name)}
+        for silo in rehearsal.silos
+    }
     sensitive = sensitive_silos(rehearsal.algorithm, rehearsal.silos)
     wrong = []
     for silo in rehearsal.silos:
@@ -56,7 +61,8 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
             fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
         if fault is not None:
             wrong.append(f"{silo.name}: {fault}")
-    shared = _same_in_two_silos(declared, drawn)
+    drawing = {name: batches for name, batches in drawn.items() if name not in sensitive}
+    shared = _same_in_two_silos(declared, drawing)
     if shared is not None:
         wrong.append(shared)
     name = "full" if declared is None else type(declared).__name__
@@ -65,65 +71,73 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
 
 
 def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level: float) -> str | None:
-    """What is wrong with these batches, in order of rounds; None if nothing is. Each question has this level."""
+    """What is wrong with these batches; None if nothing is. Each statistical question has this level."""
+    sizes = {len(batch) for batch in batches.values()}
     match sampling:
         case None:
-            whole = all(np.array_equal(batch, np.arange(units)) for batch in batches)
+            whole = all(np.array_equal(batch, np.arange(units)) for batch in batches.values())
             return None if whole else "a batch is not everybody"
         case WithReplacement(draws=draws):
-            right = all(len(batch) == draws for batch in batches)
-            return None if right else "a batch has another number of draws"
+            return None if sizes <= {draws} else "a batch has another number of draws"
         case ShuffledEpochs(size=size):
             return _wrong_epochs(units, size, batches)
         case FixedSize(size=size):
-            if any(len(batch) != size or len(np.unique(batch)) != size for batch in batches):
+            if not sizes <= {size} or _twice_in_a_batch(batches):
                 return f"a batch has not {size} different units"
-            return _wrong_returns(units, [size / units] * len(batches), batches, level)
+            return _wrong_returns(size / units, batches, level)
         case Poisson(rate=rate):
-            return _wrong_poisson(units, rate, batches, level)
+            if _twice_in_a_batch(batches):
+                return "a unit is in a batch twice"
+            return _wrong_sizes(units, rate, batches, level) or _wrong_returns(rate, batches, level)
 
 
-def _wrong_poisson(units: int, rate: float, batches: Batches, level: float) -> str | None:
-    if any(len(np.unique(batch)) != len(batch) for batch in batches):
-        return "a unit is in a batch twice"
-    sizes = np.array([len(batch) for batch in batches])
+def _twice_in_a_batch(batches: Batches) -> bool:
+    return any(len(np.unique(batch)) != len(batch) for batch in batches.values())
+
+
+def _wrong_sizes(units: int, rate: float, batches: Batches, level: float) -> str | None:
+    """As many participations as declared, and as unevenly spread over the rounds."""
+    sizes = np.array([len(batch) for batch in batches.values()])
     total = stats.binom(units * len(sizes), rate)
     if _two_sided(total.cdf(sizes.sum()), total.sf(sizes.sum() - 1)) < level:
         return f"{sizes.sum()} participations where {units * len(sizes) * rate:.0f} are declared"
     spread = units * rate * (1 - rate)
-    if spread >= 1 and len(sizes) >= 8:
-        dispersion = float(np.square(sizes - units * rate).sum() / spread)
-        # The kurtosis of a binomial makes its squares a little heavier-tailed than chi-square's.
-        widened = math.sqrt(1 + max(0.0, (1 - 6 * rate * (1 - rate)) / spread) / 2)
-        centred = len(sizes) + (dispersion - len(sizes)) / widened
-        law = stats.chi2(len(sizes))
-        if _two_sided(law.cdf(max(0.0, centred)), law.sf(centred)) < level:
-            return f"sizes vary {math.sqrt(dispersion / len(sizes)):.2f} times as much as Poisson batches do"
-    return _wrong_returns(units, [rate] * len(batches), batches, level)
-
-
-def _wrong_returns(units: int, rates: list[float], batches: Batches, level: float) -> str | None:
-    """How many units of one batch are in the next one, over pairs of rounds that do not overlap."""
-    pairs = list(zip(batches[::2], batches[1::2], strict=False))
-    if not pairs:
+    if spread < 1 or len(sizes) < _TELLING:
         return None
+    dispersion = float(np.square(sizes - units * rate).sum() / spread)
+    # The kurtosis of a binomial makes its squares a little heavier-tailed than chi-square's.
+    widened = math.sqrt(1 + max(0.0, (1 - 6 * rate * (1 - rate)) / spread) / 2)
+    centred = len(sizes) + (dispersion - len(sizes)) / widened
+    law = stats.chi2(len(sizes))
+    if _two_sided(law.cdf(max(0.0, centred)), law.sf(centred)) < level:
+        return f"sizes vary {math.sqrt(dispersion / len(sizes)):.2f} times as much as Poisson batches do"
+    return None
+
+
+def _wrong_returns(rate: float, batches: Batches, level: float) -> str | None:
+    """How many units of one batch are in the next one, over pairs of rounds that do not overlap."""
+    in_order = [batches[round] for round in sorted(batches)]
+    pairs = list(zip(in_order[::2], in_order[1::2], strict=False))
     again = sum(len(np.intersect1d(one, other)) for one, other in pairs)
     # Given the first batch of a pair, each of its units is in the second with the declared probability; with a
     # fixed size the draws are negatively dependent, which makes the binomial tails safe.
-    law = stats.binom(sum(len(one) for one, _ in pairs), rates[0])
-    if _two_sided(law.cdf(again), law.sf(again - 1)) < level:
+    law = stats.binom(sum(len(one) for one, _ in pairs), rate)
+    if pairs and _two_sided(law.cdf(again), law.sf(again - 1)) < level:
         return f"{again} units came back in the next round where {law.mean():.0f} are expected"
     return None
 
 
 def _wrong_epochs(units: int, size: int, batches: Batches) -> str | None:
+    """Within the rounds of one epoch nobody takes part twice, and only the last batch is smaller."""
     per_epoch = -(-units // size)
-    for start in range(0, len(batches), per_epoch):
-        epoch = batches[start : start + per_epoch]
-        joined = np.concatenate(epoch)
+    epochs: dict[int, dict[int, NDArray[np.int64]]] = {}
+    for round, batch in batches.items():
+        epochs.setdefault(round // per_epoch, {})[round % per_epoch] = batch
+    for epoch, parts in epochs.items():
+        joined = np.concatenate(list(parts.values()))
         if len(np.unique(joined)) != len(joined):
-            return f"a unit takes part twice in the epoch that begins at round {start}"
-        if any(len(batch) != size for batch in epoch[: per_epoch - 1]):
+            return f"a unit takes part twice in the epoch that begins at round {epoch * per_epoch}"
+        if any(len(batch) != size for place, batch in parts.items() if place < per_epoch - 1):
             return f"a batch before the last of its epoch has not {size} units"
     return None
 
@@ -133,8 +147,8 @@ def _same_in_two_silos(sampling: Sampling | None, drawn: dict[str, Batches]) -> 
     if sampling is None:
         return None
     for (one, first), (other, second) in pairwise(drawn.items()):
-        same = all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-        if same and sum(len(batch) for batch in first) >= _TELLING:
+        same = all(np.array_equal(batch, second[round]) for round, batch in first.items())
+        if same and sum(len(batch) for batch in first.values()) >= _TELLING:
             return f"{one} and {other} drew the same units in every round"
     return None
 

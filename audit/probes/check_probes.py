@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from audit.check import Check, Layer, Outcome
 from audit.evidence import RunEvidence
 from audit.probes.batches import check_batches
@@ -12,8 +14,11 @@ from audit.probes.scaling import check_scaling
 from audit.probes.scene import Scene
 from audit.probes.sensitivity import check_sensitivity
 from audit.probes.steps import check_rehearsed_steps, check_steps
+from calibrate.errors import PrivfairError
 from calibrate.manifest.guarantee import NoPrivacyPromised
 from privfair.ledger import Ledger
+
+_FEWEST_ROUNDS, _MOST_VALUES = 4, 400_000
 
 
 def check_probes(
@@ -27,13 +32,28 @@ def check_probes(
         why = "no privacy is promised, so there is no bound to keep"
         return (Check(Layer.PROBE, "probes", Outcome.NOT_POSSIBLE, why),)
     scene = Scene.of(evidence)
-    rehearsal = rehearse(evidence.plan_path, evidence.document, rounds)
     return (
         *check_sensitivity(scene, seed),
         *check_isolation(scene, seed),
         *check_scaling(evidence),
         check_steps(evidence, ledger),
+        *_rehearsed(evidence, min(rounds, _affordable(evidence))),
+    )
+
+
+def _rehearsed(evidence: RunEvidence, rounds: int) -> tuple[Check, ...]:
+    try:
+        rehearsal = rehearse(evidence.plan_path, evidence.document, rounds)
+    except PrivfairError as refusal:
+        return (Check(Layer.PROBE, "rehearsal", Outcome.FAILED, f"the engine refuses: {refusal}"),)
+    return (
         check_rehearsed_steps(rehearsal),
         *check_batches(rehearsal),
         *check_fresh_noise(rehearsal),
     )
+
+
+def _affordable(evidence: RunEvidence) -> int:
+    """Rounds whose noise is drawn in about a second; more would tell little more."""
+    values = sum(math.prod(shape) for shape in evidence.algorithm.shapes().values()) * len(evidence.silos)
+    return max(_FEWEST_ROUNDS, _MOST_VALUES // max(1, values))

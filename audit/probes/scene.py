@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from audit.asked_batches import sensitive_silos
 from audit.evidence import RunEvidence
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, RandomizedCategory
@@ -44,12 +46,10 @@ class Scene:
     @classmethod
     def of(cls, evidence: RunEvidence) -> Scene:
         """The run's first two states, one of the middle and the last before a round."""
-        rounds = tuple(evidence.rounds())
-        wanted = sorted({0, 1, len(rounds) // 2, len(rounds) - 1} & set(range(len(rounds))))
-        moments = tuple(Moment(rounds[place].step, rounds[place].state) for place in wanted)
-        if not moments:
-            moments = (Moment(0, evidence.algorithm.start()),)
-        silos = evidence.silos[:_MOST_SILOS]
+        moments = _some_moments(evidence) or (Moment(0, evidence.algorithm.start()),)
+        sensitive = sensitive_silos(evidence.algorithm, evidence.silos)
+        holders = [silo for silo in evidence.silos if silo.name not in sensitive]
+        silos = (*_some(silo for silo in evidence.silos if silo.name in sensitive), *_some(holders))
         if not isinstance(evidence.algorithm, Drawing):
             silos = tuple(_beginning(silo) for silo in silos)
         return cls(evidence.algorithm, evidence.model, silos, evidence.document, moments)
@@ -87,6 +87,25 @@ class Scene:
         return apart if np.isfinite(apart) else float("inf")
 
 
+def _some(silos: Iterable[SiloTensors]) -> tuple[SiloTensors, ...]:
+    """Of each kind (those that hold attributes apart from records send other values) the first few."""
+    return tuple(silo for silo in silos if len(silo))[:_MOST_SILOS]
+
+
+def _some_moments(evidence: RunEvidence) -> tuple[Moment, ...]:
+    """Only these are held in memory: states of a network are large, and runs are long."""
+    middle = len({key.round for key in evidence.transcript.keys}) // 2
+    found: dict[int, Moment] = {}
+    last: Moment | None = None
+    for place, one in enumerate(evidence.rounds()):
+        last = Moment(one.step, one.state)
+        if place in (0, 1, middle):
+            found[one.step] = last
+    if last is not None:
+        found[last.step] = last
+    return tuple(found.values())
+
+
 def units_of(silo: SiloTensors) -> int:
     """How many protected units a silo holds."""
     return len(silo) if silo.unit_of_row is None else int(silo.unit_of_row.max()) + 1
@@ -114,4 +133,5 @@ def _beginning(silo: SiloTensors) -> SiloTensors:
         s=silo.s[kept],
         unit_of_row=None if owners is None else owners[kept],
         client_of_row=None if silo.client_of_row is None else silo.client_of_row[kept],
+        record_numbers=None if silo.record_numbers is None else silo.record_numbers[kept],
     )

@@ -18,6 +18,7 @@ from audit.probes.altered import Record, crowd_of, record_at, with_attribute, wi
 from audit.probes.extremes import extremes
 from audit.probes.messages import Sent, sent
 from audit.probes.scene import Moment, Scene, rows_of, units_of
+from calibrate.errors import PrivfairError
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.phases import Drawing
@@ -86,7 +87,11 @@ def neighbours(scene: Scene, seed: int) -> Iterator[Neighbours]:
             facing = record_at(silo, int(random.integers(len(silo))))
             where = f"step {moment.step}, {silo.name}, batch of {len(batch)}"
             for unit in _units(scene, silo, batch, random):
-                yield from _of_batch(scene, moment, silo, batch, unit, facing, where)
+                try:
+                    yield from list(_of_batch(scene, moment, silo, batch, unit, facing, where))
+                except PrivfairError:
+                    # The algorithm refuses such records outright: nothing would have been sent.
+                    continue
 
 
 def _batches(scene: Scene, silo: SiloTensors, random: np.random.Generator) -> Iterator[Tensor]:

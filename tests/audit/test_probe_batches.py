@@ -20,10 +20,10 @@ SAMPLINGS: dict[str, Sampling | None] = {
 }
 
 
-def drawn(sampling: Sampling | None, seed: int) -> list[np.ndarray]:
+def drawn(sampling: Sampling | None, seed: int) -> dict[int, np.ndarray]:
     """As the engine draws them."""
     party = Participation("north", UNITS, sampling, FixedWords(seed))
-    return [party.batch(round) for round in range(ROUNDS)]
+    return {round: party.batch(round) for round in range(ROUNDS)}
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
@@ -50,6 +50,14 @@ def test_a_higher_rate_than_declared_is_seen() -> None:
 
 def test_the_same_half_of_the_data_again_and_again_is_seen() -> None:
     """The right sizes, always from the same quarter of the units."""
-    quarter = [batch // 4 for batch in drawn(FixedSize(UNITS, 24), 0)]
-    again = [np.unique(np.concatenate([batch, np.arange(24)]))[:24] for batch in quarter]
+    few = drawn(FixedSize(UNITS, 24), 0)
+    again = {
+        round: np.unique(np.concatenate([batch // 4, np.arange(24)]))[:24] for round, batch in few.items()
+    }
     assert "came back" in (wrong_batches(FixedSize(UNITS, 24), UNITS, again, LEVEL) or "")
+
+
+def test_rounds_that_a_crash_left_behind_do_not_mix_epochs() -> None:
+    batches = drawn(ShuffledEpochs(UNITS, 24), 0)
+    kept = {round: batch for round, batch in batches.items() if round not in (1, 2, 8)}
+    assert wrong_batches(ShuffledEpochs(UNITS, 24), UNITS, kept, LEVEL) is None

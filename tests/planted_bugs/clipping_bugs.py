@@ -121,13 +121,14 @@ def _batch_norm() -> AbstractContextManager[Any]:
     return patch("privfair.prepared_run.build_model", build)
 
 
-def _weights_after_clipping() -> AbstractContextManager[Any]:
+def weights_after_clipping(fairness: float, mean: float, clip: float) -> Any:
     """FedFDP's factor multiplies what was already clipped."""
+    return lambda norms, losses: (1 + fairness * (losses - mean)) * clip / norms.clamp_min(clip)
 
-    def weigh(fairness: float, mean: float, clip: float) -> Any:
-        return lambda norms, losses: (1 + fairness * (losses - mean)) * clip / norms.clamp_min(clip)
 
-    return together(patch("privfair.algorithms.fedfdp.fair_clipping", weigh), _blind_fedfdp())
+def _weights_after_clipping() -> AbstractContextManager[Any]:
+    patched = patch("privfair.algorithms.fedfdp.fair_clipping", weights_after_clipping)
+    return together(patched, _blind_fedfdp())
 
 
 def _equation_13() -> AbstractContextManager[Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from scipy import stats
 
 from tests.planted_bugs.bug import Bug, Caught
 from tests.planted_bugs.catalogue import BUGS
+from tests.planted_bugs.clipping_bugs import weights_after_clipping
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.planted_bugs.layers import findings, findings_of
 from tests.planted_bugs.workshop import Engine, Workshop
@@ -50,6 +53,14 @@ def test_the_clean_engine_is_not_flagged(engine: Engine, workshop: Workshop) -> 
     with fixed_randomness(3):
         for layer in (Caught.CONFORMANCE, Caught.PROBE, Caught.NOISE):
             assert findings(layer, workshop, engine, trained, None) == []
+
+
+def test_a_bug_that_does_not_blind_the_gate_is_refused_there(workshop: Workshop) -> None:
+    """Weights after clipping, measured honestly: the engine stops before anything leaves, and the audit says so."""
+    trained = workshop.clean(Engine.FEDFDP)
+    with fixed_randomness(2), patch("privfair.algorithms.fedfdp.fair_clipping", weights_after_clipping):
+        said = findings(Caught.PROBE, workshop, Engine.FEDFDP, trained, None)
+    assert any(one.startswith("rehearsal") and "above its bound" in one for one in said)
 
 
 def test_every_bug_has_a_layer_and_a_name_of_its_own() -> None:
