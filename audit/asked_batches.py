@@ -11,7 +11,8 @@ from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.centralisation import parts_of
 from privfair.algorithms.steffle import Steffle
 
-Batches = Sequence[NDArray[np.int64]]
+Batches = Mapping[int, NDArray[np.int64]]
+"""By round or step."""
 
 
 def sensitive_silos(algorithm: Algorithm[object], silos: Sequence[SiloTensors]) -> frozenset[str]:
@@ -24,12 +25,12 @@ def sensitive_silos(algorithm: Algorithm[object], silos: Sequence[SiloTensors]) 
 def wrong_answers(
     silo: SiloTensors, silos: Sequence[SiloTensors], batches: Mapping[str, Batches], sensitive: frozenset[str]
 ) -> str | None:
-    """What is wrong with a sensitive silo's batches, in order of rounds; None if each is what was asked for."""
+    """What is wrong with a sensitive silo's batches; None if each is what was asked for."""
     numbers = {one.name: one.record_numbers.numpy() for one in silos if one.record_numbers is not None}
     held = numbers[silo.name]
-    for place, batch in enumerate(batches[silo.name]):
-        drawn = [numbers[one.name][batches[one.name][place]] for one in silos if one.name not in sensitive]
+    for round, batch in batches[silo.name].items():
+        drawn = [numbers[one.name][batches[one.name][round]] for one in silos if one.name not in sensitive]
         asked = np.concatenate(drawn)
         if not np.array_equal(np.sort(held[batch]), np.sort(asked[np.isin(asked, held)])):
-            return f"batch {place} is not what the holders of its records drew"
+            return f"batch {round} is not what the holders of its records drew"
     return None

@@ -118,14 +118,13 @@ def _sampling(evidence: RunEvidence) -> Iterator[Check]:
     promised = not isinstance(evidence.document.guarantee, NoPrivacyPromised)
     yield _check("sampling is the signed one", not promised or declared == (scheme,), type(scheme).__name__)
     rounds = [one.round for one in evidence.rounds()]
-    drawn = {s.name: [np.asarray(evidence.batch(round, s)) for round in rounds] for s in evidence.silos}
+    drawn = {s.name: {r: np.asarray(evidence.batch(r, s)) for r in rounds} for s in evidence.silos}
     sensitive = sensitive_silos(evidence.algorithm, evidence.silos)
     for silo in evidence.silos:
         if silo.name in sensitive:
             wrong = wrong_answers(silo, evidence.silos, drawn, sensitive)
         else:
-            of_rounds = dict(zip(rounds, drawn[silo.name], strict=True))
-            wrong = wrong_batches(scheme, units_of(silo), of_rounds, _RARE)
+            wrong = wrong_batches(scheme, units_of(silo), drawn[silo.name], _RARE)
         yield _check(
             f"batches of {silo.name}", wrong is None, wrong or f"{len(rounds)} batches, drawn as declared"
         )

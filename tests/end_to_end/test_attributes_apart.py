@@ -156,6 +156,26 @@ def test_the_audit_redoes_such_a_run(registry: Desk) -> None:
     assert found["verdict"] != "violated", found
 
 
+def test_one_silo_that_holds_everything_is_central_training(tmp_path: Path) -> None:
+    data = '[data.partition]\nkind = "pooled"\n'
+    desk = Desk.at(tmp_path, full(data).replace("= 120", "= 405"))
+    assert signed(desk).code == 0
+    assert trained(desk).code == 0
+    assert senders(desk) == {"all": {"g": 12, "h_theta": 12, "h_W": 12}}
+
+
+@pytest.mark.slow
+def test_a_run_with_a_warm_start_can_be_audited(tmp_path: Path) -> None:
+    """Its first round publishes no fairness gradient for the attack to read."""
+    desk = Desk.at(tmp_path, full(TWO) + "warm-start = 20\n")
+    assert signed(desk).code == 0
+    assert trained(desk).code == 0
+    where = ("--trust", desk.trust, "--ledger", desk.ledger, "--plan", desk.plan)
+    outcome = privfair("audit", desk.folder / "run", *where, "--reruns", "1", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json()["attacks"]
+
+
 @pytest.mark.parametrize("attributes", [ONE, TWO])
 def test_without_noise_and_with_full_batches_it_is_the_run_of_whole_silos(
     tmp_path: Path, attributes: str
