@@ -40,7 +40,9 @@ class RawTable:
             only = next(iter(self.columns)) if len(self.columns) == 1 else ""
             other = next((mark for mark in ";\t|" if mark in only), None)
             if other is not None:
-                remedy = f"the file has one column only: write delimiter = {other!r} under [file] of the schema"
+                remedy = (
+                    f"the file has one column only: write delimiter = {other!r} under [file] of the schema"
+                )
             raise BadData(self.file, f"is missing{hint}", remedy, column=name)
         return self.columns[name]
 
