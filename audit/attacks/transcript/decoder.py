@@ -26,7 +26,6 @@ from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise, RandomizedCategory
 from privfair.algorithms.steffle import H_W, Steffle
 from privfair.fairness import fermi
-from privfair.fairness.independence import Independence
 
 Scores = NDArray[np.float64]
 
@@ -51,20 +50,11 @@ def decode(run: CoinRun) -> dict[str, Decoded]:
 
 def require_decodable(evidence: RunEvidence) -> None:
     """Refuse, before anything is run again, a run whose coins no decoder here can read."""
-    algorithm = evidence.algorithm
-    if _responses(evidence):
-        return
-    if not isinstance(algorithm, Steffle):
+    if not _responses(evidence) and not isinstance(evidence.algorithm, Steffle):
         raise UnsupportedCombination(
             f"a coin audit of {evidence.document.algorithm}",
             "its promise is not about the sensitive attribute",
             "audit it by canaries",
-        )
-    if algorithm.options.notion is not Independence.DEMOGRAPHIC_PARITY:
-        raise UnsupportedCombination(
-            f"a coin audit of {algorithm.options.notion.value}",
-            "the decoder reads h_W of one block",
-            "audit the run with demographic parity",
         )
 
 
@@ -85,29 +75,30 @@ def _steffle(run: CoinRun, algorithm: Steffle) -> dict[str, Decoded]:
     silos = [silo for silo in evidence.silos if silo.name in run.coins]
     seen = {silo.name: _Seen() for silo in silos}
     signed = next(v for v in evidence.document.releases if v.name == H_W and isinstance(v, GaussianNoise))
-    deviation = signed.sigma
     for one in evidence.rounds():
         if one.state.frequencies is None or not one.state.warm:
             continue  # the opening round sends no fairness gradients
-        direction = _direction(one.state.frequencies)
-        deviation = signed.sigma / float(np.linalg.norm(direction))
         for silo in silos:
             batch = evidence.batch(one.round, silo)
             scores = algorithm.model.probabilities(one.state.descent.theta, silo.x[batch]).to(torch.float64)
-            middle, clean = _messages(algorithm, one.state, scores, silo.s[batch])
+            block = fermi.block_of(algorithm.options.notion, silo.y[batch], algorithm.options.positive_class)
+            middle, clean = _messages(algorithm, one.state, scores, silo.s[batch], block)
             published = np.asarray(evidence.transcript.value(one.round, silo.name, H_W))
-            weights = 2.0 / algorithm.bounds.batch_size * scores.numpy().T
-            seen[silo.name].add(
-                batch.numpy(),
-                weights,
-                _along(published - middle, direction),
-                _along(clean - middle, direction),
-            )
-    return {silo.name: seen[silo.name].decoded(len(silo), deviation) for silo in silos}
+            for number in range(algorithm.blocks):
+                inside = (block == number).nonzero()[:, 0]
+                direction = _direction(one.state.frequencies[number])
+                length = float(np.linalg.norm(direction))
+                seen[silo.name].add(
+                    batch[inside].numpy(),
+                    2.0 * length / algorithm.bounds.batch_size * scores[inside].numpy().T,
+                    direction @ (published - middle)[number] / length,
+                    direction @ (clean - middle)[number] / length,
+                )
+    return {silo.name: seen[silo.name].decoded(len(silo), signed.sigma) for silo in silos}
 
 
 class _Seen:
-    """What one silo's rounds told, collected: each round adds one equation a class about the coins of its batch."""
+    """What one silo's rounds told, collected: each round adds one equation a block and class about its coins."""
 
     def __init__(self) -> None:
         self._columns: list[NDArray[np.int64]] = []
@@ -162,26 +153,21 @@ def fitted_deviation(matrix: sparse.csr_matrix, observed: Scores, signed: float)
 
 def _direction(frequencies: torch.Tensor) -> NDArray[np.float64]:
     """Replacing group 0 by 1 moves h_W along this vector over groups, times twice the class probabilities over m."""
-    shares = frequencies[0].numpy()
+    shares = frequencies.numpy()
     direction = np.zeros(len(shares))
     direction[0], direction[1] = -1 / np.sqrt(shares[0]), 1 / np.sqrt(shares[1])
     return direction
 
 
-def _along(message: NDArray[np.float64], direction: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(direction @ message[0] / (direction @ direction))
-
-
 def _messages(
-    algorithm: Steffle, state: Any, scores: torch.Tensor, s: torch.Tensor
+    algorithm: Steffle, state: Any, scores: torch.Tensor, s: torch.Tensor, block: torch.Tensor
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """h_W without noise: with every coin in doubt, and with the coins as they fell."""
-    block = torch.zeros_like(s)
     in_doubt = torch.zeros(len(s), algorithm.groups, dtype=torch.float64)
     in_doubt[:, :2] = 0.5
     found = []
     for membership in (in_doubt, one_hot(s, algorithm.groups).to(torch.float64)):
-        joint = fermi.joint_distribution(scores, membership, block, 1)
+        joint = fermi.joint_distribution(scores, membership, block, algorithm.blocks)
         gradient = fermi.weight_gradient(algorithm.w(state), joint, joint.sum(dim=1), state.frequencies)
         found.append(gradient.numpy() / algorithm.bounds.batch_size)
     return found[0], found[1]
