@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from audit.sensitivity.domain import Domain
 from audit.sensitivity.engine_scene import (
@@ -31,8 +32,10 @@ from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.agnostic_fl import AgnosticFl
 from privfair.algorithms.algorithm import Algorithm
+from privfair.algorithms.ali_dpfl import AliDpfl
 from privfair.algorithms.baseline_options import (
     AgnosticOptions,
+    AliDpflOptions,
     FedDynOptions,
     FedProxOptions,
     QFflOptions,
@@ -40,8 +43,10 @@ from privfair.algorithms.baseline_options import (
 )
 from privfair.algorithms.client_gradients import ClippedSums
 from privfair.algorithms.client_losses import ClippedPairs
+from privfair.algorithms.descent import DescentRule
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_options import FedFdpOptions
+from privfair.algorithms.fed_sgda import FedSgda
 from privfair.algorithms.feddyn import FedDyn
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
 from privfair.algorithms.fedprox import FedProx
@@ -56,8 +61,8 @@ _FEDFDP = FedfdpPlan(0.25, 10, CLIP, LOSS_CLIP, 2.5)
 _SUMS, _PAIRS = ClippedSums(CLIP, EXPECTED), ClippedPairs(CLIP, LOSS_CLIP, EXPECTED)
 
 
-def _gaussian(relation: Relation) -> GaussianPlan:
-    return GaussianPlan(sampling_rate=0.25, rounds=10, relation=relation, clip=CLIP)
+def _gaussian(relation: Relation, *noise: float) -> GaussianPlan:
+    return GaussianPlan(sampling_rate=0.25, rounds=10, relation=relation, noise=noise or (1.0,), clip=CLIP)
 
 
 def _claim(build: Callable[[Model], Algorithm[Any]], plan: Plan, name: str) -> Callable[[str], Entry]:
@@ -102,6 +107,18 @@ def _dp_fedsgd(model: Model) -> DpFedSgd:
     return DpFedSgd(model, GradientOptions(), CLIP, EXPECTED["north"])
 
 
+def _weighed_loss(theta: Tensor, w: Tensor, x: Tensor, y: Tensor, s: Tensor) -> Tensor:
+    """Cross-entropy in which the maximiser weighs up a group; of one record."""
+    score = torch.dot(x, theta[:-1]) + theta[-1]
+    plain = torch.nn.functional.softplus(score) - y * score
+    return (1.0 + torch.where(s == 0, w[0], w[1])) * plain
+
+
+def _fed_sgda(model: Model) -> FedSgda:
+    theta, w = model.initial(0), torch.tensor([0.4, -0.3], dtype=torch.float64)
+    return FedSgda(_weighed_loss, theta, w, 2.0, 0.5, EXPECTED["north"], 0.1, 1.0, DescentRule(), CLIP)
+
+
 _ADD_REMOVE, _REPLACE = _gaussian(Relation.ADD_REMOVE), _gaussian(Relation.REPLACE_ONE)
 
 BUILDERS: dict[str, Callable[[str], Entry]] = {
@@ -116,6 +133,11 @@ BUILDERS: dict[str, Callable[[str], Entry]] = {
     "engine.feddyn.value_1": _claim(
         lambda model: FedDyn(model, FedDynOptions(), SHARES, _SUMS), _ADD_REMOVE, "value_1"
     ),
+    "engine.ali-dpfl.value_1": _claim(
+        lambda model: AliDpfl(model, AliDpflOptions(), SHARES, _SUMS, 1.0, 10), _ADD_REMOVE, "value_1"
+    ),
+    "engine.fed-sgda.value_1": _claim(_fed_sgda, _gaussian(Relation.ADD_REMOVE, 1.0, 1.0), "value_1"),
+    "engine.fed-sgda.value_2": _claim(_fed_sgda, _gaussian(Relation.ADD_REMOVE, 1.0, 1.0), "value_2"),
     "engine.fedfdp.gradient": _fedfdp("gradient"),
     "engine.fedfdp.loss": _fedfdp("loss"),
     "engine.q-ffl.gradient": _claim(
