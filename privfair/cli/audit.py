@@ -94,8 +94,9 @@ def command(
     """Doubt a training run: verdict consistent, violated or inconclusive, with the evidence.
 
     \b
-    Three layers, cheapest first:
+    Four layers, cheapest first:
       conformance   manifest, ledger, transcript, plan, batches and model name one another; the price is recomputed
+      L0            noise off: no neighbour moves a message further than signed; batches and noise in a rehearsal
       L1            the noise in the messages is what was signed (where batches are known)
       L2            reruns of the same code with coins as attributes; what the transcript betrays bounds epsilon
     Beside them: can the attribute be guessed from the model better than without it, for members only?
