@@ -96,7 +96,8 @@ def _paired(rows: list[Row], methods: tuple[Method, ...]) -> str:
 def _longer(rows: list[Row]) -> str:
     """The share of gradients longer than the clip, at FedFDP's and DP-FedAvg's trained models."""
     shares = [row.longer for row in rows if row.method in ("FedFDP", "DP-FedAvg")]
-    return f"{100 * min(shares):.0f} to {100 * max(shares):.0f}%"
+    low, high = f"{100 * min(shares):.1f}%", f"{100 * max(shares):.1f}%"
+    return low if low == high else f"{low} to {high}"
 
 
 def _rounds(afforded: list[Afforded]) -> str:
