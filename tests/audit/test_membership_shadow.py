@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
 import numpy as np
@@ -203,9 +205,19 @@ def test_threads_give_the_same_signals() -> None:
     np.testing.assert_allclose(found, here, atol=1e-5)
 
 
-@pytest.mark.slow
 @every_recipe
-def test_processes_give_the_same_signals(recipe: ShadowRecipe, records: ShadowRecords) -> None:
+def test_a_recipe_can_be_sent_to_another_process(recipe: ShadowRecipe, records: ShadowRecords) -> None:
+    included = random_halves(2, len(records), 0)
+    sent = pickle.loads(bytes(ForkingPickler.dumps(recipe)))
+    np.testing.assert_array_equal(
+        train_shadow_models(sent, records, included, 1), train_shadow_models(recipe, records, included, 1)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["perceptron", "module"])
+def test_processes_give_the_same_signals(name: str) -> None:
+    recipe, records = cases()[name]
     included = random_halves(4, len(records), 0)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
         found = train_shadow_models(recipe, records, included, 1, processes, group=2)

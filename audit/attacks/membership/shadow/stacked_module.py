@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -50,6 +51,16 @@ class StackedModule:
     def training(self) -> str:
         return f"{self.epochs} epochs of minibatch descent, batches of {self.batch}, no noise"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process by value: torch would share the parameters' memory through open files."""
+        return _from_bytes, (
+            pickle.dumps(self.module),
+            self.epochs,
+            self.batch,
+            self.learning_rate,
+            self.momentum,
+        )
+
     def signals(self, records: ShadowRecords, included: Bools, seeds: tuple[int, ...]) -> Floats:
         x = torch.from_numpy(records.features.astype(np.float32))
         y = torch.from_numpy(records.labels.astype(np.int64))
@@ -89,6 +100,12 @@ class StackedModule:
                     speeds[name][moving] = self.momentum * speeds[name][moving] + found[name][moving]
                     value[moving] -= self.learning_rate * speeds[name][moving]
         return parameters
+
+
+def _from_bytes(
+    module: bytes, epochs: int, batch: int, learning_rate: float, momentum: float
+) -> StackedModule:
+    return StackedModule(pickle.loads(module), epochs, batch, learning_rate, momentum)
 
 
 def why_not_stackable(module: nn.Module) -> str | None:
