@@ -13,8 +13,8 @@ from privfair.models.model import mean_over
 FAR = 1000.0
 _MOST_CLASSES = 3
 _LOOKED_AT = 256
-_SURE = (1.0, 4.0)
-"""Multiples of a well-classified record: the surer the model, the smaller the loss."""
+_SURE = (0.0, 1.0, 4.0)
+"""Multiples of a well-classified record: from in doubt to ever surer, and so to an ever smaller loss."""
 
 
 def extremes(scene: Scene, moment: Moment, silo: SiloTensors, facing: Record) -> tuple[Record, ...]:
