@@ -210,7 +210,8 @@ class _Judge:
 
     def _first_canary(self, views: Views, fitting: int) -> Floats:
         """Scores of the runs that did not fit the decoder, so that they are independent of one another."""
-        fitted = Decoder.fitted(tuple(_first_of(seen, slice(None, fitting)) for seen in views))
+        known = self.runs.coins[:fitting, :1]
+        fitted = Decoder.fitted(tuple(_first_of(seen, slice(None, fitting), known) for seen in views))
         return fitted.scores(tuple(_first_of(seen, slice(fitting, None)) for seen in views))[:, 0]
 
     def _setting(self) -> str:
@@ -234,7 +235,7 @@ def _summed(seen: Seen) -> Floats:
     return np.asarray(total - total.mean(axis=0))
 
 
-def _first_of(seen: Seen, runs: slice) -> Seen:
-    """The first canary alone, in some of the runs."""
+def _first_of(seen: Seen, runs: slice, coins: NDArray[np.int64] | None = None) -> Seen:
+    """The first canary alone, in some of the runs; with its coins where these runs are not counted."""
     other = None if seen.other is None else seen.other[runs, :, :1]
-    return Seen(seen.values[runs, :, :1], seen.levels[:, :, :1], seen.rate, other)
+    return Seen(seen.values[runs, :, :1], seen.levels[:, :, :1], seen.rate, other, coins)

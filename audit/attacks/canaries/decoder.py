@@ -50,6 +50,21 @@ class Seen:
     levels: Floats
     rate: float
     other: Floats | None = None
+    coins: NDArray[np.int64] | None = None
+    """(runs, canaries), only of runs that are used for fitting and counted nowhere."""
+
+    def expected(self) -> Floats:
+        """What canaries add on average to each value: by their coins where these are known."""
+        if self.coins is None:
+            return self.rate * self.levels.mean(axis=0)[None]
+        sides = self.coins[:, None, :, None] == 1
+        return self.rate * np.where(sides, self.levels[1], self.levels[0])
+
+    def scatter(self) -> Floats:
+        """How far coins (where unknown) and taking part scatter a value, noise aside: its variance."""
+        if self.coins is None:
+            return self.rate * np.square(self.levels).mean(axis=0)[None] - np.square(self.expected())
+        return (1 / self.rate - 1) * np.square(self.expected())
 
 
 Views = tuple[Seen, ...]
@@ -82,14 +97,11 @@ class Decoder:
     def _by_moments(cls, view: int, seen: Seen, reading: Reading) -> Decoder:
         """Where noise is much larger than what a coin moves: the mean over runs, and what scatters around it."""
         raw = _read(seen, reading)
-        expected = seen.rate * seen.levels.mean(axis=0)
         runs = len(raw)
-        backdrop = raw.mean(axis=0) - expected if runs >= _ENOUGH_RUNS else np.zeros_like(raw[0])
-        centred = raw - backdrop - expected
+        left = raw - seen.expected()
+        backdrop = left.mean(axis=0) if runs >= _ENOUGH_RUNS else np.zeros_like(raw[0])
         freedom = (runs - 1) / runs if runs >= _ENOUGH_RUNS else 1.0
-        # How far the coins and taking part scatter a value, noise aside.
-        scatter = seen.rate * np.square(seen.levels).mean(axis=0) - np.square(expected)
-        variance = np.square(centred).mean(axis=(0, 1)) / freedom - scatter.mean(axis=0)
+        variance = np.square(left - backdrop).mean(axis=(0, 1)) / freedom - seen.scatter().mean(axis=(0, 1))
         deviation = np.sqrt(np.maximum(variance, np.square(_least_deviation(seen))))
         return cls(view, reading, backdrop, deviation, seen.levels, seen.rate)
 
