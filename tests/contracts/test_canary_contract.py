@@ -24,8 +24,15 @@ from privfair.algorithms.algorithm import SiloTensors
 from privfair.gate import Gate
 from tests.contracts.canary_cases import CANARY_CASES, CanaryCase, trained
 
+_SECOND = ("gaussian, replace-one", "fpfl, poisson cohorts")
+"""The other relation of an algorithm that is here already: among the slow tests."""
 
-@pytest.fixture(scope="module", params=CANARY_CASES, ids=str)
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(one, marks=pytest.mark.slow if one.name in _SECOND else ()) for one in CANARY_CASES],
+    ids=str,
+)
 def case(request: pytest.FixtureRequest) -> CanaryCase:
     found: CanaryCase = request.param
     return found
