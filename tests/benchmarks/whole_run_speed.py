@@ -6,6 +6,7 @@ the other, and against one contribution over as many records, which is what stac
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -112,7 +113,7 @@ transcript and batch record on, all metrics after every round; loading and check
 | | |
 |---|---:|
 | processor time | {processor:.1f} s (promised: under {_LIMIT:.0f} s) |
-| wall time | {wall:.1f} s |
+| wall time | {wall:.1f} s, at a load of {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores |
 | rounds a second of processor time | {rounds / processor:.0f} |
 | contributions of a round, silo by silo | {1e3 * apart:.2f} ms, {100 * share:.0f}% of the run |
 | one contribution over as many records | {1e3 * together:.2f} ms |
