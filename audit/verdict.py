@@ -117,8 +117,10 @@ class Verdict:
             )
         if self.promise is None and self.epsilon_lower is not None:
             return f"nothing was promised that could be refuted; epsilon is at least {self.epsilon_lower:.3f}"
-        if self.word is Word.CONSISTENT:
+        if any(attack.power >= CONCLUSIVE for attack in self.attacks):
             return "no check failed, and an attack that could have refuted the promise did not"
+        if self.word is Word.CONSISTENT:
+            return "no check failed, and the published values were measured to carry all of the signed noise"
         return "no check failed, but no attack had an even chance of refuting the promise"
 
     def to_json(self) -> dict[str, Any]:

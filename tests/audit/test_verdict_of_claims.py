@@ -20,3 +20,9 @@ def test_measured_noise_supports_only_what_was_priced_with_it(standing: Standing
 
 def test_a_claim_is_not_priced_unless_said_so() -> None:
     assert Promise(1.0, 1e-5, "what the auditor was told").standing is Standing.CLAIMED
+
+
+def test_no_attack_is_credited_where_none_ran() -> None:
+    why = Verdict(Promise(1.0, 1e-5, "promised", Standing.PRICED), (NOISE,), (), 0.95).why
+    assert "attack" not in why
+    assert "all of the signed noise" in why
