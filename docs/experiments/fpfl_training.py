@@ -148,7 +148,7 @@ def _signed(
 
 
 def _measured(model: Model, theta: torch.Tensor, records: object) -> Measurement:
-    features = torch.from_numpy(np.asarray(records.features)).to(torch.float32)
+    features = torch.from_numpy(np.array(records.features)).to(torch.float32)
     with torch.no_grad():
         guess = model.logits(theta, features).argmax(dim=1).numpy()
     confusion = count_confusion(records.label, guess, records.group, records.class_names, records.group_names)
