@@ -124,7 +124,7 @@ def _best(points: list[Point], method: Method, limit: float) -> Point | None:
 
 def _reading(points: list[Point]) -> list[str]:
     """Function tracking against each other method at every limit, accuracy compared seed by seed."""
-    lines = []
+    lines: list[str] = []
     for task in REAL:
         own = [p for p in points if p.task == task.name]
         for limit in _LIMITS:
@@ -139,14 +139,20 @@ def _reading(points: list[Point]) -> list[str]:
             lines.append(
                 f"* {task.title}, gap at most {limit:g}, function tracking against " + "; ".join(said) + "."
             )
-    return lines
+    text = " ".join(lines)
+    counts = {word: text.count(f"({word})") for word in ("ahead", "behind", "undecided", "not reached")}
+    summary = (
+        f"Of {sum(counts.values())} comparisons at equal limits, function tracking is ahead in {counts['ahead']} and"
+        f" behind in {counts['behind']}; {counts['undecided']} are undecided with so few splits; in"
+        f" {counts['not reached']} the other method never keeps the limit. Difference of accuracy, split by split:"
+    )
+    return [summary, "", *lines]
 
 
 def _against(ours: Point, other: Point | None) -> str:
     if other is None:
         return "(not reached)"
-    difference = Interval.of(
-        one.accuracy - two.accuracy for one, two in zip(ours.rows, other.rows, strict=True)
-    )
+    theirs = {row.seed: row.accuracy for row in other.rows}
+    difference = Interval.of(row.accuracy - theirs[row.seed] for row in ours.rows if row.seed in theirs)
     verdict = "ahead" if difference.low > 0 else "behind" if difference.high < 0 else "undecided"
     return f"{difference.text(3, signed=True)} ({verdict})"
