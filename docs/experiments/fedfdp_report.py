@@ -46,7 +46,7 @@ def _setting(rows: list[Row]) -> str:
     seeds = sorted({row.seed for row in rows})
     return (
         f"{CLIENTS} clients, each class of the 70,000 images shared out by Dirichlet({BETA:g}), every client with at"
-        f" least {LEAST:,} images, a quarter of them held out; seed {' and '.join(map(str, seeds))} (of partition,"
+        f" least {LEAST:,} images, a quarter of them held out; seeds {', '.join(map(str, seeds))} (of partition,"
         f" first model, batches, noise). {STEPS} noisy steps on Poisson batches of rate {SAMPLING_RATE:g}; epsilon"
         f" {TARGET.epsilon:g} at delta {TARGET.delta:g} for one record, added or removed. Aggregated after every step:"
         f" FedFDP, DP-FedAvg, DP-q-FFL; after {LOCAL_STEPS} steps: DP-FedProx, DP-SCAFFOLD (with one step both are"
