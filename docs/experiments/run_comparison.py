@@ -1,6 +1,6 @@
 """Every private method on the same data at the same true epsilon: `python docs/experiments/run_comparison.py`.
 
-About twenty minutes of one core. Needs the extras train, data and plot. Every run goes through calibration, signature,
+About ten minutes of one core. Needs the extras train, data and plot. Every run goes through calibration, signature,
 ledger and gate. Writes comparison.md (from comparison-template.md), comparison.json and comparison.svg here; an
 interrupted run goes on where it stopped.
 """
