@@ -1,7 +1,8 @@
 """Every private method as a plan: the same data, the same epsilon and delta, a schedule of its own.
 
-Step sizes, clips and fairness weights were set after single trial runs on seed 100, or taken from the example plans and the
-SteFFLe experiment; the table measures other seeds. They do not depend on epsilon. The data sets are public, so that choice is charged to nobody; on private data it would have to be.
+Step sizes, clips and fairness weights were set after single trial runs on seed 100, or taken from the example plans
+and the SteFFLe experiment; the table measures other seeds. They do not depend on epsilon. The data sets are public, so
+that choice is charged to nobody; on private data it would have to be.
 """
 
 from __future__ import annotations

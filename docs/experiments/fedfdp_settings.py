@@ -1,7 +1,7 @@
 """What the Fashion-MNIST experiment fixes: clients, net, schedule, promise, and each method with its own plan.
 
-The step size was set after two trial runs of DP-FedAvg on seed 100 with another schedule; methods with local steps between
-aggregations take half of it, after a look at seed 0. The experiment measures seeds 0, 1, 2.
+The step size was set after two trial runs of DP-FedAvg on seed 100 with another schedule; methods with local steps
+between aggregations take half of it, after a look at seed 0. The experiment measures seeds 0, 1, 2.
 The data are public, so that choice is charged to nobody; on private data it would have to be.
 """
 
