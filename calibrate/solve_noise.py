@@ -142,6 +142,8 @@ def _searched(
     tolerance: float,
 ) -> tuple[float, float]:
     bounds = Bounds(max(_strength(pair) for pair, _ in pairs.counts) / _STRONGEST_MU, _WIDEST)
+    if pairs.chance_of_taking_part <= target.delta:  # no noise is needed; the least that is searched is given
+        return bounds.low, 0.0
     start = _central_limit_start(pairs_at, target, bounds)
     above = FactorSearch(pairs_at, target, Side.UPPER, bounds)
     estimated, slope = above.estimated(start, 0.02 * tolerance)

@@ -72,6 +72,8 @@ class CertifiedAccountant:
         open_unit("delta", delta)
         if cost.unprotected:
             return math.inf
+        if cost.chance_of_taking_part <= delta:
+            return 0.0
         if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
             return gaussian_interval(cost, delta).lower
         directions = [_where(each, math.log(delta)) for each in compositions(cost, Side.LOWER)]
@@ -88,6 +90,8 @@ class CertifiedAccountant:
         open_unit("delta", delta)
         if cost.unprotected:
             return math.inf
+        if cost.chance_of_taking_part <= delta:
+            return 0.0
         if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
             return gaussian_interval(cost, delta).upper
         upper = 0.0

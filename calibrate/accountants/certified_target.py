@@ -91,6 +91,8 @@ def surely_within(pairs: PairCounts, target: EpsilonDelta) -> bool:
     """Whether the composition is certified to meet the target."""
     if _plain_gaussian(pairs):
         return gaussian_interval(pairs, target.delta).upper <= target.epsilon
+    if pairs.chance_of_taking_part <= target.delta:
+        return True
     return not pairs.unprotected and _decided(pairs, TargetCheck(target, Side.UPPER)) <= 0
 
 

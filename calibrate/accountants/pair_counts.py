@@ -6,9 +6,18 @@ can choose its grid for it. Used by the accountants that evaluate everything at 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from calibrate.accountants.dominating_pairs import DominatingPair, Free, Unbounded
+from calibrate.accountants.dominating_pairs import (
+    DominatingPair,
+    FixedSizeReplacePair,
+    Free,
+    MixedGaussianPair,
+    SubsampledGaussianPair,
+    SubsampledReplacePair,
+    Unbounded,
+)
 from calibrate.accountants.support import dominating_pairs
 from calibrate.errors import UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit
@@ -35,6 +44,16 @@ class PairCounts:
         """How many pairs are composed in all."""
         return sum(times for _, times in self.counts)
 
+    @property
+    def chance_of_taking_part(self) -> float:
+        """No less than the probability that the unit takes part in any batch, and so than delta at any epsilon.
+
+        P and Q of a sampled pair agree unless the unit was drawn, so their total variation is at most the rate;
+        total variations add up under composition, also adaptively. A chance of 1 says nothing.
+        """
+        chance = math.fsum(times * _chance(pair) for pair, times in self.counts)
+        return min(1.0, chance * (1 + 1e-12))
+
     def times(self, times: int) -> PairCounts:
         count("times", times)
         return PairCounts(tuple((pair, n * times) for pair, n in self.counts))
@@ -44,6 +63,16 @@ class PairCounts:
         for pair, times in more:
             total[pair] = total.get(pair, 0) + times
         return PairCounts(tuple(total.items()))
+
+
+def _chance(pair: DominatingPair) -> float:
+    match pair:
+        case SubsampledGaussianPair() | SubsampledReplacePair() | FixedSizeReplacePair():
+            return pair.rate
+        case MixedGaussianPair(components):
+            return math.fsum(weight for weight, mu in components if mu > 0)
+        case _:
+            return 1.0
 
 
 def priced_pairs(

@@ -170,3 +170,14 @@ class TestRefusals:
     def test_bad_tolerance(self, tolerance: float) -> None:
         with pytest.raises(InvalidInput):
             solve_noise(Gaussian(1.0), ADD_REMOVE, TARGET, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("loss_noise_ratio", [1.0, 2.5])
+def test_a_unit_that_hardly_ever_takes_part_needs_no_noise(loss_noise_ratio: float) -> None:
+    """delta is at most the chance of taking part: 6 rounds at 1e-9 are far below 1e-5."""
+    both = Together((Gaussian(1.0), Gaussian(loss_noise_ratio)))
+    template = Repeated(Sampled(Poisson(1e-9), both), 6)
+    solved = solve_noise(template, ADD_REMOVE, EpsilonDelta(8.0, 1e-5))
+    assert solved.factor < 0.05
+    assert solved.certified.lower == 0
+    assert epsilon_of(CertifiedAccountant(), solved.release, ADD_REMOVE, 1e-5).upper == 0
