@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -327,17 +328,23 @@ def test_the_examples_of_the_help_text_work_as_written(
     monkeypatch.chdir(tmp_path)
     if own_files:
         write_silos(tmp_path)
+        shutil.copy(tmp_path / "north.csv", tmp_path / "new.csv")
         (tmp_path / "schema.toml").write_text(blocks["and"])
         head, tail = plan.split("[data]")[0], plan.split("silos = 3\n")[1]
         plan = head + blocks["With"] + tail
     (tmp_path / "plan.toml").write_text(plan)
-    commands = blocks["Commands:"].splitlines()
+    *commands, predicting = blocks["Commands:"].splitlines()
     assert [command.split()[1] for command in commands] == ["keys", "keys", "calibrate", "train"]
     for command in commands:
         done = privfair(*command.split()[1:])
         assert done.code == 0, done.err
     assert (tmp_path / "run" / "model.json").exists()
     assert "not private" in done.out
+    if own_files:  # of the benchmark there is no file of new records to predict for
+        done = privfair(*predicting.split()[1:])
+        assert done.code == 0, done.err
+        rows = (tmp_path / "predictions.csv").read_text().splitlines()
+        assert len(rows) == len((tmp_path / "new.csv").read_text().splitlines())
 
 
 @needs_benchmarks

@@ -43,7 +43,7 @@ some = settings(
     max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 few = settings(some, max_examples=6)
-many = settings(some, max_examples=250)
+many = settings(some, max_examples=80)
 
 rates = st.floats(-2.5, -0.05).map(lambda x: 10**x)
 tiny_rates = st.floats(-8.0, -2.5).map(lambda x: 10**x)
