@@ -60,7 +60,7 @@ class _WithVerify(click.Command):
     type=click.IntRange(min=0),
     default=4,
     show_default=True,
-    help="Reruns on coins for the attack.",
+    help="Effort of the attack: reruns on coins; with canaries, for each 10 s of computing and up to 50 runs.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the auditor's coins."
@@ -97,8 +97,9 @@ def command(
     Four layers, cheapest first:
       conformance   manifest, ledger, transcript, plan, batches and model name one another; the price is recomputed
       L0            noise off: no neighbour moves a message further than signed; batches and noise in a rehearsal
-      L1            the noise in the messages is what was signed (where batches are known)
-      L2            reruns of the same code with coins as attributes; what the transcript betrays bounds epsilon
+      L1            the noise in the messages is what was signed, or (secret batches) at least as much
+      L2            reruns of the same code with coins as attributes, or with canaries in the data for promises
+                    about records and users; what the transcript betrays of them bounds epsilon
     Beside them: can the attribute be guessed from the model better than without it, for members only?
     Or of a model (docs/audit-membership.md), with members and non-members of its training data:
       privfair audit --model M --members A.csv --nonmembers B.csv --label COLUMN [--sensitive COLUMN]
