@@ -165,3 +165,6 @@ AS_PRINTED = "# SteFFLe with the settings and the noise of its paper.\n" + _STEF
     data=_DATA,
     training='learning-rate = 0.25\nmomentum = 0.0\nw-step = 1e-5\nw-center = "origin"\nmeasure-every = 100\n',
 )
+
+RERUNS = {name: 1 if name == "steffle" else 2 for name in PLANS}
+"""Effort of each demo's audit: a rerun of SteFFLe has 22,500 coins already and takes the longest."""
