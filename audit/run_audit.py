@@ -95,7 +95,7 @@ def _attacks(
     if evidence.document.guarantee.adjacency is not Relation.REPLACE_ATTRIBUTE:
         return _canaries(evidence, promise, options, say)
     require_decodable(evidence)
-    say(f"attack: {options.reruns} rerun{"s" if options.reruns > 1 else ""} on coins")
+    say(f"attack: reruns on coins, {options.reruns} in all")
     attack = coin_audit(
         evidence.plan_path,
         evidence.document,

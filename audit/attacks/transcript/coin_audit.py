@@ -47,7 +47,7 @@ def coin_audit(
     power = power_at(epsilon, delta, method, design, confidence, len(grid))
     right = _success(guesses, grid[-1])
     text = (
-        f"{runs} rerun{"s" if runs > 1 else ""}, {coins} coins each; of the {grid[-1]} firmest guesses a run {100 * right:.1f}% were right "
+        f"{coins} coins in each of {runs} rerun(s); of the {grid[-1]} firmest guesses a run {100 * right:.1f}% were right "
         f"({100 * design.success_rate:.1f}% without noise)"
     )
     return Attack("attribute coins against the transcript", bound, power, text)
