@@ -47,8 +47,8 @@ def coin_audit(
     power = power_at(epsilon, delta, method, design, confidence, len(grid))
     right = _success(guesses, grid[-1])
     text = (
-        f"{coins} coins in each of {runs} rerun(s); of the {grid[-1]} firmest guesses a run {100 * right:.1f}% were right "
-        f"({100 * design.success_rate:.1f}% without noise)"
+        f"{coins} coins in each of {runs} rerun(s); of the {grid[-1]} firmest guesses a run "
+        f"{100 * right:.1f}% were right ({100 * design.success_rate:.1f}% without noise)"
     )
     return Attack("attribute coins against the transcript", bound, power, text)
 
