@@ -3,7 +3,8 @@
 residual = published - clean message, divided by the signed scale, must be iid standard normal. Wrong variance,
 a mean, repeated noise (over rounds or over silos) and a wrong shape each have their own test, and the variance of
 all values together has one more. Every test has false-alarm probability `alpha / number of tests`, so a clean run is
-flagged with probability at most `alpha`.
+flagged with probability at most `alpha`. That nothing was flagged is evidence only where little noise would have been:
+one more check says whether every value that carries noise was measured, and often enough.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from scipy import stats
 
 from audit.check import Check, Layer, Outcome, passed_if
 from audit.evidence import RunEvidence
-from calibrate.manifest.mechanism import GaussianNoise
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import GaussianNoise, InTheClear
 
 DEFAULT_ALPHA = 1e-3
 _TESTS_OF_ONE_VALUE = 4
@@ -27,6 +29,10 @@ _APART = -0.5 * np.log1p(-(_SLOPES**2))
 """log E exp(t X Y) of independent X and Y, for every slope t."""
 _CHAINED = -0.5 * np.log((1.0 + np.sqrt(1.0 - 4.0 * _SLOPES**2)) / 2.0)
 """The same, at most, for each of n factors of sum X_i X_(i+1): the determinant of its tridiagonal form."""
+_NOTICED = 0.5
+"""Every value must have an even chance of showing that no more than this share of its signed sigma is there."""
+_EVEN_CHANCE = 0.5
+ALL_MEASURED = "all of the noise is measured"
 _MOST_FOR_SHAPE = 5000
 """The discrete grid and float rounding are far below what this many values can resolve."""
 
@@ -66,19 +72,54 @@ def check_noise(evidence: RunEvidence, alpha: float = DEFAULT_ALPHA) -> tuple[Ch
     found = residuals(evidence)
     if not found:
         return (_not_possible("no round was finished"),)
-    return judge_residuals(found, alpha)
+    return (*judge_residuals(found, alpha), all_measured(evidence.document, found, alpha))
 
 
 def judge_residuals(found: tuple[Residuals, ...], alpha: float) -> tuple[Check, ...]:
     """Every test of these residuals; together they flag true noise with probability at most `alpha`."""
     pairs = _comparable(found)
-    level = alpha / (_TESTS_OF_ONE_VALUE * len(found) + len(pairs) + 1)
+    level = _level(found, alpha)
     checks = [] if len(found) == 1 else [_pooled_variance(found, level)]
     for one in found:
         checks += _checks_of(one, level)
     for one, other in pairs:
         checks.append(_between_silos(one, other, level))
     return tuple(checks)
+
+
+def all_measured(document: BudgetDocument, found: tuple[Residuals, ...], alpha: float) -> Check:
+    """Passed only if no signed noise was left out and each value alone would have shown that half of sigma is missing.
+
+    A test of a dozen residuals passes whatever they are, so that it passed says nothing.
+    """
+    measured = {one.name for one in found}
+    unseen = [
+        value.name
+        for value in document.releases
+        if not isinstance(value, InTheClear) and value.name not in measured
+    ]
+    level = _level(found, alpha)
+    few = [
+        f"{one.name} of {one.party} ({one.rows.size} values)"
+        for one in found
+        if _chance_to_notice(one.rows.size, level) < _EVEN_CHANCE
+    ]
+    why = [f"no residual of {', '.join(unseen)}"] if unseen else []
+    why += [f"too few residuals to notice that half of sigma is missing: {', '.join(few)}"] if few else []
+    if why:
+        return Check(Layer.NOISE, ALL_MEASURED, Outcome.NOT_POSSIBLE, "; ".join(why))
+    text = f"{100 * _NOTICED:g}% of sigma would have been noticed in every value of every party"
+    return Check(Layer.NOISE, ALL_MEASURED, Outcome.PASSED, text)
+
+
+def _level(found: tuple[Residuals, ...], alpha: float) -> float:
+    """Each test's share of the error."""
+    return alpha / (_TESTS_OF_ONE_VALUE * len(found) + len(_comparable(found)) + 1)
+
+
+def _chance_to_notice(count: int, level: float) -> float:
+    """The power of the test of variance if only `_NOTICED` of the signed sigma is there."""
+    return float(stats.chi2.cdf(stats.chi2.ppf(level / 2, count) / _NOTICED**2, count))
 
 
 def _pooled_variance(found: tuple[Residuals, ...], level: float) -> Check:

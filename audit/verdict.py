@@ -157,9 +157,10 @@ class Verdict:
 
     @property
     def _powerful(self) -> bool:
-        """An attack with power, or noise measured directly, all of it: 5,000 residuals see 5% missing noise.
+        """An attack with power, or noise measured directly, all of it (`noise_conformance.all_measured`).
 
-        That the signed noise is there speaks for a promise only if the promise was priced with that noise.
+        A question of that layer that could not be answered leaves it silent. That the signed noise is there speaks for
+        a promise only if the promise was priced with that noise.
         """
         noise = [check.outcome for check in self.checks if check.layer is Layer.NOISE]
         priced = self.promise is None or self.promise.standing is Standing.PRICED
