@@ -19,13 +19,16 @@ from calibrate.validation import count, positive
 Floats = NDArray[np.float64]
 _Looks = dict[tuple[str, str, int], Floats]
 """By the silo that looks, the silo that is looked at, and the view."""
+_SHORTEST = 1e-6
+_PILOT_STREAM = 0x9107
 
 
 @dataclass(frozen=True)
 class Effort:
-    """At most so many runs, and about so many seconds of the processor's time after the first `at_least`.
+    """At most so many runs, as many as take about so many seconds of the processor's time, but `at_least` so many.
 
-    How long a run takes has nothing to do with its coins, so stopping by the clock leaves the bounds valid.
+    A run takes a little longer with more canaries in it, so a clock that stops the runs would look at their coins. The
+    number of runs is therefore fixed before the first, by timing runs that are not counted.
     """
 
     most: int
@@ -35,6 +38,16 @@ class Effort:
     def __post_init__(self) -> None:
         count("canary runs", self.most)
         positive("seconds", self.seconds)
+
+    def runs(self, pilot: Callable[[], float]) -> int:
+        """How many runs, by what `pilot` (a run that is counted nowhere) takes; the first may have to warm up."""
+        least = min(self.at_least, self.most)
+        if least == self.most:
+            return least
+        taken = pilot()
+        if least * taken < self.seconds < self.most * taken:
+            taken = min(taken, pilot())
+        return min(self.most, max(least, int(self.seconds / max(taken, _SHORTEST))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,25 +74,38 @@ def play(
     random = np.random.default_rng((seed, 0))
     responses = model_response(cast)
     coins, noisy, clean, models = [], [], [], []
-    start = time.process_time()
     with ProductionRuns(evidence, seed) as production:
-        while len(coins) < effort.most:
-            tossed = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in cast.silos}
-            heard = production.run(
-                cast.algorithm,
-                tuple(silo.tossed(tossed[silo.name]) for silo in cast.silos),
-                {silo.name: silo.size(tossed[silo.name]) for silo in cast.silos},
-            )
+        for _ in range(effort.runs(lambda: _timed(cast, production, seed))):
+            tossed, heard = _run(cast, production, random)
             coins.append(np.concatenate([tossed[silo.name] for silo in cast.silos]))
             noisy.append(_seen(cast, heard, noise=True))
             clean.append(_seen(cast, heard, noise=False))
             models.append(heard.theta @ responses.T if responses is not None else None)
             if progress is not None:
                 progress(len(coins))
-            if len(coins) >= effort.at_least and time.process_time() - start > effort.seconds:
-                break
     model = np.stack(models) if responses is not None else None
     return CanaryRuns(np.stack(coins), _by_silo(cast, noisy), _by_silo(cast, clean), model)
+
+
+def _run(
+    cast: Cast, production: ProductionRuns, random: np.random.Generator
+) -> tuple[dict[str, NDArray[np.int64]], Heard]:
+    tossed = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in cast.silos}
+    heard = production.run(
+        cast.algorithm,
+        tuple(silo.tossed(tossed[silo.name]) for silo in cast.silos),
+        {silo.name: silo.size(tossed[silo.name]) for silo in cast.silos},
+    )
+    return tossed, heard
+
+
+def _timed(cast: Cast, production: ProductionRuns, seed: int) -> float:
+    """The processor's time of a run with coins that are never looked at."""
+    start = time.process_time()
+    _, heard = _run(cast, production, np.random.default_rng((seed, _PILOT_STREAM)))
+    for noise in (True, False):
+        _seen(cast, heard, noise=noise)
+    return time.process_time() - start
 
 
 def _seen(cast: Cast, heard: Heard, *, noise: bool) -> _Looks:

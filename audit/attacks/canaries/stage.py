@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from audit.attacks.canaries.kinds import CoinMeaning
+from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import SiloTensors
 
 Coins = NDArray[np.int64]
@@ -42,6 +43,14 @@ class StagedSilo:
     """Units of the backdrop; users without records count."""
     canaries: Canaries
     meaning: CoinMeaning
+
+    def __post_init__(self) -> None:
+        if self.canaries.rows is not None and self.meaning is CoinMeaning.IN_OR_OUT:
+            raise UnsupportedCombination(
+                "canaries in the place of records under add-remove",
+                "taking one out would put another record in, which is two steps of add-remove",
+                "audit a replace-one promise, or canaries that are units of their own",
+            )
 
     @property
     def name(self) -> str:
