@@ -79,7 +79,11 @@ def on_trial(document: BudgetDocument) -> Promise | None:
         case PrivateGuarantee():
             return Promise(guarantee.epsilon, guarantee.delta, "promised by the manifest", Standing.PRICED)
         case AsPrintedGuarantee():
-            return Promise(guarantee.claimed_epsilon, guarantee.delta, f"claimed by {guarantee.claim}")
+            certified = guarantee.epsilon is not None and guarantee.epsilon <= guarantee.claimed_epsilon
+            standing = Standing.CLAIMED if certified else Standing.CONTESTED
+            return Promise(
+                guarantee.claimed_epsilon, guarantee.delta, f"claimed by {guarantee.claim}", standing
+            )
         case NoPrivacyPromised():
             return None
         case _:

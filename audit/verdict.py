@@ -26,6 +26,8 @@ class Standing(Enum):
     """The manifest's own promise: accountants certified it for the signed noise."""
     CLAIMED = "claimed"
     """Somebody's word, which the signed noise need not keep."""
+    CONTESTED = "contested"
+    """Somebody's word, and the certified cost of the signed noise is above it."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,11 @@ class Verdict:
             )
         if self.promise is None and self.epsilon_lower is not None:
             return f"nothing was promised that could be refuted; epsilon is at least {self.epsilon_lower:.3f}"
+        if self._contested:
+            return (
+                "nothing refutes the claim, but the certified cost of the signed noise is above it, and an attack that "
+                "would have noticed missing noise says nothing about noise that is there and too small"
+            )
         if any(attack.power >= CONCLUSIVE for attack in self.attacks):
             return "no check failed, and an attack that could have refuted the promise did not"
         if self.word is Word.CONSISTENT:
@@ -156,12 +163,19 @@ class Verdict:
         return min(refuting, key=lambda one: one.curve.p_value if one.curve else 1.0, default=None)
 
     @property
+    def _contested(self) -> bool:
+        return self.promise is not None and self.promise.standing is Standing.CONTESTED
+
+    @property
     def _powerful(self) -> bool:
         """An attack with power, or noise measured directly, all of it (`noise_conformance.all_measured`).
 
         A question of that layer that could not be answered leaves it silent. That the signed noise is there speaks for
-        a promise only if the promise was priced with that noise.
+        a promise only if the promise was priced with that noise. Power is against noise that is missing; where the
+        signed noise itself is known to cost more than was claimed, that is not the breach in question.
         """
+        if self._contested:
+            return False
         noise = [check.outcome for check in self.checks if check.layer is Layer.NOISE]
         priced = self.promise is None or self.promise.standing is Standing.PRICED
         measured = priced and bool(noise) and all(outcome is Outcome.PASSED for outcome in noise)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from audit.bounds import LowerBound
+from audit.bounds.counts import GuessCounts
+from audit.bounds.lower_bound import Method
+from audit.bounds.trade_off import CurveFamily
 from audit.check import Check, Layer, Outcome
-from audit.verdict import Promise, Standing, Verdict, Word
+from audit.run_audit import on_trial
+from audit.verdict import Attack, Promise, Standing, Verdict, Word
+from calibrate.manifest.guarantee import AsPrintedGuarantee
+from calibrate.plans.gaussian import GaussianPlan
+from calibrate.privacy_unit import EpsilonDelta, Relation
+from tests.privfair.small_runs import document_of
 
 NOISE = Check(Layer.NOISE, "variance", Outcome.PASSED, "noise measures 1.0000 of the signed sigma")
 
@@ -26,3 +35,33 @@ def test_no_attack_is_credited_where_none_ran() -> None:
     why = Verdict(Promise(1.0, 1e-5, "promised", Standing.PRICED), (NOISE,), (), 0.95).why
     assert "attack" not in why
     assert "all of the signed noise" in why
+
+
+def _attack(epsilon: float) -> Attack:
+    counts = GuessCounts(100, 100, 60)
+    bound = LowerBound(epsilon, 1e-5, 0.95, Method.ONE_RUN, CurveFamily.EPSILON_DELTA, counts)
+    return Attack("canaries", bound, 1.0, "sees missing noise")
+
+
+@pytest.mark.parametrize(
+    ("cost", "claimed", "standing", "word"),
+    [
+        (1.4, 1.0, Standing.CONTESTED, Word.INCONCLUSIVE),
+        (None, 1.0, Standing.CONTESTED, Word.INCONCLUSIVE),
+        (1.4, 1.5, Standing.CLAIMED, Word.CONSISTENT),
+        (1.4, 0.1, Standing.CONTESTED, Word.VIOLATED),
+    ],
+)
+def test_power_against_missing_noise_is_none_against_noise_that_is_too_small(
+    cost: float | None, claimed: float, standing: Standing, word: Word
+) -> None:
+    """The signed noise costs 1.4: an attack that finds 0.5, and would find missing noise, does not speak for 1."""
+    document = document_of(GaussianPlan(0.2, 10, Relation.ADD_REMOVE, clip=1.0), EpsilonDelta(2.0, 1e-5))
+    said = document.guarantee.model_dump(exclude={"kind", "epsilon"})
+    guarantee = AsPrintedGuarantee(**said, epsilon=cost, claimed_epsilon=claimed, claim="a theorem")
+    promise = on_trial(document.model_copy(update={"guarantee": guarantee}))
+    assert promise is not None
+    assert promise.standing is standing
+    verdict = Verdict(promise, (NOISE,), (_attack(0.5),), 0.95)
+    assert verdict.word is word
+    assert ("certified cost" in verdict.why) is (word is Word.INCONCLUSIVE)
