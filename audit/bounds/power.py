@@ -20,7 +20,7 @@ from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import allowed_failure
 from audit.bounds.methods import OneRunBound, RepeatedRunsBound
 from audit.bounds.one_run import OneRun
-from audit.bounds.trade_off import TradeOff, curve_at
+from audit.bounds.trade_off import MOST_EPSILON, TradeOff, curve_at
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.validation import count
 
@@ -68,7 +68,9 @@ def power_at(
     confidence: float = 0.95,
     comparisons: int = 1,
 ) -> float:
-    """The probability that the method's lower bound would exceed the claimed epsilon."""
+    """The probability that the method's lower bound would exceed the claimed epsilon; none does beyond MOST_EPSILON."""
+    if epsilon_claimed > MOST_EPSILON:
+        return 0.0
     claim = curve_at(method.family, epsilon_claimed, delta)
     return power_against(claim, method, design, confidence, comparisons)
 

@@ -26,7 +26,7 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 
 _quantile = NormalDist().inv_cdf
 _SQRT_2 = math.sqrt(2)
-_MOST_EPSILON = 500.0
+MOST_EPSILON = 500.0
 """exp of more overflows soon; no audit can reach it."""
 _OUTWARD = 1 + 1e-12
 """A relative margin, far above rounding, by which a null curve is widened."""
@@ -76,9 +76,9 @@ class EpsilonDeltaCurve:
     delta: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon <= _MOST_EPSILON:
+        if not 0 <= self.epsilon <= MOST_EPSILON:
             raise InvalidInput(
-                "epsilon", self.epsilon, f"must lie in [0, {_MOST_EPSILON:g}]", "give 0 or more"
+                "epsilon", self.epsilon, f"must lie in [0, {MOST_EPSILON:g}]", "give 0 or more"
             )
         if not 0 <= self.delta <= 1:
             raise InvalidInput("delta", self.delta, "must lie in [0, 1]", "give for example 1e-5, or 0")

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import logsumexp
 
 from audit.asked_batches import sensitive_silos, wrong_answers
 from audit.check import Check, Layer, Outcome, passed_if
@@ -26,6 +27,9 @@ from privfair.participation import declared_sampling
 ALPHA = 1e-5
 """False-alarm probability of all questions about one rehearsal's batches together."""
 _TESTS = 4
+_SLOPES = np.geomspace(1e-3, 100.0, 120)
+_STEEPEST = 2.0
+"""Of the slopes for sizes that vary too much; steeper ones only see the cuts."""
 _TELLING = 8
 """From so many units on two equal batches are no accident; from so many batches on their sizes show a law."""
 
@@ -105,13 +109,28 @@ def _wrong_sizes(units: int, rate: float, batches: Batches, level: float) -> str
     if spread < 1 or len(sizes) < _TELLING:
         return None
     dispersion = float(np.square(sizes - units * rate).sum() / spread)
-    # The kurtosis of a binomial makes its squares a little heavier-tailed than chi-square's.
-    widened = math.sqrt(1 + max(0.0, (1 - 6 * rate * (1 - rate)) / spread) / 2)
-    centred = len(sizes) + (dispersion - len(sizes)) / widened
-    law = stats.chi2(len(sizes))
-    if _two_sided(law.cdf(max(0.0, centred)), law.sf(centred)) < level:
+    if _so_uneven(units, rate, sizes, dispersion, level) < level:
         return f"sizes vary {math.sqrt(dispersion / len(sizes)):.2f} times as much as Poisson batches do"
     return None
+
+
+def _so_uneven(units: int, rate: float, sizes: NDArray[np.int64], dispersion: float, level: float) -> float:
+    """How likely sizes of true Poisson batches vary so little or so much, at most, if that is below `level`.
+
+    Chernoff's bound with the exact law of one size, cut where that law has next to nothing left; a size beyond the cuts
+    is itself as unlikely as they are. Chi-squared would sound too many alarms where batches are small.
+    """
+    law, rounds = stats.binom(units, rate), len(sizes)
+    beyond = level / 4
+    low, high = law.ppf(beyond / (2 * rounds)), law.isf(beyond / (2 * rounds))
+    if sizes.min() < low or sizes.max() > high:
+        return beyond
+    usual = np.arange(low, high + 1)
+    squares = np.square(usual - units * rate) / (units * rate * (1 - rate))
+    slopes = np.concatenate((-_SLOPES, _SLOPES[_SLOPES < _STEEPEST]))[:, np.newaxis]
+    moments = logsumexp(law.logpmf(usual) + slopes * squares, axis=1)
+    smallest = float(np.min(rounds * moments - slopes[:, 0] * dispersion))
+    return beyond + 2 * math.exp(min(0.0, smallest))
 
 
 def _wrong_returns(rate: float, batches: Batches, level: float) -> str | None:

@@ -124,3 +124,8 @@ def test_overwhelming_evidence_refutes_although_its_probability_underflows() -> 
     assert values == sorted(values, reverse=True)
     assert values[-1] < 1e-4
     assert power_at(1.0, 1e-5, OneRun(), OneRunDesign(45_000, 45_000, 1.0)) == 1.0
+
+
+def test_no_audit_refutes_an_epsilon_beyond_all_reach() -> None:
+    """A promise of 600 is legal, and its audit must end in a verdict, not in an error."""
+    assert power_at(600.0, 1e-5, OneRun(), OneRunDesign(100, 100, 1.0)) == 0.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from audit.probes.batches import wrong_batches
+from audit.probes.batches import _so_uneven, wrong_batches
 from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 from privfair.participation import Participation
 from tests.planted_bugs.fixed_randomness import FixedWords
@@ -61,3 +62,21 @@ def test_rounds_that_a_crash_left_behind_do_not_mix_epochs() -> None:
     batches = drawn(ShuffledEpochs(UNITS, 24), 0)
     kept = {round: batch for round, batch in batches.items() if round not in (1, 2, 8)}
     assert wrong_batches(ShuffledEpochs(UNITS, 24), UNITS, kept, LEVEL) is None
+
+
+@pytest.mark.parametrize("rounds", [8, 32])
+def test_small_poisson_batches_are_flagged_for_their_sizes_no_more_often_than_allowed(rounds: int) -> None:
+    """Exactly: batches of one unit in the mean, whose squares have far heavier tails than chi-squared's."""
+    units, rate, level, most = 1000, 1e-3, 1e-5, 600
+    one = np.zeros(most)
+    for size in range(24):
+        one[(size - 1) ** 2] += stats.binom.pmf(size, units, rate)
+    chances = np.eye(1, most)[0]
+    for _ in range(rounds):
+        chances = np.convolve(chances, one)[:most]
+    sizes, spread = np.ones(rounds, dtype=np.int64), units * rate * (1 - rate)
+    flagged = np.array([_so_uneven(units, rate, sizes, sum_ / spread, level) < level for sum_ in range(most)])
+    allowed = level - level / 4  # the rest is for sizes beyond the cuts
+    assert chances[flagged].sum() + max(0.0, 1 - chances.sum()) <= allowed
+    assert flagged[-1]
+    assert flagged[0] or stats.binom.pmf(1, units, rate) ** rounds > level / 10
