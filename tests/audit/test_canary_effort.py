@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from audit.attacks.canaries.canary_runs import Effort
+from audit.attacks.canaries.canary_runs import COIN_STREAM, Effort
 from audit.attacks.canaries.kinds import CoinMeaning
 from audit.attacks.canaries.production_run import ProductionRuns
 from audit.attacks.canaries.stage import Canaries, StagedSilo
@@ -40,14 +40,18 @@ def test_nothing_is_timed_where_there_is_nothing_to_choose() -> None:
     assert Effort(4, 10.0).runs(lambda: pytest.fail("timed")) == 4
 
 
-def test_coins_and_noise_come_from_different_streams() -> None:
+def test_coins_noise_and_directions_come_from_different_streams() -> None:
+    """(seed, 0) would be the stream of the bare seed."""
     evidence: Any = SimpleNamespace(
         document=SimpleNamespace(rounds=1), plan=SimpleNamespace(updates=lambda rounds: rounds)
     )
     for seed in (0, 7):
-        noise = ProductionRuns(evidence, seed)._seeds.integers(2**62, size=4)
-        coins = np.random.default_rng((seed, 0)).integers(2**62, size=4)
-        assert not np.array_equal(noise, coins)
+        streams = (
+            ProductionRuns(evidence, seed)._seeds,
+            np.random.default_rng((seed, COIN_STREAM)),
+            np.random.default_rng(seed),
+        )
+        assert len({tuple(stream.integers(2**62, size=4)) for stream in streams}) == len(streams)
 
 
 def test_a_canary_in_a_records_place_is_no_coin_of_add_remove() -> None:

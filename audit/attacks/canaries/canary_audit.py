@@ -92,7 +92,7 @@ def canary_audit(
     if len(runs.coins) >= _LEAST_RUNS and judge.both_sides_tested:
         attacks.append(judge.repeated())
     if runs.model is not None and len(runs.coins) >= effort.at_least:
-        attacks.append(judge.model())
+        attacks.append(judge.model(attacks[0].power))
     return tuple(attacks)
 
 
@@ -161,14 +161,19 @@ class _Judge:
             power = max(power, power_against(self.curve, sharp, design, 1 - at_curve))
         return Attack(f"one {self.cast.kind.value} canary, repeated runs", bound, power, text, test)
 
-    def model(self) -> Attack:
-        """The final model alone: what somebody sees who never sees a message."""
+    def model(self, most_power: float) -> Attack:
+        """The final model alone: what somebody sees who never sees a message.
+
+        Its control is not a model but the messages without noise, added up; so it is credited with no more power than
+        the attack on the messages has.
+        """
         assert self.runs.model is not None
         guesses = self._guessed(self.runs.model - self.runs.model.mean(axis=0))
         controls = self._guessed(np.concatenate([_summed(views[0]) for views in self.runs.clean], axis=1))
         bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
         text = f"{self._setting()}; of the {grid[-1]} guesses a run {100 * _success(guesses, grid[-1]):.1f}% were right"
-        return Attack(f"{self.cast.kind.value} canaries against the final model", bound, power, text)
+        name = f"{self.cast.kind.value} canaries against the final model"
+        return Attack(name, bound, min(power, most_power), text)
 
     @property
     def both_sides_tested(self) -> bool:

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 _Looks = dict[tuple[str, str, int], Floats]
 """By the silo that looks, the silo that is looked at, and the view."""
 _SHORTEST = 1e-6
-_PILOT_STREAM = 0x9107
+COIN_STREAM, _PILOT_STREAM = 0xC0145, 0x9107
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def play(
     progress: Callable[[int], None] | None = None,
 ) -> CanaryRuns:
     """Toss, train, listen; as often as the effort allows."""
-    random = np.random.default_rng((seed, 0))
+    # Tagged, because (seed, 0) is the stream of the bare seed, from which canaries' directions are drawn.
+    random = np.random.default_rng((seed, COIN_STREAM))
     responses = model_response(cast)
     coins, noisy, clean, models = [], [], [], []
     with ProductionRuns(evidence, seed) as production:

@@ -36,7 +36,8 @@ from privfair.rounds import Position, Rounds
 from privfair.transcript import ValueSpec
 
 Floats = NDArray[np.float64]
-_NOISE_STREAM = 0x4015E
+NOISE_STREAM = 0x4015E
+"""Beside the seed, so that noise shares no stream with coins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +58,7 @@ class ProductionRuns:
     def __init__(self, evidence: RunEvidence, seed: int) -> None:
         self._document = evidence.document
         self._updates = evidence.plan.updates(evidence.document.rounds)
-        # A tag of its own: (seed,) and (seed, 0) are the same stream, and the coins have the latter.
-        self._seeds = np.random.default_rng((seed, _NOISE_STREAM))
+        self._seeds = np.random.default_rng((seed, NOISE_STREAM))
         self._auditor = AuditorsManifest()
         self._place: TemporaryDirectory[str] | None = None
 
