@@ -23,6 +23,7 @@ from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unve
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.phases import Drawing
 from privfair.batch_record import BatchRecord
+from privfair.data_plan import FileSource
 from privfair.models.model import Model
 from privfair.participation import declared_sampling
 from privfair.prepared_run import build
@@ -70,10 +71,12 @@ class RunEvidence:
         `plan_path` is the plan in its own place, for a plan that names data files relative to it.
         """
         folder = RunFolder.existing(path)
-        plan_path = _same_plan(folder, plan_path)
+        given, plan_path = plan_path, _same_plan(folder, plan_path)
         envelope = folder.manifest.read_bytes()
         claimed = read_unverified(envelope)
         plan = read_training_plan(plan_path)
+        if given is None:
+            _require_files_here(plan)
         data = load_training_data(plan.data, central=plan.recipe.central)
         model, algorithm = build(plan, data, claimed.document)
         return cls(
@@ -129,3 +132,14 @@ def _same_plan(folder: RunFolder, given: Path | None) -> Path:
             f"name the original of {folder.plan}",
         )
     return given
+
+
+def _require_files_here(plan: TrainingPlan) -> None:
+    """The folder's copy of a plan finds only files that it names by absolute paths."""
+    if isinstance(plan.data.source, FileSource) and not plan.data.source.schema.is_file():
+        raise InvalidInput(
+            "--plan",
+            None,
+            "is needed, because the plan names data files relative to its own place",
+            "name the plan where it was trained, with its files beside it",
+        )

@@ -26,6 +26,7 @@ bound to the canonical JSON of its parameters.
 from __future__ import annotations
 
 import hashlib
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -100,6 +101,11 @@ def read_plan_file(path: Path) -> PlanFile:
 def plan_from_flags(algorithm: str, path: Path | None, flags: Mapping[str, Any]) -> PlanFile:
     """The plan of a file, of flags, or of a file with flags that win over it."""
     given = {key: value for key, value in flags.items() if value is not None and value != ()}
+    for key, value in given.items():  # before the digest, which has no spelling for NaN
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                name = key.replace("_", "-")
+                raise InvalidInput(name, number, "must be a finite number", "give a plain decimal number")
     if path is None:
         digest = _digest({"algorithm": algorithm, "privacy": _plain(given)})
         return PlanFile(algorithm, {}, given, {}, {}, digest, Path())

@@ -50,7 +50,7 @@ def cli() -> None:
 
     \b
     Exit codes: 0 ok, 1 a check or gate failed, 2 usage, 3 refused (signature, trust, ledger).
-    Every command takes --json: JSON on standard output, progress on standard error.
+    Commands that answer take --json: JSON on standard output, progress on standard error.
     """
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from calibrate.releases import Release
     from calibrate.sampling import Batch, Sampling
 
+_LEAST_NOISE = 0.01
 _EXAMPLES = """
 \b
 Examples:
@@ -76,6 +77,7 @@ def command(
     from calibrate.validation import open_unit
 
     open_unit("--delta", delta)
+    _require_some_noise(multipliers)
     unit = PrivacyUnit.of(Relation(relation))
     release = _release(
         multipliers, _sampling(sampling, sampling_rate, _batch(batch, sampling, relation)), rounds
@@ -90,6 +92,16 @@ def command(
         print_rich(
             f"epsilon = {epsilon_text(priced[1], priced[2])} at delta = {delta:g}   ({priced[0]} accountant)"
         )
+
+
+def _require_some_noise(multipliers: tuple[float, ...]) -> None:
+    """Below this, epsilon is in the thousands, and the accountants run out of numbers before they answer."""
+    from calibrate.errors import InvalidInput
+
+    for multiplier in multipliers:
+        if 0 < multiplier < _LEAST_NOISE:
+            rule = f"is below {_LEAST_NOISE:g}, which protects nobody: epsilon is in the thousands"
+            raise InvalidInput("--noise-multiplier", multiplier, rule, f"give {_LEAST_NOISE:g} or more")
 
 
 def _batch(batch: str | None, sampling: str, relation: str) -> Batch:

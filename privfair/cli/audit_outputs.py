@@ -35,6 +35,20 @@ class OutputFlags:
     def __post_init__(self) -> None:
         if (self.sign_path is None) != (self.statement is None):
             raise click.UsageError("--sign KEY and --statement FILE go together")
+        self._require_places()
+
+    def _require_places(self) -> None:
+        """What would spoil the end of a long audit is said before it begins."""
+        from calibrate.errors import InvalidInput
+        from privfair.cli.files import read_bytes
+
+        if self.sign_path is not None:
+            read_bytes(self.sign_path, "--sign")
+        named = (("--out", self.out), ("--junit", self.junit), ("--statement", self.statement))
+        for argument, path in named:
+            if path is not None and not path.parent.is_dir():
+                rule = "must lie in an existing folder"
+                raise InvalidInput(argument, str(path), rule, "create the folder first")
 
 
 def run_subjects(run: Path) -> dict[str, str]:

@@ -96,8 +96,9 @@ def _require_same(signed: str, path: Path) -> None:
     from calibrate.errors import InvalidInput
     from privfair.cli.files import read_bytes
 
+    content = read_bytes(path, "--report")
     try:
-        report = json.loads(read_bytes(path, "--report"))
+        report = json.loads(content)
     except ValueError:
         raise InvalidInput(
             "--report", str(path), "is not JSON", "give what `privfair audit --out` wrote"

@@ -12,6 +12,7 @@ from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
     from audit.sensitivity.entry import Entry
+    from audit.sensitivity.falsify import Finding, Search
 
 _RELATIONS = ("add-remove", "replace-one", "replace-attribute")
 
@@ -99,13 +100,28 @@ def check(
         "domain": domain_name,
     }
     entry = _own(what, claim, stated) if ":" in what else _known(what, claim, stated)
-    finding = entry.check(Search(pairs, climbs, steps, seed))
+    finding = _checked(entry, Search(pairs, climbs, steps, seed))
     if as_json:
         print_json({"id": entry.id} | finding.to_json())
     else:
         print_rich(f"[bold]{entry.id}[/bold]")
         click.echo(f"claim: {entry.says}\n{finding}")
     sys.exit(1 if finding.word is Word.REFUTED else 0)
+
+
+def _checked(entry: Entry, search: Search) -> Finding:
+    """A function that raises has refuted nothing: it must not leave with the exit code of a refutation."""
+    from calibrate.errors import InvalidInput, PrivfairError
+
+    try:
+        return entry.check(search)
+    except PrivfairError:
+        raise
+    except Exception as error:
+        if ":" not in entry.id:
+            raise
+        rule = f"raised {type(error).__name__} on a data set of its domain ({error})"
+        raise InvalidInput("function", entry.id, rule, "mend the function, or narrow its domain") from error
 
 
 def _known(id: str, claim: float | None, stated: dict[str, str | None]) -> Entry:
@@ -169,7 +185,7 @@ def _loaded(path: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the module does when it is imported
         raise InvalidInput(
             "module:name", path, f"can't be loaded ({error})", "name an importable module and what is in it"
         ) from error
