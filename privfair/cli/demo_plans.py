@@ -168,3 +168,7 @@ AS_PRINTED = "# SteFFLe with the settings and the noise of its paper.\n" + _STEF
 
 RERUNS = {name: 1 if name == "steffle" else 2 for name in PLANS}
 """Effort of each demo's audit: a rerun of SteFFLe has 22,500 coins already and takes the longest."""
+
+CONFIDENCE = {name: 0.999 if name == "pay-once" else 0.95 for name in PLANS}
+"""Pay-once costs exactly what it promises, and its coins are read by the best decoder there is: at 95% one honest run
+in twenty would be called violated."""

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from calibrate.errors import CheckFailed, Refused
-from privfair.cli.demo_plans import AS_PRINTED, CALIBRATIONS, PLANS, RERUNS
+from privfair.cli.demo_plans import AS_PRINTED, CALIBRATIONS, CONFIDENCE, PLANS, RERUNS
 
 
 class Demo:
@@ -35,7 +35,7 @@ class Demo:
         budget = self._sign(algorithm, as_printed)
         trained = self._train()
         self._refusals()
-        verdict, report = self._audit(RERUNS[algorithm])
+        verdict, report = self._audit(RERUNS[algorithm], CONFIDENCE[algorithm])
         result = {
             "budget": budget,
             "train": {
@@ -86,7 +86,7 @@ class Demo:
                 click.echo(f"  - {text}")
         return trained
 
-    def _audit(self, reruns: int) -> tuple[dict[str, Any], Path]:
+    def _audit(self, reruns: int, confidence: float) -> tuple[dict[str, Any], Path]:
         self._say("The audit: does the run keep its promise?")
         words = (
             "audit",
@@ -98,7 +98,7 @@ class Demo:
         )
         out = self._path("audit.json")
         try:
-            self._show(*words, "--reruns", reruns, "--out", out)
+            self._show(*words, "--reruns", reruns, "--confidence", confidence, "--out", out)
         except SystemExit as stop:  # exit code 1 is the verdict "violated", which is an answer, not a failure
             if stop.code != 1:
                 raise

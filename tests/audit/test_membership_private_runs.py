@@ -96,7 +96,7 @@ def test_twenty_private_runs_are_never_violated(tmp_path: Path) -> None:
         assert found.verdict.epsilon_lower < 1.0
         areas.append([attack.auc.value for attack in found.result.attacks])
     print("areas", np.mean(areas, axis=0), np.min(areas, axis=0), np.max(areas, axis=0))
-    assert np.abs(np.mean(areas, axis=0) - 0.5).max() < 0.03
+    assert np.abs(np.mean(areas, axis=0) - 0.5).max() < 0.06  # a true epsilon of 1 allows up to 0.23
 
 
 def test_the_command_line_takes_a_run_folder(tmp_path: Path) -> None:
