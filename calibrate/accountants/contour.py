@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from calibrate.accountants.losses.directions import Composition
 from calibrate.accountants.losses.law import Floats, PrivacyLossLaw
+from calibrate.errors import NotCertified
 
 Complexes = NDArray[np.complex128]
 
@@ -119,6 +120,11 @@ class LossTransform:
         if atoms:
             log_weights = np.append(log_weights, np.log([atom.mass for atom in atoms]))
             losses = np.append(losses, [atom.loss for atom in atoms])
+        if not len(losses):
+            raise NotCertified(
+                "almost every single loss is larger than the accountant can hold, so epsilon would be in the hundreds; "
+                "use more noise, or the pld accountant"
+            )
         return _Points(log_weights, losses, count)
 
 

@@ -11,7 +11,7 @@ from scipy.special import ndtr
 from calibrate.accountants.accountant import epsilon_of, total_cost
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import (
     Gaussian,
@@ -22,6 +22,7 @@ from calibrate.releases import (
     Release,
     Repeated,
     Sampled,
+    Together,
 )
 from calibrate.sampling import Batch, FixedSize, Poisson
 
@@ -175,3 +176,9 @@ class TestCorners:
     def test_bad_precision(self) -> None:
         with pytest.raises(InvalidInput):
             CertifiedAccountant(0.0)
+
+
+def test_losses_beyond_what_it_can_hold_are_not_certified() -> None:
+    huge = Repeated(Together((Gaussian(1.0), Laplace(5.0))), 516)
+    with pytest.raises(NotCertified, match="more noise"):
+        epsilon_of(CertifiedAccountant(), huge, PrivacyUnit.of(Relation.REPLACE_ONE), 1e-2)
