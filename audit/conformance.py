@@ -17,7 +17,8 @@ from calibrate.errors import Refused
 from calibrate.manifest.guarantee import NoPrivacyPromised
 from calibrate.manifest.recompute import recompute
 from privfair.ledger import Ledger
-from privfair.saved_model import load_theta
+from privfair.models.logistic import LogisticRegression
+from privfair.saved_model import load_theta, readable_difference
 from privfair.transcript import Ending
 
 _CLOSE = 1e-9
@@ -105,6 +106,8 @@ def _model(evidence: RunEvidence) -> Check:
     saved = load_theta(evidence.folder, evidence.model)
     redone = evidence.algorithm.theta(position.state).to(saved.dtype)
     off = float((saved - redone).abs().max()) if saved.numel() else 0.0
+    if isinstance(evidence.model, LogisticRegression):  # its readable copy must tell the same
+        off = max(off, readable_difference(evidence.folder, evidence.model, redone))
     return _check("model follows from the transcript", off <= _CLOSE, f"largest difference {off:.3g}")
 
 

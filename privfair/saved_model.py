@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import pickle
 from typing import Any
 
@@ -49,6 +51,20 @@ def load_theta(folder: RunFolder, model: Model) -> Tensor:
         raise Refused(
             f"{folder.model} is not the model of this run ({type(broken).__name__}); train it again"
         ) from None
+
+
+def readable_difference(folder: RunFolder, model: LogisticRegression, theta: Tensor) -> float:
+    """By how much model.json differs from the given parameters; infinite if it is another model's, or damaged."""
+    weight, bias = state_dict(model, theta).values()
+    try:
+        told = json.loads(folder.linear_model.read_text("utf-8"))
+        rows = torch.tensor([told["weights"][name] for name in told["weights"]], dtype=weight.dtype)
+        intercepts = torch.tensor([told["intercepts"][name] for name in told["weights"]], dtype=bias.dtype)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return math.inf
+    if rows.shape != weight.shape or intercepts.shape != bias.shape:
+        return math.inf
+    return max(float((rows - weight).abs().max()), float((intercepts - bias).abs().max()))
 
 
 def state_dict(model: Model, theta: Tensor) -> dict[str, Tensor]:

@@ -110,6 +110,22 @@ def test_a_changed_model_is_noticed(clean: Audited) -> None:
     assert "model" in outcome.json()["why"]
 
 
+@pytest.mark.parametrize("damage", ["another weight", "no JSON"])
+def test_a_changed_readable_copy_of_the_model_is_noticed(clean: Audited, damage: str) -> None:
+    copy = clean.folder / "run" / "model.json"
+    before = copy.read_text("utf-8")
+    told = json.loads(before)
+    for name in told["intercepts"]:
+        told["intercepts"][name] += 0.5
+    copy.write_text(json.dumps(told) if damage == "another weight" else "weights", encoding="utf-8")
+    try:
+        outcome = clean.audit("--reruns", 0)
+    finally:
+        copy.write_text(before, encoding="utf-8")
+    assert outcome.code == 1
+    assert "model" in outcome.json()["why"]
+
+
 def test_another_plan_is_refused(clean: Audited, tmp_path: Path) -> None:
     other = tmp_path / "plan.toml"
     other.write_text(STEFFLE.replace("rounds = 120", "rounds = 121"), encoding="utf-8")
