@@ -179,7 +179,7 @@ def test_a_papers_noise_is_signed_with_its_true_price(stated: float, signed: boo
         accounting=samples.accounting(event=event, interval=printed, second_opinion=second),
     )
     if signed:
-        issue(document, OFFICER)
+        assert read_unverified(issue(document, OFFICER)).document == document
     else:
         with REFUSED_AT_THE_PRICE:
             issue(document, OFFICER)

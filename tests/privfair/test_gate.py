@@ -90,6 +90,7 @@ def test_a_norm_that_is_no_number_is_no_contribution() -> None:
 def test_a_smaller_bound_is_welcome(opened: OpenGate) -> None:
     opened.gate.next_round()
     opened.gate.publish("north", value(bound=0.4, measured=0.4))
+    assert published(opened) == 1
 
 
 def test_a_second_publication_of_a_round_is_refused(opened: OpenGate) -> None:
