@@ -15,7 +15,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from audit.attacks.canaries.casting import sampled_units
@@ -24,9 +23,9 @@ from audit.attacks.canaries.messages import Moment, Scaling
 from audit.check import Check, Layer, Outcome, passed_if
 from audit.evidence import RunEvidence
 from audit.noise_conformance import ALL_MEASURED
+from calibrate.arrays import Floats
 from calibrate.manifest.mechanism import GaussianNoise
 
-Floats = NDArray[np.float64]
 DEFAULT_ALPHA = 1e-3
 _DIRECTIONS = 16
 _ENTRIES = 64

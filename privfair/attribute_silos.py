@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput
-from privfair.datasets.arrays import IntArray
 from privfair.datasets.attribute_files import HELD_BY
 from privfair.datasets.random_streams import permutation, stream
 from privfair.silos import Silo, Silos
@@ -24,7 +24,7 @@ class HeldApart:
     parties: Silos
     """First the holders of features and classes, whose groups are all zero, then the sensitive silos."""
     sensitive: tuple[str, ...]
-    numbers: tuple[IntArray, ...]
+    numbers: tuple[Integers, ...]
     """For each party, the numbers of its records, row by row."""
 
     @property
@@ -47,7 +47,7 @@ def held_by_column(train: Silos, sensitive: tuple[str, ...]) -> HeldApart:
     return _cut(train, sensitive, np.array([position[str(name)] for name in names], dtype=np.int64))
 
 
-def _cut(train: Silos, sensitive: tuple[str, ...], holder: IntArray) -> HeldApart:
+def _cut(train: Silos, sensitive: tuple[str, ...], holder: Integers) -> HeldApart:
     twice = set(sensitive) & set(train.names)
     if twice:
         raise InvalidInput(

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import positive
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

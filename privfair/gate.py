@@ -16,6 +16,7 @@ from typing import assert_never, final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calibrate.arrays import Floats
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import (
@@ -27,7 +28,7 @@ from calibrate.manifest.mechanism import (
     RandomizedCategory,
 )
 from calibrate.manifest.verify import VerifiedManifest
-from privfair.contribution import BoundedContribution, Floats, Published
+from privfair.contribution import BoundedContribution, Published
 from privfair.ledger import DEFAULT_BLOCK, Claim, Release
 from privfair.noise import (
     ExactNoise,

@@ -8,6 +8,7 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 
+from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import DataBinding
 from calibrate.privacy_unit import PrivacyUnit, Protected
@@ -23,7 +24,6 @@ from privfair.data_plan import (
     Pooled,
     UsersOfColumn,
 )
-from privfair.datasets.arrays import IntArray
 from privfair.datasets.attribute_files import AttributeFiles, read_attribute_files
 from privfair.datasets.catalogue import load_benchmark
 from privfair.datasets.dataset import Dataset
@@ -204,7 +204,7 @@ def _by_user(kind: PoissonUsers | UsersOfColumn, records: Dataset, seed: int) ->
             assert_never(kind)
 
 
-def _owners(users: UserRecords) -> IntArray:
+def _owners(users: UserRecords) -> Integers:
     return np.repeat(np.arange(len(users), dtype=np.int64), users.records_per_user)
 
 

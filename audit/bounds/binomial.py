@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import betainc, betaincc, gammaln
 
-Floats = NDArray[np.float64]
+from calibrate.arrays import Floats
 
 
 def at_least(least: int, trials: int, miss: float) -> float:

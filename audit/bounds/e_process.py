@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit.bounds.counts import GuessCounts
 from audit.bounds.guesses import RankedGuesses, pooled_order
@@ -21,10 +20,9 @@ from audit.bounds.lower_bound import LowerBound, Method, Selection, allowed_fail
 from audit.bounds.one_run import wrong_rate
 from audit.bounds.refutation import refuted_up_to
 from audit.bounds.trade_off import CurveFamily, EpsilonDeltaCurve, TradeOff, check_family_delta
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.validation import open_unit
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

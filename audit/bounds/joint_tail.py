@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from audit.bounds.binomial import Floats, log_ways, usual_range
+from audit.bounds.binomial import log_ways, usual_range
 from audit.bounds.counts import ErrorCounts
 from audit.bounds.trade_off import TradeOff
+from calibrate.arrays import Floats
 
 _CUT = 22.0
 """A window leaves out less than 2 exp(-22) < 6e-10 of a binomial distribution."""

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import betainccinv, ndtri
 
 from audit.bounds.counts import ErrorCounts
 from audit.bounds.lower_bound import LowerBound, Selection, allowed_failure
 from audit.bounds.methods import RepeatedRunsBound
 from audit.bounds.trade_off import CurveFamily, TradeOff
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import open_unit
-
-Floats = NDArray[np.float64]
 
 _MOST_CANDIDATES = 256
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.phases import Drawing, Replying
 from privfair.batch_randomness import Indexes, WordSource
-from privfair.contribution import Floats
 
 
 @dataclass

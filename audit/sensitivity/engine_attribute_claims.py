@@ -26,13 +26,13 @@ from audit.sensitivity.engine_scene import (
 from audit.sensitivity.entry import Entry
 from audit.sensitivity.spaces import Ball
 from audit.sensitivity.subject import Subject
+from calibrate.arrays import Floats
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.steffle import StefflePlan
 from privfair.algorithms.pay_once import PayOnce
 from privfair.algorithms.pay_once_options import PayOnceOptions
 from privfair.algorithms.steffle import HISTOGRAM, Steffle, SteffleBounds
 from privfair.algorithms.steffle_options import SteffleOptions
-from privfair.contribution import Floats
 from privfair.fairness.debias import ResponseChannel
 from privfair.models.logistic import LogisticRegression
 

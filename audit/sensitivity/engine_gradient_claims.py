@@ -26,6 +26,7 @@ from audit.sensitivity.engine_scene import (
 from audit.sensitivity.entry import Entry
 from audit.sensitivity.spaces import Box
 from audit.sensitivity.subject import Subject
+from calibrate.arrays import Floats
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.plan import Plan
@@ -53,7 +54,6 @@ from privfair.algorithms.fedprox import FedProx
 from privfair.algorithms.options import GradientOptions
 from privfair.algorithms.q_ffl import QFfl
 from privfair.algorithms.scaffold import Scaffold
-from privfair.contribution import Floats
 from privfair.models.logistic import LogisticRegression
 from privfair.models.model import Model
 

@@ -26,12 +26,13 @@ from audit.sensitivity.engine_scene import (
 from audit.sensitivity.entry import Entry
 from audit.sensitivity.spaces import Box
 from audit.sensitivity.subject import Subject
+from calibrate.arrays import Floats
 from calibrate.plans.mmd_fedavg import PREDICTIONS, UPDATES, MmdFedavgPlan
 from calibrate.plans.paid_once import HISTOGRAM
 from privfair.algorithms.fair_options import MmdFedAvgOptions
 from privfair.algorithms.mmd_fedavg import MmdFedAvg, MmdFedAvgState
 from privfair.algorithms.mmd_terms import MmdTerms, PaidCounts
-from privfair.contribution import Floats, Published
+from privfair.contribution import Published
 from privfair.fairness.kernels import GaussianNoise
 from privfair.models.logistic import LogisticRegression
 

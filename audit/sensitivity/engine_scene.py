@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from audit.sensitivity.claim import DistanceClaim
 from audit.sensitivity.spaces import Ball, Box, Category
+from calibrate.arrays import Floats
 from calibrate.claims import SensitivityClaim
 from calibrate.errors import InvalidInput
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import Message, SiloTensors
-from privfair.contribution import Floats
 
 Numbers = NDArray[np.int64]
 FEATURES, GROUPS, CLIP, LOSS_CLIP = 2, 2, 0.7, 2.0

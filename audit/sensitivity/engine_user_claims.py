@@ -22,13 +22,13 @@ from audit.sensitivity.engine_scene import (
 )
 from audit.sensitivity.entry import Entry
 from audit.sensitivity.subject import Subject
+from calibrate.arrays import Floats
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.baseline_options import TranOptions
 from privfair.algorithms.fair_options import FpflOptions
 from privfair.algorithms.fpfl import Fpfl
 from privfair.algorithms.tran_multipliers import TranMultipliers
-from privfair.contribution import Floats
 from privfair.fairness.notions import FairnessNotion
 from privfair.models.logistic import LogisticRegression
 

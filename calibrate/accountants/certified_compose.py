@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from calibrate.accountants.certified_grid import Integers, LatticeLaw
-from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Floats
+from calibrate.accountants.certified_grid import LatticeLaw
+from calibrate.accountants.losses.law import UNIT_ROUNDOFF
+from calibrate.arrays import Floats, Integers
 from calibrate.errors import NotCertified
 
 CountedLaws = Sequence[tuple[LatticeLaw, int]]

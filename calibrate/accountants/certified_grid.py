@@ -17,11 +17,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Atom, Floats, Nodes, PrivacyLossLaw
-
-Integers = NDArray[np.int64]
+from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Atom, Nodes, PrivacyLossLaw
+from calibrate.arrays import Floats, Integers
 
 _TAIL_SHARE = 0.35
 """How much discretisation error the coarse buckets may add, relative to the finest ones everywhere."""

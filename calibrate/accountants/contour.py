@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.accountants.losses.directions import Composition
-from calibrate.accountants.losses.law import Floats, PrivacyLossLaw
+from calibrate.accountants.losses.law import PrivacyLossLaw
+from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
 
 Complexes = NDArray[np.complex128]

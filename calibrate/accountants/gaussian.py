@@ -16,18 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
 from calibrate.accountants.dominating_pairs import DominatingPair, Free, GaussianPair, Unbounded
 from calibrate.accountants.pair_counts import priced_pairs
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
 from calibrate.releases import Leaf
 from calibrate.validation import open_unit, positive
-
-Floats = NDArray[np.float64]
 
 _SMALL_MU = 0.5
 """Below this R(a) - R(b) is integrated from its derivative; subtracting would cancel."""

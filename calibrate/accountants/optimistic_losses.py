@@ -19,7 +19,6 @@ from typing import Any, assert_never
 
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from calibrate.accountants.dominating_pairs import (
@@ -34,9 +33,8 @@ from calibrate.accountants.dominating_pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
+from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
-
-Floats = NDArray[np.float64]
 
 _DEVIATIONS = 10.0
 _NEGLIGIBLE = 1e-25

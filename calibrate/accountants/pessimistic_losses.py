@@ -12,7 +12,6 @@ from typing import Any, assert_never
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 from dp_accounting.privacy_accountant import NeighboringRelation
-from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from calibrate.accountants.dominating_pairs import (
@@ -27,9 +26,8 @@ from calibrate.accountants.dominating_pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
+from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
-
-Floats = NDArray[np.float64]
 
 _LOG_TAIL = -50.0
 """Losses rarer than exp(_LOG_TAIL) may be counted as infinite."""

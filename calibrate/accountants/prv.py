@@ -12,17 +12,15 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from calibrate.accountants.dominating_pairs import DominatingPair, GaussianPair, SubsampledGaussianPair
 from calibrate.accountants.pair_counts import PairCounts, priced_pairs
+from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
 from calibrate.releases import Leaf
 from calibrate.validation import open_unit, positive
-
-Floats = NDArray[np.float64]
 
 _DELTA_ERROR = 1e-3
 """Allowed error of delta, as a share of delta; the authors' own suggestion."""

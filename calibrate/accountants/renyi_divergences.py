@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from calibrate.accountants.dominating_pairs import (
@@ -29,11 +28,10 @@ from calibrate.accountants.dominating_pairs import (
     Unbounded,
 )
 from calibrate.accountants.mixture_moments import log_mixture_moment
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import positive
 from calibrate.validation import rate as check_rate
-
-Floats = NDArray[np.float64]
 
 
 def poisson_gaussian_rdp(rate: float, noise_multiplier: float, orders: Sequence[int]) -> tuple[float, ...]:

@@ -14,19 +14,17 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from calibrate.accountants.dominating_pairs import GaussianPair, MixedGaussianPair
 from calibrate.accountants.gaussian import gaussian_log_delta, log_delta_error
 from calibrate.accountants.pair_counts import PairCounts, priced_pairs
 from calibrate.accountants.squared_shifts import LATTICE_ERROR, SquaredShifts, squared_shifts
+from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
 from calibrate.releases import Leaf
 from calibrate.validation import open_unit
-
-Floats = NDArray[np.float64]
 
 _BINS = 20_000
 """Only for several different revealed pairs at once: their sums are rounded outward onto this many values."""

@@ -12,12 +12,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrate.accountants.dominating_pairs import MixedGaussianPair
+from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
-
-Floats = NDArray[np.float64]
 
 _DROPPED = 1e-60
 """Weights below this are cut off both ends; the lost mass is counted, and added to every upper delta."""

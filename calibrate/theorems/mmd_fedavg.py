@@ -10,8 +10,8 @@ from enum import Enum
 from typing import assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.theorems.theorem import Condition, Parameter, Setting, Theorem
 from calibrate.theorems.verdict import BoundComparison, Direction, Finding
@@ -19,7 +19,6 @@ from calibrate.validation import positive
 
 CITATION = "Rychener, Kuhn, Hu: Global Group Fairness in Federated Learning via Function Tracking"
 
-Floats = NDArray[np.float64]
 
 _MOST_NODES = 200_000
 

@@ -9,13 +9,11 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-
-Floats = NDArray[np.float64]
 
 _STEP = 0.02
 """Spacing of the trapezoid rule, in standard deviations; for these entire integrands it is exact to rounding."""

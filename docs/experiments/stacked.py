@@ -16,7 +16,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from calibrate.arrays import Floats
+
 Wide = NDArray[np.float64]
 _UNDER_THE_BOUND = 1.0 / (1.0 + 2.0**-16)
 Step = TypeVar("Step")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baseline_options import AgnosticOptions
 from privfair.algorithms.client_gradients import PlainMeans
@@ -21,7 +22,6 @@ from privfair.algorithms.client_losses import (
     published_pair,
 )
 from privfair.algorithms.local_models import as_floats, as_tensor
-from privfair.contribution import Floats
 from privfair.models.model import Model
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privfair.contribution import BoundedContribution, Floats, Published
+from calibrate.arrays import Floats
+from privfair.contribution import BoundedContribution, Published
 
 State = TypeVar("State")
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import count
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
@@ -23,7 +24,6 @@ from privfair.algorithms.client_gradients import (
     published_gradient,
 )
 from privfair.algorithms.local_models import LocalModels, as_floats, as_tensor, averaged, place_of
-from privfair.contribution import Floats
 from privfair.models.model import Model
 
 

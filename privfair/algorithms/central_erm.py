@@ -11,9 +11,9 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.options import CentralErmOptions
-from privfair.contribution import Floats
 from privfair.models.model import Model, mean_over
 
 MINIMISER = "minimiser"

@@ -13,10 +13,11 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import positive
 from privfair.algorithms.algorithm import ClearValue, Message, SiloTensors
-from privfair.contribution import BoundedContribution, Floats, Published
+from privfair.contribution import BoundedContribution, Published
 from privfair.models.model import Model, clipped_to, mean_over
 
 PLAIN, NOISY = "gradient", "value_1"

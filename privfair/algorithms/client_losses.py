@@ -9,10 +9,11 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.validation import positive
 from privfair.algorithms.algorithm import ClearValue, Message, SiloTensors
 from privfair.algorithms.client_gradients import PlainMeans
-from privfair.contribution import BoundedContribution, Floats, Published
+from privfair.contribution import BoundedContribution, Published
 from privfair.fairness.fair_clipping import clipped_losses, mean_of_losses
 from privfair.models.model import Model, clipped_to, mean_over
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import count, positive
 from privfair.algorithms.iterate import Iterate
-from privfair.contribution import Floats
 
 
 @final

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.options import GradientOptions
-from privfair.contribution import BoundedContribution, Floats
+from privfair.contribution import BoundedContribution
 from privfair.models.model import Model, clipped_to
 
 GRADIENT_SUM = "value_1"

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.options import FedAvgOptions
-from privfair.contribution import Floats
 from privfair.models.model import Model, mean_over
 
 CHANGE = "change"

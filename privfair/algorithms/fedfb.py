@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baseline_options import FedFbOptions, ReweightedNotion
 from privfair.algorithms.local_models import as_floats, as_tensor
 from privfair.algorithms.local_training import local_change
-from privfair.contribution import Floats
 from privfair.models.model import Model
 
 CHANGE, CELLS = "change", "cells"

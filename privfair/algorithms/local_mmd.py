@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baseline_options import LocalMmdOptions
 from privfair.algorithms.local_models import as_floats, as_tensor
 from privfair.algorithms.local_training import local_change
-from privfair.contribution import Floats
 from privfair.fairness.compared_scores import require_score
 from privfair.fairness.kernel_kinds import kernel_of
 from privfair.fairness.mmd_penalty import conditions, own_gradient

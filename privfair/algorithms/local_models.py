@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-from privfair.contribution import Floats
 
 
 @final

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privfair.contribution import Floats
+from calibrate.arrays import Floats
 
 
 def local_change(

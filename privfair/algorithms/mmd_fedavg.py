@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import Refused
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.fair_options import ClientWeights, MmdFedAvgOptions
@@ -23,7 +24,7 @@ from privfair.algorithms.mmd_terms import (
     kernel_to_use,
 )
 from privfair.batch_randomness import Indexes, WordSource, permutation, subset
-from privfair.contribution import BoundedContribution, Floats
+from privfair.contribution import BoundedContribution
 from privfair.datasets.random_streams import stream
 from privfair.fairness.compared_scores import require_score, score_values
 from privfair.fairness.kernels import Kernel

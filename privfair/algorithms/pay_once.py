@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import count
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
@@ -28,7 +29,6 @@ from privfair.algorithms.descent import Descent, DescentRule, tensor
 from privfair.algorithms.drawn_rows import drawn_rows
 from privfair.algorithms.pay_once_options import PayOnceOptions
 from privfair.algorithms.warm_start import towards_own_minimum
-from privfair.contribution import Floats
 from privfair.fairness import fermi
 from privfair.fairness.debias import ResponseChannel
 from privfair.fairness.fermi import OUTSIDE

@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baseline_options import ScaffoldOptions
 from privfair.algorithms.client_gradients import (
@@ -20,7 +21,6 @@ from privfair.algorithms.client_gradients import (
     published_gradient,
 )
 from privfair.algorithms.local_models import LocalModels, as_floats, as_tensor, averaged, place_of
-from privfair.contribution import Floats
 from privfair.models.model import Model
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import count
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
@@ -34,7 +35,7 @@ from privfair.algorithms.drawn_rows import drawn_rows
 from privfair.algorithms.steffle_bounds import SteffleBounds
 from privfair.algorithms.steffle_options import SteffleOptions, WCenter
 from privfair.algorithms.warm_start import towards_own_minimum
-from privfair.contribution import BoundedContribution, Floats
+from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE
 from privfair.models.model import Model, mean_over

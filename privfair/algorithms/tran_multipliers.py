@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.validation import count, positive
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baseline_options import TranOptions
 from privfair.algorithms.local_models import as_floats, as_tensor
 from privfair.algorithms.user_statistics import Layout, Statistics
-from privfair.contribution import BoundedContribution, Floats
+from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import Rate, rates_of
 from privfair.models.model import Model
 

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from privfair.contribution import Floats
+from calibrate.arrays import Floats
 from privfair.models.model import Model, mean_over
 
 

@@ -1,11 +1,3 @@
 """The two kinds of array that data sets are made of."""
 
 from __future__ import annotations
-
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-FloatArray = NDArray[np.floating[Any]]
-IntArray = NDArray[np.int64]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.arrays import AnyFloats, Integers
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit
-from privfair.datasets.arrays import FloatArray, IntArray
 from privfair.datasets.derived_facts import DerivedFact, NoPrivacyPromised, require_allowed
 from privfair.datasets.schema import Schema
 
@@ -31,9 +31,9 @@ class Dataset:
     with, every list filled in; images and made-up data have none.
     """
 
-    features: FloatArray
-    label: IntArray
-    group: IntArray
+    features: AnyFloats
+    label: Integers
+    group: Integers
     feature_names: tuple[str, ...]
     class_names: tuple[str, ...]
     group_names: tuple[str, ...]
@@ -98,7 +98,7 @@ class Dataset:
     def feature_shape(self) -> tuple[int, ...]:
         return tuple(self.features.shape[1:])
 
-    def rows(self, indexes: IntArray) -> Dataset:
+    def rows(self, indexes: Integers) -> Dataset:
         """The records at `indexes`, in that order."""
         return replace(
             self,
@@ -119,10 +119,10 @@ class Dataset:
             )
         return self.side_columns[name]
 
-    def group_counts(self) -> IntArray:
+    def group_counts(self) -> Integers:
         return np.bincount(self.group, minlength=self.groups)
 
-    def class_counts(self) -> IntArray:
+    def class_counts(self) -> Integers:
         return np.bincount(self.label, minlength=self.classes)
 
     def require_allowed(self, promise: PrivacyUnit | NoPrivacyPromised) -> None:
@@ -169,7 +169,7 @@ def require_alike(first: Dataset, other: Dataset) -> None:
             )
 
 
-def _codes(argument: str, values: IntArray, records: int, names: int) -> IntArray:
+def _codes(argument: str, values: Integers, records: int, names: int) -> Integers:
     codes = np.asarray(values)
     if codes.shape != (records,) or not np.issubdtype(codes.dtype, np.integer):
         raise InvalidInput(

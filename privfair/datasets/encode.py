@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privfair.datasets.arrays import FloatArray, IntArray
+from calibrate.arrays import AnyFloats, Integers
 from privfair.datasets.bad_data import BadData
 from privfair.datasets.dataset import EVERYONE, Dataset
 from privfair.datasets.derived_facts import DerivedFact, FactKind
@@ -81,7 +81,7 @@ def encode(table: RawTable, schema: Schema, derived: tuple[DerivedFact, ...] = (
     )
 
 
-def codes(table: RawTable, column: CodedColumn) -> IntArray:
+def codes(table: RawTable, column: CodedColumn) -> Integers:
     """The position of each cell in the column's list; an unlisted cell is an error, never a new number."""
     if column.values is None:
         raise BadData(
@@ -138,9 +138,9 @@ def _side_column(table: RawTable, name: str, *, as_text: bool) -> NDArray[Any]:
     return table.names(name) if as_text else cells
 
 
-def encode_features(table: RawTable, schema: Schema) -> FloatArray:
+def encode_features(table: RawTable, schema: Schema) -> AnyFloats:
     """The features alone, for records whose class and group are not known; columns as in `schema.feature_names`."""
-    blocks: list[FloatArray] = [
+    blocks: list[AnyFloats] = [
         column.scaling.apply(table.numbers(column.name))[:, np.newaxis] for column in schema.numeric
     ]
     for column in schema.categorical:

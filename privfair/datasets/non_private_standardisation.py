@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from privfair.datasets.arrays import FloatArray
+from calibrate.arrays import AnyFloats
 from privfair.datasets.binding import Json
 from privfair.silos import Silo, Silos, TrainTest
 
@@ -19,7 +19,7 @@ class Standardisation:
     mean: tuple[float, ...]
     scale: tuple[float, ...]
 
-    def apply(self, features: FloatArray) -> FloatArray:
+    def apply(self, features: AnyFloats) -> AnyFloats:
         """A scaled copy of features that were encoded with the schema of the training records."""
         scaled = np.array(features)
         columns = list(self.columns)

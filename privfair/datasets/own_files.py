@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput
-from privfair.datasets.arrays import FloatArray
 from privfair.datasets.attribute_files import AttributeFiles
 from privfair.datasets.bad_data import BadData
 from privfair.datasets.derived_facts import DerivedFact
@@ -76,7 +76,7 @@ def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
     return silo
 
 
-def load_own_features(file: Path, schema: Schema, delimiter: str = ",") -> FloatArray:
+def load_own_features(file: Path, schema: Schema, delimiter: str = ",") -> AnyFloats:
     """The features of records to be predicted; class and group need not be in the file.
 
     `schema` is the filled one that the training records carry (`Dataset.schema`).

@@ -12,9 +12,9 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput
 from calibrate.validation import count, positive
-from privfair.datasets.arrays import IntArray
 from privfair.datasets.dataset import Dataset
 from privfair.datasets.random_streams import permutation, stream
 from privfair.silos import Silo, Silos
@@ -93,7 +93,7 @@ def cut_into_silos(dataset: Dataset, partition: Partition, seed: int) -> Silos:
     )
 
 
-def assign(dataset: Dataset, partition: Partition, seed: int) -> tuple[IntArray, tuple[str, ...]]:
+def assign(dataset: Dataset, partition: Partition, seed: int) -> tuple[Integers, tuple[str, ...]]:
     """For each record the number of its silo (or `LEFT_OUT`), and the silos' names."""
     match partition:
         case ByColumn(column, least):
@@ -109,13 +109,13 @@ def assign(dataset: Dataset, partition: Partition, seed: int) -> tuple[IntArray,
     return assignment, tuple(f"silo-{k}" for k in range(silos))
 
 
-def _sizes(records: int, silos: int) -> IntArray:
+def _sizes(records: int, silos: int) -> Integers:
     if records < silos:
         raise InvalidInput("silos", silos, f"exceeds the {records} records", "use fewer silos")
     return np.array([records // silos + (k < records % silos) for k in range(silos)], dtype=np.int64)
 
 
-def _heterogeneous(attribute: NDArray[Any], silos: int, h: float, seed: int) -> IntArray:
+def _heterogeneous(attribute: NDArray[Any], silos: int, h: float, seed: int) -> Integers:
     """Algorithm 3 of SteFFLe (appendix E.2.3).
 
     Where n/K is no whole number the first n mod K silos get one record more, so that nobody is left over. The
@@ -139,7 +139,7 @@ def _heterogeneous(attribute: NDArray[Any], silos: int, h: float, seed: int) -> 
     return assignment
 
 
-def _dirichlet(label: IntArray, silos: int, beta: float, least: int, seed: int) -> IntArray:
+def _dirichlet(label: Integers, silos: int, beta: float, least: int, seed: int) -> Integers:
     if least * silos > len(label):
         raise InvalidInput(
             "least", least, f"times {silos} silos exceeds the {len(label)} records", "ask for less"
@@ -163,7 +163,7 @@ def _dirichlet(label: IntArray, silos: int, beta: float, least: int, seed: int) 
     )
 
 
-def _by_column(dataset: Dataset, column: str, least: int) -> tuple[IntArray, tuple[str, ...]]:
+def _by_column(dataset: Dataset, column: str, least: int) -> tuple[Integers, tuple[str, ...]]:
     values, inverse, sizes = np.unique(dataset.side_column(column), return_inverse=True, return_counts=True)
     kept = sizes >= least
     if not kept.any():

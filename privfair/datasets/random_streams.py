@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from calibrate.arrays import Integers
 from calibrate.validation import count
-from privfair.datasets.arrays import IntArray
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
@@ -17,6 +17,6 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(sequence))
 
 
-def permutation(generator: np.random.Generator, size: int) -> IntArray:
+def permutation(generator: np.random.Generator, size: int) -> Integers:
     """A uniform permutation: sort by raw 64-bit draws, whose stream numpy keeps fixed between versions."""
     return np.argsort(generator.bit_generator.random_raw(size), kind="stable").astype(np.int64)

@@ -14,9 +14,9 @@ from typing import assert_never
 
 import numpy as np
 
+from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput
 from calibrate.validation import positive
-from privfair.datasets.arrays import FloatArray
 from privfair.datasets.binding import Json
 
 
@@ -26,7 +26,7 @@ class Transform(Enum):
     IDENTITY = "identity"
     SIGNED_LOG = "signed-log"
 
-    def apply(self, values: FloatArray) -> FloatArray:
+    def apply(self, values: AnyFloats) -> AnyFloats:
         if self is Transform.IDENTITY:
             return values
         return np.sign(values) * np.log1p(np.abs(values))
@@ -46,7 +46,7 @@ class PublicBounds:
     def __post_init__(self) -> None:
         _require_interval(self.low, self.high)
 
-    def apply(self, values: FloatArray) -> FloatArray:
+    def apply(self, values: AnyFloats) -> AnyFloats:
         ends = self.transform.apply(np.array([self.low, self.high], dtype=np.float64))
         inside = self.transform.apply(np.clip(values, self.low, self.high))
         return (inside - ends[0]) / (ends[1] - ends[0])
@@ -67,7 +67,7 @@ class PublicMeanScale:
     def __post_init__(self) -> None:
         _require_mean_scale(self.mean, self.scale, self.reach)
 
-    def apply(self, values: FloatArray) -> FloatArray:
+    def apply(self, values: AnyFloats) -> AnyFloats:
         return np.clip((self.transform.apply(values) - self.mean) / self.scale, -self.reach, self.reach)
 
 
@@ -95,7 +95,7 @@ class PaidScaling:
                 "copy it from the ledger",
             )
 
-    def apply(self, values: FloatArray) -> FloatArray:
+    def apply(self, values: AnyFloats) -> AnyFloats:
         return np.clip((self.transform.apply(values) - self.mean) / self.scale, -self.reach, self.reach)
 
 
@@ -105,7 +105,7 @@ class NonPrivateStandardisation:
 
     transform: Transform = Transform.IDENTITY
 
-    def apply(self, values: FloatArray) -> FloatArray:
+    def apply(self, values: AnyFloats) -> AnyFloats:
         return self.transform.apply(values)
 
 
@@ -113,7 +113,7 @@ class NonPrivateStandardisation:
 class Unscaled:
     """The value as it stands in the file."""
 
-    def apply(self, values: FloatArray) -> FloatArray:
+    def apply(self, values: AnyFloats) -> AnyFloats:
         return values
 
 

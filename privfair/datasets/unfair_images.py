@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput
 from calibrate.validation import count
-from privfair.datasets.arrays import IntArray
 from privfair.datasets.binding import digest
 from privfair.datasets.dataset import Dataset
 from privfair.datasets.random_streams import stream
@@ -72,7 +72,7 @@ def unfair_images(data: Dataset, how: UnfairImages, seed: int) -> Dataset:
     )
 
 
-def _drawn(strokes: Images, group: IntArray, generator: np.random.Generator) -> Images:
+def _drawn(strokes: Images, group: Integers, generator: np.random.Generator) -> Images:
     """Colour channels first: (records, 3, height, width)."""
     paper = np.repeat(1 - strokes[:, np.newaxis], 3, axis=1)
     blue, chalk = group == GROUPS.index("blue-pen"), group == GROUPS.index("chalk")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput
 from calibrate.validation import positive
-from privfair.datasets.arrays import IntArray
 from privfair.datasets.binding import DataBinding
 from privfair.datasets.dataset import Dataset
 from privfair.datasets.random_streams import stream
@@ -22,7 +22,7 @@ class UserRecords:
     """A table sorted by user: user u holds the records offsets[u] .. offsets[u + 1] - 1, possibly none."""
 
     data: Dataset
-    offsets: IntArray
+    offsets: Integers
 
     def __post_init__(self) -> None:
         offsets = np.asarray(self.offsets)
@@ -45,7 +45,7 @@ class UserRecords:
         return len(self.offsets) - 1
 
     @property
-    def records_per_user(self) -> IntArray:
+    def records_per_user(self) -> Integers:
         return np.diff(self.offsets)
 
     def binding(self, name: str = "users") -> DataBinding:
@@ -56,7 +56,7 @@ class UserRecords:
         """Where the records of one user stand."""
         return slice(int(self.offsets[user]), int(self.offsets[user + 1]))
 
-    def of_cohort(self, users: IntArray) -> tuple[IntArray, IntArray]:
+    def of_cohort(self, users: Integers) -> tuple[Integers, Integers]:
         """All records of several users at once: their places, and for each the position of its user."""
         sizes = self.records_per_user[users]
         position = np.repeat(np.arange(len(users), dtype=np.int64), sizes)
@@ -64,7 +64,7 @@ class UserRecords:
         return self.offsets[:-1][users][position] + within, position
 
 
-def group_by_user(dataset: Dataset, user: IntArray, users: int) -> UserRecords:
+def group_by_user(dataset: Dataset, user: Integers, users: int) -> UserRecords:
     """Sort a table by its users, numbered 0 .. users - 1."""
     user = np.asarray(user)
     if user.shape != (len(dataset),) or (len(user) and not (user.min() >= 0 and user.max() < users)):

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
     """`counts[g, y, p]` records of group g and class y were predicted as p."""
 
-    counts: IntArray
+    counts: Integers
     group_names: tuple[str, ...]
     class_names: tuple[str, ...]
 

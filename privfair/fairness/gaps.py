@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput
 from privfair.fairness.confusion import Confusion
-
-FloatArray = NDArray[np.float64]
 
 
 class Comparison(Enum):
@@ -70,24 +69,24 @@ class Measure:
 PAIRWISE = Measure()
 
 
-def selection_rates(confusion: Confusion) -> FloatArray:
+def selection_rates(confusion: Confusion) -> AnyFloats:
     """P(prediction = p | group): one row a group, one column a class; NaN where a group is empty."""
     return _ratio(confusion.counts.sum(axis=1), confusion.counts.sum(axis=(1, 2))[:, np.newaxis])
 
 
-def accuracies(confusion: Confusion) -> FloatArray:
+def accuracies(confusion: Confusion) -> AnyFloats:
     """P(prediction = class | group)."""
     correct = np.trace(confusion.counts, axis1=1, axis2=2)
     return _ratio(correct, confusion.counts.sum(axis=(1, 2)))
 
 
-def true_positive_rates(confusion: Confusion) -> FloatArray:
+def true_positive_rates(confusion: Confusion) -> AnyFloats:
     """P(prediction = c | class = c, group): one row a group, one column a class."""
     correct = np.diagonal(confusion.counts, axis1=1, axis2=2)
     return _ratio(correct, confusion.counts.sum(axis=2))
 
 
-def false_positive_rates(confusion: Confusion) -> FloatArray:
+def false_positive_rates(confusion: Confusion) -> AnyFloats:
     """P(prediction = c | class is not c, group): one row a group, one column a class."""
     correct = np.diagonal(confusion.counts, axis1=1, axis2=2)
     of_class = confusion.counts.sum(axis=2)
@@ -102,7 +101,7 @@ def demographic_parity(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap
 def equalised_odds(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
     """Largest difference of true and of false positive rates, over classes and groups (SteFFLe, equation 12)."""
 
-    def both(counts: Confusion) -> FloatArray:
+    def both(counts: Confusion) -> AnyFloats:
         return np.concatenate([true_positive_rates(counts), false_positive_rates(counts)], axis=1)
 
     return _gap(confusion, both, measure, "records of every class and its complement")
@@ -151,7 +150,7 @@ def _gap(confusion: Confusion, rates: Any, measure: Measure, needed: str) -> Gap
     return Gap(float(np.abs(of_group - rates(everyone)).max()), left_out=names)
 
 
-def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> FloatArray:
+def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> AnyFloats:
     result = np.full(np.broadcast_shapes(part.shape, whole.shape), np.nan)
     return np.divide(part, whole, out=result, where=whole > 0)
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import erf, erfc, erfcx
 
+from calibrate.arrays import AnyFloats
 from calibrate.validation import positive
-
-FloatArray = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -54,10 +51,10 @@ class GaussianKernel:
         positive("width", self.width)
         positive("amplitude", self.amplitude)
 
-    def values(self, u: FloatArray) -> FloatArray:
+    def values(self, u: AnyFloats) -> AnyFloats:
         return self.amplitude * np.exp(-(u**2) / (2 * self.width**2))
 
-    def derivative(self, u: FloatArray) -> FloatArray:
+    def derivative(self, u: AnyFloats) -> AnyFloats:
         return -u / self.width**2 * self.values(u)
 
 
@@ -72,10 +69,10 @@ class LaplaceKernel:
         positive("width", self.width)
         positive("amplitude", self.amplitude)
 
-    def values(self, u: FloatArray) -> FloatArray:
+    def values(self, u: AnyFloats) -> AnyFloats:
         return self.amplitude * np.exp(-np.abs(u) / self.width)
 
-    def derivative(self, u: FloatArray) -> FloatArray:
+    def derivative(self, u: AnyFloats) -> AnyFloats:
         """Zero at the kink, the middle of the two one-sided derivatives."""
         return -np.sign(u) / self.width * self.values(u)
 
@@ -92,10 +89,10 @@ class EnergyKernel:
     def __post_init__(self) -> None:
         positive("amplitude", self.amplitude)
 
-    def values(self, u: FloatArray) -> FloatArray:
+    def values(self, u: AnyFloats) -> AnyFloats:
         return -self.amplitude * np.abs(u)
 
-    def derivative(self, u: FloatArray) -> FloatArray:
+    def derivative(self, u: AnyFloats) -> AnyFloats:
         return -self.amplitude * np.sign(u)
 
 
@@ -112,10 +109,10 @@ class GaussianLaplaceKernel:
         positive("scale", self.scale)
         positive("amplitude", self.amplitude)
 
-    def values(self, u: FloatArray) -> FloatArray:
+    def values(self, u: AnyFloats) -> AnyFloats:
         return self._weight * (self._tail(u) + self._tail(-u))
 
-    def derivative(self, u: FloatArray) -> FloatArray:
+    def derivative(self, u: AnyFloats) -> AnyFloats:
         # Each tail is exp(-+u / scale) times a Gaussian tail; the Gaussian densities cancel in the difference.
         return self._weight * (self._tail(-u) - self._tail(u)) / self.scale
 
@@ -123,7 +120,7 @@ class GaussianLaplaceKernel:
     def _weight(self) -> float:
         return self.amplitude * self.width * math.sqrt(2 * math.pi) / (4 * self.scale)
 
-    def _tail(self, u: FloatArray) -> FloatArray:
+    def _tail(self, u: AnyFloats) -> AnyFloats:
         """exp(ratio^2 / 2 - u / scale) * erfc(z), in the one of two forms that cannot overflow."""
         ratio = self.width / self.scale
         z = (ratio - u / self.width) / math.sqrt(2)
@@ -146,7 +143,7 @@ class TwoLaplaceKernel:
         positive("scale", self.scale)
         positive("amplitude", self.amplitude)
 
-    def values(self, u: FloatArray) -> FloatArray:
+    def values(self, u: AnyFloats) -> AnyFloats:
         # (w e^{-a/w} - b e^{-a/b}) / (w - b), written so that w -> b does not divide zero by zero.
         a = np.abs(u)
         return (
@@ -156,13 +153,13 @@ class TwoLaplaceKernel:
             * (np.exp(-a / self.width) + self._bridge(a))
         )
 
-    def derivative(self, u: FloatArray) -> FloatArray:
+    def derivative(self, u: AnyFloats) -> AnyFloats:
         a = np.abs(u)
         # d/da of (w e^{-a/w} - b e^{-a/b}) / (w - b) is -(e^{-a/w} - e^{-a/b}) / (w - b).
         slope = -self._bridge(a) / self.scale
         return self.amplitude * self.width / (self.width + self.scale) * np.sign(u) * slope
 
-    def _bridge(self, a: FloatArray) -> FloatArray:
+    def _bridge(self, a: AnyFloats) -> AnyFloats:
         """scale * (e^{-a/width} - e^{-a/scale}) / (width - scale), also for equal widths."""
         x = a * abs(1 / self.scale - 1 / self.width)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -180,7 +177,7 @@ class SmoothedEnergyKernel:
     def __post_init__(self) -> None:
         positive("amplitude", self.amplitude)
 
-    def values(self, u: FloatArray) -> FloatArray:
+    def values(self, u: AnyFloats) -> AnyFloats:
         match self.noise:
             case GaussianNoise(deviation):
                 bump = deviation * math.sqrt(2 / math.pi) * np.exp(-(u**2) / (2 * deviation**2))
@@ -189,7 +186,7 @@ class SmoothedEnergyKernel:
                 a = np.abs(u)
                 return -self.amplitude * (a + scale * np.exp(-a / scale))
 
-    def derivative(self, u: FloatArray) -> FloatArray:
+    def derivative(self, u: AnyFloats) -> AnyFloats:
         match self.noise:
             case GaussianNoise(deviation):
                 return -self.amplitude * erf(u / (deviation * math.sqrt(2)))
@@ -210,15 +207,15 @@ class SharpenedGaussianKernel:
         positive("scale", self.scale)
         positive("amplitude", self.amplitude)
 
-    def values(self, u: FloatArray) -> FloatArray:
+    def values(self, u: AnyFloats) -> AnyFloats:
         ratio = (self.scale / self.width) ** 2
         return self._gaussian(u) * (1 + ratio - ratio * (u / self.width) ** 2)
 
-    def derivative(self, u: FloatArray) -> FloatArray:
+    def derivative(self, u: AnyFloats) -> AnyFloats:
         ratio = (self.scale / self.width) ** 2
         return -u / self.width**2 * self._gaussian(u) * (1 + 3 * ratio - ratio * (u / self.width) ** 2)
 
-    def _gaussian(self, u: FloatArray) -> FloatArray:
+    def _gaussian(self, u: AnyFloats) -> AnyFloats:
         return self.amplitude * np.exp(-(u**2) / (2 * self.width**2))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privfair.contribution import Floats
+from calibrate.arrays import Floats
 from privfair.fairness.compared_scores import score_gradient, score_values
 from privfair.fairness.kernel_mmd import witness_derivative
 from privfair.fairness.kernels import Kernel

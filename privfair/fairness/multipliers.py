@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privfair.contribution import Floats
+from calibrate.arrays import Floats
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from privfair.models.model import WeightedGradient
 from privfair.models.parts import refuse_the_infinite, weighed
 from privfair.models.scores import EXACT
 from privfair.models.weighing import ClippedTo, Weigh
-
-Floats = NDArray[np.float64]
 
 _SIGN = np.array((1.0, -1.0))
 """By class: whether a growing score speaks against it."""

@@ -7,8 +7,9 @@ from fractions import Fraction
 from functools import cached_property
 from math import prod
 
+from calibrate.arrays import Floats, Integers
 from privfair.noise.arguments import exact_positive, whole_shape
-from privfair.noise.lattice_sampler import Floats, Integers, block_table, sample
+from privfair.noise.lattice_sampler import block_table, sample
 from privfair.noise.random_stream import WordStream
 
 

@@ -22,12 +22,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.arrays import Floats, Integers
 from calibrate.errors import InvalidInput
 from privfair.noise.lazy_comparison import BAND, UNIFORM_BITS, uniform_is_below_exponential
 from privfair.noise.random_stream import Words, WordStream
-
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 LARGEST_SCALE = 1 << 40
 SMALLEST_SCALE = Fraction(1, 1 << 20)

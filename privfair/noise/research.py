@@ -9,10 +9,11 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calibrate.arrays import Floats
 from calibrate.validation import count
 from privfair.noise.arguments import category_array, exact_positive, real_array
 from privfair.noise.randomized_response import ResponseLaw
-from privfair.noise.source import Categories, Floats
+from privfair.noise.source import Categories
 
 UNSAFE_LABEL = "UNSAFE-seeded-research-noise numpy-pcg64 floating-point"
 

@@ -9,13 +9,13 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from calibrate.arrays import Floats
 from privfair.noise.discrete_gaussian import discrete_gaussian
 from privfair.noise.discrete_laplace import discrete_laplace
 from privfair.noise.grid import Grid
 from privfair.noise.random_stream import SecureStream, WordStream
 from privfair.noise.randomized_response import ResponseLaw, randomized_response
 
-Floats = NDArray[np.float64]
 Categories = NDArray[np.int64]
 
 EXACT_LABEL = "exact-discrete aes-256-ctr os-keyed"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audit.attacks.attribute.records import Attribute, AttributeRecords, Floats, SensitiveInput
+from audit.attacks.attribute.records import Attribute, AttributeRecords, SensitiveInput
+from calibrate.arrays import Floats
 
 NUMERIC = 4
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import InTheClear
@@ -23,7 +24,7 @@ from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.sampling import Poisson
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.batch_randomness import SystemWords
-from privfair.contribution import BoundedContribution, Floats
+from privfair.contribution import BoundedContribution
 from privfair.participation import Participation
 from privfair.rounds import Position, Rounds, completed, require_declared
 from privfair.transcript import Transcript

@@ -8,8 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from audit.attacks.attribute.records import Asked, Attribute, AttributeRecords, Codes, Floats
+from audit.attacks.attribute.records import Asked, Attribute, AttributeRecords, Codes
 from audit.attacks.attribute.target import Target
+from calibrate.arrays import Floats
 
 Guess = Callable[[Asked], Codes]
 """From records without their attribute to one guess each; each record by itself, so that guesses are independent."""

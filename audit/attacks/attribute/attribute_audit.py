@@ -17,11 +17,12 @@ from audit.attacks.attribute.classifiers import fit_classifier
 from audit.attacks.attribute.csmia import Csmia
 from audit.attacks.attribute.learned import LearnedFromOutputs, WhiteBox
 from audit.attacks.attribute.lomia import Lomia
-from audit.attacks.attribute.records import Asked, Attribute, AttributeRecords, Floats, joined
+from audit.attacks.attribute.records import Asked, Attribute, AttributeRecords, joined
 from audit.attacks.attribute.result import AttackResult, AttributeInference, NotApplied, OnOneSet
 from audit.attacks.attribute.target import Target
 from audit.attacks.attribute.yeom import Yeom
 from audit.attacks.membership.blind import BlindRule, blind_rule
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import count, open_unit
 

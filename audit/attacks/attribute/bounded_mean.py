@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audit.attacks.attribute.records import Floats
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import open_unit
 

@@ -12,7 +12,8 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from audit.attacks.attribute.records import Codes, Floats
+from audit.attacks.attribute.records import Codes
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 
 _SHARE_TO_CHOOSE = 0.25

@@ -14,8 +14,9 @@ import numpy as np
 
 from audit.attacks.attribute.attack import Guess, Knowledge
 from audit.attacks.attribute.classifiers import fit_classifier
-from audit.attacks.attribute.records import Asked, Floats
+from audit.attacks.attribute.records import Asked
 from audit.attacks.attribute.target import WhiteBoxTarget
+from calibrate.arrays import Floats
 
 _SMALLEST = 1e-12
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from audit.attacks.attribute.attribute_audit import AttributeOptions, attribute_inference
-from audit.attacks.attribute.records import Attribute, AttributeRecords, Codes, Floats, SensitiveInput
+from audit.attacks.attribute.records import Attribute, AttributeRecords, Codes, SensitiveInput
 from audit.attacks.attribute.result import AttributeInference
 from audit.attacks.attribute.target import Target, WhiteBoxTarget
 from audit.attacks.membership.records import AuditedRecords, RecordTables, class_text
 from audit.attacks.membership.targets.target import Target as MembershipTarget
+from calibrate.arrays import Floats
 from privfair.datasets.bad_data import BadData
 
 MOST_VALUES = 30

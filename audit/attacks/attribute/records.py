@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 
-Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
 

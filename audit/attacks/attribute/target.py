@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from audit.attacks.attribute.records import Codes, Floats
+from audit.attacks.attribute.records import Codes
+from calibrate.arrays import Floats
 
 
 class Target(Protocol):

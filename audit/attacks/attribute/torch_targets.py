@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audit.attacks.attribute.records import Codes, Floats
+from audit.attacks.attribute.records import Codes
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from privfair.models.model import Model, mean_over
 

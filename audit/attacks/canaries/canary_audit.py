@@ -37,9 +37,8 @@ from audit.bounds import (
 )
 from audit.evidence import RunEvidence
 from audit.verdict import Attack, CurveTest, Promise
+from calibrate.arrays import Floats
 from calibrate.manifest.guarantee import PrivateGuarantee
-
-Floats = NDArray[np.float64]
 
 _SHARES = (0.15, 0.4, 1.0)
 """Which shares of a run's coins are guessed, declared before anything is run; Bonferroni over them is in the bound."""

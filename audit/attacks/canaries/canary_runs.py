@@ -14,9 +14,9 @@ from audit.attacks.canaries.decoder import Seen, Views
 from audit.attacks.canaries.production_run import Heard, ProductionRuns
 from audit.attacks.canaries.response import model_response
 from audit.evidence import RunEvidence
+from calibrate.arrays import Floats
 from calibrate.validation import count, positive
 
-Floats = NDArray[np.float64]
 _Looks = dict[tuple[str, str, int], Floats]
 """By the silo that looks, the silo that is looked at, and the view."""
 _SHORTEST = 1e-6

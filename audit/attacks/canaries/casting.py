@@ -18,12 +18,11 @@ from audit.attacks.canaries.production_run import with_model
 from audit.attacks.canaries.signals import Signals
 from audit.attacks.canaries.stage import Canaries, StagedSilo, first_units
 from audit.evidence import RunEvidence
+from calibrate.arrays import Floats
 from calibrate.sampling import Poisson
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.participation import declared_sampling
-
-Floats = NDArray[np.float64]
 
 _MOST_A_SILO = 12
 _BACKDROP = 24

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-Floats = NDArray[np.float64]
+from calibrate.arrays import Floats
+
 _LEAST_DEVIATION = 0.02
 """Of the level: below it the fitted noise is not trusted, for rounding and drift remain."""
 _CLEARLY_SMALLER = 0.5

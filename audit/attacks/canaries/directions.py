@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from calibrate.arrays import Floats
+
 _DENSE = 1500
 """Up to so many entries all directions are compared; beyond, random ones orthogonal to the sampled units are taken."""
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from audit.evidence import RoundEvidence, RunEvidence
+from calibrate.arrays import Floats
 from calibrate.manifest.mechanism import GaussianNoise
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.mmd_fedavg import UPDATES, MmdFedAvg
 from privfair.contribution import Published
 
-Floats = NDArray[np.float64]
 Received = Mapping[str, Mapping[str, Published]]
 
 

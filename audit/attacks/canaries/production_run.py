@@ -16,11 +16,12 @@ from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from audit.auditors_manifest import AuditorsManifest
 from audit.evidence import RunEvidence
 from audit.in_memory import in_memory
+from calibrate.arrays import Floats
 from calibrate.manifest.document import DataBinding
 from calibrate.manifest.mechanism import NoiseSource
 from calibrate.manifest.verify import Run, VerifiedManifest, verify
@@ -35,7 +36,6 @@ from privfair.promise import claim_terms
 from privfair.rounds import Position, Rounds
 from privfair.transcript import ValueSpec
 
-Floats = NDArray[np.float64]
 NOISE_STREAM = 0x4015E
 """Beside the seed, so that noise shares no stream with coins."""
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from audit.attacks.canaries.casting import Cast
+from calibrate.arrays import Floats
 from privfair.contribution import Published
-
-Floats = NDArray[np.float64]
 
 
 def model_response(cast: Cast) -> Floats | None:

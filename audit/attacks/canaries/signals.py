@@ -12,9 +12,9 @@ from audit.attacks.canaries.directions import Interference
 from audit.attacks.canaries.kinds import CoinMeaning
 from audit.attacks.canaries.messages import Moment, Scaling, alone
 from audit.attacks.canaries.stage import StagedSilo
+from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm
 
-Floats = NDArray[np.float64]
 _Sides = tuple[tuple[Floats, ...], tuple[Floats, ...]]
 _SMALLEST = 1e-12
 NOISE_SHARES = (1.0, 0.1)

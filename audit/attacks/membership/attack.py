@@ -8,7 +8,8 @@ from audit.attacks.membership.lira import LiraOffline, LiraOnline
 from audit.attacks.membership.loss_threshold import LossThreshold
 from audit.attacks.membership.result import AttackName
 from audit.attacks.membership.rmia import Rmia
-from audit.attacks.membership.signals import Floats, Signals
+from audit.attacks.membership.signals import Signals
+from calibrate.arrays import Floats
 
 
 class MembershipAttack(Protocol):

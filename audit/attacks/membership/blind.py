@@ -16,8 +16,8 @@ from scipy.special import ndtr
 from scipy.stats import rankdata
 
 from audit.attacks.membership.roc import area_value
-from audit.attacks.membership.signals import Bools, Floats, Ints
 from audit.check import Check, Layer, Outcome
+from calibrate.arrays import Booleans, Floats, Integers
 
 LEVEL = 1e-3
 """A blind rule that would come out so well with this probability at most is taken as a difference."""
@@ -51,7 +51,7 @@ class BlindRule:
         )
 
 
-def blind_rule(features: NDArray[np.floating], labels: Ints, is_member: Bools, seed: int) -> BlindRule:
+def blind_rule(features: NDArray[np.floating], labels: Integers, is_member: Booleans, seed: int) -> BlindRule:
     """Fit on a random half, try on the other; under a random assignment the p-value is valid up to normality."""
     table = _described(features, labels)
     random = np.random.default_rng((seed, 0xB11D))
@@ -67,7 +67,7 @@ def blind_rule(features: NDArray[np.floating], labels: Ints, is_member: Bools, s
     return BlindRule(auc, _p_value(auc, scores, int(truth.sum())))
 
 
-def _described(features: NDArray[np.floating], labels: Ints) -> Floats:
+def _described(features: NDArray[np.floating], labels: Integers) -> Floats:
     x = np.asarray(features, dtype=np.float64)[:, :_MOST_FEATURES]
     x = x[
         :, x.std(axis=0) > 1e-9 * np.abs(x).max(axis=0, initial=0.0)
@@ -78,7 +78,7 @@ def _described(features: NDArray[np.floating], labels: Ints) -> Floats:
     return np.hstack((x, squares / np.maximum(squares.std(axis=0), 1e-12), classes, np.ones((len(x), 1))))
 
 
-def _ridge(table: Floats, truth: Bools) -> Floats:
+def _ridge(table: Floats, truth: Booleans) -> Floats:
     aim = np.where(truth, 1.0 / truth.sum(), -1.0 / (~truth).sum())
     gram = table.T @ table / len(table) + _RIDGE * np.eye(table.shape[1])
     return np.asarray(np.linalg.solve(gram, table.T @ aim))

@@ -18,7 +18,6 @@ import numpy as np
 
 from audit.attacks.membership.result import Assignment
 from audit.attacks.membership.roc import checked_scores
-from audit.attacks.membership.signals import Bools, Floats
 from audit.bounds import (
     EpsilonDeltaCurve,
     GuessCounts,
@@ -32,6 +31,7 @@ from audit.bounds import (
 )
 from audit.bounds.lower_bound import allowed_failure
 from audit.bounds.refutation import refuted_up_to
+from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import Relation
 
@@ -79,7 +79,7 @@ class Trial:
         return EpsilonDeltaCurve(epsilon, self.delta)
 
 
-def bound_of(scores: Floats, is_member: Bools, trial: Trial) -> LowerBound:
+def bound_of(scores: Floats, is_member: Booleans, trial: Trial) -> LowerBound:
     """The largest epsilon that the guesses refute, the choice of how many count included."""
     rankings = rankings_of(scores, is_member, trial)
     comparisons = len(rankings) * len(SHARES)
@@ -116,7 +116,7 @@ def power_of(epsilon: float, trial: Trial, coins: int, success: tuple[tuple[floa
     )
 
 
-def success_rates(scores: Floats, is_member: Bools, trial: Trial) -> tuple[tuple[float, ...], ...]:
+def success_rates(scores: Floats, is_member: Booleans, trial: Trial) -> tuple[tuple[float, ...], ...]:
     """The share of right guesses, for each ranking and each declared share."""
     return tuple(
         tuple(
@@ -131,13 +131,13 @@ def number_of_guesses(share: float, coins: int) -> int:
     return min(coins, max(_FEWEST, round(share * coins)))
 
 
-def coins_of(is_member: Bools, trial: Trial) -> int:
+def coins_of(is_member: Booleans, trial: Trial) -> int:
     """How many coins a trial has."""
     members = int(is_member.sum())
     return min(members, len(is_member) - members) if trial.paired else len(is_member)
 
 
-def rankings_of(scores: Floats, is_member: Bools, trial: Trial) -> Rankings:
+def rankings_of(scores: Floats, is_member: Booleans, trial: Trial) -> Rankings:
     """Guesses about the coins, strongest first; each ranking is a strategy of its own."""
     values = checked_scores("scores", scores)
     if is_member.shape != values.shape or is_member.dtype != np.bool_:
@@ -151,7 +151,7 @@ def rankings_of(scores: Floats, is_member: Bools, trial: Trial) -> Rankings:
     return _singles(values, is_member, trial.seed)
 
 
-def _pairs(scores: Floats, is_member: Bools, seed: int) -> RankedGuesses:
+def _pairs(scores: Floats, is_member: Booleans, seed: int) -> RankedGuesses:
     random = np.random.default_rng((seed, 0xBA12))
     inside, outside = random.permutation(scores[is_member]), random.permutation(scores[~is_member])
     pairs = min(len(inside), len(outside))
@@ -161,7 +161,7 @@ def _pairs(scores: Floats, is_member: Bools, seed: int) -> RankedGuesses:
     return RankedGuesses.from_scores(lead, first)
 
 
-def _singles(scores: Floats, is_member: Bools, seed: int) -> Rankings:
+def _singles(scores: Floats, is_member: Booleans, seed: int) -> Rankings:
     """From both ends, from the top (all "member") and from the bottom (all "non-member").
 
     Only the order of the scores counts; its middle is where guesses are weakest. Equal scores are ordered at random:

@@ -13,7 +13,8 @@ from typing import ClassVar, final
 import numpy as np
 
 from audit.attacks.membership.result import AttackName
-from audit.attacks.membership.signals import Bools, Floats, Signals
+from audit.attacks.membership.signals import Signals
+from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput
 
 OWN_VARIANCE_FROM = 64
@@ -48,7 +49,7 @@ class LiraOffline:
         return (signals.target - mean) / deviation
 
 
-def _fitted(which: str, signals: Signals, chosen: Bools) -> tuple[Floats, Floats]:
+def _fitted(which: str, signals: Signals, chosen: Booleans) -> tuple[Floats, Floats]:
     """Mean and deviation of each record's signals over the chosen models."""
     numbers = chosen.sum(axis=0)
     if not signals.models or numbers.min() < 1:

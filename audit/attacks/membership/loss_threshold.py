@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from audit.attacks.membership.result import AttackName
-from audit.attacks.membership.signals import Floats, Signals, log_probability
+from audit.attacks.membership.signals import Signals, log_probability
+from calibrate.arrays import Floats
 
 
 @final

@@ -24,12 +24,13 @@ from audit.attacks.membership.roc import area, area_value, curve, low_rates
 from audit.attacks.membership.shadow.masks import random_halves
 from audit.attacks.membership.shadow.recipe import ShadowRecipe, ShadowRecords
 from audit.attacks.membership.shadow.train import train_shadow_models
-from audit.attacks.membership.signals import Bools, Floats, Signals
+from audit.attacks.membership.signals import Signals
 from audit.attacks.membership.targets.target import Target
 from audit.attacks.membership.targets.user_score import UserScore
 from audit.bounds import GuessCounts
 from audit.check import Check
 from audit.verdict import Attack, Verdict
+from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Relation
 from calibrate.validation import count, open_unit
@@ -109,7 +110,7 @@ def audit_model(
 
 
 def audit_scores(
-    scores: Floats, is_member: Bools, source: str, options: MembershipOptions, claim: Claim | None = None
+    scores: Floats, is_member: Booleans, source: str, options: MembershipOptions, claim: Claim | None = None
 ) -> MembershipAudit:
     """The same for scores that somebody else computed; without shadow models there is no control, and no power."""
     if np.shape(scores) != np.shape(is_member):
@@ -128,7 +129,7 @@ class _Case:
     """Signals of the audited records first, then of the population."""
 
     signals: Signals
-    is_member: Bools
+    is_member: Booleans
     attacks: tuple[MembershipAttack, ...]
     options: MembershipOptions
     claim: Claim | None
@@ -177,7 +178,7 @@ class _Case:
         return Trial(self.options.assignment, relation, delta, share, self.options.seed)
 
     def _bounded(
-        self, attack: MembershipAttack, scores: Floats, controls: list[tuple[Floats, Bools]]
+        self, attack: MembershipAttack, scores: Floats, controls: list[tuple[Floats, Booleans]]
     ) -> Attack:
         trial = self._trial()
         bound = bound_of(scores, self.is_member, trial)
@@ -198,7 +199,7 @@ class _Case:
         )
         return Attack(f"membership: {attack.name.value}", bound, power, evidence)
 
-    def _controls(self, attack: MembershipAttack) -> list[tuple[Floats, Bools]]:
+    def _controls(self, attack: MembershipAttack) -> list[tuple[Floats, Booleans]]:
         """Scores and truth with shadow models in the target's place, on the records they were trained from.
 
         Records that all remaining models saw, or none, are left out where an attack compares the two.
@@ -244,7 +245,7 @@ def _with_shadow_models(
     return Signals(everyone, shadow, included)
 
 
-def _mean_area(controls: list[tuple[Floats, Bools]]) -> float | None:
+def _mean_area(controls: list[tuple[Floats, Booleans]]) -> float | None:
     if not controls:
         return None
     return float(np.mean([area_value(scores[truth], scores[~truth]) for scores, truth in controls]))

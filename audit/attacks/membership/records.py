@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.attacks.membership.signals import Bools, Floats, Ints
+from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
 from privfair.datasets.bad_data import BadData
 from privfair.datasets.raw_table import MISSING, RawTable
@@ -61,7 +61,7 @@ class AuditedRecords:
 
     features: Floats
     """Numbers for shadow models; what the target itself is given is the target's business."""
-    labels: Ints
+    labels: Integers
     class_names: tuple[str, ...]
     members: int
     nonmembers: int
@@ -77,7 +77,7 @@ class AuditedRecords:
 
     @classmethod
     def of(
-        cls, features: Floats, labels: Ints, classes: int, members: int, nonmembers: int
+        cls, features: Floats, labels: Integers, classes: int, members: int, nonmembers: int
     ) -> AuditedRecords:
         """From plain arrays, rows in the order of this class."""
         names = tuple(str(number) for number in range(classes))
@@ -94,7 +94,7 @@ class AuditedRecords:
         return len(self.labels) > self.audited
 
     @property
-    def is_member(self) -> Bools:
+    def is_member(self) -> Booleans:
         """Of the audited records."""
         return np.arange(self.audited) < self.members
 
@@ -177,7 +177,7 @@ def _counted_classes(tables: RecordTables, label: str) -> tuple[str, ...]:
     return tuple(expected)
 
 
-def _labels(table: RawTable, label: str, classes: tuple[str, ...]) -> Ints:
+def _labels(table: RawTable, label: str, classes: tuple[str, ...]) -> Integers:
     """By the text of a cell, or else by the number it spells: "1.0" is the class 1."""
     numbers = {name: number for number, name in enumerate(classes)}
     labels = np.empty(table.records, dtype=np.int64)

@@ -14,7 +14,8 @@ from typing import ClassVar, final
 import numpy as np
 
 from audit.attacks.membership.result import AttackName
-from audit.attacks.membership.signals import Floats, Signals, log_probability
+from audit.attacks.membership.signals import Signals, log_probability
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import positive
 

@@ -10,15 +10,14 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import bdtr, ndtri
 
 from audit.attacks.membership.result import Interval, RocPoint
 from audit.bounds.error_box import lower_rate, upper_rate
 from audit.bounds.lower_bound import allowed_failure
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-
-Floats = NDArray[np.float64]
 
 LOW_RATES = (0.001, 0.01)
 _POINTS = 61

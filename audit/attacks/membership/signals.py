@@ -9,20 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 LEAST_PROBABILITY = 1e-7
 """Below this a probability in single precision is rounding, and exact zeros (of trees) would drown every variance."""
 
 
-def phi_from_logits(logits: Floats, labels: Ints) -> Floats:
+def phi_from_logits(logits: Floats, labels: Integers) -> Floats:
     """phi without rounding: the label's score minus the log-sum-exp of the others."""
     table, chosen = _checked("logits", logits, labels)
     rows = np.arange(len(table))
@@ -31,7 +27,7 @@ def phi_from_logits(logits: Floats, labels: Ints) -> Floats:
     return np.asarray(table[rows, chosen] - logsumexp(others, axis=1))
 
 
-def phi_from_probabilities(probabilities: Floats, labels: Ints) -> Floats:
+def phi_from_probabilities(probabilities: Floats, labels: Integers) -> Floats:
     """phi from class probabilities; the others are added up rather than taken as 1 - p, which would round to 0."""
     table, chosen = _checked("probabilities", probabilities, labels)
     if (table < -1e-9).any() or not np.allclose(table.sum(axis=1), 1.0, atol=1e-3):
@@ -64,7 +60,7 @@ class Signals:
 
     target: Floats
     shadow: Floats
-    included: Bools
+    included: Booleans
 
     def __post_init__(self) -> None:
         records = self.target.shape
@@ -101,17 +97,17 @@ class Signals:
     def records(self) -> int:
         return len(self.target)
 
-    def of(self, rows: Ints) -> Signals:
+    def of(self, rows: Integers) -> Signals:
         """Some of the records, in this order."""
         return Signals(self.target[rows], self.shadow[:, rows], self.included[:, rows])
 
-    def with_target(self, model: int) -> tuple[Signals, Bools]:
+    def with_target(self, model: int) -> tuple[Signals, Booleans]:
         """A shadow model in the target's place, attacked with the others; and who was in its training data."""
         rest = np.arange(self.models) != model
         return Signals(self.shadow[model], self.shadow[rest], self.included[rest]), self.included[model]
 
 
-def _checked(argument: str, table: Floats, labels: Ints) -> tuple[Floats, Ints]:
+def _checked(argument: str, table: Floats, labels: Integers) -> tuple[Floats, Integers]:
     values, chosen = np.asarray(table, dtype=np.float64), np.asarray(labels)
     if values.ndim != 2 or values.shape[1] < 2 or chosen.shape != values.shape[:1]:
         raise InvalidInput(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from calibrate.accountants.losses.law import LARGEST_LOSS, Atom, Buckets, Floats, Nodes
+from calibrate.accountants.losses.law import LARGEST_LOSS, Atom, Buckets, Nodes
 from calibrate.accountants.losses.line import log_normal_density, mixture_buckets, normal_reach, trapezoid
+from calibrate.arrays import Floats
 
 
 @dataclass(frozen=True)

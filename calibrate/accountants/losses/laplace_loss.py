@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Atom, Buckets, Floats, Nodes
+from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Atom, Buckets, Nodes
+from calibrate.arrays import Floats
 
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 

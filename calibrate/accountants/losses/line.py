@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.special import ndtr, ndtri_exp
 
-from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Buckets, Floats
+from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Buckets
+from calibrate.arrays import Floats
 
 Mixture = Mapping[float, float]
 """Mean -> weight."""

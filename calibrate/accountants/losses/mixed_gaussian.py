@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logsumexp
 
-from calibrate.accountants.losses.law import LARGEST_LOSS, Atom, Buckets, Floats, Nodes
+from calibrate.accountants.losses.law import LARGEST_LOSS, Atom, Buckets, Nodes
 from calibrate.accountants.losses.line import normal_masses, normal_reach
+from calibrate.arrays import Floats
 
 _REACH = 9.5
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.accountants.losses.law import Atom, Buckets, Floats, Nodes
+from calibrate.accountants.losses.law import Atom, Buckets, Nodes
+from calibrate.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.accountants.losses.law import LARGEST_LOSS, Atom, Buckets, Floats, Nodes
+from calibrate.accountants.losses.law import LARGEST_LOSS, Atom, Buckets, Nodes
 from calibrate.accountants.losses.line import (
     log_mixed_ratio,
     log_normal_density,
@@ -24,6 +24,7 @@ from calibrate.accountants.losses.line import (
     normal_reach,
     trapezoid,
 )
+from calibrate.arrays import Floats
 
 
 @dataclass(frozen=True)

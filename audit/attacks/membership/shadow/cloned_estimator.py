@@ -8,7 +8,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from audit.attacks.membership.shadow.recipe import ShadowRecords
-from audit.attacks.membership.signals import Bools, Floats, phi_from_probabilities
+from audit.attacks.membership.signals import phi_from_probabilities
+from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput
 
 
@@ -26,10 +27,10 @@ class ClonedEstimator:
     def training(self) -> str:
         return f"clones of {type(self.estimator).__name__} with its own settings"
 
-    def signals(self, records: ShadowRecords, included: Bools, seeds: tuple[int, ...]) -> Floats:
+    def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
         return np.stack([self._one(records, own, seed) for own, seed in zip(included, seeds, strict=True)])
 
-    def _one(self, records: ShadowRecords, own: Bools, seed: int) -> Floats:
+    def _one(self, records: ShadowRecords, own: Booleans, seed: int) -> Floats:
         from sklearn.base import clone
 
         model = clone(self.estimator)

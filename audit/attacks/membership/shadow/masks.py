@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from audit.attacks.membership.signals import Bools
+from calibrate.arrays import Booleans
 from calibrate.errors import InvalidInput
 from calibrate.validation import count
 
 
-def random_halves(models: int, records: int, seed: int) -> Bools:
+def random_halves(models: int, records: int, seed: int) -> Booleans:
     """Each record in exactly half of the models (of an odd number: half, rounded either way at random).
 
     Drawn without any look at who is a member of the target's training data.

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.attacks.membership.signals import Bools
+from calibrate.arrays import Booleans
 
 
 @final
 class OwnOrders:
     """Each model's own records in a fresh random order every epoch, as a table padded with weight 0."""
 
-    def __init__(self, included: Bools, seeds: tuple[int, ...]) -> None:
+    def __init__(self, included: Booleans, seeds: tuple[int, ...]) -> None:
         self._own = [np.flatnonzero(row) for row in included]
         self._random = [np.random.default_rng((seed, 1)) for seed in seeds]
         longest = max(len(own) for own in self._own)

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.attacks.membership.signals import Bools, Floats, Ints
+from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
 from calibrate.validation import count
 
@@ -18,7 +18,7 @@ class ShadowRecords:
     """Features (records, features), class numbers, and how many classes there are."""
 
     features: NDArray[np.floating]
-    labels: Ints
+    labels: Integers
     classes: int
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class ShadowRecipe(Protocol):
         """In a phrase: how they are trained."""
         ...
 
-    def signals(self, records: ShadowRecords, included: Bools, seeds: tuple[int, ...]) -> Floats:
+    def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
         """Train one model for each row of `included` on its records; phi of all of them, (models, records).
 
         A model depends on its own row and its own seed, never on the company it is trained in (up to rounding).

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from audit.attacks.membership.shadow.recipe import ShadowRecords
-from audit.attacks.membership.signals import Bools, Floats
+from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import count, positive
 
@@ -43,12 +43,12 @@ class StackedLogistic:
     def training(self) -> str:
         return f"{self.epochs} epochs of minibatch descent, batches of {self.batch}, no noise"
 
-    def signals(self, records: ShadowRecords, included: Bools, seeds: tuple[int, ...]) -> Floats:
+    def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
         features = extended(records)
         weights = self.weights(features, records, included)
         return margins(features, weights, records, len(included))
 
-    def weights(self, features: Tensor, records: ShadowRecords, included: Bools) -> Tensor:
+    def weights(self, features: Tensor, records: ShadowRecords, included: Booleans) -> Tensor:
         """(features + 1, models x scores), trained; the order of records is the same whatever the company."""
         stack = Stack.of(records, included)
         weights = torch.zeros(features.shape[1], stack.columns)
@@ -77,7 +77,7 @@ class Stack:
     classes: int
 
     @classmethod
-    def of(cls, records: ShadowRecords, included: Bools) -> Stack:
+    def of(cls, records: ShadowRecords, included: Booleans) -> Stack:
         masks = torch.from_numpy(np.ascontiguousarray(included.T).astype(np.float32))
         return cls(masks, torch.from_numpy(records.labels.astype(np.int64)), records.classes)
 

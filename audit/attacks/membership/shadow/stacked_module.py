@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from audit.attacks.membership.shadow.own_orders import OwnOrders
 from audit.attacks.membership.shadow.recipe import ShadowRecords
 from audit.attacks.membership.shadow.stacked_logistic import phi_of_table
-from audit.attacks.membership.signals import Bools, Floats
+from calibrate.arrays import Booleans, Floats
 from calibrate.errors import UnsupportedCombination
 from calibrate.validation import count, positive
 
@@ -61,7 +61,7 @@ class StackedModule:
             self.momentum,
         )
 
-    def signals(self, records: ShadowRecords, included: Bools, seeds: tuple[int, ...]) -> Floats:
+    def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
         x = torch.from_numpy(records.features.astype(np.float32))
         y = torch.from_numpy(records.labels.astype(np.int64))
         skeleton = copy.deepcopy(self.module).float().eval()
@@ -78,7 +78,7 @@ class StackedModule:
         return np.concatenate(found, axis=1)
 
     def _trained(
-        self, skeleton: nn.Module, x: Tensor, y: Tensor, included: Bools, seeds: tuple[int, ...]
+        self, skeleton: nn.Module, x: Tensor, y: Tensor, included: Booleans, seeds: tuple[int, ...]
     ) -> dict[str, Tensor]:
         def loss(one: dict[str, Tensor], part: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
             losses = nn.functional.cross_entropy(

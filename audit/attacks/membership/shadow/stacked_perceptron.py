@@ -18,7 +18,7 @@ from torch import Tensor
 from audit.attacks.membership.shadow.own_orders import OwnOrders
 from audit.attacks.membership.shadow.recipe import ShadowRecords
 from audit.attacks.membership.shadow.stacked_logistic import phi_of_table
-from audit.attacks.membership.signals import Bools, Floats
+from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import count, positive
 
@@ -58,7 +58,7 @@ class StackedPerceptron:
             "no noise"
         )
 
-    def signals(self, records: ShadowRecords, included: Bools, seeds: tuple[int, ...]) -> Floats:
+    def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
         features = torch.from_numpy(records.features.astype(np.float32))
         labels = torch.from_numpy(records.labels.astype(np.int64))
         layers = self.layers(records, included, seeds)
@@ -68,7 +68,7 @@ class StackedPerceptron:
         ]
         return np.concatenate(found, axis=1)
 
-    def layers(self, records: ShadowRecords, included: Bools, seeds: tuple[int, ...]) -> list[Tensor]:
+    def layers(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> list[Tensor]:
         """Weight (models, inputs, outputs) and intercept (models, 1, outputs) of each layer in turn, trained."""
         features = torch.from_numpy(records.features.astype(np.float32))
         labels = torch.from_numpy(records.labels.astype(np.int64))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from audit.attacks.membership.shadow.recipe import ShadowRecords
 from audit.attacks.membership.shadow.stacked_logistic import Stack, extended, margins
-from audit.attacks.membership.signals import Bools, Floats
+from calibrate.arrays import Booleans, Floats
 from calibrate.errors import UnsupportedCombination
 from calibrate.validation import count, positive
 
@@ -41,7 +41,7 @@ class StackedPrivateLogistic:
     def training(self) -> str:
         return f"{self.steps} noisy full-batch steps, noise multiplier {self.noise_multiplier:g}"
 
-    def signals(self, records: ShadowRecords, included: Bools, seeds: tuple[int, ...]) -> Floats:
+    def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
         if records.classes != 2:
             raise UnsupportedCombination(
                 f"private shadow models of {records.classes} classes",

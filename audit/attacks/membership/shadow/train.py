@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future, as_completed
 import numpy as np
 
 from audit.attacks.membership.shadow.recipe import ShadowRecipe, ShadowRecords
-from audit.attacks.membership.signals import Bools, Floats
+from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput
 from calibrate.validation import count
 
@@ -21,7 +21,7 @@ GROUP = 16
 def train_shadow_models(
     recipe: ShadowRecipe,
     records: ShadowRecords,
-    included: Bools,
+    included: Booleans,
     seed: int,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -61,7 +61,7 @@ def train_shadow_models(
 def _finished(
     recipe: ShadowRecipe,
     records: ShadowRecords,
-    included: Bools,
+    included: Booleans,
     seeds: tuple[int, ...],
     parts: list[slice],
     executor: Executor | None,

@@ -11,8 +11,8 @@ import numpy as np
 from audit.attacks.membership.records import AuditedRecords, class_text
 from audit.attacks.membership.shadow.recipe import ShadowRecipe
 from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.attacks.membership.signals import Floats
 from audit.attacks.membership.targets.target import OutputKind, numeric_inputs, phi_of_outputs
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 
 _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64}

@@ -13,7 +13,8 @@ from audit.attacks.membership.records import AuditedRecords, RecordTables
 from audit.attacks.membership.shadow.recipe import ShadowRecipe
 from audit.attacks.membership.shadow.stacked_logistic import StackedLogistic
 from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.attacks.membership.signals import Floats, phi_from_logits
+from audit.attacks.membership.signals import phi_from_logits
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from privfair.datasets.encode import codes, encode_features
 from privfair.datasets.non_private_standardisation import Standardisation

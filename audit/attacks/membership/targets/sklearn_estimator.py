@@ -10,8 +10,9 @@ import numpy as np
 from audit.attacks.membership.records import AuditedRecords, class_text
 from audit.attacks.membership.shadow.cloned_estimator import ClonedEstimator
 from audit.attacks.membership.shadow.recipe import ShadowRecipe
-from audit.attacks.membership.signals import Floats, phi_from_probabilities
+from audit.attacks.membership.signals import phi_from_probabilities
 from audit.attacks.membership.targets.target import numeric_inputs
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from privfair.datasets.bad_data import BadData
 

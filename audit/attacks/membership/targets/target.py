@@ -9,7 +9,8 @@ import numpy as np
 
 from audit.attacks.membership.records import AuditedRecords
 from audit.attacks.membership.shadow.recipe import ShadowRecipe
-from audit.attacks.membership.signals import Floats, Ints, phi_from_logits, phi_from_probabilities
+from audit.attacks.membership.signals import phi_from_logits, phi_from_probabilities
+from calibrate.arrays import Floats, Integers
 from calibrate.errors import InvalidInput
 from privfair.datasets.bad_data import BadData
 
@@ -66,7 +67,7 @@ def numeric_inputs(records: AuditedRecords, source: str) -> Floats:
     return np.column_stack([values.astype(np.float64) for values in records.columns.values()])
 
 
-def phi_of_outputs(outputs: Floats, labels: Ints, kind: OutputKind, source: str) -> Floats:
+def phi_of_outputs(outputs: Floats, labels: Integers, kind: OutputKind, source: str) -> Floats:
     """phi from a model's raw outputs; a single output column must be explained."""
     table = np.asarray(outputs, dtype=np.float64)
     table = table[:, np.newaxis] if table.ndim == 1 else table

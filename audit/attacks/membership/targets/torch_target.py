@@ -13,8 +13,8 @@ from audit.attacks.membership.records import AuditedRecords
 from audit.attacks.membership.shadow.recipe import ShadowRecipe
 from audit.attacks.membership.shadow.stacked_module import StackedModule, why_not_stackable
 from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.attacks.membership.signals import Floats
 from audit.attacks.membership.targets.target import OutputKind, numeric_inputs, phi_of_outputs
+from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 
 _AT_ONCE = 4096

@@ -10,7 +10,8 @@ import numpy as np
 
 from audit.attacks.membership.records import RecordTables
 from audit.attacks.membership.result import AttackName
-from audit.attacks.membership.signals import Floats, Signals
+from audit.attacks.membership.signals import Signals
+from calibrate.arrays import Floats
 
 
 class Direction(Enum):
