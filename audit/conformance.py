@@ -8,17 +8,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from audit.asked_batches import sensitive_silos, wrong_answers
-from audit.check import Check, Layer, Outcome, passed_if
-from audit.evidence import RunEvidence
+from audit.evidence import Check, Layer, Outcome, RunEvidence, passed_if, sensitive_silos, wrong_answers
 from audit.probes.batches import wrong_batches
-from audit.probes.scene import units_of
+from audit.probes.setting import units_of
 from calibrate.errors import Refused
-from calibrate.manifest.guarantee import NoPrivacyPromised
-from calibrate.manifest.recompute import recompute
+from calibrate.manifest.issue import recompute
+from calibrate.manifest.mechanism import NoPrivacyPromised
 from privfair.ledger import Ledger
-from privfair.models.logistic import LogisticRegression
-from privfair.saved_model import load_theta, readable_difference
+from privfair.models.linear import LogisticRegression
+from privfair.run.folder import load_theta, readable_difference
 from privfair.transcript import Ending
 
 _CLOSE = 1e-9

@@ -1,38 +1,120 @@
 """What an auditor has in hand: a run folder, and the data it was trained on.
 
-The states before every round are redone from the transcript (`privfair.replay`), so the auditor's view of the run
+The states before every round are redone from the transcript (`privfair.run.replay`), so the auditor's view of the run
 is that of an observer who also holds the data: nothing is taken from the trainer's word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.trust import TrustFile
+from calibrate.manifest import keys as signature
+from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
+from calibrate.manifest.from_budget import fresh_nonce, valid_for
+from calibrate.manifest.keys import Role, SigningKey, generate
+from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified
-from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.phases import Drawing
-from privfair.batch_record import BatchRecord
-from privfair.data_plan import FileSource
+from privfair.algorithms.algorithm import Algorithm, Drawing, SiloTensors
+from privfair.algorithms.steffle import Steffle, parts_of
+from privfair.batches.participation import declared_sampling
+from privfair.batches.record import BatchRecord
+from privfair.data.training_data import TrainingData, load_training_data
 from privfair.models.model import Model
-from privfair.participation import declared_sampling
-from privfair.prepared_run import build
-from privfair.replay import Session, read_sessions, replay
+from privfair.plan.data import FileSource
+from privfair.plan.training import TrainingPlan, read_training_plan
 from privfair.rounds import Position
-from privfair.run_folder import RunFolder
-from privfair.training_data import TrainingData, load_training_data
-from privfair.training_plan import TrainingPlan, read_training_plan
+from privfair.run.folder import RunFolder
+from privfair.run.prepare import build
+from privfair.run.replay import Session, read_sessions, replay
 from privfair.transcript import Transcript
+
+# One question put to a run, and its answer.
+
+
+class Layer(Enum):
+    """Which kind of evidence, cheapest first."""
+
+    CONFORMANCE = "conformance"
+    """Do manifest, ledger, transcript, plan and model name one another?"""
+    PROBE = "L0"
+    """Noise off: sensitivities, isolation, step counts."""
+    NOISE = "L1"
+    """Is the noise in one run's messages what was signed?"""
+    ATTACK = "L2"
+    """Statistical lower bounds on epsilon."""
+
+
+class Outcome(Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_POSSIBLE = "not possible"
+    """The question cannot be answered from what is at hand; never counted as passed."""
+
+
+@dataclass(frozen=True)
+class Check:
+    layer: Layer
+    name: str
+    outcome: Outcome
+    finding: str
+
+    def to_json(self) -> dict[str, str]:
+        return {
+            "layer": self.layer.value,
+            "name": self.name,
+            "outcome": self.outcome.value,
+            "finding": self.finding,
+        }
+
+
+def passed_if(layer: Layer, name: str, condition: bool, finding: str) -> Check:
+    return Check(layer, name, Outcome.PASSED if condition else Outcome.FAILED, finding)
+
+
+# Where an auditor's runs keep their files: in memory, if the system has a place for that.
+
+
+def in_memory() -> Path | None:
+    """A folder that never meets a disk; None (the default place) where there is none.
+
+    An auditor's ledger and transcripts are thrown away after each run, so they need not outlive a power cut.
+    """
+    place = Path("/dev/shm")
+    return place if place.is_dir() and os.access(place, os.W_OK) else None
+
+
+# The same promise once more, in the auditor's name: for rehearsals and reruns that touch nobody's budget.
+
+
+@final
+@dataclass(frozen=True)
+class AuditorsManifest:
+    """A key made for one audit and trusted by nobody else; what it signs was priced when it was first issued."""
+
+    key: SigningKey = field(default_factory=generate)
+    since: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+
+    @property
+    def trust(self) -> TrustFile:
+        return TrustFile(keys=(TrustedKey.of(self.key.public, Role.PRIVACY_OFFICER, self.since),))
+
+    def envelope(self, document: BudgetDocument) -> bytes:
+        """The document for another single use."""
+        copy = document.model_copy(update={"nonce": fresh_nonce(), "validity": valid_for(), "ledger": None})
+        return signature.sign(PAYLOAD_TYPE, statement_bytes(copy), self.key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,3 +225,30 @@ def _require_files_here(plan: TrainingPlan) -> None:
             "is needed, because the plan names data files relative to its own place",
             "name the plan where it was trained, with its files beside it",
         )
+
+
+# Batches of sensitive silos, which draw nothing: are they what the holders of the records drew?
+
+Batches = Mapping[int, NDArray[np.int64]]
+"""By round or step."""
+
+
+def sensitive_silos(algorithm: Algorithm[object], silos: Sequence[SiloTensors]) -> frozenset[str]:
+    """Who holds nothing but attributes, and so is asked instead of drawing."""
+    if not isinstance(algorithm, Steffle):
+        return frozenset()
+    return frozenset(silo.name for silo in silos if not parts_of(algorithm.centralisation, silo.name).loss)
+
+
+def wrong_answers(
+    silo: SiloTensors, silos: Sequence[SiloTensors], batches: Mapping[str, Batches], sensitive: frozenset[str]
+) -> str | None:
+    """What is wrong with a sensitive silo's batches; None if each is what was asked for."""
+    numbers = {one.name: one.record_numbers.numpy() for one in silos if one.record_numbers is not None}
+    held = numbers[silo.name]
+    for round, batch in batches[silo.name].items():
+        drawn = [numbers[one.name][batches[one.name][round]] for one in silos if one.name not in sensitive]
+        asked = np.concatenate(drawn)
+        if not np.array_equal(np.sort(held[batch]), np.sort(asked[np.isin(asked, held)])):
+            return f"batch {round} is not what the holders of its records drew"
+    return None

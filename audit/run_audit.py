@@ -7,23 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
-from audit.attacks.canaries.canary_audit import canary_audit
-from audit.attacks.canaries.canary_runs import Effort
-from audit.attacks.transcript.coin_audit import coin_audit
-from audit.attacks.transcript.decoder import require_decodable
-from audit.check import Check, Layer, Outcome
+from audit.canaries.canary_audit import canary_audit
+from audit.canaries.canary_runs import Effort
 from audit.conformance import check_conformance
-from audit.evidence import RunEvidence
-from audit.noise_conformance import check_noise
-from audit.noise_floor import check_noise_floor
+from audit.evidence import Check, Layer, Outcome, RunEvidence
+from audit.noise import check_noise, check_noise_floor
 from audit.probes.check_probes import check_probes
+from audit.transcript.coin_audit import coin_audit
+from audit.transcript.decoder import require_decodable
 from audit.verdict import Attack, Promise, Standing, Verdict
-from calibrate.errors import UnsupportedCombination
+from calibrate.errors import UnsupportedCombination, count, open_unit
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.trust import TrustFile
 from calibrate.privacy_unit import Relation
-from calibrate.validation import count, open_unit
 from privfair.ledger import Ledger
 
 _CANARY_RUNS, _CANARY_SECONDS = 50, 10.0

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from audit.bounds import CONCLUSIVE, LowerBound
-from audit.check import Check, Layer, Outcome
+from audit.evidence import Check, Layer, Outcome
 
 
 class Word(Enum):

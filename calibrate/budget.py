@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from calibrate.accountants.registry import best_epsilon
-from calibrate.errors import InvalidInput, NotCertified
+from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Mechanism, NoisyValue, Plan
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import Release, scaled
 from calibrate.solve_noise import solve_noise
-from calibrate.validation import positive
 
 Json = dict[str, object]
 

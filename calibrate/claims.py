@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, positive
 from calibrate.privacy_unit import Relation
-from calibrate.validation import positive
 
 
 class Norm(Enum):

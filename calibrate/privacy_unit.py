@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from calibrate.errors import InvalidInput
-from calibrate.validation import open_unit, positive
+from calibrate.errors import InvalidInput, open_unit, positive
 
 
 class Protected(Enum):

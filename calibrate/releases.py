@@ -17,9 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, count, positive
 from calibrate.sampling import Sampling
-from calibrate.validation import count, positive
 
 
 @dataclass(frozen=True)

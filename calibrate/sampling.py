@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from calibrate.errors import InvalidInput
-from calibrate.validation import count, rate
+from calibrate.errors import InvalidInput, count, rate
 
 
 class Batch(Enum):

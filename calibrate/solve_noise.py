@@ -14,9 +14,11 @@ from enum import Enum
 from typing import TypeVar, assert_never
 
 from calibrate.accountants.accountant import Accountant, total_cost
-from calibrate.accountants.certified import CertifiedAccountant, gaussian_interval
-from calibrate.accountants.certified_search import Bounds, FactorSearch
-from calibrate.accountants.dominating_pairs import (
+from calibrate.accountants.certified.accountant import CertifiedAccountant, gaussian_interval
+from calibrate.accountants.certified.search import Bounds, FactorSearch
+from calibrate.accountants.gaussian import gaussian_mu
+from calibrate.accountants.losses.directions import Side
+from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -28,13 +30,10 @@ from calibrate.accountants.dominating_pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.accountants.gaussian import gaussian_mu
-from calibrate.accountants.losses.directions import Side
-from calibrate.accountants.pair_counts import PairCounts
-from calibrate.errors import InvalidInput, NotCertified
+from calibrate.accountants.support import PairCounts
+from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scaled
-from calibrate.validation import positive
 
 Cost = TypeVar("Cost")
 

@@ -1,161 +1,174 @@
-"""Solving for the schedule instead of the noise: the most rounds, or the largest sampling rate, within a target.
-
-Both costs grow with what is solved for, so a bisection on the quick estimate finds the place and only its
-neighbourhood is certified.
-"""
+"""For given noise: the most rounds, or the largest sampling rate, with which a plan still keeps a promise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from calibrate.accountants.accountant import total_cost
-from calibrate.accountants.certified import CertifiedAccountant
-from calibrate.accountants.certified_target import TargetCheck, seems_within, surely_beyond, surely_within
-from calibrate.accountants.losses.directions import Side
-from calibrate.accountants.pair_counts import PairCounts
-from calibrate.errors import InvalidInput, NotCertified
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
-from calibrate.releases import InSequence, Release, Repeated
-from calibrate.validation import count, positive
+from calibrate.accountants.registry import best_epsilon
+from calibrate.errors import InvalidInput, positive
+from calibrate.plans.from_mapping import parameter_names, plan_from_mapping
+from calibrate.plans.plan import AlgorithmName, Plan
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
+from calibrate.releases import scaled
 
 _MOST_ROUNDS = 10**9
-_ONE_IN = 20_000
-"""Beyond this many rounds the last one in so many is not fought for: deciding it would take a huge lattice."""
+_RATE_PRECISION = 1e-6
 
 
 @dataclass(frozen=True)
-class SolvedRounds:
-    """The most rounds that are certified, and the fewest that are proved to be too many (None if not known)."""
+class SolvedParameter:
+    """The largest value that keeps the promise; `beyond` is the certified epsilon of the next one tried."""
 
-    release: Release
-    rounds: int
-    too_many: int | None
+    algorithm: AlgorithmName
+    target: EpsilonDelta
+    parameter: str
+    value: float
+    noise_multiplier: float
     certified: EpsilonInterval
-    accountant: str
+    beyond: float
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "algorithm": self.algorithm.value,
+            "epsilon": self.target.epsilon,
+            "delta": self.target.delta,
+            "noise_multiplier": self.noise_multiplier,
+            self.parameter: self.value,
+            "solved": self.parameter,
+            "certified": {"lower": self.certified.lower, "upper": self.certified.upper},
+            "beyond": self.beyond,
+        }
 
 
-@dataclass(frozen=True)
-class SolvedRate:
-    """The largest sampling rate that is certified, and a larger one that is proved to be too much (or None)."""
-
-    release: Release
-    rate: float
-    too_much: float | None
-    certified: EpsilonInterval
-    accountant: str
-
-
-def solve_rounds(
-    per_round: Release,
-    unit: PrivacyUnit,
+def largest_rounds(
+    algorithm: AlgorithmName | str,
+    parameters: Mapping[str, object],
+    noise_multiplier: float,
     target: EpsilonDelta,
-    once: Release | None = None,
-    most: int = _MOST_ROUNDS,
-) -> SolvedRounds:
-    """The largest number of rounds of `per_round` (beside `once`) that is certified to meet the target.
+) -> SolvedParameter:
+    """The most rounds; `noise_multiplier` is that of the plan's first value, the others keep their ratios.
 
-    Guarantee: the returned release is (target.epsilon, target.delta)-private for the unit, by the certified
-    accountant. Fewer rounds cost less. Raises NotCertified if not even one round fits.
+    Guarantee: the certified upper epsilon of the returned number of rounds is at most the target's.
     """
-    count("most rounds", most)
 
-    def release(rounds: int) -> Release:
-        repeated = Repeated(per_round, rounds)
-        return repeated if once is None else InSequence((once, repeated))
+    def price(rounds: float) -> EpsilonInterval:
+        return _price(algorithm, parameters, "rounds", int(rounds), noise_multiplier, target.delta)
 
-    search = _Search(lambda rounds: release(int(rounds)), unit, target)
-    rounds = _largest_seeming(search, Side.UPPER, most)
-    rounds -= rounds // _ONE_IN
-    while rounds >= 1 and not search.within(rounds):
-        rounds -= max(1, rounds // _ONE_IN)
-    if rounds < 1:
-        raise NotCertified(
-            f"not even one round meets epsilon = {target.epsilon} at delta = {target.delta}; "
-            "add noise, sample less, or raise epsilon"
-        )
-    breaking = _largest_seeming(search, Side.LOWER, most) + 1
-    candidates = sorted(
-        {breaking, breaking + 1, breaking + 1 + breaking // 50_000, breaking + breaking // 500}
-    )
-    too_many = next((n for n in candidates if rounds < n <= most and search.beyond(n)), None)
-    return SolvedRounds(release(rounds), rounds, too_many, search.interval(rounds), search.accountant.name)
-
-
-def solve_rate(
-    release_at: Callable[[float], Release], unit: PrivacyUnit, target: EpsilonDelta, tolerance: float = 1e-5
-) -> SolvedRate:
-    """The largest sampling rate q in (0, 1] for which `release_at(q)` is certified to meet the target.
-
-    `release_at` must cost more with a larger rate. Guarantee: as for `solve_rounds`.
-    """
-    positive("tolerance", tolerance)
-    search = _Search(release_at, unit, target)
-    if search.within(1.0):
-        return SolvedRate(release_at(1.0), 1.0, None, search.interval(1.0), search.accountant.name)
-    low, high = math.log(1e-9), 0.0
-    if not search.seems_within(math.exp(low)):
-        raise NotCertified(
-            f"no sampling rate down to 1e-9 meets epsilon = {target.epsilon} at delta = {target.delta}; "
-            "add noise, publish fewer rounds, or raise epsilon"
-        )
-    while high - low > tolerance / 4:
-        middle = (low + high) / 2
-        low, high = (middle, high) if search.seems_within(math.exp(middle)) else (low, middle)
-    for back in (0.0, 0.25, 0.5, 1.0, 2.0, 5.0, 20.0, 100.0):
-        found = math.exp(low - back * tolerance)
-        if search.within(found):
-            above = (min(1.0, math.exp(high + more * tolerance)) for more in (0.5, 1.0, 5.0, 100.0))
-            too_much = next((q for q in above if search.beyond(q)), None)
-            return SolvedRate(
-                release_at(found), found, too_much, search.interval(found), search.accountant.name
-            )
-    raise NotCertified("the sampling rate could not be certified; ask for less precision")
-
-
-class _Search:
-    """The cost of a release as a function of one number, held against the target."""
-
-    def __init__(
-        self, release_at: Callable[[float], Release], unit: PrivacyUnit, target: EpsilonDelta
-    ) -> None:
-        self.accountant = CertifiedAccountant()
-        self._release_at, self._unit, self._target = release_at, unit, target
-        self._checks = {side: TargetCheck(target, side) for side in Side}
-
-    def pairs(self, at: float) -> PairCounts:
-        pairs = total_cost(self.accountant, self._release_at(at), self._unit)
-        if not pairs.counts:
+    first = price(1)
+    if first.upper > target.epsilon:
+        raise _not_even("rounds", 1, first, noise_multiplier, target)
+    low, high = 1, 2
+    while price(high).upper <= target.epsilon:
+        low, high = high, high * 2
+        if high > _MOST_ROUNDS:
             raise InvalidInput(
-                "release",
-                self._release_at(at),
-                "costs nothing, so any amount fits",
-                "give a release with noise",
+                "noise-multiplier",
+                noise_multiplier,
+                f"allows more than {_MOST_ROUNDS} rounds",
+                "use less noise",
             )
-        return pairs
-
-    def seems_within(self, at: float, side: Side = Side.UPPER) -> bool:
-        return seems_within(self.pairs(at), self._target, self._checks[side])
-
-    def within(self, at: float) -> bool:
-        return surely_within(self.pairs(at), self._target)
-
-    def beyond(self, at: float) -> bool:
-        return surely_beyond(self.pairs(at), self._target)
-
-    def interval(self, at: float) -> EpsilonInterval:
-        lower = self.accountant.epsilon_lower(self.pairs(at), self._target.delta)
-        return EpsilonInterval(min(lower, self._target.epsilon), self._target.epsilon)
-
-
-def _largest_seeming(search: _Search, side: Side, most: int) -> int:
-    """The largest whole number up to `most` whose estimate meets the target; 0 if there is none."""
-    low, high = 0, 1
-    while high <= most and search.seems_within(high, side):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if search.seems_within(middle, side) else (low, middle)
-    return low
+        low, high = (middle, high) if price(middle).upper <= target.epsilon else (low, middle)
+    return _solved(algorithm, "rounds", low, noise_multiplier, target, price, high)
+
+
+def largest_rate(
+    algorithm: AlgorithmName | str,
+    parameters: Mapping[str, object],
+    noise_multiplier: float,
+    target: EpsilonDelta,
+) -> SolvedParameter:
+    """The largest sampling rate (or cohort, or batch size), to a relative precision of 1e-6, rounded down."""
+    name, largest = _rate_parameter(algorithm, parameters)
+    whole = name != "sampling_rate"
+
+    def price(value: float) -> EpsilonInterval:
+        given: object = int(value) if whole else value
+        return _price(algorithm, parameters, name, given, noise_multiplier, target.delta)
+
+    smallest = 1.0 if whole else _RATE_PRECISION
+    at_least = price(smallest)
+    if at_least.upper > target.epsilon:
+        raise _not_even(name, smallest, at_least, noise_multiplier, target)
+    if price(largest).upper <= target.epsilon:
+        return _solved(algorithm, name, largest, noise_multiplier, target, price, largest)
+    low, high = smallest, largest
+    while high - low > (1 if whole else _RATE_PRECISION * low):
+        middle = math.floor((low + high) / 2) if whole else math.sqrt(low * high)
+        low, high = (middle, high) if price(middle).upper <= target.epsilon else (low, middle)
+    return _solved(algorithm, name, low, noise_multiplier, target, price, high)
+
+
+def _rate_parameter(algorithm: AlgorithmName | str, parameters: Mapping[str, object]) -> tuple[str, float]:
+    """Which parameter sets the rate, and its largest value."""
+    spelled = {key.replace("-", "_"): value for key, value in parameters.items()}
+    name = AlgorithmName(algorithm)
+    for parameter, population in (
+        ("sampling_rate", None),
+        ("cohort", "users"),
+        ("samples_per_group", "group_size"),
+        ("batch_size", "silo_size"),
+    ):
+        if parameter in parameter_names(name):
+            if population is None:
+                return parameter, 1.0
+            size = spelled.get(population)
+            if isinstance(size, int):
+                return parameter, float(size)
+    raise InvalidInput(
+        "solve", "rate", f"{name.value} has no sampling rate to solve for", "use --solve rounds"
+    )
+
+
+def _price(
+    algorithm: AlgorithmName | str,
+    parameters: Mapping[str, object],
+    name: str,
+    value: object,
+    noise_multiplier: float,
+    delta: float,
+) -> EpsilonInterval:
+    spelled = {key.replace("-", "_"): given for key, given in parameters.items()}
+    plan = plan_from_mapping(algorithm, spelled | {name: value})
+    return best_epsilon(scaled(plan.template(), _factor(plan, noise_multiplier)), plan.unit, delta).interval
+
+
+def _factor(plan: Plan, noise_multiplier: float) -> float:
+    values = plan.values()
+    if not values:
+        raise InvalidInput(
+            "algorithm",
+            plan.algorithm.value,
+            "publishes nothing noisy in its rounds",
+            "they are free already",
+        )
+    return positive("noise-multiplier", noise_multiplier) / values[0].noise_ratio
+
+
+def _solved(
+    algorithm: AlgorithmName | str,
+    parameter: str,
+    value: float,
+    noise_multiplier: float,
+    target: EpsilonDelta,
+    price: Callable[[float], EpsilonInterval],
+    next_one: float,
+) -> SolvedParameter:
+    certified, beyond = price(value), price(next_one).upper
+    return SolvedParameter(
+        AlgorithmName(algorithm), target, parameter, value, noise_multiplier, certified, beyond
+    )
+
+
+def _not_even(
+    parameter: str, value: float, cost: EpsilonInterval, noise_multiplier: float, target: EpsilonDelta
+) -> InvalidInput:
+    return InvalidInput(
+        "noise-multiplier",
+        noise_multiplier,
+        f"costs epsilon {cost.upper:.6g} already at {parameter} = {value:g}, above {target.epsilon:g}",
+        "use more noise",
+    )

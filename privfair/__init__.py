@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privfair.prediction import predict as predict
+    from privfair.run.prediction import predict
     from privfair.training import train as train
 
 __all__ = ["predict", "train"]
 
-_HOMES = {"predict": "privfair.prediction", "train": "privfair.training"}
+_HOMES = {"predict": "privfair.run.prediction", "train": "privfair.training"}
 
 
 def __getattr__(name: str) -> Any:

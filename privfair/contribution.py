@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
-from calibrate.validation import positive
+from calibrate.errors import InvalidInput, positive
 
 
 @dataclass(frozen=True)

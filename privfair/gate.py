@@ -51,7 +51,7 @@ class Gate:
     the signed multiplier times the contribution bound *after* rounding to the grid and with the slack for
     measuring norms in floating point; every round used was charged durably before its noise was drawn; no
     declared value is published more often than signed. So the transcript costs at most what the manifest's
-    accounting says, for its unit and under its assumptions, up to `calibrate.discrete_noise_slack`.
+    accounting says, for its unit and under its assumptions, up to `calibrate.discrete_noise`.
     """
 
     def __init__(

@@ -17,16 +17,12 @@ import torch
 
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
-from calibrate.manifest.mechanism import InTheClear
-from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
-from privfair.algorithms.phases import Replying
-from privfair.asked_participation import AskedParticipation
+from calibrate.manifest.mechanism import AsPrintedGuarantee, InTheClear, NoPrivacyPromised, PrivateGuarantee
+from privfair.algorithms.algorithm import Algorithm, Message, Replying, SiloTensors
+from privfair.batches.participation import AskedParticipation, DrawnParticipation, Participation
 from privfair.contribution import BoundedContribution, Published
-from privfair.drawn_participation import DrawnParticipation
 from privfair.gate import Gate
 from privfair.ledger import Claim
-from privfair.participation import Participation
 
 AnyParticipation = Participation | DrawnParticipation | AskedParticipation
 

@@ -11,9 +11,9 @@ from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.keys import load_public
 from calibrate.manifest.trust import read_trust
 from privfair.ledger import Ledger
-from privfair.prepared_run import PreparedRun, prepare_run
-from privfair.run_folder import RunFolder
-from privfair.run_session import Progress, RunSession
+from privfair.run.folder import RunFolder
+from privfair.run.prepare import PreparedRun, prepare_run
+from privfair.run.session import Progress, RunSession
 
 
 class RunStopped(PrivfairError):

@@ -3,21 +3,19 @@
 Every bound here is valid with the choice of its threshold included (docs/theorems/audit-bounds.md).
 """
 
-from audit.bounds.clopper_pearson import ClopperPearson
-from audit.bounds.counts import ErrorCounts, GuessCounts
 from audit.bounds.e_process import EProcess
-from audit.bounds.f_dp import FDPOneRun
-from audit.bounds.gaussian import GaussianBox
-from audit.bounds.guess_rules import (
+from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
+from audit.bounds.guesses import (
     FixedGuesses,
     GuessGrid,
+    RankedGuesses,
     SplitGuesses,
     bound_from_guesses,
+    counts_at,
     p_value_from_guesses,
 )
-from audit.bounds.guesses import RankedGuesses, counts_at
 from audit.bounds.joint_exact import JointExact
-from audit.bounds.lower_bound import LowerBound, Method, Selection
+from audit.bounds.lower_bound import ErrorCounts, GuessCounts, LowerBound, Method, Selection
 from audit.bounds.one_run import DeltaTerm, OneRun
 from audit.bounds.power import CONCLUSIVE, OneRunDesign, RepeatedDesign, power_against, power_at
 from audit.bounds.thresholds import (

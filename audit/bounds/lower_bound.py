@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from typing import Protocol, TypeVar
 
-from audit.bounds.counts import ErrorCounts, GuessCounts
-from audit.bounds.trade_off import CurveFamily
-from calibrate.errors import InvalidInput
-from calibrate.validation import open_unit
+from audit.bounds.trade_off import CurveFamily, TradeOff
+from calibrate.errors import InvalidInput, count, open_unit
+
+# What an attack did, as whole numbers: the only thing a bound sees.
+
+
+@dataclass(frozen=True)
+class ErrorCounts:
+    """Errors of one attack over independent runs: without the canary, and with it.
+
+    A false positive says "with" of a run without; a false negative says "without" of a run with. The
+    attack, its threshold included, must not depend on these runs.
+    """
+
+    false_positives: int
+    runs_without: int
+    false_negatives: int
+    runs_with: int
+
+    def __post_init__(self) -> None:
+        _at_most("false positives", self.false_positives, "runs without", self.runs_without)
+        _at_most("false negatives", self.false_negatives, "runs with", self.runs_with)
+
+
+@dataclass(frozen=True)
+class GuessCounts:
+    """Guesses about independent uniform coins with `choices` sides, over one run or several pooled runs.
+
+    `coins` counts every coin that was tossed, `guesses` those the attack was to guess (a number fixed
+    before the coins were seen; abstaining inside it counts as wrong), `correct` the right ones.
+    """
+
+    coins: int
+    guesses: int
+    correct: int
+    choices: int = 2
+
+    def __post_init__(self) -> None:
+        count("choices", self.choices, least=2)
+        _at_most("guesses", self.guesses, "coins", self.coins)
+        _at_most("correct", self.correct, "guesses", self.guesses, least=0)
+
+
+def _at_most(part_name: str, part: int, whole_name: str, whole: int, least: int = 1) -> None:
+    count(whole_name, whole, least)
+    count(part_name, part, least=0)
+    if part > whole:
+        raise InvalidInput(part_name, part, f"must be at most {whole_name} = {whole}", "check the counts")
 
 
 class Method(Enum):
@@ -79,3 +126,85 @@ class LowerBound:
 def allowed_failure(confidence: float) -> float:
     """1 - confidence, checked."""
     return 1 - open_unit("confidence", confidence)
+
+
+# What a bound is: it tests a claimed curve, and says which epsilons the evidence refutes.
+
+Evidence = TypeVar("Evidence", contravariant=True)
+
+
+class Bound(Protocol[Evidence]):
+    """A bound whose evidence is counts; every answer is valid for evidence not chosen by its own result."""
+
+    @property
+    def method(self) -> Method: ...
+
+    @property
+    def family(self) -> CurveFamily: ...
+
+    def p_value(self, counts: Evidence, claim: TradeOff) -> float:
+        """At most u with probability at most u, for every u, if the claim is true."""
+        ...
+
+    def refutes(self, counts: Evidence, claim: TradeOff, confidence: float = 0.95) -> bool:
+        """True with probability at most 1 - confidence if the claim is true."""
+        ...
+
+    def lower_bound(self, counts: Evidence, delta: float, confidence: float = 0.95) -> LowerBound:
+        """Above the true epsilon at `delta` with probability at most 1 - confidence."""
+        ...
+
+
+RepeatedRunsBound = Bound[ErrorCounts]
+OneRunBound = Bound[GuessCounts]
+
+
+# Searches shared by the bounds: the end of the refuted parameters, and the smallest refuting level.
+
+_TOLERANCE = 1e-7
+_FIRST_LOG_STEP = 2.0
+_LOG_TOLERANCE = 1e-6
+_LEAST_LOG_LEVEL = -600.0
+_MOST = 450.0
+
+
+def refuted_up_to(refutes: Callable[[float], bool], first_step: float = 1.0) -> float:
+    """The largest parameter found refuted, 0 if none; `refutes` must turn from true to false once.
+
+    The refuted end of the last bracket is returned, so the answer is never above the exact one.
+    """
+    if not refutes(0.0):
+        return 0.0
+    low, high = 0.0, first_step
+    while refutes(high):
+        low, high = high, 2 * high
+        if high > _MOST:
+            return low
+    while high - low > _TOLERANCE * max(1.0, low):
+        middle = (low + high) / 2
+        if refutes(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def smallest_level(refutes_at: Callable[[float], bool]) -> float:
+    """The smallest level in (0, 1) that refutes, 1 if none: a p-value, rounded up.
+
+    `refutes_at` must turn from false to true once as the level grows.
+    """
+    if not refutes_at(1 - 1e-9):
+        return 1.0
+    low, high = -_FIRST_LOG_STEP, 0.0
+    while refutes_at(math.exp(low)):
+        low, high = 2 * low, low
+        if low < _LEAST_LOG_LEVEL:
+            return math.exp(high)
+    while high - low > _LOG_TOLERANCE:
+        middle = (low + high) / 2
+        if refutes_at(math.exp(middle)):
+            high = middle
+        else:
+            low = middle
+    return math.exp(high)

@@ -17,8 +17,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from audit.bounds.binomial import at_least, log_masses
-from audit.bounds.counts import GuessCounts
-from audit.bounds.lower_bound import LowerBound, Method, allowed_failure
+from audit.bounds.lower_bound import GuessCounts, LowerBound, Method, allowed_failure
 from audit.bounds.trade_off import CurveFamily, TradeOff, check_family_delta
 from calibrate.errors import UnsupportedCombination
 

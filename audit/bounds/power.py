@@ -10,19 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from audit.bounds.binomial import at_least, at_most, usual_range
-from audit.bounds.clopper_pearson import ClopperPearson
-from audit.bounds.counts import ErrorCounts, GuessCounts
-from audit.bounds.e_process import EProcess, single_promise
-from audit.bounds.e_process_power import crossing_probability
-from audit.bounds.f_dp import FDPOneRun
-from audit.bounds.gaussian import GaussianBox
+from audit.bounds.e_process import EProcess, crossing_probability, single_promise
+from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
 from audit.bounds.joint_exact import JointExact
-from audit.bounds.lower_bound import allowed_failure
-from audit.bounds.methods import OneRunBound, RepeatedRunsBound
+from audit.bounds.lower_bound import ErrorCounts, GuessCounts, OneRunBound, RepeatedRunsBound, allowed_failure
 from audit.bounds.one_run import OneRun
 from audit.bounds.trade_off import MOST_EPSILON, TradeOff, curve_at
-from calibrate.errors import InvalidInput, UnsupportedCombination
-from calibrate.validation import count
+from calibrate.errors import InvalidInput, UnsupportedCombination, count
 
 CONCLUSIVE = 0.5
 """Below this power at the claimed epsilon an audit that refutes nothing is inconclusive."""

@@ -14,13 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import betainccinv, ndtri
 
-from audit.bounds.counts import ErrorCounts
-from audit.bounds.lower_bound import LowerBound, Selection, allowed_failure
-from audit.bounds.methods import RepeatedRunsBound
+from audit.bounds.lower_bound import ErrorCounts, LowerBound, RepeatedRunsBound, Selection, allowed_failure
 from audit.bounds.trade_off import CurveFamily, TradeOff
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
-from calibrate.validation import open_unit
+from calibrate.errors import InvalidInput, open_unit
 
 _MOST_CANDIDATES = 256
 

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import logsumexp
 
-from audit.asked_batches import sensitive_silos, wrong_answers
-from audit.check import Check, Layer, Outcome, passed_if
+from audit.evidence import Check, Layer, Outcome, passed_if, sensitive_silos, wrong_answers
 from audit.probes.rehearsal import Rehearsal
-from audit.probes.scene import units_of
-from calibrate.manifest.guarantee import NoPrivacyPromised
+from audit.probes.setting import units_of
+from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
-from privfair.algorithms.phases import Drawing
-from privfair.participation import declared_sampling
+from privfair.algorithms.algorithm import Drawing
+from privfair.batches.participation import declared_sampling
 
 ALPHA = 1e-5
 """False-alarm probability of all questions about one rehearsal's batches together."""

@@ -4,19 +4,85 @@ from __future__ import annotations
 
 import math
 
-from audit.check import Check, Layer, Outcome
-from audit.evidence import RunEvidence
+import torch
+
+from audit.evidence import Check, Layer, Outcome, RunEvidence, passed_if
 from audit.probes.batches import check_batches
 from audit.probes.fresh_noise import check_fresh_noise
 from audit.probes.isolation import check_isolation
-from audit.probes.rehearsal import DEFAULT_ROUNDS, rehearse
-from audit.probes.scaling import check_scaling
-from audit.probes.scene import Scene
+from audit.probes.rehearsal import DEFAULT_ROUNDS, Rehearsal, rehearse
 from audit.probes.sensitivity import check_sensitivity
-from audit.probes.steps import check_rehearsed_steps, check_steps
+from audit.probes.setting import Scene
 from calibrate.errors import PrivfairError
-from calibrate.manifest.guarantee import NoPrivacyPromised
-from privfair.ledger import Ledger
+from calibrate.manifest.mechanism import NoPrivacyPromised
+from calibrate.privacy_unit import Protected
+from privfair.ledger import Ledger, UnknownClaim
+from privfair.run.prepare import facts_covered
+
+# Steps taken, rounds published, rounds charged, rounds signed: four counts of one thing.
+
+
+def check_steps(evidence: RunEvidence, ledger: Ledger | None) -> Check:
+    """The run's own: every step has its round, every round was charged, every charge was signed."""
+    name = "steps are counted"
+    steps = sum(1 for _ in evidence.rounds())
+    published = len({key.round for key in evidence.transcript.keys})
+    signed = evidence.document.rounds
+    text = f"{steps} updates, {published} rounds published, {signed} signed"
+    right = steps <= published <= signed
+    if ledger is not None:
+        try:
+            charged = ledger.manifest_status(evidence.manifest_digest).charged
+        except UnknownClaim:
+            return Check(
+                Layer.PROBE, name, Outcome.FAILED, f"{text}, and the ledger knows nothing of the run"
+            )
+        text, right = f"{text}, {charged} charged", right and published <= charged <= signed
+    return passed_if(Layer.PROBE, name, right, text)
+
+
+def check_rehearsed_steps(rehearsal: Rehearsal) -> Check:
+    """In a rehearsal without interruptions: one round a step, charged a block ahead and not a round less."""
+    whole_blocks = -(-rehearsal.steps // rehearsal.block) * rehearsal.block
+    expected = min(whole_blocks, rehearsal.document.rounds)
+    right = rehearsal.published_rounds == rehearsal.steps and rehearsal.charged == expected
+    text = f"{rehearsal.steps} updates, {rehearsal.published_rounds} rounds published, {rehearsal.charged} charged"
+    return passed_if(Layer.PROBE, "steps are counted in a rehearsal", right, text)
+
+
+# Were features scaled by statistics of the private records? By what the data says of itself, and by its looks.
+
+_EXACT = 1e-5
+"""Single precision; a public scale leaves means and deviations that differ from 0 and 1 by far more."""
+_FEWEST = 20
+
+
+def check_scaling(evidence: RunEvidence) -> tuple[Check, ...]:
+    """A feature with mean 0 and deviation 1 to five digits was brought there by the very records."""
+    name = "features scaled by public facts"
+    if isinstance(evidence.document.guarantee, NoPrivacyPromised):
+        return ()
+    try:
+        evidence.data.require_allowed(facts_covered(evidence.document))
+    except PrivfairError as refusal:
+        return (passed_if(Layer.PROBE, name, False, str(refusal)),)
+    if evidence.document.guarantee.unit is Protected.ATTRIBUTE:
+        return (passed_if(Layer.PROBE, name, True, "features are not protected, so their scale is free"),)
+    tables = {silo.name: silo.x for silo in evidence.silos}
+    tables["all silos"] = torch.cat([silo.x for silo in evidence.silos])
+    suspicious = [f"{of}, feature {column}" for of, x in tables.items() for column in _standardised(x)]
+    text = f"mean 0 and deviation 1 exactly: {suspicious[0]}" if suspicious else "no feature was standardised"
+    return (passed_if(Layer.PROBE, name, not suspicious, text),)
+
+
+def _standardised(x: torch.Tensor) -> list[int]:
+    flat = x.reshape(len(x), -1).to(torch.float64)
+    if len(flat) < _FEWEST:
+        return []
+    means = flat.mean(dim=0).abs()
+    apart = torch.stack([(flat.std(dim=0, correction=each) - 1).abs() for each in (0, 1)]).amin(dim=0)
+    return [int(column) for column in ((means < _EXACT) & (apart < _EXACT)).nonzero()[:, 0]]
+
 
 _FEWEST_ROUNDS, _MOST_VALUES = 4, 400_000
 

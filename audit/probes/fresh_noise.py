@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit.check import Check, Layer, Outcome, passed_if
-from audit.noise_conformance import Residuals, judge_residuals
+from audit.evidence import Check, Layer, Outcome, passed_if
+from audit.noise import Residuals, judge_residuals
 from audit.probes.rehearsal import Rehearsal
-from calibrate.manifest.guarantee import NoPrivacyPromised
-from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, RandomizedCategory
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised, RandomizedCategory
 
 ALPHA = 1e-3
 """False-alarm probability of all statistical questions about one rehearsal's noise together."""

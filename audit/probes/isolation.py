@@ -10,14 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from audit.check import Check, Layer, Outcome, passed_if
-from audit.probes.altered import Record, record_at, with_attribute, with_record
-from audit.probes.messages import Sent, sent
-from audit.probes.scene import Moment, Scene, rows_of, units_of
+from audit.evidence import Check, Layer, Outcome, passed_if
+from audit.probes.setting import (
+    Moment,
+    Record,
+    Scene,
+    Sent,
+    record_at,
+    rows_of,
+    sent,
+    units_of,
+    with_attribute,
+    with_record,
+)
 from calibrate.privacy_unit import Relation
-from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.phases import Drawing
-from privfair.batch_randomness import SeededWords
+from privfair.algorithms.algorithm import Drawing, SiloTensors
+from privfair.batches.randomness import SeededWords
 from privfair.models.record_isolation import influence_of_others
 
 _TOLERANCE = 1e-4

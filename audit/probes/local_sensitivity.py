@@ -13,15 +13,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from audit.probes.altered import record_at, with_attribute, with_record, without
-from audit.probes.messages import sent
 from audit.probes.rehearsal import Rehearsal
-from audit.probes.scene import Moment, Scene, rows_of, units_of
-from calibrate.errors import InvalidInput
+from audit.probes.setting import (
+    Moment,
+    Scene,
+    record_at,
+    rows_of,
+    sent,
+    units_of,
+    with_attribute,
+    with_record,
+    without,
+)
+from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import Relation
-from calibrate.validation import count
-from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.phases import Drawing
+from privfair.algorithms.algorithm import Drawing, SiloTensors
 
 NOTE = (
     "These are facts about this data set, not bounds: the noise stays what was signed for the worst case, and is never "

@@ -13,16 +13,79 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.check import Check, Layer, passed_if
-from audit.probes.altered import Record, crowd_of, record_at, with_attribute, with_record, without
-from audit.probes.extremes import extremes
-from audit.probes.messages import Sent, sent
-from audit.probes.scene import Moment, Scene, rows_of, units_of
+from audit.evidence import Check, Layer, passed_if
+from audit.probes.setting import (
+    Moment,
+    Record,
+    Scene,
+    Sent,
+    crowd_of,
+    record_at,
+    rows_of,
+    sent,
+    units_of,
+    with_attribute,
+    with_record,
+    without,
+)
 from calibrate.errors import PrivfairError
 from calibrate.privacy_unit import Relation
-from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.phases import Drawing
-from privfair.batch_randomness import SeededWords
+from privfair.algorithms.algorithm import Drawing, SiloTensors
+from privfair.batches.randomness import SeededWords
+from privfair.models.model import mean_over
+
+# Records at which clipping, averaging and weighing go wrong, if they do: far out, opposite, or quiet but steep.
+
+FAR = 1000.0
+_MOST_CLASSES = 3
+_LOOKED_AT = 256
+_SURE = (0.0, 1.0, 4.0)
+"""Multiples of a well-classified record: from in doubt to ever surer, and so to an ever smaller loss."""
+
+
+def extremes(scene: Scene, moment: Moment, silo: SiloTensors, facing: Record) -> tuple[Record, ...]:
+    """Far along and against `facing`, with every label; and far where the model does not look."""
+    records = [
+        Record(sign * FAR * facing.x, label, facing.s)
+        for sign in (1.0, -1.0)
+        for label in range(min(_MOST_CLASSES, scene.model.classes))
+    ]
+    theta = scene.algorithm.theta(moment.state)
+    return (*records, *_quiet_but_steep(scene, theta, silo))
+
+
+def _quiet_but_steep(scene: Scene, theta: Tensor, silo: SiloTensors) -> tuple[Record, ...]:
+    """Records of small loss whose gradient is huge: a step to where no score changes leaves the loss and grows x.
+
+    A weight that falls with the loss, and may become negative, escapes its clip at just such records.
+    """
+    x, y = silo.x[:_LOOKED_AT], silo.y[:_LOOKED_AT]
+    if len(y) == 0:
+        return ()
+    losses = scene.model.weighted_gradient(theta, x, y, mean_over(len(y))).losses
+    best = record_at(silo, int(losses.argmin()))
+    found = []
+    for times in _SURE:
+        at = times * best.x
+        found.append(Record(at + FAR * _unseen_direction(scene, theta, at), best.y, best.s))
+    return tuple(found)
+
+
+def _unseen_direction(scene: Scene, theta: Tensor, at: Tensor) -> Tensor:
+    """A unit vector along which, to first order, no score of the record changes; zero if there is none."""
+    flat = at.detach().reshape(-1).to(torch.float64)
+
+    def scores(point: Tensor) -> Tensor:
+        return scene.model.logits(theta, point.reshape(at.shape).to(at.dtype)[None])[0].to(torch.float64)
+
+    slopes = torch.autograd.functional.jacobian(scores, flat)
+    start = torch.ones_like(flat)
+    start[::2] = -1.0
+    rest = start - torch.linalg.pinv(slopes) @ (slopes @ start)
+    length = torch.linalg.vector_norm(rest)
+    direction = rest / length if float(length) > 1e-9 else torch.zeros_like(rest)
+    return direction.reshape(at.shape).to(at.dtype)
+
 
 ROUNDING = 1e-6
 _SIZES = (1, 2, 8, 48)

@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 
 from audit.bounds import EpsilonDeltaCurve
-from audit.report.charts import Bars, Series, Whisker, bar_chart, interval_chart, line_chart
+from audit.report.charts import (
+    Axis,
+    Bars,
+    Numbers,
+    Scale,
+    Series,
+    Whisker,
+    bar_chart,
+    interval_chart,
+    line_chart,
+)
 from audit.report.content import ReportContent
-from audit.report.scales import Axis, Numbers, Scale
 from audit.report.sections import said
-from calibrate.manifest.guarantee import AsPrintedGuarantee, PrivateGuarantee
+from calibrate.manifest.mechanism import AsPrintedGuarantee, PrivateGuarantee
 
 _GAPS = (
     ("demographic_parity", "demographic parity"),

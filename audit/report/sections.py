@@ -9,7 +9,7 @@ from typing import Any
 
 from audit.report.content import ReportContent
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.guarantee import AsPrintedGuarantee
+from calibrate.manifest.mechanism import AsPrintedGuarantee
 
 _MEANING = {
     "consistent": "The audit found nothing against the promise, and would have noticed a breach.",

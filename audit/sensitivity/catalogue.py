@@ -9,12 +9,12 @@ from audit.sensitivity import engine_claims
 from audit.sensitivity import published_functions as published
 from audit.sensitivity.claim import DistanceClaim
 from audit.sensitivity.domain import Domain
-from audit.sensitivity.entry import Entry
+from audit.sensitivity.falsify import Entry
 from audit.sensitivity.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex, Space
 from audit.sensitivity.subject import Arrays, Subject
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Protected, Relation
-from calibrate.theorems.steffle_sensitivity import Radius
+from calibrate.theorems.steffle import Radius
 
 _STEFFLE = "Gupta et al., Lemma B.1"
 BATCH, RHO, SIZE, LIPSCHITZ = 256, 0.5, 1.5, 1.0
@@ -114,7 +114,7 @@ _BUILDERS: dict[str, Callable[[str], Entry]] = {
     ),
     "fedfdp.size-clipping": lambda id: _fedfdp(
         id,
-        "privfair.fairness.fair_clipping: clipping the size of factor times gradient keeps it within C",
+        "privfair.fairness.clipping: clipping the size of factor times gradient keeps it within C",
         published.fedfdp_size_clipping(_FAIRNESS, _CLIP),
     ),
     "fpfl.clip.replace-one": lambda id: _fpfl(id, Relation.REPLACE_ONE),

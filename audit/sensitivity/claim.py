@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import final
 
 from calibrate.claims import Norm, SensitivityClaim
+from calibrate.errors import positive
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-from calibrate.validation import positive
 
 
 @final

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.sensitivity.spaces import Category, Space
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import PrivacyUnit, Protected
-from calibrate.validation import count
 
 Column = NDArray[Any]
 Records = Mapping[str, Column]

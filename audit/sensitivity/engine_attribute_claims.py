@@ -23,18 +23,16 @@ from audit.sensitivity.engine_scene import (
     silo_of,
     unmoved_by_the_attribute,
 )
-from audit.sensitivity.entry import Entry
+from audit.sensitivity.falsify import Entry
 from audit.sensitivity.spaces import Ball
 from audit.sensitivity.subject import Subject
 from calibrate.arrays import Floats
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.steffle import StefflePlan
-from privfair.algorithms.pay_once import PayOnce
-from privfair.algorithms.pay_once_options import PayOnceOptions
-from privfair.algorithms.steffle import HISTOGRAM, Steffle, SteffleBounds
-from privfair.algorithms.steffle_options import SteffleOptions
-from privfair.fairness.debias import ResponseChannel
-from privfair.models.logistic import LogisticRegression
+from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
+from privfair.algorithms.steffle import HISTOGRAM, Steffle, SteffleBounds, SteffleOptions
+from privfair.fairness.penalty import ResponseChannel
+from privfair.models.linear import LogisticRegression
 
 _BATCH, _RHO, _LIPSCHITZ, _RADIUS = 8, 0.3, 0.5, 1.0
 _BOUNDS = SteffleBounds(_BATCH, _RHO, _LIPSCHITZ, _RADIUS)

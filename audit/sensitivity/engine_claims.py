@@ -14,7 +14,7 @@ from audit.sensitivity import (
     engine_mmd_claims,
     engine_user_claims,
 )
-from audit.sensitivity.entry import Entry
+from audit.sensitivity.falsify import Entry
 
 UNMOVED = engine_attribute_claims.UNMOVED
 BUILDERS: dict[str, Callable[[str], Entry]] = {

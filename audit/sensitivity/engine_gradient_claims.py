@@ -23,7 +23,7 @@ from audit.sensitivity.engine_scene import (
     sent,
     silo_of,
 )
-from audit.sensitivity.entry import Entry
+from audit.sensitivity.falsify import Entry
 from audit.sensitivity.spaces import Box
 from audit.sensitivity.subject import Subject
 from calibrate.arrays import Floats
@@ -31,10 +31,12 @@ from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import Relation
-from privfair.algorithms.agnostic_fl import AgnosticFl
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.ali_dpfl import AliDpfl
-from privfair.algorithms.baseline_options import (
+from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
+from privfair.algorithms.baselines.feddyn import FedDyn
+from privfair.algorithms.baselines.fedprox import FedProx
+from privfair.algorithms.baselines.options import (
     AgnosticOptions,
     AliDpflOptions,
     FedDynOptions,
@@ -42,19 +44,16 @@ from privfair.algorithms.baseline_options import (
     QFflOptions,
     ScaffoldOptions,
 )
-from privfair.algorithms.client_gradients import ClippedSums
-from privfair.algorithms.client_losses import ClippedPairs
-from privfair.algorithms.descent import DescentRule
+from privfair.algorithms.baselines.q_ffl import QFfl
+from privfair.algorithms.baselines.scaffold import Scaffold
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_options import FedFdpOptions
 from privfair.algorithms.fed_sgda import FedSgda
-from privfair.algorithms.feddyn import FedDyn
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
-from privfair.algorithms.fedprox import FedProx
-from privfair.algorithms.options import GradientOptions
-from privfair.algorithms.q_ffl import QFfl
-from privfair.algorithms.scaffold import Scaffold
-from privfair.models.logistic import LogisticRegression
+from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
+from privfair.algorithms.parts.descent import DescentRule
+from privfair.algorithms.parts.options import GradientOptions
+from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 
 _FEDFDP = FedfdpPlan(0.25, 10, CLIP, LOSS_CLIP, 2.5)

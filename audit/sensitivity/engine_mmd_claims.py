@@ -23,18 +23,17 @@ from audit.sensitivity.engine_scene import (
     sent,
     silo_of,
 )
-from audit.sensitivity.entry import Entry
+from audit.sensitivity.falsify import Entry
 from audit.sensitivity.spaces import Box
 from audit.sensitivity.subject import Subject
 from calibrate.arrays import Floats
 from calibrate.plans.mmd_fedavg import PREDICTIONS, UPDATES, MmdFedavgPlan
-from calibrate.plans.paid_once import HISTOGRAM
+from calibrate.plans.plan import HISTOGRAM
 from privfair.algorithms.fair_options import MmdFedAvgOptions
-from privfair.algorithms.mmd_fedavg import MmdFedAvg, MmdFedAvgState
-from privfair.algorithms.mmd_terms import MmdTerms, PaidCounts
+from privfair.algorithms.mmd_fedavg import MmdFedAvg, MmdFedAvgState, MmdTerms, PaidCounts
 from privfair.contribution import Published
 from privfair.fairness.kernels import GaussianNoise
-from privfair.models.logistic import LogisticRegression
+from privfair.models.linear import LogisticRegression
 
 _CLIENTS, _SAMPLES, _MOST = 2, 3, 4
 _PLAN = MmdFedavgPlan(

@@ -20,17 +20,17 @@ from audit.sensitivity.engine_scene import (
     sent,
     silo_of,
 )
-from audit.sensitivity.entry import Entry
+from audit.sensitivity.falsify import Entry
 from audit.sensitivity.subject import Subject
 from calibrate.arrays import Floats
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from privfair.algorithms.algorithm import Algorithm
-from privfair.algorithms.baseline_options import TranOptions
+from privfair.algorithms.baselines.options import TranOptions
+from privfair.algorithms.baselines.tran import TranMultipliers
 from privfair.algorithms.fair_options import FpflOptions
 from privfair.algorithms.fpfl import Fpfl
-from privfair.algorithms.tran_multipliers import TranMultipliers
-from privfair.fairness.notions import FairnessNotion
-from privfair.models.logistic import LogisticRegression
+from privfair.fairness.constraints import FairnessNotion
+from privfair.models.linear import LogisticRegression
 
 _USERS, _COHORT, _MOST = 4, 4.0, 3
 _STATISTICS = "user_statistics"

@@ -13,15 +13,13 @@ from typing import Any, final
 import numpy as np
 
 from audit.sensitivity.ascent import climb
-from audit.sensitivity.choosing import RandomChoices
 from audit.sensitivity.claim import DistanceClaim
-from audit.sensitivity.counterexample import from_json, table, to_json
 from audit.sensitivity.domain import NeighbouringPair
-from audit.sensitivity.pairs import build_pair
-from audit.sensitivity.shrink import Shrinking, floor_of
+from audit.sensitivity.neighbours import build_pair
+from audit.sensitivity.shrink import Shrinking, floor_of, from_json, table, to_json
+from audit.sensitivity.spaces import RandomChoices
 from audit.sensitivity.subject import Subject
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
+from calibrate.errors import InvalidInput, count
 
 ROUNDING = 1e-6
 """A distance this much (relatively) above the bound counts as rounding, not as a refutation."""
@@ -171,3 +169,20 @@ def _random_pairs(
             "allow more records or smaller shares",
         )
     return sorted(found, key=lambda each: -each[0])
+
+
+# One claim of the catalogue: what is claimed, about which function, for which data sets.
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A claim by its id; `says` is the claim in words with its source."""
+
+    id: str
+    says: str
+    claim: DistanceClaim
+    subject: Subject
+
+    def check(self, search: Search | None = None) -> Finding:
+        return falsify(self.subject, self.claim, search)

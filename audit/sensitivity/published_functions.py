@@ -54,7 +54,7 @@ def fedfdp_equation_13(fairness: float, clip: float) -> Callable[..., Tensor]:
 
 def fedfdp_size_clipping(fairness: float, clip: float) -> Callable[..., Tensor]:
     """The engine's own coefficients: the size of factor times gradient is clipped and its sign kept."""
-    from privfair.fairness.fair_clipping import fair_clipping
+    from privfair.fairness.clipping import fair_clipping
 
     def clipped_sum(gradient: Tensor, loss: Tensor, mean_loss: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(gradient, dim=1)

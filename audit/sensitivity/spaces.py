@@ -7,18 +7,103 @@ tell whether it holds a point. All but `Category` are sets of real arrays that a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from enum import Enum
+from typing import Protocol, TypeVar, assert_never, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audit.sensitivity.choosing import Choices
-from audit.sensitivity.corners import Array, direction
-from calibrate.errors import InvalidInput
-from calibrate.validation import count, positive
+from calibrate.errors import InvalidInput, count, positive
+
+# Where choices come from: a seeded generator in a search, Hypothesis in a test; pairs are built alike from either.
+
+Option = TypeVar("Option")
+
+
+class Choices(Protocol):
+    """Three kinds of choice are enough to build neighbouring data sets."""
+
+    def integer(self, low: int, high: int) -> int:
+        """A whole number, both ends included."""
+        ...
+
+    def real(self, low: float, high: float) -> float:
+        """A number, both ends included."""
+        ...
+
+    def pick(self, options: Sequence[Option]) -> Option:
+        """One of the options; earlier ones are simpler."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class RandomChoices:
+    """Uniform choices; the same for the same generator."""
+
+    generator: np.random.Generator
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self.generator.integers(low, high + 1))
+
+    def real(self, low: float, high: float) -> float:
+        return low + (high - low) * float(self.generator.random())
+
+    def pick(self, options: Sequence[Option]) -> Option:
+        return options[int(self.generator.integers(len(options)))]
+
+
+# The points worth trying first: where worst cases of clipped, averaged and normalised functions usually lie.
+
+Array = NDArray[np.float64]
+
+
+class Corner(Enum):
+    """Kinds of direction, simplest first."""
+
+    ZERO = "zero"
+    ONE_HOT = "one entry, all others zero"
+    EQUAL = "all entries equal"
+    ALTERNATING = "signs that cancel in the sum"
+    SIGNS = "extreme entries of any sign"
+    TINY = "next to nothing"
+    INTERIOR = "anything in between"
+
+
+_TINY = 1e-3
+_ALL = tuple(Corner)
+
+
+def direction(choose: Choices, shape: tuple[int, ...]) -> Array:
+    """An array with entries in [-1, 1]: a corner case, or anything in between."""
+    size = math.prod(shape)
+    sign = float(choose.pick((1, -1)))
+    corner = choose.pick(_ALL)
+    values = np.zeros(size)
+    match corner:
+        case Corner.ZERO:
+            pass
+        case Corner.ONE_HOT:
+            values[choose.integer(0, size - 1)] = sign
+        case Corner.EQUAL:
+            values[:] = sign
+        case Corner.ALTERNATING:
+            values[:] = sign
+            values[1::2] = -sign
+        case Corner.SIGNS:
+            values[:] = [float(choose.pick((1, -1))) for _ in range(size)]
+        case Corner.TINY:
+            values[choose.integer(0, size - 1)] = sign * _TINY
+        case Corner.INTERIOR:
+            values[:] = [choose.real(-1.0, 1.0) for _ in range(size)]
+        case _:
+            assert_never(corner)
+    return values.reshape(shape)
+
 
 _ROUNDING = 1e-9
 

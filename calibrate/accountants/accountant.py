@@ -11,9 +11,9 @@ from __future__ import annotations
 from functools import reduce
 from typing import Protocol, TypeVar
 
+from calibrate.errors import open_unit
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
 from calibrate.releases import Leaf, Release, multiplicities
-from calibrate.validation import open_unit
 
 Cost = TypeVar("Cost")
 

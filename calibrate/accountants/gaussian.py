@@ -19,13 +19,12 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
-from calibrate.accountants.dominating_pairs import DominatingPair, Free, GaussianPair, Unbounded
-from calibrate.accountants.pair_counts import priced_pairs
+from calibrate.accountants.pairs import DominatingPair, Free, GaussianPair, Unbounded
+from calibrate.accountants.support import priced_pairs
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput, NotCertified
+from calibrate.errors import InvalidInput, NotCertified, open_unit, positive
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
 from calibrate.releases import Leaf
-from calibrate.validation import open_unit, positive
 
 _SMALL_MU = 0.5
 """Below this R(a) - R(b) is integrated from its derivative; subtracting would cancel."""

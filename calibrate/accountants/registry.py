@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Any, assert_never
 
 from calibrate.accountants.accountant import Accountant, epsilon_of
-from calibrate.accountants.dominating_pairs import Free, GaussianPair, MixedGaussianPair, Unbounded
+from calibrate.accountants.pairs import Free, GaussianPair, MixedGaussianPair, Unbounded
 from calibrate.accountants.support import dominating_pairs
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
@@ -54,7 +54,7 @@ def get(name: AccountantName | str) -> Accountant[Any]:
         raise InvalidInput("accountant", str(name), "is not known", f"choose one of {', '.join(ACCOUNTANTS)}")
     match AccountantName(name):
         case AccountantName.CERTIFIED:
-            from calibrate.accountants.certified import CertifiedAccountant
+            from calibrate.accountants.certified.accountant import CertifiedAccountant
 
             return CertifiedAccountant()
         case AccountantName.GAUSSIAN:
@@ -66,19 +66,19 @@ def get(name: AccountantName | str) -> Accountant[Any]:
 
             return RevealedAccountant()
         case AccountantName.PLD:
-            from calibrate.accountants.privacy_loss import PrivacyLossAccountant
+            from calibrate.accountants.opinions.pld import PrivacyLossAccountant
 
             return PrivacyLossAccountant()
         case AccountantName.RENYI:
-            from calibrate.accountants.renyi import RenyiAccountant
+            from calibrate.accountants.opinions.renyi import RenyiAccountant
 
             return RenyiAccountant()
         case AccountantName.MOMENTS:
-            from calibrate.accountants.moments import MomentsAccountant
+            from calibrate.accountants.opinions.moments import MomentsAccountant
 
             return MomentsAccountant()
         case AccountantName.PRV:
-            from calibrate.accountants.prv import PrvAccountant
+            from calibrate.accountants.opinions.prv import PrvAccountant
 
             return PrvAccountant()
         case _ as unknown:

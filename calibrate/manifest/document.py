@@ -9,26 +9,33 @@ contradict one another, so a signature is never put under one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
-from calibrate.discrete_noise_slack import ProfileSlack
+from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput
 from calibrate.manifest.consistency import contradictions
 from calibrate.manifest.encoding import decode_release, decode_sampling, encode_release, encode_sampling
-from calibrate.manifest.fields import Count, Instant, Name, Nonce, OpenUnit, Sha256, StrictModel, Text
-from calibrate.manifest.guarantee import Guarantee
 from calibrate.manifest.mechanism import (
+    Count,
     GaussianNoise,
+    Guarantee,
+    Instant,
     InTheClear,
     LaplaceNoise,
     Mechanism,
+    Name,
     NoiseSource,
+    Nonce,
+    OpenUnit,
     RandomizedCategory,
+    Sha256,
+    StrictModel,
+    Text,
 )
-from calibrate.manifest.steps import in_our_words
-from calibrate.manifest.strict_json import Json, canonical, digest
+from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, digest, in_our_words, parse_object
 from calibrate.privacy_unit import EpsilonInterval
 from calibrate.releases import Release
 from calibrate.sampling import Sampling
@@ -220,3 +227,60 @@ class BudgetDocument(StrictModel):
         if canonical(document.to_json()) != text:
             raise ValueError("the fields are not spelled as privfair writes them")
         return document
+
+
+# The in-toto Statement v1 around a budget document: what is signed, and what it is about.
+#
+# Its two subjects are the plan and the data, by digest, so that generic in-toto tools can find the budget for
+# a plan without understanding the predicate. Both digests are in the document as well and must agree.
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PLAN_SUBJECT = "plan"
+DATA_SUBJECT = "data-binding"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement taken apart; neither its version nor its predicate has been looked at yet."""
+
+    statement_type: str
+    predicate_type: str
+    subjects: Json
+    predicate: dict[str, Json]
+
+
+def statement_bytes(document: BudgetDocument) -> bytes:
+    """The canonical bytes to be signed for a document."""
+    return canonical(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": expected_subjects(document),
+            "predicateType": PREDICATE_TYPE,
+            "predicate": document.to_json(),
+        }
+    )
+
+
+def expected_subjects(document: BudgetDocument) -> list[Json]:
+    """The subjects a document must have, recomputed from what it says."""
+    return [
+        {"name": PLAN_SUBJECT, "digest": {"sha256": document.config_digest}},
+        {"name": DATA_SUBJECT, "digest": {"sha256": document.data.digest()}},
+    ]
+
+
+def read_statement(payload: bytes) -> Statement:
+    """The parts of a statement; raises `NotStrictJson` unless it is canonical and has exactly its four fields."""
+    fields = parse_object(payload)
+    if canonical(fields) != payload:
+        raise NotStrictJson("the statement is not in the canonical spelling of RFC 8785")
+    if set(fields) != {"_type", "subject", "predicateType", "predicate"}:
+        raise NotStrictJson("a statement has exactly the fields _type, subject, predicateType, predicate")
+    statement_type, predicate_type = fields["_type"], fields["predicateType"]
+    predicate = fields["predicate"]
+    if not isinstance(statement_type, str) or not isinstance(predicate_type, str):
+        raise NotStrictJson("_type and predicateType must be texts")
+    if not isinstance(predicate, dict):
+        raise NotStrictJson("the predicate must be an object")
+    return Statement(statement_type, predicate_type, fields["subject"], predicate)

@@ -8,12 +8,150 @@ moves by twice that bound and the accountants charge the 2; it is not folded int
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
 
-from calibrate.manifest.fields import Count, Name, Positive, StrictModel, Text
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+
+# The kinds of value a manifest may hold, each with exactly one spelling.
+#
+# Texts are printable, because an officer reads them on a terminal: a control or bidirectional character could
+# make a page say something other than what was signed. Instants are UTC to the second. Numbers are finite.
+
+_INSTANT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class StrictModel(BaseModel):
+    """Frozen, no unknown fields, no coercion, no NaN; camelCase in JSON, snake_case in Python."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        hide_input_in_errors=True,
+    )
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable() or text != text.strip():
+        raise ValueError("must be printable, without line breaks or spaces at its ends")
+    return text
+
+
+def instant_from_text(value: object) -> object:
+    """The instant of `2030-01-31T12:00:00Z`, the only spelling; other types pass on to the next check."""
+    if not isinstance(value, str):
+        return value
+    try:
+        instant = datetime.strptime(value, _INSTANT).replace(tzinfo=UTC)
+    except ValueError as broken:
+        raise ValueError(f"must be written like 2030-01-31T12:00:00Z, not {value[:40]!r}") from broken
+    if instant_to_text(instant) != value:
+        raise ValueError(f"must be written like 2030-01-31T12:00:00Z, not {value[:40]!r}")
+    return instant
+
+
+def instant_to_text(value: datetime) -> str:
+    return value.strftime(_INSTANT)
+
+
+def whole_utc_second(value: datetime) -> datetime:
+    """The instant in UTC without fractions; a time without zone is refused, because it names no instant."""
+    if value.tzinfo is None:
+        raise ValueError("must carry a time zone")
+    return value.astimezone(UTC).replace(microsecond=0)
+
+
+Text = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_printable)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Positive = Annotated[float, Field(gt=0)]
+OpenUnit = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1, le=2**53 - 1)]
+Instant = Annotated[
+    datetime,
+    BeforeValidator(instant_from_text),
+    AfterValidator(whole_utc_second),
+    PlainSerializer(instant_to_text, return_type=str),
+]
+
+
+# What a manifest promises: privacy, a paper's own noise with its true price, or nothing.
+
+
+class _Scope(StrictModel):
+    """Whom and what a guarantee speaks of; NIST SP 800-226 asks for each of these in words."""
+
+    unit: Protected
+    adjacency: Relation
+    scope: Text
+    """Who may look at what: for example the server, at everything a silo sends."""
+    covered: tuple[Text, ...]
+    not_protected: Annotated[tuple[Text, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _unit_fits_adjacency(self) -> _Scope:
+        self.privacy_unit()
+        return self
+
+    def privacy_unit(self) -> PrivacyUnit:
+        return PrivacyUnit(self.unit, self.adjacency)
+
+
+class PrivateGuarantee(_Scope):
+    """(epsilon, delta) differential privacy for the unit, certified by the embedded accounting.
+
+    Guarantee: for every two neighbouring data sets, each event in what the scope's observer sees is at most
+    exp(epsilon) times likelier under one than under the other, up to delta, provided the stated assumptions
+    hold.
+    """
+
+    kind: Literal["private"] = "private"
+    variant: Literal["approximate-dp"] = "approximate-dp"
+    epsilon: Positive
+    delta: OpenUnit
+
+
+class AsPrintedGuarantee(_Scope):
+    """A paper's own noise: what it claims, beside what was computed to be true. Nothing more is promised.
+
+    `epsilon` is the certified true cost; None when no finite epsilon holds.
+    """
+
+    kind: Literal["as-printed"] = "as-printed"
+    variant: Literal["approximate-dp"] = "approximate-dp"
+    epsilon: Positive | None
+    delta: OpenUnit
+    claimed_epsilon: Positive
+    claim: Text
+    """Which theorem of which paper claims it."""
+
+
+class NoPrivacyPromised(_Scope):
+    """A run without protection, such as a baseline; signed so that it cannot be mistaken for a private one."""
+
+    kind: Literal["no-privacy-promised"] = "no-privacy-promised"
+    why: Text
+
+
+Guarantee = Annotated[PrivateGuarantee | AsPrintedGuarantee | NoPrivacyPromised, Field(discriminator="kind")]
+
 
 _RELATIVE_ROUNDING = 1e-12
 """sigma and its two factors are doubles; a smaller sigma than this slack explains is less noise than priced."""

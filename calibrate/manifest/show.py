@@ -9,14 +9,16 @@ from typing import assert_never
 
 from calibrate.manifest.document import BudgetDocument, Interval
 from calibrate.manifest.encoding import encode_sampling
-from calibrate.manifest.fields import instant_to_text
-from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.mechanism import (
+    AsPrintedGuarantee,
     GaussianNoise,
     InTheClear,
     LaplaceNoise,
     NoiseSource,
+    NoPrivacyPromised,
+    PrivateGuarantee,
     RandomizedCategory,
+    instant_to_text,
 )
 from calibrate.manifest.strict_json import Json
 from calibrate.manifest.verify import (

@@ -17,9 +17,18 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from calibrate.errors import TrustRefused
-from calibrate.manifest.fields import Count, Instant, Sha256, StrictModel, Text
-from calibrate.manifest.keys import PublicKey, Role, SigningKey, public_key_from_pem
-from calibrate.manifest.signature import BadSignature, BrokenEnvelope, check_signature, open_envelope, sign
+from calibrate.manifest.keys import (
+    BadSignature,
+    BrokenEnvelope,
+    PublicKey,
+    Role,
+    SigningKey,
+    check_signature,
+    open_envelope,
+    public_key_from_pem,
+    sign,
+)
+from calibrate.manifest.mechanism import Count, Instant, Sha256, StrictModel, Text
 from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, parse_object
 
 TRUST_TYPE: Final = "urn:privfair:trust:v1"

@@ -5,7 +5,7 @@ this data?* Both raise `ManifestRefused`, naming the numbered step, or return a 
 any other way. Neither returns a truth value, so no caller can forget to look at it.
 
 The engine imports this module; it therefore prices nothing. Step 12, the price, is in
-`calibrate.manifest.recompute`, for officers and auditors.
+`calibrate.manifest.issue`, for officers and auditors.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from typing import NoReturn, assert_never, final
 from pydantic import ValidationError
 
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import PREDICATE_TYPE, BudgetDocument, DataBinding
-from calibrate.manifest.fields import instant_to_text
-from calibrate.manifest.guarantee import PrivateGuarantee
-from calibrate.manifest.keys import Role
-from calibrate.manifest.mechanism import NoiseSource
-from calibrate.manifest.signature import (
-    BadSignature,
-    BrokenEnvelope,
-    SignedPayload,
-    check_signature,
-    open_envelope,
-)
-from calibrate.manifest.statement import (
+from calibrate.manifest.document import (
     PAYLOAD_TYPE,
+    PREDICATE_TYPE,
     STATEMENT_TYPE,
+    BudgetDocument,
+    DataBinding,
     Statement,
     expected_subjects,
     read_statement,
 )
-from calibrate.manifest.steps import Step, first_fault
-from calibrate.manifest.strict_json import NotStrictJson, digest_of_bytes
+from calibrate.manifest.keys import (
+    BadSignature,
+    BrokenEnvelope,
+    Role,
+    SignedPayload,
+    check_signature,
+    open_envelope,
+)
+from calibrate.manifest.mechanism import NoiseSource, PrivateGuarantee, instant_to_text
+from calibrate.manifest.strict_json import NotStrictJson, Step, digest_of_bytes, first_fault
 from calibrate.manifest.trust import TrustedKey, TrustFile
 
 _SEAL = object()

@@ -14,8 +14,7 @@ from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan, PredictionNoise
-from calibrate.plans.paid_once import with_once
-from calibrate.plans.plan import Mechanism, NoisyValue, Plan, of_one_batch
+from calibrate.plans.plan import Mechanism, NoisyValue, Plan, of_one_batch, with_once
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 from calibrate.releases import InSequence, Release, Repeated, Sampled

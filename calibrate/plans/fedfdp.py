@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calibrate.claims import Norm
-from calibrate.plans.paid_once import normalisation_statistics, optional_ratio, with_once
-from calibrate.plans.parameters import plain_parameters
-from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, joint_ratio, of_one_batch
+from calibrate.errors import count, positive, rate
+from calibrate.plans.plan import (
+    AlgorithmName,
+    Mechanism,
+    NoisyValue,
+    PlainValue,
+    joint_ratio,
+    normalisation_statistics,
+    of_one_batch,
+    optional_ratio,
+    plain_parameters,
+    with_once,
+)
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import Release, Repeated, Sampled
 from calibrate.sampling import Batch, Poisson
-from calibrate.validation import count, positive, rate
 
 GRADIENT, LOSS = "gradient", "loss"
 

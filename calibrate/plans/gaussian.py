@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calibrate.claims import Norm
-from calibrate.errors import InvalidInput
-from calibrate.plans.parameters import plain_parameters
-from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, joint_ratio, of_one_batch
+from calibrate.errors import InvalidInput, count, positive, rate
+from calibrate.plans.plan import (
+    AlgorithmName,
+    Mechanism,
+    NoisyValue,
+    PlainValue,
+    joint_ratio,
+    of_one_batch,
+    plain_parameters,
+)
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Release, Repeated, Sampled
 from calibrate.sampling import Batch, Poisson
-from calibrate.validation import count, positive, rate
 
 
 @dataclass(frozen=True)

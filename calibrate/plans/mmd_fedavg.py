@@ -11,15 +11,21 @@ from enum import Enum
 from typing import assert_never
 
 from calibrate.claims import Norm
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, count, positive
 from calibrate.plans.fpfl import check_cohort
-from calibrate.plans.paid_once import attribute_histogram, optional_ratio, with_once
-from calibrate.plans.parameters import plain_parameters
-from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue
+from calibrate.plans.plan import (
+    AlgorithmName,
+    Mechanism,
+    NoisyValue,
+    PlainValue,
+    attribute_histogram,
+    optional_ratio,
+    plain_parameters,
+    with_once,
+)
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import InSequence, Release, Repeated, Sampled
 from calibrate.sampling import Batch, FixedSize
-from calibrate.validation import count, positive
 
 PREDICTIONS = ("predictions_group_0", "predictions_group_1")
 UPDATES = "client_updates"

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 
 from calibrate.claims import Norm
-from calibrate.plans.parameters import plain_parameters
-from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue
+from calibrate.errors import count
+from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, plain_parameters
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import RandomizedResponse, Release
-from calibrate.validation import count
 
 ATTRIBUTE = "randomised_attribute"
 

@@ -8,15 +8,18 @@ published without noise. Calibration multiplies all noise multipliers of the tem
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never, cast
 
 from calibrate.claims import Norm
-from calibrate.errors import InvalidInput
-from calibrate.privacy_unit import PrivacyUnit
-from calibrate.releases import Gaussian, Laplace, Release, Together
-from calibrate.validation import positive
+from calibrate.errors import InvalidInput, positive
+from calibrate.privacy_unit import PrivacyUnit, Relation
+from calibrate.releases import Gaussian, InSequence, Laplace, Release, Together
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 PlainValue = int | float | str | bool | None | tuple[float, ...]
 """What a plan's parameters are made of, so that they fit a manifest, TOML and JSON."""
@@ -147,3 +150,65 @@ def joint_ratio(values: tuple[NoisyValue, ...]) -> float | None:
     if any(value.mechanism is not Mechanism.GAUSSIAN for value in values):
         return None
     return 1 / math.sqrt(math.fsum(1 / value.noise_ratio**2 for value in values))
+
+
+# A plan's parameters as plain values, and a plan from plain values.
+
+
+def plain_parameters(plan: DataclassInstance) -> dict[str, PlainValue]:
+    """The fields of a plan by name, enums as their values: fit for a manifest, TOML and JSON."""
+    plain: dict[str, PlainValue] = {}
+    for field in fields(plan):
+        value = getattr(plan, field.name)
+        plain[field.name] = cast(PlainValue, value.value if isinstance(value, Enum) else value)
+    return plain
+
+
+# Values that are published once, outside the rounds, and paid from the same budget.
+#
+# Training needs numbers about the data before the first round: how frequent each group is, how to normalise
+# the features. They are data. Either they are public, or they are published with noise once and used for
+# ever after (post-processing); a plan that does not pay for them lists them as unprotected.
+
+HISTOGRAM = "attribute_histogram"
+NORMALISATION = "normalisation_statistics"
+
+
+def attribute_histogram(relation: Relation, noise_ratio: float) -> NoisyValue:
+    """The noisy number of records in each group.
+
+    Guarantee: one unit is one record with one group. Replacing it (or its attribute) takes one from a count
+    and gives one to another, a distance of sqrt(2); adding it moves one count by one. Under replace-one the
+    accountants charge twice the stated bound, which is therefore half the distance.
+    """
+    match relation:
+        case Relation.ADD_REMOVE:
+            bound = 1.0
+        case Relation.REPLACE_ONE:
+            bound = math.sqrt(2) / 2
+        case Relation.REPLACE_ATTRIBUTE:
+            bound = math.sqrt(2)
+        case _:
+            assert_never(relation)
+    positive("histogram-noise-ratio", noise_ratio)
+    return NoisyValue(HISTOGRAM, bound, Norm.L2, noise_ratio, Mechanism.GAUSSIAN)
+
+
+def normalisation_statistics(clip: float, noise_ratio: float) -> NoisyValue:
+    """Noisy sums of features, of their squares and of ones, each unit's whole vector clipped to `clip` in L2."""
+    positive("normalisation-clip", clip)
+    positive("normalisation-noise-ratio", noise_ratio)
+    return NoisyValue(NORMALISATION, clip, Norm.L2, noise_ratio, Mechanism.GAUSSIAN)
+
+
+def with_once(rounds: Release, once: tuple[NoisyValue, ...]) -> Release:
+    """The rounds, preceded by what is published once on the full data."""
+    if not once:
+        return rounds
+    return InSequence((*(value.release() for value in once), rounds))
+
+
+def optional_ratio(argument: str, ratio: float | None) -> None:
+    """Check a noise ratio that may be absent because the value is not published privately."""
+    if ratio is not None:
+        positive(argument, ratio)

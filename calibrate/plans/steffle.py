@@ -12,14 +12,22 @@ from enum import Enum
 from typing import assert_never
 
 from calibrate.claims import Norm, SensitivityClaim
-from calibrate.errors import InvalidInput
-from calibrate.plans.paid_once import attribute_histogram, optional_ratio, with_once
-from calibrate.plans.parameters import plain_parameters
-from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, joint_ratio, of_one_batch
+from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.plans.plan import (
+    AlgorithmName,
+    Mechanism,
+    NoisyValue,
+    PlainValue,
+    attribute_histogram,
+    joint_ratio,
+    of_one_batch,
+    optional_ratio,
+    plain_parameters,
+    with_once,
+)
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import InSequence, Release, Repeated, Sampled
 from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs, WithReplacement
-from calibrate.validation import count, open_unit, positive
 
 H_THETA, H_W = "h_theta", "h_W"
 

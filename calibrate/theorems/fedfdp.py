@@ -9,14 +9,13 @@ from functools import partial
 from typing import assert_never
 
 from calibrate.accountants.registry import best_epsilon
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, count, open_unit, positive, rate
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Relation
 from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, Together
 from calibrate.sampling import Batch, Poisson
-from calibrate.theorems.printed_renyi import best_order, poisson_log_moment
+from calibrate.theorems.printed import best_order, poisson_log_moment
 from calibrate.theorems.theorem import Parameter, Setting, Theorem
 from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
-from calibrate.validation import count, open_unit, positive, rate
 
 CITATION = (
     "Ling, Fu, Wang, Li, Cheng, Chen, Qian, Gong: FedFDP: Fairness-Aware Federated Learning with Differential"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from calibrate.budget import price_plan
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.plans.fpfl import STATISTICS, CohortSampling, FpflPlan
-from calibrate.theorems.printed_renyi import fixed_size_sigma
+from calibrate.theorems.printed import fixed_size_sigma
 from calibrate.theorems.theorem import Parameter, Setting, Theorem
 from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
-from calibrate.validation import count, open_unit, positive
 
 CITATION = (
     "Rodríguez-Gálvez, Granqvist, van Dalen, Seigel: Enforcing fairness in private federated learning via the"

@@ -12,10 +12,9 @@ from typing import assert_never
 import numpy as np
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, positive
 from calibrate.theorems.theorem import Condition, Parameter, Setting, Theorem
 from calibrate.theorems.verdict import BoundComparison, Direction, Finding
-from calibrate.validation import positive
 
 CITATION = "Rychener, Kuhn, Hu: Global Group Fairness in Federated Learning via Function Tracking"
 

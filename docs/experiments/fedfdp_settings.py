@@ -19,21 +19,15 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, Relation
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.ali_dpfl import AliDpfl
-from privfair.algorithms.baseline_options import (
-    AliDpflOptions,
-    FedProxOptions,
-    QFflOptions,
-    ScaffoldOptions,
-)
-from privfair.algorithms.client_gradients import NOISY, ClippedSums
-from privfair.algorithms.client_losses import ClippedPairs
+from privfair.algorithms.baselines.fedprox import FedProx
+from privfair.algorithms.baselines.options import AliDpflOptions, FedProxOptions, QFflOptions, ScaffoldOptions
+from privfair.algorithms.baselines.q_ffl import QFfl
+from privfair.algorithms.baselines.scaffold import Scaffold
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_options import FedFdpOptions
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
-from privfair.algorithms.fedprox import FedProx
-from privfair.algorithms.options import GradientOptions
-from privfair.algorithms.q_ffl import QFfl
-from privfair.algorithms.scaffold import Scaffold
+from privfair.algorithms.parts.clients import NOISY, ClippedPairs, ClippedSums
+from privfair.algorithms.parts.options import GradientOptions
 from privfair.models.model import Model
 
 CLIENTS, BETA, LEAST = 10, 0.1, 1_000

@@ -16,17 +16,15 @@ from fedfdp_settings import BETA, CLIENTS, LEAST, SAMPLING_RATE, STEPS, Clients,
 
 from calibrate.sampling import Batch, Poisson
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.batch_randomness import SeededWords
+from privfair.batches.participation import Participation
+from privfair.batches.randomness import SeededWords
 from privfair.contribution import Published
-from privfair.datasets.catalogue import Benchmark, load_benchmark
-from privfair.datasets.partition import DirichletByLabel, cut_into_silos
-from privfair.datasets.split import split_silos
-from privfair.fairness.balanced_performance import psi
-from privfair.metrics import HeldOutRecords
+from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.partition import DirichletByLabel, cut_into_silos, split_silos
+from privfair.fairness.clipping import psi
 from privfair.models.convolutional import convolutional
-from privfair.models.kinds import CnnArchitecture
-from privfair.models.model import Model, clipped_to
-from privfair.participation import Participation
+from privfair.models.model import CnnArchitecture, Model, clipped_to
+from privfair.run.metrics import HeldOutRecords
 
 
 @dataclass(frozen=True, eq=False)

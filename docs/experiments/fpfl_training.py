@@ -26,15 +26,14 @@ from calibrate.sampling import Batch, FixedSize, Poisson
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_options import FpflOptions
 from privfair.algorithms.fpfl import Fpfl
-from privfair.data_plan import BenchmarkSource, DataPlan, PoissonUsers
-from privfair.datasets.catalogue import Benchmark
-from privfair.fairness.confusion import count_confusion
-from privfair.fairness.gaps import Comparison, Measure
+from privfair.data.benchmarks import Benchmark
+from privfair.data.training_data import USERS, TrainingData, load_training_data
+from privfair.fairness.constraints import FairnessNotion
+from privfair.fairness.gaps import Comparison, Measure, count_confusion
 from privfair.fairness.measurement import Measurement
-from privfair.fairness.notions import FairnessNotion
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
-from privfair.training_data import USERS, TrainingData, load_training_data
+from privfair.plan.data import BenchmarkSource, DataPlan, PoissonUsers
 
 
 @dataclass(frozen=True)

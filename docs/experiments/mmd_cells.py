@@ -26,10 +26,10 @@ from mmd_settings import (
 )
 from mmd_training import Cell, Clients, Row, run_cell
 
-from privfair.datasets.catalogue import load_benchmark
-from privfair.datasets.partition import ByColumn, cut_into_silos
-from privfair.datasets.synthetic_mmd import DIMENSIONS, synthetic_mmd_clients
-from privfair.models.logistic import LogisticRegression
+from privfair.data.benchmarks import load_benchmark
+from privfair.data.partition import ByColumn, cut_into_silos
+from privfair.data.synthetic_mmd import DIMENSIONS, synthetic_mmd_clients
+from privfair.models.linear import LogisticRegression
 from privfair.models.perceptron import Perceptron
 
 SYNTHETIC_TASK = "synthetic"

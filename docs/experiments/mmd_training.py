@@ -13,25 +13,24 @@ from mmd_settings import DELTA, EPSILON, PRIVATE, SAMPLES, Method, PrivateSettin
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.algorithms.agnostic_fl import AgnosticFl
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.baseline_options import (
+from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
+from privfair.algorithms.baselines.fairfed import FairFed
+from privfair.algorithms.baselines.fedfb import FedFb
+from privfair.algorithms.baselines.local_mmd import LocalMmd
+from privfair.algorithms.baselines.options import (
     AgnosticOptions,
     FairFedOptions,
     FedFbOptions,
     LocalMmdOptions,
 )
 from privfair.algorithms.fair_options import MmdFedAvgOptions, NoiseCorrection
-from privfair.algorithms.fairfed import FairFed
-from privfair.algorithms.fedfb import FedFb
-from privfair.algorithms.local_mmd import LocalMmd
-from privfair.algorithms.mmd_fedavg import PREDICTIONS, MmdFedAvg
-from privfair.algorithms.mmd_terms import CountsInTheClear, MmdTerms, PublicShares
-from privfair.datasets.split import split_silos
+from privfair.algorithms.mmd_fedavg import PREDICTIONS, CountsInTheClear, MmdFedAvg, MmdTerms, PublicShares
+from privfair.data.partition import split_silos
+from privfair.data.silos import Silos
+from privfair.fairness.constraints import KernelKind
 from privfair.fairness.kernels import GaussianNoise
-from privfair.fairness.notions import KernelKind
 from privfair.models.model import Model
-from privfair.silos import Silos
 
 CENTRAL = "central"
 

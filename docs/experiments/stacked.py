@@ -42,7 +42,7 @@ class StackedSilo:
 
 @dataclass(frozen=True)
 class Descent:
-    """`privfair.algorithms.descent.DescentRule` for columns of theta."""
+    """`privfair.algorithms.parts.descent.DescentRule` for columns of theta."""
 
     rounds: int
     learning_rate: float

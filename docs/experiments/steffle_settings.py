@@ -16,9 +16,9 @@ import numpy as np
 from calibrate.budget import calibrate_plan, price_plan
 from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta
-from calibrate.theorems.printed_noise import printed_noise
-from privfair.datasets.benchmark_table import BenchmarkScaling
-from privfair.datasets.catalogue import Benchmark
+from calibrate.theorems.printed import printed_noise
+from privfair.data.benchmark_files import BenchmarkScaling
+from privfair.data.benchmarks import Benchmark
 
 SILOS = 3
 EPSILONS = (1.0, 3.0, 9.0)

@@ -33,15 +33,14 @@ from steffle_settings import (
 )
 
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.central_erm import CentralErm
-from privfair.algorithms.options import CentralErmOptions
-from privfair.algorithms.warm_start import towards_own_minimum
+from privfair.algorithms.baselines.central_erm import CentralErm
+from privfair.algorithms.parts.local_models import towards_own_minimum
+from privfair.algorithms.parts.options import CentralErmOptions
 from privfair.contribution import Published
-from privfair.datasets.catalogue import load_benchmark
-from privfair.datasets.dataset import Dataset
-from privfair.datasets.partition import Heterogeneous, cut_into_silos
-from privfair.datasets.split import split_silos
-from privfair.models.logistic import LogisticRegression
+from privfair.data.benchmarks import load_benchmark
+from privfair.data.dataset import Dataset
+from privfair.data.partition import Heterogeneous, cut_into_silos, split_silos
+from privfair.models.linear import LogisticRegression
 
 PRINTED, CALIBRATED, PAY_ONCE = "SteFFLe as printed", "SteFFLe calibrated", "pay-once"
 NON_PRIVATE, ERM = "SteFFLe without privacy", "central ERM"

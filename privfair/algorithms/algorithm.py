@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrate.arrays import Floats
+from privfair.batches.randomness import Indexes, WordSource
 from privfair.contribution import BoundedContribution, Published
 
 State = TypeVar("State")
@@ -96,3 +97,29 @@ class Algorithm(Protocol[State]):
         ...
 
     def restore(self, arrays: Mapping[str, Floats]) -> State: ...
+
+
+# Two things an algorithm may do beyond the common protocol: answer what was just published, and draw its own batch.
+#
+# Some algorithms need two messages in one round: MMD-fair FedAvg publishes noisy predictions, and the
+# clients' updates
+# are computed from these *published* predictions, never from the exact ones. And some batches are not a draw from all
+# units alike: so many records of each group, and so many clients.
+
+
+@runtime_checkable
+class Replying(Protocol):
+    """An algorithm with a second message a round, under other names than the first."""
+
+    def reply(self, state: Any, round: int, silo: SiloTensors, batch: Tensor, received: Received) -> Message:
+        """What the silo sends after `received` was published in this very round; pure."""
+        ...
+
+
+@runtime_checkable
+class Drawing(Protocol):
+    """An algorithm whose batch has parts that are drawn apart from one another."""
+
+    def draw(self, silo: SiloTensors, source: WordSource) -> Indexes:
+        """A fresh batch; all its randomness comes from `source`."""
+        ...

@@ -12,18 +12,17 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
+from calibrate.errors import InvalidInput, count
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baseline_options import AliDpflOptions
-from privfair.algorithms.client_gradients import (
+from privfair.algorithms.baselines.options import AliDpflOptions
+from privfair.algorithms.parts.clients import (
     ClippedSums,
     gradient_in_the_clear,
     gradient_message,
     gradient_shape,
     published_gradient,
 )
-from privfair.algorithms.local_models import LocalModels, as_floats, as_tensor, averaged, place_of
+from privfair.algorithms.parts.local_models import LocalModels, as_floats, as_tensor, averaged, place_of
 from privfair.models.model import Model
 
 

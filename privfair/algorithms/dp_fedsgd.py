@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.options import GradientOptions
+from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import BoundedContribution
 from privfair.models.model import Model, clipped_to
 

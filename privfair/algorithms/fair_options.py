@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from calibrate.errors import InvalidInput
-from calibrate.validation import count, positive, rate
-from privfair.algorithms.options import at_least_zero
-from privfair.fairness.notions import FairnessNotion, KernelKind, MmdCriterion, RateValue, Score
+from calibrate.errors import InvalidInput, count, positive, rate
+from privfair.algorithms.parts.options import at_least_zero
+from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriterion, RateValue, Score
 
 
 class LossClipRule(Enum):

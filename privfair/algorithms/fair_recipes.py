@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, assert_never
 
 from calibrate.errors import InvalidInput
-from privfair.algorithms.baseline_options import StepMethod
+from privfair.algorithms.baselines.options import StepMethod
 from privfair.algorithms.fair_options import PairMethod
 
 if TYPE_CHECKING:
     from privfair.algorithms.algorithm import Algorithm
     from privfair.algorithms.fedfdp import FedFdpClips
-    from privfair.algorithms.mmd_terms import CountsInTheClear, PaidCounts, PublicShares
+    from privfair.algorithms.mmd_fedavg import CountsInTheClear, PaidCounts, PublicShares
     from privfair.algorithms.registry import Blueprint
     from privfair.fairness.kernels import Noise
 
@@ -34,11 +34,10 @@ def fedfdp(blueprint: Blueprint) -> Algorithm[Any]:
 def _other_pairs(
     blueprint: Blueprint, clips: FedFdpClips | None, expected: dict[str, float]
 ) -> Algorithm[Any]:
-    from privfair.algorithms.agnostic_fl import AgnosticFl
-    from privfair.algorithms.baseline_options import AgnosticOptions, QFflOptions
-    from privfair.algorithms.client_gradients import PlainMeans
-    from privfair.algorithms.client_losses import ClippedPairs
-    from privfair.algorithms.q_ffl import QFfl
+    from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
+    from privfair.algorithms.baselines.options import AgnosticOptions, QFflOptions
+    from privfair.algorithms.baselines.q_ffl import QFfl
+    from privfair.algorithms.parts.clients import ClippedPairs, PlainMeans
 
     options, model, shares, seed = blueprint.options, blueprint.model, blueprint.shares, blueprint.seed
     sending = PlainMeans() if clips is None else ClippedPairs(clips.gradient, clips.loss, expected)
@@ -53,10 +52,10 @@ def _other_pairs(
 def private_local_steps(blueprint: Blueprint, rate: float, clip: float) -> Algorithm[Any] | None:
     """The corrected local steps that a `gaussian` plan asks for; None for plain DP-FedSGD."""
     from privfair.algorithms.ali_dpfl import AliDpfl
-    from privfair.algorithms.client_gradients import ClippedSums
-    from privfair.algorithms.feddyn import FedDyn
-    from privfair.algorithms.fedprox import FedProx
-    from privfair.algorithms.scaffold import Scaffold
+    from privfair.algorithms.baselines.feddyn import FedDyn
+    from privfair.algorithms.baselines.fedprox import FedProx
+    from privfair.algorithms.baselines.scaffold import Scaffold
+    from privfair.algorithms.parts.clients import ClippedSums
 
     options, model, shares, seed = blueprint.options, blueprint.model, blueprint.shares, blueprint.seed
     sending = ClippedSums(clip, {name: rate * size for name, size in blueprint.parties})
@@ -79,7 +78,7 @@ def private_local_steps(blueprint: Blueprint, rate: float, clip: float) -> Algor
 def _gradient_noise(blueprint: Blueprint) -> float:
     """The signed noise of a `gaussian` plan; 0 where nothing is promised, or while the manifest is being issued."""
     from calibrate.manifest.mechanism import GaussianNoise
-    from privfair.algorithms.client_gradients import NOISY
+    from privfair.algorithms.parts.clients import NOISY
 
     signed = None if blueprint.document is None else blueprint.document.release(NOISY)
     return signed.sigma if isinstance(signed, GaussianNoise) else 0.0
@@ -103,8 +102,7 @@ def fpfl(blueprint: Blueprint) -> Algorithm[Any]:
 
 def mmd_fedavg(blueprint: Blueprint) -> Algorithm[Any]:
     """MMD-fair FedAvg; what noise does to the kernel is read off the manifest."""
-    from privfair.algorithms.mmd_fedavg import MmdFedAvg
-    from privfair.algorithms.mmd_terms import MmdTerms
+    from privfair.algorithms.mmd_fedavg import MmdFedAvg, MmdTerms
 
     _require_two_groups(blueprint)
     clients = tuple(size for _, size in blueprint.clients)
@@ -130,7 +128,7 @@ def mmd_fedavg(blueprint: Blueprint) -> Algorithm[Any]:
 
 
 def _counts(blueprint: Blueprint) -> PublicShares | PaidCounts | CountsInTheClear:
-    from privfair.algorithms.mmd_terms import CountsInTheClear, PaidCounts, PublicShares
+    from privfair.algorithms.mmd_fedavg import CountsInTheClear, PaidCounts, PublicShares
 
     if blueprint.options.group_shares is not None:
         return PublicShares(blueprint.options.group_shares)
@@ -165,58 +163,58 @@ def _refuse_normalisation(blueprint: Blueprint) -> None:
 
 
 def fedprox(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.fedprox import FedProx
+    from privfair.algorithms.baselines.fedprox import FedProx
 
     return FedProx(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
 
 
 def scaffold(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.scaffold import Scaffold
+    from privfair.algorithms.baselines.scaffold import Scaffold
 
     return Scaffold(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
 
 
 def feddyn(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.feddyn import FedDyn
+    from privfair.algorithms.baselines.feddyn import FedDyn
 
     return FedDyn(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
 
 
 def q_ffl(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.q_ffl import QFfl
+    from privfair.algorithms.baselines.q_ffl import QFfl
 
     return QFfl(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
 
 
 def agnostic_fl(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.agnostic_fl import AgnosticFl
+    from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
 
     return AgnosticFl(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
 
 
 def local_mmd(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.local_mmd import LocalMmd
+    from privfair.algorithms.baselines.local_mmd import LocalMmd
 
     _require_two_groups(blueprint)
     return LocalMmd(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
 
 
 def fairfed(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.fairfed import FairFed
+    from privfair.algorithms.baselines.fairfed import FairFed
 
     _require_two_groups(blueprint)
     return FairFed(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
 
 
 def fedfb(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.fedfb import FedFb
+    from privfair.algorithms.baselines.fedfb import FedFb
 
     _require_two_groups(blueprint)
     return FedFb(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
 
 
 def tran(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.tran_multipliers import TranMultipliers
+    from privfair.algorithms.baselines.tran import TranMultipliers
 
     cohort = float(blueprint.options.cohort or sum(size for _, size in blueprint.parties))
     return TranMultipliers(blueprint.model, blueprint.options, blueprint.groups, cohort, None, blueprint.seed)

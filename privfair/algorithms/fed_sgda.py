@@ -25,12 +25,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
-from calibrate.validation import positive
+from calibrate.errors import InvalidInput, positive
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.descent import Descent, DescentRule, tensor
+from privfair.algorithms.parts.descent import Descent, DescentRule, tensor
 from privfair.contribution import BoundedContribution
-from privfair.models.weighing import ROUNDING_SLACK
+from privfair.models.model import ROUNDING_SLACK
 
 OF_THETA, OF_W = "value_1", "value_2"
 """The names a `gaussian` plan gives to its two values."""

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
-from calibrate.validation import positive
+from calibrate.errors import InvalidInput, positive
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.fair_options import FedFdpOptions, LossClipRule
 from privfair.contribution import BoundedContribution
-from privfair.fairness.fair_clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
+from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
 from privfair.models.model import Model, mean_over
 
 GRADIENT, LOSS = "gradient", "loss"

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
-from calibrate.validation import count, positive
+from calibrate.errors import InvalidInput, count, positive
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.fair_options import FpflOptions, ModelChoice
-from privfair.algorithms.user_statistics import Layout, Statistics
+from privfair.algorithms.parts.user_statistics import Layout, Statistics
 from privfair.contribution import BoundedContribution
-from privfair.fairness.constraints import Rate, rates_of
-from privfair.fairness.multipliers import RateSums, Violations, ascended, descent, violations
+from privfair.fairness.constraints import Rate, RateSums, Violations, ascended, descent, rates_of, violations
 from privfair.models.model import Model
 
 STATISTICS = "user_statistics"

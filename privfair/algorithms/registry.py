@@ -15,8 +15,8 @@ from privfair.algorithms import fair_recipes
 if TYPE_CHECKING:
     from calibrate.manifest.document import BudgetDocument
     from privfair.algorithms.algorithm import Algorithm
-    from privfair.min_max_plan import MinMaxPlan
     from privfair.models.model import Model
+    from privfair.plan.model import MinMaxPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,23 +89,23 @@ class Recipe:
 
 
 _RECORD = PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
-_OPTIONS = "privfair.algorithms.options"
+_OPTIONS = "privfair.algorithms.parts.options"
 
 
 def _fedsgd(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.fedsgd import FedSgd
+    from privfair.algorithms.baselines.fedsgd import FedSgd
 
     return FedSgd(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
 
 
 def _fedavg(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.fedavg import FedAvg
+    from privfair.algorithms.baselines.fedavg import FedAvg
 
     return FedAvg(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
 
 
 def _central_erm(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.central_erm import CentralErm
+    from privfair.algorithms.baselines.central_erm import CentralErm
 
     return CentralErm(blueprint.model, blueprint.options, blueprint.seed)
 
@@ -141,8 +141,8 @@ def _fed_sgda(blueprint: Blueprint, game: MinMaxPlan) -> Algorithm[Any]:
     """Noisy Fed-SGDA of the plan's model and the user's own loss; one record is the unit."""
     import torch
 
-    from privfair.algorithms.descent import DescentRule
     from privfair.algorithms.fed_sgda import FedSgda
+    from privfair.algorithms.parts.descent import DescentRule
 
     noise = blueprint.privacy.get("noise", (1.0,))
     if len(noise) != 2 or blueprint.privacy.get("relation") == Relation.REPLACE_ATTRIBUTE.value:
@@ -170,9 +170,7 @@ def _fed_sgda(blueprint: Blueprint, game: MinMaxPlan) -> Algorithm[Any]:
 
 
 def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
-    from privfair.algorithms.centralisation import centralisation_of
-    from privfair.algorithms.steffle import Steffle
-    from privfair.algorithms.steffle_bounds import BatchLaw, SteffleBounds, silo_weights
+    from privfair.algorithms.steffle import BatchLaw, Steffle, SteffleBounds, centralisation_of, silo_weights
 
     blueprint.require_groups()
     paid = blueprint.privacy.get("histogram-noise-ratio") is not None
@@ -216,7 +214,7 @@ def _steffle(blueprint: Blueprint) -> Algorithm[Any]:
 def _pay_once(blueprint: Blueprint) -> Algorithm[Any]:
     from calibrate.manifest.mechanism import RandomizedCategory
     from privfair.algorithms.pay_once import ATTRIBUTE, PayOnce
-    from privfair.fairness.debias import ResponseChannel
+    from privfair.fairness.penalty import ResponseChannel
 
     blueprint.require_groups()
     signed = None if blueprint.document is None else blueprint.document.release(ATTRIBUTE)
@@ -255,22 +253,22 @@ _RECIPES = {
     for recipe in (
         Recipe(
             "steffle",
-            "privfair.algorithms.steffle_options:SteffleOptions",
+            "privfair.algorithms.steffle:SteffleOptions",
             _steffle,
             _ATTRIBUTE,
             attributes_apart=True,
         ),
-        Recipe("pay-once", "privfair.algorithms.pay_once_options:PayOnceOptions", _pay_once, _ATTRIBUTE),
+        Recipe("pay-once", "privfair.algorithms.pay_once:PayOnceOptions", _pay_once, _ATTRIBUTE),
         Recipe("fedfdp", f"{_FAIR}:FedFdpOptions", fair_recipes.fedfdp, _ADDED_RECORD),
         Recipe("fpfl", f"{_FAIR}:FpflOptions", fair_recipes.fpfl, _ADDED_USER),
         Recipe("mmd-fedavg", f"{_FAIR}:MmdFedAvgOptions", fair_recipes.mmd_fedavg, _RECORD, central=True),
         Recipe(
-            "gaussian", "privfair.algorithms.baseline_options:PrivateStepOptions", _gaussian, _ADDED_RECORD
+            "gaussian", "privfair.algorithms.baselines.options:PrivateStepOptions", _gaussian, _ADDED_RECORD
         ),
         Recipe("fedsgd", f"{_OPTIONS}:GradientOptions", _fedsgd, _RECORD, baseline=True),
         Recipe("fedavg", f"{_OPTIONS}:FedAvgOptions", _fedavg, _RECORD, baseline=True),
         *(
-            Recipe(name, f"privfair.algorithms.baseline_options:{options}", build, unit, baseline=True)
+            Recipe(name, f"privfair.algorithms.baselines.options:{options}", build, unit, baseline=True)
             for name, options, build, unit in _BASELINES
         ),
         Recipe(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 from itertools import combinations
 from typing import assert_never, final
@@ -26,19 +27,208 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
+from calibrate.errors import InvalidInput, count, open_unit, positive
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.centralisation import EVERY_SILO, Centralisation, parts_of
-from privfair.algorithms.descent import Descent, DescentRule, tensor
-from privfair.algorithms.drawn_rows import drawn_rows
-from privfair.algorithms.steffle_bounds import SteffleBounds
-from privfair.algorithms.steffle_options import SteffleOptions, WCenter
-from privfair.algorithms.warm_start import towards_own_minimum
+from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
+from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
+from privfair.algorithms.parts.options import at_least_zero
 from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
-from privfair.fairness.fermi import OUTSIDE
+from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.models.model import Model, mean_over
+
+# What the [training] section may say for SteFFLe; importable without torch.
+
+
+class WCenter(Enum):
+    """Around which point W is kept in its Frobenius ball."""
+
+    INDEPENDENCE = "independence"
+    """Around sqrt(P), the W of perfectly fair predictions: a small ball is then enough, and less noise."""
+    ORIGIN = "origin"
+    """Around zero, as printed."""
+
+
+@dataclass(frozen=True)
+class SteffleOptions:
+    """`fairness` is the paper's lambda; `w_step` its eta_w, here not multiplied by lambda.
+
+    `group_frequencies` are public group shares, block by block: groups entries for demographic parity and equal
+    opportunity (there: among records of the positive class), classes x groups for equalised odds. Leave them out if
+    the plan pays for a noisy histogram.
+
+    `warm_start` lets the first round send, in the clear, how far each silo's own loss is from its minimum after so many
+    iterations of L-BFGS, and begins at their mean; it uses no attribute. Worth it where a silo has many more
+    records than the model has parameters.
+    """
+
+    notion: Independence = Independence.DEMOGRAPHIC_PARITY
+    fairness: float = 1.0
+    group_frequencies: tuple[float, ...] | None = None
+    positive_class: int = 1
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    decay: float = 1.0
+    decay_every: int = 10
+    w_step: float = 1.0
+    w_center: WCenter = WCenter.INDEPENDENCE
+    iterate: Iterate = Iterate.LAST
+    warm_start: int = 0
+
+    def __post_init__(self) -> None:
+        at_least_zero("fairness", self.fairness)
+        count("positive-class", self.positive_class, least=0)
+        positive("learning-rate", self.learning_rate)
+        positive("decay", self.decay)
+        count("decay-every", self.decay_every)
+        at_least_zero("w-step", self.w_step)
+        count("warm-start", self.warm_start, least=0)
+        if not 0 <= self.momentum < 1:
+            raise InvalidInput("momentum", self.momentum, "must lie in [0, 1)", "0.9 is usual")
+        for share in self.group_frequencies or ():
+            open_unit("group-frequencies", share)
+
+
+# What was signed for a SteFFLe run, and how the server weighs silos; importable without torch.
+
+
+@final
+@dataclass(frozen=True)
+class SteffleBounds:
+    """What was signed: the divisor, the floor of the group frequencies, and the two factors of theta's bound."""
+
+    batch_size: int
+    minority_fraction: float
+    lipschitz: float
+    w_radius: float
+
+    def __post_init__(self) -> None:
+        count("batch-size", self.batch_size)
+        open_unit("minority-fraction", self.minority_fraction)
+        positive("lipschitz", self.lipschitz)
+        positive("w-radius", self.w_radius)
+
+    @property
+    def h_w(self) -> float:
+        """2 sqrt(2) / (m sqrt(rho)): how far one record's attribute moves h_W at most."""
+        return 2.0 * math.sqrt(2.0) / (self.batch_size * math.sqrt(self.minority_fraction))
+
+    @property
+    def h_theta(self) -> float:
+        """2 sqrt(2) D L / (m sqrt(rho)), which per-record clipping enforces."""
+        return self.h_w * self.lipschitz * self.w_radius
+
+
+class BatchLaw(Enum):
+    """What is the same in all silos when batches are drawn."""
+
+    SAME_RATE = "same-rate"
+    """Full and Poisson batches: every record takes part equally often, whatever its silo's size."""
+    SAME_SIZE = "same-size"
+    """Shuffled, fixed-size and with-replacement batches: a larger silo's records take part less often."""
+
+
+def silo_weights(sizes: Mapping[str, int], silo_size: int, law: BatchLaw) -> dict[str, float]:
+    """The weights with which the silos' sums over m become, on average, the mean over all records.
+
+    `silo_size` is the one the plan is priced for, the smallest. In expectation a silo of n records sends n / silo_size
+    times its mean if its records are drawn at the rate m / silo_size, and its mean if its batches have size m.
+    """
+    total = sum(sizes.values())
+    match law:
+        case BatchLaw.SAME_RATE:
+            return dict.fromkeys(sizes, silo_size / total)
+        case BatchLaw.SAME_SIZE:
+            return {name: size / total for name, size in sizes.items()}
+        case _:
+            assert_never(law)
+
+
+# Who holds what: where the attributes lie, and which silo therefore sends which part of a round.
+#
+# The paper (Section 4, Appendix F) splits a silo into a non-sensitive division, which computes the loss
+# gradient, and a
+# sensitive one, which computes the fairness gradients. The divisions need not sit in one silo:
+#
+# * every silo holds both (the N silos of Algorithm 1; a single silo is the central DP-FERMI);
+# * one silo holds all attributes, many hold features and labels;
+# * any number of either, each record's attribute in exactly one sensitive silo.
+#
+# A sensitive silo is given the features of its records by their holders (they are not protected), as model
+# outputs or,
+# here, as rows. In the last two cases a round's records may have no attribute in some sensitive silo. Falling silent
+# would show that, and so would noise or a divisor that follows the realised number of records. So a sensitive silo
+# **always** sends: the sum over whatever it was asked for, possibly nothing, over the fixed divisor, with the full
+# signed noise.
+
+
+@final
+@dataclass(frozen=True)
+class EverySiloHoldsBoth:
+    """N silos, or one."""
+
+
+@final
+@dataclass(frozen=True)
+class OneSensitiveSilo:
+    """All attributes in the silo of this name; the others hold features and labels."""
+
+    sensitive: str
+
+
+@final
+@dataclass(frozen=True)
+class SeparateSilos:
+    """The general case: these silos hold attributes, all others hold features and labels."""
+
+    sensitive: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sensitive or len(set(self.sensitive)) != len(self.sensitive):
+            raise InvalidInput(
+                "sensitive",
+                self.sensitive,
+                "must be distinct names, at least one",
+                "name the sensitive silos",
+            )
+
+
+Centralisation = EverySiloHoldsBoth | OneSensitiveSilo | SeparateSilos
+
+EVERY_SILO = EverySiloHoldsBoth()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which parts of a round a silo sends."""
+
+    loss: bool
+    fairness: bool
+
+
+def parts_of(centralisation: Centralisation, silo: str) -> Parts:
+    """What this silo sends, in every round, whatever its batch."""
+    match centralisation:
+        case EverySiloHoldsBoth():
+            return Parts(loss=True, fairness=True)
+        case OneSensitiveSilo(sensitive):
+            return Parts(loss=silo != sensitive, fairness=silo == sensitive)
+        case SeparateSilos(sensitive):
+            return Parts(loss=silo not in sensitive, fairness=silo in sensitive)
+        case _:
+            assert_never(centralisation)
+
+
+def centralisation_of(sensitive: tuple[str, ...]) -> Centralisation:
+    """Who holds what, if these parties hold nothing but attributes."""
+    match sensitive:
+        case ():
+            return EVERY_SILO
+        case (one,):
+            return OneSensitiveSilo(one)
+        case several:
+            return SeparateSilos(several)
+
 
 LOSS_GRADIENT, H_THETA, H_W, HISTOGRAM = "g", "h_theta", "h_W", "attribute_histogram"
 """The names of a SteFFLe plan."""

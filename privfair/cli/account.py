@@ -73,8 +73,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Price given noise: a certified interval [lower, upper] for epsilon at the given delta."""
+    from calibrate.errors import open_unit
     from calibrate.privacy_unit import PrivacyUnit, Relation
-    from calibrate.validation import open_unit
 
     open_unit("--delta", delta)
     _require_some_noise(multipliers)

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from privfair.cli.audit_attribute import (
+from privfair.cli.audit_model import (
     AttributeFlags,
+    ModelFlags,
     attribute_of_model,
     attribute_of_run,
     attribute_options,
+    judge_model,
+    model_options,
+    show_membership,
 )
-from privfair.cli.audit_model import ModelFlags, judge_model, model_options, show_membership
 from privfair.cli.audit_outputs import (
     OutputFlags,
     dated,
@@ -24,7 +27,7 @@ from privfair.cli.audit_outputs import (
     run_subjects,
     write_outputs,
 )
-from privfair.cli.audit_verify import command as verify_command
+from privfair.cli.audit_outputs import command as verify_command
 from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:

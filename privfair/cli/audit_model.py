@@ -15,12 +15,14 @@ from privfair.cli.output import options, print_rich
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from audit.attacks.membership.claim import Claim
-    from audit.attacks.membership.membership_audit import MembershipAudit, MembershipOptions
-    from audit.attacks.membership.records import AuditedRecords, RecordTables
-    from audit.attacks.membership.shadow.recipe import ShadowRecipe
-    from audit.attacks.membership.targets.target import Target
+    from audit.attribute.result import AttributeInference
+    from audit.membership.epsilon_bound import Claim
+    from audit.membership.membership_audit import MembershipAudit, MembershipOptions
+    from audit.membership.records import AuditedRecords, RecordTables
+    from audit.membership.shadow.train import ShadowRecipe
+    from audit.membership.targets.target import Target
     from calibrate.manifest.trust import TrustFile
+
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _COUNT = click.IntRange(min=1)
@@ -139,9 +141,9 @@ def judge_model(
     flags: ModelFlags, run: Path | None, trust: TrustFile | None, seed: int, confidence: float
 ) -> MembershipAudit:
     """Read the files, open the model, train shadow models, attack, judge."""
-    from audit.attacks.membership.membership_audit import audit_model, audit_scores
-    from audit.attacks.membership.records import RecordTables
-    from audit.attacks.membership.targets.user_score import Direction, read_scores
+    from audit.membership.membership_audit import audit_model, audit_scores
+    from audit.membership.records import RecordTables
+    from audit.membership.targets.target import Direction, read_scores
 
     flags.require_complete(run)
     assert flags.members is not None
@@ -165,8 +167,8 @@ def judge_model(
 
 def open_model(flags: ModelFlags) -> Target:
     """The model that was named, opened as the flags allow."""
-    from audit.attacks.membership.targets.open_target import PickleTrust, open_target
-    from audit.attacks.membership.targets.target import OutputKind
+    from audit.membership.targets.open_target import PickleTrust, open_target
+    from audit.membership.targets.target import OutputKind
 
     assert flags.model_path is not None
     pickles = PickleTrust.TRUSTED if flags.trust_pickle else PickleTrust.REFUSED
@@ -196,8 +198,8 @@ def show_membership(found: MembershipAudit) -> None:
 
 def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
     """The records of all files as this model takes them."""
-    from audit.attacks.membership.records import ColumnChoice, RecordTables, encode_tables
-    from audit.attacks.membership.targets.run_target import RunTarget
+    from audit.membership.records import ColumnChoice, RecordTables, encode_tables
+    from audit.membership.targets.run_target import RunTarget
 
     assert flags.members is not None
     assert flags.nonmembers is not None
@@ -222,8 +224,8 @@ def _member_marks(tables: RecordTables) -> Any:
 def _options(
     flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confidence: float
 ) -> MembershipOptions:
-    from audit.attacks.membership.membership_audit import MembershipOptions
-    from audit.attacks.membership.result import Assignment
+    from audit.membership.membership_audit import MembershipOptions
+    from audit.membership.result import Assignment
 
     return MembershipOptions(
         flags.shadow_models, recipe, Assignment(flags.assignment), confidence, seed, flags.delta
@@ -232,8 +234,8 @@ def _options(
 
 def _recipe(flags: ModelFlags) -> ShadowRecipe | None:
     """None for "same": the target itself says what resembles it."""
-    from audit.attacks.membership.shadow.stacked_logistic import StackedLogistic
-    from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
+    from audit.membership.shadow.stacked_linear import StackedLogistic
+    from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 
     if flags.shadow == "same" or not flags.shadow_models:
         if flags.epochs is not None:
@@ -247,11 +249,11 @@ def _recipe(flags: ModelFlags) -> ShadowRecipe | None:
 
 def _claim(flags: ModelFlags, trust: TrustFile | None) -> Claim | None:
     """The manifest's promise, the run's own, or the auditor's words; in this order."""
-    from audit.attacks.membership.claim import Claim
+    from audit.membership.epsilon_bound import Claim
     from calibrate.manifest.verify import authenticate, read_unverified
     from calibrate.privacy_unit import Relation
-    from privfair.cli.files import read_bytes
-    from privfair.run_folder import RunFolder
+    from privfair.cli.output import read_bytes
+    from privfair.run.folder import RunFolder
 
     if flags.epsilon is not None:
         return Claim.said(flags.epsilon, flags.delta, Relation(flags.relation))
@@ -292,3 +294,108 @@ def _progress(models: int) -> Iterator[Callable[[int, int], None] | None]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("shadow models", total=models)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# The attribute-inference part of `privfair audit`.
+
+attribute_options = options(
+    click.option(
+        "--sensitive",
+        help="With --model: the column whose values are to be guessed, for attribute inference.",
+    ),
+    click.option(
+        "--attribute-inference/--no-attribute-inference",
+        "infer",
+        default=True,
+        show_default=True,
+        help="Of a run: guess the attribute of its records from its model, beside imputation.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class AttributeFlags:
+    sensitive: str | None
+    infer: bool
+
+
+@dataclass(frozen=True)
+class AttributeAnswer:
+    """What was found, or why nothing could be."""
+
+    found: AttributeInference | None
+    why_not: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        if self.found is None:
+            return {"attribute_inference": None, "attribute_inference_not_possible": self.why_not}
+        return {"attribute_inference": self.found.to_json()}
+
+    def show(self) -> None:
+        """A table of attacks beside imputation."""
+        from rich.markup import escape
+        from rich.table import Table
+
+        if self.found is None:
+            if self.why_not is not None:
+                print_rich(f"attribute inference: not possible ({escape(self.why_not)})")
+            return
+        found = self.found
+        table = Table(
+            "attack", "right on members", "on non-members", "members minus non-members, over imputation"
+        )
+        table.add_row("imputation", _share(found.imputation_members), _share(found.imputation_nonmembers), "")
+        for one in found.attacks:
+            gap = f"{_share(one.leakage)} \\[{_share(one.leakage.lower)}, {_share(one.leakage.upper)}]"
+            table.add_row(
+                one.name,
+                _share(one.members.accuracy),
+                _share(one.nonmembers.accuracy),
+                f"{gap}{'  leaks' if one.leaks else ''}",
+            )
+        print_rich(f"attribute inference: {found.finding.value}; {escape(found.why)}", table)
+
+
+def attribute_of_run(
+    flags: AttributeFlags, run: Path, plan_path: Path | None, seed: int, confidence: float
+) -> AttributeAnswer:
+    """Of a run; a run that does not allow it (no model yet, images, too few records) says so."""
+    from audit.attribute.attribute_audit import AttributeOptions
+    from audit.attribute.of_model import attribute_inference_of_run
+    from calibrate.errors import InvalidInput
+
+    if not flags.infer:
+        return AttributeAnswer(None, "it was not asked for")
+    try:
+        options = AttributeOptions(confidence, seed)
+        return AttributeAnswer(attribute_inference_of_run(run, options, plan_path))
+    except InvalidInput as refused:
+        return AttributeAnswer(None, f"{refused.argument} {refused.rule}")
+
+
+def attribute_of_model(
+    flags: AttributeFlags, model: ModelFlags, seed: int, confidence: float
+) -> AttributeAnswer:
+    """Of a model with two files; only where a column was named."""
+    from audit.attribute.attribute_audit import AttributeOptions
+    from audit.attribute.of_model import attribute_inference_of_model
+    from audit.membership.records import RecordTables
+    from audit.membership.targets.run_target import RunTarget
+
+    if flags.sensitive is None:
+        return AttributeAnswer(None, "no --sensitive COLUMN was named")
+    if model.model_path is None:
+        raise click.UsageError("--sensitive needs --model: scores of members say nothing about an attribute")
+    assert model.members is not None
+    assert model.nonmembers is not None
+    target = open_model(model)
+    delimiter = target.delimiter if isinstance(target, RunTarget) else ","
+    tables = RecordTables.read(model.members, model.nonmembers, delimiter=delimiter)
+    found = attribute_inference_of_model(
+        target, tables, records_for(model, target), flags.sensitive, AttributeOptions(confidence, seed)
+    )
+    return AttributeAnswer(found)
+
+
+def _share(value: Any) -> str:
+    return f"{100 * (value if isinstance(value, float) else value.value):.1f}%"

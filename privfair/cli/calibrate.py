@@ -13,7 +13,7 @@ from privfair.cli.plan_flags import EXAMPLES, FLAGS, SUMMARIES
 if TYPE_CHECKING:
     from calibrate.budget import CertifiedBudget
     from calibrate.privacy_unit import EpsilonDelta
-    from privfair.plan_file import PlanFile
+    from privfair.plan.file import PlanFile
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 
@@ -72,7 +72,7 @@ class _Algorithms(click.Group):
         if name.endswith(".toml"):
             from calibrate.plans.from_mapping import algorithm_named
             from privfair.algorithms.registry import baseline_names
-            from privfair.plan_file import read_plan_file
+            from privfair.plan.file import read_plan_file
 
             named = read_plan_file(Path(name)).algorithm
             if named in baseline_names():
@@ -138,7 +138,7 @@ def _run(
     from calibrate.budget import calibrate_plan
     from calibrate.plans.from_mapping import plan_from_mapping
     from privfair.cli import unpromised
-    from privfair.plan_file import plan_from_flags
+    from privfair.plan.file import plan_from_flags
 
     _refuse_contradictions(solve, noise_multiplier, explain, plot, manifest)
     if (as_printed or no_privacy is not None) and (explain or plot is not None or solve != "sigma"):
@@ -197,7 +197,7 @@ def _refuse_contradictions(
 
 
 def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str, as_json: bool) -> None:
-    from calibrate.solve_plan import largest_rate, largest_rounds
+    from calibrate.solve_rounds import largest_rate, largest_rounds
 
     find = largest_rounds if solve == "rounds" else largest_rate
     found = find(file.algorithm, file.privacy, noise, target)

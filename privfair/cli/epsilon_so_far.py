@@ -7,7 +7,7 @@ from typing import final
 from calibrate.accountants.registry import best_epsilon
 from calibrate.errors import NotCertified, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.guarantee import NoPrivacyPromised
+from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.releases import InSequence, Release, Repeated, Sampled
 from calibrate.sampling import ShuffledEpochs
 

@@ -12,20 +12,20 @@ import click
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.from_budget import Terms, valid_for
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
-from calibrate.manifest.terms import Terms, valid_for
 from calibrate.privacy_unit import PrivacyUnit
-from privfair.cli.files import write_bytes
-from privfair.datasets.binding import digest
-from privfair.plan_file import PlanFile
+from privfair.cli.output import write_bytes
+from privfair.data.facts import digest
+from privfair.plan.file import PlanFile
 
 if TYPE_CHECKING:
     from calibrate.budget import CertifiedBudget
     from calibrate.plans.plan import Plan
     from calibrate.privacy_unit import EpsilonDelta
     from privfair.algorithms.algorithm import Algorithm
-    from privfair.training_data import TrainingData
-    from privfair.training_plan import TrainingPlan
+    from privfair.data.training_data import TrainingData
+    from privfair.plan.training import TrainingPlan
 
 _SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2}
 """Which parameter of a plan tells how many units there are, and how many times over."""
@@ -78,7 +78,7 @@ def issue_manifest(
 def issue_as_printed(plan: Plan, target: EpsilonDelta, file: PlanFile, issuing: Issuing) -> BudgetDocument:
     """Sign a paper's own noise: its claim beside what it truly costs."""
     from calibrate.manifest.from_budget import PaperClaim, document_as_printed
-    from calibrate.theorems.printed_noise import printed_noise
+    from calibrate.theorems.printed import printed_noise
 
     printed = printed_noise(plan, target)
     subject = _subject(file, issuing, plan)
@@ -92,10 +92,10 @@ def issue_as_printed(plan: Plan, target: EpsilonDelta, file: PlanFile, issuing: 
 
 def issue_without_promise(file: PlanFile, reason: str, issuing: Issuing) -> BudgetDocument:
     """Sign that a run protects nobody, so that it cannot be taken for a private one."""
-    from calibrate.manifest.without_promise import document_without_promise
+    from calibrate.manifest.from_budget import document_without_promise
     from calibrate.plans.from_mapping import algorithm_named, parameter_names
-    from privfair.plan_section import refuse_unknown
-    from privfair.training_plan import training_plan
+    from privfair.plan.file import refuse_unknown
+    from privfair.plan.training import training_plan
 
     if not reason.strip():
         raise click.UsageError("--no-privacy needs a reason, which stands in every output of the run")
@@ -132,14 +132,14 @@ def _subject(
         return _Subject(_binding_without_data(issuing, plan), None, None)
     if issuing.silos:
         raise click.UsageError("--silo and the plan's [data] both name silos; drop --silo")
-    from privfair.data_plan import read_data_plan
-    from privfair.training_data import load_training_data
+    from privfair.data.training_data import load_training_data
+    from privfair.plan.data import read_data_plan
 
     if not file.training:
         data = load_training_data(read_data_plan(file.data, file.folder))
         return _Subject(data.binding, data, None)
-    from privfair.prepared_run import build
-    from privfair.training_plan import training_plan
+    from privfair.plan.training import training_plan
+    from privfair.run.prepare import build
 
     if training is None:
         training = training_plan(file)

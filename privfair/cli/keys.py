@@ -42,7 +42,7 @@ def read_trust_file(path: Path, root: Path | None):  # type: ignore[no-untyped-d
     """The trust file at `path`, checked by the root key where one is given."""
     from calibrate.manifest.keys import load_public
     from calibrate.manifest.trust import read_trust
-    from privfair.cli.files import read_bytes
+    from privfair.cli.output import read_bytes
 
     return read_trust(read_bytes(path, "--trust"), None if root is None else load_public(root, ask_password))
 
@@ -99,7 +99,7 @@ def trust(key_path: Path, role: str, out: Path, append: bool, valid_days: int, a
     from calibrate.errors import TrustRefused
     from calibrate.manifest.keys import Role, load_public
     from calibrate.manifest.trust import TrustedKey, TrustFile, read_trust
-    from privfair.cli.files import read_bytes, write_bytes
+    from privfair.cli.output import read_bytes, write_bytes
 
     now = datetime.now(UTC).replace(microsecond=0)
     entry = TrustedKey.of(
@@ -126,7 +126,7 @@ def trust(key_path: Path, role: str, out: Path, append: bool, valid_days: int, a
 def revoke(key_id: str, why: str, out: Path) -> None:
     """Revoke a key from now on, also for what it signed earlier."""
     from calibrate.manifest.trust import Revocation, read_trust
-    from privfair.cli.files import read_bytes, write_bytes
+    from privfair.cli.output import read_bytes, write_bytes
 
     now = datetime.now(UTC).replace(microsecond=0)
     trusted = read_trust(read_bytes(out, "--out")).with_revoked(key_id, Revocation(at=now, why=why))

@@ -30,7 +30,7 @@ def sign(file: Path, key_path: Path, out: Path | None, as_json: bool) -> None:
     from calibrate.manifest.issue import add_signature
     from calibrate.manifest.keys import load_private
     from calibrate.manifest.verify import read_unverified
-    from privfair.cli.files import read_bytes, write_bytes
+    from privfair.cli.output import read_bytes, write_bytes
 
     key = load_private(key_path, ask_password)
     signed = add_signature(read_bytes(file, "FILE"), key)
@@ -50,11 +50,11 @@ def sign(file: Path, key_path: Path, out: Path | None, as_json: bool) -> None:
 def verify(file: Path, trust_path: Path, root: Path | None, recompute: bool, as_json: bool) -> None:
     """Check signatures, roles, validity and meaning; exit code 3 and the failed step otherwise."""
     from calibrate.manifest.verify import authenticate
-    from privfair.cli.files import read_bytes
+    from privfair.cli.output import read_bytes
 
     manifest = authenticate(read_bytes(file, "FILE"), read_trust_file(trust_path, root))
     if recompute:
-        from calibrate.manifest.recompute import recompute as price_again
+        from calibrate.manifest.issue import recompute as price_again
 
         price_again(manifest.document)
     if as_json:
@@ -90,7 +90,7 @@ def show(file: Path, trust_path: Path | None, root: Path | None, as_json: bool) 
     """A page for an officer: what is promised to whom, what is not protected, what it assumes."""
     from calibrate.manifest.show import render
     from calibrate.manifest.verify import authenticate, read_unverified
-    from privfair.cli.files import read_bytes
+    from privfair.cli.output import read_bytes
 
     content = read_bytes(file, "FILE")
     if trust_path is None:

@@ -30,8 +30,8 @@ The file needs the feature columns of the training files; class and sensitive at
 @json_option
 def command(run: Path, input_path: Path, out: Path, as_json: bool) -> None:
     """Apply the model in RUN to every record of a file: its class, and the probability of each class."""
-    from privfair.cli.files import write_bytes
-    from privfair.prediction import predict
+    from privfair.cli.output import write_bytes
+    from privfair.run.prediction import predict
 
     found = predict(run, input_path)
     write_bytes(out, found.as_csv())

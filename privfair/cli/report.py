@@ -26,7 +26,7 @@ def command(run: Path | None, out: Path, audit_path: Path | None) -> None:
     Without RUN the page is about the model that was audited with --model.
     """
     from audit.report.page import render
-    from privfair.cli.files import write_bytes
+    from privfair.cli.output import write_bytes
 
     if run is None and audit_path is None:
         raise click.UsageError("name a RUN folder, or the --audit of a model")
@@ -38,7 +38,7 @@ def command(run: Path | None, out: Path, audit_path: Path | None) -> None:
 def _content(run: Path | None, audit: dict[str, Any] | None) -> Any:
     from audit.report.content import ReportContent
     from calibrate.manifest.verify import read_unverified
-    from privfair.run_folder import RunFolder
+    from privfair.run.folder import RunFolder
 
     if run is None:
         return ReportContent(None, audit, (), ())
@@ -56,8 +56,8 @@ def _audit(path: Path) -> dict[str, Any]:
 
     from audit.report.document import AuditReport
     from calibrate.errors import InvalidInput
-    from calibrate.manifest.steps import first_fault
-    from privfair.cli.files import read_bytes
+    from calibrate.manifest.strict_json import first_fault
+    from privfair.cli.output import read_bytes
 
     content = read_bytes(path, "--audit")
     try:

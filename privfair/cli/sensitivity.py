@@ -11,8 +11,7 @@ from privfair.cli import sensitivity_report
 from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
-    from audit.sensitivity.entry import Entry
-    from audit.sensitivity.falsify import Finding, Search
+    from audit.sensitivity.falsify import Entry, Finding, Search
 
 _RELATIONS = ("add-remove", "replace-one", "replace-attribute")
 
@@ -145,7 +144,7 @@ def _known(id: str, claim: float | None, stated: dict[str, str | None]) -> Entry
 def _own(what: str, claim: float | None, stated: dict[str, str | None]) -> Entry:
     from audit.sensitivity.claim import DistanceClaim
     from audit.sensitivity.domain import Domain
-    from audit.sensitivity.entry import Entry
+    from audit.sensitivity.falsify import Entry
     from audit.sensitivity.subject import Arrays, Subject
     from calibrate.claims import Norm
     from calibrate.errors import InvalidInput

@@ -62,12 +62,12 @@ def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
 
     from calibrate.budget import calibrate_plan
     from calibrate.errors import InvalidInput
-    from calibrate.manifest.guarantee import NoPrivacyPromised
     from calibrate.manifest.keys import Role, generate, save
+    from calibrate.manifest.mechanism import NoPrivacyPromised
     from calibrate.manifest.verify import read_unverified
     from calibrate.plans.from_mapping import plan_from_mapping
     from privfair.cli.issue_manifest import issue_manifest
-    from privfair.plan_file import read_plan_file
+    from privfair.plan.file import read_plan_file
 
     if manifest is not None:
         if not manifest.is_file():

@@ -15,7 +15,7 @@ from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
     from privfair.cli.epsilon_so_far import EpsilonSoFar
-    from privfair.run_session import Progress
+    from privfair.run.session import Progress
 
 _EXAMPLE = """
 \b

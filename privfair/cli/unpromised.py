@@ -12,7 +12,7 @@ from privfair.cli.output import print_json, print_rich
 if TYPE_CHECKING:
     from calibrate.manifest.document import BudgetDocument
     from calibrate.privacy_unit import EpsilonDelta
-    from privfair.plan_file import PlanFile
+    from privfair.plan.file import PlanFile
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 
@@ -33,7 +33,7 @@ def baseline_command(path: Path, algorithm: str) -> click.Command:
     @click.option("--why", default="", metavar="TEXT", help="The justification to put on record.")
     @json_option
     def run(reason: str | None, as_json: bool, **manifest: Any) -> None:
-        from privfair.plan_file import read_plan_file
+        from privfair.plan.file import read_plan_file
 
         if reason is None:
             raise click.UsageError(
@@ -56,7 +56,7 @@ def no_privacy(file: PlanFile, reason: str, as_json: bool, manifest: dict[str, A
 
 def as_printed(file: PlanFile, target: EpsilonDelta, as_json: bool, manifest: dict[str, Any]) -> None:
     """Sign a paper's own noise with its claimed and its true epsilon."""
-    from calibrate.manifest.guarantee import AsPrintedGuarantee
+    from calibrate.manifest.mechanism import AsPrintedGuarantee
     from calibrate.plans.from_mapping import plan_from_mapping
     from privfair.cli.issue_manifest import Issuing, issue_as_printed
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 from scipy.special import erf, erfc, erfcx
 
 from calibrate.arrays import AnyFloats
-from calibrate.validation import positive
+from calibrate.errors import positive
+from privfair.fairness.constraints import KernelKind
 
 
 @dataclass(frozen=True)
@@ -228,3 +230,19 @@ Kernel = (
     | SmoothedEnergyKernel
     | SharpenedGaussianKernel
 )
+
+
+# From the kernel's name in a plan to the kernel.
+
+
+def kernel_of(kind: KernelKind, width: float) -> Kernel:
+    """The kernel of that kind with amplitude 1; the energy kernel has no width."""
+    match kind:
+        case KernelKind.GAUSSIAN:
+            return GaussianKernel(width)
+        case KernelKind.LAPLACE:
+            return LaplaceKernel(width)
+        case KernelKind.ENERGY:
+            return EnergyKernel()
+        case _:
+            assert_never(kind)

@@ -7,13 +7,69 @@ sum_j joint[b, a, j] do not depend on the model, and are held fixed.
 
 from __future__ import annotations
 
-from typing import assert_never
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never, final
 
 import torch
 from torch import Tensor
 
-from calibrate.validation import positive
-from privfair.fairness.penalty_kinds import FairnessPenalty
+from calibrate.errors import InvalidInput, count, positive
+
+# What a fairness penalty makes small; importable without torch.
+
+
+class FairnessPenalty(Enum):
+    SQUARED_GAP = "squared-gap"
+    """The squared differences of the groups' mean class probabilities; with two groups and classes the gap squared."""
+    FERMI = "fermi"
+    """The chi-square divergence of groups and predictions, at its own best W."""
+
+
+# Undoing randomised response on average: responses with known error rates become unbiased group memberships.
+#
+# k-ary randomised response answers the true group with probability `keep` and each other one with (1 - keep)/(k - 1).
+# Its matrix is M = (keep - other) I + other 11^T, and M^(-1) e_r = (e_r - other 1) / (keep - other) is a
+# membership whose
+# expectation is the one-hot vector of the true group. Its entries may be negative or above one; they always sum to 1.
+
+
+@final
+@dataclass(frozen=True)
+class ResponseChannel:
+    """The public law of the responses; `keep` = 1 means that they are the true groups."""
+
+    groups: int
+    keep: float
+
+    def __post_init__(self) -> None:
+        count("groups", self.groups, least=2)
+        if not 1.0 / self.groups < self.keep <= 1.0:
+            raise InvalidInput(
+                "keep",
+                self.keep,
+                f"must lie in (1/{self.groups}, 1], else the responses say nothing",
+                "spend a larger epsilon",
+            )
+
+    @classmethod
+    def of_epsilon(cls, groups: int, epsilon: float | None) -> ResponseChannel:
+        """The channel that costs this epsilon; None for a run that promises nothing and sends the truth."""
+        if epsilon is None:
+            return cls(groups, 1.0)
+        return cls(groups, 1.0 / (1.0 + (groups - 1) * math.exp(-positive("epsilon", epsilon))))
+
+    @property
+    def other(self) -> float:
+        """The probability of each single wrong answer."""
+        return (1.0 - self.keep) / (self.groups - 1)
+
+    def memberships(self, responses: Tensor) -> Tensor:
+        """(records, groups), unbiased: E[memberships | true group] is one-hot."""
+        one_hot = torch.nn.functional.one_hot(responses, self.groups).to(torch.float64)
+        return (one_hot - self.other) / (self.keep - self.other)
+
 
 _LEAST_CLASS_MASS = 1e-9
 

@@ -5,15 +5,14 @@ See docs/ledger.md for what it promises and what a crash loses.
 """
 
 from privfair.ledger.anchor import Anchor, AnchorState
-from privfair.ledger.chain import Head
 from privfair.ledger.claim import DEFAULT_BLOCK, Claim
-from privfair.ledger.ledger import Ledger
-from privfair.ledger.refusals import (
+from privfair.ledger.entries import (
     AlreadyClaimed,
     AlreadyReleased,
     BudgetExceeded,
     ClaimEnded,
     ClaimSuperseded,
+    Head,
     NotIntact,
     Refusal,
     RolledBack,
@@ -22,6 +21,7 @@ from privfair.ledger.refusals import (
     Unavailable,
     UnknownClaim,
 )
+from privfair.ledger.ledger import Ledger
 from privfair.ledger.status import ClaimState, DataBudgetStatus, LedgerStatus, ManifestStatus
 from privfair.ledger.store import Access
 from privfair.ledger.terms import ClaimToken, ManifestTerms, Release

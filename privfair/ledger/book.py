@@ -12,28 +12,30 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import assert_never
 
-from privfair.ledger.chain import GENESIS, Head, Link, broken, read_link
 from privfair.ledger.entries import (
-    BudgetSet,
-    Charged,
-    Claimed,
-    Closed,
-    Entry,
-    Opened,
-    Released,
-    Resumed,
-)
-from privfair.ledger.refusals import (
+    GENESIS,
     AlreadyClaimed,
     AlreadyReleased,
     BudgetExceeded,
+    BudgetSet,
+    Charged,
+    Claimed,
     ClaimEnded,
     ClaimSuperseded,
+    Closed,
+    Entry,
+    Head,
+    Link,
     NotIntact,
+    Opened,
     Refusal,
+    Released,
+    Resumed,
     RoundNotHeld,
     RoundsExhausted,
     UnknownClaim,
+    broken,
+    read_link,
 )
 
 _NEW_MANIFEST = "have a new manifest with a fresh nonce signed"

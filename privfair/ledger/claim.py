@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
-from calibrate.validation import count
+from calibrate.errors import count
 from privfair.ledger.book import Account, Book, not_charged, released_before, short
-from privfair.ledger.chain import Head
-from privfair.ledger.entries import Charged, Closed, Released
+from privfair.ledger.entries import AlreadyReleased, Charged, Closed, Head, Released, RoundNotHeld
 from privfair.ledger.journal import Draft, Journal
-from privfair.ledger.refusals import AlreadyReleased, RoundNotHeld
 from privfair.ledger.terms import ClaimToken, Release, digest_text, label
 
 DEFAULT_BLOCK = 32

@@ -7,13 +7,89 @@ duplicate keys, NaN, other orders and other spellings of a number.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from calibrate.errors import LedgerRefused
 from calibrate.privacy_unit import PrivacyUnit
+
+# Why the ledger says no, one class a rule.
+#
+# ::
+#
+#     LedgerRefused
+#     └── Refusal               subject, rule and remedy kept apart for programs
+#         ├── NotIntact             a row, the chain or the append-only guard was changed
+#         ├── RolledBack            the ledger is older than its anchor, or than what was already seen
+#         ├── AlreadyClaimed        the manifest, or its single-use nonce, was claimed before
+#         ├── UnknownClaim          no claim in this ledger belongs to the token
+#         ├── ClaimSuperseded       the claim was resumed elsewhere, or the object crossed a fork
+#         ├── ClaimEnded            the claim is closed, or the manifest has expired
+#         ├── BudgetExceeded        the data set's total budget does not allow the claim
+#         ├── RoundsExhausted       more rounds asked for than were signed
+#         ├── RoundNotHeld          a release of a round this session did not charge
+#         ├── AlreadyReleased       a second release of one value in one round
+#         └── Unavailable           the database or the anchor could not be read or written
+
+
+class Refusal(LedgerRefused):
+    """One sentence: what was refused, by which rule, and what to do."""
+
+    def __init__(self, subject: str, rule: str, remedy: str) -> None:
+        self.subject = subject
+        self.rule = rule
+        self.remedy = remedy
+        super().__init__(f"ledger refused {subject}: {rule}; {remedy}")
+
+
+class NotIntact(Refusal):
+    """A row, the chain or the append-only guard is not as this ledger wrote it."""
+
+
+class RolledBack(Refusal):
+    """The ledger is older than its anchor, or than what this process has already seen."""
+
+
+class AlreadyClaimed(Refusal):
+    """The manifest, or its single-use nonce, was claimed before."""
+
+
+class UnknownClaim(Refusal):
+    """No claim in this ledger belongs to the token."""
+
+
+class ClaimSuperseded(Refusal):
+    """The claim was resumed elsewhere, or the object crossed a fork."""
+
+
+class ClaimEnded(Refusal):
+    """The claim is closed, or the manifest has expired."""
+
+
+class BudgetExceeded(Refusal):
+    """The data set's total budget does not allow the claim."""
+
+
+class RoundsExhausted(Refusal):
+    """More rounds were asked for than the manifest's signers allowed."""
+
+
+class RoundNotHeld(Refusal):
+    """A release of a round that was not charged, or not by this session."""
+
+
+class AlreadyReleased(Refusal):
+    """A second release of one value in one round."""
+
+
+class Unavailable(Refusal):
+    """The database or the anchor could not be read or written, so nothing is granted."""
+
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Label = Annotated[str, Field(min_length=1, max_length=200)]
@@ -149,3 +225,66 @@ def stored_bytes(body: str) -> bytes:
 def unit_text(unit: PrivacyUnit) -> str:
     """A privacy unit as entries spell it, for example "record by replace-one"."""
     return f"{unit.protected.value} by {unit.relation.value}"
+
+
+# The hash chain: each entry's canonical text contains its number and the digest of the one before.
+#
+# Changing, dropping, inserting or reordering any entry breaks every digest after it. What a chain cannot
+# show is that its end was cut off, or that an old copy was put back: that is the anchor's task.
+
+_REMEDY = (
+    "put back an untouched copy that is not older than the anchor, or ask the privacy officer to start anew"
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last entry's number and digest: together they stand for the whole ledger up to there."""
+
+    seq: int
+    hash: str
+
+
+GENESIS = Head(0, "0" * 64)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One row as it is stored."""
+
+    seq: int
+    prev: str
+    hash: str
+    body: str
+
+    @property
+    def head(self) -> Head:
+        return Head(self.seq, self.hash)
+
+
+def link(entry: Entry) -> Link:
+    """The row that stores `entry`."""
+    body = encode(entry)
+    return Link(entry.seq, entry.prev, hashlib.sha256(stored_bytes(body)).hexdigest(), body)
+
+
+def read_link(row: Link, after: Head) -> Entry:
+    """The entry of a stored row that must follow `after`; raises NotIntact and names the entry."""
+    if row.seq != after.seq + 1:
+        raise broken(after.seq + 1, f"the entry is missing, the next one stored is number {row.seq}")
+    if row.prev != after.hash:
+        raise broken(row.seq, "it does not follow from the entry before it")
+    if hashlib.sha256(stored_bytes(row.body)).hexdigest() != row.hash:
+        raise broken(row.seq, "its text does not have the digest it was stored with")
+    try:
+        entry = decode(row.body)
+    except UnreadableEntry as error:
+        raise broken(row.seq, f"its text is not an entry of this version ({error})") from error
+    if (entry.seq, entry.prev) != (row.seq, row.prev):
+        raise broken(row.seq, "its text was written for another place in the chain")
+    return entry
+
+
+def broken(seq: int, rule: str) -> NotIntact:
+    """The refusal that says at which entry the ledger stops being trustworthy."""
+    return NotIntact(f"entry {seq}", rule, _REMEDY)

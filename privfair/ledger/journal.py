@@ -18,9 +18,17 @@ from sqlalchemy import Connection
 
 from privfair.ledger.anchor import Anchor, AnchorFile, AnchorState, check_anchor
 from privfair.ledger.book import Book
-from privfair.ledger.chain import Head, Link, link
-from privfair.ledger.entries import Entry, Opened, decode
-from privfair.ledger.refusals import ClaimSuperseded, RolledBack, Unavailable
+from privfair.ledger.entries import (
+    ClaimSuperseded,
+    Entry,
+    Head,
+    Link,
+    Opened,
+    RolledBack,
+    Unavailable,
+    decode,
+    link,
+)
 from privfair.ledger.store import Access, Store
 from privfair.ledger.terms import timestamp
 

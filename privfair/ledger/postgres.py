@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 
 from calibrate.errors import InvalidInput
-from privfair.ledger.refusals import NotIntact, Unavailable
+from privfair.ledger.entries import NotIntact, Unavailable
 from privfair.ledger.store import TABLE
 
 _LOCK_SPACE = 0x70666C64 << 32  # "pfld", so that other programs' advisory locks are not met by accident

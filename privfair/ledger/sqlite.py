@@ -17,8 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.pool import QueuePool
 
 from calibrate.errors import InvalidInput
-from privfair.ledger.chain import GENESIS
-from privfair.ledger.refusals import NotIntact, RolledBack, Unavailable
+from privfair.ledger.entries import GENESIS, NotIntact, RolledBack, Unavailable
 from privfair.ledger.store import TABLE, Access
 
 _WAIT_SECONDS = 120.0

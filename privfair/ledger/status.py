@@ -7,7 +7,7 @@ from enum import Enum
 
 from privfair.ledger.anchor import AnchorState
 from privfair.ledger.book import Account, Book
-from privfair.ledger.chain import Head
+from privfair.ledger.entries import Head
 
 
 class ClaimState(Enum):

@@ -10,8 +10,7 @@ from typing import Protocol
 from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, Table, Text, insert, select
 from sqlalchemy.exc import DBAPIError
 
-from privfair.ledger.chain import Link
-from privfair.ledger.refusals import Unavailable
+from privfair.ledger.entries import Link, Unavailable
 
 TABLE = "privfair_ledger"
 _ROWS = Table(

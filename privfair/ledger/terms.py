@@ -11,10 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, count, positive
 from calibrate.privacy_unit import PrivacyUnit
-from calibrate.validation import count, positive
-from privfair.ledger.durable import write_new_file
+from privfair.ledger.anchor import write_new_file
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,200}")

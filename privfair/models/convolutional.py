@@ -8,9 +8,8 @@ from typing import assert_never, final
 import torch
 from torch import nn
 
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
-from privfair.models.kinds import CnnArchitecture
+from calibrate.errors import InvalidInput, count
+from privfair.models.model import CnnArchitecture
 from privfair.models.record_isolation import made_up_records
 from privfair.models.torch_module import TorchModule
 

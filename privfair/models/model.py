@@ -11,12 +11,184 @@ is cast to it. Norms, coefficients and the weighted sum are float64 in either ca
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import Protocol, final
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from privfair.models.weighing import Weigh, clipped_after, clipped_to, mean_over
+from calibrate.errors import InvalidInput, count, positive
+
+# The choices a model leaves open, as types; importable without torch.
+
+
+class Activation(Enum):
+    """What a hidden unit does with its input."""
+
+    RELU = "relu"
+    TANH = "tanh"
+    """Bounded, which clipped training often likes better (Papernot et al. 2021, arXiv 2007.14191)."""
+
+
+class CnnArchitecture(Enum):
+    """Convolutional nets of two convolutions and two fully connected layers."""
+
+    FEDAVG = "fedavg"
+    """McMahan et al. 2017 (arXiv 1602.05629), Section 3: 5x5 convolutions of 32 and 64 channels, each with 2x2
+    pooling, then 512 hidden units; 1,663,370 parameters on 28 x 28 grey images."""
+    UNPADDED = "fedavg-unpadded"
+    """The same without padding, 582,026 parameters: what FedFDP's public code builds."""
+    STRIDED = "strided"
+    """Rodriguez-Galvez et al. 2021 (FPFL): 5x5 convolutions of 32 and 64 channels with stride 2, then 100 units."""
+    COMPACT = "compact"
+    """26,010 parameters on 28 x 28 grey images: the net that the Opacus project's own MNIST example trains."""
+
+
+# Where each named parameter lies in the flat vector theta.
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Names and shapes, in the order in which theta holds them."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, named: Iterable[tuple[str, Tensor]]) -> ParameterLayout:
+        pairs = tuple((name, tuple(value.shape)) for name, value in named)
+        return cls(tuple(name for name, _ in pairs), tuple(shape for _, shape in pairs))
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """The parameters as views of theta."""
+        if theta.shape != (self.size,):
+            raise InvalidInput(
+                "theta",
+                tuple(theta.shape),
+                f"must be a vector of {self.size} entries",
+                "start from initial()",
+            )
+        pieces = theta.split([math.prod(shape) for shape in self.shapes])
+        return {
+            name: piece.view(shape)
+            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
+        }
+
+    def join(self, values: Mapping[str, Tensor]) -> Tensor:
+        """One flat vector of the named values, in this order."""
+        return torch.cat([values[name].reshape(-1) for name in self.names])
+
+
+# From scores to losses and probabilities, and back: what every classifier shares.
+
+EXACT = torch.float64
+"""The type of everything that decides or applies a clipping coefficient."""
+
+
+def in_working_precision(theta: Tensor, x: Tensor) -> Tensor:
+    """theta in the features' type (token numbers leave it as it is); half precision is refused."""
+    dtype = x.dtype if x.dtype.is_floating_point else theta.dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise InvalidInput(
+            "features", str(dtype), "must be float32 or float64", "convert them with x.to(torch.float32)"
+        )
+    return theta.to(dtype)
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Each record's loss, and its gradient in the scores: softmax minus the true class's indicator."""
+    log_probabilities = torch.log_softmax(logits, dim=1)
+    labels = y[:, None]
+    losses = -log_probabilities.gather(1, labels)[:, 0]
+    residual = log_probabilities.exp().scatter_add(1, labels, logits.new_full((1, 1), -1.0).expand(len(y), 1))
+    return losses, residual
+
+
+def through_softmax(probabilities: Tensor, coefficients: Tensor) -> Tensor:
+    """The gradient of <coefficients_i, softmax(scores_i)> in the scores, for each record; broadcasts on the left."""
+    mean = (probabilities * coefficients).sum(dim=-1, keepdim=True)
+    return probabilities * (coefficients - mean)
+
+
+# How much of each record's gradient is taken: plain mean, clipping, clipping after a factor.
+
+Weigh = Callable[[Tensor, Tensor], Tensor]
+"""From gradient norms and losses of the records of a batch to their coefficients; float64 throughout."""
+
+ROUNDING_SLACK = 2.0**-21
+"""By how much (relatively) parts are held under their bound, so that rounding can't carry a sum over its sensitivity.
+
+Three things round. A norm is off by at most about (values summed + 3) u, with u = 2^-53; its coefficient by 3 u; both
+are below 1e-9 up to eight million parameters. And the sum over n records, in whatever order, is off by at most
+(n + 3) u times the sum of the parts' norms, n times the bound: the sums of two neighbouring batches then differ by at
+most bound * (1 + 2 n (n + 3) u), which 2^-21 covers up to n = 46,000 records in a batch.
+"""
+
+SMALLEST_BOUND = 1e-100
+"""With norms whose squares are finite, no coefficient then falls among the subnormal numbers, which round coarsely."""
+
+
+def mean_over(size: int) -> Weigh:
+    """Every record with weight 1/size: the plain mean, whatever the batch's real size."""
+    share = 1.0 / count("size", size)
+    return lambda norms, losses: torch.full_like(norms, share)
+
+
+@final
+@dataclass(frozen=True)
+class ClippedTo:
+    """min(1, reach / norm); a zero gradient keeps its weight of one. Made by `clipped_to`."""
+
+    reach: float
+
+    def __call__(self, norms: Tensor, losses: Tensor) -> Tensor:
+        return torch.div(torch.tensor(self.reach, dtype=norms.dtype), norms.clamp_min(self.reach))
+
+    def of_array(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The same coefficients for a numpy array, with less overhead."""
+        return self.reach / np.maximum(norms, self.reach)
+
+
+def clipped_to(bound: float) -> ClippedTo:
+    """min(1, bound / norm), nudged down by `ROUNDING_SLACK`.
+
+    Guarantee: no record's part c_i grad_i is longer than `bound`, rounding included, and adding or removing a record
+    moves the computed sum of up to 46,000 parts by at most `bound` (docs/models.md, "What rounding can do").
+    """
+    if positive("bound", bound) < SMALLEST_BOUND:
+        raise InvalidInput(
+            "bound",
+            bound,
+            f"must be at least {SMALLEST_BOUND:g} for rounding to be under control",
+            "clip less",
+        )
+    return ClippedTo(bound / (1.0 + ROUNDING_SLACK))
+
+
+def clipped_after(factor: Callable[[Tensor], Tensor], bound: float) -> Weigh:
+    """The gradient times a factor of the record's loss, then clipped: sign(f) min(|f|, bound / norm).
+
+    The factor may be negative or larger than one. Clipping before multiplying would let it carry a part over the
+    bound by any amount; the guarantee is that of `clipped_to`.
+    """
+    reach = clipped_to(bound).reach
+
+    def weigh(norms: Tensor, losses: Tensor) -> Tensor:
+        factors = factor(losses).to(norms.dtype)
+        longest = torch.div(torch.tensor(reach, dtype=norms.dtype), norms)
+        return torch.copysign(torch.minimum(factors.abs(), longest), factors)
+
+    return weigh
+
 
 __all__ = ("Model", "Weigh", "WeightedGradient", "clipped_after", "clipped_to", "mean_over")
 

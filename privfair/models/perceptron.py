@@ -16,14 +16,18 @@ from typing import assert_never, final
 import torch
 from torch import Tensor, nn
 
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
-from privfair.models.kinds import Activation
-from privfair.models.layout import ParameterLayout
-from privfair.models.model import WeightedGradient
-from privfair.models.parts import OuterProducts, underflow, weigh_parts
-from privfair.models.scores import EXACT, cross_entropy, in_working_precision, through_softmax
-from privfair.models.weighing import Weigh
+from calibrate.errors import InvalidInput, count
+from privfair.models.layers import OuterProducts, underflow, weigh_parts
+from privfair.models.model import (
+    EXACT,
+    Activation,
+    ParameterLayout,
+    Weigh,
+    WeightedGradient,
+    cross_entropy,
+    in_working_precision,
+    through_softmax,
+)
 
 
 @final

@@ -18,7 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from calibrate.errors import InvalidInput
-from privfair.models.layer_trace import scores_record_by_record
+from privfair.models.layers import scores_record_by_record
 from privfair.models.model import Model
 
 _TOLERANCE = 1e-8

@@ -4,9 +4,8 @@
 What is proved about it is in docs/theorems/discrete-noise.md, what it costs in docs/benchmarks/noise.md.
 """
 
-from privfair.noise.discrete_gaussian import discrete_gaussian
-from privfair.noise.discrete_laplace import discrete_laplace
 from privfair.noise.grid import Grid, Norm
+from privfair.noise.lattice_sampler import discrete_gaussian, discrete_laplace
 from privfair.noise.random_stream import SecureStream, WordStream
 from privfair.noise.randomized_response import ResponseLaw, randomized_response
 from privfair.noise.research import UNSAFE_LABEL, UnsafeNoiseWarning, UnsafeSeededResearchNoise

@@ -15,10 +15,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrate.discrete_noise_slack import STEPS_PER_SCALE
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
-from privfair.noise.arguments import exact_positive, real_array
+from calibrate.discrete_noise import STEPS_PER_SCALE
+from calibrate.errors import InvalidInput, count
+from privfair.noise.lattice_sampler import exact_positive, real_array
 
 LARGEST_STEPS = 1 << 52
 """Largest size of a value in steps; with noise of at most as much the sum is still exact in a double."""

@@ -14,18 +14,135 @@ docs/theorems/discrete-noise.md has the proof. Timing depends on the noise drawn
 
 from __future__ import annotations
 
+import decimal
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from math import prod
+from numbers import Rational, Real
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from calibrate.arrays import Floats, Integers
-from calibrate.errors import InvalidInput
-from privfair.noise.lazy_comparison import BAND, UNIFORM_BITS, uniform_is_below_exponential
+from calibrate.errors import InvalidInput, count, positive
 from privfair.noise.random_stream import Words, WordStream
+
+# What callers may hand to the noise: exact positive numbers, shapes, real arrays, categories. All else is refused.
+
+
+def exact_positive(argument: str, value: float | Fraction) -> Fraction:
+    """A positive number as the rational it is; a double is taken at its exact value."""
+    if isinstance(value, bool):
+        raise InvalidInput(argument, value, "must be a number", "give a float, an int or a Fraction")
+    if isinstance(value, Rational):
+        if value <= 0:
+            raise InvalidInput(argument, value, "must be greater than 0", "give a positive number")
+        return Fraction(int(value.numerator), int(value.denominator))  # numpy integers would overflow later
+    if isinstance(value, Real):
+        return Fraction(positive(argument, float(value)))
+    raise InvalidInput(argument, value, "must be a positive number", "give a float, an int or a Fraction")
+
+
+def whole_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    dimensions = shape if isinstance(shape, tuple) else (shape,)
+    return tuple(count("shape", dimension, least=0) for dimension in dimensions)
+
+
+def real_array(values: ArrayLike) -> NDArray[np.float64]:
+    """A finite array in double precision, with nothing lost on the way."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
+        raise InvalidInput(
+            "values", str(array.dtype), "must be real numbers of at most 64 bits", "convert them"
+        )
+    doubles = array.astype(np.float64)
+    if array.dtype.kind in "iu" and array.size and max(int(array.max()), -int(array.min())) > 1 << 53:
+        raise InvalidInput(
+            "values", "integers beyond 2^53", "must be exact in double precision", "scale them down"
+        )
+    if not np.isfinite(doubles).all():
+        raise InvalidInput(
+            "values", "NaN or infinity", "must be finite", "clip or drop them before publishing"
+        )
+    return doubles
+
+
+def category_array(categories: ArrayLike, alternatives: int) -> NDArray[np.int64]:
+    """Categories numbered 0, 1, ..., alternatives - 1."""
+    array = np.asarray(categories)
+    if array.dtype.kind not in "iu":
+        raise InvalidInput(
+            "categories", str(array.dtype), "must be whole numbers", "number the categories from 0"
+        )
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) < alternatives):
+        raise InvalidInput(
+            "categories",
+            (int(array.min()), int(array.max())),
+            f"must lie in 0 .. {alternatives - 1}",
+            "number the categories from 0, or raise k",
+        )
+    return array.astype(np.int64)
+
+
+# Decide `U * height < exp(-exponent)` for a uniform real U without rounding anything.
+#
+# U is known to 53 bits when it arrives. Nearly always that settles the question; the caller's floating-point
+# test decides all but a thin band around equality. What falls into the band comes here: exp is enclosed by
+# rationals, U gets further bits, both ever finer, until the two intervals are disjoint.
+
+UNIFORM_BITS = 53
+"""How many bits of U the fast test uses."""
+
+BAND = 2.0**-40
+"""Half width of the band in which the floating-point test is not believed; docs/theorems/discrete-noise.md
+shows that its error is below 2^-41."""
+
+_FIRST_DIGITS = 40
+_MORE_DIGITS = 25
+_MORE_BITS = 64
+_EXPONENT_PER_DIGIT = 8
+
+
+def uniform_is_below_exponential(
+    first_bits: int, height: Fraction, exponent: Fraction, stream: WordStream
+) -> bool:
+    """Whether U * height < exp(-exponent), where U lies in [first_bits, first_bits + 1) * 2^-53.
+
+    Guarantee: given a uniform U, the answer is true with probability exactly exp(-exponent) / height (or 1
+    if that is larger): no comparison is ever decided on a rounded number.
+    """
+    low, bits, digits = first_bits, UNIFORM_BITS, _FIRST_DIGITS
+    while True:
+        at_least, at_most = exponential_enclosure(exponent, digits)
+        if Fraction(low + 1, 1 << bits) * height <= at_least:
+            return True
+        if Fraction(low, 1 << bits) * height >= at_most:
+            return False
+        low = (low << _MORE_BITS) | int(stream.words(1)[0])
+        bits += _MORE_BITS
+        digits += _MORE_DIGITS
+
+
+def exponential_enclosure(exponent: Fraction, digits: int) -> tuple[Fraction, Fraction]:
+    """Rationals on both sides of exp(-exponent), for exponent >= 0, about 10^-digits (relatively) apart.
+
+    An exponent beyond 8 * digits gets 0 as its lower end: a rational near exp(-10^9) would fill the memory,
+    and whoever needs to know more asks again with more digits.
+    The quotient is correctly rounded, relatively within 5 * 10^-digits, which moves exp relatively by
+    5 * exponent * 10^-digits (to first order); exp is correctly rounded, too. The margin is twice the sum.
+    """
+    largest = _EXPONENT_PER_DIGIT * digits
+    if exponent > largest:
+        return Fraction(0), exponential_enclosure(Fraction(largest), digits)[1]
+    context = decimal.Context(prec=digits, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, traps=[])
+    quotient = context.divide(Decimal(exponent.numerator), Decimal(exponent.denominator))
+    middle = Fraction(context.exp(context.minus(quotient)))
+    margin = middle * 10 * (exponent + 1) / 10**digits
+    return middle - margin, middle + margin
+
 
 LARGEST_SCALE = 1 << 40
 SMALLEST_SCALE = Fraction(1, 1 << 20)
@@ -220,3 +337,80 @@ def _fair_coin_runs(number: int, stream: WordStream) -> Integers:
         going = going[~stopped]
         runs[going] += 64
     return runs
+
+
+# The discrete Gaussian of Canonne, Kamath and Steinke: P[Y = y] proportional to exp(-y^2 / (2 sigma^2)).
+
+
+@dataclass(frozen=True)
+class GaussianExponent:
+    """phi(y) = y^2 / (2 sigma^2), with sigma an exact rational."""
+
+    sigma: Fraction
+
+    @property
+    def scale(self) -> Fraction:
+        return self.sigma
+
+    @cached_property
+    def _per_square(self) -> Fraction:
+        return 1 / (2 * self.sigma**2)
+
+    @cached_property
+    def _approximate_per_square(self) -> float:
+        return float(self._per_square)
+
+    def exact(self, size: int) -> Fraction:
+        return self._per_square * size**2
+
+    def approximate(self, size: Floats) -> Floats:
+        return size * size * self._approximate_per_square
+
+
+def discrete_gaussian(
+    shape: int | tuple[int, ...], sigma_in_steps: Fraction | int, stream: WordStream
+) -> Integers:
+    """Independent whole numbers with P[Y = y] exactly proportional to exp(-y^2 / (2 sigma^2)).
+
+    Guarantee: the distribution is exact (given uniform words and the accuracy of exp stated in
+    docs/theorems/discrete-noise.md, section "The sampler is exact"). Added to a whole vector of L2
+    sensitivity D it is (D^2 / (2 sigma^2))-zCDP (Canonne, Kamath and Steinke 2020, Theorem 4, and additivity
+    over coordinates); the unit of D is one step.
+    """
+    dimensions = whole_shape(shape)
+    table = block_table(GaussianExponent(exact_positive("sigma_in_steps", sigma_in_steps)))
+    return sample(table, prod(dimensions), stream).reshape(dimensions)
+
+
+# The discrete Laplace (two-sided geometric) law: P[Y = y] proportional to exp(-|y| / scale).
+
+
+@dataclass(frozen=True)
+class LaplaceExponent:
+    """phi(y) = y / scale, with an exact rational scale."""
+
+    scale: Fraction
+
+    @cached_property
+    def _approximate_rate(self) -> float:
+        return float(1 / self.scale)
+
+    def exact(self, size: int) -> Fraction:
+        return size / self.scale
+
+    def approximate(self, size: Floats) -> Floats:
+        return size * self._approximate_rate
+
+
+def discrete_laplace(
+    shape: int | tuple[int, ...], scale_in_steps: Fraction | int, stream: WordStream
+) -> Integers:
+    """Independent whole numbers with P[Y = y] exactly proportional to exp(-|y| / scale).
+
+    Guarantee: added to a whole vector of L1 sensitivity D it is purely (D / scale)-DP: shifting y by v
+    changes the probability by a factor of at most exp(|v| / scale), coordinate by coordinate. The unit of D
+    is one step; exactness is argued in docs/theorems/discrete-noise.md.
+    """
+    dimensions = whole_shape(shape)
+    table = block_table(LaplaceExponent(exact_positive("scale_in_steps", scale_in_steps)))
+    return sample(table, prod(dimensions), stream).reshape(dimensions)

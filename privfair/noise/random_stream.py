@@ -17,8 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
+from calibrate.errors import InvalidInput, count
 
 Words = NDArray[np.uint64]
 

@@ -10,10 +10,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
-from privfair.noise.arguments import category_array, exact_positive
-from privfair.noise.lazy_comparison import exponential_enclosure
+from calibrate.errors import InvalidInput, count
+from privfair.noise.lattice_sampler import category_array, exact_positive, exponential_enclosure
 from privfair.noise.random_stream import WordStream, uniform_below
 
 KEEP_BITS = 62

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.arrays import Floats
-from calibrate.validation import count
-from privfair.noise.arguments import category_array, exact_positive, real_array
+from calibrate.errors import count
+from privfair.noise.lattice_sampler import category_array, exact_positive, real_array
 from privfair.noise.randomized_response import ResponseLaw
 from privfair.noise.source import Categories
 

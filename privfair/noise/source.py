@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from calibrate.arrays import Floats
-from privfair.noise.discrete_gaussian import discrete_gaussian
-from privfair.noise.discrete_laplace import discrete_laplace
 from privfair.noise.grid import Grid
+from privfair.noise.lattice_sampler import discrete_gaussian, discrete_laplace
 from privfair.noise.random_stream import SecureStream, WordStream
 from privfair.noise.randomized_response import ResponseLaw, randomized_response
 

@@ -1,9 +1,13 @@
 """The run transcript: what an observer of the silos saw, value by value, bound to manifest and ledger."""
 
-from privfair.transcript.digest import release_digest
-from privfair.transcript.header import FloatFormat, TranscriptHeader, ValueSpec
+from privfair.transcript.header import (
+    FloatFormat,
+    TranscriptHeader,
+    TranscriptRefused,
+    ValueSpec,
+    release_digest,
+)
 from privfair.transcript.reader import Agreement, Ending, Transcript
-from privfair.transcript.refusal import TranscriptRefused
 from privfair.transcript.writer import TranscriptWriter
 
 __all__ = [

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from privfair.transcript.refusal import TranscriptRefused
+from privfair.transcript.header import TranscriptRefused
 
 MAGIC = b"PFTRANS1"
 SEED = hashlib.sha256(MAGIC).digest()

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
 from typing import Annotated, Literal
 
+import numpy as np
 import rfc8785
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
+from calibrate.errors import InvalidInput, Refused, count
 from privfair.ledger import Claim
 from privfair.ledger.terms import digest_text, label
-from privfair.transcript.refusal import TranscriptRefused
+
+# The one way in which a transcript says no.
+
+
+class TranscriptRefused(Refused):
+    """The transcript is damaged, does not fit its ledger, or may not be written so."""
+
+    def __init__(self, subject: str, rule: str, remedy: str) -> None:
+        self.subject = subject
+        self.rule = rule
+        self.remedy = remedy
+        super().__init__(f"transcript refused {subject}: {rule}; {remedy}")
 
 
 class FloatFormat(Enum):
@@ -140,3 +154,41 @@ def _unreadable() -> TranscriptRefused:
 def _distinct(argument: str, names: tuple[str, ...]) -> None:
     if not names or len(set(names)) != len(names) or len(names) > 65535:
         raise InvalidInput(argument, names, "must be 1 to 65535 distinct names", "name each one once")
+
+
+# The digest by which ledger, transcript and wire speak of one published value.
+
+_DOMAIN = "privfair release 1"
+
+
+def published_bytes(spec: ValueSpec, values: NDArray[np.floating]) -> bytes:
+    """The exact bytes of a published array; another shape or type, or a number that is none, is refused."""
+    array = np.asarray(values)
+    if array.dtype != np.dtype(spec.format.value):
+        raise InvalidInput(
+            spec.name, array.dtype.str, f"must be {spec.format.value}", "convert it before it is published"
+        )
+    if array.shape != spec.shape:
+        raise InvalidInput(
+            spec.name, array.shape, f"must have shape {spec.shape}", "publish what was declared"
+        )
+    if not np.isfinite(array).all():
+        raise InvalidInput(
+            spec.name, "(not finite)", "must be finite", "mend the contribution before the gate"
+        )
+    return array.astype(spec.format.value, copy=False).tobytes()
+
+
+def release_digest(manifest: str, round: int, party: str, spec: ValueSpec, content: bytes) -> str:
+    """SHA-256 over a fixed word, manifest, round, party, name, format, shape and bytes, each with its length in front.
+
+    The lengths make it injective: no two different releases share the text that is hashed.
+    """
+    hasher = hashlib.sha256()
+    shape = ",".join(str(side) for side in spec.shape)
+    for part in (_DOMAIN, manifest, str(round), party, spec.name, spec.format.value, shape):
+        raw = part.encode("utf-8")
+        hasher.update(struct.pack("<Q", len(raw)) + raw)
+    hasher.update(struct.pack("<Q", len(content)))
+    hasher.update(content)
+    return hasher.hexdigest()

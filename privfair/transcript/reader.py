@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privfair.ledger import ClaimState, Ledger, Release
-from privfair.transcript.digest import release_digest
 from privfair.transcript.frames import (
     Frame,
     FrameKind,
@@ -25,8 +24,7 @@ from privfair.transcript.frames import (
     read_end,
     read_value_key,
 )
-from privfair.transcript.header import TranscriptHeader, decode_header
-from privfair.transcript.refusal import TranscriptRefused
+from privfair.transcript.header import TranscriptHeader, TranscriptRefused, decode_header, release_digest
 
 _RESTORE = "put an untouched copy of the transcript back"
 

@@ -10,10 +10,8 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.errors import InvalidInput
-from calibrate.validation import count
-from privfair.ledger.durable import sync_folder, write_all
-from privfair.transcript.digest import published_bytes, release_digest
+from calibrate.errors import InvalidInput, count
+from privfair.ledger.anchor import sync_folder, write_all
 from privfair.transcript.frames import (
     MAGIC,
     SEED,
@@ -23,9 +21,15 @@ from privfair.transcript.frames import (
     end_payload,
     value_payload,
 )
-from privfair.transcript.header import TranscriptHeader, ValueSpec, encode_header
+from privfair.transcript.header import (
+    TranscriptHeader,
+    TranscriptRefused,
+    ValueSpec,
+    encode_header,
+    published_bytes,
+    release_digest,
+)
 from privfair.transcript.reader import Ending, Transcript
-from privfair.transcript.refusal import TranscriptRefused
 
 
 class TranscriptWriter:

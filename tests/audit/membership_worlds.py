@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from audit.attacks.membership.records import AuditedRecords
-from audit.attacks.membership.shadow.recipe import ShadowRecords
-from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
+from audit.membership.records import AuditedRecords
+from audit.membership.shadow.stacked_perceptron import StackedPerceptron
+from audit.membership.shadow.train import ShadowRecords
 
 FEATURES, CLASSES = 20, 4
 OVERFIT = StackedPerceptron((32,), epochs=40, batch=32)

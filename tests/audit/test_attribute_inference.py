@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.attacks.attribute.attribute_audit import (
-    AttributeOptions,
-    attribute_inference,
-    difference_interval,
-)
-from audit.attacks.attribute.bounded_mean import mean_interval
-from audit.attacks.attribute.csmia import Csmia
-from audit.attacks.attribute.records import Attribute, AttributeRecords, SensitiveInput
-from audit.attacks.attribute.result import AttributeInference, Finding
-from audit.attacks.attribute.yeom import Yeom
+from audit.attribute.attacks import Csmia, Yeom
+from audit.attribute.attribute_audit import AttributeOptions, attribute_inference, difference_interval
+from audit.attribute.records import Attribute, AttributeRecords, SensitiveInput
+from audit.attribute.result import AttributeInference, Finding, mean_interval
 from calibrate.errors import InvalidInput
 from tests.audit.attribute_cases import (
     Honest,
@@ -97,7 +91,7 @@ def test_csmia_decides_by_how_many_values_are_right() -> None:
         def probabilities(self, features):  # type: ignore[no-untyped-def]
             return np.array([answers[tuple(row)] for row in features])
 
-    from audit.attacks.attribute.attack import Knowledge
+    from audit.attribute.attacks import Knowledge
 
     records = AttributeRecords(
         np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]), np.ones(3, dtype=np.int64), np.array([0, 1, 1])

@@ -10,14 +10,14 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from audit.attacks.attribute.attribute_audit import AttributeOptions
-from audit.attacks.attribute.learned import WhiteBox
-from audit.attacks.attribute.of_model import AskedByClass, InputTable, attribute_inference_of_model
-from audit.attacks.attribute.result import Finding
-from audit.attacks.attribute.yeom import Yeom
-from audit.attacks.membership.records import ColumnChoice, RecordTables, encode_tables
-from audit.attacks.membership.targets.sklearn_estimator import SklearnTarget
-from audit.attacks.membership.targets.torch_target import TorchTarget
+from audit.attribute.attacks import Yeom
+from audit.attribute.attribute_audit import AttributeOptions
+from audit.attribute.learned import WhiteBox
+from audit.attribute.of_model import AskedByClass, InputTable, attribute_inference_of_model
+from audit.attribute.result import Finding
+from audit.membership.records import ColumnChoice, RecordTables, encode_tables
+from audit.membership.targets.sklearn_estimator import SklearnTarget
+from audit.membership.targets.torch_target import TorchTarget
 from calibrate.errors import InvalidInput
 from tests.audit.attribute_cases import population
 

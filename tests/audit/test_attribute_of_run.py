@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.attacks.attribute.of_run import members_of
-from privfair.training_data import load_training_data
-from privfair.training_plan import read_training_plan
+from audit.attribute.of_model import members_of
+from privfair.data.training_data import load_training_data
+from privfair.plan.training import read_training_plan
 from tests.end_to_end.test_attributes_apart import TWO, plan_text
 from tests.privfair.small_runs import Desk
 

@@ -7,11 +7,11 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
-from audit.attacks.attribute.attribute_audit import attribute_inference
-from audit.attacks.attribute.records import Attribute, AttributeRecords, SensitiveInput
-from audit.attacks.attribute.result import AttributeInference, Finding
+from audit.attribute.attribute_audit import attribute_inference
+from audit.attribute.records import Attribute, AttributeRecords, SensitiveInput
+from audit.attribute.result import AttributeInference, Finding
 from calibrate.arrays import Floats
-from privfair.datasets.catalogue import Benchmark, load_benchmark
+from privfair.data.benchmarks import Benchmark, load_benchmark
 
 RECORDS = 3000
 

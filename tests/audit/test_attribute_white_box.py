@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from audit.attacks.attribute.attribute_audit import AttributeOptions, attribute_inference
-from audit.attacks.attribute.learned import WhiteBox
-from audit.attacks.attribute.records import AttributeRecords
-from audit.attacks.attribute.result import Finding
-from audit.attacks.attribute.torch_targets import ModuleWeights, RunModel
-from audit.attacks.attribute.yeom import Yeom
+from audit.attribute.attacks import Yeom
+from audit.attribute.attribute_audit import AttributeOptions, attribute_inference
+from audit.attribute.learned import WhiteBox
+from audit.attribute.records import AttributeRecords
+from audit.attribute.result import Finding
+from audit.attribute.targets import ModuleWeights, RunModel
 from calibrate.errors import InvalidInput
-from privfair.models.logistic import LogisticRegression
+from privfair.models.linear import LogisticRegression
 from tests.audit.attribute_cases import as_input, population
 
 TWO = AttributeOptions(attacks=(Yeom(), WhiteBox()))

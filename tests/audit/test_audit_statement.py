@@ -14,12 +14,10 @@ import pytest
 
 from audit.report.document import AuditReport, schema
 from audit.report.junit import junit_xml
-from audit.report.predicate import AuditPredicate, report_digest
-from audit.report.statement import AuditRefused, sign_audit, verify_audit
+from audit.report.statement import AuditPredicate, AuditRefused, report_digest, sign_audit, verify_audit
 from calibrate.errors import ManifestRefused, Refused
-from calibrate.manifest.keys import Role, SigningKey, generate
-from calibrate.manifest.signature import sign
-from calibrate.manifest.statement import PAYLOAD_TYPE
+from calibrate.manifest.document import PAYLOAD_TYPE
+from calibrate.manifest.keys import Role, SigningKey, generate, sign
 from calibrate.manifest.strict_json import canonical
 from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile
 from calibrate.manifest.verify import authenticate

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from audit.attacks.canaries.canary_runs import COIN_STREAM, Effort
-from audit.attacks.canaries.kinds import CoinMeaning
-from audit.attacks.canaries.production_run import ProductionRuns
-from audit.attacks.canaries.stage import Canaries, StagedSilo
+from audit.canaries.canary_runs import COIN_STREAM, Effort
+from audit.canaries.decoder import CoinMeaning
+from audit.canaries.insertion import Canaries, StagedSilo
+from audit.canaries.production_run import ProductionRuns
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import SiloTensors
 

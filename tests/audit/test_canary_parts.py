@@ -7,20 +7,25 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from audit.attacks.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
-from audit.attacks.canaries.decoder import Decoder, Reading, Seen
-from audit.attacks.canaries.directions import Interference, quiet_directions
-from audit.attacks.canaries.kinds import CoinMeaning, coin_meaning
-from audit.attacks.canaries.manifest_curve import manifest_curve
 from audit.bounds import LowerBound
-from audit.bounds.counts import GuessCounts
-from audit.bounds.lower_bound import Method
+from audit.bounds.lower_bound import GuessCounts, Method
 from audit.bounds.trade_off import CurveFamily
+from audit.canaries.canary_audit import manifest_curve
+from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
+from audit.canaries.decoder import (
+    CoinMeaning,
+    Decoder,
+    Interference,
+    Reading,
+    Seen,
+    coin_meaning,
+    quiet_directions,
+)
 from audit.verdict import Attack, CurveTest, Promise, Verdict, Word
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, Relation
-from privfair.models.logistic import LogisticRegression
+from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model, clipped_to
 from privfair.models.perceptron import Perceptron
 from tests.privfair.small_runs import document_of

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from audit.noise_conformance import ALL_MEASURED
+from audit.noise import ALL_MEASURED
 from audit.run_audit import AuditOptions, audit_run
 from audit.verdict import Verdict, Word
-from calibrate.manifest import signature
-from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.guarantee import AsPrintedGuarantee
+from calibrate.manifest import keys as signature
+from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
 from calibrate.manifest.keys import generate
-from calibrate.manifest.statement import PAYLOAD_TYPE, statement_bytes
+from calibrate.manifest.mechanism import AsPrintedGuarantee
 from calibrate.manifest.verify import read_unverified
 from tests.contracts.canary_cases import CANARY_CASES
 from tests.privfair.small_runs import Desk, trusting

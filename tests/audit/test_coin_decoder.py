@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.attacks.transcript.decoder import decode
-from audit.attacks.transcript.rerun import coin_runs
 from audit.evidence import RunEvidence
+from audit.rerun import coin_runs
+from audit.transcript.decoder import decode
 from tests.privfair.small_runs import Desk
 
 PLAN = """algorithm = "steffle"

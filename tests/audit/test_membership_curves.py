@@ -12,15 +12,10 @@ from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from audit.attacks.membership.result import AttackName, AttackResult, Interval, MembershipResult
-from audit.attacks.membership.rmia import Rmia, shares_above
-from audit.attacks.membership.roc import area, curve, low_rates, rate_at
-from audit.attacks.membership.signals import (
-    Signals,
-    log_probability,
-    phi_from_logits,
-    phi_from_probabilities,
-)
+from audit.membership.attacks import Rmia, shares_above
+from audit.membership.result import AttackName, AttackResult, Interval, MembershipResult
+from audit.membership.roc import area, curve, low_rates, rate_at
+from audit.membership.signals import Signals, log_probability, phi_from_logits, phi_from_probabilities
 from calibrate.errors import InvalidInput
 
 SHIFT = 1.2
@@ -183,7 +178,7 @@ def test_rmia_of_one_reference_by_hand() -> None:
 def test_results_are_plain_values_for_a_report() -> None:
     import json
 
-    from audit.attacks.membership.result import Assignment
+    from audit.membership.result import Assignment
 
     half = Interval(0.5, 0.4, 0.6)
     points = curve([1.0, 2.0], [0.0, 1.5])

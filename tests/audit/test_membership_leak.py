@@ -6,26 +6,17 @@ import numpy as np
 import pytest
 from torch import nn
 
-from audit.attacks.membership.blind import blind_rule
-from audit.attacks.membership.claim import Claim
-from audit.attacks.membership.lira import LiraOffline, LiraOnline
-from audit.attacks.membership.loss_threshold import LossThreshold
-from audit.attacks.membership.membership_audit import (
-    MembershipAudit,
-    MembershipOptions,
-    audit_model,
-    audit_scores,
-)
-from audit.attacks.membership.records import AuditedRecords
-from audit.attacks.membership.result import Assignment, AttackName, ShadowDesign
-from audit.attacks.membership.rmia import Rmia
-from audit.attacks.membership.roc import area_value
-from audit.attacks.membership.shadow.masks import random_halves
-from audit.attacks.membership.shadow.recipe import ShadowRecords
-from audit.attacks.membership.shadow.stacked_logistic import StackedLogistic
-from audit.attacks.membership.shadow.train import train_shadow_models
-from audit.attacks.membership.signals import Signals
-from audit.attacks.membership.targets.torch_target import TorchTarget
+from audit.membership.attacks import LiraOffline, LiraOnline, LossThreshold, Rmia
+from audit.membership.blind import blind_rule
+from audit.membership.epsilon_bound import Claim
+from audit.membership.membership_audit import MembershipAudit, MembershipOptions, audit_model, audit_scores
+from audit.membership.records import AuditedRecords
+from audit.membership.result import Assignment, AttackName, ShadowDesign
+from audit.membership.roc import area_value
+from audit.membership.shadow.stacked_linear import StackedLogistic
+from audit.membership.shadow.train import ShadowRecords, random_halves, train_shadow_models
+from audit.membership.signals import Signals
+from audit.membership.targets.torch_target import TorchTarget
 from audit.verdict import Word
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Relation

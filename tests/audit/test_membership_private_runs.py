@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.attacks.membership.claim import Claim
-from audit.attacks.membership.membership_audit import MembershipAudit, MembershipOptions, audit_model
-from audit.attacks.membership.records import RecordTables
-from audit.attacks.membership.shadow.recipe import ShadowRecords
-from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.attacks.membership.targets.run_target import RunTarget
+from audit.membership.epsilon_bound import Claim
+from audit.membership.membership_audit import MembershipAudit, MembershipOptions, audit_model
+from audit.membership.records import RecordTables
+from audit.membership.shadow.stacked_perceptron import StackedPerceptron
+from audit.membership.shadow.train import ShadowRecords
+from audit.membership.targets.run_target import RunTarget
 from audit.verdict import Word
 from calibrate.manifest.verify import read_unverified
 from tests.audit.membership_worlds import noisy_records

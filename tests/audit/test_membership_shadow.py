@@ -15,15 +15,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from audit.attacks.membership.shadow.cloned_estimator import ClonedEstimator
-from audit.attacks.membership.shadow.masks import random_halves
-from audit.attacks.membership.shadow.recipe import ShadowRecipe, ShadowRecords
-from audit.attacks.membership.shadow.stacked_logistic import StackedLogistic
-from audit.attacks.membership.shadow.stacked_module import StackedModule
-from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.attacks.membership.shadow.stacked_private_logistic import StackedPrivateLogistic
-from audit.attacks.membership.shadow.train import train_shadow_models
-from audit.attacks.membership.targets.torch_target import TorchTarget
+from audit.membership.shadow.stacked_linear import StackedLogistic, StackedPrivateLogistic
+from audit.membership.shadow.stacked_module import StackedModule
+from audit.membership.shadow.stacked_perceptron import StackedPerceptron
+from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
+from audit.membership.targets.sklearn_estimator import ClonedEstimator
+from audit.membership.targets.torch_target import TorchTarget
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from tests.audit.membership_worlds import audited, noisy_records
 

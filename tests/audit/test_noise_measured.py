@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.check import Check, Outcome
-from audit.noise_conformance import Residuals, all_measured, judge_residuals
+from audit.evidence import Check, Outcome
+from audit.noise import Residuals, all_measured, judge_residuals
 from audit.verdict import Promise, Standing, Verdict, Word
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise

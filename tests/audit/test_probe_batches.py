@@ -8,7 +8,7 @@ from scipy import stats
 
 from audit.probes.batches import _so_uneven, wrong_batches
 from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
-from privfair.participation import Participation
+from privfair.batches.participation import Participation
 from tests.planted_bugs.fixed_randomness import FixedWords
 
 UNITS, ROUNDS, LEVEL = 120, 30, 1e-6

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from audit.check import Check, Layer, Outcome
-from audit.evidence import RunEvidence
+from audit.evidence import Check, Layer, Outcome, RunEvidence
 from audit.probes.check_probes import check_probes
 from privfair.ledger import Access, Ledger
 from tests.planted_bugs.fixed_randomness import fixed_randomness

@@ -10,7 +10,7 @@ import pytest
 from audit.sensitivity import catalogue
 from audit.sensitivity.engine_claims import UNMOVED
 from audit.sensitivity.falsify import Search, Word, replay
-from calibrate.theorems.steffle_sensitivity import Radius
+from calibrate.theorems.steffle import Radius
 
 QUICK = Search(pairs=150, climbs=3, steps=40)
 HANDFUL = 5

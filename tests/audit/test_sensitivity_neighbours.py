@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 
 from audit.sensitivity import neighbours
 from audit.sensitivity.claim import DistanceClaim
-from audit.sensitivity.counterexample import from_json, to_json
 from audit.sensitivity.domain import Domain, NeighbouringPair, size_of
 from audit.sensitivity.falsify import Search, falsify
+from audit.sensitivity.shrink import from_json, to_json
 from audit.sensitivity.spaces import Ball, Box, Category
 from audit.sensitivity.subject import Subject
 from calibrate.claims import Norm, SensitivityClaim

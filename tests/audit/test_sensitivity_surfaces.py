@@ -75,7 +75,7 @@ def test_the_fixture_reports_the_best_ratio(tmp_path: Path) -> None:
     )
     plugin = (
         "-p",
-        "audit.sensitivity.pytest_plugin",
+        "privfair.pytest_plugin",
         "-p",
         "no:privfair_sensitivity",
         "-p",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from audit.bounds import LowerBound
-from audit.bounds.counts import GuessCounts
-from audit.bounds.lower_bound import Method
+from audit.bounds.lower_bound import GuessCounts, Method
 from audit.bounds.trade_off import CurveFamily
-from audit.check import Check, Layer, Outcome
+from audit.evidence import Check, Layer, Outcome
 from audit.run_audit import on_trial
 from audit.verdict import Attack, Promise, Standing, Verdict, Word
-from calibrate.manifest.guarantee import AsPrintedGuarantee
+from calibrate.manifest.mechanism import AsPrintedGuarantee
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, Relation
 from tests.privfair.small_runs import document_of

@@ -18,13 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from audit.attacks.membership.rmia import shares_above
-from audit.attacks.membership.shadow.masks import random_halves
-from audit.attacks.membership.shadow.recipe import ShadowRecipe, ShadowRecords
-from audit.attacks.membership.shadow.stacked_logistic import StackedLogistic
-from audit.attacks.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.attacks.membership.shadow.stacked_private_logistic import StackedPrivateLogistic
-from audit.attacks.membership.shadow.train import train_shadow_models
+from audit.membership.attacks import shares_above
+from audit.membership.shadow.stacked_linear import StackedLogistic, StackedPrivateLogistic
+from audit.membership.shadow.stacked_perceptron import StackedPerceptron
+from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "membership.md"
 RECORDS, FEATURES, MODELS, EPOCHS, OWN_BATCH = 4000, 50, 64, 10, 64

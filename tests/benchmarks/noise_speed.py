@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import opendp.prelude as opendp
 
-from privfair.noise import ExactNoise, SecureStream, discrete_gaussian, discrete_laplace
-from privfair.noise.discrete_gaussian import GaussianExponent
-from privfair.noise.lattice_sampler import block_table, sample
+from privfair.noise import ExactNoise, SecureStream
+from privfair.noise import lattice_sampler as discrete_gaussian
+from privfair.noise import lattice_sampler as discrete_laplace
+from privfair.noise.lattice_sampler import GaussianExponent, block_table, sample
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "noise.md"
 SCALE = 1 << 30

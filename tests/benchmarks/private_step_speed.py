@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from privfair.models.convolutional import CnnBuilder, convolutional
-from privfair.models.kinds import CnnArchitecture
-from privfair.models.logistic import LogisticRegression
-from privfair.models.model import Model, clipped_to
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import CnnArchitecture, Model, clipped_to
 from privfair.models.perceptron import Perceptron
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "private-step.md"

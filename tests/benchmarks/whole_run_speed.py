@@ -21,8 +21,8 @@ from calibrate.budget import calibrate_plan
 from calibrate.manifest.keys import Role, generate, save
 from calibrate.plans.from_mapping import plan_from_mapping
 from privfair.cli.issue_manifest import issue_manifest
-from privfair.plan_file import read_plan_file
-from privfair.prepared_run import PreparedRun
+from privfair.plan.file import read_plan_file
+from privfair.run.prepare import PreparedRun
 from privfair.training import prepare, train
 from tests.privfair.small_runs import trusting
 

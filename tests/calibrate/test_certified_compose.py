@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from calibrate.accountants.certified_compose import LatticeComposition, Window, compose, log_normaliser
-from calibrate.accountants.certified_grid import LatticeLaw, lattice_edges, pessimistic
-from calibrate.accountants.losses.line import normal_masses
-from calibrate.accountants.losses.subsampled_gaussian import SubsampledRemoval
+from calibrate.accountants.certified.compose import LatticeComposition, Window, compose, log_normaliser
+from calibrate.accountants.certified.grid import LatticeLaw, lattice_edges, pessimistic
+from calibrate.accountants.losses.law import normal_masses
+from calibrate.accountants.losses.subsampled import SubsampledRemoval
 from calibrate.errors import NotCertified
 
 STEP = 0.01

@@ -13,15 +13,16 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from calibrate.accountants.certified_grid import LatticeLaw, lattice_edges, optimistic, pessimistic
+from calibrate.accountants.certified.grid import LatticeLaw, lattice_edges, optimistic, pessimistic
 from calibrate.accountants.losses.fixed_size import LargerOfBothDirections
-from calibrate.accountants.losses.gaussian_loss import GaussianLoss
-from calibrate.accountants.losses.laplace_loss import LaplaceLoss
 from calibrate.accountants.losses.law import PrivacyLossLaw
-from calibrate.accountants.losses.mixed_gaussian import MixedGaussianLoss
-from calibrate.accountants.losses.randomized_response import RandomizedResponseLoss
-from calibrate.accountants.losses.subsampled_gaussian import SubsampledAddition, SubsampledRemoval
-from calibrate.accountants.losses.subsampled_replace import SubsampledReplacement
+from calibrate.accountants.losses.simple import GaussianLoss, LaplaceLoss, RandomizedResponseLoss
+from calibrate.accountants.losses.subsampled import (
+    MixedGaussianLoss,
+    SubsampledAddition,
+    SubsampledRemoval,
+    SubsampledReplacement,
+)
 
 mp.mp.dps = 40
 TILT = 8.0

@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy.stats import binom
 
-from calibrate.accountants.dominating_pairs import (
+from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,
     Free,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from calibrate.discrete_noise_slack import (
+from calibrate.discrete_noise import (
     STEPS_PER_SCALE,
     ProfileSlack,
     combined,

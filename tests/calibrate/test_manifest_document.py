@@ -13,9 +13,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from calibrate.discrete_noise_slack import STEPS_PER_SCALE, laplace_distance_slack, profile_slack
+from calibrate.discrete_noise import STEPS_PER_SCALE, laplace_distance_slack, profile_slack
 from calibrate.errors import InvalidInput
-from calibrate.manifest.discreteness import NO_SLACK, continuous_target, noise_margin, slack_of
+from calibrate.manifest.consistency import NO_SLACK, continuous_target, noise_margin, slack_of
 from calibrate.manifest.document import (
     BudgetDocument,
     DataBinding,
@@ -24,13 +24,14 @@ from calibrate.manifest.document import (
     SamplingDeclaration,
     Validity,
 )
-from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised
 from calibrate.manifest.mechanism import (
+    AsPrintedGuarantee,
     GaussianNoise,
     InTheClear,
     LaplaceNoise,
     NoiseSampler,
     NoiseSource,
+    NoPrivacyPromised,
     RandomizedCategory,
 )
 from calibrate.manifest.verify import promises_privacy

@@ -10,16 +10,28 @@ import pytest
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput, ManifestRefused
 from calibrate.manifest.document import BudgetDocument, DataBinding, LedgerHead
-from calibrate.manifest.from_budget import PaperClaim, document_as_printed, document_from_budget
-from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
-from calibrate.manifest.issue import issue
+from calibrate.manifest.from_budget import (
+    BY_THE_TRAINER,
+    PaperClaim,
+    Terms,
+    document_as_printed,
+    document_from_budget,
+    document_without_promise,
+    plan_digest,
+    valid_for,
+)
+from calibrate.manifest.issue import issue, recompute
 from calibrate.manifest.keys import generate
-from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSource, RandomizedCategory
-from calibrate.manifest.plan_digest import plan_digest
-from calibrate.manifest.recompute import recompute
-from calibrate.manifest.terms import BY_THE_TRAINER, Terms, valid_for
+from calibrate.manifest.mechanism import (
+    AsPrintedGuarantee,
+    GaussianNoise,
+    InTheClear,
+    NoiseSource,
+    NoPrivacyPromised,
+    PrivateGuarantee,
+    RandomizedCategory,
+)
 from calibrate.manifest.verify import read_unverified
-from calibrate.manifest.without_promise import document_without_promise
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation

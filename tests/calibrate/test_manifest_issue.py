@@ -16,13 +16,10 @@ import pytest
 from calibrate.accountants import registry
 from calibrate.accountants.registry import AccountantName, Priced
 from calibrate.errors import ManifestRefused
-from calibrate.manifest.cross_check import cross_check
 from calibrate.manifest.document import BudgetDocument, Interval
-from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised
-from calibrate.manifest.issue import add_signature, issue
+from calibrate.manifest.issue import add_signature, cross_check, issue, recompute
 from calibrate.manifest.keys import KeyAlgorithm, Role, generate
-from calibrate.manifest.mechanism import InTheClear
-from calibrate.manifest.recompute import recompute
+from calibrate.manifest.mechanism import AsPrintedGuarantee, InTheClear, NoPrivacyPromised
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import read_unverified, verify
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation

@@ -17,22 +17,20 @@ from securesystemslib.signer import CryptoSigner, SSlibKey
 from calibrate.errors import TrustRefused
 from calibrate.manifest.keys import (
     PASSWORD_VARIABLE,
+    BadSignature,
+    BrokenEnvelope,
     KeyAlgorithm,
     Role,
+    add_signature,
+    check_signature,
     generate,
     load_private,
     load_public,
+    open_envelope,
     public_key_from_pem,
     save,
-    stated_role,
-)
-from calibrate.manifest.signature import (
-    BadSignature,
-    BrokenEnvelope,
-    add_signature,
-    check_signature,
-    open_envelope,
     sign,
+    stated_role,
 )
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", list(KeyAlgorithm), ids=lambda algorithm: algorithm.value)

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from calibrate.manifest.document import DiscreteNoise, Interval, SamplingDeclaration
-from calibrate.manifest.guarantee import AsPrintedGuarantee, NoPrivacyPromised
+from calibrate.manifest.document import DiscreteNoise, Interval, SamplingDeclaration, statement_bytes
 from calibrate.manifest.keys import Role, generate
-from calibrate.manifest.mechanism import InTheClear, NoiseSampler, NoiseSource
+from calibrate.manifest.mechanism import (
+    AsPrintedGuarantee,
+    InTheClear,
+    NoiseSampler,
+    NoiseSource,
+    NoPrivacyPromised,
+)
 from calibrate.manifest.show import as_json, render
-from calibrate.manifest.statement import statement_bytes
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import authenticate, read_unverified, verify
 from calibrate.releases import NonPrivate

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from calibrate.errors import ManifestRefused
-from calibrate.manifest.steps import Step
+from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile, read_trust
 from calibrate.manifest.verify import authenticate, verify
 

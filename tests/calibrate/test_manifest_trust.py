@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from calibrate.errors import TrustRefused
-from calibrate.manifest.keys import KeyAlgorithm, PublicKey, Role, SigningKey, generate
-from calibrate.manifest.signature import sign
+from calibrate.manifest.keys import KeyAlgorithm, PublicKey, Role, SigningKey, generate, sign
 from calibrate.manifest.trust import TRUST_PAYLOAD_TYPE, Revocation, TrustedKey, TrustFile, read_trust
 
 NOW = datetime(2030, 6, 1, tzinfo=UTC)

@@ -16,8 +16,8 @@ import pytest
 from pydantic import ValidationError
 
 from calibrate.errors import InvalidInput, ManifestRefused
+from calibrate.manifest.document import statement_bytes
 from calibrate.manifest.keys import KeyAlgorithm, Role, SigningKey, generate
-from calibrate.manifest.statement import statement_bytes
 from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile
 from calibrate.manifest.verify import (
     AuthenticManifest,

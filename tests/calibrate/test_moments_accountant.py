@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from calibrate.accountants.mixture_moments import log_mixture_moment
-from calibrate.accountants.moments import LARGEST_MOMENT, MomentsAccountant
-from calibrate.accountants.renyi_divergences import poisson_gaussian_rdp
+from calibrate.accountants.opinions.moments import LARGEST_MOMENT, MomentsAccountant
+from calibrate.accountants.opinions.renyi import log_mixture_moment, poisson_gaussian_rdp
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Sampled
 from calibrate.sampling import Poisson

@@ -7,7 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from calibrate.accountants.dominating_pairs import (
+from calibrate.accountants.gaussian import gaussian_epsilon
+from calibrate.accountants.opinions.pld import PrivacyLossAccountant, pessimistic_loss
+from calibrate.accountants.opinions.pld_lower import optimistic_loss
+from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -18,11 +21,7 @@ from calibrate.accountants.dominating_pairs import (
     SubsampledGaussianPair,
     SubsampledReplacePair,
 )
-from calibrate.accountants.gaussian import gaussian_epsilon
-from calibrate.accountants.optimistic_losses import optimistic_loss
-from calibrate.accountants.pair_counts import PairCounts
-from calibrate.accountants.pessimistic_losses import pessimistic_loss
-from calibrate.accountants.privacy_loss import PrivacyLossAccountant
+from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled

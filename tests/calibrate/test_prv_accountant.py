@@ -7,7 +7,7 @@ import pytest
 from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
 
 from calibrate.accountants.accountant import epsilon_of
-from calibrate.accountants.prv import PrvAccountant, _added
+from calibrate.accountants.opinions.prv import PrvAccountant, _added
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled

@@ -9,7 +9,14 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy.integrate import quad
 
-from calibrate.accountants.dominating_pairs import (
+from calibrate.accountants.opinions.renyi import (
+    RenyiAccountant,
+    epsilon_at_order,
+    epsilon_from_rdp,
+    poisson_gaussian_rdp,
+    rdp_of_pair,
+)
+from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,
     GaussianPair,
@@ -20,8 +27,6 @@ from calibrate.accountants.dominating_pairs import (
     SubsampledReplacePair,
 )
 from calibrate.accountants.registry import AccountantName, price
-from calibrate.accountants.renyi import RenyiAccountant, epsilon_at_order, epsilon_from_rdp
-from calibrate.accountants.renyi_divergences import poisson_gaussian_rdp, rdp_of_pair
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from scipy.optimize import minimize
 
 from calibrate.accountants.accountant import epsilon_of
-from calibrate.accountants.certified import CertifiedAccountant
-from calibrate.budget_split import split_multiplier
+from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import (
@@ -20,10 +16,9 @@ from calibrate.releases import (
     Repeated,
     Sampled,
     Together,
-    joint_gaussian,
 )
 from calibrate.sampling import FixedSize, Poisson
-from calibrate.solve_rounds import solve_rate, solve_rounds
+from tests.calibrate.rounds_oracle import solve_rate, solve_rounds
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 REPLACE_ONE = PrivacyUnit.of(Relation.REPLACE_ONE)
@@ -99,43 +94,3 @@ class TestRate:
 
         with pytest.raises(NotCertified, match="no sampling rate"):
             solve_rate(at, ADD_REMOVE, TARGET)
-
-
-class TestSplit:
-    @pytest.mark.parametrize(
-        ("weights", "bounds"),
-        [
-            ((1.0, 1.0), (1.0, 1.0)),
-            ((1.0, 4.0), (1.0, 2.0)),
-            ((0.3, 5.0, 1.0), (2.0, 0.1, 1.0)),
-            ((7.0,), (3.0,)),
-        ],
-    )
-    def test_closed_form_against_numerical_optimisation(
-        self, weights: tuple[float, ...], bounds: tuple[float, ...]
-    ) -> None:
-        joint = 1.7
-        split = split_multiplier(joint, weights, bounds)
-        assert sum(z**-2 for z in split.multipliers) == pytest.approx(joint**-2, rel=1e-12)
-
-        def harm(logits: list[float]) -> float:
-            shares = [math.exp(x) for x in (0.0, *logits)]
-            squares = [joint**2 * sum(shares) / share for share in shares]
-            return sum(a * s**2 * z2 for a, s, z2 in zip(weights, bounds, squares, strict=True))
-
-        best = minimize(harm, [0.0] * (len(weights) - 1)).fun if len(weights) > 1 else harm([])
-        assert split.harm == pytest.approx(best, rel=1e-6)
-        direct = sum(a * (s * z) ** 2 for a, s, z in zip(weights, bounds, split.multipliers, strict=True))
-        assert split.harm == pytest.approx(direct, rel=1e-12)
-
-    def test_the_release_has_the_joint_multiplier(self) -> None:
-        joint = joint_gaussian(split_multiplier(2.0, (1.0, 9.0)).release)
-        assert joint is not None
-        assert joint.noise_multiplier == pytest.approx(2.0, rel=1e-12)
-
-    @pytest.mark.parametrize(
-        ("weights", "bounds"), [((), ()), ((1.0,), (1.0, 2.0)), ((1.0, -1.0), (1.0, 1.0)), ((1.0,), (0.0,))]
-    )
-    def test_bad_input(self, weights: tuple[float, ...], bounds: tuple[float, ...]) -> None:
-        with pytest.raises(InvalidInput):
-            split_multiplier(1.0, weights, bounds)

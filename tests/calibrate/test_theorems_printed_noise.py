@@ -12,7 +12,7 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.theorems.catalogue import theorem_named
-from calibrate.theorems.printed_noise import printed_noise
+from calibrate.theorems.printed import printed_noise
 
 PAPER = StefflePlan(
     silo_size=7500, batch_size=256, rounds=1172, minority_fraction=0.5, lipschitz=1.0, w_radius=1.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from calibrate.theorems.printed_renyi import (
+from calibrate.theorems.printed import (
     best_order,
     epsilon_from_renyi,
     fixed_size_epsilon,

@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.theorems.steffle_sensitivity import (
-    Frequencies,
-    Radius,
-    theta_gradient_supremum,
-    weight_gradient_supremum,
-)
+from calibrate.theorems.steffle import Frequencies, Radius, theta_gradient_supremum, weight_gradient_supremum
 
 
 def gradients(

@@ -18,10 +18,18 @@ from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
-from privfair.algorithms.agnostic_fl import AgnosticFl
-from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, Drawing, Message, Replying, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl
-from privfair.algorithms.baseline_options import (
+from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
+from privfair.algorithms.baselines.central_erm import CentralErm
+from privfair.algorithms.baselines.fairfed import FairFed
+from privfair.algorithms.baselines.fedavg import FedAvg
+from privfair.algorithms.baselines.feddyn import FedDyn
+from privfair.algorithms.baselines.fedfb import FedFb
+from privfair.algorithms.baselines.fedprox import FedProx
+from privfair.algorithms.baselines.fedsgd import FedSgd
+from privfair.algorithms.baselines.local_mmd import LocalMmd
+from privfair.algorithms.baselines.options import (
     AgnosticOptions,
     AliDpflOptions,
     FairFedOptions,
@@ -33,43 +41,29 @@ from privfair.algorithms.baseline_options import (
     ScaffoldOptions,
     TranOptions,
 )
-from privfair.algorithms.central_erm import CentralErm
-from privfair.algorithms.client_gradients import ClippedSums
-from privfair.algorithms.client_losses import ClippedPairs
+from privfair.algorithms.baselines.q_ffl import QFfl
+from privfair.algorithms.baselines.scaffold import Scaffold
+from privfair.algorithms.baselines.tran import TranMultipliers
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_options import FedFdpOptions, FpflOptions, MmdFedAvgOptions, ModelChoice
-from privfair.algorithms.fairfed import FairFed
-from privfair.algorithms.fedavg import FedAvg
-from privfair.algorithms.feddyn import FedDyn
-from privfair.algorithms.fedfb import FedFb
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
-from privfair.algorithms.fedprox import FedProx
-from privfair.algorithms.fedsgd import FedSgd
 from privfair.algorithms.fpfl import Fpfl
-from privfair.algorithms.local_mmd import LocalMmd
-from privfair.algorithms.mmd_fedavg import MmdFedAvg
-from privfair.algorithms.mmd_terms import CountsInTheClear, MmdTerms, PaidCounts
-from privfair.algorithms.options import CentralErmOptions, FedAvgOptions, GradientOptions
-from privfair.algorithms.pay_once import PayOnce
-from privfair.algorithms.pay_once_options import PayOnceOptions
-from privfair.algorithms.phases import Drawing, Replying
-from privfair.algorithms.q_ffl import QFfl
-from privfair.algorithms.scaffold import Scaffold
-from privfair.algorithms.steffle import Steffle
-from privfair.algorithms.steffle_bounds import SteffleBounds
-from privfair.algorithms.steffle_options import SteffleOptions
-from privfair.algorithms.tran_multipliers import TranMultipliers
-from privfair.batch_randomness import SeededWords
+from privfair.algorithms.mmd_fedavg import CountsInTheClear, MmdFedAvg, MmdTerms, PaidCounts
+from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
+from privfair.algorithms.parts.options import CentralErmOptions, FedAvgOptions, GradientOptions
+from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
+from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
+from privfair.batches.participation import Participation
+from privfair.batches.randomness import SeededWords
 from privfair.contribution import BoundedContribution, Published
-from privfair.fairness.debias import ResponseChannel
+from privfair.fairness.constraints import FairnessNotion, MmdCriterion
 from privfair.fairness.kernels import GaussianNoise
-from privfair.fairness.notions import FairnessNotion, MmdCriterion
-from privfair.models.logistic import LogisticRegression
+from privfair.fairness.penalty import ResponseChannel
+from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 from privfair.models.record_isolation import made_up_records
 from privfair.models.torch_module import TorchModule
-from privfair.participation import Participation
 
 FEATURES, RECORDS, USERS, CLIENTS, ROUNDS = 3, 40, 16, 4, 4
 SHARES = {"north": 0.5, "south": 0.5}

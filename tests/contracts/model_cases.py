@@ -11,13 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from privfair.models.convolutional import convolutional
-from privfair.models.kinds import Activation, CnnArchitecture
-from privfair.models.logistic import LogisticRegression
-from privfair.models.model import Model
-from privfair.models.module_trial import Route
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import Activation, CnnArchitecture, Model
 from privfair.models.perceptron import Perceptron
 from privfair.models.record_isolation import made_up_records
-from privfair.models.torch_module import TorchModule
+from privfair.models.torch_module import Route, TorchModule
 
 TOKENS = 7
 

@@ -16,16 +16,14 @@ from calibrate.errors import GateRefused, Refused
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.verify import VerifiedManifest
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.phases import Drawing
-from privfair.batch_randomness import SeededWords
-from privfair.drawn_participation import DrawnParticipation
+from privfair.algorithms.algorithm import Algorithm, Drawing, SiloTensors
+from privfair.batches.participation import DrawnParticipation, Participation
+from privfair.batches.randomness import SeededWords
 from privfair.gate import open_gate
 from privfair.ledger import Ledger
-from privfair.participation import Participation
-from privfair.promise import claim_terms
-from privfair.replay import FIRST_SESSION, replay
 from privfair.rounds import Position, Rounds, require_declared
+from privfair.run.prepare import claim_terms
+from privfair.run.replay import FIRST_SESSION, replay
 from privfair.transcript import Transcript, ValueSpec
 from tests.contracts.algorithm_cases import CASES, MODELS, NETS, ROUNDS, USERS, Case, silo
 from tests.privfair.small_runs import OpenGate, document_of, verified

@@ -12,16 +12,13 @@ import math
 import numpy as np
 import pytest
 
-from audit.attacks.membership.attack import MembershipAttack
-from audit.attacks.membership.epsilon_bound import Trial, bound_of, rankings_of
-from audit.attacks.membership.lira import LiraOffline, LiraOnline
-from audit.attacks.membership.loss_threshold import LossThreshold
-from audit.attacks.membership.result import Assignment
-from audit.attacks.membership.rmia import Rmia
-from audit.attacks.membership.roc import area
-from audit.attacks.membership.signals import Signals
-from audit.attacks.membership.targets.user_score import UserScore
 from audit.bounds import Selection
+from audit.membership.attacks import LiraOffline, LiraOnline, LossThreshold, MembershipAttack, Rmia
+from audit.membership.epsilon_bound import Trial, bound_of, rankings_of
+from audit.membership.result import Assignment
+from audit.membership.roc import area
+from audit.membership.signals import Signals
+from audit.membership.targets.target import UserScore
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import Relation

@@ -17,12 +17,16 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from audit.bounds.clopper_pearson import ClopperPearson
 from audit.bounds.e_process import EProcess
-from audit.bounds.f_dp import FDPOneRun
-from audit.bounds.gaussian import GaussianBox
-from audit.bounds.guess_rules import FixedGuesses, GuessGrid, SplitGuesses, bound_from_guesses
-from audit.bounds.guesses import RankedGuesses, counts_at
+from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
+from audit.bounds.guesses import (
+    FixedGuesses,
+    GuessGrid,
+    RankedGuesses,
+    SplitGuesses,
+    bound_from_guesses,
+    counts_at,
+)
 from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import LowerBound
 from audit.bounds.one_run import DeltaTerm, OneRun

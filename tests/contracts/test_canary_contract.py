@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.attacks.canaries.canary_audit import canary_audit
-from audit.attacks.canaries.canary_runs import Effort
-from audit.attacks.canaries.casting import Cast, cast_canaries
-from audit.attacks.canaries.kinds import CanaryKind, CoinMeaning
-from audit.attacks.canaries.messages import Moment, Scaling, alone
-from audit.check import Outcome
-from audit.evidence import RunEvidence
-from audit.noise_floor import check_noise_floor
+from audit.canaries.canary_audit import canary_audit
+from audit.canaries.canary_runs import Effort
+from audit.canaries.choice import Cast, cast_canaries
+from audit.canaries.decoder import CanaryKind, CoinMeaning
+from audit.canaries.insertion import Moment, Scaling, alone
+from audit.evidence import Outcome, RunEvidence
+from audit.noise import check_noise_floor
 from audit.run_audit import on_trial
 from audit.verdict import Verdict, Word
 from calibrate.manifest.mechanism import GaussianNoise

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from audit.attacks.transcript.decoder import fitted_deviation, log_odds
-from audit.check import Outcome
-from audit.evidence import RunEvidence
-from audit.noise_conformance import _checks_of, check_noise, residuals
+from audit.evidence import Outcome, RunEvidence
+from audit.noise import _checks_of, check_noise, residuals
+from audit.transcript.decoder import fitted_deviation, log_odds
 from tests.end_to_end.command_line import Outcome as CommandOutcome
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import write_silos

@@ -156,14 +156,14 @@ def save_onnx(path: Path, *, sigmoid: bool = False) -> None:
 
 def test_an_onnx_file_gives_the_signals_of_its_matrix(tmp_path: Path, files: tuple[object, ...]) -> None:
     pytest.importorskip("onnxruntime")
-    from audit.attacks.membership.signals import phi_from_logits
-    from audit.attacks.membership.targets.open_target import open_target
+    from audit.membership.signals import phi_from_logits
+    from audit.membership.targets.open_target import open_target
     from tests.audit.membership_worlds import audited
 
     path = tmp_path / "m.onnx"
     save_onnx(path)
     features, labels = arrays()
-    from audit.attacks.membership.shadow.recipe import ShadowRecords
+    from audit.membership.shadow.train import ShadowRecords
 
     records = audited(ShadowRecords(features, labels, 2), RECORDS // 2, RECORDS // 2)
     weight = np.random.default_rng(0).normal(size=(FEATURES, 2)).astype(np.float32)
@@ -352,7 +352,7 @@ def test_classes_with_names_need_the_models_order(tmp_path: Path) -> None:
 def test_an_interrupt_leaves_nothing_behind(
     tmp_path: Path, files: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from audit.attacks.membership.shadow import cloned_estimator
+    from audit.membership.targets import sklearn_estimator as cloned_estimator
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from calibrate.plans.from_mapping import plan_from_mapping
-from privfair.cli.demo_plans import PLANS
-from privfair.plan_file import read_plan_file
-from privfair.training_plan import read_training_plan
+from privfair.cli.demo import PLANS
+from privfair.plan.file import read_plan_file
+from privfair.plan.training import read_training_plan
 from tests.end_to_end.command_line import privfair
 
 needs_benchmarks = pytest.mark.skipif(

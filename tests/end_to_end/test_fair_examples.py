@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from calibrate.plans.from_mapping import plan_from_mapping
-from privfair.plan_file import read_plan_file
-from privfair.training_plan import read_training_plan
+from privfair.plan.file import read_plan_file
+from privfair.plan.training import read_training_plan
 from tests.end_to_end.command_line import privfair
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from privfair.algorithms.fed_sgda import FedSgda
+from privfair.plan.training import read_training_plan
 from privfair.training import prepare
-from privfair.training_plan import read_training_plan
 from tests.end_to_end.command_line import Outcome, privfair
 from tests.privfair.small_runs import FEDSGD, Desk
 

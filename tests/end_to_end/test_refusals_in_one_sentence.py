@@ -114,7 +114,7 @@ def test_outputs_of_an_audit_are_checked_before_it(
 
 def test_a_report_that_is_not_there_is_not_called_broken(tmp_path: Path) -> None:
     from calibrate.errors import InvalidInput
-    from privfair.cli.audit_verify import _require_same
+    from privfair.cli.audit_outputs import _require_same
 
     with pytest.raises(InvalidInput, match="cannot be read"):
         _require_same("digest", tmp_path / "missing.json")

@@ -14,13 +14,11 @@ from scipy.optimize import linprog
 from scipy.sparse import lil_matrix
 
 from audit.bounds.binomial import at_least, log_masses
-from audit.bounds.clopper_pearson import ClopperPearson
-from audit.bounds.counts import ErrorCounts, GuessCounts
 from audit.bounds.e_process import EProcess, log_odds
-from audit.bounds.f_dp import FDPOneRun
-from audit.bounds.gaussian import GaussianBox
+from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
 from audit.bounds.guesses import RankedGuesses
 from audit.bounds.joint_exact import JointExact
+from audit.bounds.lower_bound import ErrorCounts, GuessCounts
 from audit.bounds.one_run import DeltaTerm, OneRun, wrong_rate
 from audit.bounds.trade_off import CurveFamily, EpsilonDeltaCurve, GaussianCurve, ProfileCurve, curve_at
 from calibrate.accountants.gaussian import gaussian_delta

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from calibrate.accountants.accountant import epsilon_of, total_cost
-from calibrate.accountants.certified import CertifiedAccountant
+from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation

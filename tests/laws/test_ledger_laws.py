@@ -33,8 +33,19 @@ from privfair.ledger import (
     RoundsExhausted,
 )
 from privfair.ledger.book import Book
-from privfair.ledger.chain import Link, link
-from privfair.ledger.entries import Charged, Claimed, Closed, Entry, Opened, Released, Resumed, decode, encode
+from privfair.ledger.entries import (
+    Charged,
+    Claimed,
+    Closed,
+    Entry,
+    Link,
+    Opened,
+    Released,
+    Resumed,
+    decode,
+    encode,
+    link,
+)
 
 BYTES = hashlib.sha256(b"bytes").hexdigest()
 PARTIES = st.sampled_from(["a", "b"])

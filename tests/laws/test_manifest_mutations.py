@@ -24,11 +24,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.errors import ManifestRefused
-from calibrate.manifest.document import DataBinding
-from calibrate.manifest.keys import KeyAlgorithm, Role, generate
-from calibrate.manifest.signature import open_envelope
-from calibrate.manifest.statement import statement_bytes
-from calibrate.manifest.steps import Step
+from calibrate.manifest.document import DataBinding, statement_bytes
+from calibrate.manifest.keys import KeyAlgorithm, Role, generate, open_envelope
+from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import VerifiedManifest, verify
 

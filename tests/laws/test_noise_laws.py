@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from calibrate.discrete_noise_slack import (
+from calibrate.discrete_noise import (
     STEPS_PER_SCALE,
     combined,
     gaussian_distance_slack,
@@ -19,7 +19,7 @@ from calibrate.discrete_noise_slack import (
 )
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.noise import ExactNoise, Grid, NoiseScale, Norm, ResponseLaw
-from privfair.noise.lazy_comparison import exponential_enclosure
+from privfair.noise.lattice_sampler import exponential_enclosure
 
 scales = st.floats(min_value=1e-200, max_value=1e200)
 rational_scales = st.fractions(min_value=Fraction(1, 10**9), max_value=10**9)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from calibrate.errors import InvalidInput
-from privfair.datasets.binding import digest
-from privfair.datasets.dataset import Dataset
-from privfair.datasets.partition import (
+from privfair.data.dataset import Dataset
+from privfair.data.facts import digest
+from privfair.data.partition import (
     LEFT_OUT,
     ByColumn,
     DirichletByLabel,
@@ -21,7 +21,7 @@ from privfair.datasets.partition import (
     assign,
     cut_into_silos,
 )
-from privfair.datasets.users import UserRecords, poisson_users, users_by_column
+from privfair.data.users import UserRecords, poisson_users, users_by_column
 
 
 def _dataset(records: int, seed: int = 0, classes: int = 3) -> Dataset:

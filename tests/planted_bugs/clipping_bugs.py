@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fedfdp import FedFdp
-from privfair.model_plan import build_model
+from privfair.plan.model import build_model
 from tests.planted_bugs.bug import Bug, Caught, sending, together, with_values
 from tests.planted_bugs.workshop import Engine
 
@@ -118,7 +118,7 @@ def _batch_norm() -> AbstractContextManager[Any]:
     def build(plan: Any, shape: tuple[int, ...], classes: int) -> Any:
         return _BatchNormed(build_model(plan, shape, classes), shape[0])
 
-    return patch("privfair.prepared_run.build_model", build)
+    return patch("privfair.run.prepare.build_model", build)
 
 
 def weights_after_clipping(fairness: float, mean: float, clip: float) -> Any:

@@ -9,10 +9,10 @@ from unittest.mock import patch
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Poisson
 from privfair.algorithms.steffle import Steffle
-from privfair.batch_randomness import subset
+from privfair.batches.participation import Participation
+from privfair.batches.randomness import subset
 from privfair.gate import Gate
 from privfair.ledger import Claim
-from privfair.participation import Participation
 from privfair.rounds import Rounds
 from tests.planted_bugs.bug import Bug, Caught, sending, together, with_values
 from tests.planted_bugs.workshop import Engine

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from privfair.batch_randomness import Words
+from privfair.batches.randomness import Words
 
 
 class FixedWords:
@@ -36,6 +36,9 @@ def fixed_randomness(seed: int) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch("privfair.noise.random_stream._system_entropy", entropy))
         stack.enter_context(
-            patch("privfair.participation.SystemWords", lambda: FixedWords(seed * 10_007 + next(sources)))
+            patch(
+                "privfair.batches.participation.SystemWords",
+                lambda: FixedWords(seed * 10_007 + next(sources)),
+            )
         )
         yield

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from audit.attacks.canaries.canary_audit import canary_audit
-from audit.attacks.canaries.canary_runs import Effort
-from audit.attacks.transcript.coin_audit import coin_audit
-from audit.check import Check, Outcome
+from audit.canaries.canary_audit import canary_audit
+from audit.canaries.canary_runs import Effort
 from audit.conformance import check_conformance
-from audit.evidence import RunEvidence
-from audit.noise_conformance import check_noise
-from audit.noise_floor import check_noise_floor
+from audit.evidence import Check, Outcome, RunEvidence
+from audit.noise import check_noise, check_noise_floor
 from audit.probes.check_probes import check_probes
 from audit.run_audit import on_trial
 from audit.sensitivity import catalogue
 from audit.sensitivity.falsify import Search, Word
+from audit.transcript.coin_audit import coin_audit
 from audit.verdict import Attack, Verdict
 from audit.verdict import Word as VerdictWord
 from calibrate.privacy_unit import Relation

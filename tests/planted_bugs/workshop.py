@@ -9,14 +9,13 @@ from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from audit.auditors_manifest import AuditorsManifest
-from audit.evidence import RunEvidence
+from audit.evidence import AuditorsManifest, RunEvidence
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.verify import read_unverified
 from privfair.ledger import Ledger
-from privfair.prepared_run import prepare_run
-from privfair.run_folder import RunFolder
-from privfair.run_session import RunSession
+from privfair.run.folder import RunFolder
+from privfair.run.prepare import prepare_run
+from privfair.run.session import RunSession
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.privfair.small_runs import GAUSSIAN, Desk
 

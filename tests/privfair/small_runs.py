@@ -12,19 +12,18 @@ import numpy as np
 
 from calibrate.budget import calibrate_plan
 from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.from_budget import document_from_budget
+from calibrate.manifest.from_budget import Terms, document_from_budget, valid_for
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import Role, SigningKey, generate
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
-from calibrate.manifest.terms import Terms, valid_for
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import Run, VerifiedManifest, verify
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.gate import Gate, open_gate
 from privfair.ledger import Claim, Ledger
-from privfair.promise import claim_terms
-from privfair.run_session import Progress
+from privfair.run.prepare import claim_terms
+from privfair.run.session import Progress
 from privfair.training import TrainingResult, train
 from privfair.transcript import ValueSpec
 
@@ -150,7 +149,7 @@ class Desk:
         """The signed manifest of the plan: calibrated where the plan has a target, else without a promise."""
         from calibrate.plans.from_mapping import plan_from_mapping
         from privfair.cli.issue_manifest import Issuing, issue_manifest, issue_without_promise
-        from privfair.plan_file import read_plan_file
+        from privfair.plan.file import read_plan_file
 
         out, file = self.folder / name, read_plan_file(self.plan)
         if not file.target_section:

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from privfair.algorithms.algorithm import Message, SiloTensors
-from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleState
-from privfair.algorithms.steffle_options import SteffleOptions
+from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions, SteffleState
 from privfair.contribution import Published
-from privfair.fairness.independence import Independence
-from privfair.models.logistic import LogisticRegression
+from privfair.fairness.fermi import Independence
+from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 
 

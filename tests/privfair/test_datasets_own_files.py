@@ -10,11 +10,11 @@ import pytest
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.datasets.bad_data import BadData
-from privfair.datasets.own_files import load_own_features, load_own_silo, load_own_silos, load_own_train_test
-from privfair.datasets.partition import ByColumn, Heterogeneous, cut_into_silos
-from privfair.datasets.schema_toml import OwnFormat, parse_schema
-from privfair.datasets.users import users_by_column
+from privfair.data.own_files import load_own_features, load_own_silo, load_own_silos, load_own_train_test
+from privfair.data.partition import ByColumn, Heterogeneous, cut_into_silos
+from privfair.data.read import BadData
+from privfair.data.schema_toml import OwnFormat, parse_schema
+from privfair.data.users import users_by_column
 
 SCHEMA = """
 version = 1

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-from privfair.datasets.derived_facts import DerivedFact, FactKind, NoPrivacyPromised, require_allowed
-from privfair.datasets.non_private_standardisation import fit_standardisation, standardise_without_privacy
-from privfair.datasets.own_files import load_own_silos
-from privfair.datasets.scaling import (
+from privfair.data.benchmark_files import fit_standardisation, standardise_without_privacy
+from privfair.data.facts import DerivedFact, FactKind, NoPrivacyPromised, require_allowed
+from privfair.data.own_files import load_own_silos
+from privfair.data.partition import split_silos
+from privfair.data.scaling import (
     PaidScaling,
     PublicBounds,
     PublicMeanScale,
@@ -22,8 +23,7 @@ from privfair.datasets.scaling import (
     Unscaled,
     paid_scaling,
 )
-from privfair.datasets.schema_toml import parse_schema
-from privfair.datasets.split import split_silos
+from privfair.data.schema_toml import parse_schema
 
 finite = st.floats(-1e6, 1e6)
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput
-from privfair.datasets.bad_data import BadData
-from privfair.datasets.encode import encode_features
-from privfair.datasets.raw_table import RawTable
-from privfair.datasets.scaling import (
+from privfair.data.encode import encode_features
+from privfair.data.read import BadData, RawTable
+from privfair.data.scaling import (
     NonPrivateStandardisation,
     PaidScaling,
     PublicBounds,
@@ -22,9 +21,8 @@ from privfair.datasets.scaling import (
     Transform,
     Unscaled,
 )
-from privfair.datasets.schema import CodedColumn, Coverage, NumericColumn, Schema
-from privfair.datasets.schema_json import schema_from_json
-from privfair.datasets.schema_toml import load_schema, parse_schema
+from privfair.data.schema import CodedColumn, Coverage, NumericColumn, Schema, schema_from_json
+from privfair.data.schema_toml import load_schema, parse_schema
 
 HEAD = 'version = 1\n[target]\ncolumn = "y"\nclasses = ["no", "yes"]\n'
 SENSITIVE = '[sensitive]\ncolumn = "s"\ngroups = ["a", "b"]\n'
@@ -123,7 +121,7 @@ def test_whole_numbers_may_name_classes() -> None:
     assert schema.coverage is Coverage.ALL_GROUPS_TWO_CLASSES
 
 
-@pytest.mark.parametrize("place", ["docs/data.md", "privfair/datasets/schema_toml.py"])
+@pytest.mark.parametrize("place", ["docs/data.md", "privfair/data/schema_toml.py"])
 def test_the_documented_example_is_a_schema(place: str) -> None:
     text = (Path(__file__).parents[2] / place).read_text()
     if place.endswith(".md"):

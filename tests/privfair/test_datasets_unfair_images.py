@@ -11,12 +11,12 @@ import pytest
 from scipy.ndimage import correlate1d
 
 from calibrate.errors import InvalidInput
-from privfair.data_plan import read_data_plan
-from privfair.datasets.bad_data import BadData
-from privfair.datasets.catalogue import Benchmark, load_benchmark
-from privfair.datasets.dataset import Dataset
-from privfair.datasets.unfair_images import GROUPS, WRITER, UnfairImages, unfair_images
-from privfair.training_data import load_training_data
+from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.dataset import Dataset
+from privfair.data.read import BadData
+from privfair.data.training_data import load_training_data
+from privfair.data.unfair_images import GROUPS, WRITER, UnfairImages, unfair_images
+from privfair.plan.data import read_data_plan
 from tests.privfair.small_runs import Desk
 
 RECORDS = 600

@@ -16,7 +16,7 @@ from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_options import FpflOptions
 from privfair.algorithms.fpfl import STATISTICS, Fpfl
 from privfair.contribution import Published
-from privfair.models.logistic import LogisticRegression
+from privfair.models.linear import LogisticRegression
 
 _PATH = Path(__file__).parents[2] / "docs" / "experiments" / "engine_run.py"
 _SPEC = importlib.util.spec_from_file_location("experiment_engine_run", _PATH)

@@ -13,9 +13,9 @@ from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 from calibrate.releases import Gaussian, Sampled, Together
 from calibrate.sampling import Batch, Poisson
-from calibrate.solve_rounds import solve_rounds
-from privfair.plan_file import read_plan_file
-from privfair.training_plan import read_training_plan
+from privfair.plan.file import read_plan_file
+from privfair.plan.training import read_training_plan
+from tests.calibrate.rounds_oracle import solve_rounds
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNITS = {

@@ -13,12 +13,10 @@ import pytest
 import torch
 
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.pay_once import ATTRIBUTE, PayOnce
-from privfair.algorithms.pay_once_options import PayOnceOptions
-from privfair.algorithms.steffle import Steffle, SteffleBounds
-from privfair.algorithms.steffle_options import SteffleOptions, WCenter
-from privfair.fairness.debias import ResponseChannel
-from privfair.models.logistic import LogisticRegression
+from privfair.algorithms.pay_once import ATTRIBUTE, PayOnce, PayOnceOptions
+from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions, WCenter
+from privfair.fairness.penalty import ResponseChannel
+from privfair.models.linear import LogisticRegression
 from tests.privfair.steffle_cases import without_noise
 
 _PATH = Path(__file__).parents[2] / "docs" / "experiments" / "stacked.py"

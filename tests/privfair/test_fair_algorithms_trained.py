@@ -10,8 +10,8 @@ import pytest
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from privfair.contribution import BoundedContribution, Published
 from privfair.gate import Gate
-from privfair.replay import read_sessions, replay
-from privfair.run_session import Progress
+from privfair.run.replay import read_sessions, replay
+from privfair.run.session import Progress
 from privfair.training import RunStopped, prepare
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import Desk

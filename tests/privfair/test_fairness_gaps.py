@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score
 
 from calibrate.errors import InvalidInput
-from privfair.datasets.binding import digest
-from privfair.datasets.dataset import Dataset
-from privfair.fairness.confusion import Confusion, count_confusion
+from privfair.data.dataset import Dataset
+from privfair.data.facts import digest
+from privfair.data.silos import Silo, Silos
 from privfair.fairness.gaps import (
     Comparison,
+    Confusion,
     EmptyGroups,
     Measure,
     accuracies,
     accuracy_gap,
+    count_confusion,
     demographic_parity,
     equal_opportunity,
     equalised_odds,
@@ -32,7 +34,6 @@ from privfair.fairness.gaps import (
     true_positive_rates,
 )
 from privfair.fairness.measurement import Measurement, measure_silos
-from privfair.silos import Silo, Silos
 
 OVERALL = Measure(Comparison.OVERALL)
 LEFT_OUT = Measure(empty=EmptyGroups.LEFT_OUT)

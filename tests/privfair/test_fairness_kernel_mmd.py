@@ -12,15 +12,7 @@ from scipy import integrate, stats
 from scipy.spatial.distance import cdist
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from privfair.fairness import kernel_mmd
-from privfair.fairness.kernel_mmd import (
-    convolved,
-    kernel_before_noise,
-    mmd_squared_u,
-    mmd_squared_v,
-    witness,
-    witness_derivative,
-)
+from privfair.fairness import mmd as kernel_mmd
 from privfair.fairness.kernels import (
     EnergyKernel,
     GaussianKernel,
@@ -32,6 +24,14 @@ from privfair.fairness.kernels import (
     Noise,
     SharpenedGaussianKernel,
     TwoLaplaceKernel,
+)
+from privfair.fairness.mmd import (
+    convolved,
+    kernel_before_noise,
+    mmd_squared_u,
+    mmd_squared_v,
+    witness,
+    witness_derivative,
 )
 
 KERNELS = [GaussianKernel(0.7, 2.0), LaplaceKernel(0.5, 3.0), EnergyKernel(1.5)]

@@ -12,11 +12,11 @@ from calibrate.errors import InvalidInput
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, Relation
 from calibrate.sampling import Batch, Poisson
-from privfair.algorithms.descent import DescentRule
 from privfair.algorithms.fed_sgda import OF_THETA, OF_W, FedSgda
-from privfair.batch_randomness import SeededWords
+from privfair.algorithms.parts.descent import DescentRule
+from privfair.batches.participation import Participation
+from privfair.batches.randomness import SeededWords
 from privfair.fairness import fermi
-from privfair.participation import Participation
 from privfair.rounds import Position, Rounds
 from tests.privfair.small_runs import document_of, gate_for
 from tests.privfair.steffle_cases import (

@@ -10,23 +10,22 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from privfair.algorithms.agnostic_fl import AgnosticFl, on_simplex
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.baseline_options import (
+from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, on_simplex
+from privfair.algorithms.baselines.feddyn import FedDyn
+from privfair.algorithms.baselines.fedprox import FedProx
+from privfair.algorithms.baselines.options import (
     AgnosticOptions,
     FedDynOptions,
     FedProxOptions,
     QFflOptions,
     ScaffoldOptions,
 )
-from privfair.algorithms.client_gradients import NOISY, ClippedSums
-from privfair.algorithms.client_losses import GRADIENT, LOSS, ClippedPairs
-from privfair.algorithms.feddyn import FedDyn
-from privfair.algorithms.fedprox import FedProx
-from privfair.algorithms.q_ffl import QFfl
-from privfair.algorithms.scaffold import Scaffold
+from privfair.algorithms.baselines.q_ffl import QFfl
+from privfair.algorithms.baselines.scaffold import Scaffold
+from privfair.algorithms.parts.clients import GRADIENT, LOSS, NOISY, ClippedPairs, ClippedSums
 from privfair.contribution import Published
-from privfair.models.logistic import LogisticRegression
+from privfair.models.linear import LogisticRegression
 
 FEATURES, RECORDS = 3, 30
 WEIGHTS = {"north": 0.7, "south": 0.3}

@@ -16,11 +16,11 @@ from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.dp_fedsgd import GRADIENT_SUM, DpFedSgd
 from privfair.algorithms.fair_options import FedFdpOptions, LossClipRule
 from privfair.algorithms.fedfdp import GRADIENT, LOSS, FedFdp, FedFdpClips, FedFdpState
-from privfair.algorithms.options import GradientOptions
+from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
-from privfair.fairness.fair_clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
-from privfair.models.logistic import LogisticRegression
-from privfair.models.weighing import ROUNDING_SLACK
+from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import ROUNDING_SLACK
 
 FEATURES = 4
 SIZES = {"north": 30, "south": 10}

@@ -11,12 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from calibrate.errors import InvalidInput
-from privfair.fairness.balanced_performance import (
-    ConvergenceConstants,
-    coefficients,
-    optimal_fairness,
-    psi,
-)
+from privfair.fairness.clipping import ConvergenceConstants, coefficients, optimal_fairness, psi
 
 NOISY = ConvergenceConstants(
     smoothness=1.0,

@@ -12,7 +12,7 @@ from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_options import FedFdpOptions
 from privfair.algorithms.fedfdp import GRADIENT, LOSS, FedFdp, FedFdpClips, FedFdpState
 from privfair.contribution import Published
-from privfair.models.logistic import LogisticRegression
+from privfair.models.linear import LogisticRegression
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import Desk
 
@@ -98,7 +98,7 @@ def test_the_papers_own_rule_never_comes_back() -> None:
 
 def test_empty_batches_publish_noise_in_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is ever drawn, and still each silo publishes two noisy values a round."""
-    monkeypatch.setattr("privfair.participation.bernoulli", lambda *_: np.arange(0))
+    monkeypatch.setattr("privfair.batches.participation.bernoulli", lambda *_: np.arange(0))
     desk = Desk.at(tmp_path, PLAN)
     desk.train(desk.budget(research_noise=True))
     transcript = Transcript.read(tmp_path / "run" / "transcript.bin")

@@ -13,10 +13,8 @@ from torch.nn.functional import one_hot
 
 from calibrate.errors import InvalidInput
 from privfair.fairness import fermi
-from privfair.fairness.debias import ResponseChannel
-from privfair.fairness.independence import Independence
-from privfair.fairness.penalty import penalty_slopes, penalty_value
-from privfair.fairness.penalty_kinds import FairnessPenalty
+from privfair.fairness.fermi import Independence
+from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_slopes, penalty_value
 
 SIZES = tuple(itertools.product((2, 3, 5), (2, 3, 5)))
 

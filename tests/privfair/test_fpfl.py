@@ -11,18 +11,15 @@ from torch import Tensor
 
 from calibrate.errors import CheckFailed, InvalidInput
 from privfair.algorithms.algorithm import Message, SiloTensors
+from privfair.algorithms.baselines.fedsgd import GRADIENT, FedSgd
 from privfair.algorithms.fair_options import FpflOptions, ModelChoice
-from privfair.algorithms.fedsgd import GRADIENT, FedSgd
 from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflState
-from privfair.algorithms.options import GradientOptions
+from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
-from privfair.fairness.constraints import rates_of
-from privfair.fairness.multipliers import RateSums, violations
-from privfair.fairness.notions import FairnessNotion, RateValue
-from privfair.models.logistic import LogisticRegression
-from privfair.models.model import Model
+from privfair.fairness.constraints import FairnessNotion, RateSums, RateValue, rates_of, violations
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import ROUNDING_SLACK, Model
 from privfair.models.perceptron import Perceptron
-from privfair.models.weighing import ROUNDING_SLACK
 
 FEATURES, USERS = 3, 20
 
@@ -202,7 +199,7 @@ def test_blocks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     silo, algorithm = _silo(), _fpfl(clip=1.0)
     state = algorithm.start()
     whole = algorithm.contribution(state, 0, silo, torch.arange(USERS)).noisy[0]
-    monkeypatch.setattr("privfair.algorithms.user_statistics._BLOCK", 1)
+    monkeypatch.setattr("privfair.algorithms.parts.user_statistics._BLOCK", 1)
     blocks = algorithm.contribution(state, 0, silo, torch.arange(USERS)).noisy[0]
     np.testing.assert_allclose(blocks.values, whole.values, rtol=1e-10)
     assert blocks.measured == pytest.approx(whole.measured)

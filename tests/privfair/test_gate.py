@@ -206,7 +206,7 @@ def test_a_resumed_gate_goes_on_with_fresh_rounds_and_remembers_what_was_publish
 ) -> None:
     from privfair.gate import open_gate
     from privfair.ledger import Ledger
-    from privfair.promise import claim_terms
+    from privfair.run.prepare import claim_terms
     from privfair.transcript import ValueSpec
     from tests.privfair.small_runs import verified
 

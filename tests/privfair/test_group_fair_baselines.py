@@ -11,22 +11,22 @@ from torch import Tensor
 
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.baseline_options import (
+from privfair.algorithms.baselines.fairfed import CHANGE, COUNTS, FairFed, distances
+from privfair.algorithms.baselines.fedfb import CELLS, FedFb, reweighed
+from privfair.algorithms.baselines.local_mmd import LocalMmd
+from privfair.algorithms.baselines.options import (
     FairFedOptions,
     FedFbOptions,
     LocalMmdOptions,
     ReweightedNotion,
     TranOptions,
 )
-from privfair.algorithms.fairfed import CHANGE, COUNTS, FairFed, distances
-from privfair.algorithms.fedfb import CELLS, FedFb, reweighed
-from privfair.algorithms.local_mmd import LocalMmd
-from privfair.algorithms.tran_multipliers import TranMultipliers, TranState
+from privfair.algorithms.baselines.tran import TranMultipliers, TranState
 from privfair.contribution import Published
-from privfair.fairness.kernel_mmd import mmd_squared_v
+from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriterion, RateValue
 from privfair.fairness.kernels import GaussianKernel
-from privfair.fairness.notions import FairnessNotion, KernelKind, MmdCriterion, RateValue
-from privfair.models.logistic import LogisticRegression
+from privfair.fairness.mmd import mmd_squared_v
+from privfair.models.linear import LogisticRegression
 
 FEATURES, RECORDS = 3, 40
 WEIGHTS = {"north": 0.6, "south": 0.4}

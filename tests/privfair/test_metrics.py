@@ -11,10 +11,10 @@ from fairlearn.metrics import demographic_parity_difference, equalized_odds_diff
 from sklearn.metrics import accuracy_score, log_loss
 
 from calibrate.errors import InvalidInput
-from privfair.data_plan import DataPlan, FileSource
-from privfair.metrics import HeldOutRecords, MetricsLog
-from privfair.models.logistic import LogisticRegression
-from privfair.training_data import TrainingData, load_training_data
+from privfair.data.training_data import TrainingData, load_training_data
+from privfair.models.linear import LogisticRegression
+from privfair.plan.data import DataPlan, FileSource
+from privfair.run.metrics import HeldOutRecords, MetricsLog
 from tests.privfair.small_runs import FEATURES, write_silos
 
 FILES = ("north.csv", "south.csv", "west.csv")

@@ -13,16 +13,23 @@ from torch import Tensor
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.fair_options import ClientWeights, MmdFedAvgOptions, NoiseCorrection
-from privfair.algorithms.mmd_fedavg import HISTOGRAM, PREDICTIONS, MmdFedAvg, MmdFedAvgState
-from privfair.algorithms.mmd_terms import CountsInTheClear, MmdTerms, PaidCounts, PublicShares
-from privfair.batch_randomness import SeededWords
+from privfair.algorithms.mmd_fedavg import (
+    HISTOGRAM,
+    PREDICTIONS,
+    CountsInTheClear,
+    MmdFedAvg,
+    MmdFedAvgState,
+    MmdTerms,
+    PaidCounts,
+    PublicShares,
+)
+from privfair.batches.randomness import SeededWords
 from privfair.contribution import Published
-from privfair.fairness.compared_scores import score_values
-from privfair.fairness.kernel_mmd import mmd_squared_v
+from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import GaussianKernel, GaussianNoise, LaplaceNoise
-from privfair.fairness.mmd_penalty import TrackedPenalty, cell_of_rows
-from privfair.fairness.notions import KernelKind, MmdCriterion, Score
-from privfair.models.logistic import LogisticRegression
+from privfair.fairness.measurement import score_values
+from privfair.fairness.mmd import TrackedPenalty, cell_of_rows, mmd_squared_v
+from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
+from privfair.models.model import clipped_to
 from privfair.models.record_isolation import influence_of_others, made_up_records
 from privfair.models.torch_module import TorchModule
-from privfair.models.weighing import clipped_to
 
 IMAGES = made_up_records((2, 4, 4))
 ROWS = made_up_records((4,))

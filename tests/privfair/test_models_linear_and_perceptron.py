@@ -8,11 +8,9 @@ from torch import nn
 from torch.nn import functional
 
 from calibrate.errors import InvalidInput
-from privfair.models.kinds import Activation
-from privfair.models.logistic import LogisticRegression
-from privfair.models.model import WeightedGradient
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import Activation, WeightedGradient, clipped_to, mean_over
 from privfair.models.perceptron import Perceptron
-from privfair.models.weighing import clipped_to, mean_over
 
 GENERATOR = torch.Generator().manual_seed(5)
 

@@ -11,13 +11,10 @@ from torch import Tensor, nn
 
 from calibrate.errors import InvalidInput
 from privfair.models.convolutional import CnnBuilder, convolutional
-from privfair.models.kinds import CnnArchitecture
-from privfair.models.layer_parts import GhostProducts, StoredGradients, layer_parts
-from privfair.models.module_trial import Route
-from privfair.models.parts import OuterProducts
+from privfair.models.layers import GhostProducts, OuterProducts, StoredGradients, layer_parts
+from privfair.models.model import CnnArchitecture, clipped_to
 from privfair.models.record_isolation import made_up_records
-from privfair.models.torch_module import TorchModule
-from privfair.models.weighing import clipped_to
+from privfair.models.torch_module import Route, TorchModule
 
 IMAGES = (1, 12, 12)
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calibrate.errors import CheckFailed, InvalidInput
-from privfair.models.layer_parts import GhostProducts
-from privfair.models.logistic import LogisticRegression
-from privfair.models.parts import OuterProducts
-from privfair.models.weighing import ROUNDING_SLACK, SMALLEST_BOUND, clipped_after, clipped_to, mean_over
+from privfair.models.layers import GhostProducts, OuterProducts
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import ROUNDING_SLACK, SMALLEST_BOUND, clipped_after, clipped_to, mean_over
 
 norms_lists = st.lists(st.floats(0, 1e154, allow_subnormal=True), min_size=1, max_size=20)
 bounds = st.floats(SMALLEST_BOUND, 1e100)

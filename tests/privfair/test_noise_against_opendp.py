@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, ks_2samp
 
-from privfair.noise import ExactNoise, SecureStream, discrete_gaussian, discrete_laplace
+from privfair.noise import ExactNoise, SecureStream
+from privfair.noise import lattice_sampler as discrete_gaussian
+from privfair.noise import lattice_sampler as discrete_laplace
 
 opendp = pytest.importorskip("opendp.prelude")
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from calibrate.discrete_noise_slack import STEPS_PER_SCALE
+from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.errors import InvalidInput
 from privfair.noise import (
     EXACT_LABEL,

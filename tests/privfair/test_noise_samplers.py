@@ -11,10 +11,19 @@ from scipy.stats import chisquare, norm
 
 from calibrate.errors import InvalidInput
 from privfair.noise import lattice_sampler
-from privfair.noise.discrete_gaussian import GaussianExponent, discrete_gaussian
-from privfair.noise.discrete_laplace import LaplaceExponent, discrete_laplace
-from privfair.noise.lattice_sampler import BlockTable, Exponent, block_table, sample
-from privfair.noise.lazy_comparison import BAND, exponential_enclosure, uniform_is_below_exponential
+from privfair.noise.lattice_sampler import (
+    BAND,
+    BlockTable,
+    Exponent,
+    GaussianExponent,
+    LaplaceExponent,
+    block_table,
+    discrete_gaussian,
+    discrete_laplace,
+    exponential_enclosure,
+    sample,
+    uniform_is_below_exponential,
+)
 from privfair.noise.random_stream import SecureStream, Words
 
 FALSE_ALARM = 1e-7

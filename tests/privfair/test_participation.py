@@ -16,9 +16,16 @@ from calibrate.manifest.mechanism import NoiseSource
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
-from privfair.batch_randomness import SeededWords, SystemWords, bernoulli, permutation, subset, uniform_below
-from privfair.batch_record import BatchHeader, BatchRecord, BatchWriter
-from privfair.participation import Participation, declared_sampling, word_source
+from privfair.batches.participation import Participation, declared_sampling, word_source
+from privfair.batches.randomness import (
+    SeededWords,
+    SystemWords,
+    bernoulli,
+    permutation,
+    subset,
+    uniform_below,
+)
+from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from tests.privfair.small_runs import document_of
 
 ALARM = 1e-6

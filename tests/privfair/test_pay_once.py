@@ -12,15 +12,12 @@ from torch.nn.functional import one_hot
 from calibrate.errors import InvalidInput
 from calibrate.plans.pay_once import ATTRIBUTE as PLANNED_ATTRIBUTE
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.iterate import Iterate
-from privfair.algorithms.pay_once import ATTRIBUTE, GRADIENT, JOINT, PayOnce
-from privfair.algorithms.pay_once_options import PayOnceOptions
+from privfair.algorithms.parts.descent import Iterate
+from privfair.algorithms.pay_once import ATTRIBUTE, GRADIENT, JOINT, PayOnce, PayOnceOptions
 from privfair.contribution import Published
 from privfair.fairness import fermi
-from privfair.fairness.debias import ResponseChannel
-from privfair.fairness.independence import Independence
-from privfair.fairness.penalty import penalty_value
-from privfair.fairness.penalty_kinds import FairnessPenalty
+from privfair.fairness.fermi import Independence
+from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_value
 from tests.privfair.steffle_cases import (
     everybody,
     logistic,

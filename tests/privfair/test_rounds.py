@@ -15,17 +15,16 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.from_budget import Terms, document_without_promise, valid_for
 from calibrate.manifest.mechanism import InTheClear
-from calibrate.manifest.terms import Terms, valid_for
-from calibrate.manifest.without_promise import document_without_promise
 from calibrate.plans.fpfl import FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.sampling import Poisson
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
-from privfair.batch_randomness import SystemWords
+from privfair.batches.participation import Participation
+from privfair.batches.randomness import SystemWords
 from privfair.contribution import BoundedContribution
-from privfair.participation import Participation
 from privfair.rounds import Position, Rounds, completed, require_declared
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import OpenGate, document_of, gate_for

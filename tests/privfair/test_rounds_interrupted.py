@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput, Refused
-from privfair.checkpoint import load_checkpoint
 from privfair.ledger import Claim, Ledger
-from privfair.replay import read_sessions, replay
 from privfair.rounds import Position
-from privfair.run_folder import RunFolder
+from privfair.run.folder import RunFolder
+from privfair.run.replay import load_checkpoint, read_sessions, replay
 from privfair.training import prepare
 from privfair.transcript import Ending, Transcript, TranscriptWriter
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk
@@ -105,7 +104,7 @@ def test_three_interruptions_at_one_step_and_an_idle_session(
             with pytest.raises(Killed):
                 desk.train(manifest, "often", resume=True)
     with monkeypatch.context() as patched:
-        patched.setattr("privfair.run_session.Rounds.run", lambda *_: (_ for _ in ()).throw(Killed()))
+        patched.setattr("privfair.run.session.Rounds.run", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             desk.train(manifest, "often", resume=True)
     desk.train(manifest, "often", resume=True)
@@ -187,7 +186,7 @@ def test_death_right_after_the_claim_can_be_resumed_from(
 ) -> None:
     manifest = desk.budget("claimed.json")
     with monkeypatch.context() as patched:
-        patched.setattr("privfair.run_session.open_gate", lambda *_: (_ for _ in ()).throw(Killed()))
+        patched.setattr("privfair.run.session.open_gate", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             desk.train(manifest, "claimed")
     with pytest.raises(Refused, match="a manifest is claimed once"):
@@ -247,7 +246,7 @@ def test_rounds_lost_in_a_crash_stay_spent(tmp_path: Path, monkeypatch: pytest.M
 
 def test_shuffled_epochs_survive_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No record takes part twice in an epoch, although the run went on in another process."""
-    from privfair.batch_record import BatchRecord
+    from privfair.batches.record import BatchRecord
 
     desk = Desk.at(tmp_path, FEDSGD.format(rounds=12, more="signed-rounds = 24\nblock = 3"))
     manifest = interrupted(desk, "run", monkeypatch, 4, True)

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput
-from privfair.datasets.binding import DataBinding, digest
-from privfair.datasets.dataset import Dataset, pool
-from privfair.datasets.split import split_dataset, split_silos
-from privfair.datasets.synthetic_mmd import synthetic_mmd_clients
-from privfair.datasets.tensors import as_tensors
-from privfair.silos import Silo, Silos, TrainTest
+from privfair.data.dataset import Dataset, pool
+from privfair.data.facts import DataBinding, digest
+from privfair.data.partition import split_dataset, split_silos
+from privfair.data.silos import Silo, Silos, TrainTest
+from privfair.data.synthetic_mmd import synthetic_mmd_clients
 
 
 def _dataset(records: int = 12, seed: int = 0) -> Dataset:
@@ -150,17 +149,6 @@ def test_split_refuses_nonsense() -> None:
         split_dataset(_dataset(9), 0, 1.0)
     with pytest.raises(InvalidInput, match="seed"):
         split_dataset(_dataset(9), -1)
-
-
-def test_tensors_are_copies() -> None:
-    torch = pytest.importorskip("torch")
-    data = _dataset()
-    tensors = as_tensors(data)
-    assert tensors.features.dtype == torch.float32
-    assert as_tensors(data, torch.float64).features.dtype == torch.float64
-    tensors.features[0, 0] = 99
-    assert data.features[0, 0] != 99
-    np.testing.assert_array_equal(tensors.group.numpy(), data.group)
 
 
 def test_synthetic_clients_disagree_locally_and_agree_overall() -> None:

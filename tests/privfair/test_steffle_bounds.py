@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.errors import InvalidInput
-from calibrate.plans.paid_once import HISTOGRAM as PLANNED_HISTOGRAM
+from calibrate.plans.plan import HISTOGRAM as PLANNED_HISTOGRAM
 from calibrate.plans.steffle import H_THETA as PLANNED_H_THETA
 from calibrate.plans.steffle import H_W as PLANNED_H_W
 from calibrate.plans.steffle import StefflePlan
-from privfair.algorithms.steffle import H_THETA, H_W, HISTOGRAM, LOSS_GRADIENT, SteffleBounds
-from privfair.algorithms.steffle_options import WCenter
+from privfair.algorithms.steffle import H_THETA, H_W, HISTOGRAM, LOSS_GRADIENT, SteffleBounds, WCenter
 from privfair.models.perceptron import Perceptron
 from tests.privfair.steffle_cases import (
     NOTIONS,

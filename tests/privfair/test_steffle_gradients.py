@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from privfair.algorithms.steffle import H_THETA, H_W, LOSS_GRADIENT
-from privfair.algorithms.steffle_options import WCenter
+from privfair.algorithms.steffle import H_THETA, H_W, LOSS_GRADIENT, WCenter
 from privfair.fairness import fermi
 from privfair.models.perceptron import Perceptron
 from tests.privfair.steffle_cases import (

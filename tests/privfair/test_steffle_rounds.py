@@ -10,20 +10,23 @@ import pytest
 import torch
 
 from calibrate.errors import InvalidInput
-from privfair.algorithms.centralisation import (
+from privfair.algorithms.parts.descent import DescentRule, Iterate
+from privfair.algorithms.parts.local_models import towards_own_minimum
+from privfair.algorithms.steffle import (
     EVERY_SILO,
+    H_THETA,
+    H_W,
+    HISTOGRAM,
+    LOSS_GRADIENT,
+    BatchLaw,
     OneSensitiveSilo,
     SeparateSilos,
     parts_of,
+    silo_weights,
 )
-from privfair.algorithms.descent import DescentRule
-from privfair.algorithms.iterate import Iterate
-from privfair.algorithms.steffle import H_THETA, H_W, HISTOGRAM, LOSS_GRADIENT
-from privfair.algorithms.steffle_bounds import BatchLaw, silo_weights
-from privfair.algorithms.warm_start import towards_own_minimum
 from privfair.contribution import Published
 from privfair.fairness import fermi
-from privfair.fairness.independence import Independence
+from privfair.fairness.fermi import Independence
 from privfair.models.model import mean_over
 from tests.privfair.steffle_cases import (
     everybody,

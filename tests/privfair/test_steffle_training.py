@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput
-from privfair.run_folder import RunFolder
+from privfair.run.folder import RunFolder
 from privfair.training import prepare
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import Desk

@@ -18,8 +18,8 @@ import privfair
 from calibrate.errors import InvalidInput, ManifestRefused, Refused, UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise
 from privfair.ledger import Ledger
-from privfair.replay import read_sessions, replay
-from privfair.run_folder import RunFolder
+from privfair.run.folder import RunFolder
+from privfair.run.replay import read_sessions, replay
 from privfair.training import prepare
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, SCHEMA, Desk, write_silos
@@ -208,8 +208,8 @@ def test_networks_train_predict_and_come_back_from_disk(tmp_path: Path, model: s
     run, folder = prepare(desk.plan, manifest, desk.trust), RunFolder(tmp_path / "run")
     *_, last = replay(run.algorithm, Transcript.read(folder.transcript), read_sessions(folder.sessions))
     found = privfair.predict(tmp_path / "run", tmp_path / "north.csv")
-    from privfair.datasets.own_files import load_own_silo
-    from privfair.datasets.schema_toml import load_schema
+    from privfair.data.own_files import load_own_silo
+    from privfair.data.schema_toml import load_schema
 
     silo = load_own_silo(tmp_path / "north.csv", load_schema(tmp_path / "schema.toml"))
     x = torch.tensor(silo.data.features, dtype=torch.float32)

@@ -13,9 +13,9 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression as Oracle
 
 from calibrate.manifest.mechanism import GaussianNoise
-from privfair.batch_record import BatchRecord
-from privfair.replay import read_sessions, replay
-from privfair.run_folder import RunFolder
+from privfair.batches.record import BatchRecord
+from privfair.run.folder import RunFolder
+from privfair.run.replay import read_sessions, replay
 from privfair.training import prepare
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk

@@ -9,16 +9,16 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from calibrate.sampling import FixedSize, Poisson, ShuffledEpochs, WithReplacement
-from privfair.algorithms.options import CentralErmOptions, FedAvgOptions, GradientOptions
+from privfair.algorithms.parts.options import CentralErmOptions, FedAvgOptions, GradientOptions
 from privfair.algorithms.registry import recipe_named
-from privfair.data_plan import BenchmarkSource, FileSource, PoissonUsers, Pooled, UsersOfColumn
-from privfair.datasets.catalogue import Benchmark
-from privfair.datasets.partition import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous
-from privfair.model_plan import ModelKind, build_model, read_model_plan
-from privfair.models.kinds import Activation
-from privfair.models.logistic import LogisticRegression
+from privfair.data.benchmarks import Benchmark
+from privfair.data.partition import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import Activation
 from privfair.models.perceptron import Perceptron
-from privfair.training_plan import TrainingPlan, read_training_plan
+from privfair.plan.data import BenchmarkSource, FileSource, PoissonUsers, Pooled, UsersOfColumn
+from privfair.plan.model import ModelKind, build_model, read_model_plan
+from privfair.plan.training import TrainingPlan, read_training_plan
 
 DATA = '[data]\ndataset = "credit-card"\n'
 TRAINING = "[training]\nrounds = 10\n"

@@ -7,11 +7,9 @@ import math
 import pytest
 from scipy.special import ndtr
 
-from audit.bounds.clopper_pearson import ClopperPearson
-from audit.bounds.counts import ErrorCounts, GuessCounts
-from audit.bounds.f_dp import FDPOneRun
-from audit.bounds.gaussian import GaussianBox
+from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
 from audit.bounds.joint_exact import JointExact
+from audit.bounds.lower_bound import ErrorCounts, GuessCounts
 from audit.bounds.one_run import DeltaTerm, OneRun
 from audit.bounds.trade_off import EpsilonDeltaCurve
 from calibrate.accountants.gaussian import gaussian_mu

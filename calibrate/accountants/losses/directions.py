@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
-from calibrate.accountants.dominating_pairs import (
+from calibrate.accountants.losses.fixed_size import LargerOfBothDirections
+from calibrate.accountants.losses.law import PrivacyLossLaw
+from calibrate.accountants.losses.simple import GaussianLoss, LaplaceLoss, RandomizedResponseLoss
+from calibrate.accountants.losses.subsampled import (
+    MixedGaussianLoss,
+    SubsampledAddition,
+    SubsampledRemoval,
+    SubsampledReplacement,
+)
+from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -24,15 +33,7 @@ from calibrate.accountants.dominating_pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.accountants.losses.fixed_size import LargerOfBothDirections
-from calibrate.accountants.losses.gaussian_loss import GaussianLoss
-from calibrate.accountants.losses.laplace_loss import LaplaceLoss
-from calibrate.accountants.losses.law import PrivacyLossLaw
-from calibrate.accountants.losses.mixed_gaussian import MixedGaussianLoss
-from calibrate.accountants.losses.randomized_response import RandomizedResponseLoss
-from calibrate.accountants.losses.subsampled_gaussian import SubsampledAddition, SubsampledRemoval
-from calibrate.accountants.losses.subsampled_replace import SubsampledReplacement
-from calibrate.accountants.pair_counts import PairCounts
+from calibrate.accountants.support import PairCounts
 
 
 class Side(Enum):

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import erf
 
-from calibrate.accountants.losses.law import Atom, Buckets, Nodes
-from calibrate.accountants.losses.line import log_normal_density
-from calibrate.accountants.losses.subsampled_gaussian import SubsampledAddition, SubsampledRemoval
+from calibrate.accountants.losses.law import Atom, Buckets, Nodes, log_normal_density
+from calibrate.accountants.losses.subsampled import SubsampledAddition, SubsampledRemoval
 from calibrate.arrays import Floats
 
 _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(10)

@@ -22,9 +22,8 @@ sys.path.insert(0, str(__file__).rsplit("/", 1)[0])
 import samples
 from samples import DATA, HERE, NOW, PLAN_DIGEST, document, signed
 
-from calibrate.manifest.document import DataBinding, Validity
+from calibrate.manifest.document import DataBinding, Validity, statement_bytes
 from calibrate.manifest.keys import KeyAlgorithm, Role, generate
-from calibrate.manifest.statement import statement_bytes
 from calibrate.manifest.trust import TRUST_PAYLOAD_TYPE, Revocation, TrustedKey, TrustFile
 
 Fault = tuple[str, bytes]

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from calibrate.manifest import signature
+from calibrate.manifest import keys as signature
 from calibrate.manifest.document import (
+    PAYLOAD_TYPE,
     Accounting,
     BudgetDocument,
     DataBinding,
@@ -18,10 +19,14 @@ from calibrate.manifest.document import (
     SamplingDeclaration,
     Validity,
 )
-from calibrate.manifest.guarantee import PrivateGuarantee
 from calibrate.manifest.keys import SigningKey
-from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSampler, NoiseSource
-from calibrate.manifest.statement import PAYLOAD_TYPE
+from calibrate.manifest.mechanism import (
+    GaussianNoise,
+    InTheClear,
+    NoiseSampler,
+    NoiseSource,
+    PrivateGuarantee,
+)
 from calibrate.manifest.verify import Run
 from calibrate.privacy_unit import Protected, Relation
 from calibrate.releases import Gaussian, InSequence, NonPrivate, Repeated, Sampled, Together

@@ -1,1 +1,0 @@
-"""Attribute inference: does a model tell more about its training records' attribute than imputation would?"""

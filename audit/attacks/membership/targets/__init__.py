@@ -1,1 +1,0 @@
-"""What is attacked: a model in one of several formats, or scores that somebody else computed."""

@@ -1,0 +1,171 @@
+"""All attribute attacks on one model, each beside imputation, on members and on non-members.
+
+Half of the members and half of the non-members are set aside to learn from: imputation learns from both halves,
+attacks from the half of the members. All guesses are about the other halves, and each guess depends on its own record
+and on what was set aside, so given the model the guesses of a set are independent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from audit.attribute.attacks import AttributeAttack, Csmia, Knowledge, Yeom
+from audit.attribute.learned import LearnedFromOutputs, Lomia, WhiteBox, fit_classifier
+from audit.attribute.records import Asked, Attribute, AttributeRecords, joined
+from audit.attribute.result import (
+    AttackResult,
+    AttributeInference,
+    Interval,
+    NotApplied,
+    OnOneSet,
+    mean_interval,
+)
+from audit.attribute.targets import Target
+from audit.membership.blind import BlindRule, blind_rule
+from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput, count, open_unit
+
+ALL_ATTACKS: tuple[AttributeAttack, ...] = (Yeom(), Csmia(), Lomia(), LearnedFromOutputs(), WhiteBox())
+FEWEST_RECORDS = 40
+
+
+@dataclass(frozen=True)
+class AttributeOptions:
+    """How hard to look; `most_records` of each set are used, drawn at random."""
+
+    confidence: float = 0.95
+    seed: int = 0
+    most_records: int = 4000
+    attacks: tuple[AttributeAttack, ...] = ALL_ATTACKS
+
+    def __post_init__(self) -> None:
+        open_unit("confidence", self.confidence)
+        count("most_records", self.most_records, least=FEWEST_RECORDS)
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """The asked records of one set, with imputation's hits."""
+
+    records: AttributeRecords
+    asked: Asked
+    imputed: Floats
+
+
+def attribute_inference(
+    target: Target,
+    attribute: Attribute,
+    members: AttributeRecords,
+    nonmembers: AttributeRecords,
+    options: AttributeOptions = AttributeOptions(),  # noqa: B008  frozen
+) -> AttributeInference:
+    """Does the model tell more about `attribute` of its members than imputation does?
+
+    Guarantee: members and non-members being random draws of one population, a model that did not depend on the
+    members' records is reported as leaking with probability at most 1 - confidence, over the draw of the records and
+    for all attacks together (docs/theorems/attribute-inference.md).
+    """
+    _require_enough(members, nonmembers)
+    random = np.random.default_rng(options.seed)
+    known_members, judged_members = members.halves(random, options.most_records)
+    known_others, judged_others = nonmembers.halves(random, options.most_records)
+    classes = 1 + max(int(part.labels.max()) for part in (members, nonmembers))
+    knowledge = Knowledge(target, attribute, known_members, classes, options.seed)
+    auxiliary = joined(known_members, known_others)
+    sides = _sides(knowledge, auxiliary, judged_members, judged_others)
+    obstacles = {attack.name: attack.obstacle(knowledge) for attack in options.attacks}
+    able = [attack for attack in options.attacks if obstacles[attack.name] is None]
+    if not able:
+        raise InvalidInput(
+            "attacks",
+            tuple(obstacles),
+            "cannot be made here, none of them",
+            "add one that learns from outputs",
+        )
+    return AttributeInference(
+        attribute=attribute.name,
+        values=attribute.values,
+        members=len(judged_members),
+        nonmembers=len(judged_others),
+        auxiliary=len(auxiliary),
+        imputation_members=mean_interval(sides[0].imputed, 0, 1, options.confidence),
+        imputation_nonmembers=mean_interval(sides[1].imputed, 0, 1, options.confidence),
+        attacks=tuple(_result(attack, knowledge, sides, options.confidence, len(able)) for attack in able),
+        not_applied=tuple(NotApplied(name, why) for name, why in obstacles.items() if why is not None),
+        confidence=options.confidence,
+        blind=_blind(attribute, members, nonmembers, options.seed),
+    )
+
+
+def _blind(
+    attribute: Attribute, members: AttributeRecords, nonmembers: AttributeRecords, seed: int
+) -> BlindRule:
+    """Do the two sets differ without the model: in features, label, attribute, or how the attribute goes with them?"""
+    everyone = joined(members, nonmembers)
+    others = attribute.others(everyone.features)
+    shown = np.eye(len(attribute.values))[everyone.sensitive]
+    together = [others * shown[:, [value]] for value in range(1, len(attribute.values))]
+    marks = np.arange(len(everyone)) < len(members)
+    return blind_rule(np.hstack([shown, others, *together]), everyone.labels, marks, seed)
+
+
+def _sides(
+    knowledge: Knowledge,
+    auxiliary: AttributeRecords,
+    members: AttributeRecords,
+    nonmembers: AttributeRecords,
+) -> tuple[_Side, _Side]:
+    """Imputation: a classifier from features and label to the attribute, which never sees the model."""
+    values = len(knowledge.attribute.values)
+    imputer = fit_classifier(
+        knowledge.context(auxiliary.asked(knowledge.attribute)), auxiliary.sensitive, values, knowledge.seed
+    )
+
+    def side(records: AttributeRecords) -> _Side:
+        asked = records.asked(knowledge.attribute)
+        hits = imputer.guesses(knowledge.context(asked)) == records.sensitive
+        return _Side(records, asked, hits.astype(np.float64))
+
+    return side(members), side(nonmembers)
+
+
+def _result(
+    attack: AttributeAttack,
+    knowledge: Knowledge,
+    sides: tuple[_Side, _Side],
+    confidence: float,
+    attacks: int,
+) -> AttackResult:
+    guess = attack.learn(knowledge)
+    hits = [(guess(side.asked) == side.records.sensitive).astype(np.float64) for side in sides]
+    gains = [hit - side.imputed for hit, side in zip(hits, sides, strict=True)]
+    on_sets = [
+        OnOneSet(mean_interval(hit, 0, 1, confidence), mean_interval(gain, -1, 1, confidence))
+        for hit, gain in zip(hits, gains, strict=True)
+    ]
+    shared = 1 - (1 - confidence) / attacks
+    return AttackResult(attack.name, on_sets[0], on_sets[1], difference_interval(gains[0], gains[1], shared))
+
+
+def difference_interval(members: Floats, nonmembers: Floats, confidence: float) -> Interval:
+    """The difference of two means of values in [-1, 1], for independent samples in random order.
+
+    The larger sample is cut into as many blocks as the smaller has values; block mean minus value is then one value
+    in [-2, 2] whose mean is the difference, and no variance is given away.
+    """
+    size = min(len(members), len(nonmembers))
+    first, second = (
+        np.array([block.mean() for block in np.array_split(part, size)]) for part in (members, nonmembers)
+    )
+    paired = mean_interval(first - second, -2, 2, confidence)
+    return Interval(float(members.mean() - nonmembers.mean()), paired.lower, paired.upper)
+
+
+def _require_enough(members: AttributeRecords, nonmembers: AttributeRecords) -> None:
+    for name, part in (("members", members), ("nonmembers", nonmembers)):
+        if len(part) < FEWEST_RECORDS:
+            raise InvalidInput(
+                name, f"{len(part)} records", f"must be at least {FEWEST_RECORDS}", "give more records"
+            )

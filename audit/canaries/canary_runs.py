@@ -1,0 +1,187 @@
+"""Canary runs, one after the other, each with fresh coins; kept is only what the decoders look at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.canaries.choice import Cast
+from audit.canaries.decoder import Seen, Views
+from audit.canaries.production_run import Heard, ProductionRuns
+from audit.evidence import RunEvidence
+from calibrate.arrays import Floats
+from calibrate.errors import count, positive
+from privfair.contribution import Published
+
+# How the final model answers a canary: the observer who is given nothing but the model looks there.
+
+
+def model_response(cast: Cast) -> Floats | None:
+    """(canaries, parameters): which way one round's update moves the model when the canary's side goes from 0 to 1.
+
+    Found by the algorithm's own `update`, which takes published values alone. None where a first update does not
+    reach the model (several local steps), or where a canary has no say in it.
+    """
+    rows = []
+    for silo in cast.silos:
+        signals = cast.signals[silo.name][0]
+        levels, looks = signals.levels[0], signals.looks
+        for canary in range(len(silo.canaries)):
+            change = levels[1, canary] - levels[0, canary]
+            step = tuple(
+                size * look[0, canary] / max(float(np.square(look[0, canary]).sum()), 1e-12)
+                for size, look in zip(change, looks, strict=True)
+            )
+            rows.append(_moved(cast, silo.name, step))
+    found = np.stack(rows)
+    return found if (np.square(found).sum(axis=1) > 0).all() else None
+
+
+def _moved(cast: Cast, party: str, step: tuple[Floats, ...]) -> Floats:
+    algorithm = cast.algorithm
+    nothing = tuple(np.zeros_like(part) for part in step)
+    still = algorithm.update(algorithm.start(), _published(cast, party, nothing))
+    moved = algorithm.update(algorithm.start(), _published(cast, party, step))
+    change = algorithm.theta(moved) - algorithm.theta(still)
+    return np.asarray(change.numpy(), dtype=np.float64)
+
+
+def _published(cast: Cast, party: str, step: tuple[Floats, ...]) -> dict[str, dict[str, Published]]:
+    """A round in which every party sends zero, and `party` sends `step` (in units of the noise)."""
+    out: dict[str, dict[str, Published]] = {}
+    shapes: dict[str, Any] = dict(cast.algorithm.shapes())
+    for silo in cast.silos:
+        sent = {name: np.zeros(shape) for name, shape in shapes.items()}
+        if silo.name == party:
+            for name, sigma, part in zip(cast.scaling.names, cast.scaling.sigmas, step, strict=True):
+                sent[name] = (part * sigma).reshape(sent[name].shape)
+        out[silo.name] = {name: Published(0, silo.name, name, values) for name, values in sent.items()}
+    return out
+
+
+_Looks = dict[tuple[str, str, int], Floats]
+"""By the silo that looks, the silo that is looked at, and the view."""
+_SHORTEST = 1e-6
+COIN_STREAM, _PILOT_STREAM = 0xC0145, 0x9107
+
+
+@dataclass(frozen=True)
+class Effort:
+    """At most so many runs, as many as take about so many seconds of the processor's time, but `at_least` so many.
+
+    A run takes a little longer with more canaries in it, so a clock that stops the runs would look at their coins. The
+    number of runs is therefore fixed before the first, by timing runs that are not counted.
+    """
+
+    most: int
+    seconds: float
+    at_least: int = 6
+
+    def __post_init__(self) -> None:
+        count("canary runs", self.most)
+        positive("seconds", self.seconds)
+
+    def runs(self, pilot: Callable[[], float]) -> int:
+        """How many runs, by what `pilot` (a run that is counted nowhere) takes; the first may have to warm up."""
+        least = min(self.at_least, self.most)
+        if least == self.most:
+            return least
+        taken = pilot()
+        if least * taken < self.seconds < self.most * taken:
+            taken = min(taken, pilot())
+        return min(self.most, max(least, int(self.seconds / max(taken, _SHORTEST))))
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryRuns:
+    """All runs of one audit: coins (runs, canaries) with the silos side by side, and what was seen of them."""
+
+    coins: NDArray[np.int64]
+    noisy: tuple[Views, ...]
+    """One entry a silo."""
+    clean: tuple[Views, ...]
+    """The same before the noise: the control."""
+    model: Floats | None
+    """(runs, canaries): the final model along each canary's response; None where the model does not answer."""
+
+
+def play(
+    evidence: RunEvidence,
+    cast: Cast,
+    effort: Effort,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> CanaryRuns:
+    """Toss, train, listen; as often as the effort allows."""
+    # Tagged, because (seed, 0) is the stream of the bare seed, from which canaries' directions are drawn.
+    random = np.random.default_rng((seed, COIN_STREAM))
+    responses = model_response(cast)
+    coins, noisy, clean, models = [], [], [], []
+    with ProductionRuns(evidence, seed) as production:
+        for _ in range(effort.runs(lambda: _timed(cast, production, seed))):
+            tossed, heard = _run(cast, production, random)
+            coins.append(np.concatenate([tossed[silo.name] for silo in cast.silos]))
+            noisy.append(_seen(cast, heard, noise=True))
+            clean.append(_seen(cast, heard, noise=False))
+            models.append(heard.theta @ responses.T if responses is not None else None)
+            if progress is not None:
+                progress(len(coins))
+    model = np.stack(models) if responses is not None else None
+    return CanaryRuns(np.stack(coins), _by_silo(cast, noisy), _by_silo(cast, clean), model)
+
+
+def _run(
+    cast: Cast, production: ProductionRuns, random: np.random.Generator
+) -> tuple[dict[str, NDArray[np.int64]], Heard]:
+    tossed = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in cast.silos}
+    heard = production.run(
+        cast.algorithm,
+        tuple(silo.tossed(tossed[silo.name]) for silo in cast.silos),
+        {silo.name: silo.size(tossed[silo.name]) for silo in cast.silos},
+    )
+    return tossed, heard
+
+
+def _timed(cast: Cast, production: ProductionRuns, seed: int) -> float:
+    """The processor's time of a run with coins that are never looked at."""
+    start = time.process_time()
+    _, heard = _run(cast, production, np.random.default_rng((seed, _PILOT_STREAM)))
+    for noise in (True, False):
+        _seen(cast, heard, noise=noise)
+    return time.process_time() - start
+
+
+def _seen(cast: Cast, heard: Heard, *, noise: bool) -> _Looks:
+    """Each silo's looks at each silo's messages that a decoder may need: its own, and those of the next one."""
+    series = heard.published if noise else heard.clean
+    messages = {silo.name: cast.scaling.rows(silo.name, series) for silo in cast.silos}
+    out = {}
+    for name, following in zip(messages, _next(messages), strict=True):
+        for view, signals in enumerate(cast.signals[name]):
+            out[name, name, view] = signals.seen(messages[name])
+            if following != name:
+                out[name, following, view] = signals.seen(messages[following])
+    return out
+
+
+def _by_silo(cast: Cast, runs: list[_Looks]) -> tuple[Views, ...]:
+    names = [silo.name for silo in cast.silos]
+    found = []
+    for name, following in zip(names, _next(names), strict=True):
+        views = []
+        for view, signals in enumerate(cast.signals[name]):
+            values = np.stack([run[name, name, view] for run in runs])
+            other = np.stack([run[name, following, view] for run in runs]) if following != name else None
+            views.append(Seen(values, signals.levels_of(values.shape[1]), cast.rate, other))
+        found.append(tuple(views))
+    return tuple(found)
+
+
+def _next(names: Iterable[str]) -> list[str]:
+    listed = list(names)
+    return [*listed[1:], *listed[:1]]

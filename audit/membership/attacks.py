@@ -1,0 +1,175 @@
+"""What a membership attack is, and the attacks by name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, final
+
+import numpy as np
+
+from audit.membership.result import AttackName
+from audit.membership.signals import Signals, log_probability
+from calibrate.arrays import Booleans, Floats
+from calibrate.errors import InvalidInput, positive
+
+# The loss threshold (Yeom et al. 2018): a record the model fits well was probably in its training data.
+
+
+@final
+@dataclass(frozen=True)
+class LossThreshold:
+    """The negative loss. It needs no other model, and mistakes easy records for members."""
+
+    name: ClassVar[AttackName] = AttackName.LOSS
+    least_models: ClassVar[int] = 0
+
+    def scores(self, signals: Signals) -> Floats:
+        return log_probability(signals.target)
+
+
+# LiRA, the likelihood-ratio attack (Carlini et al. 2022, arXiv 2112.03570).
+#
+# For each record the signals of shadow models trained with it, and of those trained without it, are each fitted by a
+# normal law. Online, the score is the logarithm of the ratio of the two densities at the target's signal.
+# Offline, only
+# models without the record are there, and the score is by how many deviations the target is above their mean.
+
+OWN_VARIANCE_FROM = 64
+"""With fewer shadow models a variance of each record's own is too noisy, and one for all records is used."""
+_LEAST_DEVIATION = 1e-3
+
+
+@final
+@dataclass(frozen=True)
+class LiraOnline:
+    """Needs, for each record, shadow models with and without it."""
+
+    name: ClassVar[AttackName] = AttackName.LIRA_ONLINE
+    least_models: ClassVar[int] = 2
+
+    def scores(self, signals: Signals) -> Floats:
+        with_it = _fitted("with", signals, signals.included)
+        without = _fitted("without", signals, ~signals.included)
+        return _log_density(signals.target, *with_it) - _log_density(signals.target, *without)
+
+
+@final
+@dataclass(frozen=True)
+class LiraOffline:
+    """Needs, for each record, shadow models without it."""
+
+    name: ClassVar[AttackName] = AttackName.LIRA_OFFLINE
+    least_models: ClassVar[int] = 2
+
+    def scores(self, signals: Signals) -> Floats:
+        mean, deviation = _fitted("without", signals, ~signals.included)
+        return (signals.target - mean) / deviation
+
+
+def _fitted(which: str, signals: Signals, chosen: Booleans) -> tuple[Floats, Floats]:
+    """Mean and deviation of each record's signals over the chosen models."""
+    numbers = chosen.sum(axis=0)
+    if not signals.models or numbers.min() < 1:
+        record = int(np.argmin(numbers)) if signals.models else 0
+        raise InvalidInput(
+            "shadow models",
+            signals.models,
+            f"must include one trained {which} record {record}, and every other",
+            "train more of them, on random halves of the records",
+        )
+    mean = np.where(chosen, signals.shadow, 0.0).sum(axis=0) / numbers
+    squares = np.where(chosen, (signals.shadow - mean) ** 2, 0.0).sum(axis=0)
+    if signals.models >= OWN_VARIANCE_FROM and numbers.min() >= 2:
+        variance = squares / (numbers - 1)
+    else:
+        free = max(1, int(numbers.sum()) - signals.records)
+        variance = np.full(signals.records, squares.sum() / free)
+    return mean, np.maximum(np.sqrt(variance), _LEAST_DEVIATION)
+
+
+def _log_density(value: Floats, mean: Floats, deviation: Floats) -> Floats:
+    """Up to a constant that both densities share."""
+    return -0.5 * ((value - mean) / deviation) ** 2 - np.log(deviation)
+
+
+# RMIA, the relative attack (Zarifzadeh, Liu and Shokri 2024, arXiv 2312.03262).
+#
+# A record x is compared with population records z: LR(x, z) = (p(x | target) / p(x)) / (p(z | target) /
+# p(z)), where p(x)
+# is the mean over reference models. The score is the share of z with LR(x, z) >= gamma. LR is a quotient of
+# two numbers
+# that belong to one record each, so the share is found by sorting one side and searching in it: no table of pairs.
+
+
+@final
+@dataclass(frozen=True)
+class Rmia:
+    """One reference model is enough, though more are better.
+
+    `offline_weight` (the paper's a) makes up for reference models that never saw a record: its mean probability is
+    then taken as ((1 + a) p_out + 1 - a) / 2. It is used for records without any model that saw them.
+    """
+
+    gamma: float = 2.0
+    offline_weight: float = 0.33
+    name: ClassVar[AttackName] = AttackName.RMIA
+    least_models: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        positive("gamma", self.gamma)
+        if not 0 <= self.offline_weight <= 1:
+            raise InvalidInput("offline weight", self.offline_weight, "must lie in [0, 1]", "give 0.33")
+
+    def scores(self, signals: Signals) -> Floats:
+        """The audited records themselves are the population z."""
+        ratios = self.log_ratios(signals)
+        return shares_above(ratios, ratios, self.gamma)
+
+    def log_ratios(self, signals: Signals) -> Floats:
+        """log (p(x | target) / p(x)) of each record."""
+        if not signals.models:
+            raise InvalidInput("shadow models", 0, "must be at least one", "train a reference model")
+        probability = np.exp(log_probability(signals.shadow))
+        numbers_in = signals.included.sum(axis=0)
+        numbers_out = signals.models - numbers_in
+        inside = (probability * signals.included).sum(axis=0) / np.maximum(numbers_in, 1)
+        outside = (probability * ~signals.included).sum(axis=0) / np.maximum(numbers_out, 1)
+        corrected = ((1 + self.offline_weight) * outside + 1 - self.offline_weight) / 2
+        mean = np.where(
+            numbers_in == 0, corrected, np.where(numbers_out == 0, inside, (inside + outside) / 2)
+        )
+        return log_probability(signals.target) - np.log(np.maximum(mean, np.finfo(np.float64).tiny))
+
+
+def shares_above(log_ratios: Floats, population: Floats, gamma: float) -> Floats:
+    """For each x the share of z with ratio(x) / ratio(z) >= gamma, by one sort and one search each."""
+    if not len(population):
+        raise InvalidInput("population", 0, "must hold records", "give at least one")
+    ordered = np.sort(population)
+    # Needles in growing order walk through the array once and stay in the cache.
+    order = np.argsort(log_ratios)
+    found = np.empty(len(log_ratios))
+    found[order] = np.searchsorted(ordered, log_ratios[order] - math.log(gamma), side="right")
+    return found / len(ordered)
+
+
+class MembershipAttack(Protocol):
+    """Turns signals into one score a record, larger for likelier members; never told who is one."""
+
+    @property
+    def name(self) -> AttackName: ...
+
+    @property
+    def least_models(self) -> int:
+        """How many shadow models it needs."""
+        ...
+
+    def scores(self, signals: Signals) -> Floats: ...
+
+
+ONLINE_ATTACKS: tuple[MembershipAttack, ...] = (LossThreshold(), Rmia(), LiraOnline())
+"""With shadow models trained on random halves of the audited records."""
+OFFLINE_ATTACKS: tuple[MembershipAttack, ...] = (LossThreshold(), Rmia(), LiraOffline())
+"""With shadow models trained on other records only."""
+WITHOUT_MODELS: tuple[MembershipAttack, ...] = (LossThreshold(),)

@@ -1,0 +1,221 @@
+"""From an attack's scores to a lower bound on epsilon, and the power to have refuted a claim.
+
+Guarantee: docs/theorems/membership.md. The bound is valid if it was decided at random who is a member, as `Assignment`
+says, and if the scores were computed without knowing it. How many guesses count is declared beforehand as shares, and
+Bonferroni's correction over all of them is in the error.
+
+Members and non-members in random pairs: which of the two is the member is a fair coin, and turning it over replaces one
+record by another. Records on their own, if each had a coin: turning it over adds or removes one record.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from audit.bounds import (
+    EpsilonDeltaCurve,
+    GuessCounts,
+    LowerBound,
+    OneRun,
+    OneRunDesign,
+    RankedGuesses,
+    Selection,
+    counts_at,
+    power_against,
+)
+from audit.bounds.lower_bound import allowed_failure, refuted_up_to
+from audit.membership.result import Assignment
+from audit.membership.roc import checked_scores
+from audit.verdict import Promise
+from calibrate.arrays import Booleans, Floats
+from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.manifest.document import BudgetDocument
+from calibrate.privacy_unit import EpsilonDelta, Protected, Relation
+
+# What is on trial in a membership audit: a manifest's promise to a record, or the auditor's own number.
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The promise, and which change of the data it speaks of."""
+
+    promise: Promise
+    relation: Relation
+
+    @classmethod
+    def said(cls, epsilon: float, delta: float, relation: Relation) -> Claim:
+        """A claim made in words, without a manifest."""
+        EpsilonDelta(epsilon, delta)
+        return cls(Promise(epsilon, delta, "what the auditor was told"), relation)
+
+    @classmethod
+    def of_manifest(cls, document: BudgetDocument) -> Claim | None:
+        """None where nothing is promised; refused where the promise is not about a record taking part."""
+        from audit.run_audit import on_trial
+
+        promise = on_trial(document)
+        if promise is None:
+            return None
+        unit = document.guarantee.privacy_unit()
+        if unit.protected is not Protected.RECORD:
+            raise UnsupportedCombination(
+                f"a membership audit of a promise to each {unit.protected.value}",
+                "it asks whether single records took part",
+                "audit the run folder itself (privfair audit RUN/)",
+            )
+        return cls(promise, unit.relation)
+
+
+SHARES = (0.02, 0.1, 0.4)
+"""Of the guesses, strongest first: how many count. Declared here, before any score is seen."""
+_FEWEST = 12
+_MOST_EPSILON = 200.0
+"""No number of guesses refutes more."""
+_METHOD = OneRun()
+Rankings = tuple[RankedGuesses, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What an attack on epsilon assumes and at what level it is to hold."""
+
+    assignment: Assignment
+    relation: Relation
+    delta: float
+    confidence: float = 0.95
+    seed: int = 0
+    """Of the random pairs."""
+
+    def __post_init__(self) -> None:
+        allowed_failure(self.confidence)
+        if not 0 <= self.delta < 1:
+            raise InvalidInput("delta", self.delta, "must lie in [0, 1)", "give for example 1e-5")
+        if self.relation is Relation.REPLACE_ATTRIBUTE:
+            raise UnsupportedCombination(
+                "a membership attack against a promise about a record's attribute",
+                "whether a record took part is not protected by such a promise",
+                "audit the run folder instead (privfair audit RUN/), or leave the claim out",
+            )
+
+    @property
+    def paired(self) -> bool:
+        """Single coins change the number of records, which only add-remove covers."""
+        return self.assignment is Assignment.EXCHANGEABLE or self.relation is Relation.REPLACE_ONE
+
+    def curve(self, epsilon: float) -> EpsilonDeltaCurve:
+        """What a promise of `epsilon` says about turning over one coin."""
+        if self.paired and self.relation is Relation.ADD_REMOVE:
+            # Replacing is removing and adding: (2 eps, (1 + e^eps) delta).
+            return EpsilonDeltaCurve(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * self.delta))
+        return EpsilonDeltaCurve(epsilon, self.delta)
+
+
+def bound_of(scores: Floats, is_member: Booleans, trial: Trial) -> LowerBound:
+    """The largest epsilon that the guesses refute, the choice of how many count included."""
+    rankings = rankings_of(scores, is_member, trial)
+    comparisons = len(rankings) * len(SHARES)
+    failure = allowed_failure(trial.confidence) / comparisons
+    found = [
+        (_refuted(counts, trial, failure), counts)
+        for ranking in rankings
+        for counts in (counts_at((ranking,), number_of_guesses(share, ranking.coins)) for share in SHARES)
+    ]
+    epsilon, evidence = max(found, key=lambda pair: pair[0])
+    bound = LowerBound(epsilon, trial.delta, 1 - failure, _METHOD.method, _METHOD.family, evidence)
+    return bound.selected_by(Selection.BONFERRONI, comparisons, trial.confidence)
+
+
+def power_of(epsilon: float, trial: Trial, coins: int, success: tuple[tuple[float, ...], ...]) -> float:
+    """The chance that the bound would exceed `epsilon` if guesses were as right as `success` says.
+
+    `success[ranking][share]`, from `success_rates` on a control. The largest over the comparisons, each at its
+    Bonferroni level: a lower bound of the power of all of them.
+    """
+    if epsilon > _MOST_EPSILON:
+        return 0.0
+    comparisons = sum(len(row) for row in success)
+    return max(
+        power_against(
+            trial.curve(epsilon),
+            _METHOD,
+            OneRunDesign(coins, number_of_guesses(share, coins), rate),
+            trial.confidence,
+            comparisons,
+        )
+        for row in success
+        for share, rate in zip(SHARES, row, strict=True)
+    )
+
+
+def success_rates(scores: Floats, is_member: Booleans, trial: Trial) -> tuple[tuple[float, ...], ...]:
+    """The share of right guesses, for each ranking and each declared share."""
+    return tuple(
+        tuple(
+            counts.correct / counts.guesses
+            for counts in (counts_at((one,), number_of_guesses(share, one.coins)) for share in SHARES)
+        )
+        for one in rankings_of(scores, is_member, trial)
+    )
+
+
+def number_of_guesses(share: float, coins: int) -> int:
+    return min(coins, max(_FEWEST, round(share * coins)))
+
+
+def coins_of(is_member: Booleans, trial: Trial) -> int:
+    """How many coins a trial has."""
+    members = int(is_member.sum())
+    return min(members, len(is_member) - members) if trial.paired else len(is_member)
+
+
+def rankings_of(scores: Floats, is_member: Booleans, trial: Trial) -> Rankings:
+    """Guesses about the coins, strongest first; each ranking is a strategy of its own."""
+    values = checked_scores("scores", scores)
+    if is_member.shape != values.shape or is_member.dtype != np.bool_:
+        raise InvalidInput(
+            "is_member", is_member.shape, f"must be {len(values)} times true or false", "mark each record"
+        )
+    if not is_member.any() or is_member.all():
+        raise InvalidInput("is_member", "one kind only", "must mark members and non-members", "give both")
+    if trial.paired:
+        return (_pairs(values, is_member, trial.seed),)
+    return _singles(values, is_member, trial.seed)
+
+
+def _pairs(scores: Floats, is_member: Booleans, seed: int) -> RankedGuesses:
+    random = np.random.default_rng((seed, 0xBA12))
+    inside, outside = random.permutation(scores[is_member]), random.permutation(scores[~is_member])
+    pairs = min(len(inside), len(outside))
+    # Which of a pair is named first is a coin, so that equal scores are guessed right half of the time.
+    first = random.integers(0, 2, pairs)
+    lead = np.where(first == 1, 1.0, -1.0) * (inside[:pairs] - outside[:pairs])
+    return RankedGuesses.from_scores(lead, first)
+
+
+def _singles(scores: Floats, is_member: Booleans, seed: int) -> Rankings:
+    """From both ends, from the top (all "member") and from the bottom (all "non-member").
+
+    Only the order of the scores counts; its middle is where guesses are weakest. Equal scores are ordered at random:
+    in the order of the files, members would come first.
+    """
+    ties = np.random.default_rng((seed, 0x7135)).random(len(scores))
+    rank = np.empty(len(scores))
+    rank[np.lexsort((ties, scores))] = np.arange(len(scores)) - (len(scores) - 1) / 2
+    both = RankedGuesses.from_scores(rank, is_member.astype(np.int64))
+    return both, RankedGuesses(rank, is_member), RankedGuesses(-rank, ~is_member)
+
+
+@lru_cache(maxsize=4096)
+def _refuted(counts: GuessCounts, trial: Trial, failure: float) -> float:
+    """Any epsilon with a p-value below `failure` may be reported; the search assumes nothing else."""
+
+    def refutes(epsilon: float) -> bool:
+        return _METHOD.p_value(counts, trial.curve(epsilon)) < failure
+
+    if trial.paired and trial.relation is Relation.ADD_REMOVE:
+        return refuted_up_to(refutes)
+    return _METHOD.lower_bound(counts, trial.delta, 1 - failure).epsilon

@@ -1,0 +1,240 @@
+"""The membership audit of one model: signals, shadow models, attacks, curves, bound on epsilon, verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+
+from audit.bounds import GuessCounts
+from audit.evidence import Check
+from audit.membership.attacks import OFFLINE_ATTACKS, ONLINE_ATTACKS, WITHOUT_MODELS, MembershipAttack
+from audit.membership.blind import blind_rule
+from audit.membership.epsilon_bound import Claim, Trial, bound_of, coins_of, power_of, success_rates
+from audit.membership.records import AuditedRecords
+from audit.membership.result import Assignment, AttackResult, MembershipResult, ShadowDesign, ShadowFacts
+from audit.membership.roc import area, area_value, curve, low_rates
+from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
+from audit.membership.signals import Signals
+from audit.membership.targets.target import Target, UserScore
+from audit.verdict import Attack, Verdict
+from calibrate.arrays import Booleans, Floats
+from calibrate.errors import InvalidInput, count, open_unit
+from calibrate.privacy_unit import Relation
+
+_CONTROLS = 8
+"""So many shadow models play the target, to learn how strong an attack is where nothing protects."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class MembershipOptions:
+    """How hard to look, and what is known of how members were chosen."""
+
+    shadow_models: int = 64
+    recipe: ShadowRecipe | None = None
+    """None: models that resemble the target."""
+    assignment: Assignment = Assignment.EXCHANGEABLE
+    confidence: float = 0.95
+    seed: int = 0
+    delta: float = 1e-5
+    """Of the bound, where no claim brings its own."""
+
+    def __post_init__(self) -> None:
+        count("shadow models", self.shadow_models, least=0)
+        if self.shadow_models == 1:
+            raise InvalidInput(
+                "shadow models", 1, "must be 0 or at least 2", "one model has no half to be without"
+            )
+        open_unit("confidence", self.confidence)
+
+
+@dataclass(frozen=True)
+class MembershipAudit:
+    """The curves, and the verdict with its evidence."""
+
+    result: MembershipResult
+    verdict: Verdict
+
+    def to_json(self) -> dict[str, object]:
+        """The verdict's keys, and the curves under "membership"."""
+        return self.verdict.to_json() | {"membership": self.result.to_json()}
+
+
+def audit_model(
+    target: Target,
+    records: AuditedRecords,
+    options: MembershipOptions,
+    claim: Claim | None = None,
+    executor: Executor | None = None,
+    progress: Progress | None = None,
+) -> MembershipAudit:
+    """Attack a model with every attack its shadow models allow.
+
+    Guarantee: with probability at least `confidence` no bound exceeds the true epsilon, if members were chosen as
+    `options.assignment` says (docs/theorems/membership.md); each attack has its share of the error. Where a rule that
+    never sees the model tells members apart, no bound is drawn.
+    """
+    recipe = None
+    if options.shadow_models:
+        recipe = options.recipe or target.shadow_recipe(records)
+    everyone = target.signal(records)
+    signals = _with_shadow_models(everyone, records, recipe, options, executor, progress)
+    attacks = _attacks_for(records, recipe)
+    facts = None
+    if recipe is not None:
+        design = ShadowDesign.OFFLINE if records.has_population else ShadowDesign.ONLINE
+        facts = ShadowFacts(recipe.kind, options.shadow_models, design, recipe.training)
+    rule = blind_rule(
+        records.features[: records.audited],
+        records.labels[: records.audited],
+        records.is_member,
+        options.seed,
+    )
+    case = _Case(signals, records.is_member, attacks, options, claim, rule.tells_apart)
+    return case.judged(target.kind, target.source, facts, (rule.check(),))
+
+
+def audit_scores(
+    scores: Floats, is_member: Booleans, source: str, options: MembershipOptions, claim: Claim | None = None
+) -> MembershipAudit:
+    """The same for scores that somebody else computed; without shadow models there is no control, and no power."""
+    if np.shape(scores) != np.shape(is_member):
+        raise InvalidInput(
+            "is_member",
+            np.shape(is_member),
+            f"must be one mark for each of {np.shape(scores)} scores",
+            "mark each",
+        )
+    case = _Case(Signals.alone(scores), is_member, (UserScore(),), options, claim, False)
+    return case.judged("scores", source, None, ())
+
+
+@dataclass(frozen=True, eq=False)
+class _Case:
+    """Signals of the audited records first, then of the population."""
+
+    signals: Signals
+    is_member: Booleans
+    attacks: tuple[MembershipAttack, ...]
+    options: MembershipOptions
+    claim: Claim | None
+    unlike: bool
+    """Members and non-members differ without the model: no bound."""
+
+    def judged(
+        self, kind: str, source: str, facts: ShadowFacts | None, checks: tuple[Check, ...]
+    ) -> MembershipAudit:
+        found, bounds = [], []
+        for attack in self.attacks:
+            scores = attack.scores(self.signals)[: len(self.is_member)]
+            inside, outside = scores[self.is_member], scores[~self.is_member]
+            controls = self._controls(attack)
+            level = self.options.confidence
+            found.append(
+                AttackResult(
+                    attack.name,
+                    area(inside, outside, level),
+                    low_rates(inside, outside, level),
+                    curve(inside, outside, level),
+                    _mean_area(controls),
+                )
+            )
+            if not self.unlike:
+                bounds.append(self._bounded(attack, scores, controls))
+        members = int(self.is_member.sum())
+        result = MembershipResult(
+            kind,
+            source,
+            members,
+            len(self.is_member) - members,
+            self.options.confidence,
+            self.options.assignment,
+            facts,
+            tuple(found),
+        )
+        promise = None if self.claim is None else self.claim.promise
+        return MembershipAudit(result, Verdict(promise, checks, tuple(bounds), self.options.confidence))
+
+    def _trial(self) -> Trial:
+        """Each attack has an equal share of the error."""
+        share = 1 - (1 - self.options.confidence) / len(self.attacks)
+        relation = Relation.ADD_REMOVE if self.claim is None else self.claim.relation
+        delta = self.options.delta if self.claim is None else self.claim.promise.delta
+        return Trial(self.options.assignment, relation, delta, share, self.options.seed)
+
+    def _bounded(
+        self, attack: MembershipAttack, scores: Floats, controls: list[tuple[Floats, Booleans]]
+    ) -> Attack:
+        trial = self._trial()
+        bound = bound_of(scores, self.is_member, trial)
+        rates = [success_rates(values, truth, trial) for values, truth in controls]
+        power, compared = 0.0, "no shadow models to measure its power with"
+        if rates:
+            success = np.mean(rates, axis=0)
+            compared = f"at most {100 * success.max():.1f}% on shadow models in the target's place"
+            if self.claim is not None:
+                rows = tuple(tuple(float(rate) for rate in row) for row in success)
+                power = power_of(self.claim.promise.epsilon, trial, coins_of(self.is_member, trial), rows)
+        counts = bound.evidence
+        assert isinstance(counts, GuessCounts)
+        what = "pairs of a member and a non-member" if trial.paired else "records"
+        evidence = (
+            f"{counts.coins} {what}; of the {counts.guesses} firmest guesses {counts.correct} were right "
+            f"({compared}); valid if members were chosen at random ({trial.assignment.value})"
+        )
+        return Attack(f"membership: {attack.name.value}", bound, power, evidence)
+
+    def _controls(self, attack: MembershipAttack) -> list[tuple[Floats, Booleans]]:
+        """Scores and truth with shadow models in the target's place, on the records they were trained from.
+
+        Records that all remaining models saw, or none, are left out where an attack compares the two.
+        """
+        rows = np.flatnonzero(self.signals.included.any(axis=0))
+        number = min(_CONTROLS, self.signals.models)
+        if self.signals.models <= attack.least_models or number < 2:
+            return []
+        known = self.signals.of(rows)
+        found = []
+        for model in range(number):
+            held_out, truth = known.with_target(model)
+            inside = held_out.included.sum(axis=0)
+            usable = (inside > 0) & (inside < held_out.models) | (attack.least_models == 0)
+            if truth[usable].any() and not truth[usable].all():
+                found.append((attack.scores(held_out.of(np.flatnonzero(usable))), truth[usable]))
+        return found
+
+
+def _attacks_for(records: AuditedRecords, recipe: ShadowRecipe | None) -> tuple[MembershipAttack, ...]:
+    if recipe is None:
+        return WITHOUT_MODELS
+    return OFFLINE_ATTACKS if records.has_population else ONLINE_ATTACKS
+
+
+def _with_shadow_models(
+    everyone: Floats,
+    records: AuditedRecords,
+    recipe: ShadowRecipe | None,
+    options: MembershipOptions,
+    executor: Executor | None,
+    progress: Progress | None,
+) -> Signals:
+    """Shadow models learn from random halves of the population if there is one, else of the audited records."""
+    if recipe is None:
+        return Signals.alone(everyone[: records.audited])
+    included = np.zeros((options.shadow_models, len(everyone)), dtype=np.bool_)
+    trained_on = slice(records.audited, None) if records.has_population else slice(0, records.audited)
+    part = included[:, trained_on]
+    part[:] = random_halves(options.shadow_models, part.shape[1], options.seed)
+    data = ShadowRecords(records.features, records.labels, len(records.class_names))
+    shadow = train_shadow_models(recipe, data, included, options.seed, executor, progress)
+    return Signals(everyone, shadow, included)
+
+
+def _mean_area(controls: list[tuple[Floats, Booleans]]) -> float | None:
+    if not controls:
+        return None
+    return float(np.mean([area_value(scores[truth], scores[~truth]) for scores, truth in controls]))

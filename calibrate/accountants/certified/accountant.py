@@ -1,0 +1,243 @@
+"""The fast certified accountant: both ends of the interval from one pass over a tilted lattice each.
+
+It prices every pair of `dominating_pairs` by counting it, and works only when epsilon is asked for: a saddle
+point says where to look and how fine the lattice must be, the laws are put on the lattice from above
+(pessimistic) and from below (optimistic), and each end is verified on its own lattice. Delta may be as small
+as 1e-30 and beyond: the tilt keeps the tail in floating-point range. The cost grows like the square root of
+the number of rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from calibrate.accountants.certified.contour import (
+    Cumulants,
+    LossTransform,
+    chernoff_epsilon,
+    log_delta,
+    saddle_for_delta,
+    saddle_for_epsilon,
+)
+from calibrate.accountants.certified.side import LatticeSide, log_cut, on_lattice
+from calibrate.accountants.gaussian import gaussian_epsilon_interval
+from calibrate.accountants.losses.directions import Composition, Side, compositions
+from calibrate.accountants.losses.law import UNIT_ROUNDOFF
+from calibrate.accountants.pairs import GaussianPair
+from calibrate.accountants.support import PairCounts, dominating_pairs
+from calibrate.errors import NotCertified, open_unit, positive
+from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
+from calibrate.releases import Leaf
+
+_FALLBACK_PRECISION = 1e-4
+"""Precision of log delta where the contour integral does not converge and the lattice answers instead."""
+_FALLBACK_POINTS = 1 << 18
+_LARGEST_SECOND_LOOK = 1 << 20
+"""A second, finer look at an end is not taken with more lattice points than this."""
+
+
+class CertifiedAccountant:
+    """Certified interval of epsilon for every supported release.
+
+    Guarantee: for the unit a release was priced with, the release is (upper, delta)-private, and (for pairs
+    that are attained, see docs/theorems/certified-accountant.md) some release of the described form is not
+    (e, delta)-private for any e < lower. `relative_precision` is how close the discretisation may keep either
+    end to the exact value.
+    """
+
+    name = "certified"
+
+    def __init__(self, relative_precision: float = 1e-5) -> None:
+        self.relative_precision = positive("relative precision", relative_precision)
+
+    def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
+        return PairCounts.of(dominating_pairs(leaf, unit))
+
+    def self_composed(self, cost: PairCounts, times: int) -> PairCounts:
+        return cost.times(times)
+
+    def composed(self, first: PairCounts, second: PairCounts) -> PairCounts:
+        return first.plus(second.counts)
+
+    def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
+        """Both ends, each verified on its own lattice."""
+        return EpsilonInterval(self.epsilon_lower(cost, delta), self.epsilon_upper(cost, delta))
+
+    def epsilon_lower(self, cost: PairCounts, delta: float) -> float:
+        """The lower end alone, from the direction that looks the costlier one."""
+        open_unit("delta", delta)
+        if cost.unprotected:
+            return math.inf
+        if cost.chance_of_taking_part <= delta:
+            return 0.0
+        if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
+            return gaussian_interval(cost, delta).lower
+        directions = [_where(each, math.log(delta)) for each in compositions(cost, Side.LOWER)]
+        costlier = max(directions, key=lambda where: where.guess)
+        at_zero = (
+            estimate(costlier.transform, 0.0, math.log(delta), costlier.saddle.tilt)[0]
+            if costlier.guess == 0
+            else 0.0
+        )
+        return 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER)
+
+    def epsilon_upper(self, cost: PairCounts, delta: float) -> float:
+        """The upper end alone, in half the time."""
+        open_unit("delta", delta)
+        if cost.unprotected:
+            return math.inf
+        if cost.chance_of_taking_part <= delta:
+            return 0.0
+        if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
+            return gaussian_interval(cost, delta).upper
+        upper = 0.0
+        for composition in compositions(cost, Side.UPPER):
+            upper = self._upper_end(composition, math.log(delta), upper)
+        return upper
+
+    def log_delta(self, cost: PairCounts, epsilon: float) -> float:
+        """An accurate estimate of log delta at `epsilon`, not certified: for searches and plots."""
+        if cost.unprotected:
+            return 0.0
+        log_delta = 0.0
+        for _ in range(4):  # what can be cut off depends on delta itself
+            cut, before = log_cut(log_delta), log_delta
+            transforms = [LossTransform(each, cut) for each in compositions(cost, Side.UPPER)]
+            log_delta = max(estimate(transform, epsilon, log_delta - 5.0)[0] for transform in transforms)
+            if log_delta > before - 10:
+                break
+        return log_delta
+
+    def _upper_end(self, composition: Composition, log_target: float, known: float) -> float:
+        """The smallest verified epsilon of one direction, at least `known`."""
+        if composition.largest <= known:
+            return known
+        where = _where(composition, log_target)
+        if where.guess <= known:
+            spare = log_target - estimate(where.transform, known, log_target, where.saddle.tilt)[0]
+            if spare > 0 and where.lattice(Side.UPPER, spare / 2, at=known).log_delta(known) <= log_target:
+                return known
+        return max(known, min(self._end(where, Side.UPPER), _rounded_up(composition.largest)))
+
+    def _end(self, where: _Where, side: Side) -> float:
+        """One verified end. Where log delta is much steeper or flatter than the saddle says, look again."""
+        precision = where.saddle.tilt * max(where.guess, 1e-3) * self.relative_precision
+        lattice = where.lattice(side, precision)
+        epsilon, slope = _crossing(lattice, where.guess, where.log_target)
+        steepness = slope / where.saddle.tilt
+        finer = steepness if steepness > 3 else max(1.0, steepness**-0.5)
+        finer = min(finer, _LARGEST_SECOND_LOOK / lattice.composed.length)
+        if finer > 1.15:
+            lattice = where.lattice(side, precision / finer**2)
+            second, _ = _crossing(lattice, epsilon, where.log_target)
+            epsilon = min(epsilon, second) if side is Side.UPPER else max(epsilon, second)
+        return epsilon
+
+
+def gaussian_interval(cost: PairCounts, delta: float) -> EpsilonInterval:
+    """Plain Gaussian releases compose exactly: mu^2 adds."""
+    squares = math.fsum(n * pair.mu**2 for pair, n in cost.counts if isinstance(pair, GaussianPair))
+    mu, wobble = math.sqrt(squares), 4 * UNIT_ROUNDOFF
+    return gaussian_epsilon_interval(mu * (1 - wobble), mu * (1 + wobble), delta)
+
+
+def estimate(
+    transform: LossTransform, epsilon: float, log_target: float, guess: float = 5.0
+) -> tuple[float, Cumulants]:
+    """log delta by the contour integral, or by the lattice where that does not converge; and the saddle."""
+    found = log_delta(transform, epsilon, guess)
+    return found if found is not None else lattice_estimate(transform, epsilon, log_target, guess)
+
+
+def lattice_estimate(
+    transform: LossTransform, epsilon: float, log_target: float, guess: float = 5.0
+) -> tuple[float, Cumulants]:
+    """log delta on a pessimistic lattice, less what the lattice added; `log_target` says what is negligible."""
+    if epsilon >= min(transform.composition.largest, transform.largest(guess)):
+        return -math.inf, transform.cumulants(guess)
+    saddle = saddle_for_epsilon(transform, epsilon, guess)
+    lattice = on_lattice(
+        transform, Side.UPPER, saddle, epsilon, log_target, _FALLBACK_PRECISION, most_points=_FALLBACK_POINTS
+    )
+    return lattice.log_delta(epsilon) - min(lattice.moved, 2 * _FALLBACK_PRECISION), saddle
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Where to look for one end: about the epsilon at which delta is met, and the saddle there."""
+
+    transform: LossTransform
+    saddle: Cumulants
+    guess: float
+    log_target: float
+
+    def lattice(self, side: Side, precision: float, at: float | None = None) -> LatticeSide:
+        epsilon = self.guess if at is None else at
+        return on_lattice(self.transform, side, self.saddle, epsilon, self.log_target, precision)
+
+
+def _where(composition: Composition, log_target: float) -> _Where:
+    """From Chernoff's epsilon, which is too large, by secants on the estimate to about the true one."""
+    transform = LossTransform(composition, log_cut(log_target))
+    saddle = saddle_for_delta(transform, log_target)
+    epsilon = max(0.0, chernoff_epsilon(saddle, log_target))
+    slope, before = saddle.tilt, None
+    for _ in range(8):
+        value, at = estimate(transform, epsilon, log_target, saddle.tilt)
+        excess = max(-60.0, value - log_target)
+        saddle = at if math.isfinite(value) else saddle
+        if before is not None and before[0] != epsilon:
+            slope = max(slope / 5, min(5 * slope, (before[1] - excess) / (epsilon - before[0])))
+        if abs(excess) < 0.03 or (epsilon == 0 and excess <= 0):
+            break
+        before, epsilon = (epsilon, excess), max(0.0, epsilon + excess / slope)
+    return _Where(transform, saddle, epsilon, log_target)
+
+
+def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[float, float]:
+    """Where log delta meets the target, verified on the safe side of it, and how steep it is there.
+
+    Guarantee: the returned epsilon itself was evaluated. Its delta is at most the target on the upper
+    side, and above the target on the lower side (or epsilon is 0).
+    """
+
+    def excess(epsilon: float) -> float:
+        return max(-50.0, lattice.log_delta(epsilon) - log_target)
+
+    low, high = _bracket(excess, guess, lattice.composed.tilt)
+    slope = lattice.composed.tilt
+    while high[0] - low[0] > 1e-9 * high[0] and low[1] - high[1] > 1e-9 * abs(log_target):
+        slope = (low[1] - high[1]) / (high[0] - low[0])
+        # The secant, kept off the ends; then a hair past the root it points to, so that both ends close in.
+        share = min(0.99, max(0.01, low[1] / (low[1] - high[1])))
+        middle = low[0] + share * (high[0] - low[0])
+        value = excess(middle)
+        low, high = ((middle, value), high) if value > 0 else (low, (middle, value))
+        beyond = middle + (1.02 * value + math.copysign(3e-10 * abs(log_target), value)) / slope
+        if low[0] < beyond < high[0]:
+            value = excess(beyond)
+            low, high = ((beyond, value), high) if value > 0 else (low, (beyond, value))
+    return (high[0] if lattice.side is Side.UPPER else low[0]), slope
+
+
+def _bracket(
+    excess: Callable[[float], float], guess: float, slope: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two epsilons with their excess: above 0 at the first (unless it is 0), at most 0 at the second."""
+    point = (guess, excess(guess))
+    reach = 1.1 * abs(point[1]) / slope + 1e-9 / slope
+    for _ in range(200):
+        following = guess + reach if point[1] > 0 else max(0.0, guess - reach)
+        if following == point[0]:  # delta is below the target even at epsilon = 0
+            return (0.0, point[1]), point
+        other = (following, excess(following))
+        if (other[1] > 0) != (point[1] > 0):
+            return (point, other) if point[1] > 0 else (other, point)
+        point, reach = other, 2 * reach
+    raise NotCertified("epsilon could not be certified; ask for less precision, or use the pld accountant")
+
+
+def _rounded_up(value: float) -> float:
+    return value * (1 + 16 * UNIT_ROUNDOFF)

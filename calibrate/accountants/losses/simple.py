@@ -1,0 +1,142 @@
+"""The loss of k-ary randomised response: three values, no continuous part."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrate.accountants.losses.law import (
+    LARGEST_LOSS,
+    UNIT_ROUNDOFF,
+    Atom,
+    Buckets,
+    Nodes,
+    log_normal_density,
+    mixture_buckets,
+    normal_reach,
+    trapezoid,
+)
+from calibrate.arrays import Floats
+
+# The loss of a Gaussian mechanism: under P it is N(mu^2/2, mu^2), under Q N(-mu^2/2, mu^2).
+
+
+@dataclass(frozen=True)
+class GaussianLoss:
+    """P = N(mu, 1), Q = N(0, 1); the loss at x is mu x - mu^2 / 2."""
+
+    mu: float
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        return ()
+
+    @property
+    def unbounded_mass(self) -> float:
+        return 0.0
+
+    @property
+    def largest(self) -> float:
+        return math.inf
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        reach, centre = normal_reach(log_mass), self.mu**2 / 2
+        return centre - self.mu * reach, min(LARGEST_LOSS, centre + self.mu * reach)
+
+    def buckets(self, edges: Floats) -> Buckets:
+        return mixture_buckets(edges / self.mu + self.mu / 2, {self.mu: 1.0}, {0.0: 1.0}, 1.0)
+
+    def nodes(self, largest_tilt: float) -> Nodes:
+        offset, spacing = trapezoid(0.0, largest_tilt * self.mu, 1.0)
+        return Nodes(
+            log_weights=log_normal_density(offset, 1.0) + math.log(spacing),
+            losses=self.mu * offset + self.mu**2 / 2,
+        )
+
+
+# The loss of a Laplace mechanism: bounded by 1/b, with an atom at either end.
+#
+# P = Laplace(1, b), Q = Laplace(0, b). At x in (0, 1) the loss is (2x - 1)/b; everything below 0 has loss -1/b,
+# everything above 1 has loss 1/b.
+
+_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(10)
+
+
+@dataclass(frozen=True)
+class LaplaceLoss:
+    """P = Laplace(1, scale), Q = Laplace(0, scale)."""
+
+    scale: float
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        return (Atom(-self.largest, math.exp(-self.largest) / 2), Atom(self.largest, 0.5))
+
+    @property
+    def unbounded_mass(self) -> float:
+        return 0.0
+
+    @property
+    def largest(self) -> float:
+        return 1 / self.scale
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        return -self.largest, self.largest
+
+    def buckets(self, edges: Floats) -> Buckets:
+        x = (np.clip(edges, -self.largest, self.largest) * self.scale + 1) / 2
+        growth = np.diff(x) / self.scale
+        p = np.exp(-(1 - x[1:]) / self.scale) / 2 * -np.expm1(-growth)
+        q = np.exp(-x[:-1] / self.scale) / 2 * -np.expm1(-growth)
+        # growth is a difference of x / scale <= 1 / scale, so its absolute error is a few units of that.
+        wobble = 8 * UNIT_ROUNDOFF * (1 + self.largest)
+        p_error = np.where(growth > 0, wobble * (p + np.exp(-(1 - x[1:]) / self.scale) / 2), 0.0)
+        q_error = np.where(growth > 0, wobble * (q + np.exp(-x[:-1] / self.scale) / 2), 0.0)
+        below = math.exp(-self.largest) * math.expm1(x[0] / self.scale) / 2 * (1 + 1e-12)
+        above = (1 - math.exp(-(1 - x[-1]) / self.scale)) / 2 if edges[-1] < self.largest else 0.0
+        return Buckets(p, q, p_error, q_error, below=below, above=above)
+
+    def nodes(self, largest_tilt: float) -> Nodes:
+        """Panels that double away from the upper end, where a tilt concentrates the mass."""
+        finest = min(1.0, self.scale / (1 + 2 * largest_tilt))
+        doublings = np.arange(math.ceil(math.log2(1 / finest)) + 1)
+        ends = np.concatenate(([1.0], 1 - np.minimum(1.0, finest * 2.0**doublings)))[::-1]
+        width = np.diff(ends)[:, None]
+        from_end = (1 - ends[1:, None]) + width * (1 - _POINTS) / 2
+        log_density = -from_end / self.scale - math.log(2 * self.scale)
+        log_weights = np.log(_WEIGHTS * width / 2) + log_density
+        return Nodes(log_weights.ravel(), ((1 - 2 * from_end) / self.scale).ravel())
+
+
+@dataclass(frozen=True)
+class RandomizedResponseLoss:
+    """The truth is category 1 under P and 2 under Q; each other category is equally likely under both."""
+
+    epsilon: float
+    categories: int
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        lie = 1 / (math.exp(self.epsilon) + self.categories - 1)
+        ends = (Atom(-self.epsilon, lie), Atom(self.epsilon, math.exp(self.epsilon) * lie))
+        return ends if self.categories == 2 else (*ends, Atom(0.0, (self.categories - 2) * lie))
+
+    @property
+    def unbounded_mass(self) -> float:
+        return 0.0
+
+    @property
+    def largest(self) -> float:
+        return self.epsilon
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def buckets(self, edges: Floats) -> Buckets:
+        nothing = np.zeros(len(edges) - 1)
+        return Buckets(nothing, nothing, nothing, nothing, below=0.0, above=0.0)
+
+    def nodes(self, largest_tilt: float) -> Nodes:
+        return Nodes(np.empty(0), np.empty(0))

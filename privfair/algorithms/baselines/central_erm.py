@@ -1,0 +1,73 @@
+"""Central empirical risk minimisation: all records in one place, no privacy, no fairness term. The reference point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.parts.options import CentralErmOptions
+from privfair.models.model import Model, mean_over
+
+MINIMISER = "minimiser"
+
+
+@dataclass(frozen=True, eq=False)
+class CentralErmState:
+    theta: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CentralErm:
+    """Each round minimises the mean loss on its batch, from where the last one ended; one round is enough."""
+
+    model: Model
+    options: CentralErmOptions
+    seed: int = 0
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        return (
+            ClearValue(MINIMISER, "Central training without privacy: the model itself is published.", True),
+        )
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {MINIMISER: (self.model.size,)}
+
+    def start(self) -> CentralErmState:
+        return CentralErmState(self.model.initial(self.seed))
+
+    def contribution(self, state: CentralErmState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        x, y, weigh, l2 = silo.x[batch], silo.y[batch], mean_over(max(1, len(batch))), self.options.l2
+
+        def objective(flat: Floats) -> tuple[float, Floats]:
+            theta = torch.from_numpy(flat).to(state.theta.dtype)
+            found = self.model.weighted_gradient(theta, x, y, weigh)
+            value = float((found.coefficients * found.losses).sum()) + l2 / 2 * float(flat @ flat)
+            return value, found.total.numpy().astype(np.float64) + l2 * flat
+
+        begin = state.theta.numpy().astype(np.float64)
+        limits = {"maxiter": self.options.iterations, "maxfun": 4 * self.options.iterations, "gtol": 1e-8}
+        found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=limits)
+        return Message(clear={MINIMISER: np.asarray(found.x, dtype=np.float64)})
+
+    def update(self, state: CentralErmState, received: Received) -> CentralErmState:
+        (values,) = received.values()
+        return CentralErmState(torch.from_numpy(values[MINIMISER].values.copy()).to(state.theta.dtype))
+
+    def theta(self, state: CentralErmState) -> Tensor:
+        return state.theta
+
+    def checkpoint(self, state: CentralErmState) -> dict[str, Floats]:
+        return {"theta": state.theta.numpy().astype(np.float64)}
+
+    def restore(self, arrays: Mapping[str, Floats]) -> CentralErmState:
+        theta = torch.from_numpy(np.array(arrays["theta"]))
+        return CentralErmState(theta.to(self.model.initial(self.seed).dtype))

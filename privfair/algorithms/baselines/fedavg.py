@@ -1,0 +1,69 @@
+"""FedAvg: every silo trains on its own for a while and sends its change. A baseline that protects nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.parts.options import FedAvgOptions
+from privfair.models.model import Model, mean_over
+
+CHANGE = "change"
+
+
+@dataclass(frozen=True, eq=False)
+class FedAvgState:
+    theta: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FedAvg:
+    """McMahan et al. 2017: the average of the silos' models, weighed by their public number of records.
+
+    The batch's own (random) order is the order of the local mini-batches, so `contribution` stays pure.
+    """
+
+    model: Model
+    options: FedAvgOptions
+    weights: Mapping[str, float]
+    seed: int = 0
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        return (ClearValue(CHANGE, "FedAvg sends plain updates; it is a baseline without privacy.", True),)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {CHANGE: (self.model.size,)}
+
+    def start(self) -> FedAvgState:
+        return FedAvgState(self.model.initial(self.seed))
+
+    def contribution(self, state: FedAvgState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        theta, size = state.theta, self.options.local_batch or max(1, len(batch))
+        for _ in range(self.options.local_epochs):
+            for rows in torch.split(batch, size):
+                mean = mean_over(max(1, len(rows)))
+                gradient = self.model.weighted_gradient(theta, silo.x[rows], silo.y[rows], mean).total
+                theta = theta - self.options.learning_rate * gradient
+        return Message(clear={CHANGE: (theta - state.theta).numpy().astype(np.float64)})
+
+    def update(self, state: FedAvgState, received: Received) -> FedAvgState:
+        mean = sum(self.weights[party] * values[CHANGE].values for party, values in received.items())
+        return FedAvgState(state.theta + torch.from_numpy(np.asarray(mean)).to(state.theta.dtype))
+
+    def theta(self, state: FedAvgState) -> Tensor:
+        return state.theta
+
+    def checkpoint(self, state: FedAvgState) -> dict[str, Floats]:
+        return {"theta": state.theta.numpy().astype(np.float64)}
+
+    def restore(self, arrays: Mapping[str, Floats]) -> FedAvgState:
+        theta = torch.from_numpy(np.array(arrays["theta"]))
+        return FedAvgState(theta.to(self.model.initial(self.seed).dtype))

@@ -1,0 +1,95 @@
+"""FedDyn: a dynamic regulariser makes the clients' optima agree with the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.baselines.options import FedDynOptions
+from privfair.algorithms.parts.clients import (
+    PlainMeans,
+    Sending,
+    gradient_in_the_clear,
+    gradient_message,
+    gradient_shape,
+    published_gradient,
+)
+from privfair.algorithms.parts.local_models import LocalModels, as_floats, as_tensor, averaged, place_of
+from privfair.models.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class FedDynState:
+    models: LocalModels
+    gradients: Tensor
+    """Each client's estimate of its gradient at its last local optimum, one row a client."""
+    drift: Tensor
+    """The server's h."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FedDyn:
+    """Acar et al. (ICLR 2021), Algorithm 1, with local steps instead of an exact local minimum, full participation.
+
+    w <- w - eta (g - d_k + alpha (w - w_global)); then d_k <- d_k - alpha (w_k - w_global),
+    h <- h - alpha sum_k p_k (w_k - w_global), and the new global model is sum_k p_k w_k - h / alpha.
+    """
+
+    model: Model
+    options: FedDynOptions
+    weights: Mapping[str, float]
+    sending: Sending = field(default_factory=PlainMeans)
+    seed: int = 0
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        return gradient_in_the_clear(self.sending)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return gradient_shape(self.sending, self.model)
+
+    def start(self) -> FedDynState:
+        theta = self.model.initial(self.seed)
+        nothing = theta.new_zeros(len(self.weights), len(theta))
+        return FedDynState(LocalModels(theta), nothing, torch.zeros_like(theta))
+
+    def contribution(self, state: FedDynState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        theta = state.models.of(place_of(silo.name, self.weights))
+        return gradient_message(self.sending, self.model, theta, silo, batch)
+
+    def update(self, state: FedDynState, received: Received) -> FedDynState:
+        models, alpha = state.models, self.options.regularisation
+        rows = models.rows(len(self.weights))
+        for place, party in enumerate(self.weights):
+            gradient = torch.from_numpy(published_gradient(self.sending, party, received[party]).copy())
+            pull = alpha * (rows[place] - models.theta) - state.gradients[place]
+            rows[place] -= self.options.learning_rate * (gradient.to(rows.dtype) + pull)
+        if models.inner + 1 < self.options.local_steps:
+            return FedDynState(
+                LocalModels(models.theta, rows, models.inner + 1), state.gradients, state.drift
+            )
+        moved = rows - models.theta
+        drift = state.drift - alpha * averaged(self.weights, moved)
+        theta = averaged(self.weights, rows) - drift / alpha
+        return FedDynState(LocalModels(theta), state.gradients - alpha * moved, drift)
+
+    def theta(self, state: FedDynState) -> Tensor:
+        return state.models.theta
+
+    def checkpoint(self, state: FedDynState) -> dict[str, Floats]:
+        own = {"gradients": as_floats(state.gradients), "drift": as_floats(state.drift)}
+        return state.models.arrays() | own
+
+    def restore(self, arrays: Mapping[str, Floats]) -> FedDynState:
+        dtype = self.model.initial(self.seed).dtype
+        return FedDynState(
+            LocalModels.restored(arrays, dtype),
+            as_tensor(arrays["gradients"], dtype),
+            as_tensor(arrays["drift"], dtype),
+        )

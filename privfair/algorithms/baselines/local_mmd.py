@@ -1,0 +1,88 @@
+"""FedAvg with an MMD penalty of each client's own: fair at every client, and not therefore fair overall."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.baselines.options import LocalMmdOptions
+from privfair.algorithms.parts.local_models import as_floats, as_tensor, local_change
+from privfair.fairness.kernels import kernel_of
+from privfair.fairness.measurement import require_score
+from privfair.fairness.mmd import conditions, own_gradient
+from privfair.models.model import Model
+
+CHANGE = "change"
+
+
+@dataclass(frozen=True, eq=False)
+class LocalMmdState:
+    theta: Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LocalMmd:
+    """The "local group fairness" of the MMD paper's experiments: client k descends on E_k[loss] + lambda MMD_k^2."""
+
+    model: Model
+    options: LocalMmdOptions
+    weights: Mapping[str, float]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_score(self.options.score, self.model.classes)
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        return (ClearValue(CHANGE, "Plain updates; a baseline without privacy.", True),)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {CHANGE: (self.model.size,)}
+
+    def start(self) -> LocalMmdState:
+        return LocalMmdState(self.model.initial(self.seed))
+
+    def contribution(self, state: LocalMmdState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        options = self.options
+        given = conditions(options.criterion, self.model.classes, options.positive_class)
+        kernel = kernel_of(options.kernel, options.kernel_width)
+
+        def gradient(theta: Tensor, rows: Tensor) -> Tensor:
+            x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
+            return own_gradient(
+                self.model,
+                options.score,
+                given,
+                options.positive_class,
+                kernel,
+                options.fairness,
+                theta,
+                x,
+                y,
+                s,
+            )
+
+        change = local_change(
+            state.theta, batch, options.local_epochs, options.local_batch, options.learning_rate, gradient
+        )
+        return Message(clear={CHANGE: change})
+
+    def update(self, state: LocalMmdState, received: Received) -> LocalMmdState:
+        mean = sum(share * received[party][CHANGE].values for party, share in self.weights.items())
+        return LocalMmdState(state.theta + torch.from_numpy(np.asarray(mean)).to(state.theta.dtype))
+
+    def theta(self, state: LocalMmdState) -> Tensor:
+        return state.theta
+
+    def checkpoint(self, state: LocalMmdState) -> dict[str, Floats]:
+        return {"theta": as_floats(state.theta)}
+
+    def restore(self, arrays: Mapping[str, Floats]) -> LocalMmdState:
+        return LocalMmdState(as_tensor(arrays["theta"], self.model.initial(self.seed).dtype))

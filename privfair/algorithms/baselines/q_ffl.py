@@ -1,0 +1,94 @@
+"""q-FFL: clients with a larger loss count more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.baselines.options import QFflOptions
+from privfair.algorithms.parts.clients import (
+    PairSending,
+    PlainMeans,
+    pair_in_the_clear,
+    pair_message,
+    pair_shapes,
+    published_pair,
+)
+from privfair.algorithms.parts.local_models import LocalModels, place_of
+from privfair.models.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class QFflState:
+    models: LocalModels
+    losses: tuple[float, ...]
+    """Each client's published loss of the global model, from the first local step since the aggregation."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class QFfl:
+    """Li et al. (ICLR 2020), q-FedAvg (q-FedSGD with one local step), full participation.
+
+    With F_k the loss of the global model and d_k = (w - w_k) / eta: w <- w - sum_k p_k F_k^q d_k / sum_k p_k h_k, where
+    h_k = q F_k^(q-1) |d_k|^2 + F_k^q / eta. The paper samples clients by p_k and adds them up alike; with all of them
+    taking part the weights stand in the sums.
+    """
+
+    model: Model
+    options: QFflOptions
+    weights: Mapping[str, float]
+    sending: PairSending = field(default_factory=PlainMeans)
+    seed: int = 0
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        return pair_in_the_clear(self.sending)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return pair_shapes(self.model)
+
+    def start(self) -> QFflState:
+        return QFflState(LocalModels(self.model.initial(self.seed)), (0.0,) * len(self.weights))
+
+    def contribution(self, state: QFflState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        theta = state.models.of(place_of(silo.name, self.weights))
+        return pair_message(self.sending, self.model, theta, silo, batch)
+
+    def update(self, state: QFflState, received: Received) -> QFflState:
+        models = state.models
+        rows, fresh = models.rows(len(self.weights)), []
+        for place, party in enumerate(self.weights):
+            gradient, loss = published_pair(self.sending, party, received[party])
+            rows[place] -= self.options.learning_rate * torch.from_numpy(gradient.copy()).to(rows.dtype)
+            fresh.append(max(loss, self.options.loss_floor))
+        losses = tuple(fresh) if models.inner == 0 else state.losses
+        if models.inner + 1 < self.options.local_steps:
+            return QFflState(LocalModels(models.theta, rows, models.inner + 1), losses)
+        return QFflState(LocalModels(self._combined(models.theta, rows, losses)), losses)
+
+    def theta(self, state: QFflState) -> Tensor:
+        return state.models.theta
+
+    def checkpoint(self, state: QFflState) -> dict[str, Floats]:
+        return state.models.arrays() | {"losses": np.array(state.losses)}
+
+    def restore(self, arrays: Mapping[str, Floats]) -> QFflState:
+        models = LocalModels.restored(arrays, self.model.initial(self.seed).dtype)
+        return QFflState(models, tuple(float(loss) for loss in arrays["losses"]))
+
+    def _combined(self, theta: Tensor, rows: Tensor, losses: tuple[float, ...]) -> Tensor:
+        q, lipschitz = self.options.exponent, 1.0 / self.options.learning_rate
+        top, bottom = torch.zeros_like(theta), 0.0
+        for place, share in enumerate(self.weights.values()):
+            change = lipschitz * (theta - rows[place])
+            powered = losses[place] ** q
+            top += share * powered * change
+            bottom += share * (q * losses[place] ** (q - 1) * float(change @ change) + lipschitz * powered)
+        return theta - top / bottom

@@ -1,0 +1,152 @@
+"""How a client's gradient is sent: a plain mean in the clear, or a sum of clipped ones for the gate's noise.
+
+A local step that is corrected by public numbers (a proximal term, control variates) needs nothing else from the data:
+the correction is post-processing. So algorithms that differ in their corrections alone share this message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput, positive
+from privfair.algorithms.algorithm import ClearValue, Message, SiloTensors
+from privfair.contribution import BoundedContribution, Published
+from privfair.fairness.clipping import clipped_losses, mean_of_losses
+from privfair.models.model import Model, clipped_to, mean_over
+
+PLAIN, NOISY = "gradient", "value_1"
+"""The value's name in the clear, and the one a `gaussian` plan gives it."""
+
+
+@final
+@dataclass(frozen=True)
+class ClippedSums:
+    """Each record's gradient clipped to `clip`, added up, divided by the public expected batch size of its client.
+
+    Guarantee: adding or removing a record moves a client's sum by at most `clip`, which a `gaussian` manifest prices.
+    """
+
+    clip: float
+    expected: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        positive("clip", self.clip)
+        for party, size in self.expected.items():
+            positive(f"expected batch size of {party}", size)
+
+
+@final
+@dataclass(frozen=True)
+class PlainMeans:
+    """The batch's mean gradient as it is; nobody is protected."""
+
+
+Sending = ClippedSums | PlainMeans
+
+
+def gradient_message(
+    sending: Sending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor
+) -> Message:
+    x, y = silo.x[batch], silo.y[batch]
+    if isinstance(sending, PlainMeans):
+        mean = model.weighted_gradient(theta, x, y, mean_over(max(1, len(batch)))).total
+        return Message(clear={PLAIN: mean.numpy().astype(np.float64)})
+    found = model.weighted_gradient(theta, x, y, clipped_to(sending.clip))
+    total = found.total.numpy().astype(np.float64)
+    return Message(noisy=(BoundedContribution(NOISY, total, sending.clip, found.largest_part),))
+
+
+def published_gradient(sending: Sending, party: str, values: Mapping[str, Published]) -> Floats:
+    """The (noisy) mean gradient that a client published."""
+    if isinstance(sending, PlainMeans):
+        return values[PLAIN].values
+    if party not in sending.expected:
+        raise InvalidInput(
+            "expected", sorted(sending.expected), f"does not name {party}", "give every client's batch size"
+        )
+    return values[NOISY].values / sending.expected[party]
+
+
+def gradient_shape(sending: Sending, model: Model) -> dict[str, tuple[int, ...]]:
+    return {PLAIN if isinstance(sending, PlainMeans) else NOISY: (model.size,)}
+
+
+def gradient_in_the_clear(sending: Sending) -> tuple[ClearValue, ...]:
+    if isinstance(sending, PlainMeans):
+        return (ClearValue(PLAIN, "Plain gradients are sent; nobody is protected.", True),)
+    return ()
+
+
+# A client's gradient together with its loss on the same batch: plain means, or two clipped sums for the gate.
+
+GRADIENT, LOSS = "gradient", "loss"
+"""As a FedFDP plan names its two values of one batch."""
+
+
+@final
+@dataclass(frozen=True)
+class ClippedPairs:
+    """Gradients clipped to `clip`, losses to [0, loss_clip], both added up over one batch.
+
+    Guarantee: adding or removing a record moves the two sums by at most `clip` and `loss_clip`, which is what a FedFDP
+    manifest prices as one joint release.
+    """
+
+    clip: float
+    loss_clip: float
+    expected: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        positive("clip", self.clip)
+        positive("loss-clip", self.loss_clip)
+        for party, size in self.expected.items():
+            positive(f"expected batch size of {party}", size)
+
+
+PairSending = ClippedPairs | PlainMeans
+
+
+def pair_message(
+    sending: PairSending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor
+) -> Message:
+    x, y = silo.x[batch], silo.y[batch]
+    if isinstance(sending, PlainMeans):
+        found = model.weighted_gradient(theta, x, y, mean_over(max(1, len(batch))))
+        loss = float(found.losses.sum()) / max(1, len(batch))
+        return Message(clear={GRADIENT: found.total.numpy().astype(np.float64), LOSS: np.array([loss])})
+    found = model.weighted_gradient(theta, x, y, clipped_to(sending.clip))
+    losses = clipped_losses(found.losses, sending.loss_clip, sending.loss_clip)
+    largest = float(losses.max()) if len(batch) else 0.0
+    total = found.total.numpy().astype(np.float64)
+    return Message(
+        noisy=(
+            BoundedContribution(GRADIENT, total, sending.clip, found.largest_part),
+            BoundedContribution(LOSS, np.array([float(losses.sum())]), sending.loss_clip, largest),
+        )
+    )
+
+
+def published_pair(sending: PairSending, party: str, values: Mapping[str, Published]) -> tuple[Floats, float]:
+    """The (noisy) mean gradient and mean loss that a client published."""
+    gradient, loss = values[GRADIENT].values, float(values[LOSS].values[0])
+    if isinstance(sending, PlainMeans):
+        return gradient, loss
+    expected = sending.expected[party]
+    return gradient / expected, mean_of_losses(loss, sending.loss_clip, sending.loss_clip, expected)
+
+
+def pair_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    return {GRADIENT: (model.size,), LOSS: (1,)}
+
+
+def pair_in_the_clear(sending: PairSending) -> tuple[ClearValue, ...]:
+    if not isinstance(sending, PlainMeans):
+        return ()
+    why = "Plain gradients and losses are sent; nobody is protected."
+    return (ClearValue(GRADIENT, why, True), ClearValue(LOSS, why, True))

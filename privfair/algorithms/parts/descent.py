@@ -1,0 +1,130 @@
+"""The server's side of gradient descent: momentum, step decay, and which iterate becomes the model.
+
+Everything here is computed from published values, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput, count, positive
+
+# Which of the iterates becomes the model; importable without torch.
+
+
+class Iterate(Enum):
+    """Which of theta_1 .. theta_T is the model."""
+
+    LAST = "last"
+    UNIFORM = "uniform"
+    """One drawn uniformly beforehand, for which the papers prove convergence."""
+    TAIL_AVERAGE = "tail-average"
+    """The mean of the last quarter, over which noise averages out."""
+
+
+@final
+@dataclass(frozen=True)
+class DescentRule:
+    """v <- momentum v + gradient; theta <- theta - rate (1 - momentum) v.
+
+    The rate is `learning_rate` times `decay` for every `decay_every` steps made. `rounds` is the planned
+    number of steps; it and `seed` decide which iterate UNIFORM keeps.
+    """
+
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    decay: float = 1.0
+    decay_every: int = 10
+    iterate: Iterate = Iterate.LAST
+    rounds: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive("learning-rate", self.learning_rate)
+        positive("decay", self.decay)
+        count("decay-every", self.decay_every)
+        count("rounds", self.rounds)
+        count("seed", self.seed, least=0)
+        if not 0 <= self.momentum < 1:
+            raise InvalidInput(
+                "momentum", self.momentum, "must lie in [0, 1)", "0 is plain descent, 0.9 is usual"
+            )
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate * self.decay ** (step // self.decay_every)
+
+    def start(self, theta: Tensor) -> Descent:
+        return Descent(theta, torch.zeros_like(theta), 0, theta, 0)
+
+    def advance(self, at: Descent, gradient: Tensor) -> Descent:
+        """One step along a gradient made of published values."""
+        velocity = self.momentum * at.velocity + gradient.to(at.theta.dtype)
+        theta = at.theta - self.rate(at.step) * (1 - self.momentum) * velocity
+        step = at.step + 1
+        kept, times = self._kept(at, theta, step)
+        return Descent(theta, velocity, step, kept, times)
+
+    def model(self, at: Descent) -> Tensor:
+        """The parameter vector to be used, were the run to end here."""
+        return at.kept if at.kept_times > 0 else at.theta
+
+    def _kept(self, at: Descent, theta: Tensor, step: int) -> tuple[Tensor, int]:
+        match self.iterate:
+            case Iterate.LAST:
+                return theta, 1
+            case Iterate.UNIFORM:
+                return (theta, 1) if step == self._drawn() else (at.kept, at.kept_times)
+            case Iterate.TAIL_AVERAGE:
+                if step <= self.rounds - max(1, self.rounds // 4):
+                    return at.kept, 0
+                times = at.kept_times + 1
+                return at.kept + (theta - at.kept) / times, times
+            case _:
+                assert_never(self.iterate)
+
+    def _drawn(self) -> int:
+        """The step UNIFORM keeps: in 1 .. rounds, from the seed; independent of the data."""
+        return 1 + int(np.random.default_rng((self.seed, 0x51)).integers(self.rounds))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Descent:
+    """Where the descent stands. `kept` is what the iterate rule holds on to, `kept_times` from how many steps."""
+
+    theta: Tensor
+    velocity: Tensor
+    step: int
+    kept: Tensor
+    kept_times: int
+
+    def arrays(self) -> dict[str, Floats]:
+        return {
+            "theta": _floats(self.theta),
+            "velocity": _floats(self.velocity),
+            "kept": _floats(self.kept),
+            "steps": np.array([self.step, self.kept_times], dtype=np.float64),
+        }
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Floats]) -> Descent:
+        step, kept_times = (int(number) for number in arrays["steps"])
+        theta, velocity, kept = (tensor(arrays[name]) for name in ("theta", "velocity", "kept"))
+        return cls(theta, velocity, step, kept, kept_times)
+
+
+def tensor(values: Floats) -> Tensor:
+    """A tensor of its own (published arrays are read-only)."""
+    return torch.from_numpy(np.array(values, dtype=np.float64))
+
+
+def _floats(values: Tensor) -> Floats:
+    return values.detach().numpy().astype(np.float64)

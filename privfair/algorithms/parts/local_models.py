@@ -1,0 +1,120 @@
+"""The clients' own models between two aggregations, where every local step is a round of its own.
+
+All of it follows from published gradients, so the server (or anybody) can follow every client's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput
+from privfair.models.model import Model, mean_over
+
+# The rows of a batch, without copying them when the batch is everybody.
+
+
+def drawn_rows(batch: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+    """Each column at the rows `batch`."""
+    length = len(columns[0])
+    if len(batch) == length and torch.equal(batch, torch.arange(length, dtype=batch.dtype)):
+        return columns
+    return tuple(column[batch] for column in columns)
+
+
+# A client that trains on its own for a while: passes over its batch in mini-batches, in the batch's own order.
+
+
+def local_change(
+    theta: Tensor,
+    batch: Tensor,
+    epochs: int,
+    size: int | None,
+    rate: float,
+    gradient: Callable[[Tensor, Tensor], Tensor],
+) -> Floats:
+    """Where descent along `gradient(theta, rows)` ends, minus where it began. The batch is in random order already."""
+    moved = theta
+    for _ in range(epochs):
+        for rows in torch.split(batch, size or max(1, len(batch))):
+            if len(rows):
+                moved = moved - rate * gradient(moved, rows).to(theta.dtype)
+    return (moved - theta).numpy().astype(np.float64)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LocalModels:
+    """The global model, and one row a client while local steps are under way."""
+
+    theta: Tensor
+    local: Tensor | None = None
+    inner: int = 0
+    """Local steps since the last aggregation."""
+
+    def of(self, place: int) -> Tensor:
+        return self.theta if self.local is None else self.local[place]
+
+    def rows(self, clients: int) -> Tensor:
+        """Every client's model, as a copy."""
+        return self.theta.repeat(clients, 1) if self.local is None else self.local.clone()
+
+    def arrays(self) -> dict[str, Floats]:
+        arrays = {"theta": as_floats(self.theta), "inner": np.array(self.inner, dtype=np.float64)}
+        return arrays if self.local is None else arrays | {"local": as_floats(self.local)}
+
+    @classmethod
+    def restored(cls, arrays: Mapping[str, Floats], dtype: torch.dtype) -> LocalModels:
+        local = as_tensor(arrays["local"], dtype) if "local" in arrays else None
+        return cls(as_tensor(arrays["theta"], dtype), local, int(arrays["inner"]))
+
+
+def as_floats(values: Tensor) -> Floats:
+    return np.asarray(values.numpy(), dtype=np.float64).copy()
+
+
+def as_tensor(values: Floats, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.float64)).to(dtype)
+
+
+def place_of(party: str, weights: Mapping[str, float]) -> int:
+    """A client's row; clients stand in the order of their weights."""
+    if party not in weights:
+        raise InvalidInput("client", party, f"is none of {', '.join(weights)}", "give it a weight")
+    return tuple(weights).index(party)
+
+
+def averaged(weights: Mapping[str, float], rows: Tensor) -> Tensor:
+    """The weighted mean of the clients' rows."""
+    return torch.tensor(tuple(weights.values()), dtype=rows.dtype) @ rows
+
+
+# A start that costs nothing: each silo's own minimiser of the loss, which no attribute enters.
+#
+# Where features and labels are not protected, everything computed from them alone is free. A run may
+# therefore begin at
+# the mean of the silos' own minimisers (one-shot averaging) instead of at zero, and spend its paid rounds on
+# fairness.
+
+
+def towards_own_minimum(model: Model, theta: Tensor, x: Tensor, y: Tensor, iterations: int) -> Floats:
+    """theta minus what up to `iterations` of L-BFGS make of it on these records; zero without records."""
+    begin = theta.detach().numpy().astype(np.float64)
+    if len(y) == 0:
+        return np.zeros_like(begin)
+    weigh = mean_over(len(y))
+
+    def objective(flat: Floats) -> tuple[float, Floats]:
+        found = model.weighted_gradient(torch.from_numpy(flat), x, y, weigh)
+        return float(found.losses.mean()), found.total.numpy().astype(np.float64)
+
+    limits = {"maxiter": iterations, "maxfun": 4 * iterations}
+    found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=limits)
+    return begin - np.asarray(found.x, dtype=np.float64)

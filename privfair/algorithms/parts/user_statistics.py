@@ -1,0 +1,186 @@
+"""One vector a user: sums over the user's records, laid out alike for everybody, clipped as a whole, added up.
+
+Users are not records: the gradient of a user is the sum of their records' gradients, and only its own norm may be
+clipped. So gradients of single records are formed here, a block of them at a time, and added user by user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from calibrate.errors import CheckFailed
+from privfair.algorithms.algorithm import SiloTensors
+from privfair.fairness.constraints import Rate, RateValue, predicted
+from privfair.models.model import ROUNDING_SLACK, Model, cross_entropy, through_softmax
+
+_BLOCK = 2**23
+"""Gradient entries held at once."""
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """[grad L, then for each rate and group: value, count; then their gradients; then records and hits, if asked]."""
+
+    parameters: int
+    groups: int
+    rates: int
+    selection: bool
+
+    @property
+    def cells(self) -> int:
+        return self.rates * self.groups
+
+    @property
+    def size(self) -> int:
+        return self.parameters * (1 + self.cells) + 2 * self.cells + (2 if self.selection else 0)
+
+    def split(self, vector: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Loss gradient; values, counts (rates, groups); gradients (rates, groups, parameters); (records, hits)."""
+        p, cells, shape = self.parameters, self.cells, (self.rates, self.groups)
+        pieces = vector.split((p, cells, cells, cells * p, vector.numel() - p - 2 * cells - cells * p))
+        loss, values, counts, gradients, rest = pieces
+        return loss, values.view(shape), counts.view(shape), gradients.view(*shape, p), rest
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """How a user's vector is computed; pure in everything."""
+
+    model: Model
+    layout: Layout
+    rates: tuple[Rate, ...]
+    rate_value: RateValue
+
+    def summed(
+        self, theta: Tensor, silo: SiloTensors, cohort: Tensor, clip: float | None
+    ) -> tuple[Tensor, float]:
+        """The cohort's vectors, each clipped as a whole, added up; and the largest norm after clipping.
+
+        Guarantee: with a clip no user's vector is longer, rounding included, so adding or removing a user moves the
+        sum by at most `clip` and replacing one by at most twice that. A user without records adds nothing.
+
+        Without a clip no user's own vector is needed: the sums are taken at once, and nothing is measured.
+        """
+        if clip is None:
+            return self._unclipped(theta, silo, rows_of_users(silo, cohort)[0]), 0.0
+        total, largest = torch.zeros(self.layout.size, dtype=torch.float64), 0.0
+        for rows, owner, users in self._blocks(silo, cohort):
+            vectors = self._vectors(theta, silo, rows, owner, users)
+            norms = torch.linalg.vector_norm(vectors, dim=1)
+            if not bool(torch.isfinite(norms).all()):
+                raise CheckFailed(
+                    "a user's vector is not finite, so it can't be clipped; bring the features to the range of their "
+                    "schema, or lower the step size"
+                )
+            factors = (clip / (1.0 + ROUNDING_SLACK) / norms).clamp_max(1.0)
+            vectors, norms = vectors * factors[:, None], norms * factors
+            total += vectors.sum(dim=0)
+            largest = max(largest, float(norms.max()))
+        return total, largest
+
+    def _unclipped(self, theta: Tensor, silo: SiloTensors, rows: Tensor) -> Tensor:
+        out, layout = torch.zeros(self.layout.size, dtype=torch.float64), self.layout
+        if len(rows) == 0:
+            return out
+        x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
+        loss, values, counts, gradients, selection = layout.split(out)
+        loss += self.model.weighted_gradient(theta, x, y, lambda norms, losses: torch.ones_like(losses)).total
+        probabilities = self.model.probabilities(theta, x)
+        counted = predicted(probabilities, self.rate_value)
+        for number, rate in enumerate(self.rates):
+            directions = rate.directions(y, self.model.classes)
+            for group in range(layout.groups):
+                inside = (rate.members(y) & (s == group)).nonzero()[:, 0]
+                if len(inside) == 0:
+                    continue
+                counts[number, group] = len(inside)
+                values[number, group] = (directions[inside] * counted[inside]).sum() + rate.offset * len(
+                    inside
+                )
+                gradients[number, group] = self.model.probability_gradient(
+                    theta, x[inside], directions[inside]
+                )
+        if layout.selection:
+            selection[0], selection[1] = len(y), int((probabilities.argmax(dim=1) == y).sum())
+        if not bool(torch.isfinite(out).all()):
+            raise CheckFailed(
+                "the cohort's sums are not finite; bring the features to the range of their schema"
+            )
+        return out
+
+    def _blocks(self, silo: SiloTensors, cohort: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Whole users with their rows, as many as fit: (rows, position of each row's user, users)."""
+        rows, owner = rows_of_users(silo, cohort)
+        if len(rows) == 0:
+            return
+        _, owner, sizes = torch.unique_consecutive(owner, return_inverse=True, return_counts=True)
+        ends = sizes.cumsum(0)
+        # A block's records and its users' vectors are both held.
+        most = max(1, _BLOCK // self.layout.size)
+        first, start = 0, 0
+        while first < len(sizes):
+            last = max(first + 1, int(torch.searchsorted(ends, start + most, right=True)))
+            end = int(ends[last - 1])
+            yield rows[start:end], owner[start:end] - first, last - first
+            first, start = last, end
+
+    def _vectors(self, theta: Tensor, silo: SiloTensors, rows: Tensor, owner: Tensor, users: int) -> Tensor:
+        layout, x, y, s = self.layout, silo.x[rows], silo.y[rows], silo.s[rows]
+        out = torch.zeros(users, layout.size, dtype=torch.float64)
+        p, cells = layout.parameters, layout.cells
+        logits = self.model.logits(theta, x)
+        probabilities = torch.softmax(logits, dim=1)
+        out[:, :p].index_add_(0, owner, self._gradients(theta, x, cross_entropy(logits, y)[1]))
+        counted = predicted(probabilities, self.rate_value)
+        gradients = out[:, p + 2 * cells : p + 2 * cells + cells * p].view(users, cells, p)
+        for number, rate in enumerate(self.rates):
+            inside = rate.members(y).nonzero()[:, 0]
+            if len(inside) == 0:
+                continue
+            directions = rate.directions(y[inside], self.model.classes)
+            place = (owner[inside], number * layout.groups + s[inside])
+            values = (directions * counted[inside]).sum(dim=1) + rate.offset
+            out[:, p : p + cells].index_put_(place, values, accumulate=True)
+            out[:, p + cells : p + 2 * cells].index_put_(place, torch.ones_like(values), accumulate=True)
+            pulled = through_softmax(probabilities[inside], directions.to(probabilities.dtype))
+            gradients.index_put_(place, self._gradients(theta, x[inside], pulled), accumulate=True)
+        if layout.selection:
+            hits = (probabilities.argmax(dim=1) == y).to(torch.float64)
+            out[:, -2].index_add_(0, owner, torch.ones_like(hits))
+            out[:, -1].index_add_(0, owner, hits)
+        return out
+
+    def _gradients(self, theta: Tensor, x: Tensor, in_scores: Tensor) -> Tensor:
+        """For each record the gradient of <in_scores_i, scores_i> in theta."""
+
+        def one(parameters: Tensor, features: Tensor, direction: Tensor) -> Tensor:
+            return (self.model.logits(parameters, features[None])[0] * direction).sum()
+
+        of_each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))
+        found: Tensor = of_each(theta, x, in_scores)
+        return found.to(torch.float64)
+
+
+def rows_of_users(silo: SiloTensors, cohort: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of the cohort's users, user by user, and for each row its user's position in the cohort.
+
+    Without users every row is a user of its own.
+    """
+    if silo.unit_of_row is None:
+        return cohort, torch.arange(len(cohort))
+    if len(cohort) == 0 or len(silo) == 0:
+        return cohort[:0], cohort[:0]
+    highest = max(int(silo.unit_of_row.max()), int(cohort.max()))
+    position = torch.full((highest + 1,), -1, dtype=torch.int64)
+    position[cohort] = torch.arange(len(cohort))
+    owner = position[silo.unit_of_row]
+    rows = (owner >= 0).nonzero()[:, 0]
+    order = torch.argsort(owner[rows], stable=True)
+    return rows[order], owner[rows][order]

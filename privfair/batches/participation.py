@@ -1,0 +1,223 @@
+"""Who takes part in a round: batches drawn exactly as the manifest declares.
+
+The manifest names one sampling for all silos, priced for the smallest. A larger silo draws from all of its own
+units with the same batch size (or rate): each of its units then takes part less often, never more, so the
+price is an upper bound for it (docs/training.md, "Silos of different sizes").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never, final
+
+import numpy as np
+
+from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, count
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
+from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from privfair.algorithms.algorithm import Drawing, SiloTensors
+from privfair.batches.randomness import (
+    Indexes,
+    SeededWords,
+    SystemWords,
+    WordSource,
+    bernoulli,
+    permutation,
+    subset,
+    uniform_below,
+)
+from privfair.batches.record import BatchRecord, BatchWriter
+
+
+@final
+class Participation:
+    """The batches of one party, one a round.
+
+    `round` is the ledger's number of the round, so that rounds lost in a crash count as gone: in shuffled
+    epochs each unit takes part in at most one round of `batches_per_epoch` consecutive ones, whatever happened.
+    """
+
+    def __init__(
+        self,
+        party: str,
+        units: int,
+        sampling: Sampling | None,
+        source: WordSource,
+        writer: BatchWriter | None = None,
+        recorded: BatchRecord | None = None,
+    ) -> None:
+        self.party = party
+        self.units = count(f"units of {party}", units)
+        self._sampling = sampling
+        self._source = source
+        self._writer = writer
+        self._everybody = np.arange(units, dtype=np.int64)
+        self._orders = {} if recorded is None else recorded.orders_of(party)
+        self._last: tuple[int, Indexes] | None = None
+        _require_population(party, units, sampling)
+        if writer is not None and (sampling is None or sampling.batch is Batch.SECRET):
+            raise InvalidInput(
+                "writer", party, "only batches that count as known are recorded", "leave the writer out"
+            )
+
+    def batch(self, round: int) -> Indexes:
+        """The units of this round; asking again for the same round gives the same batch."""
+        if self._last is None or self._last[0] != round:
+            self._last = (round, self._draw(count("round", round, least=0)))
+        return self._last[1]
+
+    def _draw(self, round: int) -> Indexes:
+        sampling = self._sampling
+        match sampling:
+            case None:
+                return self._everybody
+            case ShuffledEpochs(size=size):
+                batches = -(-self.units // size)
+                epoch, place = divmod(round, batches)
+                return self._order(epoch)[place * size : (place + 1) * size]
+            case Poisson(rate=rate):
+                drawn = bernoulli(self._source, self.units, rate)
+            case FixedSize(size=size):
+                drawn = subset(self._source, self.units, size)
+            case WithReplacement(draws=draws):
+                drawn = uniform_below(self._source, self.units, draws)
+            case _:
+                assert_never(sampling)
+        if self._writer is not None:
+            self._writer.round(round, self.party, drawn)
+        return drawn
+
+    def _order(self, epoch: int) -> Indexes:
+        if epoch not in self._orders:
+            order = permutation(self._source, self.units)
+            if self._writer is not None:
+                self._writer.epoch(epoch, self.party, order)
+            self._orders = {epoch: order}
+        return self._orders[epoch]
+
+    def require_order(self, round: int) -> None:
+        """Refuse to go on at `round` in the middle of an epoch whose order is not on record.
+
+        A new order would let a unit take part twice in one epoch, which is not what was priced.
+        """
+        if not isinstance(self._sampling, ShuffledEpochs):
+            return
+        epoch, place = divmod(round, -(-self.units // self._sampling.size))
+        if place and epoch not in self._orders:
+            raise Refused(
+                f"the run can't go on at round {round}: the batch order of epoch {epoch} of {self.party!r} is not in "
+                "the batch record, and a new one would let records take part twice; put the record back, or "
+                "ask for a new budget"
+            )
+
+
+def declared_sampling(document: BudgetDocument) -> Sampling | None:
+    """How the manifest has batches drawn; None for the full batch."""
+    schemes = tuple(declaration.scheme for declaration in document.sampling)
+    if len(schemes) > 1:
+        raise UnsupportedCombination(
+            f"a run with {len(schemes)} different samplings",
+            "the round loop draws one batch for each silo and round",
+            "run an algorithm that publishes on one batch a round",
+        )
+    return schemes[0] if schemes else None
+
+
+def word_source(document: BudgetDocument, seed: int, party: str, session: int = 1) -> WordSource:
+    """Where batches come from: reproducible only if the manifest promises nothing or signs research noise.
+
+    Guarantee: in every other run, each batch comes from the operating system's generator and from nothing else,
+    so that a secret batch cannot be worked out from the plan.
+    """
+    nobody_protected = (
+        isinstance(document.guarantee, NoPrivacyPromised)
+        or document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    )
+    if not nobody_protected:
+        return SystemWords()
+    # Another session of an interrupted run goes on with other words, instead of repeating the first batches.
+    again = "" if session == 1 else f" session {session}"
+    return SeededWords(seed, f"batches of {party}{again}")
+
+
+def _require_population(party: str, units: int, sampling: Sampling | None) -> None:
+    match sampling:
+        case None | Poisson():
+            return
+        case FixedSize(population) | ShuffledEpochs(population) | WithReplacement(population):
+            if units < population:
+                raise InvalidInput(
+                    f"units of {party}",
+                    units,
+                    f"is fewer than the {population} the sampling was priced for",
+                    "have a budget calibrated for the smallest silo",
+                )
+        case _:
+            assert_never(sampling)
+
+
+# Batches of a sensitive silo: whatever records the holders of features drew in the round, perhaps none.
+
+
+@final
+class AskedParticipation:
+    """One sensitive silo's rows, round by round, which follow from the holders' batches.
+
+    Guarantee: none of its own. A record takes part exactly as often as its holder draws it, so the holders' sampling
+    is the one to price; batches count as known, so nothing is lost by asking for records by number.
+    """
+
+    def __init__(
+        self,
+        party: str,
+        numbers: Indexes,
+        holders: Sequence[tuple[Participation, Indexes]],
+        writer: BatchWriter | None = None,
+    ) -> None:
+        self.party = party
+        self._holders = tuple(holders)
+        self._writer = writer
+        total = 1 + max(int(held.max()) for held in (numbers, *(own for _, own in self._holders)))
+        self._row = np.full(total, -1, dtype=np.int64)
+        self._row[numbers] = np.arange(len(numbers))
+        self._last: tuple[int, Indexes] | None = None
+
+    def batch(self, round: int) -> Indexes:
+        """The rows asked for in this round, in ascending order; asking again gives the same."""
+        if self._last is None or self._last[0] != round:
+            drawn = [own[participation.batch(round)] for participation, own in self._holders]
+            rows = self._row[np.concatenate(drawn)]
+            # A record drawn twice by its holder (with replacement) counts twice here as well.
+            self._last = (round, np.sort(rows[rows >= 0]))
+            if self._writer is not None:
+                self._writer.round(round, self.party, self._last[1])
+        return self._last[1]
+
+    def require_order(self, round: int) -> None:
+        """Nothing is drawn here, so there is no order to go on with."""
+
+
+# Batches of an algorithm that draws its own parts: so many records of each group, so many clients.
+
+
+@final
+class DrawnParticipation:
+    """One fresh draw a round, all of its randomness from the party's source; nothing of it is recorded."""
+
+    def __init__(self, silo: SiloTensors, algorithm: Drawing, source: WordSource) -> None:
+        self.party = silo.name
+        self._silo = silo
+        self._algorithm = algorithm
+        self._source = source
+        self._last: tuple[int, Indexes] | None = None
+
+    def batch(self, round: int) -> Indexes:
+        """The batch of this round; asking again for the same round gives the same batch."""
+        if self._last is None or self._last[0] != round:
+            count("round", round, least=0)
+            self._last = (round, self._algorithm.draw(self._silo, self._source))
+        return self._last[1]
+
+    def require_order(self, round: int) -> None:
+        """Every round is drawn afresh: there is no order to go on with."""

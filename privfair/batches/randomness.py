@@ -1,0 +1,94 @@
+"""The random words behind batches: from the operating system, or reproducible where nobody is protected.
+
+Apart from the noise on purpose: batches are drawn by the engine, noise by the gate alone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.errors import InvalidInput, count
+from privfair.data.partition import stream
+
+Words = NDArray[np.uint64]
+Indexes = NDArray[np.int64]
+
+
+class WordSource(Protocol):
+    """Independent uniform 64-bit words; `label` goes into the run's record."""
+
+    @property
+    def label(self) -> str: ...
+
+    def words(self, number: int) -> Words: ...
+
+
+@final
+class SystemWords:
+    """Every word straight from the operating system's generator: nothing to keep secret, nothing to repeat."""
+
+    label = "operating system"
+
+    def words(self, number: int) -> Words:
+        return np.frombuffer(os.urandom(8 * count("number of words", number, least=0)), dtype=np.uint64)
+
+
+@final
+class SeededWords:
+    """The same words for the same seed and purpose; for runs that promise nothing."""
+
+    def __init__(self, seed: int, purpose: str) -> None:
+        self.label = f"seeded with {seed}"
+        self._generator = stream(seed, purpose)
+
+    def words(self, number: int) -> Words:
+        drawn = self._generator.bit_generator.random_raw(count("number of words", number, least=0))
+        return np.asarray(drawn, dtype=np.uint64)
+
+
+def bernoulli(source: WordSource, size: int, probability: float) -> Indexes:
+    """Which of `size` independent coins show heads, exactly with `probability` rounded down to 64 bits."""
+    if probability >= 1.0:
+        return np.arange(size, dtype=np.int64)
+    # Scaling by a power of two is exact, and so is the floor: a unit never joins more often than signed.
+    threshold = np.uint64(int(probability * 2.0**64))
+    return np.flatnonzero(source.words(size) < threshold).astype(np.int64)
+
+
+def permutation(source: WordSource, size: int) -> Indexes:
+    """A uniformly random order: that of distinct random keys (drawn again if two are alike)."""
+    return np.argsort(_distinct_keys(source, size)).astype(np.int64)
+
+
+def subset(source: WordSource, population: int, size: int) -> Indexes:
+    """A uniformly random subset of exactly `size`: those with the smallest keys, in rising order."""
+    if size == population:
+        return np.arange(size, dtype=np.int64)
+    keys = _distinct_keys(source, population)
+    return np.sort(np.argpartition(keys, size - 1)[:size]).astype(np.int64)
+
+
+def uniform_below(source: WordSource, bound: int, number: int) -> Indexes:
+    """`number` independent whole numbers, exactly uniform on 0 .. bound - 1, by rejection."""
+    if not 1 <= bound <= 1 << 62:
+        raise InvalidInput("bound", bound, "must lie in [1, 2^62]", "give fewer alternatives")
+    mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
+    out = np.empty(number, dtype=np.int64)
+    missing = np.arange(number)
+    while missing.size:
+        candidates = (source.words(missing.size) & mask).astype(np.int64)
+        fits = candidates < bound
+        out[missing[fits]] = candidates[fits]
+        missing = missing[~fits]
+    return out
+
+
+def _distinct_keys(source: WordSource, number: int) -> Words:
+    while True:
+        keys = source.words(number)
+        if np.unique(keys).size == number:
+            return keys

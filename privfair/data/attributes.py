@@ -1,0 +1,146 @@
+"""Attributes held apart from records: holders of features and classes, and sensitive silos, cut from whole records.
+
+A sensitive silo is given the features and classes of its records by their holders: they are not protected
+where the unit is an attribute. A holder is given no attribute at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from calibrate.arrays import Integers
+from calibrate.errors import InvalidInput
+from privfair.data.partition import permutation, stream
+from privfair.data.read import MISSING, BadData, RawTable, read_table
+from privfair.data.schema import Schema
+from privfair.data.silos import Silo, Silos
+
+# Attributes in files of their own, held by others than the records: joined by a column that numbers people.
+#
+# Every record's attribute must lie in exactly one of the files. The join happens where all files are at hand, as the
+# whole simulation does; it adds two columns to a record, the attribute and the name of the silo that holds it.
+
+HELD_BY = "silo of the attribute"
+"""The side column that names the holder of a record's attribute."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttributeFiles:
+    """What the sensitive silos hold: by a record's number, its attribute and its silo."""
+
+    record: str
+    sensitive: str
+    found: Mapping[str, tuple[str, str]]
+    files: tuple[str, ...]
+
+    def joined(self, table: RawTable) -> RawTable:
+        """The table with attribute and holder; a record without an attribute is an error that names its line."""
+        if self.sensitive in table.columns:
+            raise BadData(
+                table.file,
+                "is held by the attribute files, and must not stand beside the features as well",
+                "drop the column here, or drop [data.attributes] files",
+                column=self.sensitive,
+            )
+        numbers = table.names(self.record)
+        distinct, first, times = np.unique(numbers, return_index=True, return_counts=True)
+        for name, record, often in zip(distinct.tolist(), first.tolist(), times.tolist(), strict=True):
+            if name not in self.found:
+                rule = f"{name!r} has no attribute in {', '.join(self.files)}"
+                raise self._bad(table, rule, "add it there, or drop the record", record)
+            if often > 1:
+                raise self._bad(table, f"{name!r} stands {often} times", "number each record once", record)
+        both = [self.found[str(name)] for name in numbers]
+        added = {
+            self.sensitive: np.array([value for value, _ in both], dtype=np.str_),
+            HELD_BY: np.array([silo for _, silo in both], dtype=np.str_),
+        }
+        return RawTable(table.file, {**table.columns, **added}, table.lines)
+
+    def kept_in(self, schema: Schema) -> Schema:
+        """The schema with the holder among the columns that are kept beside the features."""
+        return replace(schema, side_columns=(*schema.side_columns, HELD_BY))
+
+    def _bad(self, table: RawTable, rule: str, remedy: str, record: int) -> BadData:
+        return BadData(table.file, rule, remedy, column=self.record, line=table.line(record))
+
+
+def read_attribute_files(
+    files: Sequence[Path], record: str, schema: Schema, delimiter: str = ","
+) -> AttributeFiles:
+    """Read the sensitive silos' files: the column `record` and the schema's sensitive column."""
+    if schema.sensitive is None:
+        raise InvalidInput(
+            "[data.attributes]", "files", "needs a [sensitive] column in the schema", "name it there"
+        )
+    found: dict[str, tuple[str, str]] = {}
+    for file in files:
+        table = read_table(Path(file), delimiter)
+        silo = Path(Path(file).name.removesuffix(".zip")).stem
+        numbers, values = table.names(record), table.names(schema.sensitive.name)
+        for row, (number, value) in enumerate(zip(numbers.tolist(), values.tolist(), strict=True)):
+            if number.lower() in MISSING or value.lower() in MISSING - set(schema.sensitive.values or ()):
+                column = record if number.lower() in MISSING else schema.sensitive.name
+                raise BadData(
+                    table.file, "has no value", "fill or drop the record", column=column, line=table.line(row)
+                )
+            if number in found:
+                rule = f"{number!r} has an attribute already, in silo {found[number][1]!r}"
+                raise BadData(table.file, rule, "keep it in one place", column=record, line=table.line(row))
+            found[number] = (value, silo)
+    return AttributeFiles(record, schema.sensitive.name, found, tuple(str(file) for file in files))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldApart:
+    """The parties of such a run; records are numbered once, over all holders, in their order."""
+
+    parties: Silos
+    """First the holders of features and classes, whose groups are all zero, then the sensitive silos."""
+    sensitive: tuple[str, ...]
+    numbers: tuple[Integers, ...]
+    """For each party, the numbers of its records, row by row."""
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        return tuple(name for name in self.parties.names if name not in self.sensitive)
+
+
+def dealt_out(train: Silos, sensitive: tuple[str, ...], seed: int) -> HeldApart:
+    """Each record's attribute to a random one of the sensitive silos, whose sizes differ by at most one."""
+    total = sum(train.sizes)
+    holder = np.empty(total, dtype=np.int64)
+    holder[permutation(stream(seed, "attributes to silos"), total)] = np.arange(total) % len(sensitive)
+    return _cut(train, sensitive, holder)
+
+
+def held_by_column(train: Silos, sensitive: tuple[str, ...]) -> HeldApart:
+    """As the attribute files say."""
+    names = np.concatenate([silo.data.side_column(HELD_BY) for silo in train])
+    position = {name: number for number, name in enumerate(sensitive)}
+    return _cut(train, sensitive, np.array([position[str(name)] for name in names], dtype=np.int64))
+
+
+def _cut(train: Silos, sensitive: tuple[str, ...], holder: Integers) -> HeldApart:
+    twice = set(sensitive) & set(train.names)
+    if twice:
+        raise InvalidInput(
+            "[data.attributes]", sorted(twice), "also names a silo of records", "give it another name"
+        )
+    whole, numbers, parties = train.pooled(), [], []
+    for silo, end in zip(train, np.cumsum(train.sizes).tolist(), strict=True):
+        numbers.append(np.arange(end - len(silo), end, dtype=np.int64))
+        parties.append(Silo(silo.name, replace(silo.data, group=np.zeros(len(silo), dtype=np.int64))))
+    for place, name in enumerate(sensitive):
+        own = np.flatnonzero(holder == place).astype(np.int64)
+        if len(own) == 0:
+            raise InvalidInput(
+                "[data.attributes]", name, "holds no attribute of a training record", "leave it out"
+            )
+        numbers.append(own)
+        parties.append(Silo(name, whole.rows(own)))
+    return HeldApart(Silos(tuple(parties)), sensitive, tuple(numbers))

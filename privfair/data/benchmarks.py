@@ -1,0 +1,67 @@
+"""The benchmark data sets by name, as a plan or the command line asks for them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import assert_never
+
+from calibrate.errors import InvalidInput
+from privfair.data.adult import load_adult
+from privfair.data.benchmark_files import BenchmarkScaling
+from privfair.data.communities_crime import load_communities_crime
+from privfair.data.compas import load_compas
+from privfair.data.credit_card import load_credit_card
+from privfair.data.dataset import Dataset, pool
+from privfair.data.images import load_fashion_mnist, load_mnist
+
+
+class Benchmark(Enum):
+    ADULT = "adult"
+    CREDIT_CARD = "credit-card"
+    COMPAS = "compas"
+    COMMUNITIES_CRIME = "communities-crime"
+    FASHION_MNIST = "fashion-mnist"
+    MNIST = "mnist"
+
+    @property
+    def age_column(self) -> str:
+        """The side column by which SteFFLe's Algorithm 3 cuts this data set."""
+        columns = {Benchmark.ADULT: "age", Benchmark.CREDIT_CARD: "AGE", Benchmark.COMPAS: "age-num"}
+        if self not in columns:
+            raise InvalidInput("dataset", self.value, "has no age column", "name another column or partition")
+        return columns[self]
+
+
+def load_benchmark(
+    name: Benchmark, path: Path | None = None, scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC
+) -> Dataset:
+    """All records of a benchmark in one table; a given path wins over the installed data package.
+
+    Communities and Crime and images are published on the scale [0, 1] and know no other scaling.
+    """
+    match name:
+        case Benchmark.ADULT:
+            return load_adult(path, scaling)
+        case Benchmark.CREDIT_CARD:
+            return load_credit_card(path, scaling)
+        case Benchmark.COMPAS:
+            return load_compas(path, scaling)
+        case Benchmark.COMMUNITIES_CRIME:
+            _require_public(name, scaling)
+            return load_communities_crime(path)
+        case Benchmark.FASHION_MNIST:
+            _require_public(name, scaling)
+            return pool(load_fashion_mnist(path))
+        case Benchmark.MNIST:
+            _require_public(name, scaling)
+            return pool(load_mnist(path))
+        case _:
+            assert_never(name)
+
+
+def _require_public(name: Benchmark, scaling: BenchmarkScaling) -> None:
+    if scaling is not BenchmarkScaling.PUBLIC:
+        raise InvalidInput(
+            "scaling", scaling.value, f"is not offered for {name.value}", "use the public scaling"
+        )

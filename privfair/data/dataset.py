@@ -1,0 +1,201 @@
+"""A table in memory: features, labels and groups, with the names behind every number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.arrays import AnyFloats, Integers
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import PrivacyUnit
+from privfair.data.facts import DerivedFact, NoPrivacyPromised, require_allowed
+from privfair.data.schema import Schema
+
+EVERYONE: tuple[str, ...] = ("everyone",)
+"""The group names of a data set without a sensitive attribute."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """Records as arrays that cannot be written to.
+
+    `label[i]` indexes `class_names` and `group[i]` indexes `group_names`. The numbering comes from the
+    schema, once for all silos: two data sets with the same `schema_digest` number alike. `features` has one
+    row a record; further axes are free (images). `side_columns` are kept for partitions and are never
+    features. `unscaled_features` still wait for non-private standardisation. `schema` is what a table was encoded
+    with, every list filled in; images and made-up data have none.
+    """
+
+    features: AnyFloats
+    label: Integers
+    group: Integers
+    feature_names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    group_names: tuple[str, ...]
+    schema_digest: str
+    schema: Schema | None = None
+    side_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    derived: tuple[DerivedFact, ...] = ()
+    unscaled_features: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        features = np.asarray(self.features)
+        if features.ndim < 2 or not np.issubdtype(features.dtype, np.floating):
+            raise InvalidInput(
+                "features",
+                (features.shape, str(features.dtype)),
+                "must be a floating-point array with one row a record",
+                "give an array of shape (records, features)",
+            )
+        if not np.isfinite(features).all():
+            raise InvalidInput(
+                "features", "NaN or infinity", "must be finite", "drop or impute such records first"
+            )
+        if features.ndim == 2 and features.shape[1] != len(self.feature_names):
+            raise InvalidInput(
+                "feature_names",
+                len(self.feature_names),
+                f"must name all {features.shape[1]} columns",
+                "name each once",
+            )
+        for names, argument in ((self.class_names, "class_names"), (self.group_names, "group_names")):
+            if len(set(names)) != len(names) or not names:
+                raise InvalidInput(argument, names, "must be distinct and not empty", "name each once")
+        label = _codes("label", self.label, len(features), len(self.class_names))
+        group = _codes("group", self.group, len(features), len(self.group_names))
+        sides = {
+            name: _side_column(name, values, len(features)) for name, values in self.side_columns.items()
+        }
+        object.__setattr__(self, "features", _read_only(features))
+        object.__setattr__(self, "label", label)
+        object.__setattr__(self, "group", group)
+        object.__setattr__(self, "side_columns", MappingProxyType(sides))
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __repr__(self) -> str:
+        """Names and shapes only: a log or a traceback must not show records."""
+        return (
+            f"Dataset({len(self)} records, feature shape {self.feature_shape}, "
+            f"classes {self.class_names}, groups {self.group_names})"
+        )
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def groups(self) -> int:
+        return len(self.group_names)
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        return tuple(self.features.shape[1:])
+
+    def rows(self, indexes: Integers) -> Dataset:
+        """The records at `indexes`, in that order."""
+        return replace(
+            self,
+            features=self.features[indexes],
+            label=self.label[indexes],
+            group=self.group[indexes],
+            side_columns={name: values[indexes] for name, values in self.side_columns.items()},
+        )
+
+    def side_column(self, name: str) -> NDArray[Any]:
+        """A column that is not a feature, for instance the one that says which silo a record belongs to."""
+        if name not in self.side_columns:
+            raise InvalidInput(
+                "column",
+                name,
+                "is not kept beside the features",
+                f"choose one of {sorted(self.side_columns)}",
+            )
+        return self.side_columns[name]
+
+    def group_counts(self) -> Integers:
+        return np.bincount(self.group, minlength=self.groups)
+
+    def class_counts(self) -> Integers:
+        return np.bincount(self.label, minlength=self.classes)
+
+    def require_allowed(self, promise: PrivacyUnit | NoPrivacyPromised) -> None:
+        """Refuse to be used under a promise that does not cover what was read off the data."""
+        require_allowed(self.derived, promise)
+
+
+def pool(datasets: tuple[Dataset, ...]) -> Dataset:
+    """All records of several data sets with one schema, one after the other."""
+    if not datasets:
+        raise InvalidInput("datasets", (), "must not be empty", "give at least one data set")
+    first = datasets[0]
+    for other in datasets[1:]:
+        require_alike(first, other)
+    sides = set(first.side_columns).intersection(*(d.side_columns for d in datasets))
+    return replace(
+        first,
+        features=np.concatenate([d.features for d in datasets]),
+        label=np.concatenate([d.label for d in datasets]),
+        group=np.concatenate([d.group for d in datasets]),
+        side_columns={
+            name: np.concatenate([d.side_columns[name] for d in datasets]) for name in sorted(sides)
+        },
+        derived=tuple(dict.fromkeys(fact for d in datasets for fact in d.derived)),
+    )
+
+
+def require_alike(first: Dataset, other: Dataset) -> None:
+    for what in (
+        "schema_digest",
+        "feature_names",
+        "class_names",
+        "group_names",
+        "feature_shape",
+        "unscaled_features",
+    ):
+        if getattr(first, what) != getattr(other, what):
+            raise InvalidInput(
+                what,
+                getattr(other, what),
+                f"differs from {getattr(first, what)!r} of another silo, so classes, groups or features would be "
+                "numbered differently",
+                "load all silos with one schema",
+            )
+
+
+def _codes(argument: str, values: Integers, records: int, names: int) -> Integers:
+    codes = np.asarray(values)
+    if codes.shape != (records,) or not np.issubdtype(codes.dtype, np.integer):
+        raise InvalidInput(
+            argument,
+            (codes.shape, str(codes.dtype)),
+            f"must be {records} whole numbers",
+            "give one code a record",
+        )
+    if records and not (codes.min() >= 0 and codes.max() < names):
+        raise InvalidInput(
+            argument,
+            int(codes.max()),
+            f"must lie between 0 and {names - 1}",
+            "number by the names of the schema",
+        )
+    return _read_only(codes.astype(np.int64))
+
+
+def _side_column(name: str, values: NDArray[Any], records: int) -> NDArray[Any]:
+    column = np.asarray(values)
+    if column.shape != (records,):
+        raise InvalidInput(name, column.shape, f"must hold {records} values", "give one value a record")
+    return _read_only(column)
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = array.view()
+    view.setflags(write=False)
+    return view

@@ -1,0 +1,151 @@
+"""From a table and its schema to arrays: resolve the lists once, number, scale, one-hot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.arrays import AnyFloats, Integers
+from privfair.data.dataset import EVERYONE, Dataset
+from privfair.data.facts import DerivedFact, FactKind
+from privfair.data.read import MISSING, BadData, RawTable
+from privfair.data.scaling import NonPrivateStandardisation
+from privfair.data.schema import CodedColumn, Schema
+
+
+def resolve(schema: Schema, tables: Sequence[RawTable]) -> tuple[Schema, tuple[DerivedFact, ...]]:
+    """Fill the lists that the schema leaves open from *all* tables together, and say which ones.
+
+    Numbering by what one silo happens to contain, or in the order of first appearance, would swap groups
+    between silos; so the list is the sorted union, made once.
+    """
+    facts: list[DerivedFact] = []
+
+    def filled(column: CodedColumn, kind: FactKind) -> CodedColumn:
+        if column.values is not None:
+            return column
+        facts.append(DerivedFact(kind, column.name))
+        found = set[str]().union(*(set(_merged(table, column).tolist()) for table in tables))
+        if len(found) < 2 and kind is not FactKind.CATEGORIES:
+            what = "class" if kind is FactKind.CLASSES else "group"
+            raise BadData(
+                ", ".join(table.file for table in tables),
+                f"holds one {what} only ({sorted(found)[0]!r})",
+                "a classifier and a gap need two: give records of another, or list all values in the schema",
+                column=column.name,
+            )
+        return replace(column, values=tuple(sorted(found)))
+
+    target = filled(schema.target, FactKind.CLASSES)
+    sensitive = None if schema.sensitive is None else filled(schema.sensitive, FactKind.GROUPS)
+    categorical = tuple(filled(column, FactKind.CATEGORIES) for column in schema.categorical)
+    facts += [
+        DerivedFact(FactKind.SCALE, column.name)
+        for column in schema.numeric
+        if isinstance(column.scaling, NonPrivateStandardisation)
+    ]
+    return replace(schema, target=target, sensitive=sensitive, categorical=categorical), tuple(facts)
+
+
+def encode(table: RawTable, schema: Schema, derived: tuple[DerivedFact, ...] = ()) -> Dataset:
+    """Turn one table into arrays by a schema whose lists are all filled."""
+    label = codes(table, schema.target)
+    if schema.sensitive is None:
+        group, group_names = np.zeros(table.records, dtype=np.int64), EVERYONE
+    else:
+        group, group_names = codes(table, schema.sensitive), schema.sensitive.values or ()
+    extra = dict.fromkeys(
+        (*schema.side_columns, *(() if schema.silo_column is None else (schema.silo_column,)))
+    )
+    return Dataset(
+        features=encode_features(table, schema),
+        label=label,
+        group=group,
+        feature_names=schema.feature_names,
+        class_names=schema.target.values or (),
+        group_names=group_names,
+        schema_digest=schema.digest,
+        schema=schema,
+        side_columns={name: _side_column(table, name, as_text=name == schema.silo_column) for name in extra},
+        derived=derived,
+        unscaled_features=tuple(
+            i
+            for i, column in enumerate(schema.numeric)
+            if isinstance(column.scaling, NonPrivateStandardisation)
+        ),
+    )
+
+
+def codes(table: RawTable, column: CodedColumn) -> Integers:
+    """The position of each cell in the column's list; an unlisted cell is an error, never a new number."""
+    if column.values is None:
+        raise BadData(
+            table.file,
+            "has no declared list of values, and one silo alone must not choose the numbering",
+            "list the values in the schema",
+            column=column.name,
+        )
+    names = _merged(table, column)
+    order = np.argsort(np.array(column.values))
+    listed = np.array(column.values)[order]
+    position = np.searchsorted(listed, names).clip(max=len(listed) - 1)
+    unknown = listed[position] != names
+    if unknown.any():
+        record = int(np.argmax(unknown))
+        raise BadData(
+            table.file,
+            f"{str(names[record])!r} is not in the schema's list {list(column.values)}",
+            "add it to the list, merge it into a listed value, or mend the record",
+            column=column.name,
+            line=table.line(record),
+        )
+    return order[position].astype(np.int64)
+
+
+def _merged(table: RawTable, column: CodedColumn) -> NDArray[np.str_]:
+    names = table.names(column.name)
+    if column.merge:
+        mapping = dict(column.merge)
+        distinct, inverse = np.unique(names, return_inverse=True)
+        names = np.array([mapping.get(str(name), str(name)) for name in distinct])[inverse]
+    distinct, first = np.unique(names, return_index=True)
+    for name, record in zip(distinct.tolist(), first.tolist(), strict=True):
+        if name.lower() in MISSING and name not in (column.values or ()):
+            raise BadData(
+                table.file,
+                f"has no value ({name!r})",
+                "fill or drop these records, or list the name as a value of its own",
+                column=column.name,
+                line=table.line(record),
+            )
+    return names
+
+
+def _side_column(table: RawTable, name: str, *, as_text: bool) -> NDArray[Any]:
+    """Numbers where every cell is one, so that a partition sorts ages and not words; else text."""
+    cells = table.column(name)
+    if not as_text and cells.dtype.kind in "US":
+        try:
+            numbers = cells.astype(np.float64)
+        except ValueError:
+            return table.names(name)
+        return numbers.astype(np.int64) if (numbers == np.floor(numbers)).all() else numbers
+    return table.names(name) if as_text else cells
+
+
+def encode_features(table: RawTable, schema: Schema) -> AnyFloats:
+    """The features alone, for records whose class and group are not known; columns as in `schema.feature_names`."""
+    blocks: list[AnyFloats] = [
+        column.scaling.apply(table.numbers(column.name))[:, np.newaxis] for column in schema.numeric
+    ]
+    for column in schema.categorical:
+        blocks.append(np.eye(len(column.values or ()))[codes(table, column)])
+    for numeric in schema.numeric:
+        if numeric.steps:
+            reached = table.numbers(numeric.name)[:, np.newaxis] >= np.array(numeric.steps)
+            blocks.append(reached.astype(np.float64))
+    return np.concatenate(blocks, axis=1)

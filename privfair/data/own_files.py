@@ -1,0 +1,159 @@
+"""The user's own CSV or Parquet files as silos: one file a silo, or one file with a silo column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from calibrate.arrays import AnyFloats
+from calibrate.errors import InvalidInput
+from privfair.data.attributes import AttributeFiles
+from privfair.data.encode import encode, encode_features, resolve
+from privfair.data.facts import DerivedFact
+from privfair.data.read import MISSING, BadData, RawTable, read_table
+from privfair.data.schema import Coverage, Schema
+from privfair.data.schema_toml import OwnFormat
+from privfair.data.silos import Silo, Silos, TrainTest
+
+NamedTables = list[tuple[str, RawTable]]
+
+
+def load_own_silos(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None = None) -> Silos:
+    """Load all silos of a run in one place.
+
+    With a silo column in the schema there must be one file; its silos are the column's values, sorted.
+    Otherwise each file is a silo with the file's name. Lists that the schema leaves open are read off all files
+    together, and recorded as such. `held` are attributes that lie in files of others.
+    """
+    own, named = _read(files, own, held)
+    schema, derived = resolve(own.schema, [table for _, table in named])
+    return _encoded(named, schema, derived)
+
+
+def load_own_train_test(
+    train: Sequence[Path], test: Sequence[Path], own: OwnFormat, held: AttributeFiles | None = None
+) -> TrainTest:
+    """Load silos whose test records come in files of their own, given in the order of the training files.
+
+    Open lists are read off training and test files together, so both parts number alike.
+    """
+    (_, training), (own, testing) = _read(train, own, held), _read(test, own, held)
+    if own.schema.silo_column is None:
+        if len(train) != len(test):
+            raise InvalidInput(
+                "test files",
+                len(test),
+                f"must be as many as the {len(train)} training files",
+                "give one for each silo",
+            )
+        testing = [(name, table) for (name, _), (_, table) in zip(training, testing, strict=True)]
+    schema, derived = resolve(own.schema, [table for _, table in training + testing])
+    return TrainTest(_encoded(training, schema, derived), _encoded(testing, schema, derived))
+
+
+def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
+    """Load one silo where it lives, without seeing the others.
+
+    Every list must then be declared: a silo alone cannot know how the others number.
+    """
+    if own.schema.unresolved:
+        raise InvalidInput(
+            "schema",
+            own.schema.unresolved,
+            "must list the values of every coded column when a silo is loaded alone",
+            "add classes, groups or values to the schema, the same in every silo",
+        )
+    table = read_table(Path(file), own.delimiter)
+    _require_columns(table, own.schema)
+    schema, derived = resolve(own.schema, [table])
+    silo = Silo(silo_name(file) if name is None else name, encode(table, schema, derived))
+    _require_coverage(silo, table.file, schema)
+    return silo
+
+
+def load_own_features(file: Path, schema: Schema, delimiter: str = ",") -> AnyFloats:
+    """The features of records to be predicted; class and group need not be in the file.
+
+    `schema` is the filled one that the training records carry (`Dataset.schema`).
+    """
+    return encode_features(read_table(Path(file), delimiter), schema)
+
+
+def _read(
+    files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None
+) -> tuple[OwnFormat, NamedTables]:
+    if not files:
+        raise InvalidInput("files", (), "must not be empty", "give one file for each silo")
+    tables = [read_table(Path(file), own.delimiter) for file in files]
+    if held is not None:
+        own = replace(own, schema=held.kept_in(own.schema))
+        tables = [held.joined(table) for table in tables]
+    for table in tables:
+        _require_columns(table, own.schema)
+    if own.schema.silo_column is None:
+        return own, [(silo_name(file), table) for file, table in zip(files, tables, strict=True)]
+    if len(tables) == 1:
+        return own, _by_silo_column(tables[0], own.schema.silo_column)
+    raise InvalidInput(
+        "files",
+        len(files),
+        f"must be one file, because the schema has the silo column {own.schema.silo_column!r}",
+        "give one file, or drop [silos] column from the schema",
+    )
+
+
+def _encoded(named: NamedTables, schema: Schema, derived: tuple[DerivedFact, ...]) -> Silos:
+    silos = Silos(tuple(Silo(name, encode(table, schema, derived)) for name, table in named))
+    for silo, (_, table) in zip(silos, named, strict=True):
+        _require_coverage(silo, table.file, schema)
+    classes = np.sum([silo.data.class_counts() for silo in silos], axis=0)
+    if (classes > 0).sum() < 2:
+        files = ", ".join(dict.fromkeys(table.file for _, table in named))
+        raise BadData(
+            files,
+            "all silos together hold one class only",
+            "give records of another",
+            column=schema.target.name,
+        )
+    return silos
+
+
+def silo_name(file: Path) -> str:
+    """The file's name without what says its format: `st.mary.csv.zip` is the silo `st.mary`."""
+    name = Path(file).name
+    return Path(name.removesuffix(".zip")).stem
+
+
+def _by_silo_column(table: RawTable, column: str) -> NamedTables:
+    names = table.names(column)
+    missing = np.isin(np.char.lower(names), sorted(MISSING))
+    if missing.any():
+        line = table.line(int(np.argmax(missing)))
+        raise BadData(table.file, "has no value", "give every record a silo", column=column, line=line)
+    return [(str(name), table.rows(np.flatnonzero(names == name))) for name in np.unique(names)]
+
+
+def _require_columns(table: RawTable, schema: Schema) -> None:
+    for name in schema.columns:
+        table.column(name)
+
+
+def _require_coverage(silo: Silo, file: str, schema: Schema) -> None:
+    """A silo without a group cannot contribute to a gap, and one with a single class learns a constant.
+
+    The check reads the attribute. It happens before anything is sent and its outcome stays with the silo, but a
+    silo that stays away because of it does tell the others so.
+    """
+    if schema.coverage is Coverage.ANYTHING:
+        return
+    remedy = 'give more records, merge silos, or set each_holds = "anything" under [silos]'
+    if schema.sensitive is not None:
+        for name, records in zip(silo.data.group_names, silo.data.group_counts(), strict=True):
+            if records == 0:
+                rule = f"silo {silo.name!r} has no record of group {name!r}"
+                raise BadData(file, rule, remedy, column=schema.sensitive.name)
+    if (silo.data.class_counts() > 0).sum() < 2:
+        raise BadData(file, f"silo {silo.name!r} holds one class only", remedy, column=schema.target.name)

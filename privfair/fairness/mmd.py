@@ -1,0 +1,260 @@
+"""The MMD penalty that a client can compute alone, once predictions of all clients were published.
+
+A *cell* is a condition on the true class together with a group. With published scores Y_0, Y_1 of the two groups under
+condition j, the penalty's gradient at a record of group a is 2 (+1 or -1) C_j'(S) grad S / P(cell), averaged over the
+client's records: the weights alpha_k^a = P_k(a) / P(a) of the paper times the mean over the client's records of group a
+are just that, and P_k cancels. So only the cells' overall shares are needed, never a client's own counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput, UnsupportedCombination
+from privfair.fairness.constraints import MmdCriterion, Score
+from privfair.fairness.kernels import (
+    EnergyKernel,
+    GaussianKernel,
+    GaussianLaplaceKernel,
+    GaussianNoise,
+    Kernel,
+    LaplaceKernel,
+    LaplaceNoise,
+    Noise,
+    SharpenedGaussianKernel,
+    SmoothedEnergyKernel,
+    TwoLaplaceKernel,
+)
+from privfair.fairness.measurement import score_gradient, score_values
+from privfair.models.model import Model, mean_over
+
+# Maximum mean discrepancy between two samples of scores, and the kernel that noise on the scores leaves.
+#
+# Predictions that are published with noise y + xi make an MMD with the convolved kernel, not with the kernel one
+# wrote down. `convolved` says which one it is; `kernel_before_noise` answers the reverse question: with which
+# kernel must one compute so that, in expectation over the noise, the wanted kernel comes out.
+
+_BLOCK = 2**22
+"""Kernel values held at once, so that two samples of 10^5 scores need no matrix of 10^10."""
+
+
+def convolved(kernel: Kernel, noise: Noise) -> Kernel:
+    """The kernel E v(u + xi): what `kernel` becomes when one of its two points carries the noise.
+
+    For bounded kernels this is Proposition 5.2 of the MMD paper; for a Gaussian kernel of width s and noise of
+    deviation t it is Gaussian of width sqrt(s^2 + t^2) and its amplitude shrinks by s / sqrt(s^2 + t^2). The
+    energy kernel is unbounded and outside that proposition; it is covered by the note in docs/theorems.
+    """
+    match kernel, noise:
+        case GaussianKernel(width, amplitude), GaussianNoise(deviation):
+            wider = math.hypot(width, deviation)
+            return GaussianKernel(wider, amplitude * width / wider)
+        case GaussianKernel(width, amplitude), LaplaceNoise(scale):
+            return GaussianLaplaceKernel(width, scale, amplitude)
+        case LaplaceKernel(width, amplitude), GaussianNoise(deviation):
+            # The kernel is 2 * width * (Laplace density), and the density's partner is a Gaussian density.
+            density = deviation * math.sqrt(2 * math.pi)
+            return GaussianLaplaceKernel(deviation, width, amplitude * 2 * width / density)
+        case LaplaceKernel(width, amplitude), LaplaceNoise(scale):
+            return TwoLaplaceKernel(width, scale, amplitude)
+        case EnergyKernel(amplitude), (GaussianNoise() | LaplaceNoise()):
+            return SmoothedEnergyKernel(noise, amplitude)
+        case SharpenedGaussianKernel(width, scale, amplitude), LaplaceNoise(other) if scale == other:
+            return GaussianKernel(width, amplitude)
+        case _:
+            raise UnsupportedCombination(
+                f"{type(kernel).__name__} with {type(noise).__name__}",
+                "no closed form of the convolution is implemented",
+                "use a Gaussian, Laplace or energy kernel",
+            )
+
+
+def kernel_before_noise(wanted: Kernel, noise: Noise) -> Kernel:
+    """The kernel to compute with, so that noise on the scores turns it exactly into `wanted`.
+
+    Guarantee: `convolved(kernel_before_noise(wanted, noise), noise)` is `wanted`. Choosing a kernel is
+    post-processing of published scores and costs no privacy. It costs variance: the amplitude grows as the noise
+    approaches the wanted width.
+    """
+    match wanted, noise:
+        case GaussianKernel(width, amplitude), GaussianNoise(deviation):
+            if deviation >= width:
+                raise InvalidInput(
+                    "width",
+                    width,
+                    f"must exceed the noise's deviation {deviation}, because noise only ever widens a kernel",
+                    "ask for a wider kernel or publish with less noise",
+                )
+            narrower = math.sqrt((width - deviation) * (width + deviation))
+            return GaussianKernel(narrower, amplitude * width / narrower)
+        case GaussianKernel(width, amplitude), LaplaceNoise(scale):
+            return SharpenedGaussianKernel(width, scale, amplitude)
+        case ((LaplaceKernel() | EnergyKernel()), _):
+            raise UnsupportedCombination(
+                f"{type(wanted).__name__} wanted after {type(noise).__name__}",
+                "noise rounds off every kink, and this kernel has one at zero",
+                "ask for a Gaussian kernel",
+            )
+        case _:
+            raise UnsupportedCombination(
+                f"{type(wanted).__name__} wanted after {type(noise).__name__}",
+                "no closed form is implemented",
+                "ask for a Gaussian kernel",
+            )
+
+
+def mmd_squared_v(x: NDArray[Any], y: NDArray[Any], kernel: Kernel) -> float:
+    """The V-statistic: MMD^2 of the two empirical laws, never negative (up to rounding), biased upwards."""
+    x, y = _sample("x", x, 1), _sample("y", y, 1)
+    return _mean(x, x, kernel) + _mean(y, y, kernel) - 2 * _mean(x, y, kernel)
+
+
+def mmd_squared_u(x: NDArray[Any], y: NDArray[Any], kernel: Kernel) -> float:
+    """The U-statistic: unbiased for MMD^2 of the laws behind the samples; it may be negative."""
+    x, y = _sample("x", x, 2), _sample("y", y, 2)
+    return _mean_of_pairs(x, kernel) + _mean_of_pairs(y, kernel) - 2 * _mean(x, y, kernel)
+
+
+def witness(z: NDArray[Any], x: NDArray[Any], y: NDArray[Any], kernel: Kernel) -> NDArray[np.float64]:
+    """C(z; x, y): mean of v(z - x) minus mean of v(z - y), for each entry of z."""
+    z, x, y = _sample("z", z, 1), _sample("x", x, 1), _sample("y", y, 1)
+    return _row_means(z, x, kernel.values) - _row_means(z, y, kernel.values)
+
+
+def witness_derivative(
+    z: NDArray[Any], x: NDArray[Any], y: NDArray[Any], kernel: Kernel
+) -> NDArray[np.float64]:
+    """The derivative of the witness by z: all that a client's gradient of the fairness term needs."""
+    z, x, y = _sample("z", z, 1), _sample("x", x, 1), _sample("y", y, 1)
+    return _row_means(z, x, kernel.derivative) - _row_means(z, y, kernel.derivative)
+
+
+def _sample(argument: str, values: NDArray[Any], least: int) -> NDArray[np.float64]:
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or len(sample) < least or not np.isfinite(sample).all():
+        raise InvalidInput(
+            argument,
+            sample.shape,
+            f"must be a list of at least {least} finite scores",
+            "check the group's size",
+        )
+    return sample
+
+
+def _row_means(x: NDArray[np.float64], y: NDArray[np.float64], function: Any) -> NDArray[np.float64]:
+    rows = max(1, _BLOCK // len(y))
+    parts = [function(x[i : i + rows, np.newaxis] - y).mean(axis=1) for i in range(0, len(x), rows)]
+    return np.concatenate(parts)
+
+
+def _mean(x: NDArray[np.float64], y: NDArray[np.float64], kernel: Kernel) -> float:
+    return float(_row_means(x, y, kernel.values).mean())
+
+
+def _mean_of_pairs(x: NDArray[np.float64], kernel: Kernel) -> float:
+    size = len(x)
+    diagonal = float(kernel.values(np.zeros(1))[0])
+    return (_mean(x, x, kernel) * size - diagonal) / (size - 1)
+
+
+GROUPS = 2
+
+
+def conditions(criterion: MmdCriterion, classes: int, positive_class: int) -> tuple[int | None, ...]:
+    """The true classes that are conditioned on, one after the other; None: all records together."""
+    match criterion:
+        case MmdCriterion.STATISTICAL_PARITY | MmdCriterion.RISK_PARITY:
+            return (None,)
+        case MmdCriterion.EQUAL_OPPORTUNITY:
+            return (positive_class,)
+        case MmdCriterion.EQUALISED_ODDS:
+            return tuple(range(classes))
+        case _:
+            assert_never(criterion)
+
+
+def cell_of_rows(given: tuple[int | None, ...], y: Tensor, s: Tensor) -> Tensor:
+    """Each record's cell, group * conditions + condition; -1 for a record in none. Cells are disjoint."""
+    if given == (None,):
+        return s.clone()
+    cell = torch.full_like(y, -1)
+    for place, label in enumerate(given):
+        inside = y == label
+        cell[inside] = s[inside] * len(given) + place
+    return cell
+
+
+@dataclass(frozen=True, eq=False)
+class TrackedPenalty:
+    """lambda times the sum over conditions of f_j(theta; Y_0j, Y_1j), with the published scores held fixed."""
+
+    model: Model
+    score: Score
+    given: tuple[int | None, ...]
+    positive_class: int
+    kernel: Kernel
+    weight: float
+    published: Sequence[Sequence[Floats]]
+    """By group, then by condition: scores."""
+    shares: Floats
+    """(groups * conditions,), each positive."""
+
+    def gradient(self, theta: Tensor, x: Tensor, y: Tensor, s: Tensor) -> Tensor:
+        """The mean over these records of the gradients of their loss and of their part of the penalty."""
+        task = self.model.weighted_gradient(theta, x, y, mean_over(max(1, len(y)))).total
+        if self.weight == 0 or len(y) == 0:
+            return task
+        scores = score_values(self.score, self.model, theta, x, y, self.positive_class)
+        slopes = torch.from_numpy(self.slopes(scores.numpy(), cell_of_rows(self.given, y, s).numpy()))
+        return task + score_gradient(
+            self.score, self.model, theta, x, y, self.positive_class, slopes * (self.weight / len(y))
+        )
+
+    def slopes(self, scores: Floats, cells: Floats) -> Floats:
+        """The derivative of each record's part of the penalty in its own score, before the weight."""
+        out = np.zeros(len(scores))
+        for place in range(len(self.given)):
+            for group, sign in ((0, 1.0), (1, -1.0)):
+                cell = group * len(self.given) + place
+                inside = cells == cell
+                first, second = self.published[0][place], self.published[1][place]
+                if inside.any() and len(first) and len(second):
+                    slope = witness_derivative(scores[inside], first, second, self.kernel)
+                    out[inside] = 2.0 * sign * slope / self.shares[cell]
+        return out
+
+
+def own_gradient(
+    model: Model,
+    score: Score,
+    given: tuple[int | None, ...],
+    positive_class: int,
+    kernel: Kernel,
+    weight: float,
+    theta: Tensor,
+    x: Tensor,
+    y: Tensor,
+    s: Tensor,
+) -> Tensor:
+    """The gradient of mean loss plus weight times the squared MMD between the groups among these very records.
+
+    A condition under which one of the groups has no record here has no penalty.
+    """
+    scores = score_values(score, model, theta, x, y, positive_class).numpy()
+    cells = cell_of_rows(given, y, s).numpy()
+    shares = np.bincount(cells[cells >= 0], minlength=GROUPS * len(given)) / max(1, len(y))
+    published = [
+        [scores[cells == group * len(given) + place] for place in range(len(given))]
+        for group in range(GROUPS)
+    ]
+    own = TrackedPenalty(model, score, given, positive_class, kernel, weight, published, shares)
+    return own.gradient(theta, x, y, s)

@@ -1,0 +1,221 @@
+"""A plan file: one TOML file that says what is published, on which data, and how it is trained.
+
+::
+
+    algorithm = "steffle"
+
+    [target]                     # the promise; --epsilon and --delta may give it instead
+    epsilon = 1.0
+    delta = 1e-5
+
+    [privacy]                    # what is published: the plan's parameters, spelled as the flags
+    silo-size = 7500
+    batch-size = 256
+    rounds = 1172
+    minority-fraction = 0.4
+    lipschitz = 1.0
+    w-radius = 1.0
+
+    [data]                       # which data (read by `privfair train`)
+    [training]                   # how to train (read by `privfair train`)
+
+A budget is bound to the file byte for byte: `digest` is the SHA-256 of its bytes. A plan given by flags alone is
+bound to the canonical JSON of its parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import rfc8785
+
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import EpsilonDelta
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+# A section of a plan file as a frozen dataclass: every key known, every value of its type, mistakes named.
+
+Section = TypeVar("Section", bound="DataclassInstance")
+
+
+def key_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    """The keys of a section, as a plan file spells them."""
+    return tuple(field.name.replace("_", "-") for field in fields(kind))
+
+
+def refuse_unknown(place: str, mapping: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse every key that is not known, with the nearest one that is."""
+    names = tuple(known)
+    for key, value in mapping.items():
+        spelled = key.replace("_", "-")
+        if spelled not in names:
+            close = get_close_matches(spelled, names, n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
+            raise InvalidInput(f"[{place}] {key}", _short(value), "is not known", remedy)
+
+
+def read_section(
+    kind: type[Section], place: str, mapping: Mapping[str, Any], folder: Path = Path()
+) -> Section:
+    """The section with these keys; dashes and underscores are alike, paths are relative to the plan's folder."""
+    refuse_unknown(place, mapping, key_names(kind))
+    hints = get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for key, value in mapping.items():
+        name = key.replace("-", "_")
+        if name in given:
+            raise InvalidInput(f"[{place}] {key}", value, "is given twice", "spell it once")
+        given[name] = _converted(f"[{place}] {key}", value, hints[name], folder)
+    for field in fields(kind):
+        missing = field.default is MISSING and field.default_factory is MISSING and field.name not in given
+        if missing:
+            key = field.name.replace("_", "-")
+            raise InvalidInput(f"[{place}] {key}", None, "is needed", f"write {key} = ... under [{place}]")
+    return kind(**given)
+
+
+def _converted(argument: str, value: Any, hint: Any, folder: Path) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise InvalidInput(argument, _short(value), "must be a list", "write it in square brackets")
+        inner = get_args(hint)[0]
+        return tuple(_converted(argument, item, inner, folder) for item in value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _choice(argument, value, hint)
+    if hint is Path:
+        return folder / _of_type(argument, value, str, "a path in quotes")
+    if hint is float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidInput(argument, _short(value), "must be a number", "write for example 0.5")
+        return float(value)
+    if hint is int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidInput(argument, _short(value), "must be a whole number", "write for example 100")
+        return value
+    if hint is bool:
+        return _of_type(argument, value, bool, "true or false")
+    return _of_type(argument, value, str, "text in quotes")
+
+
+def _choice(argument: str, value: Any, kind: type[Enum]) -> Enum:
+    names = [str(member.value) for member in kind]
+    if not isinstance(value, str) or value not in names:
+        close = get_close_matches(str(value), names, n=1)
+        remedy = f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
+        raise InvalidInput(argument, _short(value), "is not one of the choices", remedy)
+    return kind(value)
+
+
+def _of_type(argument: str, value: Any, kind: type, wanted: str) -> Any:
+    if not isinstance(value, kind):
+        raise InvalidInput(argument, _short(value), f"must be {wanted}", "mend the plan")
+    return value
+
+
+def _short(value: Any) -> Any:
+    """A whole table in an error message helps nobody."""
+    return "(a table)" if isinstance(value, Mapping) else value
+
+
+_SECTIONS = ("target", "privacy", "data", "training")
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """The parsed plan and the digest a manifest is bound to."""
+
+    algorithm: str
+    target_section: Mapping[str, Any]
+    privacy: Mapping[str, Any]
+    data: Mapping[str, Any]
+    training: Mapping[str, Any]
+    digest: str
+    folder: Path
+
+    def target(self, epsilon: float | None = None, delta: float | None = None) -> EpsilonDelta:
+        """The promise asked for: the given numbers, else the file's."""
+        wanted = {"epsilon": epsilon, "delta": delta}
+        for name in wanted:
+            if wanted[name] is None:
+                wanted[name] = self.target_section.get(name)
+            if wanted[name] is None:
+                raise InvalidInput(
+                    f"--{name}", None, "is needed", f"give --{name}, or [target] {name} in the plan"
+                )
+        unknown = sorted(set(self.target_section) - set(wanted))
+        if unknown:
+            raise InvalidInput(
+                f"[target] {unknown[0]}",
+                self.target_section[unknown[0]],
+                "is not known",
+                "use epsilon and delta",
+            )
+        return EpsilonDelta(wanted["epsilon"], wanted["delta"])  # type: ignore[arg-type]
+
+
+def read_plan_file(path: Path) -> PlanFile:
+    """The plan in a TOML file; every section and name is checked."""
+    try:
+        content = path.read_bytes()
+        parsed = tomllib.loads(content.decode("utf-8"))
+    except OSError as error:
+        raise InvalidInput(
+            "plan", str(path), f"cannot be read ({error.strerror})", "check the path"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput("plan", str(path), f"is not TOML: {error}", "mend the file") from error
+    for key, value in parsed.items():
+        if key == "algorithm":
+            continue
+        if key not in _SECTIONS or not isinstance(value, dict):
+            known = ", ".join(f"[{section}]" for section in _SECTIONS)
+            raise InvalidInput(f"{path}: {key}", value, "is not part of a plan", f"use algorithm and {known}")
+    if "algorithm" not in parsed:
+        raise InvalidInput(f"{path}: algorithm", None, "is needed", 'write algorithm = "steffle" at the top')
+    sections = [parsed.get(section, {}) for section in _SECTIONS]
+    digest = hashlib.sha256(content).hexdigest()
+    return PlanFile(str(parsed["algorithm"]), *sections, digest, path.parent)
+
+
+def plan_from_flags(algorithm: str, path: Path | None, flags: Mapping[str, Any]) -> PlanFile:
+    """The plan of a file, of flags, or of a file with flags that win over it."""
+    given = {key: value for key, value in flags.items() if value is not None and value != ()}
+    for key, value in given.items():  # before the digest, which has no spelling for NaN
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                name = key.replace("_", "-")
+                raise InvalidInput(name, number, "must be a finite number", "give a plain decimal number")
+    if path is None:
+        digest = _digest({"algorithm": algorithm, "privacy": _plain(given)})
+        return PlanFile(algorithm, {}, given, {}, {}, digest, Path())
+    file = read_plan_file(path)
+    if file.algorithm != algorithm:
+        rule = f"is a plan for {file.algorithm}, not for {algorithm}"
+        raise InvalidInput("--plan", str(path), rule, "name that algorithm, or another file")
+    if not given:
+        return file
+    merged = {key.replace("-", "_"): value for key, value in file.privacy.items()} | given
+    digest = _digest({"file": file.digest, "algorithm": algorithm, "privacy": _plain(merged)})
+    return replace(file, privacy=merged, digest=digest)
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(rfc8785.dumps(document)).hexdigest()
+
+
+def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in mapping.items()}

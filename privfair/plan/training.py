@@ -1,0 +1,224 @@
+"""The [training] section of a plan, typed: what every algorithm shares, the model, and the algorithm's own keys.
+
+::
+
+    [training]
+    rounds = 200              # updates to make; a private plan takes [privacy] rounds, and fewer may be asked for
+    signed-rounds = 264       # only without a promise: rounds to sign, with some to spare for interruptions
+    seed = 0                  # of the first model; of batches only where nobody is promised privacy
+    measure-every = 1         # steps between two lines of metrics.jsonl
+    positive = "defaults"     # the class of the one-sided gaps; default: the second
+    batch-size = 256          # only without a promise: under a promise the manifest says how batches are drawn
+    sampling = "shuffled"     # shuffled | poisson | fixed | with-replacement | full, likewise
+    block = 32                # rounds charged ahead in the ledger, default a 32nd of all, at most 32; a crash
+                              # loses the rest of a block
+    model = "logistic"        # or a table [training.model] with kind and its own keys
+    learning-rate = 0.5       # and whatever else the algorithm knows (docs/training.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, assert_never
+
+from calibrate.errors import InvalidInput, count
+from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from privfair.algorithms.registry import Recipe, recipe_named
+from privfair.plan.data import DataPlan, read_data_plan
+from privfair.plan.file import PlanFile, key_names, read_plan_file, read_section, refuse_unknown
+from privfair.plan.model import MinMaxPlan, ModelPlan, read_min_max_plan, read_model_plan
+
+_LARGEST_BLOCK = 32
+"""Where syncing no longer dominates (docs/ledger.md)."""
+_LOST_SHARE = 32
+"""A crash may cost this part of the signed rounds, if no block is asked for."""
+
+
+class BatchChoice(Enum):
+    """How batches are drawn where no manifest says it."""
+
+    SHUFFLED = "shuffled"
+    POISSON = "poisson"
+    FIXED = "fixed"
+    WITH_REPLACEMENT = "with-replacement"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What all algorithms share."""
+
+    rounds: int | None = None
+    signed_rounds: int | None = None
+    seed: int = 0
+    measure_every: int = 1
+    positive: str | None = None
+    batch_size: int | None = None
+    sampling: BatchChoice | None = None
+    block: int | None = None
+
+    def __post_init__(self) -> None:
+        count("[training] seed", self.seed, least=0)
+        count("[training] measure-every", self.measure_every)
+        for name, value in (("rounds", self.rounds), ("batch-size", self.batch_size), ("block", self.block)):
+            if value is not None:
+                count(f"[training] {name}", value)
+        if self.signed_rounds is not None:
+            count("[training] signed-rounds", self.signed_rounds, least=self.rounds or 1)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A whole plan file, as the engine reads it."""
+
+    file: PlanFile
+    recipe: Recipe
+    data: DataPlan
+    training: TrainingOptions
+    model: ModelPlan
+    own: Any
+    """The algorithm's own options, of the recipe's type."""
+    min_max: MinMaxPlan | None = None
+    """A loss of the user's own, for `gaussian` alone."""
+
+    def own_code(self) -> dict[str, bytes]:
+        """The user's own files that the run needs, by name, to be kept with it."""
+        files = {} if self.min_max is None else {str(self.min_max.code.file): self.min_max.code.source()}
+        code = self.model.code()
+        return files if code is None else files | {str(self.model.file): code}
+
+    @property
+    def algorithm(self) -> str:
+        return self.file.algorithm
+
+    @property
+    def planned_rounds(self) -> int:
+        """The rounds to be signed: those of [privacy], else those of [training]."""
+        rounds = self.training.signed_rounds or self.file.privacy.get("rounds") or self.training.rounds
+        if rounds is None:
+            section = "training" if self.recipe.baseline else "privacy"
+            raise InvalidInput(
+                f"[{section}] rounds",
+                None,
+                "is needed",
+                f"write rounds = 200, for example, under [{section}]",
+            )
+        return count("rounds", rounds)
+
+    def updates(self, signed: int) -> int:
+        """The updates to make under a manifest that signed so many rounds."""
+        wanted = signed if self.training.rounds is None else self.training.rounds
+        if wanted > signed:
+            raise InvalidInput(
+                "[training] rounds",
+                wanted,
+                f"exceeds the {signed} signed rounds",
+                f"ask for fewer, or write rounds = {wanted} under [privacy] and calibrate again",
+            )
+        return wanted
+
+    def block(self, signed: int) -> int:
+        """Rounds to charge ahead: enough that syncing does not dominate, few enough that a crash loses little."""
+        return self.training.block or max(1, min(_LARGEST_BLOCK, signed // _LOST_SHARE))
+
+    def refuse_unpromised_keys(self) -> None:
+        """Under a promise only the manifest says how batches are drawn and how many rounds there are."""
+        for key, value in (
+            ("batch-size", self.training.batch_size),
+            ("sampling", self.training.sampling),
+            ("signed-rounds", self.training.signed_rounds),
+        ):
+            if value is not None:
+                raise InvalidInput(
+                    f"[training] {key}",
+                    value.value if isinstance(value, Enum) else value,
+                    "is only for runs that promise nothing; a manifest with a promise decides it",
+                    "drop it, say it under [privacy], and calibrate again",
+                )
+
+    def unpromised_sampling(self, smallest: int) -> Sampling | None:
+        """How batches are drawn where nothing is promised; `smallest` is the smallest party's size."""
+        privacy = {key.replace("_", "-"): value for key, value in self.file.privacy.items()}
+        size = self.training.batch_size or privacy.get("batch-size")
+        choice = self.training.sampling
+        if choice is None:
+            # Without noise an algorithm keeps the batches of its private plan, so that runs can be compared.
+            named = privacy.get("sampling", "full" if size is None else "shuffled")
+            choice = (
+                BatchChoice(named) if named in {one.value for one in BatchChoice} else BatchChoice.SHUFFLED
+            )
+        return _sampling(choice, smallest, size)
+
+
+def read_training_plan(path: Path) -> TrainingPlan:
+    """The plan in a TOML file; it must have [data] and [training]."""
+    return training_plan(read_plan_file(path))
+
+
+def training_plan(file: PlanFile) -> TrainingPlan:
+    """The typed plan of a file that was read."""
+    recipe = recipe_named(file.algorithm)
+    for name, section in (("data", file.data), ("training", file.training)):
+        if not section:
+            raise InvalidInput(
+                f"[{name}]", None, "is needed to train", f"add [{name}] to the plan (docs/training.md)"
+            )
+    if recipe.baseline and file.privacy:
+        raise InvalidInput(
+            "[privacy]", "(a table)", f"has no meaning for {recipe.name}, which protects nobody", "drop it"
+        )
+    options = recipe.options()
+    refuse_unknown(
+        "training", file.training, (*key_names(TrainingOptions), *key_names(options), "model", "min-max")
+    )
+    shared = _only(file.training, key_names(TrainingOptions))
+    return TrainingPlan(
+        file=file,
+        recipe=recipe,
+        data=read_data_plan(file.data, file.folder),
+        training=read_section(TrainingOptions, "training", shared),
+        model=read_model_plan(file.training.get("model", "logistic"), file.folder),
+        own=read_section(options, "training", _only(file.training, key_names(options))),
+        min_max=_min_max(file, recipe),
+    )
+
+
+def _min_max(file: PlanFile, recipe: Recipe) -> MinMaxPlan | None:
+    for key, value in file.training.items():
+        if key.replace("_", "-") == "min-max":
+            if recipe.name != "gaussian":
+                raise InvalidInput(
+                    "[training.min-max]", "(a table)", f"is not known to {recipe.name}", "use gaussian"
+                )
+            return read_min_max_plan(value, file.folder)
+    return None
+
+
+def _only(section: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key.replace("_", "-") in names}
+
+
+def _sampling(choice: BatchChoice, population: int, size: int | None) -> Sampling | None:
+    if choice is BatchChoice.FULL:
+        return None
+    if size is None or size > population:
+        raise InvalidInput(
+            "[training] batch-size",
+            size,
+            f"must be at most the smallest silo's {population} for {choice.value} batches",
+            'give a batch size, or sampling = "full"',
+        )
+    match choice:
+        case BatchChoice.SHUFFLED:
+            return ShuffledEpochs(population, size, Batch.REVEALED)
+        case BatchChoice.POISSON:
+            return Poisson(size / population, Batch.REVEALED)
+        case BatchChoice.FIXED:
+            return FixedSize(population, size, Batch.REVEALED)
+        case BatchChoice.WITH_REPLACEMENT:
+            return WithReplacement(population, size, Batch.REVEALED)
+        case _:
+            assert_never(choice)

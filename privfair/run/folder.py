@@ -1,0 +1,237 @@
+"""A trained model on disk: a torch state dict, and readable JSON for linear models."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from calibrate.errors import InvalidInput, Refused
+from privfair.ledger import ClaimToken
+from privfair.ledger.anchor import replace_file, sync_folder, write_all
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import Model
+from privfair.run.replay import Session, session_line
+
+# What a run leaves behind, one file a purpose; all of it may go to an auditor except the claim token.
+#
+# ::
+#
+#     plan.toml       the plan, byte for byte as signed
+#     budget.json     the signed manifest that was spent
+#     run.json        what ran: promise, digests, versions, how far it got, the last metrics
+#     claim.token     the secret that lets this run go on after a crash (mode 0600)
+#     sessions.jsonl  one line a process: which rounds are its own
+#     transcript.bin  every published value
+#     batches.bin     who took part in each round, only where the manifest counts that as known
+#     metrics.jsonl   one line a measured step, on the test records; not private
+#     checkpoint.npz  the state at the end of the last block
+#     encoding.json   how a record becomes features, for predictions
+#     model.pt        the parameters, as a torch state dict;  model.json  the same for linear models
+#     receipts.json   the ledger's entries about this run
+
+
+@final
+class RunFolder:
+    """The paths of a run, and the few ways in which they are written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.plan = self.path / "plan.toml"
+        self.manifest = self.path / "budget.json"
+        self.summary = self.path / "run.json"
+        self.token = self.path / "claim.token"
+        self.sessions = self.path / "sessions.jsonl"
+        self.transcript = self.path / "transcript.bin"
+        self.batches = self.path / "batches.bin"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoint = self.path / "checkpoint.npz"
+        self.encoding = self.path / "encoding.json"
+        self.model = self.path / "model.pt"
+        self.linear_model = self.path / "model.json"
+        self.receipts = self.path / "receipts.json"
+        self._lock = self.path / "lock"
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """A new folder, or an empty one; anything else is refused, so that no run is written over."""
+        folder = cls(path)
+        if folder.begun:
+            raise InvalidInput(
+                "--out",
+                str(path),
+                "holds a run already",
+                "add --resume to go on with it, or name another folder",
+            )
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            if any(entry != folder._lock for entry in folder.path.iterdir()):
+                raise InvalidInput("--out", str(path), "is not empty", "name a new folder")
+        except OSError as error:
+            raise InvalidInput(
+                "--out", str(path), f"cannot be made ({error.strerror})", "name another place"
+            ) from error
+        return folder
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """The folder of a run that was begun."""
+        folder = cls(path)
+        if not folder.begun:
+            raise InvalidInput("run folder", str(path), "holds no run", "name the --out of a training run")
+        return folder
+
+    @property
+    def begun(self) -> bool:
+        return self.summary.exists() or self.token.exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time: a second one would take the claim away from the first."""
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Refused(
+                    f"another process is training in {self.path}; let it finish, or stop it first"
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def claim_token(self) -> ClaimToken:
+        """The run's token, saved before it is ever used; a half-written one was never used and is replaced."""
+        if self.token.exists():
+            try:
+                return ClaimToken.load(self.token)
+            except InvalidInput:
+                self.token.unlink()
+        token = ClaimToken.fresh()
+        token.save(self.token)
+        return token
+
+    def append_session(self, session: Session) -> None:
+        """Durable before the session publishes anything; a half-written line before it is cut off."""
+        descriptor = os.open(self.sessions, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            content = self.sessions.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            os.ftruncate(descriptor, whole)
+            os.lseek(descriptor, whole, os.SEEK_SET)
+            write_all(descriptor, session_line(session))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_folder(self.path)
+
+    def write_json(self, path: Path, document: dict[str, Any]) -> None:
+        text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
+        replace_file(path, text.encode() + b"\n")
+
+    def read_json(self, path: Path) -> dict[str, Any]:
+        try:
+            document = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as broken:
+            raise Refused(f"{path} cannot be read ({broken}); put an untouched copy back") from None
+        if not isinstance(document, dict):
+            raise Refused(f"{path} is not what a run writes; put an untouched copy back")
+        return document
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of what an auditor is handed, by file name."""
+        handed = (self.plan, self.manifest, self.transcript, self.batches, self.model, self.linear_model)
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in handed if path.exists()}
+
+    def discard(self) -> None:
+        """Remove what was prepared for a run that the ledger refused to begin."""
+        prepared = (
+            self.plan,
+            self.manifest,
+            self.summary,
+            self.token,
+            self.encoding,
+            self.metrics,
+            self._lock,
+        )
+        for path in prepared:
+            path.unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+
+def save_model(
+    folder: RunFolder, model: Model, theta: Tensor, encoding: dict[str, Any], promise: str
+) -> None:
+    """Write model.pt, and model.json where the model is linear; each at one stroke."""
+    content = io.BytesIO()
+    torch.save(state_dict(model, theta), content)
+    replace_file(folder.model, content.getvalue())
+    if isinstance(model, LogisticRegression):
+        weight, bias = state_dict(model, theta).values()
+        scored = encoding["class_names"][1:] if model.classes == 2 else encoding["class_names"]
+        folder.write_json(
+            folder.linear_model,
+            {
+                "kind": "logistic",
+                "promise": promise,
+                "classes": encoding["class_names"],
+                "features": encoding["feature_names"],
+                "scores": "softmax over the classes; a class without weights has score 0",
+                "weights": {name: row.tolist() for name, row in zip(scored, weight, strict=True)},
+                "intercepts": dict(zip(scored, bias.tolist(), strict=True)),
+            },
+        )
+
+
+def load_theta(folder: RunFolder, model: Model) -> Tensor:
+    """The parameter vector of a saved model; only tensors are read, never code."""
+    try:
+        saved = torch.load(folder.model, weights_only=True)
+        return _theta(model, saved)
+    except (OSError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as broken:
+        raise Refused(
+            f"{folder.model} is not the model of this run ({type(broken).__name__}); train it again"
+        ) from None
+
+
+def readable_difference(folder: RunFolder, model: LogisticRegression, theta: Tensor) -> float:
+    """By how much model.json differs from the given parameters; infinite if it is another model's, or damaged."""
+    weight, bias = state_dict(model, theta).values()
+    try:
+        told = json.loads(folder.linear_model.read_text("utf-8"))
+        rows = torch.tensor([told["weights"][name] for name in told["weights"]], dtype=weight.dtype)
+        intercepts = torch.tensor([told["intercepts"][name] for name in told["weights"]], dtype=bias.dtype)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return math.inf
+    if rows.shape != weight.shape or intercepts.shape != bias.shape:
+        return math.inf
+    return max(float((rows - weight).abs().max()), float((intercepts - bias).abs().max()))
+
+
+def state_dict(model: Model, theta: Tensor) -> dict[str, Tensor]:
+    """The parameters by name, as torch's own layers name them; linear models have weight and bias."""
+    return {name: value.detach().clone() for name, value in model.named_parameters(theta).items()}
+
+
+def _theta(model: Model, saved: dict[str, Tensor]) -> Tensor:
+    theta = torch.zeros(model.size, dtype=torch.float64)
+    places = model.named_parameters(theta)
+    if set(places) != set(saved):
+        raise ValueError("other parameters")
+    for name, place in places.items():
+        if place.shape != saved[name].shape:
+            raise ValueError("another shape")
+        place.copy_(saved[name])  # a view of theta
+    return theta

@@ -1,0 +1,137 @@
+"""What a model does on the test records, step by step: loss, accuracy, group rates and gaps.
+
+These numbers are **not private**. They are exact functions of the true class and attribute of the test
+records, which are no training records of any party; who may read them is for their holder to decide.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from calibrate.errors import InvalidInput
+from privfair.data.silos import Silos
+from privfair.fairness.measurement import SiloMeasurements, measure_silos
+from privfair.ledger.anchor import write_all
+from privfair.models.model import Model
+
+NOT_PRIVATE = (
+    "Metrics are exact functions of the test records' true classes and attributes, and are not private: read them "
+    "where these records may be known."
+)
+_CHUNK = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class StepMetrics:
+    """All numbers of one step."""
+
+    step: int
+    round: int | None
+    loss: float
+    silo_losses: dict[str, float]
+    measured: SiloMeasurements
+
+    def as_json(self) -> dict[str, Any]:
+        """One line of metrics.jsonl."""
+        found = self.measured.as_json()
+        silos = {
+            name: {"loss": _finite(self.silo_losses[name]), **numbers}
+            for name, numbers in found["silos"].items()
+        }
+        overall = {"loss": _finite(self.loss), **found["overall"]}
+        return {
+            "step": self.step,
+            "round": self.round,
+            "private": False,
+            "overall": overall,
+            "silos": silos,
+        }
+
+
+@final
+class HeldOutRecords:
+    """The test part of every silo, ready to be measured; one forward pass a step for all silos together."""
+
+    def __init__(self, silos: Silos, dtype: torch.dtype, positive: str | None = None) -> None:
+        self._silos = silos
+        self._sizes = list(silos.sizes)
+        self._x = torch.cat([torch.tensor(silo.data.features, dtype=dtype) for silo in silos])
+        self._y = torch.cat([torch.tensor(silo.data.label) for silo in silos])
+        self._positive = _class_number(silos.class_names, positive)
+
+    def measure(self, model: Model, theta: Tensor, step: int, round: int | None) -> StepMetrics:
+        """The numbers of the model with parameters `theta`."""
+        with torch.no_grad():
+            logits = torch.cat([model.logits(theta, part) for part in torch.split(self._x, _CHUNK)])
+            losses = functional.cross_entropy(logits, self._y, reduction="none").double()
+            predictions = logits.argmax(dim=1)
+        by_silo = torch.split(losses, self._sizes)
+        measured = measure_silos(
+            self._silos, [part.numpy() for part in torch.split(predictions, self._sizes)], self._positive
+        )
+        return StepMetrics(
+            step=step,
+            round=round,
+            loss=float(losses.mean()),
+            silo_losses={
+                name: float(part.mean()) for name, part in zip(self._silos.names, by_silo, strict=True)
+            },
+            measured=measured,
+        )
+
+
+@final
+class MetricsLog:
+    """metrics.jsonl: one line a measured step, rising; what a crash left unfinished at its end is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        content = path.read_bytes() if path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        self.last: dict[str, Any] | None = None
+        if whole:
+            self.last = json.loads(content[:whole].splitlines()[-1])
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.ftruncate(self._descriptor, whole)
+
+    @property
+    def last_step(self) -> int:
+        """The last step on file; -1 for none."""
+        return -1 if self.last is None else int(self.last["step"])
+
+    def append(self, metrics: StepMetrics) -> dict[str, Any]:
+        """Add a line, unless the step is there already (a resumed run goes through its last steps again)."""
+        document = metrics.as_json()
+        if metrics.step > self.last_step:
+            line = json.dumps(document, allow_nan=False, ensure_ascii=False)
+            write_all(self._descriptor, line.encode() + b"\n")
+            self.last = document
+        return document
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity: a model that diverged has no loss."""
+    return value if math.isfinite(value) else None
+
+
+def _class_number(names: tuple[str, ...], positive: str | None) -> int:
+    if positive is None:
+        return 1
+    if positive not in names:
+        raise InvalidInput(
+            "[training] positive", positive, "is not a class of the data", f"use one of {', '.join(names)}"
+        )
+    return names.index(positive)

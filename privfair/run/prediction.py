@@ -1,0 +1,68 @@
+"""Predictions of a trained model for records in a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from calibrate.errors import InvalidInput
+from privfair.data.benchmark_files import Standardisation
+from privfair.data.own_files import load_own_features
+from privfair.data.schema import schema_from_json
+from privfair.plan.model import build_model
+from privfair.plan.training import read_training_plan
+from privfair.run.folder import RunFolder, load_theta
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """For each record the most likely class, and the probability of every class."""
+
+    class_names: tuple[str, ...]
+    predicted: tuple[str, ...]
+    probabilities: tuple[tuple[float, ...], ...]
+
+    def as_csv(self) -> bytes:
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["prediction", *(f"probability of {name}" for name in self.class_names)])
+        for name, row in zip(self.predicted, self.probabilities, strict=True):
+            writer.writerow([name, *(f"{value:.9g}" for value in row)])
+        return text.getvalue().encode()
+
+
+def predict(run: str | Path, input: str | Path) -> Predictions:
+    """Encode the records as the training records were, and apply the run's model.
+
+    Guarantee: post-processing. What the model protects, it protects whatever it is asked; the predictions say
+    nothing new about training records.
+    """
+    folder = RunFolder.existing(Path(run))
+    if not folder.model.exists():
+        raise InvalidInput(
+            "RUN", str(run), "has no model yet", "let the training finish (privfair train ... --resume)"
+        )
+    plan = read_training_plan(folder.plan)
+    encoding = folder.read_json(folder.encoding)
+    if encoding["schema"] is None:
+        raise InvalidInput(
+            "RUN", str(run), "was trained on images, which come in no table", "load the model in Python"
+        )
+    features = load_own_features(Path(input), schema_from_json(encoding["schema"]), encoding["delimiter"])
+    if encoding["standardisation"] is not None:
+        fitted = {key: tuple(values) for key, values in encoding["standardisation"].items()}
+        features = Standardisation(**fitted).apply(features)
+    classes = tuple(encoding["class_names"])
+    model = build_model(plan.model, (features.shape[1],), len(classes))
+    with torch.no_grad():
+        x = torch.from_numpy(features).to(plan.model.dtype)
+        probabilities = model.probabilities(load_theta(folder, model), x)
+    return Predictions(
+        classes,
+        tuple(classes[number] for number in probabilities.argmax(dim=1).tolist()),
+        tuple(tuple(row) for row in probabilities.tolist()),
+    )

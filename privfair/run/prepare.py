@@ -1,0 +1,244 @@
+"""Everything that is checked before a run spends anything: manifest, plan, data, algorithm, in this order.
+
+The manifest is authenticated before any record is read, and the plan's bytes are compared with the signed
+digest before they are parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, assert_never
+
+from calibrate.errors import InvalidInput
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.strict_json import Step
+from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.verify import Run, VerifiedManifest, authenticate, verify
+from calibrate.privacy_unit import PrivacyUnit
+from calibrate.sampling import Batch, Sampling
+from privfair.algorithms.algorithm import Algorithm, Drawing, SiloTensors
+from privfair.algorithms.registry import Blueprint
+from privfair.batches.participation import declared_sampling
+from privfair.data.facts import NoPrivacyPromised as NothingToCover
+from privfair.data.training_data import TrainingData, load_training_data
+from privfair.ledger import ManifestTerms
+from privfair.models.model import Model
+from privfair.plan.model import build_model
+from privfair.plan.training import TrainingPlan, read_training_plan
+from privfair.rounds import require_declared
+from privfair.run.metrics import HeldOutRecords
+from privfair.transcript import ValueSpec
+
+# What a run promises, in the few words that stand in every output, and as the terms the ledger claims.
+
+
+@dataclass(frozen=True)
+class Promise:
+    """`epsilon` is None where nothing finite is promised; `claimed_epsilon` is a paper's word for its own noise."""
+
+    kind: str
+    text: str
+    unit: PrivacyUnit
+    epsilon: float | None
+    delta: float
+    claimed_epsilon: float | None
+    not_protected: tuple[str, ...]
+    research_noise: bool
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nobody is protected."""
+        return self.epsilon is None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "text": self.text,
+            "unit": self.unit.protected.value,
+            "adjacency": self.unit.relation.value,
+            "epsilon": self.epsilon,
+            "delta": None if self.nothing else self.delta,
+            "claimed_epsilon": self.claimed_epsilon,
+            "not_protected": list(self.not_protected),
+            "research_noise": self.research_noise,
+        }
+
+
+def promise_of(document: BudgetDocument) -> Promise:
+    """The promise of a manifest; seeded research noise turns every promise into none."""
+    guarantee = document.guarantee
+    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    claimed: float | None = None
+    match guarantee:
+        case PrivateGuarantee(epsilon=epsilon, delta=delta):
+            true: float | None = epsilon
+            text = f"epsilon {epsilon:g} at delta {delta:g} for one {guarantee.unit.value}"
+        case AsPrintedGuarantee(epsilon=true, delta=delta, claimed_epsilon=claimed):
+            found = "no finite epsilon" if true is None else f"epsilon {true:.4g}"
+            text = f"AS PRINTED: the paper claims epsilon {claimed:g}, the true cost is {found} at delta {delta:g}"
+        case NoPrivacyPromised(why=why):
+            true, delta = None, 0.0
+            text = f"NO PRIVACY PROMISED: {why}"
+        case _:
+            assert_never(guarantee)
+    if research:
+        true = None
+        text = f"UNSAFE RESEARCH NOISE, nobody is protected (the noise would otherwise mean: {text})"
+    return Promise(
+        kind=guarantee.kind,
+        text=text,
+        unit=guarantee.privacy_unit(),
+        epsilon=true,
+        delta=delta,
+        claimed_epsilon=claimed,
+        not_protected=guarantee.not_protected,
+        research_noise=research,
+    )
+
+
+def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
+    """Against which promise facts read off the data are judged: research on a private plan keeps its rules."""
+    guarantee = document.guarantee
+    if isinstance(guarantee, NoPrivacyPromised):
+        return NothingToCover(guarantee.why)
+    return guarantee.privacy_unit()
+
+
+def claim_terms(manifest: VerifiedManifest) -> ManifestTerms:
+    """What the ledger is to enforce of a verified manifest."""
+    document, promise = manifest.document, promise_of(manifest.document)
+    return ManifestTerms(
+        manifest_digest=manifest.digest,
+        nonce=document.nonce,
+        envelope_digest=manifest.authentic.envelope_digest,
+        rounds=document.rounds,
+        epsilon=promise.epsilon,
+        delta=promise.delta,
+        data_digest=document.data.digest(),
+        valid_until=document.validity.not_after,
+        unit=promise.unit,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedRun:
+    """A verified manifest with the plan, data and algorithm it is for."""
+
+    plan: TrainingPlan
+    plan_bytes: bytes
+    envelope: bytes
+    manifest: VerifiedManifest
+    promise: Promise
+    data: TrainingData
+    model: Model
+    algorithm: Algorithm[Any]
+    silos: tuple[SiloTensors, ...]
+    held_out: HeldOutRecords
+    sampling: Sampling | None
+    """How batches are drawn; None for full batches, and for an algorithm that draws its own parts."""
+    updates: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Units of each party, as signed."""
+        return {silo.name: silo.size for silo in self.manifest.document.data.silos}
+
+    @property
+    def block(self) -> int:
+        """Rounds to charge ahead."""
+        return self.plan.block(self.manifest.document.rounds)
+
+    @property
+    def batches_recorded(self) -> bool:
+        """Whether batches count as known, so that an auditor may have them."""
+        return self.sampling is not None and self.sampling.batch is Batch.REVEALED
+
+    @property
+    def values(self) -> tuple[ValueSpec, ...]:
+        """What the transcript holds of each round."""
+        return tuple(ValueSpec(name, tuple(shape)) for name, shape in self.algorithm.shapes().items())
+
+
+def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedRun:
+    """Verify and build; raises `Refused` or `InvalidInput`, and has spent nothing by then."""
+    document = authenticate(envelope, trust).document
+    plan_bytes = _plan_bytes(plan_path)
+    given = hashlib.sha256(plan_bytes).hexdigest()
+    if given != document.config_digest:
+        raise Step.PLAN.refuse(
+            f"the budget is for the plan {document.config_digest[:12]}, not for {given[:12]}"
+        )
+    plan = read_training_plan(plan_path)
+    data = load_training_data(plan.data, central=plan.recipe.central)
+    manifest = verify(envelope, trust, Run(plan.file.digest, data.binding))
+    data.require_allowed(facts_covered(document))
+    promised = not isinstance(document.guarantee, NoPrivacyPromised)
+    if promised:
+        plan.refuse_unpromised_keys()
+    model, algorithm = build(plan, data, document)
+    require_declared(algorithm, document)
+    return PreparedRun(
+        plan=plan,
+        plan_bytes=plan_bytes,
+        envelope=envelope,
+        manifest=manifest,
+        promise=promise_of(document),
+        data=data,
+        model=model,
+        algorithm=algorithm,
+        silos=data.tensors(plan.model.dtype),
+        held_out=HeldOutRecords(data.test, plan.model.dtype, plan.training.positive),
+        sampling=_sampling(plan, document, algorithm, promised),
+        updates=plan.updates(document.rounds),
+    )
+
+
+def build(
+    plan: TrainingPlan, data: TrainingData, document: BudgetDocument | None = None
+) -> tuple[Model, Algorithm[Any]]:
+    """Model and algorithm of a plan, from the manifest and public facts about the data alone."""
+    first = data.parties[0].data
+    model = build_model(plan.model, data.feature_shape, first.classes)
+    blueprint = Blueprint(
+        model=model,
+        options=plan.own,
+        privacy={key.replace("_", "-"): value for key, value in plan.file.privacy.items()},
+        parties=tuple((silo.name, silo.size) for silo in data.binding.silos),
+        clients=data.clients,
+        sensitive=() if data.apart is None else data.apart.sensitive,
+        min_max=plan.min_max,
+        groups=first.groups,
+        rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
+        document=document,
+        seed=plan.training.seed,
+    )
+    if blueprint.sensitive and not plan.recipe.attributes_apart:
+        raise InvalidInput(
+            "[data.attributes]",
+            list(blueprint.sensitive),
+            f"is not known to {plan.recipe.name}, whose silos hold the attributes of their own records",
+            "use steffle, or drop the table",
+        )
+    return model, plan.recipe.build(blueprint)
+
+
+def _sampling(
+    plan: TrainingPlan, document: BudgetDocument, algorithm: Algorithm[Any], promised: bool
+) -> Sampling | None:
+    if isinstance(algorithm, Drawing):
+        return None
+    if promised:
+        return declared_sampling(document)
+    return plan.unpromised_sampling(min(silo.size for silo in document.data.silos))
+
+
+def _plan_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            "plan", str(path), f"cannot be read ({error.strerror})", "check the path"
+        ) from error

@@ -1,0 +1,286 @@
+"""One process's part of a run: claim or resume, step by step with metrics and checkpoints, and the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from calibrate.errors import Refused
+from privfair.algorithms.algorithm import Drawing
+from privfair.batches.participation import AskedParticipation, DrawnParticipation, Participation, word_source
+from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
+from privfair.data.attributes import HeldApart
+from privfair.gate import Gate, open_gate
+from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, Ledger, UnknownClaim
+from privfair.ledger.anchor import replace_file
+from privfair.rounds import AnyParticipation, Position, Rounds, completed
+from privfair.run.folder import RunFolder, save_model
+from privfair.run.metrics import MetricsLog
+from privfair.run.prepare import PreparedRun, claim_terms
+from privfair.run.replay import (
+    FIRST_SESSION,
+    Session,
+    load_checkpoint,
+    read_sessions,
+    replay,
+    save_checkpoint,
+)
+from privfair.run.summary import Status, receipts, summary
+from privfair.transcript import Ending, Transcript
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress display may show after a step."""
+
+    step: int
+    updates: int
+    charged: int
+    signed: int
+    metrics: dict[str, Any] | None
+
+
+@final
+class RunSession:
+    """Owns the files of a run folder for as long as one process trains in it."""
+
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        folder: RunFolder,
+        ledger: Ledger,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._run = prepared
+        self._folder = folder
+        self._ledger = ledger
+        self._progress = progress
+        self._ledger_id = ledger.anchor().ledger
+        self._log = MetricsLog(folder.metrics)
+        self.step = 0
+
+    def begin(self) -> dict[str, Any]:
+        """A new run: write down what it is, claim the manifest, train."""
+        folder, run = self._folder, self._run
+        replace_file(folder.plan, run.plan_bytes)
+        replace_file(folder.manifest, run.envelope)
+        folder.write_json(folder.encoding, run.data.encoding())
+        self._write_summary(Status.BEGUN, 0)
+        try:
+            claim = self._ledger.claim(claim_terms(run.manifest), folder.claim_token())
+        except (AlreadyClaimed, BudgetExceeded, ClaimEnded):
+            folder.discard()
+            raise
+        return self._go_on(claim, FIRST_SESSION, self._start())
+
+    def resume(self) -> dict[str, Any]:
+        """Go on with the run of this folder: fresh rounds only, from the state that the transcript leads to."""
+        self._require_same_run()
+        transcript = Transcript.read(self._folder.transcript) if self._folder.transcript.exists() else None
+        claim = self._claim_again(transcript)
+        if transcript is None:
+            if claim is None:
+                raise self._lost_transcript()
+            return self._go_on(claim, _next_session(claim, self._start()), self._start())
+        transcript.verify_against(self._ledger)
+        position = self._rebuilt(transcript)
+        if transcript.ending is Ending.CLOSED:
+            if claim is not None:
+                claim.reconcile(transcript.releases())
+                claim.close(transcript.digest)
+            self._save_model(position)
+            return self._end(position)
+        if claim is None:
+            raise self._lost_transcript()
+        return self._go_on(claim, _next_session(claim, position), position)
+
+    def _go_on(self, claim: Claim, session: Session, position: Position[Any]) -> dict[str, Any]:
+        run, folder = self._run, self._folder
+        seed = _noise_seed(run.plan.training.seed, claim.session) if run.promise.research_noise else None
+        gate = open_gate(run.manifest, claim, folder.transcript, run.values, seed, run.block)
+        writer = None
+        try:
+            participations, writer = self._participations(claim)
+            folder.append_session(session)
+            rounds = Rounds(run.algorithm, run.silos, participations, run.manifest.document, gate, claim)
+            reached = self._train(rounds, gate, claim, writer, position)
+            self._save_model(reached)
+            gate.finish()
+        finally:
+            gate.close()
+            if writer is not None:
+                writer.close()
+        return self._end(reached)
+
+    def _train(
+        self,
+        rounds: Rounds[Any],
+        gate: Gate,
+        claim: Claim,
+        writer: BatchWriter | None,
+        position: Position[Any],
+    ) -> Position[Any]:
+        """The rounds, with a checkpoint at the end of each block and at the end of all."""
+        updates = self._run.updates
+        reached, self.step, due = position, position.step, None
+        try:
+            for reached in rounds.run(position, updates):
+                self.step = reached.step
+                if due is not None:
+                    # By now the next block is charged, and with it everything before was made durable.
+                    self._checkpoint(writer, due)
+                    due = None
+                self._report(reached, claim.charged, last=reached.step == updates or rounds.exhausted)
+                if rounds.at_end_of_block:
+                    due = reached
+        except KeyboardInterrupt:
+            gate.flush()
+            self._checkpoint(writer, reached)
+            self._write_summary(Status.INTERRUPTED, reached.step)
+            raise
+        gate.flush()
+        self._checkpoint(writer, reached)
+        return reached
+
+    def close(self) -> None:
+        self._log.close()
+
+    def _start(self) -> Position[Any]:
+        return Position(self._run.algorithm.start(), 0, None, {})
+
+    def _claim_again(self, transcript: Transcript | None) -> Claim | None:
+        """The claim of this folder's token; None if it was closed, for then only files are left to be written."""
+        token = self._folder.claim_token()
+        try:
+            return self._ledger.resume(token)
+        except ClaimEnded:
+            return None
+        except UnknownClaim:
+            if transcript is not None:
+                raise
+            return self._ledger.claim(claim_terms(self._run.manifest), token)
+
+    def _rebuilt(self, transcript: Transcript) -> Position[Any]:
+        """The state after the last finished step; steps that a crash left unmeasured are measured now."""
+        run, folder = self._run, self._folder
+        start = load_checkpoint(folder.checkpoint, run.manifest.digest, run.algorithm)
+        position = self._start()
+        for position in replay(run.algorithm, transcript, read_sessions(folder.sessions), start):
+            self._measure(position, last=position.step == run.updates)
+        position = completed(run.algorithm, run.silos, position)
+        self._measure(position, last=position.step == run.updates)
+        return position
+
+    def _participations(self, claim: Claim) -> tuple[Mapping[str, AnyParticipation], BatchWriter | None]:
+        run, path = self._run, self._folder.batches
+        sources = {
+            name: word_source(run.manifest.document, run.plan.training.seed, name, claim.session)
+            for name in run.sizes
+        }
+        recorded, writer = None, None
+        if isinstance(run.algorithm, Drawing):
+            drawn = {s.name: DrawnParticipation(s, run.algorithm, sources[s.name]) for s in run.silos}
+            return drawn, None
+        if run.batches_recorded:
+            assert run.sampling is not None
+            label = next(iter(sources.values())).label
+            header = BatchHeader(run.manifest.digest, tuple(run.sizes), run.sampling, label)
+            recorded = BatchRecord.read(path) if path.exists() else None
+            writer = BatchWriter.resume(path, header) if recorded else BatchWriter.create(path, header)
+        participations = {
+            name: Participation(name, size, run.sampling, sources[name], writer, recorded)
+            for name, size in run.sizes.items()
+            if run.data.apart is None or name in run.data.apart.holders
+        }
+        for participation in participations.values():
+            participation.require_order(claim.held.start)
+        return _with_asked(run.data.apart, participations, writer), writer
+
+    def _report(self, position: Position[Any], charged: int, *, last: bool) -> None:
+        metrics = self._measure(position, last=last)
+        if self._progress is not None:
+            signed = self._run.manifest.document.rounds
+            self._progress(Progress(position.step, self._run.updates, charged, signed, metrics))
+
+    def _measure(self, position: Position[Any], *, last: bool) -> dict[str, Any] | None:
+        run, step = self._run, position.step
+        due = last or step % run.plan.training.measure_every == 0
+        if not due or step <= max(0, self._log.last_step):
+            return None
+        theta = run.algorithm.theta(position.state)
+        return self._log.append(run.held_out.measure(run.model, theta, step, position.round))
+
+    def _checkpoint(self, writer: BatchWriter | None, position: Position[Any]) -> None:
+        """Only after the transcript is durable up to this position, so that a checkpoint is never ahead of it."""
+        if writer is not None:
+            writer.sync()
+        if not position.carried:
+            save_checkpoint(self._folder.checkpoint, self._run.manifest.digest, self._run.algorithm, position)
+
+    def _save_model(self, position: Position[Any]) -> None:
+        run = self._run
+        theta = run.algorithm.theta(position.state)
+        for name, code in run.plan.own_code().items():
+            replace_file(self._folder.path / name, code)
+        save_model(self._folder, run.model, theta, run.data.encoding(), run.promise.text)
+
+    def _end(self, position: Position[Any]) -> dict[str, Any]:
+        self._measure(position, last=True)
+        self._folder.write_json(self._folder.receipts, receipts(self._ledger, self._run.manifest.digest))
+        return self._write_summary(Status.FINISHED, position.step)
+
+    def _write_summary(self, status: Status, steps: int) -> dict[str, Any]:
+        status_now = None
+        if status is not Status.BEGUN:
+            status_now = self._ledger.manifest_status(self._run.manifest.digest)
+        document = summary(
+            status, self._run, self._folder, self._ledger_id, steps, self._log.last, status_now
+        )
+        self._folder.write_json(self._folder.summary, document)
+        return document
+
+    def _require_same_run(self) -> None:
+        folder, before = self._folder, self._folder.read_json(self._folder.summary)
+        for what, found, given in (
+            ("manifest", before.get("manifest", {}).get("digest"), self._run.manifest.digest),
+            ("plan", before.get("plan"), self._run.plan.file.digest),
+            ("ledger", before.get("ledger"), self._ledger_id),
+        ):
+            if found != given:
+                raise Refused(
+                    f"{folder.path} was begun with the {what} {str(found)[:12]}, not with {given[:12]}; resume it "
+                    f"with its own {what}, or begin a new run in another folder"
+                )
+
+    def _lost_transcript(self) -> Refused:
+        return Refused(
+            f"the ledger closed this run, but {self._folder.transcript} is missing or has no end; put the untouched "
+            "file back, nothing can be published any more"
+        )
+
+
+def _next_session(claim: Claim, position: Position[Any]) -> Session:
+    carried = {value.round for values in position.carried.values() for value in values.values()}
+    return Session(claim.session, claim.held.start, position.step, tuple(sorted(carried)))
+
+
+def _with_asked(
+    apart: HeldApart | None, drawn: Mapping[str, Participation], writer: BatchWriter | None
+) -> Mapping[str, AnyParticipation]:
+    """The holders' batches, and those of sensitive silos, which follow from them."""
+    if apart is None:
+        return drawn
+    numbers = dict(zip(apart.parties.names, apart.numbers, strict=True))
+    holders = [(drawn[name], numbers[name]) for name in apart.holders]
+    asked = {name: AskedParticipation(name, numbers[name], holders, writer) for name in apart.sensitive}
+    return {**drawn, **asked}
+
+
+def _noise_seed(seed: int, session: int) -> int:
+    """Research noise of a resumed run must not repeat that of its earlier rounds."""
+    if session == 1:
+        return seed
+    return int(np.random.SeedSequence((seed, session)).generate_state(1, np.uint64)[0] >> np.uint64(1))
