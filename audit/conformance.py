@@ -45,14 +45,10 @@ def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:
     plan = hashlib.sha256(evidence.folder.plan.read_bytes()).hexdigest()
     yield _check("plan", plan == document.config_digest, "the plan is the signed one, byte for byte")
     yield _check(
-        "data",
-        evidence.data.binding == document.data,
-        "silos, sizes and schema of the data are the signed ones",
+        "data", evidence.data.binding == document.data, "silos, sizes and schema of the data are the signed ones"
     )
     yield _check(
-        "transcript names the manifest",
-        header.manifest_digest == evidence.manifest_digest,
-        header.manifest_digest,
+        "transcript names the manifest", header.manifest_digest == evidence.manifest_digest, header.manifest_digest
     )
     if ledger is None:
         yield _unknown("ledger", "no ledger was given, so charges were not compared")
@@ -60,9 +56,7 @@ def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:
     try:
         agreement = evidence.transcript.verify_against(ledger)
         missing = len(agreement.unrecorded)
-        yield _check(
-            "ledger", True, f"{agreement.recorded} releases recorded, {missing} charged but not recorded"
-        )
+        yield _check("ledger", True, f"{agreement.recorded} releases recorded, {missing} charged but not recorded")
     except Refused as refusal:
         yield _check("ledger", False, str(refusal))
 
@@ -70,19 +64,11 @@ def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:
 def _publications(evidence: RunEvidence) -> Iterator[Check]:
     allowed = {value.name: value.publications for value in evidence.document.releases}
     sent = Counter((release.party, release.name) for release in evidence.transcript.releases())
-    over = [
-        f"{name} of {party}: {times}" for (party, name), times in sent.items() if times > allowed.get(name, 0)
-    ]
-    yield _check(
-        "publications", not over, "; ".join(over) or "nothing undeclared, and nothing more often than signed"
-    )
+    over = [f"{name} of {party}: {times}" for (party, name), times in sent.items() if times > allowed.get(name, 0)]
+    yield _check("publications", not over, "; ".join(over) or "nothing undeclared, and nothing more often than signed")
     last = max((release.round for release in evidence.transcript.releases()), default=-1)
-    yield _check(
-        "rounds", last < evidence.document.rounds, f"{last + 1} rounds of {evidence.document.rounds} signed"
-    )
-    yield _check(
-        "transcript is whole", evidence.transcript.ending is Ending.CLOSED, evidence.transcript.ending.value
-    )
+    yield _check("rounds", last < evidence.document.rounds, f"{last + 1} rounds of {evidence.document.rounds} signed")
+    yield _check("transcript is whole", evidence.transcript.ending is Ending.CLOSED, evidence.transcript.ending.value)
 
 
 def _price(evidence: RunEvidence) -> Check:
@@ -126,9 +112,7 @@ def _sampling(evidence: RunEvidence) -> Iterator[Check]:
             wrong = wrong_answers(silo, evidence.silos, drawn, sensitive)
         else:
             wrong = wrong_batches(scheme, units_of(silo), drawn[silo.name], _RARE)
-        yield _check(
-            f"batches of {silo.name}", wrong is None, wrong or f"{len(rounds)} batches, drawn as declared"
-        )
+        yield _check(f"batches of {silo.name}", wrong is None, wrong or f"{len(rounds)} batches, drawn as declared")
 
 
 def _check(name: str, condition: bool, finding: str) -> Check:

@@ -72,12 +72,7 @@ class Check:
     finding: str
 
     def to_json(self) -> dict[str, str]:
-        return {
-            "layer": self.layer.value,
-            "name": self.name,
-            "outcome": self.outcome.value,
-            "finding": self.finding,
-        }
+        return {"layer": self.layer.value, "name": self.name, "outcome": self.outcome.value, "finding": self.finding}
 
 
 def passed_if(layer: Layer, name: str, condition: bool, finding: str) -> Check:
@@ -208,10 +203,7 @@ def _same_plan(folder: RunFolder, given: Path | None) -> Path:
         return folder.plan
     if not given.is_file() or given.read_bytes() != folder.plan.read_bytes():
         raise InvalidInput(
-            "--plan",
-            str(given),
-            "is not the plan this run was trained with",
-            f"name the original of {folder.plan}",
+            "--plan", str(given), "is not the plan this run was trained with", f"name the original of {folder.plan}"
         )
     return given
 

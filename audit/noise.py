@@ -67,9 +67,7 @@ def residuals(evidence: RunEvidence) -> tuple[Residuals, ...]:
     found: dict[tuple[str, str], list[NDArray[np.float64]]] = {}
     for one in evidence.rounds():
         for silo in evidence.silos:
-            message = evidence.algorithm.contribution(
-                one.state, one.step, silo, evidence.batch(one.round, silo)
-            )
+            message = evidence.algorithm.contribution(one.state, one.step, silo, evidence.batch(one.round, silo))
             for clean in message.noisy:
                 if clean.name in signed:
                     published = evidence.transcript.value(one.round, silo.name, clean.name)
@@ -109,9 +107,7 @@ def all_measured(document: BudgetDocument, found: tuple[Residuals, ...], alpha: 
     """
     measured = {one.name for one in found}
     unseen = [
-        value.name
-        for value in document.releases
-        if not isinstance(value, InTheClear) and value.name not in measured
+        value.name for value in document.releases if not isinstance(value, InTheClear) and value.name not in measured
     ]
     level = _level(found, alpha)
     few = [
@@ -152,12 +148,7 @@ def _checks_of(one: Residuals, level: float) -> list[Check]:
     mean = float(values.mean())
     at_mean = 2 * float(stats.norm.sf(abs(mean) * math.sqrt(count)))
     checks = [
-        _judged(
-            f"variance of {where}",
-            variance,
-            level,
-            f"noise measures {math.sqrt(ratio):.4f} of the signed sigma",
-        ),
+        _judged(f"variance of {where}", variance, level, f"noise measures {math.sqrt(ratio):.4f} of the signed sigma"),
         _judged(f"mean of {where}", at_mean, level, f"mean of the noise is {mean:+.4f} sigma"),
     ]
     if len(one.rows) > 1:
@@ -208,9 +199,7 @@ def _two_sided(below: float, above: float) -> float:
 
 
 def _judged(name: str, p_value: float, level: float, text: str) -> Check:
-    return passed_if(
-        Layer.NOISE, name, p_value >= level, f"{text} (p = {p_value:.3g}, alarm below {level:.1g})"
-    )
+    return passed_if(Layer.NOISE, name, p_value >= level, f"{text} (p = {p_value:.3g}, alarm below {level:.1g})")
 
 
 def _not_possible(why: str) -> Check:
@@ -260,9 +249,7 @@ def _judge_series(one: _Series, level: float) -> Check:
     # What would have been left of the squares, had the signed noise been smaller; the mean adds its own noise.
     with_less = total - (1 - _NOTICED**2) * spread
     if float(stats.chi2.cdf(max(with_less, 0.0), freedom)) < level:
-        return passed_if(
-            Layer.NOISE, name, True, f"{text}; {100 * _NOTICED:g}% of sigma would have been noticed"
-        )
+        return passed_if(Layer.NOISE, name, True, f"{text}; {100 * _NOTICED:g}% of sigma would have been noticed")
     why = f"the data hide the noise: {text}"
     return Check(Layer.NOISE, name, Outcome.NOT_POSSIBLE, why)
 

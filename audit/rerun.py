@@ -41,11 +41,7 @@ class CoinRun:
 
 
 def coin_runs(
-    plan: Path,
-    document: BudgetDocument,
-    number: int,
-    seed: int,
-    progress: Callable[[int], None] | None = None,
+    plan: Path, document: BudgetDocument, number: int, seed: int, progress: Callable[[int], None] | None = None
 ) -> Iterator[CoinRun]:
     """Train `number` times, each time with fresh fair coins for every record's attribute, where attributes are held.
 

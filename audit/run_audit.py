@@ -78,9 +78,7 @@ def on_trial(document: BudgetDocument) -> Promise | None:
         case AsPrintedGuarantee():
             certified = guarantee.epsilon is not None and guarantee.epsilon <= guarantee.claimed_epsilon
             standing = Standing.CLAIMED if certified else Standing.CONTESTED
-            return Promise(
-                guarantee.claimed_epsilon, guarantee.delta, f"claimed by {guarantee.claim}", standing
-            )
+            return Promise(guarantee.claimed_epsilon, guarantee.delta, f"claimed by {guarantee.claim}", standing)
         case NoPrivacyPromised():
             return None
         case _:
@@ -121,10 +119,5 @@ def _canaries(
             say(f"attack: {done} canary runs done")
 
     return canary_audit(
-        evidence,
-        promise,
-        effort=effort,
-        seed=options.seed,
-        confidence=options.confidence,
-        progress=progress,
+        evidence, promise, effort=effort, seed=options.seed, confidence=options.confidence, progress=progress
     )

@@ -85,11 +85,7 @@ class Verdict:
     def word(self) -> Word:
         if any(check.outcome is Outcome.FAILED for check in self.checks):
             return Word.VIOLATED
-        if (
-            self.promise is not None
-            and self.epsilon_lower is not None
-            and self.epsilon_lower > self.promise.epsilon
-        ):
+        if self.promise is not None and self.epsilon_lower is not None and self.epsilon_lower > self.promise.epsilon:
             return Word.VIOLATED
         if self._refuting is not None:
             return Word.VIOLATED
@@ -138,11 +134,7 @@ class Verdict:
             "confidence": self.confidence,
             "promised": None
             if self.promise is None
-            else {
-                "epsilon": self.promise.epsilon,
-                "delta": self.promise.delta,
-                "source": self.promise.source,
-            },
+            else {"epsilon": self.promise.epsilon, "delta": self.promise.delta, "source": self.promise.source},
             "attacks": [
                 {
                     "name": one.name,

@@ -146,9 +146,7 @@ def price_plan(
             "noise", None, "must be given either as multipliers or as sigmas", "give exactly one of the two"
         )
     if isinstance(plan, PayOncePlan):
-        raise InvalidInput(
-            "algorithm", plan.algorithm.value, "has no noise multiplier", "its epsilon is its own price"
-        )
+        raise InvalidInput("algorithm", plan.algorithm.value, "has no noise multiplier", "its epsilon is its own price")
     given = noise_multipliers if noise_multipliers is not None else _as_multipliers(plan, sigmas or {})
     values, once = _with_noise(plan.values(), given), _with_noise(plan.once(), given)
     unknown = sorted(set(given) - {value.name for value in (*values, *once)})

@@ -36,9 +36,7 @@ class SensitivityClaim:
         positive("bound", self.bound)
         for name in ("id", "citation"):
             if not getattr(self, name).strip():
-                raise InvalidInput(
-                    name, getattr(self, name), "must not be empty", "name the claim and its source"
-                )
+                raise InvalidInput(name, getattr(self, name), "must not be empty", "name the claim and its source")
         if not isinstance(self.preconditions, tuple):
             raise InvalidInput(
                 "preconditions", self.preconditions, "must be a tuple of sentences", "write ('...',) or ()"

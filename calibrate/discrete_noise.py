@@ -51,9 +51,7 @@ class ProfileSlack:
         delta would reach 1: then there is no promise left to make.
         """
         if continuous.epsilon > _LARGEST_EPSILON:
-            raise InvalidInput(
-                "epsilon", continuous.epsilon, "promises nothing", "use more noise or fewer rounds"
-            )
+            raise InvalidInput("epsilon", continuous.epsilon, "promises nothing", "use more noise or fewer rounds")
         delta = continuous.delta + (1 + math.exp(continuous.epsilon)) * self.mass
         epsilon = continuous.epsilon
         if self.epsilon:

@@ -122,7 +122,5 @@ def rate(argument: str, value: float) -> float:
 
 def count(argument: str, value: int, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise InvalidInput(
-            argument, value, f"must be a whole number, at least {least}", f"give {least} or more"
-        )
+        raise InvalidInput(argument, value, f"must be a whole number, at least {least}", f"give {least} or more")
     return int(value)

@@ -74,10 +74,7 @@ class EpsilonInterval:
     def __post_init__(self) -> None:
         if not 0 <= self.lower <= self.upper:
             raise InvalidInput(
-                "interval",
-                (self.lower, self.upper),
-                "must satisfy 0 <= lower <= upper",
-                "report this as a bug",
+                "interval", (self.lower, self.upper), "must satisfy 0 <= lower <= upper", "report this as a bug"
             )
 
     def overlaps(self, other: EpsilonInterval) -> bool:

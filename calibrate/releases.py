@@ -65,9 +65,7 @@ class NonPrivate:
 
     def __post_init__(self) -> None:
         if not self.why.strip():
-            raise InvalidInput(
-                "why", self.why, "must say why this is published in the clear", "write one sentence"
-            )
+            raise InvalidInput("why", self.why, "must say why this is published in the clear", "write one sentence")
 
 
 @dataclass(frozen=True)
@@ -192,6 +190,4 @@ def joint_gaussian(release: Gaussian | Together) -> Gaussian | None:
 
 def _check_tuple(argument: str, value: tuple[object, ...]) -> None:
     if not isinstance(value, tuple) or not value:
-        raise InvalidInput(
-            argument, value, "must be a non-empty tuple", "give at least one release, in a tuple"
-        )
+        raise InvalidInput(argument, value, "must be a non-empty tuple", "give at least one release, in a tuple")

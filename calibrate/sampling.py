@@ -92,8 +92,5 @@ def _check_batch(population: int, size: int) -> None:
     count("batch size", size)
     if size > population:
         raise InvalidInput(
-            "batch size",
-            size,
-            f"exceeds the population of {population}",
-            "use a batch no larger than the data",
+            "batch size", size, f"exceeds the population of {population}", "use a batch no larger than the data"
         )

@@ -112,11 +112,7 @@ def solve_noise(
 
 
 def solve_noise_with(
-    accountant: Accountant[Cost],
-    template: Release,
-    unit: PrivacyUnit,
-    target: EpsilonDelta,
-    tolerance: float = 1e-4,
+    accountant: Accountant[Cost], template: Release, unit: PrivacyUnit, target: EpsilonDelta, tolerance: float = 1e-4
 ) -> SolvedNoise:
     """The same with any accountant, by bisection on its own interval: slower, as tight as the accountant is."""
     positive("tolerance", tolerance)
@@ -167,9 +163,7 @@ def _exact_gaussian(pairs_at: Callable[[float], PairCounts], target: EpsilonDelt
     return factor, lower
 
 
-def _central_limit_start(
-    pairs_at: Callable[[float], PairCounts], target: EpsilonDelta, bounds: Bounds
-) -> float:
+def _central_limit_start(pairs_at: Callable[[float], PairCounts], target: EpsilonDelta, bounds: Bounds) -> float:
     """Where the central limit theorem for privacy losses puts the factor: total mu^2 equals the Gaussian's."""
     wanted = _rough_gaussian_mu(target) ** 2
     low, high = math.log(bounds.low), math.log(bounds.high)

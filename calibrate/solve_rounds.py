@@ -43,10 +43,7 @@ class SolvedParameter:
 
 
 def largest_rounds(
-    algorithm: AlgorithmName | str,
-    parameters: Mapping[str, object],
-    noise_multiplier: float,
-    target: EpsilonDelta,
+    algorithm: AlgorithmName | str, parameters: Mapping[str, object], noise_multiplier: float, target: EpsilonDelta
 ) -> SolvedParameter:
     """The most rounds; `noise_multiplier` is that of the plan's first value, the others keep their ratios.
 
@@ -64,10 +61,7 @@ def largest_rounds(
         low, high = high, high * 2
         if high > _MOST_ROUNDS:
             raise InvalidInput(
-                "noise-multiplier",
-                noise_multiplier,
-                f"allows more than {_MOST_ROUNDS} rounds",
-                "use less noise",
+                "noise-multiplier", noise_multiplier, f"allows more than {_MOST_ROUNDS} rounds", "use less noise"
             )
     while high - low > 1:
         middle = (low + high) // 2
@@ -76,10 +70,7 @@ def largest_rounds(
 
 
 def largest_rate(
-    algorithm: AlgorithmName | str,
-    parameters: Mapping[str, object],
-    noise_multiplier: float,
-    target: EpsilonDelta,
+    algorithm: AlgorithmName | str, parameters: Mapping[str, object], noise_multiplier: float, target: EpsilonDelta
 ) -> SolvedParameter:
     """The largest sampling rate (or cohort, or batch size), to a relative precision of 1e-6, rounded down."""
     name, largest = _rate_parameter(algorithm, parameters)
@@ -118,9 +109,7 @@ def _rate_parameter(algorithm: AlgorithmName | str, parameters: Mapping[str, obj
             size = spelled.get(population)
             if isinstance(size, int):
                 return parameter, float(size)
-    raise InvalidInput(
-        "solve", "rate", f"{name.value} has no sampling rate to solve for", "use --solve rounds"
-    )
+    raise InvalidInput("solve", "rate", f"{name.value} has no sampling rate to solve for", "use --solve rounds")
 
 
 def _price(
@@ -140,10 +129,7 @@ def _factor(plan: Plan, noise_multiplier: float) -> float:
     values = plan.values()
     if not values:
         raise InvalidInput(
-            "algorithm",
-            plan.algorithm.value,
-            "publishes nothing noisy in its rounds",
-            "they are free already",
+            "algorithm", plan.algorithm.value, "publishes nothing noisy in its rounds", "they are free already"
         )
     return positive("noise-multiplier", noise_multiplier) / values[0].noise_ratio
 
@@ -158,9 +144,7 @@ def _solved(
     next_one: float,
 ) -> SolvedParameter:
     certified, beyond = price(value), price(next_one).upper
-    return SolvedParameter(
-        AlgorithmName(algorithm), target, parameter, value, noise_multiplier, certified, beyond
-    )
+    return SolvedParameter(AlgorithmName(algorithm), target, parameter, value, noise_multiplier, certified, beyond)
 
 
 def _not_even(

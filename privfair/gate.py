@@ -30,12 +30,7 @@ from calibrate.manifest.mechanism import (
 from calibrate.manifest.verify import VerifiedManifest
 from privfair.contribution import BoundedContribution, Published
 from privfair.ledger import DEFAULT_BLOCK, Claim, Release
-from privfair.noise import (
-    ExactNoise,
-    Grid,
-    Norm,
-    UnsafeSeededResearchNoise,
-)
+from privfair.noise import ExactNoise, Grid, Norm, UnsafeSeededResearchNoise
 from privfair.noise import NoiseSource as NoiseGenerator
 from privfair.transcript import Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
 
@@ -82,9 +77,7 @@ class Gate:
     def next_round(self) -> int:
         """Open the next round, charging a block of rounds first where none is left that is charged."""
         if datetime.now(UTC) >= self._valid_until:
-            raise GateRefused(
-                f"the manifest expired at {self._valid_until:%Y-%m-%d %H:%M} UTC; ask for a new budget"
-            )
+            raise GateRefused(f"the manifest expired at {self._valid_until:%Y-%m-%d %H:%M} UTC; ask for a new budget")
         following = self._claim.held.start if self._round is None else self._round + 1
         if following not in self._claim.held:
             if self._claim.remaining == 0:
@@ -135,9 +128,7 @@ class Gate:
         """Publish a value without noise; only what the manifest lists in the clear."""
         declared = self._declared(name)
         if not isinstance(declared, InTheClear):
-            raise GateRefused(
-                f"{name!r} is declared with {declared.mechanism} noise and can't be sent in the clear"
-            )
+            raise GateRefused(f"{name!r} is declared with {declared.mechanism} noise and can't be sent in the clear")
         clear = _finite(name, np.asarray(values, dtype=np.float64))
         self._check_shape(declared.shape, name, clear)
         round = self._check_turn(party, name, declared.publications)
@@ -165,9 +156,7 @@ class Gate:
         known = ", ".join(declared.name for declared in self._document.releases)
         raise GateRefused(f"{name!r} is not declared in the manifest; it allows only {known}")
 
-    def _scale(
-        self, declared: GaussianNoise | LaplaceNoise, dimension: int, scale: float, norm: Norm
-    ) -> float:
+    def _scale(self, declared: GaussianNoise | LaplaceNoise, dimension: int, scale: float, norm: Norm) -> float:
         """Exact arithmetic, so worth remembering: it is the same in every round."""
         key = (declared.name, dimension)
         if key not in self._scales:
@@ -197,9 +186,7 @@ class Gate:
 
     def _check_turn(self, party: str, name: str, publications: int) -> int:
         if party not in self._parties:
-            raise GateRefused(
-                f"{party!r} is not a silo of the manifest; it names {', '.join(sorted(self._parties))}"
-            )
+            raise GateRefused(f"{party!r} is not a silo of the manifest; it names {', '.join(sorted(self._parties))}")
         if self._round is None:
             raise GateRefused("no round is open; call next_round() first")
         self._claim.require_unreleased(self._round, party, name)
@@ -243,9 +230,7 @@ def _noise(document: BudgetDocument, research_seed: int | None) -> NoiseGenerato
     match document.noise_source:
         case NoiseSource.OPERATING_SYSTEM:
             if research_seed is not None:
-                raise GateRefused(
-                    "a seed was given but the manifest signed noise from the operating system; drop it"
-                )
+                raise GateRefused("a seed was given but the manifest signed noise from the operating system; drop it")
             return ExactNoise()
         case NoiseSource.SEEDED_RESEARCH_ONLY:
             if research_seed is None:
@@ -258,15 +243,11 @@ def _noise(document: BudgetDocument, research_seed: int | None) -> NoiseGenerato
 def _finite(name: str, values: Floats) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     if not np.isfinite(array).all():
-        raise GateRefused(
-            f"{name!r} holds values that are not finite; find the overflow or the division by zero"
-        )
+        raise GateRefused(f"{name!r} holds values that are not finite; find the overflow or the division by zero")
     return array
 
 
-def _scale_after_rounding(
-    declared: GaussianNoise | LaplaceNoise, dimension: int, scale: float, norm: Norm
-) -> float:
+def _scale_after_rounding(declared: GaussianNoise | LaplaceNoise, dimension: int, scale: float, norm: Norm) -> float:
     """The noise that keeps the signed multiplier although rounding to the grid moves the value a little.
 
     The grid of twice the scale is at least as coarse as the one used, so its rounding covers it.

@@ -87,9 +87,7 @@ class Rounds(Generic[State]):
     def _step(self, position: Position[State]) -> Position[State]:
         round = self._gate.next_round()
         received: dict[str, dict[str, Published]] = {}
-        batches = {
-            silo.name: torch.from_numpy(self._participations[silo.name].batch(round)) for silo in self._silos
-        }
+        batches = {silo.name: torch.from_numpy(self._participations[silo.name].batch(round)) for silo in self._silos}
         for silo in self._silos:
             message = self._algorithm.contribution(position.state, position.step, silo, batches[silo.name])
             received[silo.name] = self._send(silo.name, message, position.carried.get(silo.name, {}))

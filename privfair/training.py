@@ -85,9 +85,7 @@ def train(
     return execute(prepare(plan, manifest, trust, root), out, ledger, anchor, resume, progress)
 
 
-def prepare(
-    plan: str | Path, manifest: str | Path, trust: str | Path, root: str | Path | None = None
-) -> PreparedRun:
+def prepare(plan: str | Path, manifest: str | Path, trust: str | Path, root: str | Path | None = None) -> PreparedRun:
     """Read and verify everything, spending nothing."""
     root_key = None if root is None else load_public(Path(root), _no_password)
     trusted = read_trust(_read("trust", Path(trust)), root_key)

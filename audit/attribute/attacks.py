@@ -40,9 +40,7 @@ class Knowledge:
 
     def answers(self, asked: Asked) -> Floats:
         """The model's probabilities for every candidate value: candidates x records x classes."""
-        return np.stack(
-            [self.target.probabilities(version) for version in self.attribute.candidates(asked.features)]
-        )
+        return np.stack([self.target.probabilities(version) for version in self.attribute.candidates(asked.features)])
 
     def confidences(self, asked: Asked) -> Floats:
         """The probability of each record's true label, for every candidate value: records x candidates."""

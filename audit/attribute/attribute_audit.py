@@ -14,14 +14,7 @@ import numpy as np
 from audit.attribute.attacks import AttributeAttack, Csmia, Knowledge, Yeom
 from audit.attribute.learned import LearnedFromOutputs, Lomia, WhiteBox, fit_classifier
 from audit.attribute.records import Asked, Attribute, AttributeRecords, joined
-from audit.attribute.result import (
-    AttackResult,
-    AttributeInference,
-    Interval,
-    NotApplied,
-    OnOneSet,
-    mean_interval,
-)
+from audit.attribute.result import AttackResult, AttributeInference, Interval, NotApplied, OnOneSet, mean_interval
 from audit.attribute.targets import Target
 from audit.membership.blind import BlindRule, blind_rule
 from calibrate.arrays import Floats
@@ -79,10 +72,7 @@ def attribute_inference(
     able = [attack for attack in options.attacks if obstacles[attack.name] is None]
     if not able:
         raise InvalidInput(
-            "attacks",
-            tuple(obstacles),
-            "cannot be made here, none of them",
-            "add one that learns from outputs",
+            "attacks", tuple(obstacles), "cannot be made here, none of them", "add one that learns from outputs"
         )
     return AttributeInference(
         attribute=attribute.name,
@@ -99,9 +89,7 @@ def attribute_inference(
     )
 
 
-def _blind(
-    attribute: Attribute, members: AttributeRecords, nonmembers: AttributeRecords, seed: int
-) -> BlindRule:
+def _blind(attribute: Attribute, members: AttributeRecords, nonmembers: AttributeRecords, seed: int) -> BlindRule:
     """Do the two sets differ without the model: in features, label, attribute, or how the attribute goes with them?"""
     everyone = joined(members, nonmembers)
     others = attribute.others(everyone.features)
@@ -112,10 +100,7 @@ def _blind(
 
 
 def _sides(
-    knowledge: Knowledge,
-    auxiliary: AttributeRecords,
-    members: AttributeRecords,
-    nonmembers: AttributeRecords,
+    knowledge: Knowledge, auxiliary: AttributeRecords, members: AttributeRecords, nonmembers: AttributeRecords
 ) -> tuple[_Side, _Side]:
     """Imputation: a classifier from features and label to the attribute, which never sees the model."""
     values = len(knowledge.attribute.values)
@@ -132,11 +117,7 @@ def _sides(
 
 
 def _result(
-    attack: AttributeAttack,
-    knowledge: Knowledge,
-    sides: tuple[_Side, _Side],
-    confidence: float,
-    attacks: int,
+    attack: AttributeAttack, knowledge: Knowledge, sides: tuple[_Side, _Side], confidence: float, attacks: int
 ) -> AttackResult:
     guess = attack.learn(knowledge)
     hits = [(guess(side.asked) == side.records.sensitive).astype(np.float64) for side in sides]
@@ -156,9 +137,7 @@ def difference_interval(members: Floats, nonmembers: Floats, confidence: float) 
     in [-2, 2] whose mean is the difference, and no variance is given away.
     """
     size = min(len(members), len(nonmembers))
-    first, second = (
-        np.array([block.mean() for block in np.array_split(part, size)]) for part in (members, nonmembers)
-    )
+    first, second = (np.array([block.mean() for block in np.array_split(part, size)]) for part in (members, nonmembers))
     paired = mean_interval(first - second, -2, 2, confidence)
     return Interval(float(members.mean() - nonmembers.mean()), paired.lower, paired.upper)
 
@@ -166,6 +145,4 @@ def difference_interval(members: Floats, nonmembers: Floats, confidence: float) 
 def _require_enough(members: AttributeRecords, nonmembers: AttributeRecords) -> None:
     for name, part in (("members", members), ("nonmembers", nonmembers)):
         if len(part) < FEWEST_RECORDS:
-            raise InvalidInput(
-                name, f"{len(part)} records", f"must be at least {FEWEST_RECORDS}", "give more records"
-            )
+            raise InvalidInput(name, f"{len(part)} records", f"must be at least {FEWEST_RECORDS}", "give more records")

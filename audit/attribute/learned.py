@@ -154,10 +154,7 @@ def _outputs(knowledge: Knowledge, asked: Asked) -> Floats:
 def _everything(knowledge: Knowledge, asked: Asked) -> Floats:
     assert isinstance(knowledge.target, WhiteBoxTarget)
     signals = np.stack(
-        [
-            knowledge.target.signals(version, asked.labels)
-            for version in knowledge.attribute.candidates(asked.features)
-        ]
+        [knowledge.target.signals(version, asked.labels) for version in knowledge.attribute.candidates(asked.features)]
     )
     return np.hstack([_outputs(knowledge, asked), *signals, *_compared(signals)])
 

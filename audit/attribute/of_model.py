@@ -35,11 +35,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 def attribute_inference_of_model(
-    target: MembershipTarget,
-    tables: RecordTables,
-    records: AuditedRecords,
-    column: str,
-    options: AttributeOptions,
+    target: MembershipTarget, tables: RecordTables, records: AuditedRecords, column: str, options: AttributeOptions
 ) -> AttributeInference:
     """Attack what the model says about `column` of its members.
 
@@ -50,9 +46,7 @@ def attribute_inference_of_model(
 
     values, codes = _values(tables, column)
     if isinstance(target, RunTarget):
-        return _judged(
-            run_model(target, records), Attribute(column, values), records, records.features, codes, options
-        )
+        return _judged(run_model(target, records), Attribute(column, values), records, records.features, codes, options)
     inputs = InputTable.of(records.columns)
     attribute = Attribute(column, values, inputs.spelling(column, values))
     table = inputs.encode(records.columns)
@@ -142,9 +136,7 @@ class InputTable:
         found: dict[str, NDArray[Any]] = {}
         for piece in self.pieces:
             part = table[:, piece.start : piece.start + piece.width]
-            found[piece.name] = (
-                part[:, 0] if piece.texts is None else np.array(piece.texts)[part.argmax(axis=1)]
-            )
+            found[piece.name] = part[:, 0] if piece.texts is None else np.array(piece.texts)[part.argmax(axis=1)]
         return found
 
     def spelling(self, column: str, values: tuple[str, ...]) -> SensitiveInput | None:
@@ -155,8 +147,7 @@ class InputTable:
                     return SensitiveInput((piece.start,), tuple((float(value),) for value in values))
                 places = tuple(range(piece.start, piece.start + piece.width))
                 one_hot = {
-                    text.strip(): row
-                    for text, row in zip(piece.texts, np.eye(piece.width).tolist(), strict=True)
+                    text.strip(): row for text, row in zip(piece.texts, np.eye(piece.width).tolist(), strict=True)
                 }
                 return SensitiveInput(places, tuple(tuple(one_hot[value]) for value in values))
         return None
@@ -247,11 +238,7 @@ def attribute_inference_of_run(
         raise InvalidInput("RUN", str(run), "has records of one group only", "there is nothing to guess")
     model = build_model(plan.model, data.feature_shape, first.classes)
     target = RunModel(model, load_theta(folder, model), plan.model.dtype)
-    name = (
-        "the attribute"
-        if first.schema is None or first.schema.sensitive is None
-        else first.schema.sensitive.name
-    )
+    name = "the attribute" if first.schema is None or first.schema.sensitive is None else first.schema.sensitive.name
     attribute = Attribute(name, first.group_names)
     return attribute_inference(target, attribute, members_of(data), _records(data.test), options)
 

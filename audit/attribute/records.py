@@ -32,9 +32,7 @@ class SensitiveInput:
                 "give one number for each column of the attribute",
             )
         if len(set(self.spelling)) != len(self.spelling):
-            raise InvalidInput(
-                "spelling", self.spelling, "must tell the values apart", "spell each value differently"
-            )
+            raise InvalidInput("spelling", self.spelling, "must tell the values apart", "spell each value differently")
 
     def written(self, features: Floats, value: int) -> Floats:
         """The same records, each with this value of the attribute."""

@@ -47,9 +47,7 @@ def mean_interval(values: Floats, low: float, high: float, confidence: float) ->
     if len(values) == 0:
         raise InvalidInput("values", "none", "must not be empty", "give at least one")
     if values.min() < low or values.max() > high:
-        raise InvalidInput(
-            "values", float(values.min()), f"must lie in [{low}, {high}]", "report this as a bug"
-        )
+        raise InvalidInput("values", float(values.min()), f"must lie in [{low}, {high}]", "report this as a bug")
     alpha = 1 - open_unit("confidence", confidence)
     scaled = np.clip((np.asarray(values, dtype=np.float64) - low) / (high - low), 0.0, 1.0)
     width = high - low
@@ -208,11 +206,7 @@ class AttributeInference:
             "finding": self.finding.value,
             "why": self.why,
             "confidence": self.confidence,
-            "records": {
-                "members": self.members,
-                "nonmembers": self.nonmembers,
-                "auxiliary": self.auxiliary,
-            },
+            "records": {"members": self.members, "nonmembers": self.nonmembers, "auxiliary": self.auxiliary},
             "imputation": {
                 "members": self.imputation_members.to_json(),
                 "nonmembers": self.imputation_nonmembers.to_json(),

@@ -26,14 +26,7 @@ from audit.bounds.thresholds import (
     bound_from_scores,
     p_value_from_scores,
 )
-from audit.bounds.trade_off import (
-    CurveFamily,
-    EpsilonDeltaCurve,
-    GaussianCurve,
-    ProfileCurve,
-    TradeOff,
-    curve_at,
-)
+from audit.bounds.trade_off import CurveFamily, EpsilonDeltaCurve, GaussianCurve, ProfileCurve, TradeOff, curve_at
 
 __all__ = [
     "CONCLUSIVE",

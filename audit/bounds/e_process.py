@@ -16,14 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.bounds.guesses import RankedGuesses, pooled_order
-from audit.bounds.lower_bound import (
-    GuessCounts,
-    LowerBound,
-    Method,
-    Selection,
-    allowed_failure,
-    refuted_up_to,
-)
+from audit.bounds.lower_bound import GuessCounts, LowerBound, Method, Selection, allowed_failure, refuted_up_to
 from audit.bounds.one_run import wrong_rate
 from audit.bounds.trade_off import CurveFamily, EpsilonDeltaCurve, TradeOff, check_family_delta
 from calibrate.arrays import Floats
@@ -64,9 +57,7 @@ class EProcess:
     def refutes(self, runs: tuple[RankedGuesses, ...], claim: TradeOff, confidence: float = 0.95) -> bool:
         return self.p_value(runs, claim) < allowed_failure(confidence)
 
-    def lower_bound(
-        self, runs: tuple[RankedGuesses, ...], delta: float, confidence: float = 0.95
-    ) -> LowerBound:
+    def lower_bound(self, runs: tuple[RankedGuesses, ...], delta: float, confidence: float = 0.95) -> LowerBound:
         check_family_delta(self.family, delta)
         path = _Path.of(runs)
         toll = self.toll(path.coins, EpsilonDeltaCurve(self.least_epsilon, delta), path.choices)
@@ -216,18 +207,14 @@ def crossing_probability(
     return crossed
 
 
-def _boundary(
-    method: EProcess, epsilon: float, choices: int, guesses: int, log_needed: float
-) -> NDArray[np.int64]:
+def _boundary(method: EProcess, epsilon: float, choices: int, guesses: int, log_needed: float) -> NDArray[np.int64]:
     """For k = 1 .. guesses the fewest right guesses whose wealth exceeds the need (k + 1 if none does)."""
     bets = np.array([log_odds(epsilon, lead, choices) for lead in method.leads])
     steps = np.arange(1, guesses + 1)
     low, high = np.full(guesses, -1), steps + 1
     while (high - low > 1).any():
         middle = (low + high) // 2
-        wealth = np.logaddexp.reduce(
-            middle[:, None] * bets[:, 0] + (steps - middle)[:, None] * bets[:, 1], axis=1
-        )
+        wealth = np.logaddexp.reduce(middle[:, None] * bets[:, 0] + (steps - middle)[:, None] * bets[:, 1], axis=1)
         enough = wealth - math.log(len(method.leads)) > log_needed
         high, low = np.where(enough, middle, high), np.where(enough, low, middle)
     return np.asarray(high, dtype=np.int64)

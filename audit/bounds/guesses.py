@@ -35,9 +35,7 @@ class RankedGuesses:
                 "give one strength and one right-or-wrong per coin",
             )
         if self.correct.dtype != np.bool_:
-            raise InvalidInput(
-                "correct", self.correct.dtype, "must be an array of true and false", "compare first"
-            )
+            raise InvalidInput("correct", self.correct.dtype, "must be an array of true and false", "compare first")
         if not np.isfinite(self.strength).all():
             raise InvalidInput("strength", "NaN or infinite", "must be finite", "drop or mend such scores")
 
@@ -57,10 +55,7 @@ class RankedGuesses:
         truth = np.asarray(coins)
         if table.ndim != 2 or table.shape[1] < 2 or not np.isin(truth, np.arange(table.shape[1])).all():
             raise InvalidInput(
-                "log likelihoods",
-                table.shape,
-                "must be (coins, sides) with coins in 0 .. sides - 1",
-                "check both",
+                "log likelihoods", table.shape, "must be (coins, sides) with coins in 0 .. sides - 1", "check both"
             )
         ordered = np.sort(table, axis=1)
         return cls(ordered[:, -1] - ordered[:, -2], np.argmax(table, axis=1) == truth, table.shape[1])
@@ -80,9 +75,7 @@ def counts_at(runs: tuple[RankedGuesses, ...], per_run: int) -> GuessCounts:
     count("guesses per run", per_run)
     least = min(run.coins for run in runs)
     if per_run > least:
-        raise InvalidInput(
-            "guesses per run", per_run, f"must be at most the {least} coins of a run", "guess fewer"
-        )
+        raise InvalidInput("guesses per run", per_run, f"must be at most the {least} coins of a run", "guess fewer")
     correct = sum(int(run.ordered()[:per_run].sum()) for run in runs)
     return GuessCounts(sum(run.coins for run in runs), per_run * len(runs), correct, runs[0].choices)
 
@@ -97,13 +90,9 @@ def pooled_order(runs: tuple[RankedGuesses, ...]) -> NDArray[np.bool_]:
 
 def check_runs(runs: tuple[RankedGuesses, ...]) -> None:
     if not isinstance(runs, tuple) or not runs:
-        raise InvalidInput(
-            "runs", runs, "must be a non-empty tuple of RankedGuesses", "give at least one run"
-        )
+        raise InvalidInput("runs", runs, "must be a non-empty tuple of RankedGuesses", "give at least one run")
     if len({run.choices for run in runs}) != 1:
-        raise InvalidInput(
-            "runs", "mixed", "must all have coins with equally many sides", "bound them separately"
-        )
+        raise InvalidInput("runs", "mixed", "must all have coins with equally many sides", "bound them separately")
 
 
 # From ranked guesses to a bound, with the choice of how many guesses count inside the error.
@@ -189,16 +178,11 @@ def p_value_from_guesses(
             assert_never(rule)
 
 
-def _chosen(
-    method: OneRunBound, rule: SplitGuesses, runs: Runs, delta: float, confidence: float
-) -> tuple[int, Runs]:
+def _chosen(method: OneRunBound, rule: SplitGuesses, runs: Runs, delta: float, confidence: float) -> tuple[int, Runs]:
     """The candidate with the largest bound on the choosing runs (the largest number if none has any)."""
     if rule.choosing_runs >= len(runs):
         raise InvalidInput(
-            "choosing runs",
-            rule.choosing_runs,
-            f"must be fewer than the {len(runs)} runs",
-            "keep some to bound",
+            "choosing runs", rule.choosing_runs, f"must be fewer than the {len(runs)} runs", "keep some to bound"
         )
     choosing, rest = runs[: rule.choosing_runs], runs[rule.choosing_runs :]
     merits = [

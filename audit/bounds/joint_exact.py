@@ -136,9 +136,7 @@ def _split(lefts: Floats, rights: Floats, parts: Floats) -> tuple[Floats, Floats
     position = np.arange(len(owner)) - np.repeat(np.cumsum(whole) - whole, whole)
     step = (rights - lefts) / whole
     new_lefts = lefts[owner] + position * step[owner]
-    new_rights = np.where(
-        position + 1 == whole[owner], rights[owner], lefts[owner] + (position + 1) * step[owner]
-    )
+    new_rights = np.where(position + 1 == whole[owner], rights[owner], lefts[owner] + (position + 1) * step[owner])
     return new_lefts, new_rights
 
 

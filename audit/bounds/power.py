@@ -113,9 +113,7 @@ def _one_run_power(claim: TradeOff, method: OneRunBound, design: OneRunDesign, c
     return at_least(high, design.guesses, 1 - design.success_rate)
 
 
-def _repeated_power(
-    claim: TradeOff, method: RepeatedRunsBound, design: RepeatedDesign, confidence: float
-) -> float:
+def _repeated_power(claim: TradeOff, method: RepeatedRunsBound, design: RepeatedDesign, confidence: float) -> float:
     """A lower bound of the power, within a per cent or two (the boxes: within 1e-3).
 
     The false positives are grouped into columns and each column is judged at its worst count, for refutation
@@ -137,12 +135,7 @@ def _repeated_power(
 
 
 def _most_negatives(
-    claim: TradeOff,
-    method: RepeatedRunsBound,
-    design: RepeatedDesign,
-    positives: int,
-    at_best: int,
-    confidence: float,
+    claim: TradeOff, method: RepeatedRunsBound, design: RepeatedDesign, positives: int, at_best: int, confidence: float
 ) -> int:
     """The most false negatives, at most `at_best` and in their usual range, that still refute; -1 if none."""
 

@@ -32,9 +32,7 @@ class RunScores:
     def __post_init__(self) -> None:
         for name, scores in (("scores without", self.without), ("scores with", self.with_canary)):
             if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
-                raise InvalidInput(
-                    name, scores.shape, "must be one finite score a run", "drop or mend the others"
-                )
+                raise InvalidInput(name, scores.shape, "must be one finite score a run", "drop or mend the others")
 
     @classmethod
     def of(cls, without: ArrayLike, with_canary: ArrayLike) -> RunScores:
@@ -106,11 +104,7 @@ def bound_from_scores(
 
 
 def p_value_from_scores(
-    method: RepeatedRunsBound,
-    rule: ThresholdRule,
-    scores: RunScores,
-    claim: TradeOff,
-    confidence: float = 0.95,
+    method: RepeatedRunsBound, rule: ThresholdRule, scores: RunScores, claim: TradeOff, confidence: float = 0.95
 ) -> float:
     """The p-value of a claimed curve, the choice included; `confidence` only steers the split's choice."""
     match rule:

@@ -63,9 +63,7 @@ class GaussianCurve:
         """Some of the (epsilon, delta) promises that the curve implies, from epsilon = 0 up."""
         top = gaussian_epsilon(self.mu, _LEAST_POINT_DELTA)
         grid = (top * i / (_GAUSSIAN_POINTS - 1) for i in range(_GAUSSIAN_POINTS))
-        return tuple(
-            EpsilonDeltaCurve(eps, min(1.0, gaussian_delta(self.mu, eps) * (1 + 1e-9))) for eps in grid
-        )
+        return tuple(EpsilonDeltaCurve(eps, min(1.0, gaussian_delta(self.mu, eps) * (1 + 1e-9))) for eps in grid)
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,7 @@ class EpsilonDeltaCurve:
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= MOST_EPSILON:
-            raise InvalidInput(
-                "epsilon", self.epsilon, f"must lie in [0, {MOST_EPSILON:g}]", "give 0 or more"
-            )
+            raise InvalidInput("epsilon", self.epsilon, f"must lie in [0, {MOST_EPSILON:g}]", "give 0 or more")
         if not 0 <= self.delta <= 1:
             raise InvalidInput("delta", self.delta, "must lie in [0, 1]", "give for example 1e-5, or 0")
 
@@ -121,9 +117,7 @@ class ProfileCurve:
 
     def __post_init__(self) -> None:
         if not isinstance(self.promises, tuple) or not self.promises:
-            raise InvalidInput(
-                "promises", self.promises, "must be a non-empty tuple", "give at least one point"
-            )
+            raise InvalidInput("promises", self.promises, "must be a non-empty tuple", "give at least one point")
         lines, breaks = _upper_envelope(self.promises)
         object.__setattr__(self, "_lines", lines)
         object.__setattr__(self, "_breaks", breaks)
@@ -173,18 +167,14 @@ def curve_at(family: CurveFamily, epsilon: float, delta: float) -> TradeOff:
 def check_family_delta(family: CurveFamily, delta: float) -> None:
     """A Gaussian has no finite epsilon at delta = 0; every family needs 0 <= delta < 1."""
     if not 0 <= delta < 1:
-        raise InvalidInput(
-            "delta", delta, "must lie in [0, 1)", "give the manifest's delta, for example 1e-5"
-        )
+        raise InvalidInput("delta", delta, "must lie in [0, 1)", "give the manifest's delta, for example 1e-5")
     if family is CurveFamily.GAUSSIAN and delta == 0:
         raise UnsupportedCombination(
             "the Gaussian family at delta = 0", "its epsilon is infinite", "give a positive delta"
         )
 
 
-def _upper_envelope(
-    promises: tuple[EpsilonDeltaCurve, ...],
-) -> tuple[tuple[_Line, ...], tuple[float, ...]]:
+def _upper_envelope(promises: tuple[EpsilonDeltaCurve, ...]) -> tuple[tuple[_Line, ...], tuple[float, ...]]:
     """The largest of the promises' lines on [0, 1] as pieces by growing slope, and where pieces change."""
     lines = [_Line(0.0, 0.0, 0.0)]
     for promise in promises:

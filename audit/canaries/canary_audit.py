@@ -156,9 +156,7 @@ class _Judge:
     def repeated(self) -> Attack:
         """One canary over all runs: the tight test, with a decoder fitted on other runs and its threshold at 0."""
         fitting = self._fitting
-        scores, clean = (
-            self._first_canary(seen, fitting) for seen in (self.runs.noisy[0], self.runs.clean[0])
-        )
+        scores, clean = (self._first_canary(seen, fitting) for seen in (self.runs.noisy[0], self.runs.clean[0]))
         truth = self.runs.coins[fitting:, 0]
         at_bound, at_curve = _ERROR.repeated * self.error, _ERROR.curve * self.error
         method, rule = JointExact(CurveFamily.EPSILON_DELTA, at_bound / 10), FixedThreshold(0.0)
@@ -233,9 +231,7 @@ class _Judge:
         return self._guessed(np.concatenate([Decoder.fitted(views).scores(views) for views in silos], axis=1))
 
     def _guessed(self, scores: Floats) -> tuple[RankedGuesses, ...]:
-        return tuple(
-            RankedGuesses.from_scores(row, coins) for row, coins in zip(scores, self.runs.coins, strict=True)
-        )
+        return tuple(RankedGuesses.from_scores(row, coins) for row, coins in zip(scores, self.runs.coins, strict=True))
 
     def _first_canary(self, views: Views, fitting: int) -> Floats:
         """Scores of the runs that did not fit the decoder, so that they are independent of one another."""

@@ -98,9 +98,7 @@ class CanaryModel:
             coefficients.copy_(weigh(norms, losses))
             total = torch.zeros(self.size, dtype=EXACT)
         table = self.directions.to(EXACT)[_numbers(x[canaries])]
-        return WeightedGradient(
-            total + (coefficients[canaries] * along[canaries]) @ table, norms, losses, coefficients
-        )
+        return WeightedGradient(total + (coefficients[canaries] * along[canaries]) @ table, norms, losses, coefficients)
 
     def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
         ordinary, canaries = _parted(x)

@@ -111,11 +111,7 @@ class CanaryRuns:
 
 
 def play(
-    evidence: RunEvidence,
-    cast: Cast,
-    effort: Effort,
-    seed: int,
-    progress: Callable[[int], None] | None = None,
+    evidence: RunEvidence, cast: Cast, effort: Effort, seed: int, progress: Callable[[int], None] | None = None
 ) -> CanaryRuns:
     """Toss, train, listen; as often as the effort allows."""
     # Tagged, because (seed, 0) is the stream of the bare seed, from which canaries' directions are drawn.

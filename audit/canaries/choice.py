@@ -59,14 +59,11 @@ class Signals:
         sides = [_sides(algorithm, scaling, moment, silo) for moment in moments]
         steps = tuple(moment.step for moment in moments)
         return tuple(
-            cls._looking(steps, sides, tuple(one.with_noise(share) for one in interference))
-            for share in NOISE_SHARES
+            cls._looking(steps, sides, tuple(one.with_noise(share) for one in interference)) for share in NOISE_SHARES
         )
 
     @classmethod
-    def _looking(
-        cls, steps: tuple[int, ...], sides: list[_Sides], interference: tuple[Interference, ...]
-    ) -> Signals:
+    def _looking(cls, steps: tuple[int, ...], sides: list[_Sides], interference: tuple[Interference, ...]) -> Signals:
         looks: list[list[Floats]] = []
         levels = []
         for zeros, ones in sides:
@@ -160,24 +157,18 @@ def cast_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, see
     number = _canaries_a_silo(evidence, kind)
     backdrops = {silo.name: _backdrop(evidence, silo, number) for silo in evidence.silos}
     ordinary = {
-        name: sampled_units(evidence, scaling, (moments[0], moments[-1]), silo)
-        for name, (silo, _) in backdrops.items()
+        name: sampled_units(evidence, scaling, (moments[0], moments[-1]), silo) for name, (silo, _) in backdrops.items()
     }
     algorithm, canaries = _costumes(evidence, kind, meaning, number, backdrops, ordinary, seed)
     rate = participation_rate(evidence)
-    silos = tuple(
-        StagedSilo(silo, units, canaries[name], meaning) for name, (silo, units) in backdrops.items()
-    )
+    silos = tuple(StagedSilo(silo, units, canaries[name], meaning) for name, (silo, units) in backdrops.items())
     signals = {
         silo.name: Signals.of(
             algorithm,
             scaling,
             moments,
             silo,
-            tuple(
-                Interference.of(units, _population(evidence, silo.backdrop), rate)
-                for units in ordinary[silo.name]
-            ),
+            tuple(Interference.of(units, _population(evidence, silo.backdrop), rate) for units in ordinary[silo.name]),
         )
         for silo in silos
     }
@@ -250,11 +241,7 @@ def sampled_units(
     by_row = silo.unit_of_row is None or isinstance(evidence.algorithm, MmdFedAvg)
     units = torch.arange(len(silo)) if by_row else torch.unique(silo.unit_of_row)
     places = units[torch.linspace(0, len(units) - 1, min(len(units), _SAMPLED_UNITS)).long()]
-    found = [
-        alone(evidence.algorithm, scaling, moment, silo, place)
-        for moment in moments
-        for place in places.tolist()
-    ]
+    found = [alone(evidence.algorithm, scaling, moment, silo, place) for moment in moments for place in places.tolist()]
     return tuple(np.stack(of_value) for of_value in zip(*found, strict=True))
 
 
@@ -286,9 +273,7 @@ def _costumes(
     }
 
 
-def _gradient(
-    evidence: RunEvidence, silo: SiloTensors, numbers: NDArray[np.int64], opposite: int
-) -> Canaries:
+def _gradient(evidence: RunEvidence, silo: SiloTensors, numbers: NDArray[np.int64], opposite: int) -> Canaries:
     """Side 1 pulls along its direction, side 0 against it."""
     one = torch.stack([canary_features(silo.x[0], int(number)) for number in numbers])
     zero = torch.stack([canary_features(silo.x[0], int(number) + opposite) for number in numbers])

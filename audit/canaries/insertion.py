@@ -75,9 +75,7 @@ class Moment:
         for party in header.parties:
             for spec in header.values:
                 if one.round in set(evidence.transcript.rounds(party, spec.name).tolist()):
-                    values = np.asarray(
-                        evidence.transcript.value(one.round, party, spec.name), dtype=np.float64
-                    )
+                    values = np.asarray(evidence.transcript.value(one.round, party, spec.name), dtype=np.float64)
                     received.setdefault(party, {})[spec.name] = Published(one.round, party, spec.name, values)
         return cls(one.step, one.state, received)
 
@@ -168,11 +166,7 @@ class StagedSilo:
         if owners is not None:
             owners = torch.cat((owners, self.units + torch.arange(len(y))))
         return replace(
-            back,
-            x=torch.cat((back.x, x)),
-            y=torch.cat((back.y, y)),
-            s=torch.cat((back.s, s)),
-            unit_of_row=owners,
+            back, x=torch.cat((back.x, x)), y=torch.cat((back.y, y)), s=torch.cat((back.s, s)), unit_of_row=owners
         )
 
     def _in_place(self, rows: Tensor, x: Tensor, y: Tensor) -> SiloTensors:
@@ -190,6 +184,4 @@ def first_units(silo: SiloTensors, number: int) -> SiloTensors:
         rows = (silo.unit_of_row < number).nonzero()[:, 0]
     owners = None if silo.unit_of_row is None else silo.unit_of_row[rows]
     clients = None if silo.client_of_row is None else silo.client_of_row[rows]
-    return replace(
-        silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], unit_of_row=owners, client_of_row=clients
-    )
+    return replace(silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], unit_of_row=owners, client_of_row=clients)

@@ -68,20 +68,14 @@ class ProductionRuns:
         assert self._place is not None
         self._place.cleanup()
 
-    def run(
-        self, algorithm: Algorithm[Any], silos: tuple[SiloTensors, ...], sizes: Mapping[str, int]
-    ) -> Heard:
+    def run(self, algorithm: Algorithm[Any], silos: tuple[SiloTensors, ...], sizes: Mapping[str, int]) -> Heard:
         """Train once on these silos, of `sizes` in units, and listen at the gate."""
         assert self._place is not None
         with TemporaryDirectory(dir=self._place.name) as folder:
             return self._listened(algorithm, silos, sizes, Path(folder))
 
     def _listened(
-        self,
-        algorithm: Algorithm[Any],
-        silos: tuple[SiloTensors, ...],
-        sizes: Mapping[str, int],
-        place: Path,
+        self, algorithm: Algorithm[Any], silos: tuple[SiloTensors, ...], sizes: Mapping[str, int], place: Path
     ) -> Heard:
         manifest = self._manifest(sizes)
         document = manifest.document
@@ -94,9 +88,7 @@ class ProductionRuns:
                 manifest, claim, place / "transcript.bin", values, seed if research else None, document.rounds
             )
             listening = _Listening(gate)
-            participations = {
-                silo.name: self._participation(algorithm, silo, sizes[silo.name], seed) for silo in silos
-            }
+            participations = {silo.name: self._participation(algorithm, silo, sizes[silo.name], seed) for silo in silos}
             rounds = Rounds(algorithm, silos, participations, document, cast(Gate, listening), claim)
             try:
                 start: Position[Any] = Position(algorithm.start(), 0, None, {})

@@ -69,9 +69,7 @@ def blind_rule(features: NDArray[np.floating], labels: Integers, is_member: Bool
 
 def _described(features: NDArray[np.floating], labels: Integers) -> Floats:
     x = np.asarray(features, dtype=np.float64)[:, :_MOST_FEATURES]
-    x = x[
-        :, x.std(axis=0) > 1e-9 * np.abs(x).max(axis=0, initial=0.0)
-    ]  # a constant tells nothing, and has no scale
+    x = x[:, x.std(axis=0) > 1e-9 * np.abs(x).max(axis=0, initial=0.0)]  # a constant tells nothing, and has no scale
     x = (x - x.mean(axis=0)) / x.std(axis=0)
     classes = np.eye(int(labels.max()) + 1)[labels]
     squares = x**2 - 1

@@ -46,9 +46,7 @@ class MembershipOptions:
     def __post_init__(self) -> None:
         count("shadow models", self.shadow_models, least=0)
         if self.shadow_models == 1:
-            raise InvalidInput(
-                "shadow models", 1, "must be 0 or at least 2", "one model has no half to be without"
-            )
+            raise InvalidInput("shadow models", 1, "must be 0 or at least 2", "one model has no half to be without")
         open_unit("confidence", self.confidence)
 
 
@@ -89,10 +87,7 @@ def audit_model(
         design = ShadowDesign.OFFLINE if records.has_population else ShadowDesign.ONLINE
         facts = ShadowFacts(recipe.kind, options.shadow_models, design, recipe.training)
     rule = blind_rule(
-        records.features[: records.audited],
-        records.labels[: records.audited],
-        records.is_member,
-        options.seed,
+        records.features[: records.audited], records.labels[: records.audited], records.is_member, options.seed
     )
     case = _Case(signals, records.is_member, attacks, options, claim, rule.tells_apart)
     return case.judged(target.kind, target.source, facts, (rule.check(),))
@@ -104,10 +99,7 @@ def audit_scores(
     """The same for scores that somebody else computed; without shadow models there is no control, and no power."""
     if np.shape(scores) != np.shape(is_member):
         raise InvalidInput(
-            "is_member",
-            np.shape(is_member),
-            f"must be one mark for each of {np.shape(scores)} scores",
-            "mark each",
+            "is_member", np.shape(is_member), f"must be one mark for each of {np.shape(scores)} scores", "mark each"
         )
     case = _Case(Signals.alone(scores), is_member, (UserScore(),), options, claim, False)
     return case.judged("scores", source, None, ())
@@ -125,9 +117,7 @@ class _Case:
     unlike: bool
     """Members and non-members differ without the model: no bound."""
 
-    def judged(
-        self, kind: str, source: str, facts: ShadowFacts | None, checks: tuple[Check, ...]
-    ) -> MembershipAudit:
+    def judged(self, kind: str, source: str, facts: ShadowFacts | None, checks: tuple[Check, ...]) -> MembershipAudit:
         found, bounds = [], []
         for attack in self.attacks:
             scores = attack.scores(self.signals)[: len(self.is_member)]
@@ -166,9 +156,7 @@ class _Case:
         delta = self.options.delta if self.claim is None else self.claim.promise.delta
         return Trial(self.options.assignment, relation, delta, share, self.options.seed)
 
-    def _bounded(
-        self, attack: MembershipAttack, scores: Floats, controls: list[tuple[Floats, Booleans]]
-    ) -> Attack:
+    def _bounded(self, attack: MembershipAttack, scores: Floats, controls: list[tuple[Floats, Booleans]]) -> Attack:
         trial = self._trial()
         bound = bound_of(scores, self.is_member, trial)
         rates = [success_rates(values, truth, trial) for values, truth in controls]

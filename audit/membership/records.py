@@ -74,9 +74,7 @@ class AuditedRecords:
             )
 
     @classmethod
-    def of(
-        cls, features: Floats, labels: Integers, classes: int, members: int, nonmembers: int
-    ) -> AuditedRecords:
+    def of(cls, features: Floats, labels: Integers, classes: int, members: int, nonmembers: int) -> AuditedRecords:
         """From plain arrays, rows in the order of this class."""
         names = tuple(str(number) for number in range(classes))
         table = np.asarray(features, dtype=np.float64)

@@ -25,9 +25,7 @@ from typing import Any
 
 from calibrate.errors import InvalidInput, count, open_unit
 
-AUC_INTERVAL = (
-    "Wilson score interval with the largest variance the area can have, A (1 - A) / min(members, nonmembers)"
-)
+AUC_INTERVAL = "Wilson score interval with the largest variance the area can have, A (1 - A) / min(members, nonmembers)"
 TPR_INTERVAL = (
     "exact and free of assumptions about the scores: order statistics for the threshold, Clopper-Pearson for the rate, "
     "the error split evenly over the four sides; each rate has its own interval"

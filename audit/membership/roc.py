@@ -70,19 +70,13 @@ def rate_at(members: ArrayLike, nonmembers: ArrayLike, fpr: float, confidence: f
     docs/theorems/membership.md: an order statistic of the non-members' scores brackets the threshold, and a
     Clopper-Pearson interval the members above it.
     """
-    inside, outside = (
-        np.sort(checked_scores("members", members)),
-        np.sort(checked_scores("nonmembers", nonmembers)),
-    )
+    inside, outside = (np.sort(checked_scores("members", members)), np.sort(checked_scores("nonmembers", nonmembers)))
     return _point(inside, outside, fpr, allowed_failure(confidence) / 4)
 
 
 def curve(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) -> tuple[RocPoint, ...]:
     """Points at evenly spaced logarithms of the false-positive rate, from one non-member to all of them."""
-    inside, outside = (
-        np.sort(checked_scores("members", members)),
-        np.sort(checked_scores("nonmembers", nonmembers)),
-    )
+    inside, outside = (np.sort(checked_scores("members", members)), np.sort(checked_scores("nonmembers", nonmembers)))
     accused = np.unique(np.geomspace(1, len(outside), _POINTS).round().astype(int))
     side = allowed_failure(confidence) / 4
     return tuple(_point(inside, outside, int(number) / len(outside), side) for number in accused)

@@ -66,11 +66,7 @@ class Signals:
         records = self.target.shape
         if self.target.ndim != 1 or not len(self.target):
             raise InvalidInput("target", records, "must be one signal a record", "give a flat array")
-        if (
-            self.shadow.ndim != 2
-            or self.shadow.shape[1:] != records
-            or self.included.shape != self.shadow.shape
-        ):
+        if self.shadow.ndim != 2 or self.shadow.shape[1:] != records or self.included.shape != self.shadow.shape:
             raise InvalidInput(
                 "shadow",
                 (self.shadow.shape, self.included.shape),
@@ -118,13 +114,8 @@ def _checked(argument: str, table: Floats, labels: Integers) -> tuple[Floats, In
         )
     if not np.isfinite(values).all():
         raise InvalidInput(argument, "NaN or infinite", "must be finite", "check the model's outputs")
-    if chosen.dtype.kind not in "iu" or (
-        len(chosen) and not 0 <= chosen.min() <= chosen.max() < values.shape[1]
-    ):
+    if chosen.dtype.kind not in "iu" or (len(chosen) and not 0 <= chosen.min() <= chosen.max() < values.shape[1]):
         raise InvalidInput(
-            "labels",
-            f"outside 0 .. {values.shape[1] - 1}",
-            "must be class numbers",
-            "number the classes from 0",
+            "labels", f"outside 0 .. {values.shape[1] - 1}", "must be class numbers", "number the classes from 0"
         )
     return values, chosen.astype(np.int64)

@@ -51,10 +51,7 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
         )
     declared = declared_sampling(rehearsal.document)
     level = ALPHA / (_TESTS * len(rehearsal.silos) + 1)
-    drawn = {
-        silo.name: {one.step: one.batch.numpy() for one in rehearsal.of(silo.name)}
-        for silo in rehearsal.silos
-    }
+    drawn = {silo.name: {one.step: one.batch.numpy() for one in rehearsal.of(silo.name)} for silo in rehearsal.silos}
     sensitive = sensitive_silos(rehearsal.algorithm, rehearsal.silos)
     wrong = []
     for silo in rehearsal.silos:

@@ -34,9 +34,7 @@ def check_steps(evidence: RunEvidence, ledger: Ledger | None) -> Check:
         try:
             charged = ledger.manifest_status(evidence.manifest_digest).charged
         except UnknownClaim:
-            return Check(
-                Layer.PROBE, name, Outcome.FAILED, f"{text}, and the ledger knows nothing of the run"
-            )
+            return Check(Layer.PROBE, name, Outcome.FAILED, f"{text}, and the ledger knows nothing of the run")
         text, right = f"{text}, {charged} charged", right and published <= charged <= signed
     return passed_if(Layer.PROBE, name, right, text)
 
@@ -112,11 +110,7 @@ def _rehearsed(evidence: RunEvidence, rounds: int) -> tuple[Check, ...]:
         rehearsal = rehearse(evidence.plan_path, evidence.document, rounds)
     except PrivfairError as refusal:
         return (Check(Layer.PROBE, "rehearsal", Outcome.FAILED, f"the engine refuses: {refusal}"),)
-    return (
-        check_rehearsed_steps(rehearsal),
-        *check_batches(rehearsal),
-        *check_fresh_noise(rehearsal),
-    )
+    return (check_rehearsed_steps(rehearsal), *check_batches(rehearsal), *check_fresh_noise(rehearsal))
 
 
 def _affordable(evidence: RunEvidence) -> int:

@@ -65,9 +65,7 @@ def _repeated(found: tuple[Residuals, ...]) -> Check:
     """Exact repetition of a whole message's noise, between any two silos and rounds."""
     twice = []
     for name in sorted({one.name for one in found}):
-        of_name = [
-            (one.party, place, row) for one in found if one.name == name for place, row in enumerate(one.rows)
-        ]
+        of_name = [(one.party, place, row) for one in found if one.name == name for place, row in enumerate(one.rows)]
         if not of_name or len(of_name[0][2]) < _SHORTEST:
             continue
         of_name.sort(key=lambda each: float(each[2][0]))

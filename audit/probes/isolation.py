@@ -39,12 +39,7 @@ def check_isolation(scene: Scene, seed: int = 0) -> tuple[Check, ...]:
     checks = (_batch_norm(scene), _model(scene), _pure(scene, random))
     if not scene.bounded:
         return checks
-    return (
-        *checks,
-        _apart(scene, random),
-        _in_any_order(scene, random),
-        _alike_in_all_silos(scene, random),
-    )
+    return (*checks, _apart(scene, random), _in_any_order(scene, random), _alike_in_all_silos(scene, random))
 
 
 def _batch_norm(scene: Scene) -> Check:
@@ -70,9 +65,7 @@ def _model(scene: Scene) -> Check:
     silo, theta = scene.silos[0], scene.algorithm.theta(scene.moments[-1].state)
     half = min(_BATCH, len(silo) // 2)
     if half < 2:
-        return Check(
-            Layer.PROBE, "gradients of single records", Outcome.NOT_POSSIBLE, "the silo has too few records"
-        )
+        return Check(Layer.PROBE, "gradients of single records", Outcome.NOT_POSSIBLE, "the silo has too few records")
     here, there = slice(0, half), slice(half, 2 * half)
     moved = influence_of_others(
         scene.model, theta, (silo.x[here], silo.y[here]), (3.0 * silo.x[there] + 1.0, silo.y[there])
@@ -149,9 +142,7 @@ def _pure(scene: Scene, random: np.random.Generator) -> Check:
         first = sent(scene, place.moment, place.silo, place.batch)
         sent(scene, place.moment, _others_altered(scene, place), place.batch, first.seen)
         again = sent(scene, place.moment, place.silo, place.batch, first.seen)
-        changed |= {
-            name for name, values in first.values.items() if not np.array_equal(values, again.values[name])
-        }
+        changed |= {name for name, values in first.values.items() if not np.array_equal(values, again.values[name])}
     text = f"{', '.join(sorted(changed))} changed" if changed else "the same messages when asked again"
     return passed_if(Layer.PROBE, "messages carry nothing over", not changed, text)
 
@@ -160,9 +151,7 @@ def _in_any_order(scene: Scene, random: np.random.Generator) -> Check:
     """Records listed in another order give the same sums; a numbering by first appearance does not."""
     name = "messages in any order"
     if isinstance(scene.algorithm, Drawing):
-        return Check(
-            Layer.PROBE, name, Outcome.NOT_POSSIBLE, "the algorithm lists drawn records in their order"
-        )
+        return Check(Layer.PROBE, name, Outcome.NOT_POSSIBLE, "the algorithm lists drawn records in their order")
     worst = 0.0
     for place in _places(scene, random):
         silo = place.silo

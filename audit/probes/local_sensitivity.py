@@ -14,17 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from audit.probes.rehearsal import Rehearsal
-from audit.probes.setting import (
-    Moment,
-    Scene,
-    record_at,
-    rows_of,
-    sent,
-    units_of,
-    with_attribute,
-    with_record,
-    without,
-)
+from audit.probes.setting import Moment, Scene, record_at, rows_of, sent, units_of, with_attribute, with_record, without
 from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import Drawing, SiloTensors
@@ -70,8 +60,7 @@ class LocalSensitivity:
             "largest_share": self.largest,
             "median_share": self.median,
             "by_step": [
-                {"step": one.step, "largest_share": one.largest, "median_share": one.median}
-                for one in self.steps
+                {"step": one.step, "largest_share": one.largest, "median_share": one.median} for one in self.steps
             ],
         }
 
@@ -96,10 +85,7 @@ def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> t
     scene = Scene(rehearsal.algorithm, rehearsal.model, rehearsal.silos, rehearsal.document, moments)
     if not scene.bounded:
         raise InvalidInput(
-            "plan",
-            rehearsal.document.algorithm,
-            "publishes no value with a bound",
-            "report a plan with noise",
+            "plan", rehearsal.document.algorithm, "publishes no value with a bound", "report a plan with noise"
         )
     random = np.random.default_rng(seed)
     found: dict[str, _Shares] = {}
@@ -114,12 +100,7 @@ def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> t
 
 
 def _of_batch(
-    scene: Scene,
-    moment: Moment,
-    silo: SiloTensors,
-    batch: Tensor,
-    units: int,
-    random: np.random.Generator,
+    scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, units: int, random: np.random.Generator
 ) -> Iterator[tuple[str, float]]:
     present = [unit for unit in batch.tolist() if unit < units_of(silo)]
     if not present:

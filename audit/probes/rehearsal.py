@@ -19,15 +19,7 @@ from audit.evidence import AuditorsManifest
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument
 from calibrate.sampling import Sampling
-from privfair.algorithms.algorithm import (
-    Algorithm,
-    ClearValue,
-    Drawing,
-    Message,
-    Received,
-    Replying,
-    SiloTensors,
-)
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Drawing, Message, Received, Replying, SiloTensors
 from privfair.batches.randomness import Indexes, WordSource
 from privfair.ledger import Ledger
 from privfair.models.model import Model

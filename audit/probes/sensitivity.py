@@ -178,13 +178,7 @@ def _units(scene: Scene, silo: SiloTensors, batch: Tensor, random: np.random.Gen
 
 
 def _of_batch(
-    scene: Scene,
-    moment: Moment,
-    silo: SiloTensors,
-    batch: Tensor,
-    unit: int,
-    facing: Record,
-    where: str,
+    scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, unit: int, facing: Record, where: str
 ) -> Iterator[Neighbours]:
     """The unit among the batch's own records, and among copies of one record that it faces or opposes."""
     drawing = isinstance(scene.algorithm, Drawing)
@@ -204,13 +198,7 @@ def _of_batch(
 
 
 def _pairs(
-    scene: Scene,
-    moment: Moment,
-    silo: SiloTensors,
-    batch: Tensor,
-    unit: int,
-    records: tuple[Record, ...],
-    where: str,
+    scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, unit: int, records: tuple[Record, ...], where: str
 ) -> Iterator[Neighbours]:
     relation = scene.unit.relation
     if relation is Relation.REPLACE_ATTRIBUTE:
@@ -242,9 +230,7 @@ def _differs(pair: Neighbours, name: str) -> bool:
 
 
 def _bounded(name: str, reach: _Reach) -> Check:
-    text = (
-        f"{reach.ratio:.4f} of the signed bound at most, over {reach.pairs} pairs of neighbouring data sets"
-    )
+    text = f"{reach.ratio:.4f} of the signed bound at most, over {reach.pairs} pairs of neighbouring data sets"
     if reach.ratio > 1 + ROUNDING:
         text += f"; reached at {reach.where}"
     return passed_if(Layer.PROBE, f"sensitivity of {name}", reach.ratio <= 1 + ROUNDING, text)

@@ -175,14 +175,7 @@ def without(silo: SiloTensors, unit: int, batch: Tensor) -> tuple[SiloTensors, T
     keep[rows_of(silo, unit)] = False
     owners = None if silo.unit_of_row is None else silo.unit_of_row[keep]
     clients = None if silo.client_of_row is None else silo.client_of_row[keep]
-    smaller = replace(
-        silo,
-        x=silo.x[keep],
-        y=silo.y[keep],
-        s=silo.s[keep],
-        unit_of_row=owners,
-        client_of_row=clients,
-    )
+    smaller = replace(silo, x=silo.x[keep], y=silo.y[keep], s=silo.s[keep], unit_of_row=owners, client_of_row=clients)
     rest = batch[batch != unit]
     if silo.unit_of_row is None:
         rest = rest - (rest > unit).to(rest.dtype)
@@ -219,9 +212,7 @@ class Sent:
         return {**self.noisy, **self.randomised, **self.clear}
 
 
-def sent(
-    scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, seen: Received | None = None
-) -> Sent:
+def sent(scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, seen: Received | None = None) -> Sent:
     """The production `contribution()`, and `reply()` to what was seen (default: this very message, without noise)."""
     algorithm = scene.algorithm
     first = algorithm.contribution(moment.state, moment.step, silo, batch)

@@ -38,9 +38,7 @@ class Axis:
     numbers: Numbers = Numbers.PLAIN
 
     @classmethod
-    def around(
-        cls, label: str, values: Sequence[float], numbers: Numbers = Numbers.PLAIN, zero: bool = True
-    ) -> Axis:
+    def around(cls, label: str, values: Sequence[float], numbers: Numbers = Numbers.PLAIN, zero: bool = True) -> Axis:
         """A linear axis from one round number to another that holds all values, and zero where asked."""
         kept = [value for value in values if math.isfinite(value)] or [0.0]
         low, high = min(kept), max(kept)
@@ -49,9 +47,7 @@ class Axis:
         if high <= low:
             low, high = (low, low + 1.0) if low >= 0 else (low - 1.0, low + 1.0)
         step = _step(low, high)
-        return cls(
-            label, math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, numbers=numbers
-        )
+        return cls(label, math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, numbers=numbers)
 
     def place(self, value: float) -> float:
         match self.scale:

@@ -168,9 +168,7 @@ class AuditReport(_Part):
     attribute_inference: AttributeSection | None = None
     attribute_inference_not_possible: str | None = None
     membership: MembershipSection | None = None
-    subjects: dict[str, str] = Field(
-        default_factory=dict, description="SHA-256 of the audited files, by role."
-    )
+    subjects: dict[str, str] = Field(default_factory=dict, description="SHA-256 of the audited files, by role.")
     audited_at: str | None = None
 
 

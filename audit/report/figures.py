@@ -9,17 +9,7 @@ from typing import Any
 import numpy as np
 
 from audit.bounds import EpsilonDeltaCurve
-from audit.report.charts import (
-    Axis,
-    Bars,
-    Numbers,
-    Scale,
-    Series,
-    Whisker,
-    bar_chart,
-    interval_chart,
-    line_chart,
-)
+from audit.report.charts import Axis, Bars, Numbers, Scale, Series, Whisker, bar_chart, interval_chart, line_chart
 from audit.report.content import ReportContent
 from audit.report.sections import said
 from calibrate.manifest.mechanism import AsPrintedGuarantee, PrivateGuarantee
@@ -91,9 +81,7 @@ def _trade_off(content: ReportContent) -> str:
         "cannot both fall below the line; a measured line below the promised one breaks it."
         + (" Both axes are logarithmic." if crowded else "")
     )
-    return _figure(
-        "Trade-off curve: promised and measured", line_chart("Trade-off curve", x, y, series), reading
-    )
+    return _figure("Trade-off curve: promised and measured", line_chart("Trade-off curve", x, y, series), reading)
 
 
 def _budget(content: ReportContent) -> str:
@@ -109,12 +97,8 @@ def _budget(content: ReportContent) -> str:
         claimed = guarantee.claimed_epsilon
         series.append(Series(f"claimed by the paper: ε = {claimed:g}", ends, (claimed,) * 2, True))
     every = [value for one in series for value in one.y]
-    chart = line_chart(
-        "Budget over rounds", Axis.around("rounds", rounds), Axis.around("epsilon", every), series
-    )
-    return _figure(
-        "Budget over rounds", chart, "What has been spent after so many rounds; it is never refunded."
-    )
+    chart = line_chart("Budget over rounds", Axis.around("rounds", rounds), Axis.around("epsilon", every), series)
+    return _figure("Budget over rounds", chart, "What has been spent after so many rounds; it is never refunded.")
 
 
 def _roc(membership: dict[str, Any] | None) -> str:
@@ -184,9 +168,7 @@ def _gaps(metrics: tuple[dict[str, Any], ...]) -> str:
     rows = [Bars(label, (last.get(name),)) for name, label in _GAPS if name in last]
     widest = max((value for row in rows for value in row.values if value is not None), default=1.0)
     chart = bar_chart("Gaps between groups", Axis.around("", [widest]), ("gap",), rows)
-    return _figure(
-        "Gaps between groups", chart, "The largest difference between two groups; 0 is equal treatment."
-    )
+    return _figure("Gaps between groups", chart, "The largest difference between two groups; 0 is equal treatment.")
 
 
 def _over_steps(metrics: tuple[dict[str, Any], ...]) -> str:

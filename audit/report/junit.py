@@ -49,11 +49,7 @@ def _attack(attack: dict[str, Any], promised: dict[str, Any] | None) -> Xml.Elem
     if promised is not None and bound["epsilon"] > promised["epsilon"]:
         _sub(case, "failure", f"{found}, and {promised['epsilon']:g} is {promised['source']}")
     elif attack.get("curve") and attack["curve"]["refuted"]:
-        _sub(
-            case,
-            "failure",
-            f"the signed noise would betray as much with p = {attack['curve']['p_value']:.2g}",
-        )
+        _sub(case, "failure", f"the signed noise would betray as much with p = {attack['curve']['p_value']:.2g}")
     return case
 
 

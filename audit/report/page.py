@@ -7,13 +7,7 @@ from html import escape
 
 from audit.report.content import ReportContent
 from audit.report.figures import figures
-from audit.report.sections import (
-    evidence_section,
-    not_protected_section,
-    promise_section,
-    table,
-    verdict_section,
-)
+from audit.report.sections import evidence_section, not_protected_section, promise_section, table, verdict_section
 from calibrate.manifest.show import as_json as manifest_json
 
 # The page's look: light and dark, wide and narrow, on screen and on paper.

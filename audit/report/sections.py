@@ -16,12 +16,7 @@ _MEANING = {
     "violated": "The evidence contradicts the promise. Do not rely on it.",
     "inconclusive": "The audit found nothing against the promise, but would hardly have noticed a breach.",
 }
-_LAYERS = {
-    "conformance": "papers",
-    "L0": "probes (L0)",
-    "L1": "noise (L1)",
-    "L2": "attack (L2)",
-}
+_LAYERS = {"conformance": "papers", "L0": "probes (L0)", "L1": "noise (L1)", "L2": "attack (L2)"}
 
 
 def verdict_section(content: ReportContent) -> str:
@@ -43,9 +38,7 @@ def verdict_section(content: ReportContent) -> str:
         lines.append("No privacy was promised, so there is no promise to break.")
     cost = unbacked_cost(content)
     if cost is not None:
-        lines.append(
-            f"<b>The noise cannot keep this claim:</b> its certified cost is {cost}, attack or no attack."
-        )
+        lines.append(f"<b>The noise cannot keep this claim:</b> its certified cost is {cost}, attack or no attack.")
     if content.attribute is not None and content.attribute["finding"] != "no leakage found":
         lines.append(f"<b>Beside the verdict:</b> {escape(_sentence(content.attribute['why']))}")
     told = "".join(f"<p>{line}</p>" for line in lines)
@@ -87,10 +80,7 @@ def _tiles(content: ReportContent) -> str:
         tiles.append((cost, "certified cost of the noise that was used"))
     if found["epsilon_lower"] is not None:
         tiles.append(
-            (
-                f"ε = {found['epsilon_lower']:.3g}",
-                f"measured, at least ({100 * found['confidence']:g}% confidence)",
-            )
+            (f"ε = {found['epsilon_lower']:.3g}", f"measured, at least ({100 * found['confidence']:g}% confidence)")
         )
     outcomes = [check["outcome"] for check in found["checks"]]
     tiles.append(
@@ -105,8 +95,7 @@ def _tiles(content: ReportContent) -> str:
     if content.attribute is not None:
         tiles.append((content.attribute["finding"], f"attribute inference: {content.attribute['attribute']}"))
     shown = "".join(
-        f'<div class="tile"><b{_red(big)}>{escape(big)}</b><span>{escape(small)}</span></div>'
-        for big, small in tiles
+        f'<div class="tile"><b{_red(big)}>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles
     )
     return f'<div class="tiles">{shown}</div>'
 
@@ -160,9 +149,7 @@ def evidence_section(content: ReportContent) -> str:
         for one in found["attacks"]
     )
     passed = [check for check in found["checks"] if check["outcome"] == "passed"]
-    others = sorted(
-        (c for c in found["checks"] if c["outcome"] != "passed"), key=lambda c: c["outcome"] != "failed"
-    )
+    others = sorted((c for c in found["checks"] if c["outcome"] != "passed"), key=lambda c: c["outcome"] != "failed")
     first = _checks(others) if others else ""
     rest = ""
     if passed:
@@ -193,11 +180,7 @@ def _membership(section: dict[str, Any] | None) -> str:
     if section is None or not section["attacks"]:
         return ""
     rows = [
-        (
-            escape(one["name"]),
-            _ends(one["auc"], 3),
-            *(_ends(rate, 4) for rate in one["tpr_at_fpr"]),
-        )
+        (escape(one["name"]), _ends(one["auc"], 3), *(_ends(rate, 4) for rate in one["tpr_at_fpr"]))
         for one in section["attacks"]
     ]
     rates = [f"found at {100 * one['fpr']:g}% accused" for one in section["attacks"][0]["tpr_at_fpr"]]
@@ -223,12 +206,7 @@ def _attribute(section: dict[str, Any] | None, found: dict[str, Any]) -> str:
         )
         for one in section["attacks"]
     ]
-    heads = (
-        "guess by",
-        "right on members",
-        "right on non-members",
-        "members minus non-members, over imputation",
-    )
+    heads = ("guess by", "right on members", "right on non-members", "members minus non-members, over imputation")
     missing = "; ".join(f"{one['name']}: {one['why']}" for one in section["not_applied"])
     note = f'<p class="soft">Not applied: {escape(missing)}.</p>' if missing else ""
     return (
@@ -242,9 +220,7 @@ def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     top = "".join(f"<th>{escape(head)}</th>" for head in heads)
     body = "".join(
         "<tr>"
-        + "".join(
-            f'<td data-label="{escape(head)}">{cell}</td>' for head, cell in zip(heads, row, strict=True)
-        )
+        + "".join(f'<td data-label="{escape(head)}">{cell}</td>' for head, cell in zip(heads, row, strict=True))
         + "</tr>"
         for row in rows
     )

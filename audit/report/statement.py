@@ -96,10 +96,7 @@ def _methods(report: Mapping[str, Any]) -> tuple[str, ...]:
         f"{check['layer']} checks" for check in report["checks"] if check["outcome"] != "not possible"
     )
     attacks = [f"{one['name']} ({one['bound']['method']})" for one in report["attacks"]]
-    for section, name in (
-        ("membership", "membership inference"),
-        ("attribute_inference", "attribute inference"),
-    ):
+    for section, name in (("membership", "membership inference"), ("attribute_inference", "attribute inference")):
         if report.get(section):
             attacks += [f"{name}: {one['name']}" for one in report[section]["attacks"]]
     return tuple(_one_line(text) for text in (*layers, *attacks))
@@ -163,13 +160,9 @@ def verify_audit(
     try:
         opened = open_envelope(envelope)
     except BrokenEnvelope as broken:
-        raise AuditRefused(
-            f"not an envelope: {broken}; fetch the audit again as privfair wrote it"
-        ) from broken
+        raise AuditRefused(f"not an envelope: {broken}; fetch the audit again as privfair wrote it") from broken
     if opened.payload_type != PAYLOAD_TYPE:
-        raise AuditRefused(
-            f"the envelope holds {opened.payload_type[:80]!r}, no statement; give the signed audit"
-        )
+        raise AuditRefused(f"the envelope holds {opened.payload_type[:80]!r}, no statement; give the signed audit")
     auditor = _signer(opened, trust, now)
     predicate, about = _understood(opened.payload)
     if predicate.audited_at > now:
@@ -187,9 +180,7 @@ def _signer(opened: SignedPayload, trust: TrustFile, now: datetime) -> TrustedKe
     """A live auditor's key with a valid signature; a wrong signature under a known id is refused at once."""
     present = [key for key in trust.keys_of(Role.AUDITOR) if key.key_id in opened.key_ids]
     if not present:
-        raise AuditRefused(
-            "no auditor of the trust file has signed it; trust its auditor, or ask one you trust"
-        )
+        raise AuditRefused("no auditor of the trust file has signed it; trust its auditor, or ask one you trust")
     objections = []
     for key in present:
         try:
@@ -207,9 +198,7 @@ def _payload(predicate: AuditPredicate, subjects: Mapping[str, str]) -> bytes:
     return canonical(
         {
             "_type": STATEMENT_TYPE,
-            "subject": [
-                {"name": name, "digest": {"sha256": digest}} for name, digest in sorted(subjects.items())
-            ],
+            "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(subjects.items())],
             "predicateType": PREDICATE_TYPE,
             "predicate": predicate.to_json(),
         }
@@ -227,9 +216,7 @@ def _understood(payload: bytes) -> tuple[AuditPredicate, dict[str, str]]:
         predicate = AuditPredicate.model_validate_json(canonical(statement.predicate))
         subjects = {str(one["name"]): str(one["digest"]["sha256"]) for one in statement.subjects}  # type: ignore[index,union-attr,call-overload]
         if _payload(predicate, subjects) != payload:
-            raise AuditRefused(
-                "the statement is not spelled as privfair writes it; have the audit signed again"
-            )
+            raise AuditRefused("the statement is not spelled as privfair writes it; have the audit signed again")
     except ValidationError as broken:
         raise AuditRefused(f"{first_fault(broken)}; have the audit signed again") from broken
     except (NotStrictJson, KeyError, TypeError) as broken:

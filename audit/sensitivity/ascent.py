@@ -137,10 +137,7 @@ def _probed(
         leaf, place = entries[int(number)]
         probe = torch.zeros_like(found[leaf])
         probe.view(-1)[place] = _PROBE * free[leaf].scale
-        ends = [
-            subject.distance(_shifted(subject, unit, pair, {leaf: sign * probe}), norm)
-            for sign in (1.0, -1.0)
-        ]
+        ends = [subject.distance(_shifted(subject, unit, pair, {leaf: sign * probe}), norm) for sign in (1.0, -1.0)]
         slope = (ends[0] - ends[1]) / (2 * _PROBE * free[leaf].scale)
         found[leaf].view(-1)[place] = slope if math.isfinite(slope) else 0.0
     return found, 2 * len(chosen)

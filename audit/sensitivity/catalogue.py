@@ -49,11 +49,7 @@ def lemma_b1_theta(
     if radius is Radius.ENTRYWISE:
         w = Box(-SIZE, SIZE, (groups, classes))
     domain = Domain(
-        {
-            "probabilities": Simplex(classes),
-            "slopes": ProbabilitySlopes(classes, 2, LIPSCHITZ),
-            "s": Category(groups),
-        },
+        {"probabilities": Simplex(classes), "slopes": ProbabilitySlopes(classes, 2, LIPSCHITZ), "s": Category(groups)},
         {"w": w, "frequencies": Box(rho, 1.0, (groups,))},
         fewest=1,
         most=3,
@@ -79,8 +75,7 @@ def theta_bound(batch: int = BATCH, rho: float = RHO) -> float:
 
 def _fedfdp(id: str, says: str, function: Callable[..., object]) -> Entry:
     domain = Domain(
-        {"gradient": Ball(10.0, (3,)), "loss": Box(0.0, _LARGEST_LOSS)},
-        {"mean_loss": Box(0.0, _LARGEST_LOSS)},
+        {"gradient": Ball(10.0, (3,)), "loss": Box(0.0, _LARGEST_LOSS)}, {"mean_loss": Box(0.0, _LARGEST_LOSS)}
     )
     return Entry(id, says, DistanceClaim(_CLIP), Subject(function, domain, Arrays.TORCH))
 
@@ -103,9 +98,7 @@ _BUILDERS: dict[str, Callable[[str], Entry]] = {
     "steffle.lemma-B.1.W.square-root": lambda id: lemma_b1_weights(id, weights_bound()),
     "steffle.lemma-B.1.theta": lambda id: lemma_b1_theta(id, theta_bound() ** 2, Radius.ENTRYWISE),
     "steffle.lemma-B.1.theta.printed-frobenius": lambda id: lemma_b1_theta(id, theta_bound() ** 2),
-    "steffle.lemma-B.1.theta.square-root-entrywise": lambda id: lemma_b1_theta(
-        id, theta_bound(), Radius.ENTRYWISE
-    ),
+    "steffle.lemma-B.1.theta.square-root-entrywise": lambda id: lemma_b1_theta(id, theta_bound(), Radius.ENTRYWISE),
     "steffle.lemma-B.1.theta.square-root-frobenius": lambda id: lemma_b1_theta(id, theta_bound()),
     "fedfdp.equation-13": lambda id: _fedfdp(
         id,
@@ -140,7 +133,5 @@ def ids() -> tuple[str, ...]:
 
 def entry_named(id: str) -> Entry:
     if id not in _BUILDERS:
-        raise InvalidInput(
-            "claim", id, f"is none of {', '.join(_BUILDERS)}", "name a claim, or module:function"
-        )
+        raise InvalidInput("claim", id, f"is none of {', '.join(_BUILDERS)}", "name a claim, or module:function")
     return _BUILDERS[id](id)

@@ -35,8 +35,6 @@ class DistanceClaim:
         return PrivacyUnit(self.protected, self.relation)
 
     @classmethod
-    def from_contribution(
-        cls, claim: SensitivityClaim, protected: Protected = Protected.RECORD
-    ) -> DistanceClaim:
+    def from_contribution(cls, claim: SensitivityClaim, protected: Protected = Protected.RECORD) -> DistanceClaim:
         twice = 2.0 if claim.relation is Relation.REPLACE_ONE else 1.0
         return cls(twice * claim.bound, claim.relation, protected, claim.norm)

@@ -42,10 +42,7 @@ class Domain:
         count("most_per_user", self.most_per_user)
         if not self.columns or set(self.columns) & set(self.public):
             raise InvalidInput(
-                "columns",
-                sorted(self.columns),
-                "must be there and differ from public names",
-                "name them apart",
+                "columns", sorted(self.columns), "must be there and differ from public names", "name them apart"
             )
         if self.attribute is not None and self.attribute not in self.columns:
             raise InvalidInput("attribute", self.attribute, "is not a column", "name the sensitive column")
@@ -60,9 +57,7 @@ class Domain:
     def require(self, unit: PrivacyUnit) -> None:
         """Refuse a unit that these data sets do not have."""
         if unit.protected is Protected.ATTRIBUTE and self.attribute is None:
-            raise InvalidInput(
-                "attribute", None, "must name a column under replace-attribute", "set attribute"
-            )
+            raise InvalidInput("attribute", None, "must name a column under replace-attribute", "set attribute")
         if unit.protected is Protected.USER and self.user is None:
             raise InvalidInput("user", None, "must name a column where users are protected", "set user")
 

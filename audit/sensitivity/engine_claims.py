@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from audit.sensitivity import (
-    engine_attribute_claims,
-    engine_gradient_claims,
-    engine_mmd_claims,
-    engine_user_claims,
-)
+from audit.sensitivity import engine_attribute_claims, engine_gradient_claims, engine_mmd_claims, engine_user_claims
 from audit.sensitivity.falsify import Entry
 
 UNMOVED = engine_attribute_claims.UNMOVED

@@ -139,9 +139,7 @@ BUILDERS: dict[str, Callable[[str], Entry]] = {
     "engine.fed-sgda.value_2": _claim(_fed_sgda, _gaussian(Relation.ADD_REMOVE, 1.0, 1.0), "value_2"),
     "engine.fedfdp.gradient": _fedfdp("gradient"),
     "engine.fedfdp.loss": _fedfdp("loss"),
-    "engine.q-ffl.gradient": _claim(
-        lambda model: QFfl(model, QFflOptions(), SHARES, _PAIRS), _FEDFDP, "gradient"
-    ),
+    "engine.q-ffl.gradient": _claim(lambda model: QFfl(model, QFflOptions(), SHARES, _PAIRS), _FEDFDP, "gradient"),
     "engine.q-ffl.loss": _claim(lambda model: QFfl(model, QFflOptions(), SHARES, _PAIRS), _FEDFDP, "loss"),
     "engine.agnostic-fl.gradient": _claim(
         lambda model: AgnosticFl(model, AgnosticOptions(), SHARES, _PAIRS), _FEDFDP, "gradient"

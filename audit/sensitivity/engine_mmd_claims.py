@@ -12,17 +12,7 @@ import numpy as np
 import torch
 
 from audit.sensitivity.domain import Domain
-from audit.sensitivity.engine_scene import (
-    CLIP,
-    COLUMNS,
-    FEATURES,
-    PARTY,
-    THETA,
-    Numbers,
-    planned_claim,
-    sent,
-    silo_of,
-)
+from audit.sensitivity.engine_scene import CLIP, COLUMNS, FEATURES, PARTY, THETA, Numbers, planned_claim, sent, silo_of
 from audit.sensitivity.falsify import Entry
 from audit.sensitivity.spaces import Box
 from audit.sensitivity.subject import Subject
@@ -36,9 +26,7 @@ from privfair.fairness.kernels import GaussianNoise
 from privfair.models.linear import LogisticRegression
 
 _CLIENTS, _SAMPLES, _MOST = 2, 3, 4
-_PLAN = MmdFedavgPlan(
-    10, _SAMPLES, 10, users=_CLIENTS, cohort=_CLIENTS, update_clip=CLIP, histogram_noise_ratio=1.0
-)
+_PLAN = MmdFedavgPlan(10, _SAMPLES, 10, users=_CLIENTS, cohort=_CLIENTS, update_clip=CLIP, histogram_noise_ratio=1.0)
 _SHARES = (0.5, 0.5)
 _DOMAIN = Domain(COLUMNS, {"theta": THETA}, fewest=1, most=_MOST)
 

@@ -9,17 +9,7 @@ from typing import Any
 import torch
 
 from audit.sensitivity.domain import Domain
-from audit.sensitivity.engine_scene import (
-    CLIP,
-    COLUMNS,
-    FEATURES,
-    GROUPS,
-    THETA,
-    Numbers,
-    planned_claim,
-    sent,
-    silo_of,
-)
+from audit.sensitivity.engine_scene import CLIP, COLUMNS, FEATURES, GROUPS, THETA, Numbers, planned_claim, sent, silo_of
 from audit.sensitivity.falsify import Entry
 from audit.sensitivity.subject import Subject
 from calibrate.arrays import Floats
@@ -67,9 +57,7 @@ def _tran() -> TranMultipliers:
 
 
 BUILDERS: dict[str, Callable[[str], Entry]] = {
-    "engine.fpfl.user_statistics.poisson": _claim(
-        _fpfl(FairnessNotion.EQUALISED_ODDS), CohortSampling.POISSON
-    ),
+    "engine.fpfl.user_statistics.poisson": _claim(_fpfl(FairnessNotion.EQUALISED_ODDS), CohortSampling.POISSON),
     "engine.fpfl.user_statistics.fixed": _claim(_fpfl(FairnessNotion.ACCURACY), CohortSampling.FIXED),
     "engine.tran.user_statistics": _claim(_tran, CohortSampling.POISSON),
 }

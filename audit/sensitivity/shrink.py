@@ -23,13 +23,9 @@ _SIDES = {"common": "both", "left": "first", "right": "second"}
 def to_json(pair: NeighbouringPair) -> dict[str, Any]:
     """Plain lists; Python writes floats with all their digits, so a replay gives the very same values."""
     sides = {
-        label: {name: values.tolist() for name, values in getattr(pair, part).items()}
-        for part, label in _SIDES.items()
+        label: {name: values.tolist() for name, values in getattr(pair, part).items()} for part, label in _SIDES.items()
     }
-    return {
-        "in": sides,
-        "public": {name: np.asarray(values).tolist() for name, values in pair.public.items()},
-    }
+    return {"in": sides, "public": {name: np.asarray(values).tolist() for name, values in pair.public.items()}}
 
 
 def from_json(document: Mapping[str, Any], domain: Domain) -> NeighbouringPair:
@@ -44,10 +40,7 @@ def from_json(document: Mapping[str, Any], domain: Domain) -> NeighbouringPair:
     pair = NeighbouringPair(parts["common"], parts["left"], parts["right"], public)
     if not domain.allows(pair):
         raise InvalidInput(
-            "counterexample",
-            "in",
-            "breaks a condition of the domain",
-            "replay it with the domain it was found in",
+            "counterexample", "in", "breaks a condition of the domain", "replay it with the domain it was found in"
         )
     return pair
 

@@ -145,21 +145,14 @@ class Box:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise InvalidInput(
-                "low, high",
-                (self.low, self.high),
-                "must be finite and in order",
-                "bound the values",
-            )
+            raise InvalidInput("low, high", (self.low, self.high), "must be finite and in order", "bound the values")
 
     @property
     def scale(self) -> float:
         return self.high - self.low
 
     def draw(self, choose: Choices) -> Array:
-        return np.clip(
-            self.low + self.scale * (direction(choose, self.shape) + 1.0) / 2.0, self.low, self.high
-        )
+        return np.clip(self.low + self.scale * (direction(choose, self.shape) + 1.0) / 2.0, self.low, self.high)
 
     def opposite(self, values: Array) -> Array:
         return np.clip(self.low + self.high - values, self.low, self.high)
@@ -289,9 +282,7 @@ class ProbabilitySlopes:
         if len(rows) == 0:
             return True
         summed = np.abs(rows.sum(axis=1)).max() <= _ROUNDING * self.lipschitz * self.classes
-        return bool(
-            summed and np.linalg.norm(rows, ord=2, axis=(1, 2)).max() <= self.lipschitz * (1 + _ROUNDING)
-        )
+        return bool(summed and np.linalg.norm(rows, ord=2, axis=(1, 2)).max() <= self.lipschitz * (1 + _ROUNDING))
 
 
 @final

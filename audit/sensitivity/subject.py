@@ -108,9 +108,7 @@ def _tensor(value: Any) -> Tensor:
 
 
 def _flat(returned: Any) -> Tensor:
-    if isinstance(returned, (tuple, list)) and any(
-        isinstance(part, (Tensor, np.ndarray)) for part in returned
-    ):
+    if isinstance(returned, (tuple, list)) and any(isinstance(part, (Tensor, np.ndarray)) for part in returned):
         return torch.cat([_flat(part) for part in returned])
     if isinstance(returned, Tensor):
         return returned.reshape(-1).to(torch.float64)

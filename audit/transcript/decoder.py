@@ -122,8 +122,7 @@ class _Seen:
     def decoded(self, records: int, deviation: float) -> Decoded:
         starts = np.cumsum([0, *(len(row) for row in self._columns)])
         matrix = sparse.csr_matrix(
-            (np.concatenate(self._weights), np.concatenate(self._columns), starts),
-            shape=(len(starts) - 1, records),
+            (np.concatenate(self._weights), np.concatenate(self._columns), starts), shape=(len(starts) - 1, records)
         )
         observed, quiet = np.concatenate(self._noisy), np.concatenate(self._clean)
         fitted = fitted_deviation(matrix, observed, deviation)

@@ -39,15 +39,12 @@ class Accountant(Protocol[Cost]):
 def total_cost(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit) -> Cost:
     """The fold: the only place where repetition and sequence are applied."""
     costs = (
-        accountant.self_composed(accountant.price(leaf, unit), times)
-        for leaf, times in multiplicities(release).items()
+        accountant.self_composed(accountant.price(leaf, unit), times) for leaf, times in multiplicities(release).items()
     )
     return reduce(accountant.composed, costs)
 
 
-def epsilon_of(
-    accountant: Accountant[Cost], release: Release, unit: PrivacyUnit, delta: float
-) -> EpsilonInterval:
+def epsilon_of(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit, delta: float) -> EpsilonInterval:
     """The certified interval of epsilon at `delta` for a whole release."""
     open_unit("delta", delta)
     return accountant.epsilon(total_cost(accountant, release, unit), delta)

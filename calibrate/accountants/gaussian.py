@@ -178,13 +178,10 @@ class GaussianAccountant:
         return _outward(cost.mu_squared_lower * times, cost.mu_squared_upper * times)
 
     def composed(self, first: GaussianCost, second: GaussianCost) -> GaussianCost:
-        if (
-            first.mu_squared_upper == 0 or second.mu_squared_upper == 0
-        ):  # nothing is added, nothing is rounded
+        if first.mu_squared_upper == 0 or second.mu_squared_upper == 0:  # nothing is added, nothing is rounded
             return second if first.mu_squared_upper == 0 else first
         return _outward(
-            first.mu_squared_lower + second.mu_squared_lower,
-            first.mu_squared_upper + second.mu_squared_upper,
+            first.mu_squared_lower + second.mu_squared_lower, first.mu_squared_upper + second.mu_squared_upper
         )
 
     def epsilon(self, cost: GaussianCost, delta: float) -> EpsilonInterval:

@@ -128,9 +128,7 @@ def _by_tightness(release: Release, unit: PrivacyUnit) -> Iterable[AccountantNam
     yield AccountantName.PLD
 
 
-def _first_answer(
-    names: Iterable[AccountantName], release: Release, unit: PrivacyUnit, delta: float
-) -> Priced:
+def _first_answer(names: Iterable[AccountantName], release: Release, unit: PrivacyUnit, delta: float) -> Priced:
     """The first accountant that can price this release with a finite bound; else the last one's own answer."""
     refusals: list[str] = []
     unbounded: Priced | None = None

@@ -89,9 +89,7 @@ def _power(law: SquaredShifts, times: int) -> SquaredShifts:
 
 def _convolved(first: SquaredShifts, second: SquaredShifts) -> SquaredShifts:
     if len(first.weights) + len(second.weights) > _LARGEST_LATTICE:
-        raise NotCertified(
-            f"more than {_LARGEST_LATTICE} different sums of squared shifts: price it with pld"
-        )
+        raise NotCertified(f"more than {_LARGEST_LATTICE} different sums of squared shifts: price it with pld")
     weights = np.convolve(first.weights, second.weights)
     terms = min(len(first.weights), len(second.weights))
     error = first.relative_error + second.relative_error + (terms + 2) * _ROUNDOFF
@@ -104,9 +102,7 @@ def _trimmed(law: SquaredShifts) -> SquaredShifts:
     kept = np.flatnonzero(law.weights > _DROPPED)
     first, last = int(kept[0]), int(kept[-1]) + 1
     lost = math.fsum(law.weights[:first]) + math.fsum(law.weights[last:])
-    return SquaredShifts(
-        law.unit, law.start + first, law.weights[first:last], law.lost + 2 * lost, law.relative_error
-    )
+    return SquaredShifts(law.unit, law.start + first, law.weights[first:last], law.lost + 2 * lost, law.relative_error)
 
 
 _BINS = 20_000
@@ -174,9 +170,7 @@ def _side(cost: PairCounts, sign: int) -> _Side:
         values, weights = reduce(_summed(sign), ((law.values, law.weights) for law in laws))
     mu = np.sqrt(values + certain) * (1 + sign * 2 * LATTICE_ERROR)
     takes_part = mu > 0
-    return _Side(
-        mu[takes_part], weights[takes_part], _lost(laws), sum(law.relative_error for law in laws), sign
-    )
+    return _Side(mu[takes_part], weights[takes_part], _lost(laws), sum(law.relative_error for law in laws), sign)
 
 
 def _lost(laws: list[SquaredShifts]) -> float:

@@ -11,13 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, assert_never
 
-from calibrate.discrete_noise import (
-    STEPS_PER_SCALE,
-    ProfileSlack,
-    combined,
-    laplace_distance_slack,
-    profile_slack,
-)
+from calibrate.discrete_noise import STEPS_PER_SCALE, ProfileSlack, combined, laplace_distance_slack, profile_slack
 from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
@@ -65,9 +59,7 @@ _ROUNDING_OF_PRICES = 1e-11
 """Relative margin for accountants that reach the same price by different roads."""
 
 
-def slack_of(
-    releases: Iterable[GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear],
-) -> ProfileSlack:
+def slack_of(releases: Iterable[GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear]) -> ProfileSlack:
     """The slack of everything a document publishes with discrete noise, over all rounds.
 
     Guarantee: Theorems 3 and 5 of docs/theorems/discrete-noise.md, summed over the declared values and their

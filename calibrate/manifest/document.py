@@ -53,12 +53,8 @@ def _as_sampling(value: object) -> object:
     return decode_sampling(encode_sampling(value) if isinstance(value, Sampling) else value)
 
 
-Event = Annotated[
-    Release, PlainValidator(_as_release), PlainSerializer(encode_release, return_type=dict[str, Any])
-]
-Scheme = Annotated[
-    Sampling, PlainValidator(_as_sampling), PlainSerializer(encode_sampling, return_type=dict[str, Any])
-]
+Event = Annotated[Release, PlainValidator(_as_release), PlainSerializer(encode_release, return_type=dict[str, Any])]
+Scheme = Annotated[Sampling, PlainValidator(_as_sampling), PlainSerializer(encode_sampling, return_type=dict[str, Any])]
 
 
 class SamplingDeclaration(StrictModel):

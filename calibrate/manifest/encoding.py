@@ -40,11 +40,7 @@ def encode_release(release: Release) -> dict[str, Json]:
         case Together(parts):
             return {"kind": "together", "releases": [encode_release(part) for part in parts]}
         case Sampled(sampling, inner):
-            return {
-                "kind": "sampled",
-                "sampling": encode_sampling(sampling),
-                "release": encode_release(inner),
-            }
+            return {"kind": "sampled", "sampling": encode_sampling(sampling), "release": encode_release(inner)}
         case Repeated(inner, times):
             return {"kind": "repeated", "release": encode_release(inner), "times": int(times)}
         case InSequence(parts):
@@ -97,9 +93,7 @@ def decode_release(value: object) -> Release:
             _exactly(fields, "kind", "releases")
             return InSequence(tuple(decode_release(part) for part in _list(fields, "releases")))
         case kind:
-            raise InvalidInput(
-                "kind", kind, "is not a release of the algebra", "use one that privfair writes"
-            )
+            raise InvalidInput("kind", kind, "is not a release of the algebra", "use one that privfair writes")
 
 
 def decode_sampling(value: object) -> Sampling:
@@ -130,18 +124,14 @@ def _noisy(value: object) -> Gaussian | Laplace:
     release = decode_release(value)
     if isinstance(release, Gaussian | Laplace):
         return release
-    raise InvalidInput(
-        "releases", type(release).__name__, "cannot be one value of a batch", "use Gaussian or Laplace"
-    )
+    raise InvalidInput("releases", type(release).__name__, "cannot be one value of a batch", "use Gaussian or Laplace")
 
 
 def _noisy_or_together(value: object) -> Gaussian | Laplace | Together:
     release = decode_release(value)
     if isinstance(release, Gaussian | Laplace | Together):
         return release
-    raise InvalidInput(
-        "release", type(release).__name__, "cannot be sampled", "use Gaussian, Laplace or Together"
-    )
+    raise InvalidInput("release", type(release).__name__, "cannot be sampled", "use Gaussian, Laplace or Together")
 
 
 def _object(argument: str, value: object) -> Mapping[str, object]:
@@ -152,9 +142,7 @@ def _object(argument: str, value: object) -> Mapping[str, object]:
 
 def _exactly(fields: Mapping[str, object], *names: str) -> None:
     if set(fields) != set(names):
-        raise InvalidInput(
-            "keys", sorted(fields), f"must be exactly {sorted(names)}", "write them as privfair does"
-        )
+        raise InvalidInput("keys", sorted(fields), f"must be exactly {sorted(names)}", "write them as privfair does")
 
 
 def _number(fields: Mapping[str, object], name: str) -> float:
@@ -197,6 +185,4 @@ def _batch(fields: Mapping[str, object]) -> Batch:
     for batch in Batch:
         if value == batch.value:
             return batch
-    raise InvalidInput(
-        "batch", value, "must be secret or revealed", "state whether the observer knows the batch"
-    )
+    raise InvalidInput("batch", value, "must be secret or revealed", "state whether the observer knows the batch")

@@ -39,15 +39,7 @@ from calibrate.manifest.mechanism import (
 from calibrate.manifest.strict_json import Json, NotStrictJson, digest, in_our_words
 from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, Plan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
-from calibrate.releases import (
-    InSequence,
-    NonPrivate,
-    RandomizedResponse,
-    Release,
-    Sampled,
-    leaves,
-    multiplicities,
-)
+from calibrate.releases import InSequence, NonPrivate, RandomizedResponse, Release, Sampled, leaves, multiplicities
 
 # What the people behind a budget decide, beside the noise: for which data, until when, and why.
 
@@ -122,9 +114,7 @@ def declarations(event: Release, enforcement: Enforcement) -> tuple[SamplingDecl
     """One declaration for each sampling the event is priced with."""
     samplings = dict.fromkeys(leaf.sampling for leaf in multiplicities(event) if isinstance(leaf, Sampled))
     return tuple(
-        SamplingDeclaration(
-            scheme=sampling, assumption_enforced=enforcement.enforced, enforced_by=enforcement.by
-        )
+        SamplingDeclaration(scheme=sampling, assumption_enforced=enforcement.enforced, enforced_by=enforcement.by)
         for sampling in samplings
     )
 
@@ -235,9 +225,7 @@ def document_from_budget(budget: CertifiedBudget, terms: Terms) -> BudgetDocumen
     continuous, factor = continuous_target(target, slack), noise_margin(target, slack)
     raised = with_margin(budget.release, factor)
     event = with_clear(raised, terms.clear)
-    price = _Price(
-        cross_check(event, plan.unit, continuous.delta, continuous.epsilon), continuous.delta, slack
-    )
+    price = _Price(cross_check(event, plan.unit, continuous.delta, continuous.epsilon), continuous.delta, slack)
     guarantee = PrivateGuarantee(**_scope(plan, terms), epsilon=target.epsilon, delta=target.delta)
     values = tuple(_raised(value, factor) for value in budget.values)
     declared = _declared_all(values, raised, plan.rounds, terms)
@@ -259,18 +247,12 @@ def document_as_printed(
     declared = _declared_all(values, event, plan.rounds, terms)
     price, true_epsilon = _true_price(event, plan.unit, delta, slack_of(declared))
     guarantee = AsPrintedGuarantee(
-        **_scope(plan, terms),
-        epsilon=true_epsilon,
-        delta=delta,
-        claimed_epsilon=claim.epsilon,
-        claim=claim.place,
+        **_scope(plan, terms), epsilon=true_epsilon, delta=delta, claimed_epsilon=claim.epsilon, claim=claim.place
     )
     return _document(plan, guarantee, declared, event, price, terms)
 
 
-def _true_price(
-    event: Release, unit: PrivacyUnit, delta: float, slack: ProfileSlack
-) -> tuple[_Price, float | None]:
+def _true_price(event: Release, unit: PrivacyUnit, delta: float, slack: ProfileSlack) -> tuple[_Price, float | None]:
     """What noise that nobody calibrated costs, slack included; None if no finite epsilon is certified."""
     checked = cross_check(event, unit, delta, None)
     upper = checked.first.interval.upper
@@ -333,9 +315,7 @@ def _observer(algorithm: AlgorithmName) -> str:
         case AlgorithmName.STEFFLE | AlgorithmName.PAY_ONCE | AlgorithmName.FEDFDP:
             return "The server, other silos and eavesdroppers, who see everything the silo sends."
         case AlgorithmName.FPFL | AlgorithmName.MMD_FEDAVG:
-            return (
-                "Whoever sees the aggregates or the model; the aggregator sees contributions and is trusted."
-            )
+            return "Whoever sees the aggregates or the model; the aggregator sees contributions and is trusted."
         case AlgorithmName.GAUSSIAN:
             return "Whoever sees the noisy values or anything computed from them."
         case _:
@@ -411,9 +391,7 @@ def _with_noise(value: NoisyValue, noise_multipliers: Mapping[str, float]) -> No
 
 def _calibrated(value: NoisyValue, every_round: bool) -> CalibratedValue:
     sigma = value.noise_ratio * value.sensitivity
-    return CalibratedValue(
-        value.name, value.sensitivity, value.mechanism, value.noise_ratio, sigma, every_round
-    )
+    return CalibratedValue(value.name, value.sensitivity, value.mechanism, value.noise_ratio, sigma, every_round)
 
 
 def _number(name: str, value: float | None) -> float:

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, assert_never
 from calibrate.errors import ManifestRefused
 from calibrate.manifest import keys as signature
 from calibrate.manifest.consistency import continuous_target, could_both_be_right
-from calibrate.manifest.document import (
-    PAYLOAD_TYPE,
-    Accounting,
-    BudgetDocument,
-    Interval,
-    Opinion,
-    statement_bytes,
-)
+from calibrate.manifest.document import PAYLOAD_TYPE, Accounting, BudgetDocument, Interval, Opinion, statement_bytes
 from calibrate.manifest.keys import BrokenEnvelope, SigningKey, open_envelope
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.strict_json import Step
@@ -57,9 +50,7 @@ def cross_check(release: Release, unit: PrivacyUnit, delta: float, epsilon: floa
             "report the event as a bug; until it is mended, choose a sampling that both accountants price alike",
         )
     if epsilon is not None and first.interval.upper > epsilon:
-        raise Step.PRICE.refuse(
-            f"the certified epsilon {first.interval.upper} exceeds the promised {epsilon}"
-        )
+        raise Step.PRICE.refuse(f"the certified epsilon {first.interval.upper} exceeds the promised {epsilon}")
     return CrossCheck(_opinion(first), _opinion(second))
 
 
@@ -143,6 +134,4 @@ def add_signature(envelope: bytes, key: SigningKey) -> bytes:
     try:
         return signature.add_signature(open_envelope(envelope), key)
     except BrokenEnvelope as broken:
-        raise Step.SIGNATURES.refuse(
-            str(broken), "sign with the key of a role that has not signed yet"
-        ) from broken
+        raise Step.SIGNATURES.refuse(str(broken), "sign with the key of a role that has not signed yet") from broken

@@ -20,11 +20,7 @@ from typing import assert_never
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    SECP256R1,
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import UnverifiedSignatureError
@@ -104,14 +100,10 @@ def save(key: SigningKey, role: Role, path: Path, password: bytes | None = None)
     public_path = path.with_name(path.name + ".pub")
     for target in (path, public_path):
         if target.exists():
-            raise TrustRefused(
-                f"{target} exists and is not overwritten; choose another name or remove it yourself"
-            )
+            raise TrustRefused(f"{target} exists and is not overwritten; choose another name or remove it yourself")
     if password is not None and not password:
         raise TrustRefused("an empty password protects nothing; give one, or ask for an unencrypted key")
-    locked = (
-        serialization.NoEncryption() if password is None else serialization.BestAvailableEncryption(password)
-    )
+    locked = serialization.NoEncryption() if password is None else serialization.BestAvailableEncryption(password)
     loaded = serialization.load_pem_private_key(key.signer.private_bytes, None)
     private = loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
     heading = f"privfair key {key.key_id}\nrole: {role.value}\n\n".encode()
@@ -128,11 +120,7 @@ def load_private(path: Path, password: Password | None = None) -> SigningKey:
     try:
         loaded = serialization.load_pem_private_key(content, secret)
     except (ValueError, TypeError, UnsupportedAlgorithm) as broken:
-        why = (
-            "cannot be opened with this password"
-            if secret is not None
-            else "is not a private key in PEM form"
-        )
+        why = "cannot be opened with this password" if secret is not None else "is not a private key in PEM form"
         raise TrustRefused(f"{path} {why}; check the file{' and the password' if secret else ''}") from broken
     return _signing_key(loaded, str(path))
 
@@ -200,9 +188,7 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(LARGEST_KEY_FILE + 1)
     except OSError as broken:
-        raise TrustRefused(
-            f"{path} cannot be read ({broken.strerror}); check the path and its permissions"
-        ) from broken
+        raise TrustRefused(f"{path} cannot be read ({broken.strerror}); check the path and its permissions") from broken
     if len(content) > LARGEST_KEY_FILE:
         raise TrustRefused(f"{path} is too large for a key; check the path")
     return content

@@ -12,15 +12,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic.alias_generators import to_camel
 
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -244,9 +236,7 @@ class InTheClear(_Published):
     depends_on_unit: bool
 
 
-Mechanism = Annotated[
-    GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear, Field(discriminator="mechanism")
-]
+Mechanism = Annotated[GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear, Field(discriminator="mechanism")]
 
 
 def _check_scale(name: str, scale: float, multiplier: float, sensitivity: float) -> None:

@@ -134,11 +134,7 @@ def _promise(document: BudgetDocument) -> Iterator[str]:
                 f"that change, except with probability {_at_most(guarantee.delta)}."
             )
         case AsPrintedGuarantee():
-            true = (
-                "no finite epsilon"
-                if guarantee.epsilon is None
-                else f"epsilon = {_at_most(guarantee.epsilon)}"
-            )
+            true = "no finite epsilon" if guarantee.epsilon is None else f"epsilon = {_at_most(guarantee.epsilon)}"
             yield (
                 f"A paper's own noise. Claimed: epsilon = {guarantee.claimed_epsilon!r} ({guarantee.claim}). "
                 f"True: {true} at delta = {_at_most(guarantee.delta)}, for {whom}."
@@ -166,9 +162,7 @@ def _assumptions(document: BudgetDocument) -> Iterator[str]:
 def _releases(document: BudgetDocument) -> Iterator[str]:
     yield f"{document.rounds} rounds; noise: {document.noise_source.value}"
     for declared in document.releases:
-        shape = (
-            "" if declared.shape is None else f", shape {' x '.join(map(str, declared.shape)) or 'scalar'}"
-        )
+        shape = "" if declared.shape is None else f", shape {' x '.join(map(str, declared.shape)) or 'scalar'}"
         yield f"{declared.name}: {_noise(declared)}; {declared.publications} times{shape}"
 
 
@@ -202,8 +196,7 @@ def _price(document: BudgetDocument) -> Iterator[str]:
     opinions = (accounting,) if accounting.second_opinion is None else (accounting, accounting.second_opinion)
     for opinion in opinions:
         yield (
-            f"{opinion.accountant} ({opinion.library} {opinion.version}): "
-            f"epsilon between {_bounds(opinion.interval)}"
+            f"{opinion.accountant} ({opinion.library} {opinion.version}): epsilon between {_bounds(opinion.interval)}"
         )
 
 

@@ -63,13 +63,7 @@ class TrustedKey(StrictModel):
         return self
 
     @classmethod
-    def of(
-        cls,
-        key: PublicKey,
-        role: Role,
-        valid_from: datetime,
-        valid_until: datetime | None = None,
-    ) -> TrustedKey:
+    def of(cls, key: PublicKey, role: Role, valid_from: datetime, valid_until: datetime | None = None) -> TrustedKey:
         """The entry for a key; without an end it is valid for two years."""
         return cls(
             key_id=key.key_id,
@@ -130,8 +124,7 @@ class TrustFile(StrictModel):
         if any(key.key_id == key_id and key.revoked is not None for key in self.keys):
             raise TrustRefused(f"key {key_id} is revoked already; nothing is left to do")
         keys = tuple(
-            key.model_copy(update={"revoked": revocation}) if key.key_id == key_id else key
-            for key in self.keys
+            key.model_copy(update={"revoked": revocation}) if key.key_id == key_id else key for key in self.keys
         )
         return TrustFile(sequence=self.sequence + 1, valid_until=self.valid_until, keys=keys)
 
@@ -146,10 +139,7 @@ class TrustFile(StrictModel):
 
 
 def read_trust(
-    content: bytes,
-    root: PublicKey | None = None,
-    at: datetime | None = None,
-    least_sequence: int = 1,
+    content: bytes, root: PublicKey | None = None, at: datetime | None = None, least_sequence: int = 1
 ) -> TrustFile:
     """The trust file in these bytes; raises `TrustRefused`.
 
@@ -159,15 +149,11 @@ def read_trust(
     try:
         fields = parse_object(content)
     except NotStrictJson as broken:
-        raise TrustRefused(
-            f"the trust file cannot be read: {broken}; write it again with `keys trust`"
-        ) from broken
+        raise TrustRefused(f"the trust file cannot be read: {broken}; write it again with `keys trust`") from broken
     if root is not None:
         fields = _signed_fields(content, root)
     elif "payload" in fields:
-        raise TrustRefused(
-            "the trust file is signed, but no root key was given to check it; give the root key"
-        )
+        raise TrustRefused("the trust file is signed, but no root key was given to check it; give the root key")
     trust = _validated(fields)
     if root is not None:
         _refuse_root_with_role(trust, root)
@@ -185,15 +171,11 @@ def _signed_fields(content: bytes, root: PublicKey) -> dict[str, Json]:
     try:
         opened = open_envelope(content)
         if opened.payload_type != TRUST_PAYLOAD_TYPE:
-            raise TrustRefused(
-                f"the envelope holds {opened.payload_type!r}, not a trust file; give the trust file"
-            )
+            raise TrustRefused(f"the envelope holds {opened.payload_type!r}, not a trust file; give the trust file")
         check_signature(opened, root)
         return parse_object(opened.payload)
     except (BrokenEnvelope, BadSignature, NotStrictJson) as broken:
-        raise TrustRefused(
-            f"the trust file is not signed by the root key: {broken}; sign it again"
-        ) from broken
+        raise TrustRefused(f"the trust file is not signed by the root key: {broken}; sign it again") from broken
 
 
 def _validated(fields: dict[str, Json]) -> TrustFile:
@@ -207,9 +189,7 @@ def _validated(fields: dict[str, Json]) -> TrustFile:
             f"the trust file cannot be read at {where or 'its top'}: {first['msg']}; write it again with `keys trust`"
         ) from broken
     if canonical(trust.model_dump(mode="json", by_alias=True)) != text:
-        raise TrustRefused(
-            "the trust file is not spelled as privfair writes it; write it again with `keys trust`"
-        )
+        raise TrustRefused("the trust file is not spelled as privfair writes it; write it again with `keys trust`")
     return trust
 
 

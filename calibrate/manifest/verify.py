@@ -27,14 +27,7 @@ from calibrate.manifest.document import (
     expected_subjects,
     read_statement,
 )
-from calibrate.manifest.keys import (
-    BadSignature,
-    BrokenEnvelope,
-    Role,
-    SignedPayload,
-    check_signature,
-    open_envelope,
-)
+from calibrate.manifest.keys import BadSignature, BrokenEnvelope, Role, SignedPayload, check_signature, open_envelope
 from calibrate.manifest.mechanism import NoiseSource, PrivateGuarantee, instant_to_text
 from calibrate.manifest.strict_json import NotStrictJson, Step, digest_of_bytes, first_fault
 from calibrate.manifest.trust import TrustedKey, TrustFile
@@ -193,9 +186,7 @@ def _step_1_envelope(envelope: bytes) -> SignedPayload:
 
 def _step_2_payload_type(opened: SignedPayload) -> None:
     if opened.payload_type != PAYLOAD_TYPE:
-        raise Step.PAYLOAD_TYPE.refuse(
-            f"the envelope holds {opened.payload_type[:80]!r}, not {PAYLOAD_TYPE!r}"
-        )
+        raise Step.PAYLOAD_TYPE.refuse(f"the envelope holds {opened.payload_type[:80]!r}, not {PAYLOAD_TYPE!r}")
 
 
 def _step_3_signatures(opened: SignedPayload, trust: TrustFile) -> tuple[TrustedKey, ...]:
@@ -218,9 +209,7 @@ def _step_3_signatures(opened: SignedPayload, trust: TrustFile) -> tuple[Trusted
     return tuple(signers)
 
 
-def _step_4_key_status(
-    signers: tuple[TrustedKey, ...], trust: TrustFile, now: datetime
-) -> tuple[TrustedKey, ...]:
+def _step_4_key_status(signers: tuple[TrustedKey, ...], trust: TrustFile, now: datetime) -> tuple[TrustedKey, ...]:
     """Before any content is parsed: what a revoked key signed is not to be looked at."""
     live = tuple(key for key in signers if key.objection(now) is None)
     for role in trust.roles:

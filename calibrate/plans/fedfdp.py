@@ -112,11 +112,7 @@ class FedfdpPlan:
         search = "Hyper-parameter search on the same data is not charged."
         if self.normalisation_noise_ratio is not None:
             return (sizes, search)
-        return (
-            sizes,
-            search,
-            "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).",
-        )
+        return (sizes, search, "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).")
 
     def parameters(self) -> dict[str, PlainValue]:
         return plain_parameters(self)

@@ -122,11 +122,7 @@ class FpflPlan:
         search = "Hyper-parameter search and choosing the best model on private data are not charged."
         if self.normalisation_noise_ratio is not None:
             return (number, search)
-        return (
-            number,
-            search,
-            "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).",
-        )
+        return (number, search, "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).")
 
     def parameters(self) -> dict[str, PlainValue]:
         return plain_parameters(self)

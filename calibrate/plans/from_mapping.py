@@ -69,9 +69,7 @@ def plan_from_mapping(algorithm: AlgorithmName | str, mapping: Mapping[str, obje
     return build(**{key: _converted(key, value, hints[key]) for key, value in given.items()})
 
 
-def _refuse_missing(
-    plan_type: type[DataclassInstance], given: Mapping[str, object], name: AlgorithmName
-) -> None:
+def _refuse_missing(plan_type: type[DataclassInstance], given: Mapping[str, object], name: AlgorithmName) -> None:
     for field in fields(plan_type):
         if field.default is MISSING and given.get(field.name) is None:
             flag = field.name.replace("_", "-")

@@ -40,9 +40,7 @@ class GaussianPlan:
         count("rounds", self.rounds)
         positive("clip", self.clip)
         if not isinstance(self.noise, tuple) or not self.noise:
-            raise InvalidInput(
-                "noise", self.noise, "must be a non-empty tuple", "give one ratio for each value"
-            )
+            raise InvalidInput("noise", self.noise, "must be a non-empty tuple", "give one ratio for each value")
         for ratio in self.noise:
             positive("noise", ratio)
 

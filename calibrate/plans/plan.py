@@ -78,10 +78,7 @@ class NoisyValue:
                 return Laplace(self.noise_ratio)
             case Mechanism.RANDOMIZED_RESPONSE:
                 raise InvalidInput(
-                    "mechanism",
-                    self.mechanism.value,
-                    "has no noise multiplier",
-                    "price it as RandomizedResponse",
+                    "mechanism", self.mechanism.value, "has no noise multiplier", "price it as RandomizedResponse"
                 )
             case _:
                 assert_never(self.mechanism)

@@ -85,9 +85,7 @@ def _equation_13(s: Setting) -> Finding:
     if not printed:
         why = "clipping the absolute size of the factor bounds every contribution by C"
     elif negative:
-        source = (
-            "its mean loss is noisy, so Delta has no lower bound" if noisy else f"Delta can be {lowest:g}"
-        )
+        source = "its mean loss is noisy, so Delta has no lower bound" if noisy else f"Delta can be {lowest:g}"
         why = f"where lambda * Delta < -1 the factor is negative and is not clipped; {source}"
     else:
         why = "1 + lambda * Delta is never negative here, so the minimum does bound the contribution"
@@ -111,9 +109,7 @@ def _renyi(sigma: float, s: Setting, reading: Reading) -> Callable[[int], float]
     return divergence
 
 
-def _true_cost(
-    q: float, rounds: int, delta: float, sigmas: tuple[float, ...], batches: Batches
-) -> EpsilonInterval:
+def _true_cost(q: float, rounds: int, delta: float, sigmas: tuple[float, ...], batches: Batches) -> EpsilonInterval:
     """Certified epsilon of the releases with these multipliers, on one batch or on separate ones."""
     values, sampling = tuple(Gaussian(sigma) for sigma in sigmas), Poisson(q, Batch.SECRET)
     match batches:
@@ -170,9 +166,7 @@ def _section_viii(s: Setting) -> Finding:
     """For each printed pair (sigma, T): what T the formula supports, and what that T really costs."""
     sigmas, printed = s.numbers("sigmas"), s.numbers("rounds")
     if len(sigmas) != len(printed):
-        raise InvalidInput(
-            "rounds", printed, f"must have one entry for each of {len(sigmas)} sigmas", "pair them up"
-        )
+        raise InvalidInput("rounds", printed, f"must have one entry for each of {len(sigmas)} sigmas", "pair them up")
     rows = [_row(sigma, int(rounds), s) for sigma, rounds in zip(sigmas, printed, strict=True)]
     lower, upper = max(row[1].lower for row in rows), max(row[1].upper for row in rows)
     supported = [row[0]["supported_with_loss"] for row in rows]
@@ -224,9 +218,7 @@ THEOREMS = (
             Parameter("fairness_weight", 1.0, "the fairness parameter", _nonnegative, ("lambda",)),
             Parameter("clip", 0.1, "the clipping bound", positive, ("C",)),
             Parameter("loss_clip", 2.5, "largest mean loss when it is exact", positive, ("C_l",)),
-            Parameter(
-                "gradient_norm", math.inf, "largest gradient norm (unbounded if not given)", positive, ("G",)
-            ),
+            Parameter("gradient_norm", math.inf, "largest gradient norm (unbounded if not given)", positive, ("G",)),
             Parameter("mean_loss", MeanLoss.NOISY, "what Delta is taken against"),
             Parameter("factor", Factor.PRINTED, "how the factor is clipped"),
         ),
@@ -274,9 +266,7 @@ THEOREMS = (
         parameters=(
             Parameter("epsilon", 2.0, "the promised epsilon", positive, ("eps",)),
             Parameter("sigmas", (1.0, 1.5, 2.0, 2.5, 3.0), "gradient multipliers", positive, ("sigma",)),
-            Parameter(
-                "rounds", (6.0, 115.0, 268.0, 463.0, 708.0), "the rounds they support", positive, ("T",)
-            ),
+            Parameter("rounds", (6.0, 115.0, 268.0, 463.0, 708.0), "the rounds they support", positive, ("T",)),
             _SIGMA_LOSS,
             _RATE,
             _DELTA,

@@ -71,9 +71,7 @@ THEOREMS = (
         place="Section 2.1, after Equation 3",
         formula="noise N(0, Delta^2 sigma^2) is (alpha, alpha / (2 Delta^2 sigma^2))-RDP",
         parameters=(
-            Parameter(
-                "sensitivity", 2.0, "Delta; the paper's clip of the shallow network", positive, ("Delta", "C")
-            ),
+            Parameter("sensitivity", 2.0, "Delta; the paper's clip of the shallow network", positive, ("Delta", "C")),
             Parameter("sigma", 1.0, "noise multiplier", positive),
             Parameter("order", 2.0, "Rényi order", positive, ("alpha",)),
         ),

@@ -67,10 +67,7 @@ def noise_law(kind: Noise, scale: float, step: float) -> tuple[Floats, Floats]:
     half = math.ceil(reach * scale / step)
     if half > _MOST_NODES:
         raise InvalidInput(
-            "noise_scale",
-            scale,
-            "is too large for the kernel's width",
-            "keep their ratio below a few thousand",
+            "noise_scale", scale, "is too large for the kernel's width", "keep their ratio below a few thousand"
         )
     nodes: Floats = np.arange(-half, half + 1, dtype=np.float64) * (step / scale)
     density = np.exp(-(nodes**2) / 2) if kind is Noise.GAUSSIAN else np.exp(-np.abs(nodes))

@@ -47,9 +47,7 @@ def printed_noise(plan: Plan, target: EpsilonDelta) -> PrintedNoise:
     theta, w = plan.claims()
     sigma_w = printed_sigma_w(target, plan.rounds, plan.silo_size, plan.minority_fraction)
     sigma_theta = plan.lipschitz * plan.w_radius * sigma_w  # sigma_theta = L D sigma_W, as printed
-    return PrintedNoise(
-        {H_THETA: sigma_theta / theta.bound, H_W: sigma_w / w.bound}, "SteFFLe (preprint), Theorem 3.3"
-    )
+    return PrintedNoise({H_THETA: sigma_theta / theta.bound, H_W: sigma_w / w.bound}, "SteFFLe (preprint), Theorem 3.3")
 
 
 def printed_sigma_w(target: EpsilonDelta, rounds: int, silo_size: int, minority_fraction: float) -> float:
@@ -102,10 +100,7 @@ def fixed_size_log_moments(rate: float, sigma: float, largest: int) -> Floats:
     terms[0] = min(math.log(4) + math.log(math.expm1(second)), second + math.log(2))
     terms += i * math.log(rate)
     orders = range(2, largest + 1)
-    sums = [
-        logsumexp(np.append(terms[: order - 1] + log_binomial(order, i[: order - 1]), 0.0))
-        for order in orders
-    ]
+    sums = [logsumexp(np.append(terms[: order - 1] + log_binomial(order, i[: order - 1]), 0.0)) for order in orders]
     return np.array(sums)
 
 
@@ -113,10 +108,7 @@ def fixed_size_epsilon(rate: float, sigma: float, rounds: int, delta: float, lar
     """Epsilon of `rounds` fixed-size rounds by those moments, as a user of that accountant would get it."""
     moments = fixed_size_log_moments(rate, sigma, largest)
     orders = range(2, largest + 1)
-    return min(
-        epsilon_from_renyi(a, rounds * float(m) / (a - 1), delta)
-        for a, m in zip(orders, moments, strict=True)
-    )
+    return min(epsilon_from_renyi(a, rounds * float(m) / (a - 1), delta) for a, m in zip(orders, moments, strict=True))
 
 
 def fixed_size_sigma(rate: float, rounds: int, epsilon: float, delta: float, largest: int) -> float:

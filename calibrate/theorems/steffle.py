@@ -131,9 +131,7 @@ _whole = partial(count, least=1)
 _SILO = Parameter("silo_size", 7500, "records in the silo", _whole, ("n",))
 _BATCH = Parameter("batch_size", 256, "records in a batch", _whole, ("m",))
 _ROUNDS = Parameter("rounds", 1172, "rounds", _whole, ("T",))
-_RHO = Parameter(
-    "minority_fraction", 0.5, "smallest group's share (the paper gives none)", open_unit, ("rho",)
-)
+_RHO = Parameter("minority_fraction", 0.5, "smallest group's share (the paper gives none)", open_unit, ("rho",))
 _GROUPS = Parameter("groups", 2, "number of groups", partial(count, least=2), ("k",))
 _CLASSES = Parameter("classes", 2, "number of classes", partial(count, least=2), ("l",))
 _LIPSCHITZ = Parameter("lipschitz", 1.0, "Lipschitz constant of F in theta", positive, ("L",))
@@ -161,10 +159,7 @@ def _share(s: Setting) -> float:
     rho, groups = s.number("minority_fraction"), s.whole("groups")
     if rho * groups > 1 + 1e-12:
         raise InvalidInput(
-            "minority_fraction",
-            rho,
-            f"exceeds 1/{groups}",
-            f"the smallest of {groups} groups has at most that share",
+            "minority_fraction", rho, f"exceeds 1/{groups}", f"the smallest of {groups} groups has at most that share"
         )
     return rho
 
@@ -261,10 +256,7 @@ def _price_33(s: Setting, theta: float, w: float) -> tuple[EpsilonInterval, str,
     if s.choice("pair", Pair) is Pair.SAFE:
         story = "even with secret batches, because the common part of a record's two messages is unbounded,"
         return revealed, story, ("the batches stay secret",)
-    granted = (
-        "the batches stay secret",
-        "each record's whole message is clipped, so that the usual pair applies",
-    )
+    granted = ("the batches stay secret", "each record's whole message is clipped, so that the usual pair applies")
     both = Together((Gaussian(theta), Gaussian(w)))
     match drawn:
         case Drawn.POISSON:
@@ -351,13 +343,7 @@ THEOREMS = (
         citation=CITATION,
         place="Appendix B, Lemma B.1, first display; D as in Theorem 3.3",
         formula="|| mean over the batch of grad_theta psi - its neighbour || <= 8 D^2 L^2 / (m^2 rho)",
-        parameters=(
-            *_LEMMA,
-            _CLASSES,
-            _LIPSCHITZ,
-            _SIZE,
-            Parameter("radius", Radius.ENTRYWISE, "what D bounds"),
-        ),
+        parameters=(*_LEMMA, _CLASSES, _LIPSCHITZ, _SIZE, Parameter("radius", Radius.ENTRYWISE, "what D bounds")),
         conditions=(),
         compute=_lemma_theta,
     ),

@@ -117,9 +117,7 @@ class Theorem:
     def judge(self, given: Mapping[str, object] | None = None) -> Verdict:
         """The verdict at the paper's own setting, changed where `given` says so."""
         setting = self.setting(given or {})
-        preconditions = tuple(
-            Precondition(rule.text(setting), rule.holds(setting)) for rule in self.conditions
-        )
+        preconditions = tuple(Precondition(rule.text(setting), rule.holds(setting)) for rule in self.conditions)
         return judged(self.id, self.compute(setting), preconditions)
 
     def setting(self, given: Mapping[str, object]) -> Setting:

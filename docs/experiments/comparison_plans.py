@@ -97,11 +97,7 @@ _WITH_LOSSES: dict[str, dict[str, Any]] = {
 
 
 def _record(
-    name: str,
-    algorithm: str,
-    privacy: Mapping[str, Any],
-    training: Mapping[str, Any],
-    silos: Mapping[str, Any],
+    name: str, algorithm: str, privacy: Mapping[str, Any], training: Mapping[str, Any], silos: Mapping[str, Any]
 ) -> Method:
     return Method(name, algorithm, Unit.RECORD, privacy, training, silos)
 
@@ -133,13 +129,7 @@ def _attribute(setting: Setting, silos: Mapping[str, Any]) -> tuple[Method, Meth
 
 
 def _users(setting: Setting) -> tuple[Method, ...]:
-    privacy = {
-        "users": setting.users,
-        "cohort": 1_000,
-        "rounds": 150,
-        "clip": 2.0,
-        "sampling": "poisson",
-    }
+    privacy = {"users": setting.users, "cohort": 1_000, "rounds": 150, "clip": 2.0, "sampling": "poisson"}
     training = {
         "learning-rate": 0.5,
         "tolerance": 0.02,

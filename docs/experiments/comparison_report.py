@@ -19,13 +19,7 @@ _COLOURS = {
     Unit.USER: "tab:purple",
     Unit.NOBODY: "black",
 }
-_NUMBERS = (
-    ("error", 4),
-    ("demographic_parity", 3),
-    ("equalised_odds", 3),
-    ("false_negative_gap", 3),
-    ("psi", 4),
-)
+_NUMBERS = (("error", 4), ("demographic_parity", 3), ("equalised_odds", 3), ("false_negative_gap", 3), ("psi", 4))
 
 
 def write_report(rows: list[Row], out: Path) -> Path:
@@ -90,9 +84,7 @@ def _draw(rows: list[Row], path: Path) -> None:
                     continue
                 gap, error = mean(r.demographic_parity for r in own), mean(r.error for r in own)
                 panel.scatter([gap], [error], s=30, color=_COLOURS[method.unit])
-                panel.annotate(
-                    method.name, (gap, error), fontsize=6, xytext=(3, 3), textcoords="offset points"
-                )
+                panel.annotate(method.name, (gap, error), fontsize=6, xytext=(3, 3), textcoords="offset points")
             panel.set_title(f"{setting.title}, epsilon = {epsilon:g}", fontsize=10)
             panel.set_xlabel("demographic-parity gap")
             panel.set_ylabel("error")

@@ -77,9 +77,7 @@ def unpromised(
         )
         for name, shape in algorithm.shapes().items()
     )
-    terms = Terms(
-        data=_binding(units), validity=valid_for(timedelta(days=1)), justification=_WHY, clear=clear
-    )
+    terms = Terms(data=_binding(units), validity=valid_for(timedelta(days=1)), justification=_WHY, clear=clear)
     document = document_without_promise(
         "experiment", _RECORD, rounds, "Without privacy, for comparison.", "00" * 32, terms
     )

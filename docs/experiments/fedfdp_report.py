@@ -129,9 +129,7 @@ def _draw(rows: list[Row], methods: tuple[Method, ...], path: Path) -> None:
         panel.scatter([mean(psi)], [mean(accuracy)], s=70, marker="D", color=colour, label=method.name)
     panel.set_xlabel("Psi (Equation 2) on held-out images: smaller is fairer")
     panel.set_ylabel("accuracy, %")
-    panel.set_title(
-        f"Fashion-MNIST, true epsilon {TARGET.epsilon:g}: seeds (dots) and their mean", fontsize=10
-    )
+    panel.set_title(f"Fashion-MNIST, true epsilon {TARGET.epsilon:g}: seeds (dots) and their mean", fontsize=10)
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8)
     figure.tight_layout()

@@ -105,9 +105,7 @@ def _q_ffl(rate: float, clip: float, exponent: float) -> Build:
 
 
 def _corrected(kind: Any, options: Any, clip: float) -> Build:
-    return lambda model, clients, seed: kind(
-        model, options, clients.shares, ClippedSums(clip, clients.expected), seed
-    )
+    return lambda model, clients, seed: kind(model, options, clients.shares, ClippedSums(clip, clients.expected), seed)
 
 
 def _ali_dpfl(rate: float, clip: float) -> Build:

@@ -58,9 +58,7 @@ class Row:
 
 def federation(seed: int) -> Federation:
     """Fashion-MNIST, each class shared out by Dirichlet(0.1), a quarter of each client's images held out."""
-    silos = cut_into_silos(
-        load_benchmark(Benchmark.FASHION_MNIST), DirichletByLabel(CLIENTS, BETA, LEAST), seed
-    )
+    silos = cut_into_silos(load_benchmark(Benchmark.FASHION_MNIST), DirichletByLabel(CLIENTS, BETA, LEAST), seed)
     parts = split_silos(silos, seed)
     tensors = tuple(
         SiloTensors(
@@ -73,8 +71,7 @@ def federation(seed: int) -> Federation:
     )
     total = sum(len(silo) for silo in tensors)
     clients = Clients(
-        {silo.name: len(silo) / total for silo in tensors},
-        {silo.name: SAMPLING_RATE * len(silo) for silo in tensors},
+        {silo.name: len(silo) / total for silo in tensors}, {silo.name: SAMPLING_RATE * len(silo) for silo in tensors}
     )
     model = convolutional(CnnArchitecture.UNPADDED, (1, 28, 28), 10)
     return Federation(model, tensors, HeldOutRecords(parts.test, torch.float32), clients)
@@ -103,9 +100,7 @@ def run(method: Method, on: Federation, seed: int) -> Row:
     )
 
 
-def _train(
-    algorithm: Algorithm[Any], sigmas: dict[str, float | None], on: Federation, seed: int
-) -> torch.Tensor:
+def _train(algorithm: Algorithm[Any], sigmas: dict[str, float | None], on: Federation, seed: int) -> torch.Tensor:
     noise = np.random.default_rng(seed)
     rate = Poisson(SAMPLING_RATE, Batch.SECRET)
     batches = {
@@ -132,8 +127,5 @@ def _train(
 
 
 def _longer_than_the_clip(on: Federation, theta: torch.Tensor, clip: float) -> float:
-    norms = [
-        on.model.weighted_gradient(theta, silo.x[:100], silo.y[:100], clipped_to(clip)).norms
-        for silo in on.silos
-    ]
+    norms = [on.model.weighted_gradient(theta, silo.x[:100], silo.y[:100], clipped_to(clip)).norms for silo in on.silos]
     return float((torch.cat(norms) > clip).double().mean())

@@ -64,13 +64,7 @@ def _table(points: list[Point]) -> str:
     for point in points:
         cost = point.rows[0].true_epsilon
         paper = ("", "") if point.rung.paper is None else tuple(f"{value:.3f}" for value in point.rung.paper)
-        columns = (
-            "accuracy",
-            "fnr_gap",
-            "fnr_gap_training",
-            "equalised_odds_gap",
-            "demographic_parity_gap",
-        )
+        columns = ("accuracy", "fnr_gap", "fnr_gap_training", "equalised_odds_gap", "demographic_parity_gap")
         cells = (
             point.rung.name,
             "none" if cost is None else f"{cost:.3f}",
@@ -98,13 +92,11 @@ def _private(points: list[Point]) -> str:
     lines = []
     for cohort in (200, 1000):
         pfl, fpfl = (
-            next(p for p in points if (p.rung.name, p.rung.cohort) == (name, cohort))
-            for name in ("PFL", "FPFL")
+            next(p for p in points if (p.rung.name, p.rung.cohort) == (name, cohort)) for name in ("PFL", "FPFL")
         )
         differences = {
             column: Interval.of(
-                getattr(one, column) - getattr(other, column)
-                for one, other in zip(fpfl.rows, pfl.rows, strict=True)
+                getattr(one, column) - getattr(other, column) for one, other in zip(fpfl.rows, pfl.rows, strict=True)
             )
             for column in ("accuracy", "fnr_gap")
         }

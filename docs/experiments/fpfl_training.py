@@ -9,15 +9,7 @@ from time import perf_counter
 import numpy as np
 import torch
 from engine_run import Signed, promised, train, unpromised
-from fpfl_settings import (
-    CENTRAL_BATCH,
-    EPSILON,
-    HIDDEN,
-    RECORDS_PER_USER,
-    TEST_FRACTION,
-    TOLERANCE,
-    Rung,
-)
+from fpfl_settings import CENTRAL_BATCH, EPSILON, HIDDEN, RECORDS_PER_USER, TEST_FRACTION, TOLERANCE, Rung
 
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
@@ -76,10 +68,7 @@ class Split:
 
 def load_split(seed: int) -> Split:
     plan = DataPlan(
-        BenchmarkSource(Benchmark.ADULT),
-        users=PoissonUsers(RECORDS_PER_USER),
-        seed=seed,
-        test_fraction=TEST_FRACTION,
+        BenchmarkSource(Benchmark.ADULT), users=PoissonUsers(RECORDS_PER_USER), seed=seed, test_fraction=TEST_FRACTION
     )
     return Split(load_training_data(plan))
 
@@ -134,9 +123,7 @@ def _budget(users: int, rung: Rung) -> CertifiedBudget:
     return calibrate_plan(plan, EpsilonDelta(EPSILON, 1 / users))
 
 
-def _signed(
-    algorithm: Fpfl, rung: Rung, split: Split, silo: SiloTensors, budget: CertifiedBudget | None
-) -> Signed:
+def _signed(algorithm: Fpfl, rung: Rung, split: Split, silo: SiloTensors, budget: CertifiedBudget | None) -> Signed:
     if budget is not None:
         return promised(algorithm, budget, {USERS: split.number_of_users})
     if rung.cohort is None:

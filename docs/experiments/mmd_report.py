@@ -70,13 +70,7 @@ def _table(points: list[Point], over: str) -> str:
     lines = [f"| method | {head} | accuracy | parity gap | seeds |", "|" + "---|" * 5]
     order = [method.value for method in Method]
     for p in sorted(points, key=lambda p: (order.index(p.method), getattr(p, over))):
-        cells = (
-            p.method,
-            f"{getattr(p, over):g}",
-            p.accuracy.text(),
-            p.parity_gap.text(),
-            str(len(p.rows)),
-        )
+        cells = (p.method, f"{getattr(p, over):g}", p.accuracy.text(), p.parity_gap.text(), str(len(p.rows)))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -136,9 +130,7 @@ def _reading(points: list[Point]) -> list[str]:
             for method in _COMPARED[1:]:
                 other = _best(own, method, limit)
                 said.append(f"{method.value} {_against(ours, other)}")
-            lines.append(
-                f"* {task.title}, gap at most {limit:g}, function tracking against " + "; ".join(said) + "."
-            )
+            lines.append(f"* {task.title}, gap at most {limit:g}, function tracking against " + "; ".join(said) + ".")
     text = " ".join(lines)
     counts = {word: text.count(f"({word})") for word in ("ahead", "behind", "undecided", "not reached")}
     summary = (

@@ -52,10 +52,7 @@ SYNTHETIC_WEIGHTS = (0.1, 1.0, 10.0, 50.0)
 ABLATION_WEIGHT, ABLATION_OWN = 50.0, (0.5, 0.75, 1.0)
 SYNTHETIC_METHODS = (Method.OURS, Method.CENTRAL, Method.LOCAL, Method.FAIRFED)
 ABLATION_METHODS = (Method.OURS, Method.LOCAL, Method.FAIRFED)
-PRIVATE = {
-    Method.PRIVATE_SMALL: PrivateSetting(10, 10, 650),
-    Method.PRIVATE_LARGE: PrivateSetting(200, 40, 14_000),
-}
+PRIVATE = {Method.PRIVATE_SMALL: PrivateSetting(10, 10, 650), Method.PRIVATE_LARGE: PrivateSetting(200, 40, 14_000)}
 PRIVATE_WEIGHTS = (0.0, 10.0)
 
 

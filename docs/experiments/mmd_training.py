@@ -18,12 +18,7 @@ from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
 from privfair.algorithms.baselines.fairfed import FairFed
 from privfair.algorithms.baselines.fedfb import FedFb
 from privfair.algorithms.baselines.local_mmd import LocalMmd
-from privfair.algorithms.baselines.options import (
-    AgnosticOptions,
-    FairFedOptions,
-    FedFbOptions,
-    LocalMmdOptions,
-)
+from privfair.algorithms.baselines.options import AgnosticOptions, FairFedOptions, FedFbOptions, LocalMmdOptions
 from privfair.algorithms.fair_options import MmdFedAvgOptions, NoiseCorrection
 from privfair.algorithms.mmd_fedavg import PREDICTIONS, CountsInTheClear, MmdFedAvg, MmdTerms, PublicShares
 from privfair.data.partition import split_silos
@@ -127,11 +122,7 @@ def _algorithm(cell: Cell, method: Method, knob: float) -> Algorithm:
     match method:
         case Method.OURS:
             options = MmdFedAvgOptions(
-                local_rate=rate,
-                local_epochs=epochs,
-                local_batch=batch,
-                fairness=knob,
-                kernel=KernelKind.ENERGY,
+                local_rate=rate, local_epochs=epochs, local_batch=batch, fairness=knob, kernel=KernelKind.ENERGY
             )
             terms = MmdTerms(tuple(clients.sizes.values()), SAMPLES, len(clients.train), CountsInTheClear())
             return MmdFedAvg(model, options, terms, seed)
@@ -145,9 +136,7 @@ def _algorithm(cell: Cell, method: Method, knob: float) -> Algorithm:
             fair = FairFedOptions(learning_rate=rate, local_epochs=epochs, local_batch=batch, fairness=knob)
             return FairFed(model, fair, clients.shares, seed)
         case Method.FEDFB:
-            weighed = FedFbOptions(
-                learning_rate=rate, local_epochs=epochs, local_batch=batch, weight_rate=knob
-            )
+            weighed = FedFbOptions(learning_rate=rate, local_epochs=epochs, local_batch=batch, weight_rate=knob)
             return FedFb(model, weighed, clients.shares, seed)
         case Method.AGNOSTIC:
             return AgnosticFl(model, AgnosticOptions(learning_rate=0.5), clients.shares, seed=seed)

@@ -26,9 +26,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--splits", type=int, help="fewer splits than the experiment's own, for a quick look")
     parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument(
-        "--again", action="store_true", help="only write page and figures, from steffle*.json"
-    )
+    parser.add_argument("--again", action="store_true", help="only write page and figures, from steffle*.json")
     parser.add_argument("--setting", action="append", help="only this data set, and keep the others' results")
     chosen = parser.parse_args()
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -155,9 +155,7 @@ def _steffle_message(
     own = (slopes - mean[:, None]).T.astype(np.float32)[silo.s]
     pull = steepness * own * (reach / np.maximum(distances, reach))
     free = probability - silo.y[:, None] + steepness * (columns.fairness * common).astype(np.float32)
-    of_one = np.stack(
-        [probability[silo.s == group].sum(axis=0, dtype=np.float64) for group in (0, 1)], axis=1
-    )
+    of_one = np.stack([probability[silo.s == group].sum(axis=0, dtype=np.float64) for group in (0, 1)], axis=1)
     counts = np.array([(silo.s == group).sum() for group in (0, 1)], dtype=np.float64)
     joint = np.stack((counts - of_one, of_one), axis=2)
     h_w = 2 * joint / np.sqrt(frequencies)[:, None] - 2 * w * joint.sum(axis=1)[:, None, :]
@@ -175,11 +173,7 @@ class PayOnceColumns:
 
 
 def pay_once(
-    silos: tuple[StackedSilo, ...],
-    columns: PayOnceColumns,
-    rule: Descent,
-    seed: int,
-    start: Wide | None = None,
+    silos: tuple[StackedSilo, ...], columns: PayOnceColumns, rule: Descent, seed: int, start: Wide | None = None
 ) -> Wide:
     """The last theta of every column; `rule.rounds` counts training rounds, after the responses of round 0.
 
@@ -198,9 +192,7 @@ def pay_once(
             probability = sigmoid(silo.x @ theta.values.astype(np.float32))
             in_first = first[:, level_of]
             first_ones = (in_first * probability).sum(axis=0, dtype=np.float64)
-            ones += (
-                np.stack((first_ones, probability.sum(axis=0, dtype=np.float64) - first_ones), axis=1) / total
-            )
+            ones += np.stack((first_ones, probability.sum(axis=0, dtype=np.float64) - first_ones), axis=1) / total
             mass = first.sum(axis=0, dtype=np.float64)[level_of]
             masses += np.stack((mass, len(silo) - mass), axis=1) / total
             score = probability - silo.y[:, None]
@@ -233,9 +225,7 @@ def _gap_pull(ones: Wide, masses: Wide, columns: PayOnceColumns) -> tuple[Floats
     return (columns.fairness * first).astype(np.float32), (columns.fairness * second).astype(np.float32)
 
 
-def shuffled_batches(
-    sizes: tuple[int, ...], batch_size: int, seed: int
-) -> Iterator[tuple[NDArray[np.int64], ...]]:
+def shuffled_batches(sizes: tuple[int, ...], batch_size: int, seed: int) -> Iterator[tuple[NDArray[np.int64], ...]]:
     """Rows of every silo, epoch after epoch in a new order; the last batch of an epoch is shorter."""
     draw = np.random.default_rng(seed)
     while True:

@@ -70,9 +70,7 @@ def run_ablation(split: int) -> list[AblationRow]:
     rows = []
     for variant in VARIANTS:
         points = _measured(setting, loaded, variant, split)
-        rows += [
-            AblationRow(variant.name, split, w, *point) for w, point in zip(_WEIGHTS, points, strict=True)
-        ]
+        rows += [AblationRow(variant.name, split, w, *point) for w, point in zip(_WEIGHTS, points, strict=True)]
     return rows
 
 

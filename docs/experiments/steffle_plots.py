@@ -62,9 +62,7 @@ def _panel(panel: plt.Axes, points: list[Point], epsilon: float, h: float) -> No
     for method, marker in ((ERM, "*"), (NEGATIVE, "v")):
         for point in points:
             if point.method == method:
-                panel.plot(
-                    point.gap.mean, point.error.mean, marker, color="black", markersize=9, label=method
-                )
+                panel.plot(point.gap.mean, point.error.mean, marker, color="black", markersize=9, label=method)
     true = next((p.true_epsilon for p in points if (p.method, p.epsilon) == (PRINTED, epsilon)), None)
     beside = "" if true is None else f" (as printed: truly {true:.1f})"
     panel.set_title(f"epsilon = {epsilon:g}, h = {h:g}{beside}", fontsize=10)

@@ -26,11 +26,7 @@ def write_report(points: list[Point], mattered: str, template: Path, page: Path)
 
 
 def _section(setting: Setting, own: list[Point]) -> list[str]:
-    parts = [
-        f"## {setting.title}",
-        f"![error against gap](steffle-{setting.name}.svg)",
-        _counts(own),
-    ]
+    parts = [f"## {setting.title}", f"![error against gap](steffle-{setting.name}.svg)", _counts(own)]
     for h in setting.heterogeneity:
         at = [point for point in own if point.h == h]
         parts += [f"h = {h:g}, epsilon = 1 ({at[0].splits} splits):", _table(at), _controls(at)]
@@ -54,9 +50,7 @@ def _counts(own: list[Point]) -> str:
             cells = []
             for epsilon in EPSILONS:
                 line = [
-                    p
-                    for p in own
-                    if (p.method, p.h) == (method, h) and p.knob > 0 and p.epsilon in (None, epsilon)
+                    p for p in own if (p.method, p.h) == (method, h) and p.knob > 0 and p.epsilon in (None, epsilon)
                 ]
                 wins = sum(p.verdict == "beats" for p in line)
                 losses = sum(p.verdict == "loses" for p in line)
@@ -98,16 +92,11 @@ def _promised(points: list[Point]) -> Iterable[str]:
         "Pay-once at a true epsilon of 1 on Adult: the best mean error among the fairness weights whose mean gap keeps"
         " the limit."
     )
-    lines = [
-        "| features | h | gap at most | wanted error at most | lambda | error | gap | |",
-        "|" + "---|" * 8,
-    ]
+    lines = ["| features | h | gap at most | wanted error at most | lambda | error | gap | |", "|" + "---|" * 8]
     for setting in SETTINGS:
         for h in setting.heterogeneity:
             own = [
-                p
-                for p in points
-                if (p.setting, p.h, p.method, p.epsilon) == (setting.name, h, PAY_ONCE, EPSILONS[0])
+                p for p in points if (p.setting, p.h, p.method, p.epsilon) == (setting.name, h, PAY_ONCE, EPSILONS[0])
             ]
             if setting.name.startswith("adult") and own:
                 lines += [_kept(setting, h, own, error, gap) for error, gap in _TARGETS]

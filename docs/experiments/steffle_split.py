@@ -161,9 +161,7 @@ def _steffle(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
     size, weights = split.silo_size, setting.steffle_fairness
     noises = [calibrated_noise(setting, size, epsilon) for epsilon in EPSILONS]
     columns = _columns(setting, size, weights, noises, setting.lipschitz, setting.w_radius)
-    theta = stacked.steffle(
-        split.train, columns, _rule(setting.learning_rate, ROUNDS), seed, start=split.start
-    )
+    theta = stacked.steffle(split.train, columns, _rule(setting.learning_rate, ROUNDS), seed, start=split.start)
     points = iter(split.errors_and_gaps(split.test.x @ theta.astype(np.float32)))
     for epsilon, noise in zip(EPSILONS, noises, strict=True):
         for weight in weights:
@@ -176,12 +174,7 @@ def _steffle(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
 
 
 def _columns(
-    setting: Setting,
-    size: int,
-    weights: tuple[float, ...],
-    noises: list[Noise],
-    lipschitz: float,
-    radius: float,
+    setting: Setting, size: int, weights: tuple[float, ...], noises: list[Noise], lipschitz: float, radius: float
 ) -> stacked.SteffleColumns:
     return stacked.SteffleColumns(
         fairness=np.tile(weights, len(noises)),
@@ -227,9 +220,7 @@ def _pay_once(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
     weights = setting.pay_once_fairness
     keep = [1 / (1 + math.exp(-epsilon)) for epsilon in EPSILONS]
     columns = stacked.PayOnceColumns(np.tile(weights, len(keep)), np.repeat(keep, len(weights)))
-    theta = stacked.pay_once(
-        split.train, columns, _rule(setting.pay_once_rate, FREE_ROUNDS), seed, split.start
-    )
+    theta = stacked.pay_once(split.train, columns, _rule(setting.pay_once_rate, FREE_ROUNDS), seed, split.start)
     points = iter(split.errors_and_gaps(split.test.x @ theta.astype(np.float32)))
     for epsilon in EPSILONS:
         for weight in weights:

@@ -88,9 +88,7 @@ def _compared(point: Point, own: list[Row], groups: dict[tuple, list[Row]]) -> P
         for key, found in groups.items()
         if key[:3] == (point.setting, point.h, RAISED)
     }
-    threshold = min(
-        controls, key=lambda t: abs(np.mean([row.error for row in controls[t]]) - point.error.mean)
-    )
+    threshold = min(controls, key=lambda t: abs(np.mean([row.error for row in controls[t]]) - point.error.mean))
     pairs = list(zip(own, controls[threshold], strict=True))
     assert all(mine.split == theirs.split for mine, theirs in pairs)
     return replace(

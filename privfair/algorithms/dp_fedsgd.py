@@ -57,9 +57,7 @@ class DpFedSgd:
         if len(batch) == 0:
             nothing = np.zeros(self.model.size)
             return Message(noisy=(BoundedContribution(GRADIENT_SUM, nothing, self.clip, 0.0),))
-        clipped = self.model.weighted_gradient(
-            state.theta, silo.x[batch], silo.y[batch], clipped_to(self.clip)
-        )
+        clipped = self.model.weighted_gradient(state.theta, silo.x[batch], silo.y[batch], clipped_to(self.clip))
         total = clipped.total.numpy().astype(np.float64)
         return Message(noisy=(BoundedContribution(GRADIENT_SUM, total, self.clip, clipped.largest_part),))
 
@@ -72,10 +70,7 @@ class DpFedSgd:
         return state.theta
 
     def checkpoint(self, state: DpFedSgdState) -> dict[str, Floats]:
-        return {
-            "theta": state.theta.numpy().astype(np.float64),
-            "step": np.array(state.step, dtype=np.float64),
-        }
+        return {"theta": state.theta.numpy().astype(np.float64), "step": np.array(state.step, dtype=np.float64)}
 
     def restore(self, arrays: Mapping[str, Floats]) -> DpFedSgdState:
         theta = torch.from_numpy(np.array(arrays["theta"]))

@@ -56,9 +56,7 @@ class FedFdpOptions:
         count("local-steps", self.local_steps)
         positive("loss-floor", self.loss_floor)
         if not 1 <= self.loss_headroom < float("inf"):
-            raise InvalidInput(
-                "loss-headroom", self.loss_headroom, "must be at least 1", "1 is the paper's own rule"
-            )
+            raise InvalidInput("loss-headroom", self.loss_headroom, "must be at least 1", "1 is the paper's own rule")
         if self.initial_loss is not None:
             at_least_zero("initial-loss", self.initial_loss)
 

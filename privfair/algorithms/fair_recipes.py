@@ -31,9 +31,7 @@ def fedfdp(blueprint: Blueprint) -> Algorithm[Any]:
     return FedFdp(blueprint.model, blueprint.options, blueprint.shares, expected, clips, blueprint.seed)
 
 
-def _other_pairs(
-    blueprint: Blueprint, clips: FedFdpClips | None, expected: dict[str, float]
-) -> Algorithm[Any]:
+def _other_pairs(blueprint: Blueprint, clips: FedFdpClips | None, expected: dict[str, float]) -> Algorithm[Any]:
     from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
     from privfair.algorithms.baselines.options import AgnosticOptions, QFflOptions
     from privfair.algorithms.baselines.q_ffl import QFfl
@@ -44,9 +42,7 @@ def _other_pairs(
     if options.method is PairMethod.Q_FFL:
         own = QFflOptions(options.learning_rate, options.local_steps, options.exponent, options.loss_floor)
         return QFfl(model, own, shares, sending, seed)
-    return AgnosticFl(
-        model, AgnosticOptions(options.learning_rate, options.weight_rate), shares, sending, seed
-    )
+    return AgnosticFl(model, AgnosticOptions(options.learning_rate, options.weight_rate), shares, sending, seed)
 
 
 def private_local_steps(blueprint: Blueprint, rate: float, clip: float) -> Algorithm[Any] | None:
@@ -109,10 +105,7 @@ def mmd_fedavg(blueprint: Blueprint) -> Algorithm[Any]:
     users = blueprint.privacy.get("users")
     if users is not None and users != len(clients):
         raise InvalidInput(
-            "[privacy] users",
-            users,
-            f"is not the data's {len(clients)} clients",
-            f"write users = {len(clients)}",
+            "[privacy] users", users, f"is not the data's {len(clients)} clients", f"write users = {len(clients)}"
         )
     clip = blueprint.privacy.get("update-clip")
     terms = MmdTerms(

@@ -75,9 +75,7 @@ class FedSgda:
             positive(name, getattr(self, name))
         for name in ("theta_start", "w_start"):
             if getattr(self, name).ndim != 1:
-                raise InvalidInput(
-                    name, tuple(getattr(self, name).shape), "must be a flat vector", "call .flatten()"
-                )
+                raise InvalidInput(name, tuple(getattr(self, name).shape), "must be a flat vector", "call .flatten()")
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         return ()
@@ -96,9 +94,7 @@ class FedSgda:
         largest = [0.0, 0.0]
         for rows in batch.split(self.chunk) if len(batch) else ():
             gradients = each(theta, w, silo.x[rows].to(theta.dtype), silo.y[rows], silo.s[rows])
-            for place, (parts, limit) in enumerate(
-                zip(gradients, (self.theta_clip, self.w_clip), strict=True)
-            ):
+            for place, (parts, limit) in enumerate(zip(gradients, (self.theta_clip, self.w_clip), strict=True)):
                 clipped = self._clipped(parts, limit)
                 totals[place] += clipped.sum(dim=0)
                 largest[place] = max(largest[place], float(torch.linalg.vector_norm(clipped, dim=1).max()))

@@ -82,11 +82,7 @@ class Fpfl:
     def clear_values(self) -> tuple[ClearValue, ...]:
         if self.clip is not None:
             return ()
-        return (
-            ClearValue(
-                STATISTICS, "Without a clip users' sums are unbounded and sent without privacy.", True
-            ),
-        )
+        return (ClearValue(STATISTICS, "Without a clip users' sums are unbounded and sent without privacy.", True),)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {STATISTICS: (self.statistics.layout.size,)}
@@ -104,13 +100,9 @@ class Fpfl:
     def update(self, state: FpflState, received: Received) -> FpflState:
         (values,) = received.values()
         published = torch.from_numpy(np.array(values[STATISTICS].values))
-        loss, sums, counts, gradients, selection = (
-            part.numpy() for part in self.statistics.layout.split(published)
-        )
+        loss, sums, counts, gradients, selection = (part.numpy() for part in self.statistics.layout.split(published))
         found = [
-            violations(
-                RateSums(sums[j], gradients[j], counts[j]), self.options.tolerance, self.options.least_count
-            )
+            violations(RateSums(sums[j], gradients[j], counts[j]), self.options.tolerance, self.options.least_count)
             for j in range(len(self.rates))
         ]
         best, accuracy = self._selected(state, found, selection)

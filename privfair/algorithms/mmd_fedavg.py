@@ -43,9 +43,7 @@ class PublicShares:
         for share in self.shares:
             rate("group-shares", share)
         if math.fsum(self.shares) > 1 + 1e-9:
-            raise InvalidInput(
-                "group-shares", self.shares, "must sum to at most 1", "give shares of all records"
-            )
+            raise InvalidInput("group-shares", self.shares, "must sum to at most 1", "give shares of all records")
 
 
 @dataclass(frozen=True)
@@ -250,9 +248,7 @@ class MmdFedAvg:
         )
         return Message(noisy=(*noisy, *bounded), clear=clear or None)
 
-    def reply(
-        self, state: MmdFedAvgState, round: int, silo: SiloTensors, batch: Tensor, received: Received
-    ) -> Message:
+    def reply(self, state: MmdFedAvgState, round: int, silo: SiloTensors, batch: Tensor, received: Received) -> Message:
         """The cohort's updates, from what was published."""
         values = received[silo.name]
         published = np.stack([values[name].values for name in PREDICTIONS])
@@ -327,9 +323,7 @@ class MmdFedAvg:
         shares = counts / sum(self.terms.clients)
         return tuple(float(share) for share in np.clip(shares, self.options.least_share, 1.0))
 
-    def _change(
-        self, start: Tensor, penalty: TrackedPenalty, silo: SiloTensors, client: int, round: int
-    ) -> Tensor:
+    def _change(self, start: Tensor, penalty: TrackedPenalty, silo: SiloTensors, client: int, round: int) -> Tensor:
         """A client's local training, weighed; zero for a client without records."""
         assert silo.client_of_row is not None
         rows = (silo.client_of_row == client).nonzero()[:, 0]

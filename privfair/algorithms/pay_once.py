@@ -142,16 +142,11 @@ class PayOnce:
     def rule(self) -> DescentRule:
         own = self.options
         steps = max(1, self.rounds - 1)
-        return DescentRule(
-            own.learning_rate, own.momentum, own.decay, own.decay_every, own.iterate, steps, self.seed
-        )
+        return DescentRule(own.learning_rate, own.momentum, own.decay, own.decay_every, own.iterate, steps, self.seed)
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         why = "Computed from features, labels and the published responses; post-processing of round 0."
-        return (
-            ClearValue(GRADIENT, why, depends_on_unit=False),
-            ClearValue(JOINT, why, depends_on_unit=False),
-        )
+        return (ClearValue(GRADIENT, why, depends_on_unit=False), ClearValue(JOINT, why, depends_on_unit=False))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {
@@ -167,9 +162,7 @@ class PayOnce:
         if not state.responses:
             return Message(randomized={ATTRIBUTE: self._filled_up(silo)}, clear=self._warm(state, silo))
         if silo.name not in state.responses:
-            raise InvalidInput(
-                "silo", silo.name, "published no responses in round 0", "let every silo take part in it"
-            )
+            raise InvalidInput("silo", silo.name, "published no responses in round 0", "let every silo take part in it")
         public = _PublicRecords(silo.x, silo.y, state.responses[silo.name][: len(silo)])
         return self._training_message(state, public, self._rows(round, silo.name, batch, len(silo)))
 

@@ -53,10 +53,7 @@ class Blueprint:
         planned = self.privacy.get("groups", 2)
         if planned != self.groups:
             raise InvalidInput(
-                "[privacy] groups",
-                planned,
-                f"is not the data's {self.groups} groups",
-                f"write groups = {self.groups}",
+                "[privacy] groups", planned, f"is not the data's {self.groups} groups", f"write groups = {self.groups}"
             )
 
     @property
@@ -124,10 +121,7 @@ def _gaussian(blueprint: Blueprint) -> Algorithm[Any]:
         )
     if blueprint.privacy.get("relation") == Relation.REPLACE_ATTRIBUTE.value:
         raise InvalidInput(
-            "[privacy] relation",
-            "replace-attribute",
-            "is not what clipped gradients bound",
-            "use steffle or pay-once",
+            "[privacy] relation", "replace-attribute", "is not what clipped gradients bound", "use steffle or pay-once"
         )
     rate, clip = float(blueprint.needed("sampling-rate")), float(blueprint.privacy.get("clip", 1.0))
     corrected = fair_recipes.private_local_steps(blueprint, rate, clip)
@@ -162,9 +156,7 @@ def _fed_sgda(blueprint: Blueprint, game: MinMaxPlan) -> Algorithm[Any]:
         expected=rate * sum(size for _, size in blueprint.parties),
         w_step=table.w_step,
         w_radius=table.w_radius,
-        rule=DescentRule(
-            blueprint.options.learning_rate, table.momentum, rounds=blueprint.rounds, seed=blueprint.seed
-        ),
+        rule=DescentRule(blueprint.options.learning_rate, table.momentum, rounds=blueprint.rounds, seed=blueprint.seed),
         clip=float(blueprint.privacy.get("clip", 1.0)),
     )
 
@@ -251,29 +243,19 @@ _BASELINES = (
 _RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(
-            "steffle",
-            "privfair.algorithms.steffle:SteffleOptions",
-            _steffle,
-            _ATTRIBUTE,
-            attributes_apart=True,
-        ),
+        Recipe("steffle", "privfair.algorithms.steffle:SteffleOptions", _steffle, _ATTRIBUTE, attributes_apart=True),
         Recipe("pay-once", "privfair.algorithms.pay_once:PayOnceOptions", _pay_once, _ATTRIBUTE),
         Recipe("fedfdp", f"{_FAIR}:FedFdpOptions", fair_recipes.fedfdp, _ADDED_RECORD),
         Recipe("fpfl", f"{_FAIR}:FpflOptions", fair_recipes.fpfl, _ADDED_USER),
         Recipe("mmd-fedavg", f"{_FAIR}:MmdFedAvgOptions", fair_recipes.mmd_fedavg, _RECORD, central=True),
-        Recipe(
-            "gaussian", "privfair.algorithms.baselines.options:PrivateStepOptions", _gaussian, _ADDED_RECORD
-        ),
+        Recipe("gaussian", "privfair.algorithms.baselines.options:PrivateStepOptions", _gaussian, _ADDED_RECORD),
         Recipe("fedsgd", f"{_OPTIONS}:GradientOptions", _fedsgd, _RECORD, baseline=True),
         Recipe("fedavg", f"{_OPTIONS}:FedAvgOptions", _fedavg, _RECORD, baseline=True),
         *(
             Recipe(name, f"privfair.algorithms.baselines.options:{options}", build, unit, baseline=True)
             for name, options, build, unit in _BASELINES
         ),
-        Recipe(
-            "central-erm", f"{_OPTIONS}:CentralErmOptions", _central_erm, _RECORD, baseline=True, central=True
-        ),
+        Recipe("central-erm", f"{_OPTIONS}:CentralErmOptions", _central_erm, _RECORD, baseline=True, central=True),
     )
 }
 

@@ -186,10 +186,7 @@ class SeparateSilos:
     def __post_init__(self) -> None:
         if not self.sensitive or len(set(self.sensitive)) != len(self.sensitive):
             raise InvalidInput(
-                "sensitive",
-                self.sensitive,
-                "must be distinct names, at least one",
-                "name the sensitive silos",
+                "sensitive", self.sensitive, "must be distinct names, at least one", "name the sensitive silos"
             )
 
 
@@ -410,9 +407,7 @@ class Steffle:
             descent = self.rule.advance(state.descent, sent)
         else:
             # The silos' minimisers are averaged, so their weights must add up to one here.
-            weights = sum(
-                self.weights[party] for party, values in received.items() if LOSS_GRADIENT in values
-            )
+            weights = sum(self.weights[party] for party, values in received.items() if LOSS_GRADIENT in values)
             descent = self.rule.start(state.descent.theta - sent / weights)
         return replace(state, descent=descent, frequencies=frequencies, warm=True)
 
@@ -490,15 +485,11 @@ class Steffle:
         """Counts of groups, block by block, over all records; a replaced attribute moves two of them by one."""
         block = fermi.block_of(self.options.notion, silo.y, self.options.positive_class)
         counts = [np.bincount(silo.s[block == b].numpy(), minlength=self.groups) for b in range(self.blocks)]
-        return BoundedContribution(
-            HISTOGRAM, np.stack(counts).astype(np.float64), math.sqrt(2.0), math.sqrt(2.0)
-        )
+        return BoundedContribution(HISTOGRAM, np.stack(counts).astype(np.float64), math.sqrt(2.0), math.sqrt(2.0))
 
     def _bought(self, received: Received) -> Tensor:
         """Shares from the noisy counts, each at least the signed minority fraction."""
-        counts = np.sum(
-            [values[HISTOGRAM].values for values in received.values() if HISTOGRAM in values], axis=0
-        )
+        counts = np.sum([values[HISTOGRAM].values for values in received.values() if HISTOGRAM in values], axis=0)
         counts = np.maximum(counts, 0.0)
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
         return tensor(np.maximum(shares, self.bounds.minority_fraction))

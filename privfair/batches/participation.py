@@ -57,9 +57,7 @@ class Participation:
         self._last: tuple[int, Indexes] | None = None
         _require_population(party, units, sampling)
         if writer is not None and (sampling is None or sampling.batch is Batch.SECRET):
-            raise InvalidInput(
-                "writer", party, "only batches that count as known are recorded", "leave the writer out"
-            )
+            raise InvalidInput("writer", party, "only batches that count as known are recorded", "leave the writer out")
 
     def batch(self, round: int) -> Indexes:
         """The units of this round; asking again for the same round gives the same batch."""
@@ -131,8 +129,7 @@ def word_source(document: BudgetDocument, seed: int, party: str, session: int = 
     so that a secret batch cannot be worked out from the plan.
     """
     nobody_protected = (
-        isinstance(document.guarantee, NoPrivacyPromised)
-        or document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+        isinstance(document.guarantee, NoPrivacyPromised) or document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
     )
     if not nobody_protected:
         return SystemWords()

@@ -94,9 +94,7 @@ class BatchRecord:
     def orders_of(self, party: str) -> dict[int, Indexes]:
         """All recorded epochs of one party."""
         number = self.header.parties.index(party)
-        wanted = sorted(
-            epoch for kind, epoch, who in self._places if kind is FrameKind.EPOCH and who == number
-        )
+        wanted = sorted(epoch for kind, epoch, who in self._places if kind is FrameKind.EPOCH and who == number)
         return {epoch: self.epoch_order(epoch, party) for epoch in wanted}
 
     def _recorded(self, kind: FrameKind, number: int, party: str) -> bool:
@@ -191,9 +189,7 @@ def _read_header(path: Path, content: memoryview) -> tuple[BatchHeader, int]:
         if header.encoded() != encoded:
             raise ValueError("its header is not of this version")
     except (ValueError, KeyError, TypeError, struct.error, NotStrictJson) as broken:
-        raise Refused(
-            f"{path} is not a batch record of this version ({broken}); put an untouched copy back"
-        ) from None
+        raise Refused(f"{path} is not a batch record of this version ({broken}); put an untouched copy back") from None
     return header, start + length
 
 

@@ -41,9 +41,7 @@ class _LazyGroup(click.Group):
             formatter.write_dl(sorted(_COMMANDS.items()))
 
 
-@click.group(
-    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="privfair")
 def cli() -> None:
     """privfair: how much noise, signed; training that cannot exceed it; audits that doubt both.

@@ -36,9 +36,7 @@ noise / (largest distance between a record's two contributions).
     show_default=True,
     help="How each round's batch is drawn.",
 )
-@click.option(
-    "--sampling-rate", type=str, metavar="Q", help="Batch size / population, as a decimal or a fraction m/n."
-)
+@click.option("--sampling-rate", type=str, metavar="Q", help="Batch size / population, as a decimal or a fraction m/n.")
 @click.option("--rounds", type=int, default=1, show_default=True, metavar="T")
 @click.option("--delta", type=float, required=True, metavar="D")
 @click.option(
@@ -79,9 +77,7 @@ def command(
     open_unit("--delta", delta)
     _require_some_noise(multipliers)
     unit = PrivacyUnit.of(Relation(relation))
-    release = _release(
-        multipliers, _sampling(sampling, sampling_rate, _batch(batch, sampling, relation)), rounds
-    )
+    release = _release(multipliers, _sampling(sampling, sampling_rate, _batch(batch, sampling, relation)), rounds)
     if accountant == "all":
         _print_all(release, unit, delta, as_json)
         return
@@ -89,9 +85,7 @@ def command(
     if as_json:
         print_json({"epsilon": {"lower": priced[1], "upper": priced[2]}, "accountant": priced[0]})
     else:
-        print_rich(
-            f"epsilon = {epsilon_text(priced[1], priced[2])} at delta = {delta:g}   ({priced[0]} accountant)"
-        )
+        print_rich(f"epsilon = {epsilon_text(priced[1], priced[2])} at delta = {delta:g}   ({priced[0]} accountant)")
 
 
 def _require_some_noise(multipliers: tuple[float, ...]) -> None:
@@ -119,19 +113,13 @@ def _sampling(kind: str, rate: str | None, batch: Batch) -> Sampling | None:
 
     if kind == "full":
         if rate is not None and len(set(_ratio(rate))) != 1:
-            raise InvalidInput(
-                "--sampling-rate", rate, "contradicts --sampling full", "drop it, or name a sampling"
-            )
+            raise InvalidInput("--sampling-rate", rate, "contradicts --sampling full", "drop it, or name a sampling")
         return None
     if rate is None:
-        raise InvalidInput(
-            "--sampling-rate", rate, f"is needed for --sampling {kind}", "give batch / population"
-        )
+        raise InvalidInput("--sampling-rate", rate, f"is needed for --sampling {kind}", "give batch / population")
     size, population = _ratio(rate)
     if not 0 < size <= population:
-        raise InvalidInput(
-            "--sampling-rate", rate, "must lie in (0, 1]", "give a fraction such as 0.01 or 256/7500"
-        )
+        raise InvalidInput("--sampling-rate", rate, "must lie in (0, 1]", "give a fraction such as 0.01 or 256/7500")
     if kind == "poisson":
         return Poisson(size / population, batch)
     if kind == "fixed":
@@ -140,10 +128,7 @@ def _sampling(kind: str, rate: str | None, batch: Batch) -> Sampling | None:
         return ShuffledEpochs(population, size, batch)
     if "/" not in rate:
         raise InvalidInput(
-            "--sampling-rate",
-            rate,
-            "with-replacement needs both numbers",
-            "give draws/population, such as 256/7500",
+            "--sampling-rate", rate, "with-replacement needs both numbers", "give draws/population, such as 256/7500"
         )
     return WithReplacement(population, size, batch)
 

@@ -19,14 +19,7 @@ from privfair.cli.audit_model import (
     model_options,
     show_membership,
 )
-from privfair.cli.audit_outputs import (
-    OutputFlags,
-    dated,
-    model_subjects,
-    output_options,
-    run_subjects,
-    write_outputs,
-)
+from privfair.cli.audit_outputs import OutputFlags, dated, model_subjects, output_options, run_subjects, write_outputs
 from privfair.cli.audit_outputs import command as verify_command
 from privfair.cli.output import json_option, print_json, print_rich
 
@@ -51,9 +44,7 @@ class _WithVerify(click.Command):
 
 @click.command("audit", cls=_WithVerify, short_help="does a run keep its promise?")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False), required=False)
-@click.option(
-    "--plan", "plan_path", type=_PATH, help="The plan in its own place, if it names files relative to it."
-)
+@click.option("--plan", "plan_path", type=_PATH, help="The plan in its own place, if it names files relative to it.")
 @click.option("--trust", "trust_path", type=_PATH, help="Trust file, to check the manifest's signatures.")
 @click.option("--root", type=_PATH, help="Public key that signed the trust file, where it is signed.")
 @click.option("--ledger", help="The run's ledger, to compare charges and releases.")
@@ -65,12 +56,8 @@ class _WithVerify(click.Command):
     show_default=True,
     help="Effort of the attack: reruns on coins; with canaries, for each 10 s of computing and up to 50 runs.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the auditor's coins."
-)
-@click.option(
-    "--confidence", type=float, default=0.95, show_default=True, help="Of the lower bound on epsilon."
-)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the auditor's coins.")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of the lower bound on epsilon.")
 @output_options
 @attribute_options
 @model_options

@@ -36,9 +36,7 @@ model_options = options(
     ),
     click.option("--members", type=_FILE, help="Records that were in the model's training data."),
     click.option("--nonmembers", type=_FILE, help="Records from the same source that were not."),
-    click.option(
-        "--population", type=_FILE, help="Other records: shadow models are trained on these alone (offline)."
-    ),
+    click.option("--population", type=_FILE, help="Other records: shadow models are trained on these alone (offline)."),
     click.option("--label", help="The column with the class, where the model leaves it open."),
     click.option("--drop", multiple=True, help="A column that is no feature; may be given several times."),
     click.option("--classes", help="The classes in the order of the model's outputs: A,B,..."),
@@ -54,9 +52,7 @@ model_options = options(
     click.option("--smaller-is-member", is_flag=True, help="Of --score: small values mean member (a loss)."),
     click.option("--manifest", "manifest_path", type=_FILE, help="The manifest whose promise is on trial."),
     click.option("--epsilon", type=float, help="Without a manifest: the epsilon that is claimed."),
-    click.option(
-        "--delta", type=float, default=1e-5, show_default=True, help="Of the claim, or of the bound."
-    ),
+    click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the claim, or of the bound."),
     click.option(
         "--relation",
         type=click.Choice(["add-remove", "replace-one"]),
@@ -124,15 +120,11 @@ class ModelFlags:
 
     def require_complete(self, run: Path | None) -> None:
         if run is not None:
-            raise click.UsageError(
-                f"give either the run {run} or --model, --members and --nonmembers, not both"
-            )
+            raise click.UsageError(f"give either the run {run} or --model, --members and --nonmembers, not both")
         if self.members is None or self.nonmembers is None:
             raise click.UsageError("an audit of a model needs --members FILE and --nonmembers FILE")
         if (self.model_path is None) == (self.score is None):
-            raise click.UsageError(
-                "give --model PATH, or --score COLUMN for scores of your own; one of the two"
-            )
+            raise click.UsageError("give --model PATH, or --score COLUMN for scores of your own; one of the two")
         if self.epsilon is not None and self.manifest_path is not None:
             raise click.UsageError("give --manifest or --epsilon, not both: one promise is on trial")
 
@@ -221,15 +213,11 @@ def _member_marks(tables: RecordTables) -> Any:
     return np.arange(tables.members.records + tables.nonmembers.records) < tables.members.records
 
 
-def _options(
-    flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confidence: float
-) -> MembershipOptions:
+def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confidence: float) -> MembershipOptions:
     from audit.membership.membership_audit import MembershipOptions
     from audit.membership.result import Assignment
 
-    return MembershipOptions(
-        flags.shadow_models, recipe, Assignment(flags.assignment), confidence, seed, flags.delta
-    )
+    return MembershipOptions(flags.shadow_models, recipe, Assignment(flags.assignment), confidence, seed, flags.delta)
 
 
 def _recipe(flags: ModelFlags) -> ShadowRecipe | None:
@@ -300,8 +288,7 @@ def _progress(models: int) -> Iterator[Callable[[int, int], None] | None]:
 
 attribute_options = options(
     click.option(
-        "--sensitive",
-        help="With --model: the column whose values are to be guessed, for attribute inference.",
+        "--sensitive", help="With --model: the column whose values are to be guessed, for attribute inference."
     ),
     click.option(
         "--attribute-inference/--no-attribute-inference",
@@ -341,9 +328,7 @@ class AttributeAnswer:
                 print_rich(f"attribute inference: not possible ({escape(self.why_not)})")
             return
         found = self.found
-        table = Table(
-            "attack", "right on members", "on non-members", "members minus non-members, over imputation"
-        )
+        table = Table("attack", "right on members", "on non-members", "members minus non-members, over imputation")
         table.add_row("imputation", _share(found.imputation_members), _share(found.imputation_nonmembers), "")
         for one in found.attacks:
             gap = f"{_share(one.leakage)} \\[{_share(one.leakage.lower)}, {_share(one.leakage.upper)}]"
@@ -373,9 +358,7 @@ def attribute_of_run(
         return AttributeAnswer(None, f"{refused.argument} {refused.rule}")
 
 
-def attribute_of_model(
-    flags: AttributeFlags, model: ModelFlags, seed: int, confidence: float
-) -> AttributeAnswer:
+def attribute_of_model(flags: AttributeFlags, model: ModelFlags, seed: int, confidence: float) -> AttributeAnswer:
     """Of a model with two files; only where a column was named."""
     from audit.attribute.attribute_audit import AttributeOptions
     from audit.attribute.of_model import attribute_inference_of_model

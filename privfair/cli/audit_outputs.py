@@ -102,9 +102,7 @@ def _signed(key_path: Path, document: dict[str, Any]) -> bytes:
 
     at = instant_from_text(document["audited_at"])
     assert isinstance(at, datetime)
-    return sign_audit(
-        AuditPredicate.of(document, at), document["subjects"], load_private(key_path, ask_password)
-    )
+    return sign_audit(AuditPredicate.of(document, at), document["subjects"], load_private(key_path, ask_password))
 
 
 def _digest(path: Path) -> str:
@@ -121,9 +119,7 @@ def _digest(path: Path) -> str:
 @trust_options
 @click.option("--run", type=click.Path(path_type=Path, file_okay=False), help="The run it must be about.")
 @click.option("--model", type=_FILE, help="The model file it must be about.")
-@click.option(
-    "--report", "report_path", type=_FILE, help="The audit's JSON that it must have been signed for."
-)
+@click.option("--report", "report_path", type=_FILE, help="The audit's JSON that it must have been signed for.")
 @click.option(
     "--require",
     type=click.Choice(["consistent", "not-violated"]),
@@ -169,14 +165,10 @@ def command(
         )
     else:
         said = found.predicate
-        click.echo(
-            f"{statement}: signed by auditor {found.auditor.key_id}, {said.audited_at:%Y-%m-%d %H:%M} UTC"
-        )
+        click.echo(f"{statement}: signed by auditor {found.auditor.key_id}, {said.audited_at:%Y-%m-%d %H:%M} UTC")
         click.echo(f"{said.verdict.upper()}: {said.why}")
         if said.epsilon_lower is not None:
-            click.echo(
-                f"epsilon is at least {said.epsilon_lower:.4g} with {100 * (1 - said.alpha):g}% confidence"
-            )
+            click.echo(f"epsilon is at least {said.epsilon_lower:.4g} with {100 * (1 - said.alpha):g}% confidence")
     if _fails(found.predicate.verdict, require):
         sys.exit(1)
 
@@ -200,8 +192,6 @@ def _require_same(signed: str, path: Path) -> None:
     try:
         report = json.loads(content)
     except ValueError:
-        raise InvalidInput(
-            "--report", str(path), "is not JSON", "give what `privfair audit --out` wrote"
-        ) from None
+        raise InvalidInput("--report", str(path), "is not JSON", "give what `privfair audit --out` wrote") from None
     if report_digest(report) != signed:
         raise AuditRefused(f"{path} is not the report that was signed; give the report as it was written")

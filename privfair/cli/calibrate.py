@@ -22,9 +22,7 @@ _target = options(
     click.option("--delta", type=float, metavar="D", help="... at this delta, between 0 and 1."),
 )
 _output = options(
-    click.option(
-        "--plan", "plan_path", type=_PATH, help="Take parameters from a TOML file; a flag wins over it."
-    ),
+    click.option("--plan", "plan_path", type=_PATH, help="Take parameters from a TOML file; a flag wins over it."),
     click.option(
         "--solve",
         type=click.Choice(["sigma", "rounds", "rate"]),
@@ -32,26 +30,16 @@ _output = options(
         show_default=True,
         help="What to find: the noise; or, for given noise, the most rounds or the largest sampling rate.",
     ),
-    click.option(
-        "--noise-multiplier", type=float, metavar="Z", help="Given noise, for --solve rounds or rate."
-    ),
+    click.option("--noise-multiplier", type=float, metavar="Z", help="Given noise, for --solve rounds or rate."),
     click.option("--explain", is_flag=True, help="Which assumption costs what."),
     click.option("--plot", type=_PATH, help="Write a figure: epsilon against rounds, noise against epsilon."),
     click.option("--out", type=_PATH, help="Write the budget manifest, signed with --key."),
     click.option("--key", "key_path", type=_PATH, help="Signing key for --out."),
-    click.option(
-        "--silo", "silos", multiple=True, metavar="NAME=SIZE", help="For --out: a silo the budget is for."
-    ),
-    click.option(
-        "--valid-days", type=click.IntRange(min=1), default=90, show_default=True, help="For --out."
-    ),
+    click.option("--silo", "silos", multiple=True, metavar="NAME=SIZE", help="For --out: a silo the budget is for."),
+    click.option("--valid-days", type=click.IntRange(min=1), default=90, show_default=True, help="For --out."),
     click.option("--why", default="", metavar="TEXT", help="For --out: the justification to put on record."),
-    click.option(
-        "--as-printed", is_flag=True, help="For --out: the paper's own noise, signed with its true epsilon."
-    ),
-    click.option(
-        "--no-privacy", metavar="WHY", help="For --out: no noise and no promise, for a reason (a plan file)."
-    ),
+    click.option("--as-printed", is_flag=True, help="For --out: the paper's own noise, signed with its true epsilon."),
+    click.option("--no-privacy", metavar="WHY", help="For --out: no noise and no promise, for a reason (a plan file)."),
     click.option(
         "--unsafe-seeded-research-noise",
         "research_noise",
@@ -84,9 +72,7 @@ class _Algorithms(click.Group):
         return _subcommand(name, None) if name in FLAGS else None
 
 
-@click.group(
-    "calibrate", cls=_Algorithms, short_help="the smallest noise that keeps a promise (epsilon, delta)"
-)
+@click.group("calibrate", cls=_Algorithms, short_help="the smallest noise that keeps a promise (epsilon, delta)")
 def command() -> None:
     """Find the smallest noise whose certified cost keeps a promise (epsilon, delta).
 
@@ -111,9 +97,7 @@ def _subcommand(algorithm: str, plan_path: Path | None) -> click.Command:
     def run(**given: Any) -> None:
         parameters = {flag.parameter: given.pop(flag.parameter) for flag in FLAGS[algorithm]}
         if plan_path is not None and given["plan_path"] is not None:
-            raise click.UsageError(
-                "a plan file was given twice: once in the algorithm's place, once with --plan"
-            )
+            raise click.UsageError("a plan file was given twice: once in the algorithm's place, once with --plan")
         given["plan_path"] = plan_path or given["plan_path"]
         _run(algorithm, parameters, **given)
 
@@ -182,11 +166,7 @@ def _refuse_contradictions(
     solve: str, noise: float | None, explain: bool, plot: Path | None, manifest: dict[str, Any]
 ) -> None:
     if (solve == "sigma") != (noise is None):
-        needed = (
-            "is only for --solve rounds or --solve rate"
-            if solve == "sigma"
-            else f"is needed by --solve {solve}"
-        )
+        needed = "is only for --solve rounds or --solve rate" if solve == "sigma" else f"is needed by --solve {solve}"
         raise click.UsageError(f"--noise-multiplier {needed}")
     if solve != "sigma" and (explain or plot is not None or manifest["out"] is not None):
         raise click.UsageError(f"--explain, --plot and --out go with --solve sigma, not with --solve {solve}")
@@ -219,11 +199,7 @@ def _show(budget: CertifiedBudget, document: dict[str, Any]) -> None:
     table = Table("value", "published", "sensitivity", "noise multiplier", "sigma")
     for value in budget.values:
         noise = "" if value.noise_multiplier is None else f"{value.noise_multiplier:.7g}"
-        sigma = (
-            f"keep with probability {value.keep_probability:.7g}"
-            if value.sigma is None
-            else f"{value.sigma:.7g}"
-        )
+        sigma = f"keep with probability {value.keep_probability:.7g}" if value.sigma is None else f"{value.sigma:.7g}"
         every = "every round" if value.every_round else "once"
         table.add_row(value.name, every, f"{value.sensitivity:.7g}", noise, sigma)
     lines: list[object] = [
@@ -254,7 +230,5 @@ def _explanation_table(rows: list[dict[str, Any]]) -> object:
     table = Table("alternative", "value", "sigma", "times yours", "can be had?")
     for row in rows:
         offered = "yes" if row["offered"] else f"no: {row['not_offered']}"
-        table.add_row(
-            str(row["description"]), str(row["value"]), f"{row['sigma']:.5g}", f"{row['ratio']:.4g}", offered
-        )
+        table.add_row(str(row["description"]), str(row["value"]), f"{row['sigma']:.5g}", f"{row['ratio']:.4g}", offered)
     return table

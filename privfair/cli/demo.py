@@ -231,11 +231,7 @@ class Demo:
         self._say("A privacy officer signs a budget for this plan and this data")
         plan = self._path("plan.toml")
         plan.write_text(AS_PRINTED if as_printed else PLANS[algorithm], encoding="utf-8")
-        officer, trust, budget = (
-            self._path("officer.pem"),
-            self._path("trust.json"),
-            self._path("budget.json"),
-        )
+        officer, trust, budget = (self._path("officer.pem"), self._path("trust.json"), self._path("budget.json"))
         self._show("keys", "generate", "--role", "privacy-officer", "--out", officer)
         self._show("keys", "trust", "--key", officer, "--role", "privacy-officer", "--out", trust)
         printed = ("--as-printed",) if as_printed else ()
@@ -264,14 +260,7 @@ class Demo:
 
     def _audit(self, reruns: int, confidence: float) -> tuple[dict[str, Any], Path]:
         self._say("The audit: does the run keep its promise?")
-        words = (
-            "audit",
-            self._path("run"),
-            "--trust",
-            self._path("trust.json"),
-            "--ledger",
-            self._path("ledger.db"),
-        )
+        words = ("audit", self._path("run"), "--trust", self._path("trust.json"), "--ledger", self._path("ledger.db"))
         out = self._path("audit.json")
         try:
             self._show(*words, "--reruns", reruns, "--confidence", confidence, "--out", out)
@@ -291,9 +280,7 @@ class Demo:
         middle = len(content) // 2
         content[middle] = ord("A") if content[middle] != ord("A") else ord("B")
         tampered.write_bytes(bytes(content))
-        self._must_refuse(
-            "a tampered budget", "manifest", "verify", tampered, "--trust", self._path("trust.json")
-        )
+        self._must_refuse("a tampered budget", "manifest", "verify", tampered, "--trust", self._path("trust.json"))
 
     def _train_words(self, run: str) -> tuple[object, ...]:
         path = self._path
@@ -349,15 +336,9 @@ class Demo:
 
 @click.command("demo", short_help="the whole pipeline on real data, in about a minute")
 @click.option(
-    "--algorithm",
-    type=click.Choice(sorted(PLANS)),
-    default="steffle",
-    show_default=True,
-    help="What to train.",
+    "--algorithm", type=click.Choice(sorted(PLANS)), default="steffle", show_default=True, help="What to train."
 )
-@click.option(
-    "--as-printed", is_flag=True, help="SteFFLe with the paper's own sigma, claimed to be epsilon = 1."
-)
+@click.option("--as-printed", is_flag=True, help="SteFFLe with the paper's own sigma, claimed to be epsilon = 1.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -374,9 +355,7 @@ def command(algorithm: str, as_printed: bool, out: Path, as_json: bool) -> None:
     """
 
     if as_printed and algorithm != "steffle":
-        raise click.UsageError(
-            "--as-printed goes with --algorithm steffle: only its paper prints a sigma to use"
-        )
+        raise click.UsageError("--as-printed goes with --algorithm steffle: only its paper prints a sigma to use")
     result = Demo(out, quiet=as_json).run(algorithm, as_printed)
     if as_json:
         print_json(result)

@@ -123,9 +123,7 @@ def issue_without_promise(file: PlanFile, reason: str, issuing: Issuing) -> Budg
     return document
 
 
-def _subject(
-    file: PlanFile, issuing: Issuing, plan: Plan | None, training: TrainingPlan | None = None
-) -> _Subject:
+def _subject(file: PlanFile, issuing: Issuing, plan: Plan | None, training: TrainingPlan | None = None) -> _Subject:
     if not file.data:
         if file.training:
             raise InvalidInput("[data]", None, "is needed beside [training]", "say which data to train on")
@@ -217,20 +215,14 @@ def _clips(plan: Plan) -> dict[str, float]:
 
 
 def _terms(
-    file: PlanFile,
-    issuing: Issuing,
-    subject: _Subject,
-    clear: tuple[InTheClear, ...],
-    clips: Mapping[str, float],
+    file: PlanFile, issuing: Issuing, subject: _Subject, clear: tuple[InTheClear, ...], clips: Mapping[str, float]
 ) -> Terms:
     shapes = {} if subject.algorithm is None else subject.algorithm.shapes()
     return Terms(
         data=subject.binding,
         validity=valid_for(timedelta(days=issuing.valid_days)),
         justification=issuing.why.strip() or _NO_REASON,
-        noise_source=NoiseSource.SEEDED_RESEARCH_ONLY
-        if issuing.research_noise
-        else NoiseSource.OPERATING_SYSTEM,
+        noise_source=NoiseSource.SEEDED_RESEARCH_ONLY if issuing.research_noise else NoiseSource.OPERATING_SYSTEM,
         clear=clear,
         shapes={name: tuple(shape) for name, shape in shapes.items()},
         clips=clips,

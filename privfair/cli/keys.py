@@ -63,12 +63,8 @@ def command() -> None:
 @command.command("generate")
 @role_option
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="New PEM file.")
-@click.option(
-    "--algorithm", type=click.Choice(["ed25519", "ecdsa-p256"]), default="ed25519", show_default=True
-)
-@click.option(
-    "--encrypt", is_flag=True, help="Protect the file by a password (asked for, or PRIVFAIR_KEY_PASSWORD)."
-)
+@click.option("--algorithm", type=click.Choice(["ed25519", "ecdsa-p256"]), default="ed25519", show_default=True)
+@click.option("--encrypt", is_flag=True, help="Protect the file by a password (asked for, or PRIVFAIR_KEY_PASSWORD).")
 @json_option
 def generate(role: str, out: Path, algorithm: str, encrypt: bool, as_json: bool) -> None:
     """Make a key pair: OUT (readable by you alone) and OUT.pub. An existing file is never overwritten."""
@@ -102,9 +98,7 @@ def trust(key_path: Path, role: str, out: Path, append: bool, valid_days: int, a
     from privfair.cli.output import read_bytes, write_bytes
 
     now = datetime.now(UTC).replace(microsecond=0)
-    entry = TrustedKey.of(
-        load_public(key_path, ask_password), Role(role), now, now + timedelta(days=valid_days)
-    )
+    entry = TrustedKey.of(load_public(key_path, ask_password), Role(role), now, now + timedelta(days=valid_days))
     if append:
         trusted = read_trust(read_bytes(out, "--out")).with_key(entry)
     elif out.exists():

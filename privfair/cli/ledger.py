@@ -49,9 +49,7 @@ def status(location: str, anchor: Path | None, as_json: bool) -> None:
         return
     from rich.table import Table
 
-    table = Table(
-        "manifest", "state", "signed", "charged", "released", "epsilon", "delta", title=str(location)
-    )
+    table = Table("manifest", "state", "signed", "charged", "released", "epsilon", "delta", title=str(location))
     for row in rows:
         shown = ("none promised" if row[key] is None else str(row[key]) for key in list(row)[1:])
         table.add_row(str(row["manifest"])[:12], *shown)

@@ -78,12 +78,8 @@ def verify(file: Path, trust_path: Path, root: Path | None, recompute: bool, as_
 @command.command("show")
 @_file
 @options(
-    click.option(
-        "--trust", "trust_path", type=click.Path(path_type=Path, dir_okay=False), help="Check signatures."
-    ),
-    click.option(
-        "--root", type=click.Path(path_type=Path, dir_okay=False), help="Public key of a signed trust file."
-    ),
+    click.option("--trust", "trust_path", type=click.Path(path_type=Path, dir_okay=False), help="Check signatures."),
+    click.option("--root", type=click.Path(path_type=Path, dir_okay=False), help="Public key of a signed trust file."),
 )
 @json_option
 def show(file: Path, trust_path: Path | None, root: Path | None, as_json: bool) -> None:
@@ -99,11 +95,7 @@ def show(file: Path, trust_path: Path | None, root: Path | None, as_json: bool) 
         manifest = authenticate(content, read_trust_file(trust_path, root))
     if as_json:
         print_json(
-            {
-                "digest": manifest.digest,
-                "verified": trust_path is not None,
-                "document": manifest.document.to_json(),
-            }
+            {"digest": manifest.digest, "verified": trust_path is not None, "document": manifest.document.to_json()}
         )
     else:
         click.echo(render(manifest))

@@ -41,9 +41,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from error
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="JSON on standard output and nothing else there."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output and nothing else there.")
 
 
 def print_json(document: object) -> None:

@@ -61,12 +61,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "How batches are drawn; they count as known to the observer.",
         ),
         Flag("groups", int, "K", "Number of sensitive groups (default 2)."),
-        Flag(
-            "theta-share",
-            float,
-            "S",
-            "Share of a round's budget for h_theta; the rest is h_W's (default 0.5).",
-        ),
+        Flag("theta-share", float, "S", "Share of a round's budget for h_theta; the rest is h_W's (default 0.5)."),
         _HISTOGRAM,
     ),
     "fedfdp": (
@@ -74,12 +69,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         _ROUNDS,
         Flag("clip", float, "C", "L2 clip of one record's weighted gradient."),
         Flag("loss-clip", float, "CL", "Clip of one record's loss."),
-        Flag(
-            "loss-noise-ratio",
-            float,
-            "R",
-            "sigma_l = R * sigma: the loss's noise relative to the gradient's.",
-        ),
+        Flag("loss-noise-ratio", float, "R", "sigma_l = R * sigma: the loss's noise relative to the gradient's."),
         *_NORMALISATION,
     ),
     "fpfl": (
@@ -103,18 +93,11 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("users", int, "K", "Clients, where updates are private too."),
         Flag("cohort", int, "M", "Clients in a round, where updates are private too."),
         Flag("update-clip", float, "C", "L2 clip of a client's update; without it updates are unprotected."),
-        Flag(
-            "update-noise-ratio", float, "R", "Noise multiplier of the updates relative to the predictions'."
-        ),
+        Flag("update-noise-ratio", float, "R", "Noise multiplier of the updates relative to the predictions'."),
         _HISTOGRAM,
     ),
     "gaussian": (
-        Flag(
-            "sampling-rate",
-            float,
-            "Q",
-            "Probability that a unit joins a batch (Poisson); 1 is the full batch.",
-        ),
+        Flag("sampling-rate", float, "Q", "Probability that a unit joins a batch (Poisson); 1 is the full batch."),
         _ROUNDS,
         Flag(
             "relation",
@@ -122,13 +105,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "",
             "How neighbouring data sets differ (default add-remove).",
         ),
-        Flag(
-            "noise",
-            float,
-            "R",
-            "Relative noise of one value of the batch; repeat for several.",
-            multiple=True,
-        ),
+        Flag("noise", float, "R", "Relative noise of one value of the batch; repeat for several.", multiple=True),
         Flag("clip", float, "C", "L2 clip of one unit's contribution (default 1)."),
     ),
     "pay-once": (

@@ -22,9 +22,7 @@ _POINTS = 9
 def plot_budget(budget: CertifiedBudget, path: Path) -> None:
     """Two panels: epsilon against rounds at the calibrated noise, and the noise against epsilon."""
     if path.suffix not in _SUFFIXES:
-        raise InvalidInput(
-            "--plot", str(path), "is not a figure I can write", f"end it in {', '.join(_SUFFIXES)}"
-        )
+        raise InvalidInput("--plot", str(path), "is not a figure I can write", f"end it in {', '.join(_SUFFIXES)}")
     if budget.joint_noise_multiplier is None and not budget.plan.values():
         raise InvalidInput("--plot", str(path), "there is no noise to plot: rounds are free", "drop --plot")
     try:
@@ -51,9 +49,7 @@ def _epsilon_against_rounds(budget: CertifiedBudget, axes: Axes) -> None:
     rounds = budget.plan.rounds
     grid = sorted({max(1, round(rounds * 2 ** (step / 2))) for step in range(-2 * 3, 5)})
     costs = [_cost(budget, count) for count in grid]
-    axes.fill_between(
-        grid, [c.lower for c in costs], [c.upper for c in costs], alpha=0.3, label="certified interval"
-    )
+    axes.fill_between(grid, [c.lower for c in costs], [c.upper for c in costs], alpha=0.3, label="certified interval")
     axes.plot(grid, [c.upper for c in costs], marker="o", markersize=3, label="may be promised")
     axes.axvline(rounds, linestyle=":", color="grey")
     axes.axhline(budget.target.epsilon, linestyle=":", color="grey")
@@ -75,10 +71,7 @@ def _noise_against_epsilon(budget: CertifiedBudget, axes: Axes) -> None:
         if value.sigma is None:
             continue
         sigmas = [
-            cast(
-                float,
-                calibrate_plan(budget.plan, EpsilonDelta(epsilon, budget.target.delta)).values[index].sigma,
-            )
+            cast(float, calibrate_plan(budget.plan, EpsilonDelta(epsilon, budget.target.delta)).values[index].sigma)
             for epsilon in grid
         ]
         axes.plot(grid, sigmas, marker="o", markersize=3, label=value.name)

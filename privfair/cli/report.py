@@ -45,9 +45,7 @@ def _content(run: Path | None, audit: dict[str, Any] | None) -> Any:
     folder = RunFolder.existing(run)
     manifest = read_unverified(folder.manifest.read_bytes())
     lines = folder.metrics.read_text("utf-8").splitlines() if folder.metrics.exists() else []
-    return ReportContent(
-        manifest, audit, tuple(json.loads(line) for line in lines), _budget(manifest.document)
-    )
+    return ReportContent(manifest, audit, tuple(json.loads(line) for line in lines), _budget(manifest.document))
 
 
 def _audit(path: Path) -> dict[str, Any]:
@@ -64,10 +62,7 @@ def _audit(path: Path) -> dict[str, Any]:
         AuditReport.model_validate_json(content)
     except ValidationError as broken:
         raise InvalidInput(
-            "--audit",
-            str(path),
-            f"is no audit ({first_fault(broken)})",
-            "give what `privfair audit --out` wrote",
+            "--audit", str(path), f"is no audit ({first_fault(broken)})", "give what `privfair audit --out` wrote"
         ) from None
     document: dict[str, Any] = json.loads(content)
     return document

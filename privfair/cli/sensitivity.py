@@ -48,19 +48,11 @@ def list_all(as_json: bool) -> None:
 @command.command("check")
 @click.argument("what", metavar="ID|MODULE:FUNCTION")
 @click.option("--claim", type=float, help="The bound to test; required for a function of your own.")
-@click.option(
-    "--relation", type=click.Choice(_RELATIONS), default=None, help="Of neighbours. [default: add-remove]"
-)
-@click.option(
-    "--protected", type=click.Choice(["record", "user"]), default=None, help="The unit. [default: record]"
-)
+@click.option("--relation", type=click.Choice(_RELATIONS), default=None, help="Of neighbours. [default: add-remove]")
+@click.option("--protected", type=click.Choice(["record", "user"]), default=None, help="The unit. [default: record]")
 @click.option("--norm", type=click.Choice(["L1", "L2"]), default=None, help="[default: L2]")
-@click.option(
-    "--domain", "domain_name", help="module:name of a Domain. [default: DOMAIN beside the function]"
-)
-@click.option(
-    "--arrays", type=click.Choice(["numpy", "torch"]), default=None, help="What it takes. [default: numpy]"
-)
+@click.option("--domain", "domain_name", help="module:name of a Domain. [default: DOMAIN beside the function]")
+@click.option("--arrays", type=click.Choice(["numpy", "torch"]), default=None, help="What it takes. [default: numpy]")
 @click.option("--pairs", type=click.IntRange(min=1), default=800, show_default=True, help="Random pairs.")
 @click.option("--climbs", type=click.IntRange(min=0), default=6, show_default=True, help="Gradient ascents.")
 @click.option("--steps", type=click.IntRange(min=0), default=80, show_default=True, help="Of each ascent.")
@@ -91,13 +83,7 @@ def check(
     """
     from audit.sensitivity.falsify import Search, Word
 
-    stated = {
-        "relation": relation,
-        "protected": protected,
-        "norm": norm,
-        "arrays": arrays,
-        "domain": domain_name,
-    }
+    stated = {"relation": relation, "protected": protected, "norm": norm, "arrays": arrays, "domain": domain_name}
     entry = _own(what, claim, stated) if ":" in what else _known(what, claim, stated)
     finding = _checked(entry, Search(pairs, climbs, steps, seed))
     if as_json:
@@ -132,9 +118,7 @@ def _known(id: str, claim: float | None, stated: dict[str, str | None]) -> Entry
 
     given = [name for name, value in stated.items() if value is not None]
     if given:
-        raise InvalidInput(
-            f"--{given[0]}", stated[given[0]], f"is fixed by {id}", "use it with module:function"
-        )
+        raise InvalidInput(f"--{given[0]}", stated[given[0]], f"is fixed by {id}", "use it with module:function")
     entry = entry_named(id)
     if claim is None:
         return entry
@@ -154,9 +138,7 @@ def _own(what: str, claim: float | None, stated: dict[str, str | None]) -> Entry
         raise InvalidInput("--claim", None, "is needed for a function of your own", "state the bound to test")
     domain = _loaded(stated["domain"] or what.partition(":")[0] + ":DOMAIN")
     if not isinstance(domain, Domain):
-        raise InvalidInput(
-            "--domain", stated["domain"], "is not a Domain", "name an audit.sensitivity.domain.Domain"
-        )
+        raise InvalidInput("--domain", stated["domain"], "is not a Domain", "name an audit.sensitivity.domain.Domain")
     bound = DistanceClaim(
         claim,
         Relation(stated["relation"] or "add-remove"),
@@ -165,10 +147,7 @@ def _own(what: str, claim: float | None, stated: dict[str, str | None]) -> Entry
     )
     subject = Subject(_loaded(what), domain, Arrays(stated["arrays"] or "numpy"))
     return Entry(
-        what,
-        f"{what} moves by at most {claim:g} ({bound.norm.value}, {bound.relation.value})",
-        bound,
-        subject,
+        what, f"{what} moves by at most {claim:g} ({bound.norm.value}, {bound.relation.value})", bound, subject
     )
 
 

@@ -20,9 +20,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 @click.argument("plan", type=_PATH)
 @click.option("--manifest", type=_PATH, help="The plan's budget. [default: calibrated now for its target]")
 @click.option("--rounds", type=click.IntRange(min=1), default=32, show_default=True, help="To rehearse.")
-@click.option(
-    "--units", type=click.IntRange(min=1), default=20, show_default=True, help="To try in each batch."
-)
+@click.option("--units", type=click.IntRange(min=1), default=20, show_default=True, help="To try in each batch.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of their choice.")
 @json_option
 def command(plan: Path, manifest: Path | None, rounds: int, units: int, seed: int, as_json: bool) -> None:
@@ -75,10 +73,7 @@ def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
         document = read_unverified(manifest.read_bytes()).document
         if isinstance(document.guarantee, NoPrivacyPromised):
             raise InvalidInput(
-                "--manifest",
-                str(manifest),
-                "promises no privacy, so it signs no bound",
-                "give a private plan",
+                "--manifest", str(manifest), "promises no privacy, so it signs no bound", "give a private plan"
             )
         return document
     file = read_plan_file(plan)

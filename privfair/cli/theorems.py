@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "yellow"}
 
 
-@click.group(
-    "theorems", invoke_without_command=True, short_help="which published privacy theorems hold, computed"
-)
+@click.group("theorems", invoke_without_command=True, short_help="which published privacy theorems hold, computed")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
@@ -44,9 +42,7 @@ def list_all(from_group: bool, as_json: bool) -> None:
 
 @command.command("check")
 @click.argument("id")
-@click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Change a parameter of the claim."
-)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Change a parameter of the claim.")
 @json_option
 @click.pass_obj
 def check(from_group: bool, id: str, settings: tuple[str, ...], as_json: bool) -> None:
@@ -102,9 +98,7 @@ def show(from_group: bool, id: str, as_json: bool) -> None:
     table = Table("parameter", "paper's value", "meaning")
     for row in parameters:
         table.add_row(str(row["name"]), str(row["default"]), str(row["meaning"]))
-    print_rich(
-        f"[bold]{theorem.id}[/bold]  {theorem.place}", theorem.citation, f"printed: {theorem.formula}", table
-    )
+    print_rich(f"[bold]{theorem.id}[/bold]  {theorem.place}", theorem.citation, f"printed: {theorem.formula}", table)
 
 
 def _settings(settings: tuple[str, ...]) -> dict[str, object]:
@@ -114,9 +108,7 @@ def _settings(settings: tuple[str, ...]) -> dict[str, object]:
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
-            raise InvalidInput(
-                "--set", text, "must look like name=value", "write for example --set epsilon=2"
-            )
+            raise InvalidInput("--set", text, "must look like name=value", "write for example --set epsilon=2")
         if name.strip() in given:
             raise InvalidInput("--set", text, "sets a parameter twice", "set each parameter once")
         given[name.strip()] = value.strip()
@@ -140,9 +132,7 @@ def _list(as_json: bool) -> None:
         claimed, found = _numbers(verdict)
         colour = _COLOURS[verdict.word]
         table.add_row(theorem.id, f"[{colour}]{verdict.word}[/{colour}]", claimed, found, verdict.finding.why)
-    print_rich(
-        table, "One claim in detail, or at another setting: privfair theorems check ID --set name=value"
-    )
+    print_rich(table, "One claim in detail, or at another setting: privfair theorems check ID --set name=value")
 
 
 def _numbers(verdict: Verdict) -> tuple[str, str]:
@@ -164,10 +154,7 @@ def _show_verdict(theorem: Theorem, verdict: Verdict) -> None:
         f"verdict:  [{colour}]{verdict.word}[/{colour}]   claimed {claimed}, computed {found}",
         f"why:      {verdict.finding.why}",
     ]
-    lines += [
-        f"  [{'x' if rule.holds else ' '}] {rule.text}".replace("[", "\\[", 1)
-        for rule in verdict.preconditions
-    ]
+    lines += [f"  [{'x' if rule.holds else ' '}] {rule.text}".replace("[", "\\[", 1) for rule in verdict.preconditions]
     lines += [f"granted:  {text}" for text in verdict.finding.granted]
     lines += [f"  {name} = {value}" for name, value in verdict.finding.details.items()]
     print_rich(*lines)

@@ -89,13 +89,9 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 @click.argument("plan", type=_PATH)
 @click.option("--manifest", type=_PATH, required=True, help="The signed budget for this plan and data.")
 @trust_options
-@click.option(
-    "--ledger", required=True, metavar="LEDGER", help="File or postgresql+psycopg:// URL to charge."
-)
+@click.option("--ledger", required=True, metavar="LEDGER", help="File or postgresql+psycopg:// URL to charge.")
 @click.option("--anchor", type=_PATH, help="The ledger's anchor; default: LEDGER.anchor beside a file.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the run."
-)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the run.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 @click.option("--quiet", is_flag=True, help="No progress display.")
 @json_option
@@ -125,9 +121,7 @@ def command(
         with _display(prices, prepared.promise.text, quiet) as show:
             result = execute(prepared, out, ledger, anchor, resume, show)
     except KeyboardInterrupt:
-        click.echo(
-            f"privfair: interrupted; the run in {out} goes on with the same command and --resume", err=True
-        )
+        click.echo(f"privfair: interrupted; the run in {out} goes on with the same command and --resume", err=True)
         sys.exit(130)
     document = result.to_json()
     document["epsilon_spent"] = None if prepared.promise.nothing else prices.after(document["rounds_charged"])

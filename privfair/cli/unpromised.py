@@ -21,12 +21,8 @@ def baseline_command(path: Path, algorithm: str) -> click.Command:
     """The command for a plan whose algorithm has no private variant."""
     from privfair.cli.output import json_option
 
-    @click.command(
-        algorithm, help=f"{algorithm} protects nobody: sign that, with the reason, and train with it."
-    )
-    @click.option(
-        "--no-privacy", "reason", metavar="WHY", help="Why nobody is protected; stands in every output."
-    )
+    @click.command(algorithm, help=f"{algorithm} protects nobody: sign that, with the reason, and train with it.")
+    @click.option("--no-privacy", "reason", metavar="WHY", help="Why nobody is protected; stands in every output.")
     @click.option("--out", type=_PATH, help="Write the manifest here, signed with --key.")
     @click.option("--key", "key_path", type=_PATH, help="Signing key for --out.")
     @click.option("--valid-days", type=click.IntRange(min=1), default=90, show_default=True)
@@ -81,9 +77,7 @@ def _require_output(manifest: dict[str, Any], flag: str) -> None:
         raise click.UsageError(f"{flag} writes a manifest: give --out and --key")
 
 
-def _show(
-    document: BudgetDocument, manifest: dict[str, Any], as_json: bool, text: str, more: dict[str, Any]
-) -> None:
+def _show(document: BudgetDocument, manifest: dict[str, Any], as_json: bool, text: str, more: dict[str, Any]) -> None:
     if as_json:
         print_json(
             {
@@ -91,11 +85,7 @@ def _show(
                 "kind": document.guarantee.kind,
                 "rounds": document.rounds,
                 "releases": [
-                    {
-                        "name": release.name,
-                        "mechanism": release.mechanism,
-                        "sigma": getattr(release, "sigma", None),
-                    }
+                    {"name": release.name, "mechanism": release.mechanism, "sigma": getattr(release, "sigma", None)}
                     for release in document.releases
                 ],
                 "promise": text,

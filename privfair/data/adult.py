@@ -76,9 +76,7 @@ def schema(scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Schema:
         target=CodedColumn("salary", CLASSES),
         sensitive=CodedColumn("sex", GROUPS),
         numeric=numeric_columns(_SCALING, scaling, _STEPS),
-        categorical=tuple(
-            CodedColumn(name, tuple(values.split("|"))) for name, values in _CATEGORIES.items()
-        ),
+        categorical=tuple(CodedColumn(name, tuple(values.split("|"))) for name, values in _CATEGORIES.items()),
         side_columns=("age",),
     )
 
@@ -106,9 +104,7 @@ def _uci_folder(folder: Path) -> RawTable:
     for filename in ("adult.data", "adult.test"):
         path = folder / filename
         if not path.is_file():
-            raise InvalidInput(
-                "path of adult", str(folder), f"holds no {filename}", "give UCI's folder or a CSV file"
-            )
+            raise InvalidInput("path of adult", str(folder), f"holds no {filename}", "give UCI's folder or a CSV file")
         # The test file starts with a comment line, and its labels end with a full stop.
         content = b"\n".join(line for line in path.read_bytes().splitlines() if not line.startswith(b"|"))
         parts.append(parse_csv(content, str(path), header=_RAW_HEADER))

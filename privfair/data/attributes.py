@@ -69,14 +69,10 @@ class AttributeFiles:
         return BadData(table.file, rule, remedy, column=self.record, line=table.line(record))
 
 
-def read_attribute_files(
-    files: Sequence[Path], record: str, schema: Schema, delimiter: str = ","
-) -> AttributeFiles:
+def read_attribute_files(files: Sequence[Path], record: str, schema: Schema, delimiter: str = ",") -> AttributeFiles:
     """Read the sensitive silos' files: the column `record` and the schema's sensitive column."""
     if schema.sensitive is None:
-        raise InvalidInput(
-            "[data.attributes]", "files", "needs a [sensitive] column in the schema", "name it there"
-        )
+        raise InvalidInput("[data.attributes]", "files", "needs a [sensitive] column in the schema", "name it there")
     found: dict[str, tuple[str, str]] = {}
     for file in files:
         table = read_table(Path(file), delimiter)
@@ -128,9 +124,7 @@ def held_by_column(train: Silos, sensitive: tuple[str, ...]) -> HeldApart:
 def _cut(train: Silos, sensitive: tuple[str, ...], holder: Integers) -> HeldApart:
     twice = set(sensitive) & set(train.names)
     if twice:
-        raise InvalidInput(
-            "[data.attributes]", sorted(twice), "also names a silo of records", "give it another name"
-        )
+        raise InvalidInput("[data.attributes]", sorted(twice), "also names a silo of records", "give it another name")
     whole, numbers, parties = train.pooled(), [], []
     for silo, end in zip(train, np.cumsum(train.sizes).tolist(), strict=True):
         numbers.append(np.arange(end - len(silo), end, dtype=np.int64))
@@ -138,9 +132,7 @@ def _cut(train: Silos, sensitive: tuple[str, ...], holder: Integers) -> HeldApar
     for place, name in enumerate(sensitive):
         own = np.flatnonzero(holder == place).astype(np.int64)
         if len(own) == 0:
-            raise InvalidInput(
-                "[data.attributes]", name, "holds no attribute of a training record", "leave it out"
-            )
+            raise InvalidInput("[data.attributes]", name, "holds no attribute of a training record", "leave it out")
         numbers.append(own)
         parties.append(Silo(name, whole.rows(own)))
     return HeldApart(Silos(tuple(parties)), sensitive, tuple(numbers))

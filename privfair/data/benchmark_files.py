@@ -34,9 +34,7 @@ def data_file(dataset: str, filename: str, path: Path | None) -> Path:
     """The file of a benchmark; a given path wins over the installed package."""
     if path is not None:
         if not Path(path).is_file():
-            raise InvalidInput(
-                f"path of {dataset}", str(path), "does not exist or is no file", "check the path"
-            )
+            raise InvalidInput(f"path of {dataset}", str(path), "does not exist or is no file", "check the path")
         return Path(path)
     try:
         found = Path(str(distribution(_CARRIER).locate_file(f"{_FOLDER}/{filename}")))
@@ -73,10 +71,7 @@ class Standardisation:
     def apply_to_silos(self, silos: Silos) -> Silos:
         return Silos(
             tuple(
-                Silo(
-                    silo.name,
-                    replace(silo.data, features=self.apply(silo.data.features), unscaled_features=()),
-                )
+                Silo(silo.name, replace(silo.data, features=self.apply(silo.data.features), unscaled_features=()))
                 for silo in silos
             )
         )
@@ -94,9 +89,7 @@ def fit_standardisation(train: Silos) -> Standardisation:
     pooled = np.concatenate([silo.data.features[:, list(columns)] for silo in train])
     spread = pooled.std(axis=0)
     return Standardisation(
-        columns,
-        tuple(float(m) for m in pooled.mean(axis=0)),
-        tuple(float(s) if s > 0 else 1.0 for s in spread),
+        columns, tuple(float(m) for m in pooled.mean(axis=0)), tuple(float(s) if s > 0 else 1.0 for s in spread)
     )
 
 
@@ -136,9 +129,7 @@ def numeric_columns(
             return tuple(NumericColumn(name, way) for name, way in public.items())
         case BenchmarkScaling.PUBLIC_WITH_STEPS:
             if not steps:
-                raise InvalidInput(
-                    "scaling", scaling.value, "is offered for adult alone", 'write scaling = "public"'
-                )
+                raise InvalidInput("scaling", scaling.value, "is offered for adult alone", 'write scaling = "public"')
             return tuple(NumericColumn(name, way, steps.get(name, ())) for name, way in public.items())
         case BenchmarkScaling.NON_PRIVATE_STANDARDISATION:
             return tuple(NumericColumn(name, NonPrivateStandardisation()) for name in public)

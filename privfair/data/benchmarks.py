@@ -62,6 +62,4 @@ def load_benchmark(
 
 def _require_public(name: Benchmark, scaling: BenchmarkScaling) -> None:
     if scaling is not BenchmarkScaling.PUBLIC:
-        raise InvalidInput(
-            "scaling", scaling.value, f"is not offered for {name.value}", "use the public scaling"
-        )
+        raise InvalidInput("scaling", scaling.value, f"is not offered for {name.value}", "use the public scaling")

@@ -65,9 +65,7 @@ def load_communities_crime(
     raw = read_table(data_file("communities-crime", "crime.csv", path))
     features = [name for name in raw.columns if name not in _NOT_FEATURES and not name.startswith("state_")]
     if len(features) != _FEATURES or _SOURCE not in features:
-        raise BadData(
-            raw.file, f"must hold {_FEATURES} features, not {len(features)}", "take the published file"
-        )
+        raise BadData(raw.file, f"must hold {_FEATURES} features, not {len(features)}", "take the published file")
     derived: tuple[DerivedFact, ...] = ()
     if attribute_source is AttributeSource.KEPT:
         derived = (DerivedFact(FactKind.ATTRIBUTE_IN_FEATURES, _SOURCE),)

@@ -36,9 +36,7 @@ _SCALING: dict[str, Scaling] = {
 
 _ALL_CODES = ("-2", "-1", "0", "1", "2", "3", "4", "5", "6", "7", "8")
 _EARLY_CODES = tuple(code for code in _ALL_CODES if code != "1")
-_REPAYMENT = {f"PAY_{month}": _ALL_CODES for month in (0, 2, 3, 4)} | {
-    f"PAY_{month}": _EARLY_CODES for month in (5, 6)
-}
+_REPAYMENT = {f"PAY_{month}": _ALL_CODES for month in (0, 2, 3, 4)} | {f"PAY_{month}": _EARLY_CODES for month in (5, 6)}
 _TARGETS = ("default-payment-next-month", "default.payment.next.month", "default payment next month")
 
 
@@ -57,9 +55,7 @@ def schema(scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Schema:
     )
 
 
-def load_credit_card(
-    path: Path | None = None, scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC
-) -> Dataset:
+def load_credit_card(path: Path | None = None, scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Dataset:
     """Load Credit Card from a CSV with the published columns, or from the data package."""
     table = _decoded(read_table(data_file("credit-card", "UCI_Credit_Card.csv", path)))
     resolved, derived = resolve(schema(scaling), [table])
@@ -89,9 +85,7 @@ def _sex(table: RawTable) -> NDArray[np.int64]:
 def _codes_below(table: RawTable, name: str, limit: int) -> NDArray[np.int64]:
     values = _whole(table, name)
     if set(np.unique(values)) != set(range(limit)):
-        raise BadData(
-            table.file, f"must hold the codes 0 to {limit - 1}", "take the published file", column=name
-        )
+        raise BadData(table.file, f"must hold the codes 0 to {limit - 1}", "take the published file", column=name)
     return values
 
 

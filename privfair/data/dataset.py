@@ -53,24 +53,17 @@ class Dataset:
                 "give an array of shape (records, features)",
             )
         if not np.isfinite(features).all():
-            raise InvalidInput(
-                "features", "NaN or infinity", "must be finite", "drop or impute such records first"
-            )
+            raise InvalidInput("features", "NaN or infinity", "must be finite", "drop or impute such records first")
         if features.ndim == 2 and features.shape[1] != len(self.feature_names):
             raise InvalidInput(
-                "feature_names",
-                len(self.feature_names),
-                f"must name all {features.shape[1]} columns",
-                "name each once",
+                "feature_names", len(self.feature_names), f"must name all {features.shape[1]} columns", "name each once"
             )
         for names, argument in ((self.class_names, "class_names"), (self.group_names, "group_names")):
             if len(set(names)) != len(names) or not names:
                 raise InvalidInput(argument, names, "must be distinct and not empty", "name each once")
         label = _codes("label", self.label, len(features), len(self.class_names))
         group = _codes("group", self.group, len(features), len(self.group_names))
-        sides = {
-            name: _side_column(name, values, len(features)) for name, values in self.side_columns.items()
-        }
+        sides = {name: _side_column(name, values, len(features)) for name, values in self.side_columns.items()}
         object.__setattr__(self, "features", _read_only(features))
         object.__setattr__(self, "label", label)
         object.__setattr__(self, "group", group)
@@ -112,10 +105,7 @@ class Dataset:
         """A column that is not a feature, for instance the one that says which silo a record belongs to."""
         if name not in self.side_columns:
             raise InvalidInput(
-                "column",
-                name,
-                "is not kept beside the features",
-                f"choose one of {sorted(self.side_columns)}",
+                "column", name, "is not kept beside the features", f"choose one of {sorted(self.side_columns)}"
             )
         return self.side_columns[name]
 
@@ -143,22 +133,13 @@ def pool(datasets: tuple[Dataset, ...]) -> Dataset:
         features=np.concatenate([d.features for d in datasets]),
         label=np.concatenate([d.label for d in datasets]),
         group=np.concatenate([d.group for d in datasets]),
-        side_columns={
-            name: np.concatenate([d.side_columns[name] for d in datasets]) for name in sorted(sides)
-        },
+        side_columns={name: np.concatenate([d.side_columns[name] for d in datasets]) for name in sorted(sides)},
         derived=tuple(dict.fromkeys(fact for d in datasets for fact in d.derived)),
     )
 
 
 def require_alike(first: Dataset, other: Dataset) -> None:
-    for what in (
-        "schema_digest",
-        "feature_names",
-        "class_names",
-        "group_names",
-        "feature_shape",
-        "unscaled_features",
-    ):
+    for what in ("schema_digest", "feature_names", "class_names", "group_names", "feature_shape", "unscaled_features"):
         if getattr(first, what) != getattr(other, what):
             raise InvalidInput(
                 what,
@@ -173,17 +154,11 @@ def _codes(argument: str, values: Integers, records: int, names: int) -> Integer
     codes = np.asarray(values)
     if codes.shape != (records,) or not np.issubdtype(codes.dtype, np.integer):
         raise InvalidInput(
-            argument,
-            (codes.shape, str(codes.dtype)),
-            f"must be {records} whole numbers",
-            "give one code a record",
+            argument, (codes.shape, str(codes.dtype)), f"must be {records} whole numbers", "give one code a record"
         )
     if records and not (codes.min() >= 0 and codes.max() < names):
         raise InvalidInput(
-            argument,
-            int(codes.max()),
-            f"must lie between 0 and {names - 1}",
-            "number by the names of the schema",
+            argument, int(codes.max()), f"must lie between 0 and {names - 1}", "number by the names of the schema"
         )
     return _read_only(codes.astype(np.int64))
 

@@ -58,9 +58,7 @@ def encode(table: RawTable, schema: Schema, derived: tuple[DerivedFact, ...] = (
         group, group_names = np.zeros(table.records, dtype=np.int64), EVERYONE
     else:
         group, group_names = codes(table, schema.sensitive), schema.sensitive.values or ()
-    extra = dict.fromkeys(
-        (*schema.side_columns, *(() if schema.silo_column is None else (schema.silo_column,)))
-    )
+    extra = dict.fromkeys((*schema.side_columns, *(() if schema.silo_column is None else (schema.silo_column,))))
     return Dataset(
         features=encode_features(table, schema),
         label=label,
@@ -73,9 +71,7 @@ def encode(table: RawTable, schema: Schema, derived: tuple[DerivedFact, ...] = (
         side_columns={name: _side_column(table, name, as_text=name == schema.silo_column) for name in extra},
         derived=derived,
         unscaled_features=tuple(
-            i
-            for i, column in enumerate(schema.numeric)
-            if isinstance(column.scaling, NonPrivateStandardisation)
+            i for i, column in enumerate(schema.numeric) if isinstance(column.scaling, NonPrivateStandardisation)
         ),
     )
 

@@ -43,10 +43,7 @@ class DataBinding:
     def __post_init__(self) -> None:
         if not _DIGEST.fullmatch(self.schema_digest):
             raise InvalidInput(
-                "schema_digest",
-                self.schema_digest,
-                "must be sha256: and 64 hexadecimal digits",
-                "take Schema.digest",
+                "schema_digest", self.schema_digest, "must be sha256: and 64 hexadecimal digits", "take Schema.digest"
             )
         if len({name for name, _ in self.silos}) != len(self.silos) or not self.silos:
             raise InvalidInput("silos", self.silos, "must be distinct and not empty", "name each silo once")

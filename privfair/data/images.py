@@ -47,12 +47,7 @@ def _part(folder: Path, prefix: str, dataset: str, classes: tuple[str, ...]) -> 
         class_names=classes,
         group_names=EVERYONE,
         schema_digest=digest(
-            {
-                "dataset": dataset,
-                "shape": [1, *pixels.shape[1:]],
-                "divisor": _LARGEST_PIXEL,
-                "classes": [*classes],
-            }
+            {"dataset": dataset, "shape": [1, *pixels.shape[1:]], "divisor": _LARGEST_PIXEL, "classes": [*classes]}
         ),
     )
 
@@ -72,9 +67,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[Any]:
         raise BadData(str(path), f"is not a readable gzip file ({error})", "fetch it again") from None
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
-        raise BadData(
-            str(path), f"is not an idx file of bytes with {dimensions} dimensions", "fetch it again"
-        )
+        raise BadData(str(path), f"is not an idx file of bytes with {dimensions} dimensions", "fetch it again")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != math.prod(shape):
         raise BadData(str(path), f"declares shape {shape} but is cut or too long", "fetch it again")

@@ -44,10 +44,7 @@ def load_own_train_test(
     if own.schema.silo_column is None:
         if len(train) != len(test):
             raise InvalidInput(
-                "test files",
-                len(test),
-                f"must be as many as the {len(train)} training files",
-                "give one for each silo",
+                "test files", len(test), f"must be as many as the {len(train)} training files", "give one for each silo"
             )
         testing = [(name, table) for (name, _), (_, table) in zip(training, testing, strict=True)]
     schema, derived = resolve(own.schema, [table for _, table in training + testing])
@@ -82,9 +79,7 @@ def load_own_features(file: Path, schema: Schema, delimiter: str = ",") -> AnyFl
     return encode_features(read_table(Path(file), delimiter), schema)
 
 
-def _read(
-    files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None
-) -> tuple[OwnFormat, NamedTables]:
+def _read(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None) -> tuple[OwnFormat, NamedTables]:
     if not files:
         raise InvalidInput("files", (), "must not be empty", "give one file for each silo")
     tables = [read_table(Path(file), own.delimiter) for file in files]
@@ -113,10 +108,7 @@ def _encoded(named: NamedTables, schema: Schema, derived: tuple[DerivedFact, ...
     if (classes > 0).sum() < 2:
         files = ", ".join(dict.fromkeys(table.file for _, table in named))
         raise BadData(
-            files,
-            "all silos together hold one class only",
-            "give records of another",
-            column=schema.target.name,
+            files, "all silos together hold one class only", "give records of another", column=schema.target.name
         )
     return silos
 

@@ -129,9 +129,7 @@ def cut_into_silos(dataset: Dataset, partition: Partition, seed: int) -> Silos:
     # One sort instead of one scan for each silo; stable, so records keep the order of the table.
     order = np.argsort(assignment, kind="stable")
     ends = np.searchsorted(assignment[order], np.arange(len(names) + 1))
-    return Silos(
-        tuple(Silo(name, dataset.rows(order[ends[k] : ends[k + 1]])) for k, name in enumerate(names))
-    )
+    return Silos(tuple(Silo(name, dataset.rows(order[ends[k] : ends[k + 1]])) for k, name in enumerate(names)))
 
 
 def assign(dataset: Dataset, partition: Partition, seed: int) -> tuple[Integers, tuple[str, ...]]:
@@ -182,9 +180,7 @@ def _heterogeneous(attribute: NDArray[Any], silos: int, h: float, seed: int) -> 
 
 def _dirichlet(label: Integers, silos: int, beta: float, least: int, seed: int) -> Integers:
     if least * silos > len(label):
-        raise InvalidInput(
-            "least", least, f"times {silos} silos exceeds the {len(label)} records", "ask for less"
-        )
+        raise InvalidInput("least", least, f"times {silos} silos exceeds the {len(label)} records", "ask for less")
     generator = stream(seed, "dirichlet")
     for _ in range(_MOST_DRAWS):
         assignment = np.empty(len(label), dtype=np.int64)

@@ -72,9 +72,7 @@ class RawTable:
             only = next(iter(self.columns)) if len(self.columns) == 1 else ""
             other = next((mark for mark in ";\t|" if mark in only), None)
             if other is not None:
-                remedy = (
-                    f"the file has one column only: write delimiter = {other!r} under [file] of the schema"
-                )
+                remedy = f"the file has one column only: write delimiter = {other!r} under [file] of the schema"
             raise BadData(self.file, f"is missing{hint}", remedy, column=name)
         return self.columns[name]
 
@@ -173,14 +171,10 @@ def read_table(path: Path, delimiter: str = ",") -> RawTable:
         return parse_csv(_unzipped(path), str(path), delimiter)
     if suffix in (".csv", ".tsv", ".txt"):
         return parse_csv(path.read_bytes(), str(path), "\t" if suffix == ".tsv" else delimiter)
-    raise InvalidInput(
-        "file", str(path), "has a suffix that is not known", "use .csv, .tsv, .csv.zip or .parquet"
-    )
+    raise InvalidInput("file", str(path), "has a suffix that is not known", "use .csv, .tsv, .csv.zip or .parquet")
 
 
-def parse_csv(
-    content: bytes, file: str, delimiter: str = ",", header: Sequence[str] | None = None
-) -> RawTable:
+def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[str] | None = None) -> RawTable:
     """Parse CSV strictly: UTF-8, one header line with distinct names, every record as wide as the header.
 
     With `header` given the file has no header line of its own.
@@ -189,15 +183,11 @@ def parse_csv(
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadData(file, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from None
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True
-    )
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
     rows: list[list[str]] = []
     lines: list[int] = []
     try:
-        names = (
-            [name.strip() for name in header] if header is not None else [n.strip() for n in next(reader, [])]
-        )
+        names = [name.strip() for name in header] if header is not None else [n.strip() for n in next(reader, [])]
         _require_header(names, file)
         for row in reader:
             if len(row) != len(names):
@@ -224,9 +214,7 @@ def _require_header(names: list[str], file: str) -> None:
         raise BadData(file, "is empty", "give a file with a header line and records")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise BadData(
-            file, "stands twice in the header", "rename or drop one of the two", column=twice[0], line=1
-        )
+        raise BadData(file, "stands twice in the header", "rename or drop one of the two", column=twice[0], line=1)
 
 
 def _unzipped(path: Path) -> bytes:

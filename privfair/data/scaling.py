@@ -88,10 +88,7 @@ class PaidScaling:
         _require_mean_scale(self.mean, self.scale, self.reach)
         if not self.receipt.strip():
             raise InvalidInput(
-                "receipt",
-                self.receipt,
-                "must name the charge that paid for the statistics",
-                "copy it from the ledger",
+                "receipt", self.receipt, "must name the charge that paid for the statistics", "copy it from the ledger"
             )
 
     def apply(self, values: AnyFloats) -> AnyFloats:
@@ -148,12 +145,7 @@ def scaling_as_json(scaling: Scaling) -> dict[str, Json]:
     """The part of a schema's digest that says how a column was scaled."""
     match scaling:
         case PublicBounds(low, high, transform):
-            return {
-                "kind": "public-bounds",
-                "low": float(low),
-                "high": float(high),
-                "transform": transform.value,
-            }
+            return {"kind": "public-bounds", "low": float(low), "high": float(high), "transform": transform.value}
         case PublicMeanScale(mean, scale, transform, reach):
             return {"kind": "public-mean-scale"} | _moments_as_json(mean, scale, reach, transform)
         case PaidScaling(mean, scale, receipt, transform, reach):

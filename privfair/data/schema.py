@@ -51,10 +51,7 @@ class CodedColumn:
         if self.values is not None:
             if not self.values or len(set(self.values)) != len(self.values):
                 raise InvalidInput(
-                    f"values of column {self.name!r}",
-                    self.values,
-                    "must be distinct and not empty",
-                    "list each once",
+                    f"values of column {self.name!r}", self.values, "must be distinct and not empty", "list each once"
                 )
             for source, target in self.merge:
                 if target not in self.values or source in self.values:
@@ -126,9 +123,7 @@ class Schema:
         features = [c.name for c in self.numeric] + [c.name for c in self.categorical]
         if len(set(features)) != len(features):
             twice = sorted({name for name in features if features.count(name) > 1})
-            raise InvalidInput(
-                "schema", twice, "a column must be declared once", "drop one of the declarations"
-            )
+            raise InvalidInput("schema", twice, "a column must be declared once", "drop one of the declarations")
         self._require_role_apart("target", self.target.name, features)
         if self.sensitive is not None:
             # The gradient of the loss is published without noise under attribute privacy, so an attribute among
@@ -137,17 +132,11 @@ class Schema:
             self._require_role_apart("sensitive", self.sensitive.name, [self.target.name])
             if self.silo_column == self.sensitive.name:
                 raise InvalidInput(
-                    "silo column",
-                    self.silo_column,
-                    "must not be the sensitive column",
-                    "split by another column",
+                    "silo column", self.silo_column, "must not be the sensitive column", "split by another column"
                 )
             if self.sensitive.name in self.side_columns:
                 raise InvalidInput(
-                    "kept column",
-                    self.sensitive.name,
-                    "must not be the sensitive column",
-                    "keep another column",
+                    "kept column", self.sensitive.name, "must not be the sensitive column", "keep another column"
                 )
             self._require_two("groups", self.sensitive)
         self._require_two("classes", self.target)
@@ -156,18 +145,13 @@ class Schema:
     def _require_role_apart(role: str, name: str, others: list[str]) -> None:
         if name in others:
             raise InvalidInput(
-                f"{role} column",
-                name,
-                "must not be a feature or have another role",
-                "declare it in one place only",
+                f"{role} column", name, "must not be a feature or have another role", "declare it in one place only"
             )
 
     @staticmethod
     def _require_two(what: str, column: CodedColumn) -> None:
         if column.values is not None and len(column.values) < 2:
-            raise InvalidInput(
-                what, column.values, "must be at least two", "list every value the column can take"
-            )
+            raise InvalidInput(what, column.values, "must be at least two", "list every value the column can take")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -221,9 +205,7 @@ def schema_from_json(document: Json) -> Schema:
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput("schema", "document", f"is not a schema ({error})", "take it from a run") from None
     if schema.as_json() != document:
-        raise InvalidInput(
-            "schema", "document", "has fields that this version does not know", "take it from a run"
-        )
+        raise InvalidInput("schema", "document", "has fields that this version does not know", "take it from a run")
     return schema
 
 
@@ -251,17 +233,9 @@ def _scaling(entry: Any) -> Scaling:
         case "public-bounds":
             return PublicBounds(entry["low"], entry["high"], Transform(entry["transform"]))
         case "public-mean-scale":
-            return PublicMeanScale(
-                entry["mean"], entry["scale"], Transform(entry["transform"]), entry["reach"]
-            )
+            return PublicMeanScale(entry["mean"], entry["scale"], Transform(entry["transform"]), entry["reach"])
         case "paid":
-            known = (
-                entry["mean"],
-                entry["scale"],
-                entry["receipt"],
-                Transform(entry["transform"]),
-                entry["reach"],
-            )
+            known = (entry["mean"], entry["scale"], entry["receipt"], Transform(entry["transform"]), entry["reach"])
             return PaidScaling(*known)
         case "non-private-standardisation":
             return NonPrivateStandardisation(Transform(entry["transform"]))

@@ -86,18 +86,14 @@ def parse_schema(text: str, file: str = "schema") -> OwnFormat:
     reader = _Reader(file)
     reader.only(document, "", {"version", "target", "sensitive", "numeric", "categorical", "silos", "file"})
     if document.get("version") != SCHEMA_VERSION:
-        raise BadData(
-            file, f"version {document.get('version')!r} is not known", f"write version = {SCHEMA_VERSION}"
-        )
+        raise BadData(file, f"version {document.get('version')!r} is not known", f"write version = {SCHEMA_VERSION}")
     silos = reader.table(document, "silos", required=False)
     reader.only(silos, "silos", {"column", "each_holds"})
     layout = reader.table(document, "file", required=False)
     reader.only(layout, "file", {"delimiter", "keep"})
     schema = Schema(
         target=reader.coded(reader.table(document, "target"), "target", "classes"),
-        sensitive=reader.coded(document["sensitive"], "sensitive", "groups")
-        if "sensitive" in document
-        else None,
+        sensitive=reader.coded(document["sensitive"], "sensitive", "groups") if "sensitive" in document else None,
         numeric=tuple(
             reader.numeric(name, declared)
             for name, declared in reader.table(document, "numeric", required=False).items()
@@ -107,16 +103,12 @@ def parse_schema(text: str, file: str = "schema") -> OwnFormat:
             for name, declared in reader.table(document, "categorical", required=False).items()
         ),
         silo_column=reader.text(silos, "silos", "column", default=None),
-        coverage=reader.choice(
-            Coverage, silos.get("each_holds", Coverage.ALL_GROUPS_TWO_CLASSES.value), "each_holds"
-        ),
+        coverage=reader.choice(Coverage, silos.get("each_holds", Coverage.ALL_GROUPS_TWO_CLASSES.value), "each_holds"),
         side_columns=reader.names(layout.get("keep", []), "file.keep"),
     )
     delimiter = reader.text(layout, "file", "delimiter", default=",") or ","
     if len(delimiter) != 1:
-        raise BadData(
-            file, f"delimiter {delimiter!r} must be one character", 'write for example delimiter = ";"'
-        )
+        raise BadData(file, f"delimiter {delimiter!r} must be one character", 'write for example delimiter = ";"')
     return OwnFormat(schema, delimiter)
 
 
@@ -164,12 +156,8 @@ class _Reader:
             raise BadData(self.file, f"{key} {value!r} is not known", f"use one of {known}") from None
 
     def names(self, value: object, where: str) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(
-            isinstance(v, (str, int)) and not isinstance(v, bool) for v in value
-        ):
-            raise BadData(
-                self.file, "must be a list of names or whole numbers", 'write ["a", "b"]', column=where
-            )
+        if not isinstance(value, list) or not all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in value):
+            raise BadData(self.file, "must be a list of names or whole numbers", 'write ["a", "b"]', column=where)
         return tuple(str(v) for v in value)
 
     def coded(self, declared: object, where: str, list_key: str) -> CodedColumn:
@@ -188,9 +176,7 @@ class _Reader:
     def numeric(self, name: str, declared: object) -> NumericColumn:
         table = self.as_table(declared, f"numeric.{name}")
         self.only(
-            table,
-            f"numeric.{name}",
-            {"bounds", "mean", "scale", "reach", "transform", "receipt", "scaling", "steps"},
+            table, f"numeric.{name}", {"bounds", "mean", "scale", "reach", "transform", "receipt", "scaling", "steps"}
         )
         transform = self.choice(Transform, table.get("transform", Transform.IDENTITY.value), "transform")
         try:

@@ -25,9 +25,7 @@ def synthetic_mmd_clients(seed: int, clients: int = 10, records: int = 200, own:
     count("clients", clients)
     count("records", records)
     if not 0 <= own <= 1:
-        raise InvalidInput(
-            "own", own, "must lie in [0, 1]", "1 is the paper's setting, 0.5 makes clients alike"
-        )
+        raise InvalidInput("own", own, "must lie in [0, 1]", "1 is the paper's setting, 0.5 makes clients alike")
     return Silos(tuple(Silo(f"client-{k}", _client(k, seed, records, own)) for k in range(1, clients + 1)))
 
 

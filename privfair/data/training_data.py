@@ -13,13 +13,7 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.document import DataBinding
 from calibrate.privacy_unit import PrivacyUnit, Protected
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.data.attributes import (
-    AttributeFiles,
-    HeldApart,
-    dealt_out,
-    held_by_column,
-    read_attribute_files,
-)
+from privfair.data.attributes import AttributeFiles, HeldApart, dealt_out, held_by_column, read_attribute_files
 from privfair.data.benchmark_files import Standardisation, fit_standardisation
 from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
@@ -118,9 +112,7 @@ def load_training_data(plan: DataPlan, *, central: bool = False) -> TrainingData
     standardisation, delimiter = None, "," if own is None else own.delimiter
     if parts.train[0].data.unscaled_features:
         standardisation = fit_standardisation(parts.train)
-        parts = TrainTest(
-            standardisation.apply_to_silos(parts.train), standardisation.apply_to_silos(parts.test)
-        )
+        parts = TrainTest(standardisation.apply_to_silos(parts.train), standardisation.apply_to_silos(parts.test))
     if plan.users is not None:
         users = _by_user(plan.users, parts.train.pooled(), plan.seed)
         party = Silos((Silo(USERS, users.data),))
@@ -212,9 +204,7 @@ def _owners(users: UserRecords) -> Integers:
     return np.repeat(np.arange(len(users), dtype=np.int64), users.records_per_user)
 
 
-def _tensors(
-    silo: Silo, dtype: torch.dtype, owners: torch.Tensor | None, clients: torch.Tensor | None
-) -> SiloTensors:
+def _tensors(silo: Silo, dtype: torch.dtype, owners: torch.Tensor | None, clients: torch.Tensor | None) -> SiloTensors:
     data = silo.data
     return SiloTensors(
         name=silo.name,

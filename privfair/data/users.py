@@ -67,13 +67,9 @@ def group_by_user(dataset: Dataset, user: Integers, users: int) -> UserRecords:
     """Sort a table by its users, numbered 0 .. users - 1."""
     user = np.asarray(user)
     if user.shape != (len(dataset),) or (len(user) and not (user.min() >= 0 and user.max() < users)):
-        raise InvalidInput(
-            "user", user.shape, f"must number each record's user from 0 to {users - 1}", "renumber"
-        )
+        raise InvalidInput("user", user.shape, f"must number each record's user from 0 to {users - 1}", "renumber")
     order = np.argsort(user, kind="stable")
-    return UserRecords(
-        dataset.rows(order), np.concatenate([[0], np.cumsum(np.bincount(user, minlength=users))])
-    )
+    return UserRecords(dataset.rows(order), np.concatenate([[0], np.cumsum(np.bincount(user, minlength=users))]))
 
 
 def poisson_users(dataset: Dataset, seed: int, mean: float = 2.0) -> UserRecords:

@@ -32,9 +32,7 @@ def fair_clipping(fairness: float, mean_loss: float, clip: float) -> Weigh:
     adding or removing a record moves the sum by at most `clip`. With fairness = 0 it is ordinary clipping.
     """
     if not 0 <= fairness < float("inf"):
-        raise InvalidInput(
-            "fairness", fairness, "must be a finite number of at least 0", "0 is plain clipping"
-        )
+        raise InvalidInput("fairness", fairness, "must be a finite number of at least 0", "0 is plain clipping")
     return clipped_after(lambda losses: 1.0 + fairness * (losses - mean_loss), clip)
 
 
@@ -47,9 +45,7 @@ def clipped_losses(losses: Tensor, current: float, signed: float) -> Tensor:
     Guarantee: each entry lies in [0, signed], and below it by the slack that pays for rounding in the sum.
     """
     if not 0 < current <= signed:
-        raise InvalidInput(
-            "loss clip", current, f"must lie in (0, {signed}]", "adapt within the signed bound"
-        )
+        raise InvalidInput("loss clip", current, f"must lie in (0, {signed}]", "adapt within the signed bound")
     if bool(torch.isnan(losses).any()):
         raise InvalidInput("losses", "nan", "must be numbers", "lower the step size: the model diverged")
     return losses.clamp(0.0, current) / current * (signed / (1.0 + ROUNDING_SLACK))
@@ -74,9 +70,7 @@ def next_loss_clip(mean: float, headroom: float, floor: float, signed: float) ->
 def psi(losses: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """sum_i p_i (F_i - F)^2 with F = sum_i p_i F_i; the losses are those of one and the same model."""
     if set(losses) != set(weights):
-        raise InvalidInput(
-            "weights", sorted(weights), f"must name the clients {sorted(losses)}", "weigh each client"
-        )
+        raise InvalidInput("weights", sorted(weights), f"must name the clients {sorted(losses)}", "weigh each client")
     total = math.fsum(weights.values())
     mean = math.fsum(weights[name] * losses[name] for name in losses) / positive("sum of weights", total)
     return math.fsum(weights[name] * (losses[name] - mean) ** 2 for name in losses) / total

@@ -99,9 +99,7 @@ class Rate:
 def rates_of(notion: FairnessNotion, classes: int, positive_class: int) -> tuple[Rate, ...]:
     """The rates that a notion compares. Of all classes' probabilities one follows from the others and is left out."""
     if not 0 <= positive_class < classes:
-        raise InvalidInput(
-            "positive-class", positive_class, f"must be below {classes}", "number a class from 0"
-        )
+        raise InvalidInput("positive-class", positive_class, f"must be below {classes}", "number a class from 0")
     others = tuple(c for c in range(classes) if c != 0) if classes > 2 else (positive_class,)
     match notion:
         case FairnessNotion.NONE:

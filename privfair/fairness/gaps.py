@@ -57,10 +57,7 @@ class Confusion:
         """The counts of two disjoint sets of records together; rates do not add, counts do."""
         if (self.group_names, self.class_names) != (other.group_names, other.class_names):
             raise InvalidInput(
-                "confusion",
-                other.group_names,
-                "must have the same groups and classes",
-                "use one schema for all silos",
+                "confusion", other.group_names, "must have the same groups and classes", "use one schema for all silos"
             )
         return Confusion(self.counts + other.counts, self.group_names, self.class_names)
 
@@ -124,11 +121,7 @@ class Gap:
 
     def as_json(self) -> dict[str, Any]:
         """JSON knows no NaN: an undefined gap is null with its reason."""
-        return {
-            "value": self.value if self.defined else None,
-            "reason": self.reason,
-            "left_out": list(self.left_out),
-        }
+        return {"value": self.value if self.defined else None, "reason": self.reason, "left_out": list(self.left_out)}
 
 
 @dataclass(frozen=True)
@@ -184,9 +177,7 @@ def equal_opportunity(confusion: Confusion, positive: int = 1, measure: Measure 
     """Largest difference of the true positive rate of one class."""
     _require_class(confusion, positive)
     name = confusion.class_names[positive]
-    return _gap(
-        confusion, lambda c: true_positive_rates(c)[:, [positive]], measure, f"records of class {name!r}"
-    )
+    return _gap(confusion, lambda c: true_positive_rates(c)[:, [positive]], measure, f"records of class {name!r}")
 
 
 def false_negative_gap(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
@@ -196,9 +187,7 @@ def false_negative_gap(confusion: Confusion, positive: int = 1, measure: Measure
     """
     _require_class(confusion, positive)
     name = confusion.class_names[positive]
-    return _gap(
-        confusion, lambda c: 1 - true_positive_rates(c)[:, [positive]], measure, f"records of class {name!r}"
-    )
+    return _gap(confusion, lambda c: 1 - true_positive_rates(c)[:, [positive]], measure, f"records of class {name!r}")
 
 
 def accuracy_gap(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
@@ -231,8 +220,5 @@ def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> AnyFloats:
 def _require_class(confusion: Confusion, positive: int) -> None:
     if not 0 <= positive < confusion.classes:
         raise InvalidInput(
-            "positive",
-            positive,
-            f"must lie between 0 and {confusion.classes - 1}",
-            "give the number of a class",
+            "positive", positive, f"must lie between 0 and {confusion.classes - 1}", "give the number of a class"
         )

@@ -148,12 +148,7 @@ class TwoLaplaceKernel:
     def values(self, u: AnyFloats) -> AnyFloats:
         # (w e^{-a/w} - b e^{-a/b}) / (w - b), written so that w -> b does not divide zero by zero.
         a = np.abs(u)
-        return (
-            self.amplitude
-            * self.width
-            / (self.width + self.scale)
-            * (np.exp(-a / self.width) + self._bridge(a))
-        )
+        return self.amplitude * self.width / (self.width + self.scale) * (np.exp(-a / self.width) + self._bridge(a))
 
     def derivative(self, u: AnyFloats) -> AnyFloats:
         a = np.abs(u)

@@ -112,23 +112,16 @@ def measure_silos(
     """Measure predictions (class codes, one array a silo, in the silos' order)."""
     if len(predictions) != len(silos):
         raise InvalidInput(
-            "predictions",
-            len(predictions),
-            f"must be one array for each of {len(silos)} silos",
-            "predict silo by silo",
+            "predictions", len(predictions), f"must be one array for each of {len(silos)} silos", "predict silo by silo"
         )
     counted = [
-        count_confusion(
-            silo.data.label, np.asarray(guess), silo.data.group, silos.class_names, silos.group_names
-        )
+        count_confusion(silo.data.label, np.asarray(guess), silo.data.group, silos.class_names, silos.group_names)
         for silo, guess in zip(silos, predictions, strict=True)
     ]
     overall = sum(counted[1:], start=counted[0])
     return SiloMeasurements(
         Measurement(overall, positive, measure),
-        tuple(
-            (name, Measurement(c, positive, measure)) for name, c in zip(silos.names, counted, strict=True)
-        ),
+        tuple((name, Measurement(c, positive, measure)) for name, c in zip(silos.names, counted, strict=True)),
     )
 
 
@@ -142,15 +135,11 @@ def _number(value: float) -> float | None:
 def require_score(score: Score, classes: int) -> None:
     if score is Score.LOGIT and classes != 2:
         raise UnsupportedCombination(
-            f"the score {score.value} with {classes} classes",
-            "log-odds need two classes",
-            "compare probabilities",
+            f"the score {score.value} with {classes} classes", "log-odds need two classes", "compare probabilities"
         )
 
 
-def score_values(
-    score: Score, model: Model, theta: Tensor, x: Tensor, y: Tensor, positive_class: int
-) -> Tensor:
+def score_values(score: Score, model: Model, theta: Tensor, x: Tensor, y: Tensor, positive_class: int) -> Tensor:
     """S(h(x), y) for each record, in float64; bounded scores lie in [0, 1]."""
     if score is Score.LOGIT:
         logits = model.logits(theta, x).double()
@@ -174,9 +163,7 @@ def score_gradient(
 
     match score:
         case Score.PROBABILITY:
-            return model.probability_gradient(
-                theta, x, _at(torch.full_like(y, positive_class), weights, model)
-            )
+            return model.probability_gradient(theta, x, _at(torch.full_like(y, positive_class), weights, model))
         case Score.MISS:
             return model.probability_gradient(theta, x, _at(y, -weights, model))
         case Score.LOG_LOSS:

@@ -130,9 +130,7 @@ def witness(z: NDArray[Any], x: NDArray[Any], y: NDArray[Any], kernel: Kernel) -
     return _row_means(z, x, kernel.values) - _row_means(z, y, kernel.values)
 
 
-def witness_derivative(
-    z: NDArray[Any], x: NDArray[Any], y: NDArray[Any], kernel: Kernel
-) -> NDArray[np.float64]:
+def witness_derivative(z: NDArray[Any], x: NDArray[Any], y: NDArray[Any], kernel: Kernel) -> NDArray[np.float64]:
     """The derivative of the witness by z: all that a client's gradient of the fairness term needs."""
     z, x, y = _sample("z", z, 1), _sample("x", x, 1), _sample("y", y, 1)
     return _row_means(z, x, kernel.derivative) - _row_means(z, y, kernel.derivative)
@@ -142,10 +140,7 @@ def _sample(argument: str, values: NDArray[Any], least: int) -> NDArray[np.float
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or len(sample) < least or not np.isfinite(sample).all():
         raise InvalidInput(
-            argument,
-            sample.shape,
-            f"must be a list of at least {least} finite scores",
-            "check the group's size",
+            argument, sample.shape, f"must be a list of at least {least} finite scores", "check the group's size"
         )
     return sample
 
@@ -253,8 +248,7 @@ def own_gradient(
     cells = cell_of_rows(given, y, s).numpy()
     shares = np.bincount(cells[cells >= 0], minlength=GROUPS * len(given)) / max(1, len(y))
     published = [
-        [scores[cells == group * len(given) + place] for place in range(len(given))]
-        for group in range(GROUPS)
+        [scores[cells == group * len(given) + place] for place in range(len(given))] for group in range(GROUPS)
     ]
     own = TrackedPenalty(model, score, given, positive_class, kernel, weight, published, shares)
     return own.gradient(theta, x, y, s)

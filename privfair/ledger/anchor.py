@@ -137,9 +137,7 @@ class AnchorFile:
             os.close(lock)
 
     def _unavailable(self, error: OSError) -> Unavailable:
-        return Unavailable(
-            f"anchor {self.path}", f"it cannot be used ({error.strerror})", "make its folder writable"
-        )
+        return Unavailable(f"anchor {self.path}", f"it cannot be used ({error.strerror})", "make its folder writable")
 
 
 def check_anchor(anchor: Anchor | None, book: Book) -> AnchorState:

@@ -146,9 +146,7 @@ class Book:
         earlier = [a.claim for a in self.accounts.values() if a.claim.data == entry.data]
         if any(claim.epsilon is None for claim in earlier):
             raise BudgetExceeded(
-                subject,
-                "an earlier claim on this data promised no privacy",
-                "no budget can bound what was lost",
+                subject, "an earlier claim on this data promised no privacy", "no budget can bound what was lost"
             )
         units = {claim.unit for claim in earlier}
         if units - {entry.unit}:
@@ -169,13 +167,9 @@ class Book:
                 f"resume with the token of that run, or {_NEW_MANIFEST}",
             )
         if entry.nonce in self._nonces:
-            raise AlreadyClaimed(
-                subject, f"its nonce was used in entry {self._nonces[entry.nonce]}", _NEW_MANIFEST
-            )
+            raise AlreadyClaimed(subject, f"its nonce was used in entry {self._nonces[entry.nonce]}", _NEW_MANIFEST)
         if entry.token in self._tokens:
-            raise AlreadyClaimed(
-                subject, "its token belongs to another claim", "let the ledger make a fresh token"
-            )
+            raise AlreadyClaimed(subject, "its token belongs to another claim", "let the ledger make a fresh token")
         if entry.valid_until <= entry.at:
             raise ClaimEnded(subject, f"the manifest expired at {entry.valid_until}", _NEW_MANIFEST)
         self._check_budget(entry, subject)

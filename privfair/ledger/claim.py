@@ -94,10 +94,7 @@ class Claim:
     def record_release(self, round: int, party: str, name: str, digest: str) -> None:
         """Note that a value is about to leave the gate; at most once for each round, party and name."""
         release = Release(
-            count("round", round, least=0),
-            label("party", party),
-            label("name", name),
-            digest_text("digest", digest),
+            count("round", round, least=0), label("party", party), label("name", name), digest_text("digest", digest)
         )
         with self._journal.lock:
             self.require_unreleased(release.round, party, name)

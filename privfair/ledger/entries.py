@@ -232,9 +232,7 @@ def unit_text(unit: PrivacyUnit) -> str:
 # Changing, dropping, inserting or reordering any entry breaks every digest after it. What a chain cannot
 # show is that its end was cut off, or that an old copy was put back: that is the anchor's task.
 
-_REMEDY = (
-    "put back an untouched copy that is not older than the anchor, or ask the privacy officer to start anew"
-)
+_REMEDY = "put back an untouched copy that is not older than the anchor, or ask the privacy officer to start anew"
 
 
 @dataclass(frozen=True)

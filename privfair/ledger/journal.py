@@ -18,17 +18,7 @@ from sqlalchemy import Connection
 
 from privfair.ledger.anchor import Anchor, AnchorFile, AnchorState, check_anchor
 from privfair.ledger.book import Book
-from privfair.ledger.entries import (
-    ClaimSuperseded,
-    Entry,
-    Head,
-    Link,
-    Opened,
-    RolledBack,
-    Unavailable,
-    decode,
-    link,
-)
+from privfair.ledger.entries import ClaimSuperseded, Entry, Head, Link, Opened, RolledBack, Unavailable, decode, link
 from privfair.ledger.store import Access, Store
 from privfair.ledger.terms import timestamp
 
@@ -39,9 +29,7 @@ Draft = Callable[..., Entry]
 class Journal:
     """The entries of one open ledger."""
 
-    def __init__(
-        self, store: Store, anchor: AnchorFile | None, access: Access, now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, store: Store, anchor: AnchorFile | None, access: Access, now: Callable[[], datetime]) -> None:
         self.store = store
         self.lock = threading.RLock()
         self._anchor = anchor

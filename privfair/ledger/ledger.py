@@ -68,9 +68,7 @@ def _is_url(location: str | Path) -> bool:
 
 
 def _bad_location(shown: str | Path) -> InvalidInput:
-    return InvalidInput(
-        "ledger", str(shown), f"must be a file path or {_DRIVER}://...", "give one of the two"
-    )
+    return InvalidInput("ledger", str(shown), f"must be a file path or {_DRIVER}://...", "give one of the two")
 
 
 def _utc_now() -> datetime:
@@ -126,9 +124,7 @@ class Ledger:
             found._journal.move_anchor()
         return cls.open(location, anchor)
 
-    def claim(
-        self, terms: ManifestTerms, token: ClaimToken | None = None, claimant: str | None = None
-    ) -> Claim:
+    def claim(self, terms: ManifestTerms, token: ClaimToken | None = None, claimant: str | None = None) -> Claim:
         """Take a manifest into use, once and for ever; whoever comes second is refused.
 
         Pass a token that is already saved, so that a crash right after the claim can be resumed from.

@@ -42,9 +42,7 @@ class SqliteFile:
 
     def __init__(self, path: Path, access: Access) -> None:
         if not path.parent.is_dir():
-            raise InvalidInput(
-                "ledger", str(path), "must lie in an existing folder", "create the folder first"
-            )
+            raise InvalidInput("ledger", str(path), "must lie in an existing folder", "create the folder first")
         self._path = path
         self._access = access
         self._inode: tuple[int, int] | None = None
@@ -102,9 +100,7 @@ class SqliteFile:
 
     def create(self, connection: Connection) -> None:
         if self._stored_schema(connection):
-            raise NotIntact(
-                self.label, "the file is a database of something else", "give the ledger a file of its own"
-            )
+            raise NotIntact(self.label, "the file is a database of something else", "give the ledger a file of its own")
         for statement in _SCHEMA.values():
             connection.exec_driver_sql(statement)
 
@@ -141,6 +137,4 @@ class SqliteFile:
         if self._inode is None:
             self._inode = inode
         if inode != self._inode:
-            raise RolledBack(
-                self.label, "the file was replaced by another while it was open", "put the first one back"
-            )
+            raise RolledBack(self.label, "the file was replaced by another while it was open", "put the first one back")

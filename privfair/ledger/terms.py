@@ -29,9 +29,7 @@ def digest_text(argument: str, value: str) -> str:
 def label(argument: str, value: str) -> str:
     """A short printable name, such as a party or a value name."""
     if not isinstance(value, str) or not _LABEL.fullmatch(value):
-        raise InvalidInput(
-            argument, value, "must be 1 to 200 printable characters", "give a shorter plain name"
-        )
+        raise InvalidInput(argument, value, "must be 1 to 200 printable characters", "give a shorter plain name")
     return value
 
 

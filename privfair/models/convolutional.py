@@ -67,10 +67,7 @@ def _features(architecture: CnnArchitecture, channels: int) -> nn.Sequential:
                 *(nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
             )
         case CnnArchitecture.STRIDED:
-            layers = (
-                *(nn.Conv2d(channels, 32, 5, stride=2), nn.ReLU()),
-                *(nn.Conv2d(32, 64, 5, stride=2), nn.ReLU()),
-            )
+            layers = (*(nn.Conv2d(channels, 32, 5, stride=2), nn.ReLU()), *(nn.Conv2d(32, 64, 5, stride=2), nn.ReLU()))
         case CnnArchitecture.COMPACT:
             layers = (
                 *(nn.Conv2d(channels, 16, 8, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1)),

@@ -96,9 +96,7 @@ def weighed(weigh: Weigh, norms: Tensor, losses: Tensor) -> Tensor:
 
 def refuse_the_infinite(norms: Tensor, coefficients: Tensor) -> NoReturn:
     """Stop before a NaN, an infinity or an overflow can pass for a clipped gradient."""
-    what, values = (
-        ("gradient norm", norms) if not torch.isfinite(norms.dot(norms)) else ("coefficient", coefficients)
-    )
+    what, values = ("gradient norm", norms) if not torch.isfinite(norms.dot(norms)) else ("coefficient", coefficients)
     bad = int((~torch.isfinite(values.square())).sum())
     raise CheckFailed(
         f"the {what} of {bad or 'each'} of {values.numel()} records is infinite, no number, or too large to be "
@@ -151,15 +149,11 @@ class StoredGradients:
         return cls(tuple(gradient.to(EXACT) for gradient in gradients))
 
     def squared_norms(self) -> Tensor:
-        squares = [
-            torch.linalg.vector_norm(gradient.flatten(1), dim=1).square_() for gradient in self.gradients
-        ]
+        squares = [torch.linalg.vector_norm(gradient.flatten(1), dim=1).square_() for gradient in self.gradients]
         return torch.stack(squares).sum(dim=0)
 
     def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:
-        return tuple(
-            (coefficients @ gradient.flatten(1)).view(gradient.shape[1:]) for gradient in self.gradients
-        )
+        return tuple((coefficients @ gradient.flatten(1)).view(gradient.shape[1:]) for gradient in self.gradients)
 
     @property
     def values_held(self) -> int:
@@ -202,9 +196,7 @@ class GhostProducts:
         return self.left.numel() + self.right.numel() + 2 * self.left.shape[0] * self.left.shape[1] ** 2
 
 
-def layer_parts(
-    layer: nn.Module, parameters: Mapping[str, Tensor], went_in: Tensor, came_back: Tensor
-) -> LayerParts:
+def layer_parts(layer: nn.Module, parameters: Mapping[str, Tensor], went_in: Tensor, came_back: Tensor) -> LayerParts:
     """The parts of any layer; `parameters` are its trainable ones, by name, in order."""
     whole = tuple(parameters) in (("weight",), ("weight", "bias")) and all(
         parameter is None or name in parameters for name, parameter in layer._parameters.items()
@@ -237,14 +229,10 @@ def _convolution(layer: Convolution, went_in: Tensor, came_back: Tensor) -> Laye
     intercept = layer.bias is not None
     shape = tuple(layer.weight.shape)
     positions = math.prod(came_back.shape[2:])
-    if (
-        type(layer) is nn.Conv2d
-        and layer.groups == 1
-        and _ghost_is_cheaper(positions, math.prod(shape[1:]), shape[0])
-    ):
-        patches = functional.unfold(
-            went_in, layer.kernel_size, layer.dilation, layer.padding, layer.stride
-        ).transpose(1, 2)
+    if type(layer) is nn.Conv2d and layer.groups == 1 and _ghost_is_cheaper(positions, math.prod(shape[1:]), shape[0]):
+        patches = functional.unfold(went_in, layer.kernel_size, layer.dilation, layer.padding, layer.stride).transpose(
+            1, 2
+        )
         right = came_back.flatten(2).transpose(1, 2)
         return GhostProducts(patches.to(EXACT), right.to(EXACT), shape, intercept)
     weight = _convolution_weights(layer, went_in, came_back)
@@ -376,9 +364,7 @@ class LayerTrace:
         self._parameters = parameters
         self._notes: dict[Unit, _Note] = {}
         handles = [
-            module.get_submodule(unit.name).register_forward_hook(
-                self._noting(unit, len(x)), with_kwargs=True
-            )
+            module.get_submodule(unit.name).register_forward_hook(self._noting(unit, len(x)), with_kwargs=True)
             for unit in units
         ]
         try:
@@ -411,10 +397,7 @@ class LayerTrace:
         return ModuleParts(self._layout, layers)
 
     def _layer(self, unit: Unit, note: _Note, came_back: Tensor) -> LayerParts:
-        own = {
-            name: self._parameters[full]
-            for name, full in zip(unit.parameter_names, unit.full_names(), strict=True)
-        }
+        own = {name: self._parameters[full] for name, full in zip(unit.parameter_names, unit.full_names(), strict=True)}
         return layer_parts(self._module.get_submodule(unit.name), own, note.went_in, came_back)
 
     def _noting(self, unit: Unit, records: int) -> Any:
@@ -440,9 +423,7 @@ class LayerTrace:
 class WholeTrace:
     """The general way: every record's gradient by torch.func, one record being all that a pass ever sees."""
 
-    def __init__(
-        self, module: nn.Module, layout: ParameterLayout, parameters: Mapping[str, Tensor], x: Tensor
-    ) -> None:
+    def __init__(self, module: nn.Module, layout: ParameterLayout, parameters: Mapping[str, Tensor], x: Tensor) -> None:
         self._module = module
         self._layout = layout
         self._parameters = parameters
@@ -456,9 +437,7 @@ class WholeTrace:
 
     def parts(self, in_scores: Tensor) -> ModuleParts:
         def one(record: Tensor, pulled: Tensor) -> tuple[Tensor, ...]:
-            _, pull = vjp(
-                lambda own: functional_call(self._module, own, (record[None],)), dict(self._parameters)
-            )
+            _, pull = vjp(lambda own: functional_call(self._module, own, (record[None],)), dict(self._parameters))
             return tuple(pull(pulled[None])[0].values())
 
         stored = StoredGradients.of(*vmap(one)(self._x, in_scores))

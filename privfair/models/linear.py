@@ -39,10 +39,7 @@ def binary_weighted_gradient(theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) 
     """sum_i c_i grad_i for the scores x theta[:-1] + theta[-1] of class 1; tensors in the CPU's memory."""
     features = x.numpy() if x.dtype is EXACT else x.numpy().astype(np.float64)
     weights, labels = theta.numpy(), y.numpy()
-    if np.bitwise_or.reduce(labels) not in (
-        0,
-        1,
-    ):  # a negative label sets the sign bit, a larger one a higher bit
+    if np.bitwise_or.reduce(labels) not in (0, 1):  # a negative label sets the sign bit, a larger one a higher bit
         raise InvalidInput("y", _strangest(labels), "must be class 0 or 1", "number the classes 0 and 1")
     sign = _SIGN.take(labels)
     # By how much the score speaks against the true class: losses and residuals then never cancel.

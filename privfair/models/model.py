@@ -72,16 +72,10 @@ class ParameterLayout:
         """The parameters as views of theta."""
         if theta.shape != (self.size,):
             raise InvalidInput(
-                "theta",
-                tuple(theta.shape),
-                f"must be a vector of {self.size} entries",
-                "start from initial()",
+                "theta", tuple(theta.shape), f"must be a vector of {self.size} entries", "start from initial()"
             )
         pieces = theta.split([math.prod(shape) for shape in self.shapes])
-        return {
-            name: piece.view(shape)
-            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
-        }
+        return {name: piece.view(shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
 
     def join(self, values: Mapping[str, Tensor]) -> Tensor:
         """One flat vector of the named values, in this order."""
@@ -166,10 +160,7 @@ def clipped_to(bound: float) -> ClippedTo:
     """
     if positive("bound", bound) < SMALLEST_BOUND:
         raise InvalidInput(
-            "bound",
-            bound,
-            f"must be at least {SMALLEST_BOUND:g} for rounding to be under control",
-            "clip less",
+            "bound", bound, f"must be at least {SMALLEST_BOUND:g} for rounding to be under control", "clip less"
         )
     return ClippedTo(bound / (1.0 + ROUNDING_SLACK))
 

@@ -48,10 +48,7 @@ class Perceptron:
         count("classes", self.classes, least=2)
         if not isinstance(self.hidden, tuple) or not self.hidden:
             raise InvalidInput(
-                "hidden",
-                self.hidden,
-                "must be a tuple of at least one size",
-                "give (64,), or take logistic regression",
+                "hidden", self.hidden, "must be a tuple of at least one size", "give (64,), or take logistic regression"
             )
         for size in self.hidden:
             count("hidden", size)
@@ -76,9 +73,7 @@ class Perceptron:
         for weight in self.layout.shapes[::2]:
             within = 1.0 / math.sqrt(weight[1])
             for shape in (weight, weight[:1]):
-                pieces.append(
-                    (torch.rand(math.prod(shape), generator=generator, dtype=EXACT) * 2 - 1) * within
-                )
+                pieces.append((torch.rand(math.prod(shape), generator=generator, dtype=EXACT) * 2 - 1) * within)
         return torch.cat(pieces)
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
@@ -100,10 +95,7 @@ class Perceptron:
     def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
         passed = self._forward(theta, x)
         probabilities = torch.softmax(passed.logits, dim=1)
-        along = [
-            passed.parts(through_softmax(probabilities, v)).norms()
-            for v in directions.to(probabilities.dtype)
-        ]
+        along = [passed.parts(through_softmax(probabilities, v)).norms() for v in directions.to(probabilities.dtype)]
         return torch.stack(along, dim=1) if along else torch.zeros(len(x), 0, dtype=EXACT)
 
     def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
@@ -143,9 +135,7 @@ class _Pass:
         """Back-propagate a gradient in the scores; every layer keeps its two factors."""
         delta = in_scores
         layers = [OuterProducts.of(self.inputs[-1], delta)]
-        for weight, output, went_in in zip(
-            self.weights[:0:-1], self.inputs[:0:-1], self.inputs[-2::-1], strict=True
-        ):
+        for weight, output, went_in in zip(self.weights[:0:-1], self.inputs[:0:-1], self.inputs[-2::-1], strict=True):
             delta = (delta @ weight) * _slope(self.activation, output)
             layers.append(OuterProducts.of(went_in, delta))
         return _LayeredParts(tuple(reversed(layers)))
@@ -164,9 +154,7 @@ class _LayeredParts:
         return went_in.square_().add_(1.0).mul_(came_back.square_().add_(lost)).sum(dim=0).sqrt_()
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        return torch.cat(
-            [piece.reshape(-1) for layer in self.layers for piece in layer.weighted(coefficients)]
-        )
+        return torch.cat([piece.reshape(-1) for layer in self.layers for piece in layer.weighted(coefficients)])
 
 
 def _activate(activation: Activation, values: Tensor) -> Tensor:

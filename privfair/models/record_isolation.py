@@ -57,9 +57,7 @@ def refuse_by_name(module: nn.Module) -> None:
                 "remove it; the privacy noise regularises",
             )
         if any(is_lazy(parameter) for parameter in layer._parameters.values() if parameter is not None):
-            raise InvalidInput(
-                "module", called, "has no sizes yet", "give its sizes, or run it once beforehand"
-            )
+            raise InvalidInput("module", called, "has no sizes yet", "give its sizes, or run it once beforehand")
 
 
 def require_isolated(module: nn.Module, parameters: Mapping[str, Tensor], example: Tensor) -> None:
@@ -103,16 +101,12 @@ def influence_of_others(
     return float(moved / here.norms[0].clamp_min(torch.finfo(torch.float64).tiny))
 
 
-def _require_rows_apart(
-    module: nn.Module, parameters: Mapping[str, Tensor], example: Tensor, scores: Tensor
-) -> None:
+def _require_rows_apart(module: nn.Module, parameters: Mapping[str, Tensor], example: Tensor, scores: Tensor) -> None:
     """Exchange one record after the other; the others' scores must stay."""
     for exchanged in range(len(example)):
         altered = example.clone()
         altered[exchanged] = (
-            3.0 * example[exchanged].flip(-1) + 1.0
-            if example.dtype.is_floating_point
-            else example[exchanged - 1]
+            3.0 * example[exchanged].flip(-1) + 1.0 if example.dtype.is_floating_point else example[exchanged - 1]
         )
         rest = torch.arange(len(example)) != exchanged
         if _close(scores[rest], _scores(module, parameters, altered)[rest]):
@@ -141,9 +135,7 @@ def _require_record_by_record(
         ) from error
     if not _close(scores, apart):
         rule = "scores a record differently in a batch and alone"
-        raise InvalidInput(
-            "module", type(module).__name__, rule, "treat dimension 0 as the records everywhere"
-        )
+        raise InvalidInput("module", type(module).__name__, rule, "treat dimension 0 as the records everywhere")
 
 
 def _first_mixing(

@@ -96,9 +96,7 @@ def try_module(module: nn.Module, layout: ParameterLayout, theta: Tensor, exampl
     try:
         alone = _gradients_alone(module, layout, parameters, example, in_scores)
     except RuntimeError as error:
-        raise _no_route(
-            module, f"torch can't differentiate it ({first_sentence(error)}): its gradients"
-        ) from error
+        raise _no_route(module, f"torch can't differentiate it ({first_sentence(error)}): its gradients") from error
     units = units_of(module)
     found = {name for unit in units for name in unit.full_names()}
     for route in Route:
@@ -130,11 +128,7 @@ def _stirred(theta: Tensor) -> Tensor:
 
 
 def _gradients_alone(
-    module: nn.Module,
-    layout: ParameterLayout,
-    parameters: Mapping[str, Tensor],
-    example: Tensor,
-    in_scores: Tensor,
+    module: nn.Module, layout: ParameterLayout, parameters: Mapping[str, Tensor], example: Tensor, in_scores: Tensor
 ) -> Tensor:
     """The definition: each record's own pass, its own backward; (records, size)."""
     rows = []
@@ -174,13 +168,9 @@ class TorchModule:
     one pass may keep in memory; larger batches are cut into pieces.
     """
 
-    def __init__(
-        self, build: Callable[[], nn.Module], example: Tensor, values_at_once: int = _VALUES_AT_ONCE
-    ) -> None:
+    def __init__(self, build: Callable[[], nn.Module], example: Tensor, values_at_once: int = _VALUES_AT_ONCE) -> None:
         if len(example) < 2:
-            raise InvalidInput(
-                "example", len(example), "must hold at least 2 made-up records", "make up more"
-            )
+            raise InvalidInput("example", len(example), "must hold at least 2 made-up records", "make up more")
         self._build = build
         self._example = example.to(EXACT) if example.dtype.is_floating_point else example
         self._values_at_once = values_at_once
@@ -265,8 +255,7 @@ class TorchModule:
                 passed = self._trace(theta, piece)
                 probabilities = torch.softmax(passed.logits, dim=1)
                 along = [
-                    passed.parts(through_softmax(probabilities, v)).norms()
-                    for v in directions.to(probabilities.dtype)
+                    passed.parts(through_softmax(probabilities, v)).norms() for v in directions.to(probabilities.dtype)
                 ]
                 rows.append(torch.stack(along, dim=1) if along else torch.zeros(len(piece), 0, dtype=EXACT))
         return torch.cat(rows)
@@ -308,9 +297,7 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         torch.manual_seed(seed)
         module = build()
     if not isinstance(module, nn.Module):
-        raise InvalidInput(
-            "build", type(module).__name__, "must return a torch.nn.Module", "return the module itself"
-        )
+        raise InvalidInput("build", type(module).__name__, "must return a torch.nn.Module", "return the module itself")
     own = copy.deepcopy(module).train()
     for layer in own.modules():
         if getattr(layer, "inplace", False) is True:
@@ -326,9 +313,7 @@ def _layout(module: nn.Module) -> ParameterLayout:
     layout = ParameterLayout.of(_trainable(module))
     if layout.size == 0:
         rule = "has no trainable parameters"
-        raise InvalidInput(
-            "module", type(module).__name__, rule, "set requires_grad=True on what is to be trained"
-        )
+        raise InvalidInput("module", type(module).__name__, rule, "set requires_grad=True on what is to be trained")
     return layout
 
 

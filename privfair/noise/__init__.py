@@ -9,14 +9,7 @@ from privfair.noise.lattice_sampler import discrete_gaussian, discrete_laplace
 from privfair.noise.random_stream import SecureStream, WordStream
 from privfair.noise.randomized_response import ResponseLaw, randomized_response
 from privfair.noise.research import UNSAFE_LABEL, UnsafeNoiseWarning, UnsafeSeededResearchNoise
-from privfair.noise.source import (
-    EXACT_LABEL,
-    ExactNoise,
-    NoiseScale,
-    NoiseSource,
-    publish_gaussian,
-    publish_laplace,
-)
+from privfair.noise.source import EXACT_LABEL, ExactNoise, NoiseScale, NoiseSource, publish_gaussian, publish_laplace
 
 __all__ = [
     "EXACT_LABEL",

@@ -55,18 +55,12 @@ def real_array(values: ArrayLike) -> NDArray[np.float64]:
     """A finite array in double precision, with nothing lost on the way."""
     array = np.asarray(values)
     if array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
-        raise InvalidInput(
-            "values", str(array.dtype), "must be real numbers of at most 64 bits", "convert them"
-        )
+        raise InvalidInput("values", str(array.dtype), "must be real numbers of at most 64 bits", "convert them")
     doubles = array.astype(np.float64)
     if array.dtype.kind in "iu" and array.size and max(int(array.max()), -int(array.min())) > 1 << 53:
-        raise InvalidInput(
-            "values", "integers beyond 2^53", "must be exact in double precision", "scale them down"
-        )
+        raise InvalidInput("values", "integers beyond 2^53", "must be exact in double precision", "scale them down")
     if not np.isfinite(doubles).all():
-        raise InvalidInput(
-            "values", "NaN or infinity", "must be finite", "clip or drop them before publishing"
-        )
+        raise InvalidInput("values", "NaN or infinity", "must be finite", "clip or drop them before publishing")
     return doubles
 
 
@@ -74,9 +68,7 @@ def category_array(categories: ArrayLike, alternatives: int) -> NDArray[np.int64
     """Categories numbered 0, 1, ..., alternatives - 1."""
     array = np.asarray(categories)
     if array.dtype.kind not in "iu":
-        raise InvalidInput(
-            "categories", str(array.dtype), "must be whole numbers", "number the categories from 0"
-        )
+        raise InvalidInput("categories", str(array.dtype), "must be whole numbers", "number the categories from 0")
     if array.size and not (int(array.min()) >= 0 and int(array.max()) < alternatives):
         raise InvalidInput(
             "categories",
@@ -106,9 +98,7 @@ _MORE_BITS = 64
 _EXPONENT_PER_DIGIT = 8
 
 
-def uniform_is_below_exponential(
-    first_bits: int, height: Fraction, exponent: Fraction, stream: WordStream
-) -> bool:
+def uniform_is_below_exponential(first_bits: int, height: Fraction, exponent: Fraction, stream: WordStream) -> bool:
     """Whether U * height < exp(-exponent), where U lies in [first_bits, first_bits + 1) * 2^-53.
 
     Guarantee: given a uniform U, the answer is true with probability exactly exp(-exponent) / height (or 1
@@ -367,9 +357,7 @@ class GaussianExponent:
         return size * size * self._approximate_per_square
 
 
-def discrete_gaussian(
-    shape: int | tuple[int, ...], sigma_in_steps: Fraction | int, stream: WordStream
-) -> Integers:
+def discrete_gaussian(shape: int | tuple[int, ...], sigma_in_steps: Fraction | int, stream: WordStream) -> Integers:
     """Independent whole numbers with P[Y = y] exactly proportional to exp(-y^2 / (2 sigma^2)).
 
     Guarantee: the distribution is exact (given uniform words and the accuracy of exp stated in
@@ -402,9 +390,7 @@ class LaplaceExponent:
         return size * self._approximate_rate
 
 
-def discrete_laplace(
-    shape: int | tuple[int, ...], scale_in_steps: Fraction | int, stream: WordStream
-) -> Integers:
+def discrete_laplace(shape: int | tuple[int, ...], scale_in_steps: Fraction | int, stream: WordStream) -> Integers:
     """Independent whole numbers with P[Y = y] exactly proportional to exp(-|y| / scale).
 
     Guarantee: added to a whole vector of L1 sensitivity D it is purely (D / scale)-DP: shifting y by v

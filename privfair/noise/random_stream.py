@@ -66,10 +66,7 @@ class SecureStream:
 
     def __reduce__(self) -> tuple[object, ...]:
         raise InvalidInput(
-            "stream",
-            "SecureStream",
-            "must never be copied or pickled",
-            "make a new stream in the other process",
+            "stream", "SecureStream", "must never be copied or pickled", "make a new stream in the other process"
         )
 
 

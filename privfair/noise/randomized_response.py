@@ -30,9 +30,7 @@ class ResponseLaw:
     def __post_init__(self) -> None:
         count("k", self.k, least=2)
         if not Fraction(1, self.k) <= self.keep < 1:
-            raise InvalidInput(
-                "keep", self.keep, f"must lie in [1/{self.k}, 1)", "ask for a law by its epsilon"
-            )
+            raise InvalidInput("keep", self.keep, f"must lie in [1/{self.k}, 1)", "ask for a law by its epsilon")
 
     @classmethod
     def for_epsilon(cls, k: int, epsilon: float | Fraction) -> ResponseLaw:

@@ -131,9 +131,7 @@ class DataPlan:
 
     def __post_init__(self) -> None:
         if self.attributes is not None and self.users is not None:
-            raise InvalidInput(
-                "[data.attributes]", "(a table)", "excludes [data.users]", "drop one of the two tables"
-            )
+            raise InvalidInput("[data.attributes]", "(a table)", "excludes [data.users]", "drop one of the two tables")
         if isinstance(self.attributes, AttributesInFiles) and not isinstance(self.source, FileSource):
             raise InvalidInput(
                 "[data.attributes] files",
@@ -149,10 +147,7 @@ class DataPlan:
             )
         if self.users is not None and self.partition is not None:
             raise InvalidInput(
-                "[data.users]",
-                "(a table)",
-                "excludes [data.partition]",
-                "users are one party: drop the partition",
+                "[data.users]", "(a table)", "excludes [data.partition]", "users are one party: drop the partition"
             )
 
 

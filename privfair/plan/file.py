@@ -66,9 +66,7 @@ def refuse_unknown(place: str, mapping: Mapping[str, Any], known: Iterable[str])
             raise InvalidInput(f"[{place}] {key}", _short(value), "is not known", remedy)
 
 
-def read_section(
-    kind: type[Section], place: str, mapping: Mapping[str, Any], folder: Path = Path()
-) -> Section:
+def read_section(kind: type[Section], place: str, mapping: Mapping[str, Any], folder: Path = Path()) -> Section:
     """The section with these keys; dashes and underscores are alike, paths are relative to the plan's folder."""
     refuse_unknown(place, mapping, key_names(kind))
     hints = get_type_hints(kind)
@@ -153,16 +151,11 @@ class PlanFile:
             if wanted[name] is None:
                 wanted[name] = self.target_section.get(name)
             if wanted[name] is None:
-                raise InvalidInput(
-                    f"--{name}", None, "is needed", f"give --{name}, or [target] {name} in the plan"
-                )
+                raise InvalidInput(f"--{name}", None, "is needed", f"give --{name}, or [target] {name} in the plan")
         unknown = sorted(set(self.target_section) - set(wanted))
         if unknown:
             raise InvalidInput(
-                f"[target] {unknown[0]}",
-                self.target_section[unknown[0]],
-                "is not known",
-                "use epsilon and delta",
+                f"[target] {unknown[0]}", self.target_section[unknown[0]], "is not known", "use epsilon and delta"
             )
         return EpsilonDelta(wanted["epsilon"], wanted["delta"])  # type: ignore[arg-type]
 
@@ -173,9 +166,7 @@ def read_plan_file(path: Path) -> PlanFile:
         content = path.read_bytes()
         parsed = tomllib.loads(content.decode("utf-8"))
     except OSError as error:
-        raise InvalidInput(
-            "plan", str(path), f"cannot be read ({error.strerror})", "check the path"
-        ) from error
+        raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", "check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput("plan", str(path), f"is not TOML: {error}", "mend the file") from error
     for key, value in parsed.items():

@@ -63,17 +63,11 @@ class UserFunction:
             content = path.read_bytes()
         except OSError as error:
             raise InvalidInput(
-                f"[{self.place}] file",
-                str(path),
-                f"cannot be read ({error.strerror})",
-                "put it beside the plan",
+                f"[{self.place}] file", str(path), f"cannot be read ({error.strerror})", "put it beside the plan"
             ) from error
         if self.sha256 is not None and hashlib.sha256(content).hexdigest() != self.sha256:
             raise InvalidInput(
-                f"[{self.place}] sha256",
-                self.sha256,
-                f"is not the digest of {path}",
-                "use the file that was signed",
+                f"[{self.place}] sha256", self.sha256, f"is not the digest of {path}", "use the file that was signed"
             )
         return content
 
@@ -159,10 +153,7 @@ def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
         if key != "kind" and key.replace("-", "_") not in _KEYS[plan.kind]:
             known = ", ".join(_KEYS[plan.kind]) or "nothing more"
             raise InvalidInput(
-                f"[training.model] {key}",
-                table[key],
-                f"has no meaning for {plan.kind.value}",
-                f"it takes {known}",
+                f"[training.model] {key}", table[key], f"has no meaning for {plan.kind.value}", f"it takes {known}"
             )
     if plan.kind is ModelKind.MODULE:
         _code(plan).require_beside("net.py")
@@ -185,10 +176,7 @@ def build_model(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -
 
             if len(feature_shape) != 3:
                 raise InvalidInput(
-                    "[training.model] kind",
-                    "cnn",
-                    f"needs images, not records of shape {feature_shape}",
-                    "use another",
+                    "[training.model] kind", "cnn", f"needs images, not records of shape {feature_shape}", "use another"
                 )
             channels, height, width = feature_shape
             return convolutional(plan.architecture, (channels, height, width), classes)
@@ -237,9 +225,7 @@ class _Table:
         for name in ("theta_clip", "w_clip", "w_step", "w_radius"):
             positive(f"[{_PLACE}] {name.replace('_', '-')}", getattr(self, name))
         if not 0 <= self.momentum < 1:
-            raise InvalidInput(
-                f"[{_PLACE}] momentum", self.momentum, "must lie in [0, 1)", "0 is plain descent"
-            )
+            raise InvalidInput(f"[{_PLACE}] momentum", self.momentum, "must lie in [0, 1)", "0 is plain descent")
 
 
 @dataclass(frozen=True)

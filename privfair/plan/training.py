@@ -101,10 +101,7 @@ class TrainingPlan:
         if rounds is None:
             section = "training" if self.recipe.baseline else "privacy"
             raise InvalidInput(
-                f"[{section}] rounds",
-                None,
-                "is needed",
-                f"write rounds = 200, for example, under [{section}]",
+                f"[{section}] rounds", None, "is needed", f"write rounds = 200, for example, under [{section}]"
             )
         return count("rounds", rounds)
 
@@ -147,9 +144,7 @@ class TrainingPlan:
         if choice is None:
             # Without noise an algorithm keeps the batches of its private plan, so that runs can be compared.
             named = privacy.get("sampling", "full" if size is None else "shuffled")
-            choice = (
-                BatchChoice(named) if named in {one.value for one in BatchChoice} else BatchChoice.SHUFFLED
-            )
+            choice = BatchChoice(named) if named in {one.value for one in BatchChoice} else BatchChoice.SHUFFLED
         return _sampling(choice, smallest, size)
 
 
@@ -163,17 +158,13 @@ def training_plan(file: PlanFile) -> TrainingPlan:
     recipe = recipe_named(file.algorithm)
     for name, section in (("data", file.data), ("training", file.training)):
         if not section:
-            raise InvalidInput(
-                f"[{name}]", None, "is needed to train", f"add [{name}] to the plan (docs/training.md)"
-            )
+            raise InvalidInput(f"[{name}]", None, "is needed to train", f"add [{name}] to the plan (docs/training.md)")
     if recipe.baseline and file.privacy:
         raise InvalidInput(
             "[privacy]", "(a table)", f"has no meaning for {recipe.name}, which protects nobody", "drop it"
         )
     options = recipe.options()
-    refuse_unknown(
-        "training", file.training, (*key_names(TrainingOptions), *key_names(options), "model", "min-max")
-    )
+    refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), "model", "min-max"))
     shared = _only(file.training, key_names(TrainingOptions))
     return TrainingPlan(
         file=file,
@@ -190,9 +181,7 @@ def _min_max(file: PlanFile, recipe: Recipe) -> MinMaxPlan | None:
     for key, value in file.training.items():
         if key.replace("_", "-") == "min-max":
             if recipe.name != "gaussian":
-                raise InvalidInput(
-                    "[training.min-max]", "(a table)", f"is not known to {recipe.name}", "use gaussian"
-                )
+                raise InvalidInput("[training.min-max]", "(a table)", f"is not known to {recipe.name}", "use gaussian")
             return read_min_max_plan(value, file.folder)
     return None
 

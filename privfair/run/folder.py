@@ -69,10 +69,7 @@ class RunFolder:
         folder = cls(path)
         if folder.begun:
             raise InvalidInput(
-                "--out",
-                str(path),
-                "holds a run already",
-                "add --resume to go on with it, or name another folder",
+                "--out", str(path), "holds a run already", "add --resume to go on with it, or name another folder"
             )
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -104,9 +101,7 @@ class RunFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise Refused(
-                    f"another process is training in {self.path}; let it finish, or stop it first"
-                ) from None
+                raise Refused(f"another process is training in {self.path}; let it finish, or stop it first") from None
             yield
         finally:
             os.close(descriptor)
@@ -156,24 +151,14 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove what was prepared for a run that the ledger refused to begin."""
-        prepared = (
-            self.plan,
-            self.manifest,
-            self.summary,
-            self.token,
-            self.encoding,
-            self.metrics,
-            self._lock,
-        )
+        prepared = (self.plan, self.manifest, self.summary, self.token, self.encoding, self.metrics, self._lock)
         for path in prepared:
             path.unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
 
-def save_model(
-    folder: RunFolder, model: Model, theta: Tensor, encoding: dict[str, Any], promise: str
-) -> None:
+def save_model(folder: RunFolder, model: Model, theta: Tensor, encoding: dict[str, Any], promise: str) -> None:
     """Write model.pt, and model.json where the model is linear; each at one stroke."""
     content = io.BytesIO()
     torch.save(state_dict(model, theta), content)

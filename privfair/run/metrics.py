@@ -43,18 +43,9 @@ class StepMetrics:
     def as_json(self) -> dict[str, Any]:
         """One line of metrics.jsonl."""
         found = self.measured.as_json()
-        silos = {
-            name: {"loss": _finite(self.silo_losses[name]), **numbers}
-            for name, numbers in found["silos"].items()
-        }
+        silos = {name: {"loss": _finite(self.silo_losses[name]), **numbers} for name, numbers in found["silos"].items()}
         overall = {"loss": _finite(self.loss), **found["overall"]}
-        return {
-            "step": self.step,
-            "round": self.round,
-            "private": False,
-            "overall": overall,
-            "silos": silos,
-        }
+        return {"step": self.step, "round": self.round, "private": False, "overall": overall, "silos": silos}
 
 
 @final
@@ -82,9 +73,7 @@ class HeldOutRecords:
             step=step,
             round=round,
             loss=float(losses.mean()),
-            silo_losses={
-                name: float(part.mean()) for name, part in zip(self._silos.names, by_silo, strict=True)
-            },
+            silo_losses={name: float(part.mean()) for name, part in zip(self._silos.names, by_silo, strict=True)},
             measured=measured,
         )
 

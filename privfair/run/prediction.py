@@ -43,15 +43,11 @@ def predict(run: str | Path, input: str | Path) -> Predictions:
     """
     folder = RunFolder.existing(Path(run))
     if not folder.model.exists():
-        raise InvalidInput(
-            "RUN", str(run), "has no model yet", "let the training finish (privfair train ... --resume)"
-        )
+        raise InvalidInput("RUN", str(run), "has no model yet", "let the training finish (privfair train ... --resume)")
     plan = read_training_plan(folder.plan)
     encoding = folder.read_json(folder.encoding)
     if encoding["schema"] is None:
-        raise InvalidInput(
-            "RUN", str(run), "was trained on images, which come in no table", "load the model in Python"
-        )
+        raise InvalidInput("RUN", str(run), "was trained on images, which come in no table", "load the model in Python")
     features = load_own_features(Path(input), schema_from_json(encoding["schema"]), encoding["delimiter"])
     if encoding["standardisation"] is not None:
         fitted = {key: tuple(values) for key, values in encoding["standardisation"].items()}

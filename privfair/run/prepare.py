@@ -168,9 +168,7 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
     plan_bytes = _plan_bytes(plan_path)
     given = hashlib.sha256(plan_bytes).hexdigest()
     if given != document.config_digest:
-        raise Step.PLAN.refuse(
-            f"the budget is for the plan {document.config_digest[:12]}, not for {given[:12]}"
-        )
+        raise Step.PLAN.refuse(f"the budget is for the plan {document.config_digest[:12]}, not for {given[:12]}")
     plan = read_training_plan(plan_path)
     data = load_training_data(plan.data, central=plan.recipe.central)
     manifest = verify(envelope, trust, Run(plan.file.digest, data.binding))
@@ -239,6 +237,4 @@ def _plan_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidInput(
-            "plan", str(path), f"cannot be read ({error.strerror})", "check the path"
-        ) from error
+        raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", "check the path") from error

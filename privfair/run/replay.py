@@ -33,9 +33,7 @@ State = TypeVar("State")
 _STATE = "state."
 
 
-def save_checkpoint(
-    path: Path, manifest_digest: str, algorithm: Algorithm[State], position: Position[State]
-) -> None:
+def save_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State], position: Position[State]) -> None:
     """Write a position between two steps; the transcript must be durable up to its round before."""
     arrays = {f"{_STATE}{name}": values for name, values in algorithm.checkpoint(position.state).items()}
     content = io.BytesIO()
@@ -59,9 +57,7 @@ def load_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State
                 raise Refused(
                     f"checkpoint {path} belongs to another manifest; delete it, the run is rebuilt without it"
                 )
-            arrays = {
-                name.removeprefix(_STATE): found[name] for name in found.files if name.startswith(_STATE)
-            }
+            arrays = {name.removeprefix(_STATE): found[name] for name in found.files if name.startswith(_STATE)}
             step, round = int(found["step"]), int(found["round"])
             state = algorithm.restore(arrays)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as broken:

@@ -20,14 +20,7 @@ from privfair.rounds import AnyParticipation, Position, Rounds, completed
 from privfair.run.folder import RunFolder, save_model
 from privfair.run.metrics import MetricsLog
 from privfair.run.prepare import PreparedRun, claim_terms
-from privfair.run.replay import (
-    FIRST_SESSION,
-    Session,
-    load_checkpoint,
-    read_sessions,
-    replay,
-    save_checkpoint,
-)
+from privfair.run.replay import FIRST_SESSION, Session, load_checkpoint, read_sessions, replay, save_checkpoint
 from privfair.run.summary import Status, receipts, summary
 from privfair.transcript import Ending, Transcript
 
@@ -116,12 +109,7 @@ class RunSession:
         return self._end(reached)
 
     def _train(
-        self,
-        rounds: Rounds[Any],
-        gate: Gate,
-        claim: Claim,
-        writer: BatchWriter | None,
-        position: Position[Any],
+        self, rounds: Rounds[Any], gate: Gate, claim: Claim, writer: BatchWriter | None, position: Position[Any]
     ) -> Position[Any]:
         """The rounds, with a checkpoint at the end of each block and at the end of all."""
         updates = self._run.updates
@@ -177,8 +165,7 @@ class RunSession:
     def _participations(self, claim: Claim) -> tuple[Mapping[str, AnyParticipation], BatchWriter | None]:
         run, path = self._run, self._folder.batches
         sources = {
-            name: word_source(run.manifest.document, run.plan.training.seed, name, claim.session)
-            for name in run.sizes
+            name: word_source(run.manifest.document, run.plan.training.seed, name, claim.session) for name in run.sizes
         }
         recorded, writer = None, None
         if isinstance(run.algorithm, Drawing):
@@ -236,9 +223,7 @@ class RunSession:
         status_now = None
         if status is not Status.BEGUN:
             status_now = self._ledger.manifest_status(self._run.manifest.digest)
-        document = summary(
-            status, self._run, self._folder, self._ledger_id, steps, self._log.last, status_now
-        )
+        document = summary(status, self._run, self._folder, self._ledger_id, steps, self._log.last, status_now)
         self._folder.write_json(self._folder.summary, document)
         return document
 

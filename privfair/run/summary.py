@@ -42,8 +42,7 @@ def summary(
             "digest": run.manifest.digest,
             "envelope": run.manifest.authentic.envelope_digest,
             "signed_by": [
-                {"role": signature.role.value, "key_id": signature.key_id}
-                for signature in run.manifest.signatures
+                {"role": signature.role.value, "key_id": signature.key_id} for signature in run.manifest.signatures
             ],
         },
         "plan": run.plan.file.digest,

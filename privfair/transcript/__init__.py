@@ -1,12 +1,6 @@
 """The run transcript: what an observer of the silos saw, value by value, bound to manifest and ledger."""
 
-from privfair.transcript.header import (
-    FloatFormat,
-    TranscriptHeader,
-    TranscriptRefused,
-    ValueSpec,
-    release_digest,
-)
+from privfair.transcript.header import FloatFormat, TranscriptHeader, TranscriptRefused, ValueSpec, release_digest
 from privfair.transcript.reader import Agreement, Ending, Transcript
 from privfair.transcript.writer import TranscriptWriter
 

@@ -116,9 +116,7 @@ def encode_header(header: TranscriptHeader) -> bytes:
         claim=header.claim_hash,
         noise_source=header.noise_source,
         parties=header.parties,
-        values=tuple(
-            _Value(name=value.name, shape=value.shape, format=value.format.value) for value in header.values
-        ),
+        values=tuple(_Value(name=value.name, shape=value.shape, format=value.format.value) for value in header.values),
     )
     return rfc8785.dumps(document.model_dump(mode="json"))
 
@@ -133,9 +131,7 @@ def decode_header(payload: bytes) -> TranscriptHeader:
             claim_hash=document.claim,
             noise_source=document.noise_source,
             parties=document.parties,
-            values=tuple(
-                ValueSpec(value.name, value.shape, FloatFormat(value.format)) for value in document.values
-            ),
+            values=tuple(ValueSpec(value.name, value.shape, FloatFormat(value.format)) for value in document.values),
         )
         canonical = encode_header(header) == payload
     except (ValidationError, InvalidInput, rfc8785.CanonicalizationError) as error:
@@ -169,13 +165,9 @@ def published_bytes(spec: ValueSpec, values: NDArray[np.floating]) -> bytes:
             spec.name, array.dtype.str, f"must be {spec.format.value}", "convert it before it is published"
         )
     if array.shape != spec.shape:
-        raise InvalidInput(
-            spec.name, array.shape, f"must have shape {spec.shape}", "publish what was declared"
-        )
+        raise InvalidInput(spec.name, array.shape, f"must have shape {spec.shape}", "publish what was declared")
     if not np.isfinite(array).all():
-        raise InvalidInput(
-            spec.name, "(not finite)", "must be finite", "mend the contribution before the gate"
-        )
+        raise InvalidInput(spec.name, "(not finite)", "must be finite", "mend the contribution before the gate")
     return array.astype(spec.format.value, copy=False).tobytes()
 
 

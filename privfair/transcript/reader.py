@@ -93,9 +93,7 @@ class Transcript:
     def _index_value(self, content: memoryview, frame: Frame) -> None:
         key, front = read_value_key(content[frame.start : frame.end])
         if key.party >= len(self.header.parties) or key.name >= len(self.header.values):
-            raise _refused(
-                self.path, f"round {key.round} holds a value the header does not declare", _RESTORE
-            )
+            raise _refused(self.path, f"round {key.round} holds a value the header does not declare", _RESTORE)
         if frame.end - frame.start - front != self.header.values[key.name].size:
             raise _refused(self.path, f"round {key.round} holds a value of another size", _RESTORE)
         if key in self._places:
@@ -178,14 +176,10 @@ class Transcript:
                 raise _refused(self.path, f"{subject} is not what the ledger recorded", _RESTORE)
         if recorded:
             number, party, name = min(recorded)
-            raise _refused(
-                self.path, f"{name!r} of {party!r} in round {number} was released and is not here", _RESTORE
-            )
+            raise _refused(self.path, f"{name!r} of {party!r} in round {number} was released and is not here", _RESTORE)
         if unrecorded and status.state is ClaimState.CLOSED:
             raise _refused(
-                self.path,
-                f"the closed claim never recorded round {unrecorded[0].round}",
-                "name the right ledger",
+                self.path, f"the closed claim never recorded round {unrecorded[0].round}", "name the right ledger"
             )
         return Agreement(len(self._places) - len(unrecorded), tuple(unrecorded))
 

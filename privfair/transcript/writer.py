@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, count
 from privfair.ledger.anchor import sync_folder, write_all
-from privfair.transcript.frames import (
-    MAGIC,
-    SEED,
-    FrameKind,
-    ValueKey,
-    encode_frame,
-    end_payload,
-    value_payload,
-)
+from privfair.transcript.frames import MAGIC, SEED, FrameKind, ValueKey, encode_frame, end_payload, value_payload
 from privfair.transcript.header import (
     TranscriptHeader,
     TranscriptRefused,
@@ -68,9 +60,7 @@ class TranscriptWriter:
         except BaseException as error:
             writer.close()
             if isinstance(error, FileExistsError):
-                raise _refused(
-                    path, "there is a file already", "resume it, or choose another place"
-                ) from error
+                raise _refused(path, "there is a file already", "resume it, or choose another place") from error
             raise
         finally:
             os.unlink(beside)

@@ -10,14 +10,7 @@ from audit.attribute.attribute_audit import AttributeOptions, attribute_inferenc
 from audit.attribute.records import Attribute, AttributeRecords, SensitiveInput
 from audit.attribute.result import AttributeInference, Finding, mean_interval
 from calibrate.errors import InvalidInput
-from tests.audit.attribute_cases import (
-    Honest,
-    Memorising,
-    MemorisingElsewhere,
-    as_input,
-    population,
-    without_input,
-)
+from tests.audit.attribute_cases import Honest, Memorising, MemorisingElsewhere, as_input, population, without_input
 
 SHAPES = [(2, False), (4, True)]
 
@@ -137,11 +130,7 @@ def test_attacks_that_cannot_be_made_are_refused() -> None:
     members, others = (without_input(part) for part in _two_sets(6, 2, False, 100))
     with pytest.raises(InvalidInput, match="none of them"):
         attribute_inference(
-            Honest(2),
-            Attribute("s", ("a", "b")),
-            members,
-            others,
-            AttributeOptions(attacks=(Yeom(), Csmia())),
+            Honest(2), Attribute("s", ("a", "b")), members, others, AttributeOptions(attacks=(Yeom(), Csmia()))
         )
 
 
@@ -169,13 +158,9 @@ def test_intervals_cover_under_the_null(weights: tuple[float, float, float]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "weights", [(0.005, 0.99, 0.005), (0.0, 0.995, 0.005), (0.15, 0.65, 0.2), (0.4, 0.0, 0.6)]
-)
+@pytest.mark.parametrize("weights", [(0.005, 0.99, 0.005), (0.0, 0.995, 0.005), (0.15, 0.65, 0.2), (0.4, 0.0, 0.6)])
 @pytest.mark.parametrize("sizes", [(40, 40), (300, 1000)])
-def test_intervals_cover_under_the_null_2000_times(
-    weights: tuple[float, float, float], sizes: tuple[int, int]
-) -> None:
+def test_intervals_cover_under_the_null_2000_times(weights: tuple[float, float, float], sizes: tuple[int, int]) -> None:
     assert _coverage_of_difference(weights, sizes, 2000) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
 
 

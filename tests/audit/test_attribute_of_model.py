@@ -36,9 +36,7 @@ def _write(path: Path, seed: int, records: int, names: tuple[str, str]) -> Path:
 
 
 def _tables(folder: Path, names: tuple[str, str]) -> RecordTables:
-    return RecordTables.read(
-        _write(folder / "in.csv", 1, 700, names), _write(folder / "out.csv", 2, 700, names)
-    )
+    return RecordTables.read(_write(folder / "in.csv", 1, 700, names), _write(folder / "out.csv", 2, 700, names))
 
 
 def test_the_nearest_neighbour_leaks_and_hundreds_of_neighbours_do_not(tmp_path: Path) -> None:

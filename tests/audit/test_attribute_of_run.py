@@ -15,9 +15,7 @@ from tests.privfair.small_runs import Desk
 
 
 @pytest.mark.parametrize("attributes", ["", TWO])
-def test_members_are_the_training_records_wherever_their_attribute_is_held(
-    tmp_path: Path, attributes: str
-) -> None:
+def test_members_are_the_training_records_wherever_their_attribute_is_held(tmp_path: Path, attributes: str) -> None:
     desk = Desk.at(tmp_path, plan_text(attributes))
     whole = Desk.at(tmp_path / "whole", plan_text(""))
     found = members_of(load_training_data(read_training_plan(desk.plan).data))

@@ -36,9 +36,7 @@ def _audited(model) -> AttributeInference:  # type: ignore[no-untyped-def]
     )
     place = SensitiveInput((inputs.shape[1] - 1,), ((0.0,), (1.0,)))
     attribute = Attribute("SEX", data.group_names, place)
-    return attribute_inference(
-        Estimator(model.fit(members.features, members.labels)), attribute, members, others
-    )
+    return attribute_inference(Estimator(model.fit(members.features, members.labels)), attribute, members, others)
 
 
 @pytest.mark.slow

@@ -151,21 +151,14 @@ def test_an_auditor_beside_an_officer_is_not_asked_to_sign_budgets(key: SigningK
 
 def test_the_published_schema_is_the_one_in_the_code() -> None:
     published = Path(__file__).parents[2] / "docs" / "audit-report.schema.json"
-    assert json.loads(published.read_text("utf-8")) == schema(), (
-        "write it again: python -m audit.report.document"
-    )
+    assert json.loads(published.read_text("utf-8")) == schema(), "write it again: python -m audit.report.document"
 
 
 def test_the_schema_accepts_an_audit_and_refuses_others() -> None:
     validator = jsonschema.Draft202012Validator(schema())
     validator.validate(REPORT)
     AuditReport.model_validate(REPORT)
-    for key_, wrong in (
-        ("verdict", "passed"),
-        ("confidence", 1.5),
-        ("checks", [{"name": "x"}]),
-        ("epsilon_lower", -1),
-    ):
+    for key_, wrong in (("verdict", "passed"), ("confidence", 1.5), ("checks", [{"name": "x"}]), ("epsilon_lower", -1)):
         with pytest.raises(jsonschema.ValidationError):
             validator.validate({**REPORT, key_: wrong})
     with pytest.raises(jsonschema.ValidationError):

@@ -148,11 +148,7 @@ def test_a_claim_is_tested_with_its_own_curve(runs: tuple[RankedGuesses, ...]) -
 
 def test_the_joint_test_takes_any_curve(scores: RunScores) -> None:
     counts = scores.counts_at(1.0)
-    for curve in (
-        GaussianCurve(1.0),
-        EpsilonDeltaCurve(0.5, DELTA),
-        ProfileCurve.of(((0.0, 0.3), (1.0, 0.01))),
-    ):
+    for curve in (GaussianCurve(1.0), EpsilonDeltaCurve(0.5, DELTA), ProfileCurve.of(((0.0, 0.3), (1.0, 0.01)))):
         assert JointExact().refutes(counts, curve)
         assert JointExact().p_value(counts, curve) < 0.01
     assert not JointExact().refutes(counts, GaussianCurve(3.0))

@@ -92,12 +92,7 @@ def test_the_e_process_refuses_a_whole_profile() -> None:
 
 
 def test_empty_declarations_are_refused() -> None:
-    for build in (
-        lambda: ThresholdGrid(()),
-        lambda: GuessGrid(()),
-        lambda: ProfileCurve(()),
-        lambda: FixedGuesses(0),
-    ):
+    for build in (lambda: ThresholdGrid(()), lambda: GuessGrid(()), lambda: ProfileCurve(()), lambda: FixedGuesses(0)):
         with pytest.raises(InvalidInput):
             build()
 
@@ -149,11 +144,7 @@ def test_an_answer_goes_into_a_report() -> None:
 
 
 def test_a_curve_has_its_ends() -> None:
-    for curve in (
-        GaussianCurve(1.0),
-        EpsilonDeltaCurve(1.0, 0.1),
-        ProfileCurve.of(((0.0, 0.4), (2.0, 0.01))),
-    ):
+    for curve in (GaussianCurve(1.0), EpsilonDeltaCurve(1.0, 0.1), ProfileCurve.of(((0.0, 0.4), (2.0, 0.01)))):
         assert curve.type_two_error(1.0) == pytest.approx(0.0, abs=1e-12)
         assert curve.least_probability(0.0) == pytest.approx(0.0, abs=1e-12)
     assert GaussianCurve(1.0).type_two_error(0.0) == 1.0

@@ -62,9 +62,7 @@ def test_power_of_the_e_process_matches_simulation() -> None:
     method, claim = EProcess(), EpsilonDeltaCurve(1.5, DELTA)
     rng = np.random.default_rng(5)
     strength = np.arange(120, 0, -1, dtype=float)
-    seen = np.mean(
-        [method.refutes((RankedGuesses(strength, rng.random(120) < 0.9),), claim) for _ in range(600)]
-    )
+    seen = np.mean([method.refutes((RankedGuesses(strength, rng.random(120) < 0.9),), claim) for _ in range(600)])
     power = power_against(claim, method, OneRunDesign(120, 120, 0.9))
     assert 0.1 < power < 0.95
     assert power == pytest.approx(seen, abs=4 * math.sqrt(0.25 / 600))
@@ -118,9 +116,7 @@ def test_rates_are_probabilities() -> None:
 
 def test_overwhelming_evidence_refutes_although_its_probability_underflows() -> None:
     claim = EpsilonDeltaCurve(1.0, 1e-5)
-    values = [
-        OneRun().p_value(GuessCounts(45_000, 45_000, right), claim) for right in (34_000, 40_000, 45_000)
-    ]
+    values = [OneRun().p_value(GuessCounts(45_000, 45_000, right), claim) for right in (34_000, 40_000, 45_000)]
     assert values == sorted(values, reverse=True)
     assert values[-1] < 1e-4
     assert power_at(1.0, 1e-5, OneRun(), OneRunDesign(45_000, 45_000, 1.0)) == 1.0

@@ -19,13 +19,7 @@ from privfair.algorithms.algorithm import SiloTensors
 
 @pytest.mark.parametrize(
     ("taken", "runs", "pilots"),
-    [
-        ((0.01,), 50, 1),
-        ((1.0, 1.0), 10, 2),
-        ((1.5, 0.5), 20, 2),
-        ((0.5, 1.5), 20, 2),
-        ((30.0,), 6, 1),
-    ],
+    [((0.01,), 50, 1), ((1.0, 1.0), 10, 2), ((1.5, 0.5), 20, 2), ((0.5, 1.5), 20, 2), ((30.0,), 6, 1)],
     ids=["fast", "steady", "warm-up", "a slow second", "slow"],
 )
 def test_the_number_of_runs_is_settled_by_runs_that_do_not_count(

@@ -12,15 +12,7 @@ from audit.bounds.lower_bound import GuessCounts, Method
 from audit.bounds.trade_off import CurveFamily
 from audit.canaries.canary_audit import manifest_curve
 from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
-from audit.canaries.decoder import (
-    CoinMeaning,
-    Decoder,
-    Interference,
-    Reading,
-    Seen,
-    coin_meaning,
-    quiet_directions,
-)
+from audit.canaries.decoder import CoinMeaning, Decoder, Interference, Reading, Seen, coin_meaning, quiet_directions
 from audit.verdict import Attack, CurveTest, Promise, Verdict, Word
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.gaussian import GaussianPlan
@@ -126,9 +118,7 @@ def _toy(noise: np.ndarray, coins: np.ndarray, rate: float, other: np.ndarray | 
     joins = np.random.default_rng(9).random(noise.shape) < rate
     values = 5.0 + noise + joins * np.where(coins, 1.0, -1.0)[:, None]
     levels = np.ones((2, noise.shape[1], 1, 1)) * np.array([-1.0, 1.0]).reshape(2, 1, 1, 1)
-    return Seen(
-        values[..., None, None], levels, rate, None if other is None else 5.0 + other[..., None, None]
-    )
+    return Seen(values[..., None, None], levels, rate, None if other is None else 5.0 + other[..., None, None])
 
 
 @pytest.mark.parametrize("reading", [Reading.BETWEEN_ROUNDS, Reading.BETWEEN_SILOS])

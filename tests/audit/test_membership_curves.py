@@ -27,10 +27,7 @@ def least_coverage(replications: int) -> float:
 
 
 @settings(max_examples=40)
-@given(
-    st.lists(st.integers(-5, 5), min_size=1, max_size=60),
-    st.lists(st.integers(-5, 5), min_size=1, max_size=60),
-)
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=60), st.lists(st.integers(-5, 5), min_size=1, max_size=60))
 def test_the_area_and_the_rates_agree_with_scikit_learn(inside: list[int], outside: list[int]) -> None:
     truth, scores = [1] * len(inside) + [0] * len(outside), inside + outside
     assert area(inside, outside).value == pytest.approx(roc_auc_score(truth, scores))
@@ -44,9 +41,7 @@ def test_the_area_and_the_rates_agree_with_scikit_learn(inside: list[int], outsi
 @pytest.mark.parametrize("shift", [0.0, SHIFT, 3.0])
 def test_intervals_of_the_area_cover_it(members: int, nonmembers: int, shift: float) -> None:
     random, true = np.random.default_rng(5), float(ndtr(shift / math.sqrt(2)))
-    found = (
-        area(random.normal(shift, 1, members), random.normal(0, 1, nonmembers)) for _ in range(REPLICATIONS)
-    )
+    found = (area(random.normal(shift, 1, members), random.normal(0, 1, nonmembers)) for _ in range(REPLICATIONS))
     assert np.mean([one.lower <= true <= one.upper for one in found]) >= least_coverage(REPLICATIONS)
 
 
@@ -55,8 +50,7 @@ def test_intervals_of_the_area_cover_it(members: int, nonmembers: int, shift: fl
 def test_intervals_of_the_rates_cover_them(members: int, nonmembers: int, fpr: float) -> None:
     random, true = np.random.default_rng(6), float(ndtr(SHIFT + ndtri(fpr)))
     found = (
-        rate_at(random.normal(SHIFT, 1, members), random.normal(0, 1, nonmembers), fpr).tpr
-        for _ in range(REPLICATIONS)
+        rate_at(random.normal(SHIFT, 1, members), random.normal(0, 1, nonmembers), fpr).tpr for _ in range(REPLICATIONS)
     )
     assert np.mean([one.lower <= true <= one.upper for one in found]) >= least_coverage(REPLICATIONS)
 

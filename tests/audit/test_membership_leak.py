@@ -40,9 +40,7 @@ def signals() -> tuple[Signals, Signals, np.ndarray]:
     return online, Signals(found[0], found[65:], included[65:]), member
 
 
-def test_attacks_on_an_overfit_net_come_out_in_the_known_order(
-    signals: tuple[Signals, Signals, np.ndarray],
-) -> None:
+def test_attacks_on_an_overfit_net_come_out_in_the_known_order(signals: tuple[Signals, Signals, np.ndarray]) -> None:
     """LOSS .67 < RMIA with one reference .74 < LiRA online with 64 .83 is what is expected of them."""
     online, one_reference, member = signals
 
@@ -228,9 +226,7 @@ def test_marks_must_fit_the_scores() -> None:
 def test_a_promise_beyond_reach_is_inconclusive() -> None:
     records = audited(noisy_records(200, seed=8), 100, 100)
     claim = Claim.said(1000.0, 1e-5, Relation.ADD_REMOVE)
-    found = audit_model(
-        TorchTarget(nn.Linear(FEATURES, CLASSES)), records, MembershipOptions(4, OVERFIT), claim
-    )
+    found = audit_model(TorchTarget(nn.Linear(FEATURES, CLASSES)), records, MembershipOptions(4, OVERFIT), claim)
     assert found.verdict.word is Word.INCONCLUSIVE
 
 

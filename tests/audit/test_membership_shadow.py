@@ -41,10 +41,7 @@ def cases() -> dict[str, tuple[ShadowRecipe, ShadowRecords]]:
         "logistic, many classes": (LOGISTIC, many),
         "private logistic": (PRIVATE, two),
         "perceptron": (NET, many),
-        "module": (
-            StackedModule(nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4)), 12, 16),
-            many,
-        ),
+        "module": (StackedModule(nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4)), 12, 16), many),
         "module, one output": (StackedModule(nn.Linear(20, 1), 12, 16), two),
         "clones": (ClonedEstimator(LogisticRegression(), many.features), many),
     }
@@ -76,9 +73,7 @@ def test_a_record_that_is_not_included_has_no_influence(recipe: ShadowRecipe, re
 
 
 @every_recipe
-def test_signals_say_how_firmly_the_own_label_is_believed(
-    recipe: ShadowRecipe, records: ShadowRecords
-) -> None:
+def test_signals_say_how_firmly_the_own_label_is_believed(recipe: ShadowRecipe, records: ShadowRecords) -> None:
     included = random_halves(4, len(records), 0)
     signals = train_shadow_models(recipe, records, included, 1)
     assert signals.shape == (4, len(records))
@@ -225,12 +220,7 @@ def test_progress_counts_models() -> None:
     seen: list[tuple[int, int]] = []
     records = noisy_records(40, 3)
     train_shadow_models(
-        LOGISTIC,
-        records,
-        random_halves(5, 40, 0),
-        1,
-        progress=lambda done, total: seen.append((done, total)),
-        group=2,
+        LOGISTIC, records, random_halves(5, 40, 0), 1, progress=lambda done, total: seen.append((done, total)), group=2
     )
     assert seen == [(2, 5), (4, 5), (5, 5)]
 
@@ -261,9 +251,7 @@ def test_an_interrupt_in_the_progress_stops_at_once() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_shadow_models(
-            LOGISTIC, noisy_records(40, 3), random_halves(8, 40, 0), 1, progress=interrupted, group=2
-        )
+        train_shadow_models(LOGISTIC, noisy_records(40, 3), random_halves(8, 40, 0), 1, progress=interrupted, group=2)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

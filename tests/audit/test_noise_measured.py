@@ -43,12 +43,9 @@ def test_many_residuals_do(document: BudgetDocument) -> None:
 
 def test_where_it_is_said_that_half_would_be_noticed_it_is(document: BudgetDocument) -> None:
     random = np.random.default_rng(1)
-    enough = next(
-        n for n in range(2, 200) if _checks(document, np.ones((n, 1)))[-1].outcome is Outcome.PASSED
-    )
+    enough = next(n for n in range(2, 200) if _checks(document, np.ones((n, 1)))[-1].outcome is Outcome.PASSED)
     flagged = [
-        Outcome.FAILED
-        in {check.outcome for check in _checks(document, 0.5 * random.normal(size=(enough, 1)))}
+        Outcome.FAILED in {check.outcome for check in _checks(document, 0.5 * random.normal(size=(enough, 1)))}
         for _ in range(200)
     ]
     assert np.mean(flagged) > 0.4

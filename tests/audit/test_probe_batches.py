@@ -36,10 +36,7 @@ def test_batches_pass_as_what_they_are(name: str) -> None:
 @pytest.mark.parametrize("declared", SAMPLINGS)
 @pytest.mark.parametrize("real", SAMPLINGS)
 def test_batches_fail_as_something_else(declared: str, real: str) -> None:
-    if declared == real or (declared, real) in {
-        ("with replacement", "fixed"),
-        ("with replacement", "shuffled"),
-    }:
+    if declared == real or (declared, real) in {("with replacement", "fixed"), ("with replacement", "shuffled")}:
         # As many draws, none of them twice: nothing that a count of draws can see, and less than was priced.
         return
     assert wrong_batches(SAMPLINGS[declared], UNITS, drawn(SAMPLINGS[real], 0), LEVEL) is not None
@@ -52,9 +49,7 @@ def test_a_higher_rate_than_declared_is_seen() -> None:
 def test_the_same_half_of_the_data_again_and_again_is_seen() -> None:
     """The right sizes, always from the same quarter of the units."""
     few = drawn(FixedSize(UNITS, 24), 0)
-    again = {
-        round: np.unique(np.concatenate([batch // 4, np.arange(24)]))[:24] for round, batch in few.items()
-    }
+    again = {round: np.unique(np.concatenate([batch // 4, np.arange(24)]))[:24] for round, batch in few.items()}
     assert "came back" in (wrong_batches(FixedSize(UNITS, 24), UNITS, again, LEVEL) or "")
 
 

@@ -15,9 +15,7 @@ ALPHA = 0.05
 def test_true_noise_is_flagged_at_most_as_often_as_stated(shape: tuple[int, int]) -> None:
     random, runs, alarms = np.random.default_rng(5), 150, 0
     for _ in range(runs):
-        found = tuple(
-            Residuals(silo, "value", random.normal(size=shape)) for silo in ("north", "south", "west")
-        )
+        found = tuple(Residuals(silo, "value", random.normal(size=shape)) for silo in ("north", "south", "west"))
         alarms += any(one.outcome is Outcome.FAILED for one in judge_residuals(found, ALPHA))
     assert alarms <= runs * ALPHA + 3 * np.sqrt(runs * ALPHA)
 

@@ -49,9 +49,7 @@ histogram-noise-ratio = 1.0
 notion = "equalised-odds"
 """
 SCAFFOLD = GAUSSIAN.format(rate=0.2, rounds=12, more='method = "scaffold"\nlocal-steps = 2')
-REPLACED = GAUSSIAN.format(rate=0.2, rounds=12, more="").replace(
-    "clip = 1.0", 'clip = 1.0\nrelation = "replace-one"'
-)
+REPLACED = GAUSSIAN.format(rate=0.2, rounds=12, more="").replace("clip = 1.0", 'clip = 1.0\nrelation = "replace-one"')
 LAPLACE = MMD.replace("rounds = 10", 'rounds = 10\nmechanism = "laplace"').replace("8.0", "200.0")
 PLANS = {
     "fpfl": FPFL,

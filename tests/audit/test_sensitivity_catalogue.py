@@ -68,9 +68,7 @@ def test_equation_13_fails_by_a_negative_factor() -> None:
 
 def test_the_entrywise_radius_gets_worse_with_every_class() -> None:
     ratios = [
-        catalogue.lemma_b1_theta("l", catalogue.theta_bound(), Radius.ENTRYWISE, classes=classes)
-        .check(QUICK)
-        .ratio
+        catalogue.lemma_b1_theta("l", catalogue.theta_bound(), Radius.ENTRYWISE, classes=classes).check(QUICK).ratio
         for classes in (2, 4, 8)
     ]
     assert ratios[0] >= 1.9

@@ -28,9 +28,7 @@ DOMAIN = Domain(
     user="user",
 )
 calm = settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 
 
@@ -100,9 +98,7 @@ def test_the_same_seed_finds_the_same() -> None:
 
 def test_ascent_finds_what_random_pairs_miss() -> None:
     """A narrow peak away from every corner."""
-    subject = Subject(
-        lambda x: np.exp(-np.abs(x - 0.377).sum(axis=1) * 3.0).sum(), Domain({"x": Box(-1.0, 1.0, (3,))})
-    )
+    subject = Subject(lambda x: np.exp(-np.abs(x - 0.377).sum(axis=1) * 3.0).sum(), Domain({"x": Box(-1.0, 1.0, (3,))}))
     still = falsify(subject, DistanceClaim(10.0), Search(60, 0, 0))
     risen = falsify(subject, DistanceClaim(10.0), Search(60, 4, 80))
     assert risen.found > 1.2 * still.found

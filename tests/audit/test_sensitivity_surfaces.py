@@ -73,25 +73,9 @@ def test_the_fixture_reports_the_best_ratio(tmp_path: Path) -> None:
         "def test_false(privfair_sensitivity):\n"
         "    privfair_sensitivity(lambda x: x.sum(), 0.5, D, search=Search(40, 1, 2))\n"
     )
-    plugin = (
-        "-p",
-        "privfair.pytest_plugin",
-        "-p",
-        "no:privfair_sensitivity",
-        "-p",
-        "no:cacheprovider",
-    )
+    plugin = ("-p", "privfair.pytest_plugin", "-p", "no:privfair_sensitivity", "-p", "no:cacheprovider")
     run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            *plugin,
-            str(tmp_path / "test_it.py"),
-            "--rootdir",
-            str(tmp_path),
-        ],
+        [sys.executable, "-m", "pytest", "-q", *plugin, str(tmp_path / "test_it.py"), "--rootdir", str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],

@@ -67,8 +67,7 @@ class Answer:
 
 HEADLINES = (Case(0.01, 1000, 1.0, 1e-5), Case(0.001, 100_000, 2.0, 1e-6))
 GRID = tuple(
-    Case(q, t, e, 1e-5)
-    for q, t, e in product((0.001, 0.01, 0.1, 0.5), (50, 300, 3000, 10**6), (0.5, 2.0, 8.0))
+    Case(q, t, e, 1e-5) for q, t, e in product((0.001, 0.01, 0.1, 0.5), (50, 300, 3000, 10**6), (0.5, 2.0, 8.0))
 )
 GROWTH = tuple(Case(0.001, 10**k, 2.0, 1e-6) for k in range(2, 8))
 

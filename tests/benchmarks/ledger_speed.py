@@ -110,9 +110,7 @@ def measure(folder: Path, repeats: int, blocks: tuple[int, ...], location: str |
             took = seconds(lambda block=block: run(ledger, folder, block))  # type: ignore[misc]
             times.setdefault(f"block of {block}", []).append(took)
     against = statistics.median(times["peer, one commit a round"])
-    print(
-        f"\n{'PostgreSQL' if location else 'SQLite'}; a 512-byte fsync takes {1e3 * sync_time(folder):.2f} ms\n"
-    )
+    print(f"\n{'PostgreSQL' if location else 'SQLite'}; a 512-byte fsync takes {1e3 * sync_time(folder):.2f} ms\n")
     print("| what | seconds, median | range | times faster than the peer |\n| --- | ---: | ---: | ---: |")
     for name, some in times.items():
         print(row(name, some, against), flush=True)
@@ -135,9 +133,7 @@ def measure_reading(folder: Path, runs: int = 20) -> None:
     with Ledger.open(place) as ledger:
         check = seconds(lambda: Transcript.read(newest).verify_against(ledger))
     size = newest.stat().st_size / 1e6
-    print(
-        f"\nTranscript of one run: {size:.1f} MB; read {read:.2f} s; verify against the ledger {check:.2f} s"
-    )
+    print(f"\nTranscript of one run: {size:.1f} MB; read {read:.2f} s; verify against the ledger {check:.2f} s")
 
 
 def main() -> None:

@@ -107,9 +107,7 @@ def race(name: str, recipe: ShadowRecipe, build: Callable[[], nn.Module], rate: 
     without_loader, _ = loop(False)
     own = torch.from_numpy(np.flatnonzero(included[LOOP_MODELS - 1]))
     right = (model(x[own]).argmax(dim=1) == y[own]).float().mean().item()
-    return Race(
-        name, fastest, with_loader, without_loader, float((signals[included] > 0).mean()), float(right)
-    )
+    return Race(name, fastest, with_loader, without_loader, float((signals[included] > 0).mean()), float(right))
 
 
 def timed(call: Callable[[], object]) -> tuple[float, object]:
@@ -145,9 +143,7 @@ def private_seconds() -> float:
     data = ShadowRecords(features, (features[:, 0] > 0).astype(np.int64), 2)
     included = random_halves(PRIVATE_RUNS, PRIVATE_RECORDS, 0)
     recipe = StackedPrivateLogistic(PRIVATE_STEPS, clip=1.0, noise_multiplier=5.0)
-    return min(
-        timed(lambda: train_shadow_models(recipe, data, included, 0, group=PRIVATE_RUNS))[0] for _ in range(2)
-    )
+    return min(timed(lambda: train_shadow_models(recipe, data, included, 0, group=PRIVATE_RUNS))[0] for _ in range(2))
 
 
 def page(found: tuple[Race, Race], rmia: float, private: float) -> str:

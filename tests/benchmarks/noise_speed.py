@@ -17,9 +17,7 @@ from pathlib import Path
 import numpy as np
 import opendp.prelude as opendp
 
-from privfair.noise import ExactNoise, SecureStream
-from privfair.noise import lattice_sampler as discrete_gaussian
-from privfair.noise import lattice_sampler as discrete_laplace
+from privfair.noise import ExactNoise, SecureStream, discrete_gaussian, discrete_laplace
 from privfair.noise.lattice_sampler import GaussianExponent, block_table, sample
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "noise.md"
@@ -90,25 +88,13 @@ def contenders() -> dict[str, tuple[Draw, int]]:
         "exact discrete Gaussian": (lambda n: discrete_gaussian(n, SCALE, stream), 1_000_000),
         "exact discrete Laplace": (lambda n: discrete_laplace(n, SCALE, stream), 1_000_000),
         "publish a vector of a million (Gaussian)": (lambda n: source.gaussian(values[:n], 1.0), 1_000_000),
-        "publish vectors of 200 (Gaussian)": (
-            lambda n: [source.gaussian(small, 1.0) for _ in range(n // 200)],
-            20_000,
-        ),
-        "randomised response, 5 categories": (
-            lambda n: source.randomized_response(law_input[:n], 5, 1.0),
-            1_000_000,
-        ),
+        "publish vectors of 200 (Gaussian)": (lambda n: [source.gaussian(small, 1.0) for _ in range(n // 200)], 20_000),
+        "randomised response, 5 categories": (lambda n: source.randomized_response(law_input[:n], 5, 1.0), 1_000_000),
         "numpy normal (floating point, predictable)": (lambda n: generator.normal(size=n), 1_000_000),
         "OpenDP Gaussian on integers": (opendp_drawer("gaussian"), 2_000),
         "OpenDP Laplace on integers": (opendp_drawer("laplace"), 2_000),
-        "pure Python Gaussian (the paper's algorithm)": (
-            lambda n: [python.gaussian(SCALE) for _ in range(n)],
-            500,
-        ),
-        "exact Gaussian, every comparison rational": (
-            lambda n: sample(every_comparison_exact, n, stream),
-            500,
-        ),
+        "pure Python Gaussian (the paper's algorithm)": (lambda n: [python.gaussian(SCALE) for _ in range(n)], 500),
+        "exact Gaussian, every comparison rational": (lambda n: sample(every_comparison_exact, n, stream), 500),
     }
 
 

@@ -47,11 +47,7 @@ class SolvedRate:
 
 
 def solve_rounds(
-    per_round: Release,
-    unit: PrivacyUnit,
-    target: EpsilonDelta,
-    once: Release | None = None,
-    most: int = _MOST_ROUNDS,
+    per_round: Release, unit: PrivacyUnit, target: EpsilonDelta, once: Release | None = None, most: int = _MOST_ROUNDS
 ) -> SolvedRounds:
     """The largest number of rounds of `per_round` (beside `once`) that is certified to meet the target.
 
@@ -75,9 +71,7 @@ def solve_rounds(
             "add noise, sample less, or raise epsilon"
         )
     breaking = _largest_seeming(search, Side.LOWER, most) + 1
-    candidates = sorted(
-        {breaking, breaking + 1, breaking + 1 + breaking // 50_000, breaking + breaking // 500}
-    )
+    candidates = sorted({breaking, breaking + 1, breaking + 1 + breaking // 50_000, breaking + breaking // 500})
     too_many = next((n for n in candidates if rounds < n <= most and search.beyond(n)), None)
     return SolvedRounds(release(rounds), rounds, too_many, search.interval(rounds), search.accountant.name)
 
@@ -107,18 +101,14 @@ def solve_rate(
         if search.within(found):
             above = (min(1.0, math.exp(high + more * tolerance)) for more in (0.5, 1.0, 5.0, 100.0))
             too_much = next((q for q in above if search.beyond(q)), None)
-            return SolvedRate(
-                release_at(found), found, too_much, search.interval(found), search.accountant.name
-            )
+            return SolvedRate(release_at(found), found, too_much, search.interval(found), search.accountant.name)
     raise NotCertified("the sampling rate could not be certified; ask for less precision")
 
 
 class _Search:
     """The cost of a release as a function of one number, held against the target."""
 
-    def __init__(
-        self, release_at: Callable[[float], Release], unit: PrivacyUnit, target: EpsilonDelta
-    ) -> None:
+    def __init__(self, release_at: Callable[[float], Release], unit: PrivacyUnit, target: EpsilonDelta) -> None:
         self.accountant = CertifiedAccountant()
         self._release_at, self._unit, self._target = release_at, unit, target
         self._checks = {side: TargetCheck(target, side) for side in Side}
@@ -127,10 +117,7 @@ class _Search:
         pairs = total_cost(self.accountant, self._release_at(at), self._unit)
         if not pairs.counts:
             raise InvalidInput(
-                "release",
-                self._release_at(at),
-                "costs nothing, so any amount fits",
-                "give a release with noise",
+                "release", self._release_at(at), "costs nothing, so any amount fits", "give a release with noise"
             )
         return pairs
 

@@ -33,11 +33,7 @@ CHOICES = [
     (Repeated(Gaussian(3.0), 10), ADD_REMOVE, A.GAUSSIAN),
     (Repeated(Sampled(ShuffledEpochs(100, 10), Gaussian(3.0)), 4), REPLACE_ATTRIBUTE, A.GAUSSIAN),
     (Repeated(Sampled(Poisson(0.1, Batch.REVEALED), Gaussian(3.0)), 10), REPLACE_ATTRIBUTE, A.REVEALED),
-    (
-        InSequence((Sampled(Poisson(0.1, Batch.REVEALED), Gaussian(3.0)), Gaussian(5.0))),
-        REPLACE_ONE,
-        A.REVEALED,
-    ),
+    (InSequence((Sampled(Poisson(0.1, Batch.REVEALED), Gaussian(3.0)), Gaussian(5.0))), REPLACE_ONE, A.REVEALED),
     (Repeated(Sampled(Poisson(0.1), Gaussian(3.0)), 10), ADD_REMOVE, A.CERTIFIED),
     (Repeated(Sampled(FixedSize(100, 10), Gaussian(3.0)), 10), REPLACE_ONE, A.CERTIFIED),
     (InSequence((Gaussian(3.0), Laplace(4.0))), ADD_REMOVE, A.CERTIFIED),
@@ -74,9 +70,7 @@ def test_disjoint_intervals_contradict() -> None:
         return Priced(EpsilonInterval(lower, upper), name, "privfair", "0")
 
     assert not agree(opinion(A.PLD, 1.0, 1.1), opinion(A.CERTIFIED, 1.2, 1.3))
-    assert agree(opinion(A.PLD, 1.0, 1.2), opinion(A.CERTIFIED, 1.2 * (1 + 1e-12), 1.3)), (
-        "rounding is no contradiction"
-    )
+    assert agree(opinion(A.PLD, 1.0, 1.2), opinion(A.CERTIFIED, 1.2 * (1 + 1e-12), 1.3)), "rounding is no contradiction"
 
 
 def test_fallback_when_the_first_choice_cannot_certify(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,10 +82,7 @@ def test_a_delta_far_below_the_tilted_bulk_keeps_its_digits(epsilon: float) -> N
     law, tilt, step = SubsampledRemoval(1e-7, 1.05), 19_000.0, 5e-8
     edges = lattice_edges(law.nodes(tilt), law.span(-60.0), step, tilt, narrowest=step)
     lattice = pessimistic(law, edges, step)
-    truth = (
-        math.fsum(lattice.mass * np.maximum(0.0, -np.expm1(epsilon - lattice.index * step)))
-        + lattice.infinite
-    )
+    truth = math.fsum(lattice.mass * np.maximum(0.0, -np.expm1(epsilon - lattice.index * step))) + lattice.infinite
     result = compose([(lattice, 1)], step, Window(epsilon, tilt, 1e-4, -28.0, 3.4e-3, 1e-12))
     assert truth * (1 - 1e-12) <= result.delta_upper(epsilon) <= truth * (1 + 1e-3)
     assert truth * (1 - 1e-3) <= result.delta_lower(epsilon) <= truth * (1 + 1e-12)
@@ -113,10 +110,7 @@ def test_rounding_stays_far_inside_the_stated_slack() -> None:
     start = wide(first) * wide(step) - wide(epsilon)
     turn = 2j * np.pi * result.frequency.astype(wide) / wide(result.length)
     phase = np.exp(turn * ((first - result.shift) % result.length))
-    series = [
-        np.exp(-c * start) / (1 - np.exp(-c * wide(step)) * np.exp(turn))
-        for c in (wide(tilt), wide(tilt + 1))
-    ]
+    series = [np.exp(-c * start) / (1 - np.exp(-c * wide(step)) * np.exp(turn)) for c in (wide(tilt), wide(tilt + 1))]
     twice = np.where((result.frequency == 0) | (2 * result.frequency == result.length), 1, 2)
     extended = float((twice * (transform * (series[0] - series[1]) * phase)).real.sum() / result.length)
     slack = bound / extended + result.relative_slack

@@ -110,17 +110,13 @@ CASES = {
     "replacement": Case(SubsampledReplacement(0.05, 1.1), replacement(0.05, 1.1), 0.005),
     "replacement, little noise": Case(SubsampledReplacement(0.3, 0.2), replacement(0.3, 0.2), 0.05),
     "fixed size": Case(
-        LargerOfBothDirections(0.1, 0.7),
-        lambda e: max(removal(0.1, 0.7)(e), mirrored(removal(0.1, 0.7))(e)),
-        0.01,
+        LargerOfBothDirections(0.1, 0.7), lambda e: max(removal(0.1, 0.7)(e), mirrored(removal(0.1, 0.7))(e)), 0.01
     ),
     "mixture": Case(MixedGaussianLoss.of(MIX), mixture(MIX), 0.005),
     "laplace": Case(LaplaceLoss(2.5), laplace(2.5), 0.4 / 64),
     "laplace off the lattice": Case(LaplaceLoss(2.5), laplace(2.5), 0.0063),
     "randomized response": Case(RandomizedResponseLoss(0.5, 4), randomized_response(0.5, 4), 0.5 / 32),
-    "randomized response off the lattice": Case(
-        RandomizedResponseLoss(0.5, 4), randomized_response(0.5, 4), 0.017
-    ),
+    "randomized response off the lattice": Case(RandomizedResponseLoss(0.5, 4), randomized_response(0.5, 4), 0.017),
 }
 
 

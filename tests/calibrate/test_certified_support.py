@@ -50,11 +50,7 @@ SECRET, REVEALED = Batch.SECRET, Batch.REVEALED
         (Sampled(Poisson(0.1), G), REPLACE_ONE, SubsampledReplacePair(0.1, 4.0)),
         (Sampled(FixedSize(100, 10), G), REPLACE_ONE, FixedSizeReplacePair(0.1, 2.0)),
         (Sampled(Poisson(0.1, REVEALED), G), REPLACE_ONE, MixedGaussianPair(((0.9, 0.0), (0.1, 0.5)))),
-        (
-            Sampled(FixedSize(100, 10, REVEALED), G),
-            REPLACE_ATTRIBUTE,
-            MixedGaussianPair(((0.9, 0.0), (0.1, 0.25))),
-        ),
+        (Sampled(FixedSize(100, 10, REVEALED), G), REPLACE_ATTRIBUTE, MixedGaussianPair(((0.9, 0.0), (0.1, 0.25)))),
         (Sampled(ShuffledEpochs(100, 7), G), REPLACE_ONE, GaussianPair(0.5)),
         (Sampled(ShuffledEpochs(100, 7), G), REPLACE_ATTRIBUTE, GaussianPair(0.25)),
     ],
@@ -102,22 +98,10 @@ def test_a_batch_of_everybody_is_a_full_batch(sampling: Sampling, unit: PrivacyU
         (Sampled(WithReplacement(9, 3), G), ADD_REMOVE, "revealed with-replacement batches x add-remove"),
         (Sampled(Poisson(0.1, REVEALED), G), ADD_REMOVE, "revealed Poisson batches x add-remove"),
         (Sampled(Poisson(1.0, REVEALED), G), ADD_REMOVE, "revealed Poisson batches x add-remove"),
-        (
-            Sampled(ShuffledEpochs(9, 3, SECRET), G),
-            REPLACE_ONE,
-            "secret shuffled-epoch batches x replace-one",
-        ),
-        (
-            Sampled(WithReplacement(9, 3, SECRET), G),
-            REPLACE_ONE,
-            "secret with-replacement batches x replace-one",
-        ),
+        (Sampled(ShuffledEpochs(9, 3, SECRET), G), REPLACE_ONE, "secret shuffled-epoch batches x replace-one"),
+        (Sampled(WithReplacement(9, 3, SECRET), G), REPLACE_ONE, "secret with-replacement batches x replace-one"),
         (Sampled(Poisson(0.1), Laplace(1.0)), ADD_REMOVE, "Laplace noise on a Poisson batch"),
-        (
-            Sampled(Poisson(0.1), Together((G, Laplace(1.0)))),
-            ADD_REMOVE,
-            "Laplace noise on a Poisson batch",
-        ),
+        (Sampled(Poisson(0.1), Together((G, Laplace(1.0)))), ADD_REMOVE, "Laplace noise on a Poisson batch"),
     ],
 )
 def test_refused_by_name_with_a_remedy(leaf: Leaf, unit: PrivacyUnit, names: str) -> None:

@@ -93,9 +93,7 @@ def test_both_slacks_cover_the_discrete_profile(sigma: float, shift: tuple[int, 
         assert truth <= _continuous_profile(mu, epsilon) + (1 + math.exp(epsilon)) * in_delta.mass
         in_epsilon = profile_slack(Fraction(sigma), len(shift), 1)
         if epsilon > in_epsilon.epsilon:
-            base = EpsilonDelta(
-                epsilon - in_epsilon.epsilon, _continuous_profile(mu, epsilon - in_epsilon.epsilon)
-            )
+            base = EpsilonDelta(epsilon - in_epsilon.epsilon, _continuous_profile(mu, epsilon - in_epsilon.epsilon))
             if base.delta * math.exp(in_epsilon.epsilon) < 1:
                 assert truth <= in_epsilon.certified(base).delta
 
@@ -103,10 +101,7 @@ def test_both_slacks_cover_the_discrete_profile(sigma: float, shift: tuple[int, 
 def _sampled_profiles(sigma: float, v: int, q: float, epsilon: float) -> tuple[float, float]:
     """delta of ((1-q) N(0) + q N(v), N(0)) and of its mirror, for continuous noise, in closed form."""
     odds, cut = math.exp(epsilon), []
-    for level in (
-        odds - (1 - q),
-        1 / odds - (1 - q),
-    ):  # where q exp((2 v x - v^2) / (2 s^2)) crosses the level
+    for level in (odds - (1 - q), 1 / odds - (1 - q)):  # where q exp((2 v x - v^2) / (2 s^2)) crosses the level
         cut.append((math.log(level / q) * 2 * sigma**2 + v**2) / (2 * v) if level > 0 else -math.inf)
     add = q * norm.sf((cut[0] - v) / sigma) + (1 - q - odds) * norm.sf(cut[0] / sigma)
     remove = (1 - odds * (1 - q)) * norm.cdf(cut[1] / sigma) - odds * q * norm.cdf((cut[1] - v) / sigma)

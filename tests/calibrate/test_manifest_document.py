@@ -132,9 +132,7 @@ def test_laplace_and_randomised_response_are_matched_by_their_own_numbers() -> N
         scale=6,
         sampler=NoiseSampler.DISCRETE_GRID,
     )
-    response = RandomizedCategory(
-        name="r", publications=1, epsilon=1.0, categories=3, sampler=NoiseSampler.CATEGORICAL
-    )
+    response = RandomizedCategory(name="r", publications=1, epsilon=1.0, categories=3, sampler=NoiseSampler.CATEGORICAL)
     priced(InSequence((Laplace(3.0), RandomizedResponse(1.0, 3))), laplace, response)
     for event in (
         InSequence((Gaussian(3.0), RandomizedResponse(1.0, 3))),
@@ -148,10 +146,7 @@ def test_what_is_published_in_the_clear_must_be_in_the_price() -> None:
     clear = InTheClear(name="g", publications=100, why="public anyway", depends_on_unit=False)
     event = InSequence((Repeated(Gaussian(2.0), 100), NonPrivate("public anyway", False)))
     priced(event, noisy("a", 2.0, 100), clear)
-    for wrong in (
-        Repeated(Gaussian(2.0), 100),
-        InSequence((Gaussian(2.0), NonPrivate("public anyway", True))),
-    ):
+    for wrong in (Repeated(Gaussian(2.0), 100), InSequence((Gaussian(2.0), NonPrivate("public anyway", True)))):
         with pytest.raises(ValidationError, match="does not say so"):
             priced(wrong, noisy("a", 2.0, 1), clear)
 
@@ -207,9 +202,7 @@ def as_printed(**changes: Any) -> AsPrintedGuarantee:
 
 
 def test_a_papers_own_noise_states_both_epsilons() -> None:
-    accounting = samples.accounting(
-        interval=Interval(lower=7.5, upper=7.59), second_opinion=samples.opinion("b", 0, 8)
-    )
+    accounting = samples.accounting(interval=Interval(lower=7.5, upper=7.59), second_opinion=samples.opinion("b", 0, 8))
     document = samples.document(guarantee=as_printed(), accounting=accounting)
     assert not promises_privacy(document)
     assert document.to_json()["guarantee"]["claimedEpsilon"] == 1.0  # type: ignore[index, call-overload]
@@ -296,11 +289,7 @@ def test_instants_are_utc_seconds() -> None:
 
 def test_an_interval_keeps_infinity_apart_from_numbers() -> None:
     infinity = float("inf")
-    for interval in (
-        EpsilonInterval(1, 2),
-        EpsilonInterval(1, infinity),
-        EpsilonInterval(infinity, infinity),
-    ):
+    for interval in (EpsilonInterval(1, 2), EpsilonInterval(1, infinity), EpsilonInterval(infinity, infinity)):
         assert Interval.of(interval).certified() == interval
     with pytest.raises(ValidationError):
         Interval(lower=2, upper=1)
@@ -329,9 +318,7 @@ def test_the_slack_for_discrete_noise_counts_every_value() -> None:
 
 
 @given(st.floats(1e-6, 100), st.floats(1e-30, 0.1), st.integers(1, 10**12), st.booleans())
-def test_what_is_priced_and_the_slack_make_up_the_promise(
-    epsilon: float, delta: float, n: int, laplace: bool
-) -> None:
+def test_what_is_priced_and_the_slack_make_up_the_promise(epsilon: float, delta: float, n: int, laplace: bool) -> None:
     promise = EpsilonDelta(epsilon, delta)
     slack = (laplace_distance_slack if laplace else profile_slack)(STEPS_PER_SCALE, n, 1)
     try:

@@ -98,11 +98,7 @@ def test_different_releases_have_different_digests(first: Release, second: Relea
         {
             "kind": "sampled",
             "sampling": {"scheme": "poisson", "rate": 0.1, "batch": "secret"},
-            "release": {
-                "kind": "repeated",
-                "release": {"kind": "gaussian", "noiseMultiplier": 1},
-                "times": 2,
-            },
+            "release": {"kind": "repeated", "release": {"kind": "gaussian", "noiseMultiplier": 1}, "times": 2},
         },
     ],
     ids=lambda value: json.dumps(value)[:60],

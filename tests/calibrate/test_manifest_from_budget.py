@@ -48,24 +48,12 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "steffle": ("steffle", STEFFLE),
     "steffle with histogram": ("steffle", STEFFLE | {"histogram_noise_ratio": 2.0}),
     "steffle poisson": ("steffle", STEFFLE | {"sampling": "poisson"}),
-    "fedfdp": (
-        "fedfdp",
-        {"sampling_rate": 0.05, "rounds": 50, "clip": 1.0, "loss_clip": 2.0, "loss_noise_ratio": 2.5},
-    ),
-    "fpfl poisson": (
-        "fpfl",
-        {"users": 16280, "cohort": 200, "rounds": 20, "clip": 1.0, "sampling": "poisson"},
-    ),
+    "fedfdp": ("fedfdp", {"sampling_rate": 0.05, "rounds": 50, "clip": 1.0, "loss_clip": 2.0, "loss_noise_ratio": 2.5}),
+    "fpfl poisson": ("fpfl", {"users": 16280, "cohort": 200, "rounds": 20, "clip": 1.0, "sampling": "poisson"}),
     "fpfl fixed": ("fpfl", {"users": 16280, "cohort": 200, "rounds": 20, "clip": 1.0, "sampling": "fixed"}),
     "mmd gaussian": ("mmd-fedavg", {"group_size": 1000, "samples_per_group": 50, "rounds": 10}),
-    "mmd laplace": (
-        "mmd-fedavg",
-        {"group_size": 1000, "samples_per_group": 50, "rounds": 10, "mechanism": "laplace"},
-    ),
-    "full batches": (
-        "gaussian",
-        {"noise": (1.0, 2.0), "sampling_rate": 1.0, "rounds": 9, "relation": "replace-one"},
-    ),
+    "mmd laplace": ("mmd-fedavg", {"group_size": 1000, "samples_per_group": 50, "rounds": 10, "mechanism": "laplace"}),
+    "full batches": ("gaussian", {"noise": (1.0, 2.0), "sampling_rate": 1.0, "rounds": 9, "relation": "replace-one"}),
     "pay once": ("pay-once", {"groups": 3}),
 }
 TARGET = EpsilonDelta(1.0, 1e-5)
@@ -96,9 +84,7 @@ def test_every_plans_budget_can_be_signed_and_recomputed(name: str) -> None:
     document = document_from_budget(calibrate_plan(plan, TARGET), terms())
     assert isinstance(document.guarantee, PrivateGuarantee)
     assert document.guarantee.privacy_unit() == plan.unit
-    assert {release.name for release in document.releases} == {
-        value.name for value in (*plan.values(), *plan.once())
-    }
+    assert {release.name for release in document.releases} == {value.name for value in (*plan.values(), *plan.once())}
     assert document.rounds == plan.rounds
     assert document.accounting.assumptions == plan.assumptions()
     assert set(plan.unprotected()) < set(document.guarantee.not_protected)
@@ -134,11 +120,7 @@ def test_the_terms_are_in_the_document(steffle: CertifiedBudget) -> None:
     release = document.release("h_theta")
     assert isinstance(release, GaussianNoise)
     assert (release.shape, release.clip) == ((100,), 3.0)
-    assert (document.guarantee.scope, document.config_digest, document.ledger) == (
-        "the auditors",
-        "77" * 32,
-        head,
-    )
+    assert (document.guarantee.scope, document.config_digest, document.ledger) == ("the auditors", "77" * 32, head)
     assert not document.sampling[0].assumption_enforced
     assert document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
 
@@ -150,9 +132,7 @@ def test_each_document_has_its_own_nonce_and_the_plans_digest(steffle: Certified
 
 
 def test_what_is_published_in_the_clear_is_priced_too(steffle: CertifiedBudget) -> None:
-    free = InTheClear(
-        name="g", publications=1172, why="does not depend on the attribute", depends_on_unit=False
-    )
+    free = InTheClear(name="g", publications=1172, why="does not depend on the attribute", depends_on_unit=False)
     document = document_from_budget(steffle, terms(clear=(free,)))
     assert document.release("g") == free
     assert recompute(document) is not None
@@ -228,9 +208,7 @@ def test_a_baseline_promises_nothing_and_can_be_signed() -> None:
         ({"config_digest": "x"}, "config_digest"),
     ],
 )
-def test_wrong_terms_are_refused_in_our_words(
-    steffle: CertifiedBudget, changes: dict[str, Any], named: str
-) -> None:
+def test_wrong_terms_are_refused_in_our_words(steffle: CertifiedBudget, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         document_from_budget(steffle, terms(**changes))
 

@@ -74,10 +74,7 @@ def test_the_round_trip_with_two_roles() -> None:
     )
     verified = verify(envelope, trust, samples.RUN, samples.NOW)
     assert verified.document == document
-    assert {signature.role for signature in verified.authentic.signatures} == {
-        Role.PRIVACY_OFFICER,
-        Role.DATA_OWNER,
-    }
+    assert {signature.role for signature in verified.authentic.signatures} == {Role.PRIVACY_OFFICER, Role.DATA_OWNER}
     fresh = recompute(verified.document)
     assert fresh is not None
     assert fresh.first.accountant != fresh.second.accountant

@@ -37,9 +37,7 @@ ALGORITHMS = pytest.mark.parametrize("algorithm", list(KeyAlgorithm), ids=lambda
 
 
 @ALGORITHMS
-def test_a_saved_key_is_the_same_key_and_readable_by_its_owner_alone(
-    tmp_path: Path, algorithm: KeyAlgorithm
-) -> None:
+def test_a_saved_key_is_the_same_key_and_readable_by_its_owner_alone(tmp_path: Path, algorithm: KeyAlgorithm) -> None:
     key, path = generate(algorithm), tmp_path / "officer.pem"
     public_path = save(key, Role.PRIVACY_OFFICER, path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -107,16 +105,12 @@ def test_one_curve_point_has_one_id_however_it_is_spelled() -> None:
     der = serialization.load_der_public_key(header + point)
     pem = der.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     assert public_key_from_pem(pem, "test").key_id == key.key_id
-    compressed = (
-        b"-----BEGIN PUBLIC KEY-----\n" + base64.encodebytes(header + point) + b"-----END PUBLIC KEY-----\n"
-    )
+    compressed = b"-----BEGIN PUBLIC KEY-----\n" + base64.encodebytes(header + point) + b"-----END PUBLIC KEY-----\n"
     assert public_key_from_pem(compressed, "test") == key.public
 
 
 @pytest.mark.parametrize(
-    "private",
-    [rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())],
-    ids=["rsa", "p-384"],
+    "private", [rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())], ids=["rsa", "p-384"]
 )
 def test_other_kinds_of_keys_are_refused(
     tmp_path: Path, private: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
@@ -131,9 +125,7 @@ def test_other_kinds_of_keys_are_refused(
         public_key_from_pem(public, "test")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"hello", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
-)
+@pytest.mark.parametrize("content", [b"", b"hello", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"])
 def test_a_file_without_a_key_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "key.pem"
     path.write_bytes(content)

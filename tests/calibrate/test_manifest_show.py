@@ -13,13 +13,7 @@ from pydantic import ValidationError
 
 from calibrate.manifest.document import DiscreteNoise, Interval, SamplingDeclaration, statement_bytes
 from calibrate.manifest.keys import Role, generate
-from calibrate.manifest.mechanism import (
-    AsPrintedGuarantee,
-    InTheClear,
-    NoiseSampler,
-    NoiseSource,
-    NoPrivacyPromised,
-)
+from calibrate.manifest.mechanism import AsPrintedGuarantee, InTheClear, NoiseSampler, NoiseSource, NoPrivacyPromised
 from calibrate.manifest.show import as_json, render
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import authenticate, read_unverified, verify
@@ -79,9 +73,7 @@ def test_costs_are_rounded_up_and_noise_down() -> None:
 
 
 def test_an_unenforced_sampling_is_shouted() -> None:
-    declaration = SamplingDeclaration(
-        scheme=samples.EPOCH, assumption_enforced=False, enforced_by="whoever trains"
-    )
+    declaration = SamplingDeclaration(scheme=samples.EPOCH, assumption_enforced=False, enforced_by="whoever trains")
     assert "NOT ENFORCED; it rests on whoever trains" in page(sampling=(declaration,))
 
 
@@ -93,9 +85,7 @@ def test_seeded_noise_is_shouted() -> None:
 
 def test_a_papers_claim_stands_beside_the_truth() -> None:
     guarantee = AsPrintedGuarantee(
-        **samples.private().model_dump(
-            include={"unit", "adjacency", "scope", "covered", "not_protected", "delta"}
-        ),
+        **samples.private().model_dump(include={"unit", "adjacency", "scope", "covered", "not_protected", "delta"}),
         epsilon=7.59,
         claimed_epsilon=1.0,
         claim="SteFFLe, Theorem 3.3",
@@ -108,9 +98,7 @@ def test_a_papers_claim_stands_beside_the_truth() -> None:
 def test_no_promise_is_shouted() -> None:
     why = "a baseline to compare with"
     guarantee = NoPrivacyPromised(
-        **samples.private().model_dump(include={"unit", "adjacency", "scope", "not_protected"}),
-        covered=(),
-        why=why,
+        **samples.private().model_dump(include={"unit", "adjacency", "scope", "not_protected"}), covered=(), why=why
     )
     text = page(
         guarantee=guarantee,
@@ -146,10 +134,7 @@ def test_even_an_absurd_epsilon_can_be_shown(epsilon: float) -> None:
     )
     assert f"exp({epsilon:.6g}) times likelier" in text
     with pytest.raises(ValidationError, match="used up"):
-        page(
-            guarantee=samples.private(epsilon=epsilon),
-            accounting=samples.accounting(interval=accounting.interval),
-        )
+        page(guarantee=samples.private(epsilon=epsilon), accounting=samples.accounting(interval=accounting.interval))
 
 
 def test_the_page_is_plain_text_of_bounded_width() -> None:

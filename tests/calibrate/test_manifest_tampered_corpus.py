@@ -26,10 +26,7 @@ def trust() -> TrustFile:
 def test_the_untampered_manifest_verifies(trust: TrustFile) -> None:
     verified = verify((CORPUS / "good.json").read_bytes(), trust, samples.RUN, samples.NOW)
     assert verified.document == samples.document()
-    assert [signature.role.value for signature in verified.authentic.signatures] == [
-        "privacy-officer",
-        "data-owner",
-    ]
+    assert [signature.role.value for signature in verified.authentic.signatures] == ["privacy-officer", "data-owner"]
 
 
 @pytest.mark.parametrize("path", FAULTS, ids=lambda path: path.stem)

@@ -115,9 +115,7 @@ def test_a_root_key_holds_no_role(officer: SigningKey) -> None:
 
 
 def test_a_signed_manifest_is_not_a_trust_file(officer: SigningKey) -> None:
-    content = sign(
-        "application/vnd.in-toto+json", TrustFile(keys=(entry(officer),)).to_bytes(), root := generate()
-    )
+    content = sign("application/vnd.in-toto+json", TrustFile(keys=(entry(officer),)).to_bytes(), root := generate())
     with pytest.raises(TrustRefused, match="not a trust file"):
         read_trust(content, root.public, NOW)
 

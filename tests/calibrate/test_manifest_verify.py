@@ -72,9 +72,7 @@ def test_each_role_is_asked_on_its_own(officer: SigningKey, owner: SigningKey) -
     """Two officers are two keys but one role: a threshold of two would have been content."""
     second = generate()
     trust = trust_in(
-        entry(officer, Role.PRIVACY_OFFICER),
-        entry(second, Role.PRIVACY_OFFICER),
-        entry(owner, Role.DATA_OWNER),
+        entry(officer, Role.PRIVACY_OFFICER), entry(second, Role.PRIVACY_OFFICER), entry(owner, Role.DATA_OWNER)
     )
     with pytest.raises(ManifestRefused, match="data-owner") as refusal:
         verify(samples.signed(PAYLOAD, officer, second), trust, samples.RUN, NOW)

@@ -116,15 +116,11 @@ def test_attribute_replacement_with_secret_batches_is_refused_with_the_remedy() 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_pay_once_is_pure_and_rounds_are_free(epsilon: float) -> None:
-    few, many = (
-        calibrate_plan(PayOncePlan(2, rounds), EpsilonDelta(epsilon, 1e-5)) for rounds in (1, 10_000)
-    )
+    few, many = (calibrate_plan(PayOncePlan(2, rounds), EpsilonDelta(epsilon, 1e-5)) for rounds in (1, 10_000))
     assert few.certified == many.certified
     assert few.certified.upper == epsilon
     assert few.certified.lower == pytest.approx(epsilon, rel=1e-3)
-    assert few.values[0].keep_probability == pytest.approx(
-        math.exp(epsilon) / (1 + math.exp(epsilon)), rel=1e-12
-    )
+    assert few.values[0].keep_probability == pytest.approx(math.exp(epsilon) / (1 + math.exp(epsilon)), rel=1e-12)
     assert explain(few.plan, TARGET) == ()
     with pytest.raises(InvalidInput, match="pay-once"):
         price_plan(few.plan, 1e-5, sigmas={"randomised_attribute": 1.0})
@@ -134,9 +130,7 @@ def test_steffle_with_full_batches_uses_the_whole_silo() -> None:
     plan = StefflePlan(7500, 7500, 40, 0.4, 1.0, 1.0, SteffleSampling.FULL)
     budget = calibrate_plan(plan, TARGET)
     assert budget.joint_noise_multiplier == pytest.approx(math.sqrt(40) / gaussian_mu(1.0, 1e-5), rel=1e-4)
-    assert budget.value(H_W).sensitivity == pytest.approx(
-        2 * math.sqrt(2) / (7500 * math.sqrt(0.4)), rel=1e-12
-    )
+    assert budget.value(H_W).sensitivity == pytest.approx(2 * math.sqrt(2) / (7500 * math.sqrt(0.4)), rel=1e-12)
 
 
 def test_a_target_that_protects_nobody_is_refused_at_once() -> None:

@@ -100,11 +100,7 @@ def test_composed_sides_bracket_a_composition_known_exactly(times: int) -> None:
     below = optimistic_loss(GaussianPair(0.2), STEP).self_compose(times)
     for epsilon in (0.2, 1.0, 2.5):
         exact = composed_truth(0.2, times, epsilon)
-        assert (
-            below.get_delta_for_epsilon(epsilon) - 1e-9
-            <= exact
-            <= above.get_delta_for_epsilon(epsilon) + 1e-9
-        )
+        assert below.get_delta_for_epsilon(epsilon) - 1e-9 <= exact <= above.get_delta_for_epsilon(epsilon) + 1e-9
 
 
 def test_merging_loses_far_less_than_rounding_down() -> None:

@@ -42,9 +42,7 @@ def test_weights_are_binomial_far_into_the_tails(rate: float, rounds: int) -> No
 
 def test_delta_is_the_binomial_mixture() -> None:
     rate, z, rounds, epsilon = 0.1, 3.0, 50, 2.0
-    mixture = sum(
-        binom.pmf(k, rounds, rate) * gaussian_delta(math.sqrt(k) / z, epsilon) for k in range(1, rounds + 1)
-    )
+    mixture = sum(binom.pmf(k, rounds, rate) * gaussian_delta(math.sqrt(k) / z, epsilon) for k in range(1, rounds + 1))
     assert delta_of(poisson(rate, z, rounds), epsilon) == pytest.approx(mixture, rel=1e-9)
 
 
@@ -78,8 +76,7 @@ def test_plain_gaussian_terms_join_every_component() -> None:
     rate, rounds, epsilon = 0.2, 5, 1.0
     release = InSequence((poisson(rate, 2.0, rounds), Gaussian(1.5)))
     exact = sum(
-        binom.pmf(k, rounds, rate) * gaussian_delta(math.sqrt(k / 4 + 1 / 2.25), epsilon)
-        for k in range(rounds + 1)
+        binom.pmf(k, rounds, rate) * gaussian_delta(math.sqrt(k / 4 + 1 / 2.25), epsilon) for k in range(rounds + 1)
     )
     assert delta_of(release, epsilon) == pytest.approx(exact, rel=1e-9)
 

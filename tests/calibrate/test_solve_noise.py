@@ -46,16 +46,11 @@ TEMPLATES = {
         ADD_REMOVE,
     ),
     "revealed": (Repeated(Sampled(Poisson(0.05, Batch.REVEALED), Gaussian(1.0)), 200), REPLACE_ATTRIBUTE),
-    "with replacement": (
-        Repeated(Sampled(WithReplacement(1000, 50), Gaussian(1.0)), 200),
-        REPLACE_ATTRIBUTE,
-    ),
+    "with replacement": (Repeated(Sampled(WithReplacement(1000, 50), Gaussian(1.0)), 200), REPLACE_ATTRIBUTE),
     "laplace": (Repeated(Laplace(1.0), 40), ADD_REMOVE),
     "one laplace": (Laplace(1.0), ADD_REMOVE),
     "mixed": (
-        InSequence(
-            (dp_sgd(0.02, 200), Gaussian(5.0), RandomizedResponse(0.1, 3), Repeated(Laplace(30.0), 4))
-        ),
+        InSequence((dp_sgd(0.02, 200), Gaussian(5.0), RandomizedResponse(0.1, 3), Repeated(Laplace(30.0), 4))),
         REPLACE_ONE,
     ),
 }

@@ -8,15 +8,7 @@ from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
-from calibrate.releases import (
-    Gaussian,
-    InSequence,
-    NonPrivate,
-    Release,
-    Repeated,
-    Sampled,
-    Together,
-)
+from calibrate.releases import Gaussian, InSequence, NonPrivate, Release, Repeated, Sampled, Together
 from calibrate.sampling import FixedSize, Poisson
 from tests.calibrate.rounds_oracle import solve_rate, solve_rounds
 

@@ -14,9 +14,7 @@ from calibrate.privacy_unit import EpsilonDelta
 from calibrate.theorems.catalogue import theorem_named
 from calibrate.theorems.printed import printed_noise
 
-PAPER = StefflePlan(
-    silo_size=7500, batch_size=256, rounds=1172, minority_fraction=0.5, lipschitz=1.0, w_radius=1.0
-)
+PAPER = StefflePlan(silo_size=7500, batch_size=256, rounds=1172, minority_fraction=0.5, lipschitz=1.0, w_radius=1.0)
 
 
 def test_it_is_the_noise_that_the_catalogue_judges() -> None:
@@ -30,9 +28,7 @@ def test_it_is_the_noise_that_the_catalogue_judges() -> None:
 
 
 def test_sigma_is_the_printed_formula() -> None:
-    plan = StefflePlan(
-        silo_size=1000, batch_size=50, rounds=80, minority_fraction=0.3, lipschitz=2.0, w_radius=0.5
-    )
+    plan = StefflePlan(silo_size=1000, batch_size=50, rounds=80, minority_fraction=0.3, lipschitz=2.0, w_radius=0.5)
     printed = printed_noise(plan, EpsilonDelta(0.5, 1e-6))
     sigma_w = math.sqrt(16 * 80 * math.log(1e6) / (0.5**2 * 1000**2 * 0.3))
     theta, w = plan.values()

@@ -18,12 +18,8 @@ from calibrate.theorems.printed import (
 )
 
 
-@pytest.mark.parametrize(
-    ("order", "rate", "sigma"), [(2, 0.05, 2.0), (7, 0.3, 1.0), (16, 0.01, 0.8), (5, 1.0, 2.0)]
-)
-def test_the_poisson_moment_is_the_moment_of_the_likelihood_ratio(
-    order: int, rate: float, sigma: float
-) -> None:
+@pytest.mark.parametrize(("order", "rate", "sigma"), [(2, 0.05, 2.0), (7, 0.3, 1.0), (16, 0.01, 0.8), (5, 1.0, 2.0)])
+def test_the_poisson_moment_is_the_moment_of_the_likelihood_ratio(order: int, rate: float, sigma: float) -> None:
     def integrand(x: float) -> float:
         ratio = (1 - rate) + rate * math.exp((2 * x - 1) / (2 * sigma**2))
         return ratio**order * math.exp(-(x**2) / (2 * sigma**2)) / (sigma * math.sqrt(2 * math.pi))

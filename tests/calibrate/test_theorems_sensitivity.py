@@ -84,11 +84,7 @@ def test_no_instance_exceeds_the_suprema(
 @pytest.mark.parametrize("radius", Radius)
 @pytest.mark.parametrize(
     ("rho", "other", "frequencies"),
-    [
-        (0.3, 0.3, Frequencies.AT_LEAST_RHO),
-        (0.3, 0.7, Frequencies.EXACT),
-        (0.5, 0.5, Frequencies.EXACT),
-    ],
+    [(0.3, 0.3, Frequencies.AT_LEAST_RHO), (0.3, 0.7, Frequencies.EXACT), (0.5, 0.5, Frequencies.EXACT)],
 )
 def test_an_instance_reaches_the_suprema(
     classes: int, radius: Radius, rho: float, other: float, frequencies: Frequencies

@@ -128,9 +128,7 @@ def test_a_bad_setting_is_refused_by_name(given_values: dict[str, object], messa
 
 def test_the_papers_letters_are_understood_and_text_equals_numbers() -> None:
     theorem = theorem_named("steffle.lemma-B.1.W")
-    assert theorem.judge({"m": "5", "rho": "0.5"}) == theorem.judge(
-        {"batch_size": 5, "minority_fraction": 0.5}
-    )
+    assert theorem.judge({"m": "5", "rho": "0.5"}) == theorem.judge({"batch_size": 5, "minority_fraction": 0.5})
 
 
 def test_an_unknown_id_is_refused_with_the_nearest_one() -> None:
@@ -147,8 +145,6 @@ def test_settings_at_the_edge_are_answered_or_refused_by_name() -> None:
     assert theorem_named("steffle.theorem-C.2").judge({"n": 1, "m": 1, "T": 100}).to_json()["true_epsilon"]
     with pytest.raises(InvalidInput, match="largest_order"):
         theorem_named("fpfl.algorithm-1").judge({"epsilon": 0.001})
-    huge = theorem_named("steffle.theorem-3.3").judge(
-        {"epsilon": 200, "batch": "secret", "sampling": "poisson"}
-    )
+    huge = theorem_named("steffle.theorem-3.3").judge({"epsilon": 200, "batch": "secret", "sampling": "poisson"})
     assert isinstance(huge, NotApplicable)
     assert huge.broken[0].startswith("epsilon <= 2 ln(1/delta)")

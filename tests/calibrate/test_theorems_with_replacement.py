@@ -15,15 +15,8 @@ def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    records=st.integers(2, 200),
-    draws=st.integers(1, 60),
-    multiplier=st.floats(0.5, 4),
-    epsilon=st.floats(0, 3),
-)
-def test_multiplicities_dominate_presence(
-    records: int, draws: int, multiplier: float, epsilon: float
-) -> None:
+@given(records=st.integers(2, 200), draws=st.integers(1, 60), multiplier=st.floats(0.5, 4), epsilon=st.floats(0, 3))
+def test_multiplicities_dominate_presence(records: int, draws: int, multiplier: float, epsilon: float) -> None:
     x = np.arange(-12 * multiplier, draws + 12 * multiplier, STEP)
     absent = norm.pdf(x, 0, multiplier)
     weights = binom.pmf(np.arange(draws + 1), draws, 1 / records)

@@ -88,11 +88,7 @@ class Gated(nn.Module):
 def _small_cnn() -> nn.Module:
     """The layers of the papers' nets (privfair.models.convolutional), on four by four pixels."""
     return nn.Sequential(
-        *(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        nn.Flatten(),
-        nn.Linear(2, 3),
-        nn.ReLU(),
-        nn.Linear(3, 2),
+        *(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)
     )
 
 
@@ -166,19 +162,11 @@ def _steffle_plan(sampling: SteffleSampling) -> StefflePlan:
 
 
 CASES = (
-    Case(
-        "steffle",
-        _steffle,
-        (_SHUFFLED_TENS, _POISSON),
-        plan=_steffle_plan(SteffleSampling.SHUFFLED),
-    ),
+    Case("steffle", _steffle, (_SHUFFLED_TENS, _POISSON), plan=_steffle_plan(SteffleSampling.SHUFFLED)),
     Case("pay-once", _pay_once, (None,)),
     Case("fedprox", lambda model: FedProx(model, FedProxOptions(local_steps=2), SHARES), (_SHUFFLED,)),
     Case(
-        "fedprox, private",
-        lambda model: FedProx(model, FedProxOptions(), SHARES, _SUMS),
-        (_POISSON,),
-        plan=_GAUSSIAN,
+        "fedprox, private", lambda model: FedProx(model, FedProxOptions(), SHARES, _SUMS), (_POISSON,), plan=_GAUSSIAN
     ),
     Case("scaffold", lambda model: Scaffold(model, ScaffoldOptions(local_steps=2), SHARES), (_SHUFFLED,)),
     Case(
@@ -201,12 +189,7 @@ CASES = (
         plan=_GAUSSIAN,
     ),
     Case("q-ffl", lambda model: QFfl(model, QFflOptions(local_steps=2), SHARES), (_SHUFFLED,)),
-    Case(
-        "q-ffl, private",
-        lambda model: QFfl(model, QFflOptions(), SHARES, _PAIRS),
-        (_POISSON,),
-        plan=_FEDFDP,
-    ),
+    Case("q-ffl, private", lambda model: QFfl(model, QFflOptions(), SHARES, _PAIRS), (_POISSON,), plan=_FEDFDP),
     Case("agnostic-fl", lambda model: AgnosticFl(model, AgnosticOptions(), SHARES), (_SHUFFLED,)),
     Case(
         "agnostic-fl, private",
@@ -231,18 +214,8 @@ CASES = (
     ),
     Case("fedsgd", lambda model: FedSgd(model, GradientOptions(), SHARES), _ANY),
     Case("fedavg", lambda model: FedAvg(model, FedAvgOptions(local_batch=3), SHARES), _ANY),
-    Case(
-        "central-erm",
-        lambda model: CentralErm(model, CentralErmOptions(l2=0.1, iterations=10)),
-        _ANY,
-        ("central",),
-    ),
-    Case(
-        "gaussian",
-        lambda model: DpFedSgd(model, GradientOptions(), 1.0, 20.0),
-        (_POISSON,),
-        plan=_GAUSSIAN,
-    ),
+    Case("central-erm", lambda model: CentralErm(model, CentralErmOptions(l2=0.1, iterations=10)), _ANY, ("central",)),
+    Case("gaussian", lambda model: DpFedSgd(model, GradientOptions(), 1.0, 20.0), (_POISSON,), plan=_GAUSSIAN),
     Case(
         "fedfdp",
         lambda model: FedFdp(model, FedFdpOptions(fairness=2.0), SHARES, EXPECTED, _CLIPS),
@@ -338,24 +311,18 @@ class Sent:
 
 
 def send(
-    algorithm: Algorithm[Any],
-    state: Any,
-    round: int,
-    parties: Mapping[str, SiloTensors],
-    batches: Mapping[str, Tensor],
+    algorithm: Algorithm[Any], state: Any, round: int, parties: Mapping[str, SiloTensors], batches: Mapping[str, Tensor]
 ) -> dict[str, Sent]:
     """One round's messages of all parties, without noise."""
     first = {
-        name: Sent((algorithm.contribution(state, round, party, batches[name]),))
-        for name, party in parties.items()
+        name: Sent((algorithm.contribution(state, round, party, batches[name]),)) for name, party in parties.items()
     }
     if not isinstance(algorithm, Replying):
         return first
     seen = {name: sent.published(round, name) for name, sent in first.items()}
     return {
         name: replace(
-            first[name],
-            messages=(*first[name].messages, algorithm.reply(state, round, party, batches[name], seen)),
+            first[name], messages=(*first[name].messages, algorithm.reply(state, round, party, batches[name], seen))
         )
         for name, party in parties.items()
     }

@@ -120,9 +120,7 @@ def partly_frozen() -> nn.Module:
 
 
 def volumes() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv3d(1, 2, 2), nn.Tanh(), nn.ConvTranspose3d(2, 2, 2), nn.Flatten(), nn.Linear(54, 3)
-    )
+    return nn.Sequential(nn.Conv3d(1, 2, 2), nn.Tanh(), nn.ConvTranspose3d(2, 2, 2), nn.Flatten(), nn.Linear(54, 3))
 
 
 def ghost_convolution() -> nn.Module:
@@ -136,9 +134,7 @@ def signals() -> nn.Module:
 
 
 def circular() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(32, 3)
-    )
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(32, 3))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,11 +170,7 @@ def _module(
 def _tokens(name: str, length: int) -> ModelCase:
     example = torch.arange(3 * length).reshape(3, length) % TOKENS
     return ModelCase(
-        name,
-        lambda: TorchModule(lambda: Sequence(length), example),
-        (length,),
-        tokens=True,
-        route=Route.LAYER_BY_LAYER,
+        name, lambda: TorchModule(lambda: Sequence(length), example), (length,), tokens=True, route=Route.LAYER_BY_LAYER
     )
 
 

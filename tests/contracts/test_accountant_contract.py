@@ -56,9 +56,7 @@ KINDS = (
     Kind("replaced in Poisson", lambda z: Sampled(Poisson(0.1), Gaussian(z)), REPLACE_ONE, TIGHT),
     Kind("fixed size", lambda z: Sampled(FixedSize(100, 10), Gaussian(2 * z)), REPLACE_ONE, TIGHT),
     Kind("revealed", lambda z: Sampled(Poisson(0.1, Batch.REVEALED), Gaussian(z)), REPLACE_ATTRIBUTE, MIXED),
-    Kind(
-        "with replacement", lambda z: Sampled(WithReplacement(100, 10), Gaussian(z)), REPLACE_ATTRIBUTE, MIXED
-    ),
+    Kind("with replacement", lambda z: Sampled(WithReplacement(100, 10), Gaussian(z)), REPLACE_ATTRIBUTE, MIXED),
     Kind("Laplace", Laplace, ADD_REMOVE, TIGHT),
     Kind("randomised response", lambda z: RandomizedResponse(1 / z, 3), REPLACE_ATTRIBUTE, TIGHT),
 )
@@ -101,18 +99,13 @@ def test_interval_is_well_formed_and_moves_the_right_way(name: AccountantName, k
     assert base.upper > 0
     assert is_at_most(cost(name, Repeated(kind.leaf(1.7), 20), kind.unit), base), "more noise costs more"
     assert is_at_most(base, cost(name, Repeated(kind.leaf(1.5), 24), kind.unit)), "more rounds cost less"
-    assert is_at_most(cost(name, Repeated(kind.leaf(1.5), 20), kind.unit, 1e-4), base), (
-        "larger delta costs more"
-    )
+    assert is_at_most(cost(name, Repeated(kind.leaf(1.5), 20), kind.unit, 1e-4), base), "larger delta costs more"
 
 
 @pytest.mark.parametrize(("name", "kind"), PRICED)
 def test_order_of_a_sequence_does_not_matter(name: AccountantName, kind: Kind) -> None:
     one, two = Repeated(kind.leaf(2.0), 3), Repeated(kind.leaf(3.0), 4)
-    forward, backward = (
-        cost(name, InSequence((one, two)), kind.unit),
-        cost(name, InSequence((two, one)), kind.unit),
-    )
+    forward, backward = (cost(name, InSequence((one, two)), kind.unit), cost(name, InSequence((two, one)), kind.unit))
     assert forward.overlaps(backward)
     assert forward.upper == pytest.approx(backward.upper, rel=2e-3)  # the grid may differ, the truth does not
     assert forward.lower == pytest.approx(backward.lower, rel=2e-3)
@@ -154,9 +147,7 @@ UNPROVED = (
 
 @pytest.mark.parametrize("name", ACCOUNTANTS)
 @pytest.mark.parametrize(("release", "unit"), UNPROVED)
-def test_no_accountant_prices_what_is_not_proved(
-    name: AccountantName, release: Leaf, unit: PrivacyUnit
-) -> None:
+def test_no_accountant_prices_what_is_not_proved(name: AccountantName, release: Leaf, unit: PrivacyUnit) -> None:
     with pytest.raises(UnsupportedCombination) as refusal:
         cost(name, release, unit)
     assert refusal.value.remedy

@@ -13,18 +13,7 @@ import torch
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from tests.contracts.algorithm_cases import (
-    CASES,
-    MODELS,
-    NETS,
-    ROUNDS,
-    USERS,
-    Case,
-    Sent,
-    batch_for,
-    send,
-    silo,
-)
+from tests.contracts.algorithm_cases import CASES, MODELS, NETS, ROUNDS, USERS, Case, Sent, batch_for, send, silo
 
 COMBINATIONS = [
     pytest.param(
@@ -54,9 +43,7 @@ def run(
     parties = {name: silo(name, MODELS[kind](), scale=scale) for name in case.parties}
     states, sent = [algorithm.start()], []
     for round in range(rounds):
-        batches = {
-            name: batch_for(case, algorithm, party, sampling, round) for name, party in parties.items()
-        }
+        batches = {name: batch_for(case, algorithm, party, sampling, round) for name, party in parties.items()}
         sent.append(send(algorithm, states[-1], round, parties, batches))
         received = {name: each.published(round, name) for name, each in sent[-1].items()}
         states.append(algorithm.update(states[-1], received))
@@ -150,11 +137,7 @@ def _neighbour(
     if case.plan.unit.relation is Relation.ADD_REMOVE:
         smaller = {party.name: batch[batch != unit]}
         return send(algorithm, state, 2, {party.name: party}, smaller)[party.name]
-    rows = (
-        torch.tensor([int(unit)])
-        if party.unit_of_row is None
-        else (party.unit_of_row == unit).nonzero()[:, 0]
-    )
+    rows = torch.tensor([int(unit)]) if party.unit_of_row is None else (party.unit_of_row == unit).nonzero()[:, 0]
     if case.plan.unit.relation is Relation.REPLACE_ATTRIBUTE:
         s = party.s.clone()
         s[rows] = 1 - s[rows]
@@ -189,9 +172,7 @@ def test_contributions_are_pure(case: Case, kind: str, sampling: Sampling | None
 
 
 @every
-def test_updates_are_functions_of_state_and_published_values(
-    case: Case, kind: str, sampling: Sampling | None
-) -> None:
+def test_updates_are_functions_of_state_and_published_values(case: Case, kind: str, sampling: Sampling | None) -> None:
     """The same published values lead to the same state, from a restored checkpoint too; the old state stays."""
     algorithm, states, rounds = run(case, kind, sampling)
     elsewhere = case.build(MODELS[kind]())

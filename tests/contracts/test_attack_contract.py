@@ -24,8 +24,7 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import Relation
 
 ATTACKS: dict[str, MembershipAttack] = {
-    attack.name.value: attack
-    for attack in (LossThreshold(), LiraOnline(), LiraOffline(), Rmia(), UserScore())
+    attack.name.value: attack for attack in (LossThreshold(), LiraOnline(), LiraOffline(), Rmia(), UserScore())
 }
 every_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 comparing = pytest.mark.parametrize(
@@ -98,9 +97,7 @@ def test_scores_are_finite_one_a_record_and_repeatable(attack: MembershipAttack)
 def test_extreme_confidence_is_no_error(attack: MembershipAttack) -> None:
     """Models that are sure beyond double precision, and shadow models that all agree."""
     signals, _ = world(4, leak=0.0)
-    sure = Signals(
-        signals.target * 200, np.repeat(signals.shadow[:1] * 200, MODELS, axis=0), signals.included
-    )
+    sure = Signals(signals.target * 200, np.repeat(signals.shadow[:1] * 200, MODELS, axis=0), signals.included)
     assert np.isfinite(attack.scores(sure)).all()
 
 
@@ -255,9 +252,7 @@ def test_a_promise_about_an_attribute_is_not_on_trial() -> None:
         Trial(Assignment.EXCHANGEABLE, Relation.REPLACE_ATTRIBUTE, 1e-5)
 
 
-@pytest.mark.parametrize(
-    "member", [np.zeros(50, dtype=bool), np.ones(50, dtype=bool), np.zeros(49, dtype=bool)]
-)
+@pytest.mark.parametrize("member", [np.zeros(50, dtype=bool), np.ones(50, dtype=bool), np.zeros(49, dtype=bool)])
 def test_both_kinds_of_records_are_needed(member: np.ndarray) -> None:
     with pytest.raises(InvalidInput, match="is_member"):
         bound_of(np.zeros(50), member, TRIALS["coins/add-remove"])

@@ -19,14 +19,7 @@ from scipy.special import ndtri
 
 from audit.bounds.e_process import EProcess
 from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
-from audit.bounds.guesses import (
-    FixedGuesses,
-    GuessGrid,
-    RankedGuesses,
-    SplitGuesses,
-    bound_from_guesses,
-    counts_at,
-)
+from audit.bounds.guesses import FixedGuesses, GuessGrid, RankedGuesses, SplitGuesses, bound_from_guesses, counts_at
 from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import LowerBound
 from audit.bounds.one_run import DeltaTerm, OneRun
@@ -254,9 +247,7 @@ def best_threshold_on_the_same_runs(world: World, rng: np.random.Generator) -> L
 
 def best_number_of_guesses_on_the_same_coins(world: World, rng: np.random.Generator) -> LowerBound:
     played = (world.one_run(rng),)
-    bounds = (
-        NAIVE_ONE_RUN.lower_bound(counts_at(played, number), world.delta) for number in range(5, COINS, 5)
-    )
+    bounds = (NAIVE_ONE_RUN.lower_bound(counts_at(played, number), world.delta) for number in range(5, COINS, 5))
     return max(bounds, key=lambda bound: bound.epsilon)
 
 

@@ -63,9 +63,7 @@ def _cast(evidence: RunEvidence, kind: CanaryKind) -> Cast:
     return cast
 
 
-def _judge(
-    evidence: RunEvidence, runs: int, seed: int = 0, kind: CanaryKind = CanaryKind.GRADIENT
-) -> Verdict:
+def _judge(evidence: RunEvidence, runs: int, seed: int = 0, kind: CanaryKind = CanaryKind.GRADIENT) -> Verdict:
     promise = on_trial(evidence.document)
     assert promise is not None
     attacks = canary_audit(evidence, promise, effort=Effort(runs, 1e6), seed=seed, confidence=0.95, kind=kind)
@@ -109,9 +107,7 @@ def test_a_gradient_canary_uses_the_whole_bound(evidence: RunEvidence) -> None:
             part = alone(cast.algorithm, cast.scaling, moment, silo.tossed(ones), silo.unit(canary))[0]
             assert np.linalg.norm(part) == pytest.approx(whole, rel=1e-3)
             if silo.meaning is CoinMeaning.ONE_OF_TWO:
-                opposite = alone(
-                    cast.algorithm, cast.scaling, moment, silo.tossed(0 * ones), silo.unit(canary)
-                )[0]
+                opposite = alone(cast.algorithm, cast.scaling, moment, silo.tossed(0 * ones), silo.unit(canary))[0]
                 assert np.linalg.norm(part - opposite) == pytest.approx(2 * whole, rel=1e-2)
 
 

@@ -61,9 +61,7 @@ def test_weighted_gradient_is_the_weighted_sum(case: ModelCase, records: int) ->
     torch.testing.assert_close(seen[0][0], found.norms, rtol=0, atol=0)
     torch.testing.assert_close(seen[0][1], found.losses, rtol=0, atol=0)
     assert len(seen) == 1
-    assert {value.dtype for value in (found.total, found.norms, found.losses, found.coefficients)} == {
-        torch.float64
-    }
+    assert {value.dtype for value in (found.total, found.norms, found.losses, found.coefficients)} == {torch.float64}
 
 
 @every_case

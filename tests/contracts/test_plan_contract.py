@@ -27,9 +27,7 @@ TARGET = EpsilonDelta(2.0, 1e-5)
 NOISY: dict[str, Plan] = {
     "steffle-shuffled": StefflePlan(1000, 100, 25, 0.4, 1.0, 2.0),
     "steffle-poisson": StefflePlan(1000, 100, 25, 0.4, 1.0, 2.0, SteffleSampling.POISSON),
-    "steffle-full": StefflePlan(
-        1000, 1000, 25, 0.4, 1.0, 2.0, SteffleSampling.FULL, histogram_noise_ratio=2.0
-    ),
+    "steffle-full": StefflePlan(1000, 1000, 25, 0.4, 1.0, 2.0, SteffleSampling.FULL, histogram_noise_ratio=2.0),
     "steffle-with-replacement": StefflePlan(1000, 100, 25, 0.4, 1.0, 2.0, SteffleSampling.WITH_REPLACEMENT),
     "fedfdp": FedfdpPlan(0.05, 100, 0.1, 2.5, 2.5),
     "fedfdp-normalised": FedfdpPlan(0.05, 100, 0.1, 2.5, 2.5, normalisation_noise_ratio=3.0),
@@ -47,16 +45,7 @@ NOISY: dict[str, Plan] = {
 }
 ALL = NOISY | {"pay-once": PayOncePlan(3)}
 
-KEYS = {
-    "algorithm",
-    "epsilon",
-    "delta",
-    "certified",
-    "rounds",
-    "releases",
-    "joint_noise_multiplier",
-    "assumptions",
-}
+KEYS = {"algorithm", "epsilon", "delta", "certified", "rounds", "releases", "joint_noise_multiplier", "assumptions"}
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +97,7 @@ def test_the_calibrated_release_is_priced_within_the_target_again(
 
 
 @pytest.mark.parametrize("name", NOISY)
-def test_sigma_is_sensitivity_times_multiplier_and_prices_back(
-    name: str, budgets: dict[str, CertifiedBudget]
-) -> None:
+def test_sigma_is_sensitivity_times_multiplier_and_prices_back(name: str, budgets: dict[str, CertifiedBudget]) -> None:
     budget = budgets[name]
     sigmas, multipliers = {}, {}
     for value in budget.values:

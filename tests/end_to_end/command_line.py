@@ -27,11 +27,7 @@ def privfair(*words: object) -> Outcome:
     """What `privfair WORDS...` does."""
     out, err = StringIO(), StringIO()
     code = 0
-    with (
-        patch.object(sys, "argv", ["privfair", *map(str, words)]),
-        redirect_stdout(out),
-        redirect_stderr(err),
-    ):
+    with patch.object(sys, "argv", ["privfair", *map(str, words)]), redirect_stdout(out), redirect_stderr(err):
         try:
             main()
         except SystemExit as stop:

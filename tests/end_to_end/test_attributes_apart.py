@@ -131,9 +131,7 @@ def test_a_registry_sums_over_exactly_the_records_that_were_drawn(registry: Desk
     run, record = prepared(registry), BatchRecord.read(registry.folder / "run" / "batches.bin")
     numbers = {silo.name: silo.record_numbers.numpy() for silo in run.silos}
     for round in range(12):
-        drawn = np.concatenate(
-            [numbers[bank][record.batch(round, bank)] for bank in ("north", "south", "west")]
-        )
+        drawn = np.concatenate([numbers[bank][record.batch(round, bank)] for bank in ("north", "south", "west")])
         asked = np.concatenate([numbers[name][record.batch(round, name)] for name in ("census", "clinic")])
         assert sorted(drawn.tolist()) == sorted(asked.tolist())
 
@@ -177,9 +175,7 @@ def test_a_run_with_a_warm_start_can_be_audited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attributes", [ONE, TWO])
-def test_without_noise_and_with_full_batches_it_is_the_run_of_whole_silos(
-    tmp_path: Path, attributes: str
-) -> None:
+def test_without_noise_and_with_full_batches_it_is_the_run_of_whole_silos(tmp_path: Path, attributes: str) -> None:
     models = []
     for name, data in (("whole", ""), ("apart", attributes)):
         desk = Desk.at(tmp_path / name, full(data))

@@ -98,14 +98,7 @@ def test_a_pipeline_with_text_columns_gets_them_by_name(tmp_path: Path) -> None:
     joblib.dump(model, tmp_path / "m.joblib")
     table[:half].to_csv(tmp_path / "a.csv", index=False)
     table[half:].to_csv(tmp_path / "b.csv", index=False)
-    words = (
-        "--model",
-        tmp_path / "m.joblib",
-        "--members",
-        tmp_path / "a.csv",
-        "--nonmembers",
-        tmp_path / "b.csv",
-    )
+    words = ("--model", tmp_path / "m.joblib", "--members", tmp_path / "a.csv", "--nonmembers", tmp_path / "b.csv")
     outcome = audit(*words, "--trust-pickle", "--drop", "ward", *QUICK)
     assert outcome.code == 0, outcome.err
     assert "class column: outcome" in outcome.err
@@ -167,9 +160,7 @@ def test_an_onnx_file_gives_the_signals_of_its_matrix(tmp_path: Path, files: tup
 
     records = audited(ShadowRecords(features, labels, 2), RECORDS // 2, RECORDS // 2)
     weight = np.random.default_rng(0).normal(size=(FEATURES, 2)).astype(np.float32)
-    np.testing.assert_allclose(
-        open_target(path).signal(records), phi_from_logits(features @ weight, labels), atol=1e-4
-    )
+    np.testing.assert_allclose(open_target(path).signal(records), phi_from_logits(features @ weight, labels), atol=1e-4)
     outcome = audit("--model", path, *files, *QUICK)
     assert outcome.code == 0, outcome.err
     assert outcome.json()["membership"]["target"]["kind"] == "onnx"
@@ -206,9 +197,7 @@ def test_scores_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_table_for_people(tmp_path: Path, files: tuple[object, ...]) -> None:
     joblib.dump(forest(), tmp_path / "m.joblib")
-    outcome = privfair(
-        "audit", "--model", tmp_path / "m.joblib", *files, "--trust-pickle", *QUICK, "--epsilon", 9
-    )
+    outcome = privfair("audit", "--model", tmp_path / "m.joblib", *files, "--trust-pickle", *QUICK, "--epsilon", 9)
     assert outcome.code == 0, outcome.err
     for word in ("AUC", "TPR at 1% FPR", "lira-online", "8 shadow models"):
         assert word in outcome.out.replace("\n", " ")
@@ -226,9 +215,7 @@ def test_population_makes_shadow_models_offline(tmp_path: Path, files: tuple[obj
 
 
 @pytest.mark.parametrize("shadow", ["logistic", "perceptron"])
-def test_the_kind_of_shadow_models_can_be_chosen(
-    shadow: str, tmp_path: Path, files: tuple[object, ...]
-) -> None:
+def test_the_kind_of_shadow_models_can_be_chosen(shadow: str, tmp_path: Path, files: tuple[object, ...]) -> None:
     joblib.dump(forest(), tmp_path / "m.joblib")
     words = ("--model", tmp_path / "m.joblib", *files, "--trust-pickle", "--shadow", shadow, "--epochs", 2)
     outcome = audit(*words, "--jobs", 2, *QUICK)
@@ -261,11 +248,7 @@ def test_a_pickle_is_not_opened_without_being_told_to(tmp_path: Path, files: tup
     [
         (("--model", "m.joblib"), 2, "--members"),
         (("--members", "a.csv", "--nonmembers", "b.csv"), 2, "--model"),
-        (
-            ("--model", "m.joblib", "--score", "s", "--members", "a.csv", "--nonmembers", "b.csv"),
-            2,
-            "--score",
-        ),
+        (("--model", "m.joblib", "--score", "s", "--members", "a.csv", "--nonmembers", "b.csv"), 2, "--score"),
         (("run", "--model", "m.joblib", "--members", "a.csv", "--nonmembers", "b.csv"), 2, "not both"),
         (("--model", "m.txt", "--members", "a.csv", "--nonmembers", "b.csv"), 2, "m.txt"),
         (("--model", "gone.onnx", "--members", "a.csv", "--nonmembers", "b.csv"), 2, "does not exist"),

@@ -103,9 +103,7 @@ def test_usage_is_explained(desk: Desk) -> None:
 
 
 def test_an_auditor_cannot_sign_budgets(desk: Desk) -> None:
-    outcome = privfair(
-        "manifest", "verify", desk.folder / "budget.json", "--trust", desk.folder / "auditors.json"
-    )
+    outcome = privfair("manifest", "verify", desk.folder / "budget.json", "--trust", desk.folder / "auditors.json")
     assert outcome.code == 3
     assert "auditors only" in outcome.err
 
@@ -118,8 +116,7 @@ def test_a_model_with_two_files_and_a_sensitive_column(tmp_path: Path) -> None:
         parts[name] = found
         rows = ["a,b,c,d,sex,label"]
         rows += [
-            ",".join([*(repr(float(v)) for v in x), str(y)])
-            for x, y in zip(found.features, found.labels, strict=True)
+            ",".join([*(repr(float(v)) for v in x), str(y)]) for x, y in zip(found.features, found.labels, strict=True)
         ]
         (tmp_path / f"{name}.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     model = tmp_path / "model.pkl"

@@ -29,17 +29,9 @@ def upper(*words: object) -> float:
     [
         ("--noise-multiplier 4 --sampling poisson --sampling-rate 0.01 --rounds 10000", 0.947, 3),
         ("--noise-multiplier 2 --sampling poisson --sampling-rate 0.1 --rounds 10", 0.798, 3),
-        (
-            "--noise-multiplier 2 --sampling poisson --sampling-rate 0.1 --rounds 10 --relation replace-one",
-            1.253,
-            3,
-        ),
+        ("--noise-multiplier 2 --sampling poisson --sampling-rate 0.1 --rounds 10 --relation replace-one", 1.253, 3),
         ("--noise-multiplier 2 --sampling poisson --sampling-rate 0.05 --rounds 268", 1.818, 3),
-        (
-            "--noise-multiplier 2 --noise-multiplier 5 --sampling poisson --sampling-rate 0.05 --rounds 268",
-            2.009,
-            3,
-        ),
+        ("--noise-multiplier 2 --noise-multiplier 5 --sampling poisson --sampling-rate 0.05 --rounds 268", 2.009, 3),
         ("--noise-multiplier 3.965 --sampling poisson --sampling-rate 256/7500 --rounds 1172", 1.145, 3),
         (
             """--noise-multiplier 3.965 --sampling shuffled --sampling-rate 256/7500 --rounds 1172
@@ -60,9 +52,7 @@ def test_account_reproduces_the_reference_points(words: str, epsilon: float, dig
 
 
 def test_account_gives_both_sides_for_fixed_cohorts() -> None:
-    words = (
-        "account --noise-multiplier 1.41463 --sampling fixed --sampling-rate 0.01 --rounds 1000 --delta 1e-5"
-    )
+    words = "account --noise-multiplier 1.41463 --sampling fixed --sampling-rate 0.01 --rounds 1000 --delta 1e-5"
     answer = privfair(*words.split(), "--relation", "replace-one", "--json").json()["epsilon"]
     assert answer["lower"] == pytest.approx(4.48, abs=0.005)
     assert answer["upper"] == pytest.approx(5.13, abs=0.005)
@@ -85,9 +75,7 @@ def test_account_orders_the_accountants() -> None:
     assert bounds["moments"]["upper"] >= bounds["certified"]["upper"]
 
 
-@pytest.mark.parametrize(
-    "words", [STEFFLE, FEDFDP, FPFL, MMD, GAUSSIAN, PAY_ONCE], ids=lambda words: words[1]
-)
+@pytest.mark.parametrize("words", [STEFFLE, FEDFDP, FPFL, MMD, GAUSSIAN, PAY_ONCE], ids=lambda words: words[1])
 def test_every_algorithm_calibrates_within_its_promise(words: list[str]) -> None:
     outcome = privfair(*words.split(), "--json")
     assert outcome.code == 0, outcome.err
@@ -111,15 +99,11 @@ def test_every_algorithm_calibrates_within_its_promise(words: list[str]) -> None
 
 
 def test_calibrated_noise_is_the_known_optimum() -> None:
-    assert privfair(*GAUSSIAN.split(), "--json").json()["releases"][0]["sigma"] == pytest.approx(
-        1.4146194, rel=2e-5
-    )
+    assert privfair(*GAUSSIAN.split(), "--json").json()["releases"][0]["sigma"] == pytest.approx(1.4146194, rel=2e-5)
     assert privfair(*FEDFDP.split(), "--json").json()["releases"][0]["noise_multiplier"] == pytest.approx(
         1.3794367, rel=2e-5
     )
-    assert privfair(*STEFFLE.split(), "--json").json()["joint_noise_multiplier"] == pytest.approx(
-        23.59, abs=0.01
-    )
+    assert privfair(*STEFFLE.split(), "--json").json()["joint_noise_multiplier"] == pytest.approx(23.59, abs=0.01)
     poisson = privfair(*FPFL.split(), "--sampling", "poisson", "--json").json()
     assert poisson["joint_noise_multiplier"] == pytest.approx(0.997, abs=0.001)
 
@@ -174,10 +158,7 @@ def test_plot_writes_a_figure(tmp_path: Path) -> None:
         ("calibrate gaussian --epsilon 1 --delta 1e-5 --rounds 10", "sampling-rate"),
         ("calibrate nobody --epsilon 1 --delta 1e-5", "nobody"),
         (STEFFLE.replace("--batch-size 256", "--batch-size 9999"), "batch-size"),
-        (
-            STEFFLE.replace("--minority-fraction 0.4", "--minority-fraction 0.6"),
-            "minority-fraction",
-        ),
+        (STEFFLE.replace("--minority-fraction 0.4", "--minority-fraction 0.6"), "minority-fraction"),
         (STEFFLE + " --sampling full", "batch-size"),
         (GAUSSIAN + " --noise-multiplier 2", "--noise-multiplier"),
         (GAUSSIAN + " --out budget.json", "--key"),

@@ -84,9 +84,7 @@ def publish(folder: Path, number: int) -> None:
         claim.close(writer.finish())
 
 
-def release_round(
-    folder: Path, number: int, claim: Claim, writer: TranscriptWriter, round_number: int
-) -> None:
+def release_round(folder: Path, number: int, claim: Claim, writer: TranscriptWriter, round_number: int) -> None:
     for party in PARTIES:
         drawn = np.frombuffer(os.urandom(8 * 20), dtype="<u8") / 2.0**64
         digest = writer.append(round_number, party, SPEC.name, drawn)

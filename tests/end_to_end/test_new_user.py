@@ -55,13 +55,7 @@ def folder(tmp_path: Path) -> Path:
             for person in range(90 + 10 * number):
                 age, late = int(generator.integers(18, 80)), generator.normal()
                 job = ("Clerk", "Nurse / carer", "Other")[int(generator.integers(3))]
-                row = (
-                    person,
-                    age,
-                    f"{generator.lognormal(8, 0.5):.2f}",
-                    job,
-                    "FM"[int(generator.integers(2))],
-                )
+                row = (person, age, f"{generator.lognormal(8, 0.5):.2f}", job, "FM"[int(generator.integers(2))])
                 writer.writerow((*row, "Y" if late + (40 - age) / 25 > 0 else "N"))
     (tmp_path / "schema.toml").write_text(SCHEMA, encoding="utf-8")
     (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
@@ -98,17 +92,7 @@ def test_from_three_files_to_predictions(folder: Path) -> None:
 
 def test_the_help_shows_every_key_that_was_needed() -> None:
     text = privfair("train", "--help").out
-    for word in (
-        "pay-once",
-        "fairness",
-        "rounds",
-        "files",
-        "schema",
-        "bounds",
-        "values",
-        "predict",
-        '[numeric."',
-    ):
+    for word in ("pay-once", "fairness", "rounds", "files", "schema", "bounds", "values", "predict", '[numeric."'):
         assert word in text
 
 

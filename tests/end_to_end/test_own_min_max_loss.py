@@ -99,9 +99,7 @@ def test_without_noise_it_learns_and_w_weighs_the_worse_group_up(tmp_path: Path)
         ({"more": "w-steps = 1"}, ("[training.min-max] w-steps", "did you mean w-step")),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, str], words: tuple[str, ...]
-) -> None:
+def test_what_cannot_be_is_refused_by_name(tmp_path: Path, changes: dict[str, str], words: tuple[str, ...]) -> None:
     outcome = signed(desk_with(tmp_path, **changes))
     assert outcome.code == 2
     for word in words:

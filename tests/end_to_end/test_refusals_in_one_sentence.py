@@ -52,20 +52,7 @@ def test_a_flag_that_is_no_finite_number(flag: str, value: str) -> None:
 
 
 def test_several_values_one_of_them_nan() -> None:
-    words = (
-        "--epsilon",
-        1,
-        "--delta",
-        1e-5,
-        "--sampling-rate",
-        0.1,
-        "--rounds",
-        3,
-        "--noise",
-        1,
-        "--noise",
-        "nan",
-    )
+    words = ("--epsilon", 1, "--delta", 1e-5, "--sampling-rate", 0.1, "--rounds", 3, "--noise", 1, "--noise", "nan")
     refused(privfair("calibrate", "gaussian", *words), "noise", "finite")
 
 
@@ -73,16 +60,12 @@ def test_several_values_one_of_them_nan() -> None:
 @pytest.mark.parametrize("sampling", [(), ("--sampling", "poisson", "--sampling-rate", "0.1")])
 def test_noise_too_small_to_price(multiplier: str, sampling: tuple[str, ...]) -> None:
     refused(
-        privfair("account", "--noise-multiplier", multiplier, "--delta", 1e-5, *sampling),
-        "--noise-multiplier",
-        "0.01",
+        privfair("account", "--noise-multiplier", multiplier, "--delta", 1e-5, *sampling), "--noise-multiplier", "0.01"
     )
 
 
 @pytest.mark.parametrize("name", ["raises", "text"])
-def test_a_function_that_raises_is_not_refuted(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_that_raises_is_not_refuted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = f"stranger_functions_{name}"
     (tmp_path / f"{module}.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)

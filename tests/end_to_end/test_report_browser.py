@@ -40,18 +40,8 @@ def _ends(value: float) -> dict[str, float]:
 def _audit() -> dict[str, Any]:
     """An audit with every section: violated, with membership and attribute results."""
     side = {"accuracy": _ends(0.7), "advantage": _ends(0.1)}
-    roc = [
-        {"fpr": f, "tpr": min(1.0, 3 * f), "lower": f, "upper": min(1.0, 5 * f)}
-        for f in (0.001, 0.01, 0.1, 1.0)
-    ]
-    bound = {
-        "epsilon": 9.1,
-        "delta": 1e-5,
-        "confidence": 0.95,
-        "method": "one-run",
-        "family": "pure",
-        "mu": None,
-    }
+    roc = [{"fpr": f, "tpr": min(1.0, 3 * f), "lower": f, "upper": min(1.0, 5 * f)} for f in (0.001, 0.01, 0.1, 1.0)]
+    bound = {"epsilon": 9.1, "delta": 1e-5, "confidence": 0.95, "method": "one-run", "family": "pure", "mu": None}
     bound |= {"selection": "fixed beforehand", "comparisons": 1, "evidence": {}}
     leak = {"name": "Yeom", "members": side, "nonmembers": side, "leakage": _ends(0.2), "leaks": True}
     rates = [{"fpr": 0.001, **_ends(0.2)}]
@@ -63,12 +53,7 @@ def _audit() -> dict[str, Any]:
         "promised": {"epsilon": 8.0, "delta": 1e-5, "source": "promised by the manifest"},
         "attacks": [{"name": "coins", "power": 0.9, "evidence": "2 runs <b>", "bound": bound, "curve": None}],
         "checks": [
-            {
-                "layer": "L1",
-                "name": "variance",
-                "outcome": "failed",
-                "finding": "noise measures 0.7000 of sigma",
-            },
+            {"layer": "L1", "name": "variance", "outcome": "failed", "finding": "noise measures 0.7000 of sigma"},
             {"layer": "conformance", "name": "plan", "outcome": "passed", "finding": "x" * 200},
         ],
         "attribute_inference": {
@@ -115,9 +100,7 @@ def _measured(page: Path, width: int, folder: Path) -> dict[str, Any]:
     """What the browser made of the page; the copy that is measured may run the measuring script only."""
     text = page.read_text("utf-8")
     assert "default-src 'none'" in text
-    allowed = text.replace(
-        "style-src 'unsafe-inline'", "style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-    )
+    allowed = text.replace("style-src 'unsafe-inline'", "style-src 'unsafe-inline'; script-src 'unsafe-inline'")
     copy, frame = folder / "measured.html", folder / "frame.html"
     copy.write_text(allowed.replace("</body>", _MEASURE + "</body>"), encoding="utf-8")
     frame.write_text(_FRAME.format(width=width), encoding="utf-8")

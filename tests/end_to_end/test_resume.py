@@ -56,16 +56,7 @@ def privfair_train(
 ) -> Ended:
     """The command in a process of its own; with `until` it gets the signal when its transcript has that size."""
     run = desk.folder / "run"
-    given = [
-        "--manifest",
-        desk.folder / "budget.json",
-        "--trust",
-        desk.trust,
-        "--ledger",
-        desk.ledger,
-        "--out",
-        run,
-    ]
+    given = ["--manifest", desk.folder / "budget.json", "--trust", desk.trust, "--ledger", desk.ledger, "--out", run]
     command = ["train", str(desk.plan), *map(str, given), "--quiet", "--json", *words]
     process = FORK.Process(target=_child, args=(command, desk.folder, prepare))
     process.start()
@@ -100,9 +91,7 @@ def spent_once(desk: Desk) -> Transcript:
 def baseline(folder: Path, rounds: int = ROUNDS) -> Desk:
     plan = FEDSGD.replace("batch-size = 32", 'sampling = "full"')
     more = f"signed-rounds = {rounds + 2000}\nmeasure-every = 50\nblock = 16"
-    desk = Desk.at(
-        folder, plan.replace("learning-rate = 1.0", "learning-rate = 0.01").format(rounds=rounds, more=more)
-    )
+    desk = Desk.at(folder, plan.replace("learning-rate = 1.0", "learning-rate = 0.01").format(rounds=rounds, more=more))
     desk.budget()
     return desk
 

@@ -44,9 +44,7 @@ class Office:
         self.folder = folder
         write_silos(folder)
         (folder / "plan.toml").write_text(plan, encoding="utf-8")
-        assert (
-            self("keys", "generate", "--role", "privacy-officer", "--out", folder / "officer.pem").code == 0
-        )
+        assert self("keys", "generate", "--role", "privacy-officer", "--out", folder / "officer.pem").code == 0
         trust = ("--key", folder / "officer.pem", "--role", "privacy-officer", "--out", folder / "trust.json")
         assert self("keys", "trust", *trust).code == 0
 
@@ -196,8 +194,7 @@ def test_steffle_calibrated_as_printed_and_without_noise(tmp_path: Path) -> None
     assert printed["epsilon"] > 4.0
     assert office.calibrate("--no-privacy", "to compare with", out="none.json").code == 0
     results = {
-        name: office.train(out=name, manifest=f"{name}.json").json()
-        for name in ("calibrated", "printed", "none")
+        name: office.train(out=name, manifest=f"{name}.json").json() for name in ("calibrated", "printed", "none")
     }
     assert results["calibrated"]["epsilon"] == 4.0
     assert results["printed"]["epsilon"] == pytest.approx(printed["epsilon"])
@@ -211,11 +208,7 @@ def test_steffle_calibrated_as_printed_and_without_noise(tmp_path: Path) -> None
 
 def test_options_that_exclude_each_other(tmp_path: Path) -> None:
     office = Office(tmp_path, STEFFLE)
-    for words in (
-        ("--as-printed", "--no-privacy", "x"),
-        ("--as-printed", "--explain"),
-        ("--silo", "north=120"),
-    ):
+    for words in (("--as-printed", "--no-privacy", "x"), ("--as-printed", "--explain"), ("--silo", "north=120")):
         assert office.calibrate(*words).code == 2
     assert privfair("calibrate", tmp_path / "plan.toml", "--as-printed").code == 2
     assert not (tmp_path / "budget.json").exists()
@@ -224,24 +217,11 @@ def test_options_that_exclude_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "silos"),
     [
-        (
-            ("gaussian", "--sampling-rate", "1", "--rounds", "3", "--silo", "a=10", "--silo", "b=20"),
-            {"a": 10, "b": 20},
-        ),
+        (("gaussian", "--sampling-rate", "1", "--rounds", "3", "--silo", "a=10", "--silo", "b=20"), {"a": 10, "b": 20}),
         (("pay-once", "--silo", "a b=10"), {"a b": 10}),
         (
             (
-                *(
-                    "steffle",
-                    "--silo-size",
-                    "50",
-                    "--batch-size",
-                    "50",
-                    "--rounds",
-                    "2",
-                    "--sampling",
-                    "full",
-                ),
+                *("steffle", "--silo-size", "50", "--batch-size", "50", "--rounds", "2", "--sampling", "full"),
                 *("--minority-fraction", "0.4", "--lipschitz", "1", "--w-radius", "1"),
             ),
             {"silo-1": 50},
@@ -271,13 +251,7 @@ def test_predict_writes_a_class_and_probabilities_for_every_record(
     office: Office, trained: Outcome, tmp_path: Path
 ) -> None:
     done = privfair(
-        "predict",
-        office.folder / "run",
-        "--input",
-        office.folder / "north.csv",
-        "--out",
-        tmp_path / "p.csv",
-        "--json",
+        "predict", office.folder / "run", "--input", office.folder / "north.csv", "--out", tmp_path / "p.csv", "--json"
     )
     assert done.code == 0, done.err
     lines = (tmp_path / "p.csv").read_text().splitlines()
@@ -287,14 +261,10 @@ def test_predict_writes_a_class_and_probabilities_for_every_record(
         name, no, yes = line.split(",")
         assert float(no) + float(yes) == pytest.approx(1, abs=1e-6)
         assert name == ("yes" if float(yes) > float(no) else "no")
-    bad = privfair(
-        "predict", office.folder, "--input", office.folder / "north.csv", "--out", tmp_path / "p.csv"
-    )
+    bad = privfair("predict", office.folder, "--input", office.folder / "north.csv", "--out", tmp_path / "p.csv")
     assert bad.code == 2
     (tmp_path / "short.csv").write_text("age,income\n30,10\n")
-    missing = privfair(
-        "predict", office.folder / "run", "--input", tmp_path / "short.csv", "--out", tmp_path / "q.csv"
-    )
+    missing = privfair("predict", office.folder / "run", "--input", tmp_path / "short.csv", "--out", tmp_path / "q.csv")
     assert missing.code == 2
     assert "job" in missing.err
 
@@ -370,9 +340,7 @@ def test_a_mistyped_key_is_not_signed_away_without_a_promise(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "least"), [("fedavg", 0.83), ("central-erm", 0.815), ("fedsgd", 0.81), ("gaussian", 0.80)]
 )
-def test_the_examples_of_the_documentation_train_to_their_end(
-    tmp_path: Path, name: str, least: float
-) -> None:
+def test_the_examples_of_the_documentation_train_to_their_end(tmp_path: Path, name: str, least: float) -> None:
     """Adult (three quarters earn at most 50K) and Credit Card (78% pay), through the command line."""
     examples = Path(__file__).parents[2] / "docs" / "examples"
     office = Office(tmp_path, (examples / f"{name}.toml").read_text())

@@ -59,9 +59,7 @@ def test_poisson_add_remove_in_order(rate: float, z: float, times: int, delta: f
     release = Repeated(Sampled(Poisson(rate), Gaussian(z)), times)
     in_order(release, ADD_REMOVE, delta)
     moments = interval(A.MOMENTS, release, ADD_REMOVE, delta).upper
-    assert moments >= interval(A.RENYI, release, ADD_REMOVE, delta).upper, (
-        "the 2016 tail bound is never better"
-    )
+    assert moments >= interval(A.RENYI, release, ADD_REMOVE, delta).upper, "the 2016 tail bound is never better"
 
 
 @few
@@ -70,9 +68,7 @@ def test_poisson_replace_one_in_order(rate: float, z: float, times: int, delta: 
     release = Repeated(Sampled(Poisson(rate), Gaussian(z)), times)
     in_order(release, REPLACE_ONE, delta)
     removed = interval(A.PLD, release, ADD_REMOVE, delta)
-    assert interval(A.PLD, release, REPLACE_ONE, delta).upper >= removed.lower, (
-        "replacing hides less than removing"
-    )
+    assert interval(A.PLD, release, REPLACE_ONE, delta).upper >= removed.lower, "replacing hides less than removing"
 
 
 @few

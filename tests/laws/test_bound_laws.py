@@ -239,12 +239,7 @@ def test_a_sampled_profile_lies_below_its_gaussian_and_close(mu: float, rate: fl
 
 # --- order and consistency ----------------------------------------------------------------------------------------
 
-REPEATED = [
-    ClopperPearson(),
-    GaussianBox(),
-    JointExact(),
-    JointExact(CurveFamily.EPSILON_DELTA),
-]
+REPEATED = [ClopperPearson(), GaussianBox(), JointExact(), JointExact(CurveFamily.EPSILON_DELTA)]
 ONE_RUN = [OneRun(DeltaTerm.PUBLISHED), OneRun(), FDPOneRun(), FDPOneRun(CurveFamily.EPSILON_DELTA)]
 
 
@@ -295,9 +290,7 @@ def _check_agreement(method: object, counts: object, claimed: float) -> None:
 def test_more_errors_never_raise_a_box_bound(method: object, counts: ErrorCounts) -> None:
     if counts.false_positives == counts.runs_without:
         return
-    worse = ErrorCounts(
-        counts.false_positives + 1, counts.runs_without, counts.false_negatives, counts.runs_with
-    )
+    worse = ErrorCounts(counts.false_positives + 1, counts.runs_without, counts.false_negatives, counts.runs_with)
     assert method.lower_bound(worse, 1e-5).epsilon <= method.lower_bound(counts, 1e-5).epsilon + 1e-9
 
 
@@ -337,9 +330,7 @@ def test_the_e_process_looks_at_every_prefix(marks: list[bool], epsilon: float, 
     """The hull gives the same p-value as a product carried over all guesses."""
     method = EProcess()
     strength = np.arange(len(marks), 0, -1, dtype=float)
-    found = method.p_value(
-        (RankedGuesses(strength, np.array(marks), choices),), EpsilonDeltaCurve(epsilon, 0.0)
-    )
+    found = method.p_value((RankedGuesses(strength, np.array(marks), choices),), EpsilonDeltaCurve(epsilon, 0.0))
     wealth, largest = np.full(len(method.leads), 1.0), 1.0
     odds = np.exp([log_odds(epsilon, lead, choices) for lead in method.leads])
     for mark in marks:

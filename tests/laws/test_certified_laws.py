@@ -39,9 +39,7 @@ ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 REPLACE_ONE = PrivacyUnit.of(Relation.REPLACE_ONE)
 REPLACE_ATTRIBUTE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)
 
-some = settings(
-    max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+some = settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 few = settings(some, max_examples=6)
 many = settings(some, max_examples=80)
 
@@ -92,9 +90,7 @@ def overlap_at_two_precisions(leaf: Leaf, unit: PrivacyUnit, times: int, delta: 
 @example((Sampled(Poisson(1e-5), Gaussian(0.6)), ADD_REMOVE), 3, 1e-5)
 @example((Sampled(Poisson(0.001), Gaussian(0.84)), ADD_REMOVE), 3000, 1e-6)
 @example((Sampled(Poisson(1e-7), Gaussian(1.05078125)), ADD_REMOVE), 1, 1e-12)
-def test_intervals_at_two_precisions_overlap(
-    priced: tuple[Leaf, PrivacyUnit], times: int, delta: float
-) -> None:
+def test_intervals_at_two_precisions_overlap(priced: tuple[Leaf, PrivacyUnit], times: int, delta: float) -> None:
     overlap_at_two_precisions(*priced, times, delta)
 
 
@@ -108,9 +104,7 @@ def test_intervals_at_two_precisions_overlap_on_many_settings(
     overlap_at_two_precisions(*priced, times, delta)
 
 
-def dp_accounting_interval(
-    rate: float, z: float, times: int, delta: float, relation: Relation
-) -> EpsilonInterval:
+def dp_accounting_interval(rate: float, z: float, times: int, delta: float, relation: Relation) -> EpsilonInterval:
     """Optimistic and pessimistic epsilon of dp-accounting, composed by its own code."""
     neighbours = {
         Relation.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,

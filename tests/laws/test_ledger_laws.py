@@ -319,9 +319,7 @@ def test_an_entry_for_another_place_does_not_fit_whatever_its_columns_say(
     forged = link(decode(last.body).model_copy(update=change))
     if columns == "as the chain needs":
         forged = dataclasses.replace(forged, seq=last.seq, prev=last.prev)
-    with pytest.raises(
-        NotIntact, match=r"entry 7: (it does not follow|the entry is missing|.*another place)"
-    ):
+    with pytest.raises(NotIntact, match=r"entry 7: (it does not follow|the entry is missing|.*another place)"):
         read([*HISTORY[:-1], forged])
 
 

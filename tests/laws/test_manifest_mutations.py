@@ -30,9 +30,7 @@ from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import VerifiedManifest, verify
 
-samples = SimpleNamespace(
-    **run_path(str(Path(__file__).parents[1] / "calibrate" / "tampered" / "samples.py"))
-)
+samples = SimpleNamespace(**run_path(str(Path(__file__).parents[1] / "calibrate" / "tampered" / "samples.py")))
 OFFICER, OWNER = generate(), generate(KeyAlgorithm.ECDSA_P256)
 TRUST = TrustFile(
     keys=(
@@ -48,23 +46,7 @@ OTHERS = (
     samples.signed(statement_bytes(samples.document(data=OTHER_SILO)), OFFICER, OWNER),
     samples.signed(PAYLOAD, generate(), generate()),
 )
-STRANGE = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1.5,
-    1e300,
-    "",
-    "0",
-    "x" * 500,
-    "\u202e",
-    [],
-    {},
-    [None],
-    {"sha256": "0" * 64},
-)
+STRANGE = (None, True, False, 0, -1, 1.5, 1e300, "", "0", "x" * 500, "\u202e", [], {}, [None], {"sha256": "0" * 64})
 
 Mutation = Callable[[random.Random, bytes], bytes]
 
@@ -156,9 +138,7 @@ def transplant(rng: random.Random, text: bytes) -> bytes:
 
 def respell_base64(rng: random.Random, text: bytes) -> bytes:
     fields = json.loads(text)
-    holder, key = rng.choice(
-        [(fields, "payload"), *((signature, "sig") for signature in fields["signatures"])]
-    )
+    holder, key = rng.choice([(fields, "payload"), *((signature, "sig") for signature in fields["signatures"])])
     spelled = holder[key]
     at = rng.randrange(len(spelled))
     holder[key] = rng.choice(
@@ -228,10 +208,7 @@ def tamper_with_envelopes(count: int, seed: int) -> Counter[int]:
             # Only what does not touch the signed bytes may pass: white space, order, a stranger's extra signature.
             assert result.digest == digest
             assert open_envelope(mutated).payload == PAYLOAD
-            assert {signature.key_id for signature in result.authentic.signatures} == {
-                OFFICER.key_id,
-                OWNER.key_id,
-            }
+            assert {signature.key_id for signature in result.authentic.signatures} == {OFFICER.key_id, OWNER.key_id}
     return refusals
 
 
@@ -298,9 +275,7 @@ def _at(tree: Any, path: tuple[Any, ...]) -> Any:
     return tree
 
 
-@pytest.mark.parametrize(
-    "path", _object_paths(json.loads(PAYLOAD)), ids=lambda path: ".".join(map(str, path)) or "top"
-)
+@pytest.mark.parametrize("path", _object_paths(json.loads(PAYLOAD)), ids=lambda path: ".".join(map(str, path)) or "top")
 def test_every_field_is_required_and_no_other_is_known(path: tuple[Any, ...]) -> None:
     """Also when the rightful people sign it: defaults are for writers, a reader is told everything."""
     for key in _at(json.loads(PAYLOAD), path):

@@ -89,11 +89,7 @@ def test_a_scale_is_never_rounded_down_and_hardly_up(scale: float | Fraction) ->
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    values=arrays(np.float64, 5, elements=st.floats(-1e3, 1e3)),
-    scale=st.floats(0.01, 1e6),
-    gaussian=st.booleans(),
-)
+@given(values=arrays(np.float64, 5, elements=st.floats(-1e3, 1e3)), scale=st.floats(0.01, 1e6), gaussian=st.booleans())
 def test_what_is_published_lies_on_the_grid(values: np.ndarray, scale: float, gaussian: bool) -> None:
     source, grid = ExactNoise(), Grid.for_scale(scale)
     published = source.gaussian(values, scale) if gaussian else source.laplace(values, scale)

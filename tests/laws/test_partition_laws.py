@@ -193,13 +193,9 @@ def test_users_share_out_every_record(records: int, mean: float, seed: int) -> N
 @given(st.integers(8, 100), st.integers(0, 2**32), st.data())
 def test_a_cohort_finds_exactly_its_users_records(records: int, seed: int, choose: st.DataObject) -> None:
     users = poisson_users(_dataset(records), seed)
-    cohort = np.array(
-        choose.draw(st.lists(st.integers(0, len(users) - 1), min_size=1, max_size=5, unique=True))
-    )
+    cohort = np.array(choose.draw(st.lists(st.integers(0, len(users) - 1), min_size=1, max_size=5, unique=True)))
     places, position = users.of_cohort(cohort)
-    expected = [
-        (place, i) for i, user in enumerate(cohort) for place in range(*users.of(int(user)).indices(records))
-    ]
+    expected = [(place, i) for i, user in enumerate(cohort) for place in range(*users.of(int(user)).indices(records))]
     assert list(zip(places.tolist(), position.tolist(), strict=True)) == expected
 
 

@@ -31,15 +31,11 @@ def main(words: list[str]) -> int:
         for bug in BUGS:
             measured = _measured(bug, workshop, quick)
             rows.append(_row(bug, measured))
-            escaped += [
-                f"{bug.name}: {layer.value}" for layer in bug.by if not measured.get(layer, (True, 0))[0]
-            ]
+            escaped += [f"{bug.name}: {layer.value}" for layer in bug.by if not measured.get(layer, (True, 0))[0]]
         clean, alarms = _clean(workshop)
     if not quick:
         text = _TEMPLATE.read_text("utf-8")
-        _PAGE.write_text(
-            text.replace("{bugs}", "\n".join(rows)).replace("{clean}", "\n".join(clean)), "utf-8"
-        )
+        _PAGE.write_text(text.replace("{bugs}", "\n".join(rows)).replace("{clean}", "\n".join(clean)), "utf-8")
     for line in (*(f"escaped: {one}" for one in escaped), *(f"false alarm: {one}" for one in alarms)):
         print(line, file=sys.stderr)
     return int(bool(escaped or alarms))

@@ -135,9 +135,7 @@ def _equation_13() -> AbstractContextManager[Any]:
     """min(factor, C / norm) as printed: a negative factor is not clipped at all."""
 
     def weigh(fairness: float, mean: float, clip: float) -> Any:
-        return lambda norms, losses: torch.minimum(
-            1 + fairness * (losses - mean), clip / norms.clamp_min(1e-12)
-        )
+        return lambda norms, losses: torch.minimum(1 + fairness * (losses - mean), clip / norms.clamp_min(1e-12))
 
     return together(patch("privfair.algorithms.fedfdp.fair_clipping", weigh), _blind_fedfdp())
 
@@ -168,14 +166,7 @@ _GRADIENT, _FEDFDP_GRADIENT = "engine.gaussian.value_1", "engine.fedfdp.gradient
 CLIPPING_BUGS = (
     Bug("the batch's mean is clipped", _SECRET, _batch_mean, _BOTH, _GRADIENT),
     Bug("micro-batches are clipped", _SECRET, _micro_batches, _BOTH, _GRADIENT),
-    Bug(
-        "division by the realised batch size",
-        _SECRET,
-        _realised_size,
-        (Caught.PROBE,),
-        _GRADIENT,
-        attacked=True,
-    ),
+    Bug("division by the realised batch size", _SECRET, _realised_size, (Caught.PROBE,), _GRADIENT, attacked=True),
     Bug("per-layer clip accounted as one", Engine.FULL_BATCHES, _each_layer, (Caught.PROBE,)),
     Bug("weights after clipping", Engine.FEDFDP, _weights_after_clipping, _BOTH, _FEDFDP_GRADIENT),
     Bug("negative weights unclipped", Engine.FEDFDP, _equation_13, _BOTH, _FEDFDP_GRADIENT),

@@ -95,9 +95,7 @@ def _exact_counts() -> AbstractContextManager[Any]:
 def _sum_instead_of_mean() -> AbstractContextManager[Any]:
     def wrong(right: Any, self: Any, *arguments: Any) -> Any:
         size = self.bounds.batch_size
-        return with_values(
-            right(self, *arguments), lambda name, values: values * (size if name == "h_theta" else 1)
-        )
+        return with_values(right(self, *arguments), lambda name, values: values * (size if name == "h_theta" else 1))
 
     return sending(Steffle, wrong)
 
@@ -136,13 +134,7 @@ COUNTING_BUGS = (
         (Caught.CONFORMANCE,),
     ),
     Bug("shuffled batches accounted as Poisson", _SECRET, _shuffled, _PROBE),
-    Bug(
-        "half the steps counted",
-        Engine.STEFFLE,
-        _half_the_steps,
-        (Caught.CONFORMANCE, Caught.PROBE),
-        updates=30,
-    ),
+    Bug("half the steps counted", Engine.STEFFLE, _half_the_steps, (Caught.CONFORMANCE, Caught.PROBE), updates=30),
     Bug("exact group counts released", _STEFFLE, _exact_counts, _BOTH, "engine.steffle.g", attacked=True),
     Bug("sum instead of mean", _STEFFLE, _sum_instead_of_mean, _BOTH, "engine.steffle.h_theta"),
     Bug("last small batch", _STEFFLE, _last_small_batch, _BOTH, "engine.steffle.h_W"),

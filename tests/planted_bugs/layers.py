@@ -27,9 +27,7 @@ SEARCH = Search(pairs=60, climbs=1, steps=4)
 RERUNS, CANARY_RUNS, CONFIDENCE = 4, 60, 0.95
 
 
-def findings(
-    layer: Caught, workshop: Workshop, engine: Engine, trained: Trained, bug: Bug | None
-) -> list[str]:
+def findings(layer: Caught, workshop: Workshop, engine: Engine, trained: Trained, bug: Bug | None) -> list[str]:
     """What the layer has against the run; an empty list if nothing."""
     match layer:
         case Caught.SEARCH:

@@ -28,9 +28,7 @@ def _scaled(scale: Callable[[float], float]) -> Callable[[], AbstractContextMana
 
 
 def _none() -> AbstractContextManager[Any]:
-    return patch.object(
-        ExactNoise, "gaussian", lambda self, values, sigma: np.array(values, dtype=np.float64)
-    )
+    return patch.object(ExactNoise, "gaussian", lambda self, values, sigma: np.array(values, dtype=np.float64))
 
 
 def _before_clipping() -> AbstractContextManager[Any]:

@@ -29,12 +29,7 @@ def _always(bug: Bug, layer: Caught) -> bool:
 
 
 CASES = [
-    pytest.param(
-        bug,
-        layer,
-        id=f"{bug.name}-{layer.value}",
-        marks=[] if _always(bug, layer) else [pytest.mark.slow],
-    )
+    pytest.param(bug, layer, id=f"{bug.name}-{layer.value}", marks=[] if _always(bug, layer) else [pytest.mark.slow])
     for bug in BUGS
     for layer in bug.by
 ]
@@ -45,9 +40,7 @@ def test_the_bug_is_caught(bug: Bug, layer: Caught, workshop: Workshop) -> None:
     assert findings_of(bug, layer, workshop)
 
 
-@pytest.mark.parametrize(
-    "engine", [one for one in Engine if one is not Engine.STEFFLE_LONG], ids=lambda e: e.name
-)
+@pytest.mark.parametrize("engine", [one for one in Engine if one is not Engine.STEFFLE_LONG], ids=lambda e: e.name)
 def test_the_clean_engine_is_not_flagged(engine: Engine, workshop: Workshop) -> None:
     trained = workshop.clean(engine)
     with fixed_randomness(3):
@@ -77,9 +70,7 @@ def test_the_attack_does_not_refute_the_clean_engine(workshop: Workshop) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "engine", [Engine.FULL_BATCHES, Engine.SECRET_BATCHES, Engine.STEFFLE], ids=lambda e: e.name
-)
+@pytest.mark.parametrize("engine", [Engine.FULL_BATCHES, Engine.SECRET_BATCHES, Engine.STEFFLE], ids=lambda e: e.name)
 def test_false_alarms_stay_within_what_is_stated(engine: Engine, workshop: Workshop) -> None:
     """Fifty clean runs, noise and batches drawn anew in each."""
     runs, alarms = 50, []

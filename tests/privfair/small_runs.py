@@ -160,11 +160,7 @@ class Desk:
         return out
 
     def train(
-        self,
-        manifest: Path,
-        out: str = "run",
-        resume: bool = False,
-        progress: Callable[[Progress], None] | None = None,
+        self, manifest: Path, out: str = "run", resume: bool = False, progress: Callable[[Progress], None] | None = None
     ) -> TrainingResult:
         return train(
             self.plan,
@@ -219,9 +215,7 @@ class OpenGate:
     document: BudgetDocument
 
 
-def gate_for(
-    document: BudgetDocument, folder: Path, shapes: dict[str, tuple[int, ...]], **options: Any
-) -> OpenGate:
+def gate_for(document: BudgetDocument, folder: Path, shapes: dict[str, tuple[int, ...]], **options: Any) -> OpenGate:
     """Claim the document's manifest in a fresh ledger and open its gate."""
     manifest = verified(document)
     folder.mkdir(exist_ok=True)

@@ -19,13 +19,7 @@ from privfair.models.model import Model
 
 
 def silo_of(
-    size: int,
-    features: int,
-    groups: int,
-    classes: int,
-    seed: int = 0,
-    name: str = "north",
-    scale: float = 1.0,
+    size: int, features: int, groups: int, classes: int, seed: int = 0, name: str = "north", scale: float = 1.0
 ) -> SiloTensors:
     """Random records; every group occurs in every class."""
     draw = torch.Generator().manual_seed(seed)

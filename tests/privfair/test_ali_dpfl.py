@@ -17,12 +17,7 @@ from calibrate.manifest.trust import read_trust
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflState
 from privfair.algorithms.baselines.fedprox import FedProx
-from privfair.algorithms.baselines.options import (
-    AliDpflOptions,
-    FedProxOptions,
-    PrivateStepOptions,
-    StepMethod,
-)
+from privfair.algorithms.baselines.options import AliDpflOptions, FedProxOptions, PrivateStepOptions, StepMethod
 from privfair.algorithms.parts.clients import NOISY, ClippedSums
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression
@@ -133,9 +128,7 @@ def test_noise_alone_is_not_taken_for_curvature() -> None:
         changed = torch.randn(2, dimension, generator=generator, dtype=torch.float64)
         changed *= math.sqrt(2) * noise / RECORDS
         found.append(algorithm._curvature(moved, changed) or 0.0)
-        raw.append(
-            sum(p * float(changed[k].norm() / moved[k].norm()) for k, p in enumerate(WEIGHTS.values()))
-        )
+        raw.append(sum(p * float(changed[k].norm() / moved[k].norm()) for k, p in enumerate(WEIGHTS.values())))
     assert np.mean(found) < 0.5 * np.mean(raw)
     assert algorithm._curvature(moved, torch.zeros(2, dimension, dtype=torch.float64)) is None
 

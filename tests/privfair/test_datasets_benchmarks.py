@@ -68,9 +68,7 @@ def test_adult_cells_agree_with_another_reader(adult_data: Dataset) -> None:
     for i in (0, 1, 17, 45_221):
         assert adult_data.side_column("age")[i] == float(rows[i]["age"])
         assert features["hours-per-week"][i] == pytest.approx((float(rows[i]["hours-per-week"]) - 40) / 12)
-        assert adult_data.group_names[adult_data.group[i]] == (
-            "Male" if rows[i]["sex_Male"] == "1" else "Female"
-        )
+        assert adult_data.group_names[adult_data.group[i]] == ("Male" if rows[i]["sex_Male"] == "1" else "Female")
         for name, column in features.items():
             if "=" in name:
                 assert column[i] == float(rows[i][name.replace("=", "_", 1)])
@@ -93,11 +91,7 @@ def test_credit_card_merges_undocumented_codes(credit_data: Dataset) -> None:
     features = dict(zip(credit_data.feature_names, credit_data.features.T, strict=True))
     other = sum(float(row[f"EDUCATION_{code}"]) for row in rows for code in (0, 4, 5, 6))
     assert features["EDUCATION=4"].sum() == other == 468
-    assert (
-        features["MARRIAGE=3"].sum()
-        == sum(float(r["MARRIAGE_0"]) + float(r["MARRIAGE_3"]) for r in rows)
-        == 377
-    )
+    assert features["MARRIAGE=3"].sum() == sum(float(r["MARRIAGE_0"]) + float(r["MARRIAGE_3"]) for r in rows) == 377
     assert "PAY_5=1" not in features
     assert "PAY_4=1" in features
     codes = [name for name in features if name.startswith("PAY_") and "=" in name]
@@ -226,12 +220,8 @@ def test_adult_from_ucis_own_files(tmp_path: Path, adult_data: Dataset) -> None:
         load_benchmark(Benchmark.ADULT, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", [b for b in Benchmark if b not in (Benchmark.FASHION_MNIST, Benchmark.MNIST)]
-)
-def test_without_package_and_path_the_message_says_how(
-    name: Benchmark, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", [b for b in Benchmark if b not in (Benchmark.FASHION_MNIST, Benchmark.MNIST)])
+def test_without_package_and_path_the_message_says_how(name: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(_: str) -> None:
         raise PackageNotFoundError
 

@@ -155,32 +155,17 @@ def test_parquet_and_csv_give_the_same_arrays(tmp_path: Path, own: OwnFormat, su
     ("change", "complaint"),
     [
         (lambda t: t.replace("age,job", "Age,job"), r"north\.csv, column 'age': is missing"),
-        (
-            lambda t: t.replace("sex,", "sexx,", 1),
-            r"column 'sex': is missing \(there is 'sexx'\); add the column",
-        ),
-        (
-            lambda t: t.replace("45,", ",", 1),
-            r"column 'age', line 3: has no value \(1 such cells\); fill or drop",
-        ),
+        (lambda t: t.replace("sex,", "sexx,", 1), r"column 'sex': is missing \(there is 'sexx'\); add the column"),
+        (lambda t: t.replace("45,", ",", 1), r"column 'age', line 3: has no value \(1 such cells\); fill or drop"),
         (lambda t: t.replace("45,", "NaN,", 1), r"column 'age', line 3: has no value"),
         (lambda t: t.replace("45,", "inf,", 1), r"column 'age', line 3: 'inf' is not a finite number"),
         (lambda t: t.replace("45,", "4_5,", 1), r"column 'age', line 3: '4_5' is not a finite number"),
         (lambda t: t.replace("45,", "old,", 1), r"column 'age', line 3: 'old' is not a finite number"),
         (lambda t: t.replace("nurse", "", 1), r"column 'job', line 3: has no value"),
-        (
-            lambda t: t.replace("nurse", "pilot", 1),
-            r"column 'job', line 3: 'pilot' is not in the schema's list",
-        ),
-        (
-            lambda t: t.replace("yes", "maybe", 1),
-            r"column 'default', line 3: 'maybe' is not in the schema's list",
-        ),
+        (lambda t: t.replace("nurse", "pilot", 1), r"column 'job', line 3: 'pilot' is not in the schema's list"),
+        (lambda t: t.replace("yes", "maybe", 1), r"column 'default', line 3: 'maybe' is not in the schema's list"),
         (lambda t: t.replace("yes", "no"), r"column 'default': silo 'north' holds one class only; give more"),
-        (
-            lambda t: t.replace("female", "male"),
-            r"column 'sex': silo 'north' has no record of group 'female'",
-        ),
+        (lambda t: t.replace("female", "male"), r"column 'sex': silo 'north' has no record of group 'female'"),
         (lambda t: t.replace(",id", ",age"), r"column 'age', line 1: stands twice in the header; rename"),
         (lambda t: t.replace("3\n", "3,x\n"), r"line 4: has 6 cells where the header has 5; quote cells"),
         (lambda t: t.replace(",no,1", ",no"), r"line 2: has 4 cells where the header has 5"),
@@ -236,9 +221,7 @@ def test_byte_order_mark_spaces_and_semicolons(tmp_path: Path) -> None:
         ("age", ["a", "b", "c", "d"], r"column 'age', line 1: 'a' is not a finite number \(4 such"),
     ],
 )
-def test_bad_parquet(
-    tmp_path: Path, own: OwnFormat, column: str, values: list[object], complaint: str
-) -> None:
+def test_bad_parquet(tmp_path: Path, own: OwnFormat, column: str, values: list[object], complaint: str) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 

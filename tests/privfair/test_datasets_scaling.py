@@ -15,14 +15,7 @@ from privfair.data.benchmark_files import fit_standardisation, standardise_witho
 from privfair.data.facts import DerivedFact, FactKind, NoPrivacyPromised, require_allowed
 from privfair.data.own_files import load_own_silos
 from privfair.data.partition import split_silos
-from privfair.data.scaling import (
-    PaidScaling,
-    PublicBounds,
-    PublicMeanScale,
-    Transform,
-    Unscaled,
-    paid_scaling,
-)
+from privfair.data.scaling import PaidScaling, PublicBounds, PublicMeanScale, Transform, Unscaled, paid_scaling
 from privfair.data.schema_toml import parse_schema
 
 finite = st.floats(-1e6, 1e6)

@@ -83,10 +83,7 @@ def test_bad_scaling(body: str, complaint: str) -> None:
         (HEAD.replace('column = "y"\n', ""), "names no column"),
         (HEAD.replace('["no", "yes"]', '"no"'), "column 'y': must be a list"),
         (HEAD.replace('["no", "yes"]', "[true, false]"), "column 'y': must be a list"),
-        (
-            HEAD + '[numeric.x]\nbounds=[0,1]\n[silos]\neach_holds = "some"\n',
-            "each_holds 'some' is not known",
-        ),
+        (HEAD + '[numeric.x]\nbounds=[0,1]\n[silos]\neach_holds = "some"\n', "each_holds 'some' is not known"),
         (HEAD + '[numeric.x]\nbounds=[0,1]\n[file]\ndelimiter = "||"\n', "must be one character"),
     ],
 )
@@ -182,9 +179,7 @@ def test_the_digest_changes_with_the_meaning(change: dict[str, object]) -> None:
     ],
 )
 def test_a_schema_survives_json(scaling: Scaling) -> None:
-    schema = _schema(
-        numeric=(NumericColumn("x", scaling),), categorical=(CodedColumn("c", ("u", "v"), (("w", "v"),)),)
-    )
+    schema = _schema(numeric=(NumericColumn("x", scaling),), categorical=(CodedColumn("c", ("u", "v"), (("w", "v"),)),))
     document = json.loads(json.dumps(schema.as_json()))
     assert schema_from_json(document) == schema
     assert schema_from_json(document).digest == schema.digest
@@ -208,9 +203,7 @@ def test_a_strange_document_is_no_schema(change: dict[str, object]) -> None:
 
 
 def test_the_digest_is_stable_and_ignores_what_does_not_matter() -> None:
-    assert (
-        _schema(silo_column="z", coverage=Coverage.ANYTHING, side_columns=("q",)).digest == _schema().digest
-    )
+    assert _schema(silo_column="z", coverage=Coverage.ANYTHING, side_columns=("q",)).digest == _schema().digest
     # Computed once; a change means that old manifests no longer bind to new runs.
     assert _schema().digest == "sha256:8773f0b5615a4761bfb66e1d1e3553bf08fd2dd6aac8f94ab6e9fdd8008a0d6b"
 

@@ -36,9 +36,7 @@ def plans() -> ModuleType:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_every_method_of_the_comparison_is_a_whole_plan(
-    plans: ModuleType, number: int, tmp_path: Path
-) -> None:
+def test_every_method_of_the_comparison_is_a_whole_plan(plans: ModuleType, number: int, tmp_path: Path) -> None:
     """Every key is known to training and to calibration, and the unit in the table is the one that is priced."""
     setting = plans.SETTINGS[number]
     names = set()
@@ -65,12 +63,9 @@ def test_the_ali_dpfl_example_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sigma", "printed", "alone", "charged"),
-    [(1.0, 6, 20, 17), (2.0, 268, 321, 265), (3.0, 708, 824, 584)],
+    ("sigma", "printed", "alone", "charged"), [(1.0, 6, 20, 17), (2.0, 268, 321, 265), (3.0, 708, 824, 584)]
 )
-def test_rounds_that_the_printed_noise_of_fedfdp_affords(
-    sigma: float, printed: int, alone: int, charged: int
-) -> None:
+def test_rounds_that_the_printed_noise_of_fedfdp_affords(sigma: float, printed: int, alone: int, charged: int) -> None:
     """FedFDP, Section VIII: epsilon 2, q = 0.05, delta = 1e-5, sigma_l = 5; the loss on the gradient's batch."""
     batch, target = Poisson(0.05, Batch.SECRET), EpsilonDelta(2.0, 1e-5)
     unit = UNITS["record added or removed"]

@@ -134,33 +134,21 @@ def test_pay_once(epsilon, warm) -> None:
         answers[silo.name] = np.where(draw.random(80) < channel.keep, truth, 1 - truth)
     for column, fairness in enumerate(FAIRNESS):
         own = PayOnceOptions(
-            fairness=float(fairness),
-            learning_rate=1.0,
-            momentum=0.8,
-            decay=0.5,
-            decay_every=3,
-            warm_start=warm,
+            fairness=float(fairness), learning_rate=1.0, momentum=0.8, decay=0.5, decay_every=3, warm_start=warm
         )
-        algorithm = PayOnce(
-            LogisticRegression(3), own, channel, 80, {silo.name: 0.5 for silo in silos}, rounds + 1
-        )
+        algorithm = PayOnce(LogisticRegression(3), own, channel, 80, {silo.name: 0.5 for silo in silos}, rounds + 1)
         state = algorithm.start()
         for round in range(rounds + 1):
-            messages = [
-                (silo.name, algorithm.contribution(state, round, silo, torch.arange(80))) for silo in silos
-            ]
+            messages = [(silo.name, algorithm.contribution(state, round, silo, torch.arange(80))) for silo in silos]
             if round == 0:
                 messages = [
-                    (name, replace(message, randomized={ATTRIBUTE: answers[name]}))
-                    for name, message in messages
+                    (name, replace(message, randomized={ATTRIBUTE: answers[name]})) for name, message in messages
                 ]
             state = algorithm.update(state, without_noise(messages))
         np.testing.assert_allclose(found[:, column], algorithm.theta(state).numpy(), rtol=1e-3, atol=1e-4)
 
 
 def test_the_bound_is_the_signed_one() -> None:
-    columns = stacked.SteffleColumns(
-        np.ones(1), np.ones(1), np.ones(1), np.ones(1), (0.5, 0.5), 0.4, 80, 0.3, 0.2
-    )
+    columns = stacked.SteffleColumns(np.ones(1), np.ones(1), np.ones(1), np.ones(1), (0.5, 0.5), 0.4, 80, 0.3, 0.2)
     assert columns.reach / 80 == pytest.approx(SteffleBounds(80, 0.4, 0.3, 0.2).h_theta, rel=1e-4)
     assert math.isfinite(columns.reach)

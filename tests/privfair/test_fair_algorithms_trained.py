@@ -84,9 +84,7 @@ PLANS = {
     "q-ffl, private": _plan("fedfdp", FEDFDP.format(rounds=12), 'method = "q-ffl"\nexponent = 0.5\n'),
     "agnostic-fl, private": _plan("fedfdp", FEDFDP.format(rounds=12), 'method = "agnostic-fl"\n'),
     "fedfdp": _plan("fedfdp", FEDFDP.format(rounds=12), "fairness = 0.5\nlocal-steps = 2\n"),
-    "fpfl, fixed": _plan(
-        "fpfl", FPFL.format(rounds=12, sampling="fixed"), 'choice = "best-published"\n', users=True
-    ),
+    "fpfl, fixed": _plan("fpfl", FPFL.format(rounds=12, sampling="fixed"), 'choice = "best-published"\n', users=True),
     "fpfl, poisson": _plan(
         "fpfl", FPFL.format(rounds=12, sampling="poisson"), 'notion = "equalised-odds"\n', users=True
     ),
@@ -203,10 +201,7 @@ def test_a_run_that_stops_between_predictions_and_updates_goes_on(
 
 @pytest.mark.parametrize(
     ("training", "error", "says"),
-    [
-        ('kernel = "energy"', UnsupportedCombination, "gaussian"),
-        ("kernel-width = 0.001", InvalidInput, "wider kernel"),
-    ],
+    [('kernel = "energy"', UnsupportedCombination, "gaussian"), ("kernel-width = 0.001", InvalidInput, "wider kernel")],
 )
 def test_a_private_run_that_cannot_be_private_spends_nothing(
     training: str, error: type[Exception], says: str, tmp_path: Path
@@ -227,9 +222,7 @@ def test_a_private_run_that_cannot_be_private_spends_nothing(
         (MMD.replace("users = 3\ncohort = 2\nupdate-clip = 0.5\n", ""), "seed = 0\n", "update-clip"),
     ],
 )
-def test_no_budget_is_signed_beside_plain_values(
-    privacy: str, training: str, says: str, tmp_path: Path
-) -> None:
+def test_no_budget_is_signed_beside_plain_values(privacy: str, training: str, says: str, tmp_path: Path) -> None:
     plan = _plan("mmd-fedavg", privacy.format(rounds=4, mechanism="gaussian"), training)
     with pytest.raises(UnsupportedCombination, match=says):
         Desk.at(tmp_path, plan).budget()

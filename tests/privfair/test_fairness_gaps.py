@@ -43,21 +43,15 @@ def _names(prefix: str, how_many: int) -> tuple[str, ...]:
     return tuple(f"{prefix}{i}" for i in range(how_many))
 
 
-def _count(
-    label: np.ndarray, guess: np.ndarray, group: np.ndarray, classes: int = 2, groups: int = 2
-) -> Confusion:
+def _count(label: np.ndarray, guess: np.ndarray, group: np.ndarray, classes: int = 2, groups: int = 2) -> Confusion:
     return count_confusion(label, guess, group, _names("c", classes), _names("g", groups))
 
 
-def _draw(
-    seed: int, classes: int, groups: int, records: int = 400
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _draw(seed: int, classes: int, groups: int, records: int = 400) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     group = rng.integers(groups, size=records)
     label = (rng.integers(classes, size=records) + (rng.random(records) < 0.3) * group) % classes
-    guess = np.where(
-        rng.random(records) < 0.6, label, (rng.integers(classes, size=records) + group) % classes
-    )
+    guess = np.where(rng.random(records) < 0.6, label, (rng.integers(classes, size=records) + group) % classes)
     return label, guess, group
 
 
@@ -67,13 +61,9 @@ def test_binary_gaps_equal_fairlearn(seed: int, groups: int) -> None:
     label, guess, group = _draw(seed, 2, groups)
     confusion = _count(label, guess, group, 2, groups)
     arguments = {"y_true": label, "y_pred": guess, "sensitive_features": group}
-    assert demographic_parity(confusion).value == pytest.approx(
-        fairlearn.demographic_parity_difference(**arguments)
-    )
+    assert demographic_parity(confusion).value == pytest.approx(fairlearn.demographic_parity_difference(**arguments))
     assert equalised_odds(confusion).value == pytest.approx(fairlearn.equalized_odds_difference(**arguments))
-    assert equal_opportunity(confusion).value == pytest.approx(
-        fairlearn.equal_opportunity_difference(**arguments)
-    )
+    assert equal_opportunity(confusion).value == pytest.approx(fairlearn.equal_opportunity_difference(**arguments))
     frame = fairlearn.MetricFrame(
         metrics={
             "fnr": fairlearn.false_negative_rate,
@@ -111,8 +101,7 @@ def test_gaps_equal_the_printed_definitions(seed: int, classes: int, groups: int
     pairs = list(itertools.product(range(classes), range(groups), range(groups)))
     parity = max(abs(rate(everyone, c, a) - rate(everyone, c, b)) for c, a, b in pairs)
     odds = max(
-        max(abs(rate(chosen, c, a) - rate(chosen, c, b)) for chosen in (label == c, label != c))
-        for c, a, b in pairs
+        max(abs(rate(chosen, c, a) - rate(chosen, c, b)) for chosen in (label == c, label != c)) for c, a, b in pairs
     )
     assert demographic_parity(confusion).value == pytest.approx(parity)
     assert equalised_odds(confusion).value == pytest.approx(odds)
@@ -210,9 +199,7 @@ def test_overall_is_measured_on_all_records_not_averaged_over_silos() -> None:
 
 def test_a_silo_without_a_group_says_so_in_json() -> None:
     label = np.array([0, 1])
-    silos = Silos(
-        (Silo("a", _dataset(label, np.array([0, 0]))), Silo("b", _dataset(label, np.array([0, 1]))))
-    )
+    silos = Silos((Silo("a", _dataset(label, np.array([0, 0]))), Silo("b", _dataset(label, np.array([0, 1])))))
     shown = measure_silos(silos, [label, label]).as_json()
     assert shown["silos"]["a"]["demographic_parity"] is None
     assert "g1" in shown["silos"]["a"]["undefined"]["demographic_parity"]

@@ -39,11 +39,7 @@ NOISES = [GaussianNoise(0.4), LaplaceNoise(0.3), LaplaceNoise(0.5), LaplaceNoise
 
 
 def _by_quadrature(kernel: Kernel, noise: Noise, u: float) -> float:
-    law = (
-        stats.norm(scale=noise.deviation)
-        if isinstance(noise, GaussianNoise)
-        else stats.laplace(scale=noise.scale)
-    )
+    law = stats.norm(scale=noise.deviation) if isinstance(noise, GaussianNoise) else stats.laplace(scale=noise.scale)
 
     def integrand(xi: float) -> float:
         return float(kernel.values(np.array([u + xi]))[0] * law.pdf(xi))
@@ -58,9 +54,7 @@ def _by_quadrature(kernel: Kernel, noise: Noise, u: float) -> float:
 def test_convolution_by_quadrature(kernel: Kernel, noise: Noise) -> None:
     after = convolved(kernel, noise)
     for u in (0.0, 0.01, -0.3, 0.5, 1.0, -2.5, 6.0):
-        assert after.values(np.array([u]))[0] == pytest.approx(
-            _by_quadrature(kernel, noise, u), rel=1e-8, abs=1e-10
-        )
+        assert after.values(np.array([u]))[0] == pytest.approx(_by_quadrature(kernel, noise, u), rel=1e-8, abs=1e-10)
 
 
 def test_corollary_5_3_with_its_amplitude() -> None:
@@ -139,9 +133,7 @@ def test_extreme_widths_stay_finite(ratio: float) -> None:
         np.testing.assert_allclose(
             GaussianLaplaceKernel(1.0, ratio).values(u), GaussianKernel(1.0).values(u), atol=1e-5
         )
-        np.testing.assert_allclose(
-            TwoLaplaceKernel(1.0, ratio).values(u), LaplaceKernel(1.0).values(u), atol=2e-3
-        )
+        np.testing.assert_allclose(TwoLaplaceKernel(1.0, ratio).values(u), LaplaceKernel(1.0).values(u), atol=2e-3)
 
 
 def test_equal_widths_are_the_limit_of_unequal_ones() -> None:
@@ -180,9 +172,7 @@ def test_energy_distance_equals_scipys() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.floats(-5, 5), min_size=1, max_size=20), st.lists(st.floats(-5, 5), min_size=1, max_size=20)
-)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=20), st.lists(st.floats(-5, 5), min_size=1, max_size=20))
 def test_v_statistic_is_a_squared_distance(a: list[float], b: list[float]) -> None:
     x, y = np.array(a), np.array(b)
     for kernel in ALL:
@@ -205,9 +195,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = rng.normal(size=101), rng.normal(size=37)
     whole = mmd_squared_v(x, y, GaussianKernel(1)), mmd_squared_u(x, y, EnergyKernel())
     monkeypatch.setattr(kernel_mmd, "_BLOCK", 64)
-    assert (mmd_squared_v(x, y, GaussianKernel(1)), mmd_squared_u(x, y, EnergyKernel())) == pytest.approx(
-        whole
-    )
+    assert (mmd_squared_v(x, y, GaussianKernel(1)), mmd_squared_u(x, y, EnergyKernel())) == pytest.approx(whole)
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
@@ -215,9 +203,7 @@ def test_proposition_5_2_by_simulation(kernel: Kernel) -> None:
     """The witness on noisy scores has, on average, the value of the convolved kernel on clean scores."""
     rng = np.random.default_rng(6)
     y0, y1, z, noise = rng.random(8), rng.random(6), np.array([0.1, 0.8]), GaussianNoise(0.3)
-    draws = np.array(
-        [witness(z, y0 + rng.normal(0, 0.3, 8), y1 + rng.normal(0, 0.3, 6), kernel) for _ in range(4000)]
-    )
+    draws = np.array([witness(z, y0 + rng.normal(0, 0.3, 8), y1 + rng.normal(0, 0.3, 6), kernel) for _ in range(4000)])
     expected = witness(z, y0, y1, convolved(kernel, noise))
     assert (np.abs(draws.mean(axis=0) - expected) < 4.5 * draws.std(axis=0) / math.sqrt(len(draws))).all()
 

@@ -19,14 +19,7 @@ from privfair.batches.randomness import SeededWords
 from privfair.fairness import fermi
 from privfair.rounds import Position, Rounds
 from tests.privfair.small_runs import document_of, gate_for
-from tests.privfair.steffle_cases import (
-    everybody,
-    logistic,
-    noisy_values,
-    numeric_gradient,
-    silo_of,
-    without_noise,
-)
+from tests.privfair.steffle_cases import everybody, logistic, noisy_values, numeric_gradient, silo_of, without_noise
 
 MODEL = logistic(3, 2)
 
@@ -65,9 +58,7 @@ def test_sums_are_the_gradients_of_the_users_loss() -> None:
     sent = noisy_values(algorithm.contribution(state, 0, silo, everybody(silo)))
 
     def objective(theta, w):
-        return sum(
-            float(_own_loss(theta, w, silo.x[i], silo.y[i].double(), silo.s[i])) for i in range(len(silo))
-        )
+        return sum(float(_own_loss(theta, w, silo.x[i], silo.y[i].double(), silo.s[i])) for i in range(len(silo)))
 
     theta, w = state.descent.theta, state.w
     of_theta = numeric_gradient(lambda at: objective(at, w), theta)

@@ -120,9 +120,7 @@ def test_feddyn_follows_its_equations() -> None:
             local = theta.clone()
             for _ in range(5):
                 point = local.clone().requires_grad_()
-                objective = (
-                    _loss(point, name) - own[name] @ point + alpha / 2 * (point - theta).square().sum()
-                )
+                objective = _loss(point, name) - own[name] @ point + alpha / 2 * (point - theta).square().sum()
                 (gradient,) = torch.autograd.grad(objective, point)
                 local = local - rate * gradient
             rows[name] = local
@@ -213,18 +211,12 @@ def test_with_a_wide_clip_the_private_form_takes_the_same_steps(kind: str) -> No
     sizes = dict.fromkeys(WEIGHTS, float(RECORDS))
     sums, pairs = ClippedSums(1e3, sizes), ClippedPairs(1e3, 1e3, sizes)
     plain, private = {
-        "fedprox": lambda: (
-            FedProx(MODEL, FedProxOptions(), WEIGHTS),
-            FedProx(MODEL, FedProxOptions(), WEIGHTS, sums),
-        ),
+        "fedprox": lambda: (FedProx(MODEL, FedProxOptions(), WEIGHTS), FedProx(MODEL, FedProxOptions(), WEIGHTS, sums)),
         "scaffold": lambda: (
             Scaffold(MODEL, ScaffoldOptions(), WEIGHTS),
             Scaffold(MODEL, ScaffoldOptions(), WEIGHTS, sums),
         ),
-        "feddyn": lambda: (
-            FedDyn(MODEL, FedDynOptions(), WEIGHTS),
-            FedDyn(MODEL, FedDynOptions(), WEIGHTS, sums),
-        ),
+        "feddyn": lambda: (FedDyn(MODEL, FedDynOptions(), WEIGHTS), FedDyn(MODEL, FedDynOptions(), WEIGHTS, sums)),
         "q-ffl": lambda: (QFfl(MODEL, QFflOptions(), WEIGHTS), QFfl(MODEL, QFflOptions(), WEIGHTS, pairs)),
         "agnostic": lambda: (
             AgnosticFl(MODEL, AgnosticOptions(), WEIGHTS),
@@ -235,6 +227,4 @@ def test_with_a_wide_clip_the_private_form_takes_the_same_steps(kind: str) -> No
         private.theta(_run(private, 10)[-1]), plain.theta(_run(plain, 10)[-1]), rtol=1e-7, atol=1e-9
     )
     assert private.clear_values() == ()
-    assert set(private.shapes()) == (
-        {NOISY} if kind in ("fedprox", "scaffold", "feddyn") else {GRADIENT, LOSS}
-    )
+    assert set(private.shapes()) == ({NOISY} if kind in ("fedprox", "scaffold", "feddyn") else {GRADIENT, LOSS})

@@ -74,10 +74,7 @@ def test_without_fairness_it_is_dp_fedsgd() -> None:
     """lambda = 0: the same sums, and the same step, as DP-FedSGD with the same clip."""
     ours = _algorithm(fairness=0.0, learning_rate=0.5)
     theirs = DpFedSgd(
-        LogisticRegression(FEATURES),
-        GradientOptions(learning_rate=0.5),
-        CLIPS.gradient,
-        sum(EXPECTED.values()),
+        LogisticRegression(FEATURES), GradientOptions(learning_rate=0.5), CLIPS.gradient, sum(EXPECTED.values())
     )
     state, other = ours.start(), theirs.start()
     generator = torch.Generator().manual_seed(7)
@@ -128,9 +125,7 @@ def test_a_negative_factor_is_clipped_and_the_printed_equation_is_not() -> None:
     norm=st.floats(0, 1e12),
     loss=st.floats(0, 1e9),
 )
-def test_no_part_is_longer_than_the_clip(
-    fairness: float, mean: float, clip: float, norm: float, loss: float
-) -> None:
+def test_no_part_is_longer_than_the_clip(fairness: float, mean: float, clip: float, norm: float, loss: float) -> None:
     norms, losses = torch.tensor([norm], dtype=torch.float64), torch.tensor([loss], dtype=torch.float64)
     coefficient = float(fair_clipping(fairness, mean, clip)(norms, losses)[0])
     assert abs(coefficient) * norm <= clip

@@ -92,9 +92,7 @@ def test_records_below_the_mean_leave_nothing_to_gain() -> None:
 def test_a_clip_that_acts_is_reported() -> None:
     found = optimal_fairness(replace(NOISY, clip=0.05, noise_multiplier=40.0))
     assert found.value > 0
-    assert [text for text, holds in found.conditions if not holds] == [
-        "(1 + Q_1 lambda) G <= C: the clip never acts"
-    ]
+    assert [text for text, holds in found.conditions if not holds] == ["(1 + Q_1 lambda) G <= C: the clip never acts"]
 
 
 @settings(max_examples=100, deadline=None)

@@ -93,9 +93,7 @@ def test_gradients_of_psi_are_its_differences(groups, classes, notion) -> None:
     slopes = fermi.attribute_slopes(w, frequencies)[block.clamp_min(0), s]
     slopes = slopes + fermi.common_slopes(w)[block.clamp_min(0)]
     other = probabilities.flip(0)
-    difference = fermi.psi(w, probabilities, s, block, frequencies) - fermi.psi(
-        w, other, s, block, frequencies
-    )
+    difference = fermi.psi(w, probabilities, s, block, frequencies) - fermi.psi(w, other, s, block, frequencies)
     expected = (slopes * (probabilities - other)).sum(dim=1) * (block != fermi.OUTSIDE)
     torch.testing.assert_close(difference, expected)
 

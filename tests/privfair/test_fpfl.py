@@ -104,8 +104,7 @@ def test_the_step_is_the_gradient_of_the_augmented_lagrangian(notion: FairnessNo
         shift = torch.zeros_like(theta)
         shift[place] = step
         up, down = (
-            _lagrangian(algorithm, theta + sign * shift, following.multipliers, silo, notion)
-            for sign in (1, -1)
+            _lagrangian(algorithm, theta + sign * shift, following.multipliers, silo, notion) for sign in (1, -1)
         )
         slope = float(up - down) / (2 * step)
         assert float(theta[place] - following.theta[place]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
@@ -134,8 +133,7 @@ def test_tolerance_one_is_fedsgd(notion: FairnessNotion) -> None:
         message = theirs.contribution(other, step, silo, torch.arange(len(silo)))
         assert message.clear is not None
         other = theirs.update(
-            other,
-            {"users": {GRADIENT: Published(step, "users", GRADIENT, np.array(message.clear[GRADIENT]))}},
+            other, {"users": {GRADIENT: Published(step, "users", GRADIENT, np.array(message.clear[GRADIENT]))}}
         )
         np.testing.assert_allclose(ours.theta(state), theirs.theta(other), rtol=1e-10)
     assert not state.multipliers.any()
@@ -219,9 +217,7 @@ def test_small_and_negative_noisy_counts_are_guarded() -> None:
     assert (huge.gaps <= 1).all(), "a rate lies in [0, 1]"
 
 
-def _published(
-    algorithm: Fpfl, rates: tuple[float, float], accuracy: float
-) -> dict[str, dict[str, Published]]:
+def _published(algorithm: Fpfl, rates: tuple[float, float], accuracy: float) -> dict[str, dict[str, Published]]:
     """Statistics of a hundred records in each group with the given rates and accuracy."""
     vector = np.zeros(algorithm.shapes()[STATISTICS])
     size = algorithm.model.size
@@ -293,9 +289,7 @@ def test_wrong_settings_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("kind", ["logistic", "perceptron", "three groups"])
 @pytest.mark.parametrize("notion", list(FairnessNotion))
-def test_without_a_clip_the_sums_are_those_of_a_clip_that_never_bites(
-    notion: FairnessNotion, kind: str
-) -> None:
+def test_without_a_clip_the_sums_are_those_of_a_clip_that_never_bites(notion: FairnessNotion, kind: str) -> None:
     """The two ways to add users up agree, on some of them and on nobody."""
     groups = 3 if kind == "three groups" else 2
     model: Model = Perceptron(FEATURES, (4,)) if kind == "perceptron" else LogisticRegression(FEATURES)

@@ -21,9 +21,7 @@ from privfair.transcript import Transcript, TranscriptRefused
 from tests.privfair.small_runs import OpenGate, document_of, gate_for
 
 SHAPES = {"value_1": (4,), "plain": (2,)}
-CLEAR = InTheClear(
-    name="plain", publications=3, shape=(2,), why="independent of the record", depends_on_unit=False
-)
+CLEAR = InTheClear(name="plain", publications=3, shape=(2,), why="independent of the record", depends_on_unit=False)
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +35,7 @@ def opened(document: BudgetDocument, tmp_path: Path) -> OpenGate:
     return gate_for(document, tmp_path, SHAPES, block=2)
 
 
-def value(
-    name: str = "value_1", size: int = 4, bound: float = 0.5, measured: float = 0.5
-) -> BoundedContribution:
+def value(name: str = "value_1", size: int = 4, bound: float = 0.5, measured: float = 0.5) -> BoundedContribution:
     return BoundedContribution(name, np.linspace(0.0, 1.0, size), bound, measured)
 
 
@@ -182,9 +178,7 @@ def test_a_finished_gate_publishes_nothing_more(opened: OpenGate) -> None:
 
 
 def test_the_noise_is_the_one_the_manifest_names(document: BudgetDocument, tmp_path: Path) -> None:
-    with pytest.raises(
-        GateRefused, match="a seed was given but the manifest signed noise from the operating"
-    ):
+    with pytest.raises(GateRefused, match="a seed was given but the manifest signed noise from the operating"):
         gate_for(document, tmp_path, SHAPES, research_seed=1)
     plan = GaussianPlan(sampling_rate=1.0, rounds=2)
     research = document_of(

@@ -28,9 +28,7 @@ def variance_accepted(residuals: np.ndarray, sigma: float) -> bool:
     return bool(low <= float(residuals @ residuals) / sigma**2 <= high)
 
 
-def released(
-    folder: Path, plan: object, names: tuple[str, ...], values: np.ndarray, bound: float
-) -> Transcript:
+def released(folder: Path, plan: object, names: tuple[str, ...], values: np.ndarray, bound: float) -> Transcript:
     """Publish the same values in every round, for two silos."""
     shapes = dict.fromkeys(names, (SIZE,))
     document = document_of(plan, EpsilonDelta(1.0, 1e-5), shapes=shapes)  # type: ignore[arg-type]
@@ -73,17 +71,13 @@ def test_noise_is_fresh_for_every_round_silo_and_value(tmp_path: Path) -> None:
 
 
 def test_laplace_noise_has_the_signed_scale(tmp_path: Path) -> None:
-    plan = MmdFedavgPlan(
-        group_size=SIZE, samples_per_group=SIZE, rounds=ROUNDS, mechanism=PredictionNoise.LAPLACE
-    )
+    plan = MmdFedavgPlan(group_size=SIZE, samples_per_group=SIZE, rounds=ROUNDS, mechanism=PredictionNoise.LAPLACE)
     names = tuple(value.name for value in plan.values())
     values = np.full(SIZE, 0.25)
     transcript = released(tmp_path, plan, names, values, 0.5)
     declared = document_of(plan, EpsilonDelta(1.0, 1e-5)).release(names[0])
     assert isinstance(declared, LaplaceNoise)
-    noise = np.concatenate(
-        [(transcript.values(p, n) - values).ravel() for p in ("north", "south") for n in names]
-    )
+    noise = np.concatenate([(transcript.values(p, n) - values).ravel() for p in ("north", "south") for n in names])
     # |Laplace| / scale is exponential, so twice the sum is chi-square with 2 n degrees of freedom.
     low, high = stats.chi2.ppf([ALARM / 2, 1 - ALARM / 2], 2 * noise.size)
     assert low <= 2 * np.abs(noise).sum() / declared.scale <= high

@@ -166,9 +166,7 @@ def test_fedfb_trains_on_reweighed_losses_and_reports_the_cells() -> None:
             for a in (0, 1):
                 inside = (silo.y == y) & (silo.s == a)
                 cell = sent[name][CELLS].values[:, y, a]
-                np.testing.assert_allclose(
-                    cell, [float(losses[inside].sum().detach()), int(inside.sum())], rtol=1e-9
-                )
+                np.testing.assert_allclose(cell, [float(losses[inside].sum().detach()), int(inside.sum())], rtol=1e-9)
 
 
 def test_fedfb_moves_weights_against_the_gap() -> None:

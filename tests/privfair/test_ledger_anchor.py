@@ -48,9 +48,7 @@ def test_an_old_copy_put_back_is_refused_and_told_apart(path: Path, claim: Claim
     claim.charge(8)
     shutil.copy(tmp_path / "backup.db", path)
     for access in Access:
-        with pytest.raises(
-            RolledBack, match=r"ends at entry 3, but its anchor has seen entry 4.*old copy"
-        ) as e:
+        with pytest.raises(RolledBack, match=r"ends at entry 3, but its anchor has seen entry 4.*old copy") as e:
             Ledger.open(path, access=access)
     assert "treat every manifest claimed in it as spent" in str(e.value)
 

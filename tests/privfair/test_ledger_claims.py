@@ -85,10 +85,7 @@ def test_a_run_from_claim_to_close_is_all_in_the_status(ledger: Ledger) -> None:
     assert (status.epsilon, status.delta, status.state) == (1.0, 1e-5, ClaimState.CLOSED)
     assert (status.claimant, status.claim_hash) == ("trainer of ward 3", claim.head.hash)
     assert status.transcript_digest == BYTES
-    assert ledger.releases(claim.manifest)[:2] == (
-        Release(0, "a", "weights", BYTES),
-        Release(0, "b", "weights", BYTES),
-    )
+    assert ledger.releases(claim.manifest)[:2] == (Release(0, "a", "weights", BYTES), Release(0, "b", "weights", BYTES))
 
 
 def test_a_manifest_is_claimed_once_and_the_second_is_told_by_whom(ledger: Ledger) -> None:
@@ -190,9 +187,7 @@ def test_many_records_are_split_over_entries(ledger: Ledger) -> None:
     assert len(ledger.releases(claim.manifest)) == 4100
 
 
-def test_after_a_crash_the_rest_of_the_block_is_spent_and_rounds_are_fresh(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_after_a_crash_the_rest_of_the_block_is_spent_and_rounds_are_fresh(ledger: Ledger, tmp_path: Path) -> None:
     token = ClaimToken.fresh()
     token.save(tmp_path / "token")
     crashed = ledger.claim(terms(), token)

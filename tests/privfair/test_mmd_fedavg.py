@@ -109,9 +109,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("criterion", "score", "kernel"), CASES)
-def test_lemma_4_1_by_enumerating_every_draw(
-    criterion: MmdCriterion, score: Score | None, kernel: KernelKind
-) -> None:
+def test_lemma_4_1_by_enumerating_every_draw(criterion: MmdCriterion, score: Score | None, kernel: KernelKind) -> None:
     """Averaged over all draws of two scores a cell, one step with all clients is the gradient of the objective.
 
     Smooth kernels and kinks alike: the derivative at a kink is taken as 0, and v is even, so the record's own
@@ -126,18 +124,12 @@ def test_lemma_4_1_by_enumerating_every_draw(
     cells = cell_of_rows(algorithm.given, silo.y, silo.s)
     everybody = len(silo) + torch.arange(CLIENTS)
     # The penalty is linear in each condition's pair of draws, so conditions may be enumerated together.
-    pairs = [
-        list(itertools.combinations(np.flatnonzero(cells.numpy() == c).tolist(), 2)) for c in algorithm.cells
-    ]
+    pairs = [list(itertools.combinations(np.flatnonzero(cells.numpy() == c).tolist(), 2)) for c in algorithm.cells]
     many = len(algorithm.given)
     total, number = np.zeros(len(theta)), 0
     for first in range(len(pairs[0])):
         for second in range(len(pairs[many])):
-            rows = [
-                row
-                for c in algorithm.cells
-                for row in pairs[c][(first if c < many else second) % len(pairs[c])]
-            ]
+            rows = [row for c in algorithm.cells for row in pairs[c][(first if c < many else second) % len(pairs[c])]]
             following = _round(algorithm, state, silo, torch.cat((torch.tensor(rows), everybody)))
             total += (theta - following.theta).numpy() / 0.1
             number += 1
@@ -179,10 +171,7 @@ def test_corollary_5_3_with_its_amplitude() -> None:
     clean = slopes(GaussianKernel(wanted), exact)
     # Each published score enters linearly, so all may share the node: their noises need not be independent here.
     noisy = (
-        sum(
-            w * slopes(algorithm.kernel, exact + deviation * node)
-            for node, w in zip(nodes, weights, strict=True)
-        )
+        sum(w * slopes(algorithm.kernel, exact + deviation * node) for node, w in zip(nodes, weights, strict=True))
         / weights.sum()
     )
     np.testing.assert_allclose(noisy, clean, rtol=1e-6)
@@ -190,8 +179,7 @@ def test_corollary_5_3_with_its_amplitude() -> None:
     assert uncorrected.kernel == GaussianKernel(wanted)
     plain = (
         sum(
-            w * slopes(GaussianKernel(wanted), exact + deviation * node)
-            for node, w in zip(nodes, weights, strict=True)
+            w * slopes(GaussianKernel(wanted), exact + deviation * node) for node, w in zip(nodes, weights, strict=True)
         )
         / weights.sum()
     )
@@ -214,9 +202,7 @@ def test_without_fairness_it_is_fedavg() -> None:
         mine, theta = silo.client_of_row == client, start.clone()
         for _ in range(3):
             point = theta.clone().requires_grad_()
-            loss = torch.nn.functional.cross_entropy(
-                algorithm.model.logits(point, silo.x[mine]), silo.y[mine]
-            )
+            loss = torch.nn.functional.cross_entropy(algorithm.model.logits(point, silo.x[mine]), silo.y[mine])
             (gradient,) = torch.autograd.grad(loss, point)
             theta = theta - 0.2 * gradient
         mean += size / 60 * theta
@@ -302,9 +288,7 @@ def test_one_record_moves_one_prediction_by_at_most_one() -> None:
     batch = torch.arange(20)
     far = silo.x.clone()
     far[4] = torch.tensor([1e6, -1e6, 1e6])
-    before, after = (
-        algorithm.contribution(state, 1, each, batch).noisy for each in (silo, replace(silo, x=far))
-    )
+    before, after = (algorithm.contribution(state, 1, each, batch).noisy for each in (silo, replace(silo, x=far)))
     for one, other in zip(before, after, strict=True):
         assert one.measured <= 0.5
         assert other.measured <= 0.5
@@ -317,9 +301,7 @@ def test_one_record_moves_one_prediction_by_at_most_one() -> None:
 def test_paid_counts_are_published_once_and_used_from_then_on() -> None:
     silo = _silo(60)
     algorithm = _algorithm(
-        silo,
-        terms={"counts": PaidCounts(), "noise": GaussianNoise(0.2), "update_clip": 1.0},
-        least_share=0.05,
+        silo, terms={"counts": PaidCounts(), "noise": GaussianNoise(0.2), "update_clip": 1.0}, least_share=0.05
     )
     state, batch = algorithm.start(), torch.cat((torch.arange(8), 60 + torch.arange(CLIENTS)))
     first = algorithm.contribution(state, 0, silo, batch)
@@ -346,9 +328,7 @@ def test_paid_counts_are_published_once_and_used_from_then_on() -> None:
         ({"kernel": KernelKind.LAPLACE}, {}, "Gaussian kernel"),
     ],
 )
-def test_what_a_private_run_may_not_do(
-    options: dict[str, object], terms: dict[str, object], names: str
-) -> None:
+def test_what_a_private_run_may_not_do(options: dict[str, object], terms: dict[str, object], names: str) -> None:
     private = {"noise": LaplaceNoise(0.2), "counts": PaidCounts()} | terms
     with pytest.raises(UnsupportedCombination, match=names):
         _algorithm(_silo(), terms=private, **options)

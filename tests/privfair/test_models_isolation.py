@@ -78,15 +78,7 @@ def test_layers_that_keep_records_apart_pass(layer: nn.Module) -> None:
         lambda x: x + x.flip(0),
         lambda x: x + 1e-4 * x.roll(1, dims=0),
     ],
-    ids=[
-        "centred",
-        "softmax-over-records",
-        "cumulative",
-        "sorted",
-        "normed",
-        "flipped",
-        "a-little-of-the-last",
-    ],
+    ids=["centred", "softmax-over-records", "cumulative", "sorted", "normed", "flipped", "a-little-of-the-last"],
 )
 def test_mixing_in_the_code_is_found_and_placed(function: object) -> None:
     with pytest.raises(InvalidInput, match=r"Linear at last .or what feeds it.*another record of the batch"):

@@ -20,15 +20,11 @@ IMAGES = (1, 12, 12)
 
 
 def small_net() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3)
-    )
+    return nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3))
 
 
 def tied_net() -> nn.Module:
-    module = nn.Sequential(
-        nn.Flatten(), nn.Linear(144, 144), nn.Tanh(), nn.Linear(144, 144), nn.Linear(144, 3)
-    )
+    module = nn.Sequential(nn.Flatten(), nn.Linear(144, 144), nn.Tanh(), nn.Linear(144, 144), nn.Linear(144, 3))
     module[3].weight = module[1].weight
     return module
 
@@ -62,9 +58,7 @@ def test_a_batch_cut_into_pieces_gives_the_same(build: object, values_at_once: i
         cut.probability_norms(theta, x, directions), whole.probability_norms(theta, x, directions)
     )
     rows = torch.randn(7, 3, dtype=torch.float64)
-    torch.testing.assert_close(
-        cut.probability_gradient(theta, x, rows), whole.probability_gradient(theta, x, rows)
-    )
+    torch.testing.assert_close(cut.probability_gradient(theta, x, rows), whole.probability_gradient(theta, x, rows))
 
 
 def test_memory_is_counted_per_record() -> None:
@@ -127,9 +121,7 @@ def test_a_module_given_ready_made_starts_as_it_is_and_is_left_alone() -> None:
 
 def test_a_factory_that_builds_something_else_each_time_is_refused() -> None:
     sizes = iter((3, 3, 4))
-    model = TorchModule(
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, next(sizes))), made_up_records(IMAGES)
-    )
+    model = TorchModule(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, next(sizes))), made_up_records(IMAGES))
     with pytest.raises(InvalidInput, match="different parameters"):
         model.initial(0)
 
@@ -168,9 +160,7 @@ def test_threads_do_not_disturb_one_another(build: object) -> None:
     thetas = [model.initial(seed) for seed in range(12)]
     expected = [model.weighted_gradient(theta, x, y, clipped_to(0.5)).total for theta in thetas]
     with ThreadPoolExecutor(4) as pool:
-        found = list(
-            pool.map(lambda theta: model.weighted_gradient(theta, x, y, clipped_to(0.5)).total, thetas)
-        )
+        found = list(pool.map(lambda theta: model.weighted_gradient(theta, x, y, clipped_to(0.5)).total, thetas))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
@@ -189,9 +179,7 @@ class Sometimes(nn.Module):
         second = self.second(first)
         if large and self.irregular == "called twice":
             self.second(second)  # to no effect
-        return self.head(
-            second.sin_() if large and self.irregular == "second in place" else torch.sin(second)
-        )
+        return self.head(second.sin_() if large and self.irregular == "second in place" else torch.sin(second))
 
 
 @pytest.mark.parametrize("irregular", ["first in place", "second in place", "called twice"])
@@ -202,8 +190,7 @@ def test_what_the_trial_could_not_see_takes_the_general_route(irregular: str) ->
     theta = model.initial(0)
     whole = model.weighted_gradient(theta, x, y, clipped_to(0.5)).total
     halves = [
-        model.weighted_gradient(theta, x[rows], y[rows], clipped_to(0.5)).total
-        for rows in (slice(3), slice(3, 7))
+        model.weighted_gradient(theta, x[rows], y[rows], clipped_to(0.5)).total for rows in (slice(3), slice(3, 7))
     ]
     torch.testing.assert_close(whole, sum(halves), rtol=1e-9, atol=1e-12)
 

@@ -80,9 +80,7 @@ def test_norms_too_large_to_be_squared_are_refused(size: float) -> None:
     model = LogisticRegression(1)
     x, y = torch.tensor([[1.0], [size]], dtype=torch.float64), torch.tensor([0, 0])
     for theta in (model.initial(0), model.initial(0).requires_grad_()):
-        with pytest.raises(
-            CheckFailed, match="gradient norm of 1 of 2 records is infinite, no number, or too large"
-        ):
+        with pytest.raises(CheckFailed, match="gradient norm of 1 of 2 records is infinite, no number, or too large"):
             model.weighted_gradient(theta, x, y, clipped_to(1e-100))
 
 
@@ -125,9 +123,7 @@ def test_the_sum_in_floating_point_is_as_far_off_as_proved(records: int, seed: i
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**16), st.integers(0, 15), st.booleans())
-def test_ghost_norms_are_never_below_the_true_ones(
-    positions: int, seed: int, cancelling: int, intercept: bool
-) -> None:
+def test_ghost_norms_are_never_below_the_true_ones(positions: int, seed: int, cancelling: int, intercept: bool) -> None:
     """Also where positions cancel to almost nothing, so that the Gram sum keeps few digits."""
     generator = torch.Generator().manual_seed(seed)
     left = torch.randn(1, positions, 3, generator=generator, dtype=torch.float64)
@@ -140,8 +136,7 @@ def test_ghost_norms_are_never_below_the_true_ones(
     for j in range(2):
         for k in range(extended.shape[2]):
             entry = sum(
-                Fraction(float(d)) * Fraction(float(a))
-                for d, a in zip(right[0, :, j], extended[0, :, k], strict=True)
+                Fraction(float(d)) * Fraction(float(a)) for d, a in zip(right[0, :, j], extended[0, :, k], strict=True)
             )
             exact += entry**2
     found = Fraction(float(parts.squared_norms()[0]))

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, ks_2samp
 
-from privfair.noise import ExactNoise, SecureStream
-from privfair.noise import lattice_sampler as discrete_gaussian
-from privfair.noise import lattice_sampler as discrete_laplace
+from privfair.noise import ExactNoise, SecureStream, discrete_gaussian, discrete_laplace
 
 opendp = pytest.importorskip("opendp.prelude")
 
@@ -45,9 +43,7 @@ def _homogeneity(ours: np.ndarray, theirs: np.ndarray) -> float:
     values, counts = np.unique(both, return_counts=True)
     cell_of_value = _pooled(counts)
     width = cell_of_value.max() + 1
-    cells = [
-        np.bincount(cell_of_value[np.searchsorted(values, part)], minlength=width) for part in (ours, theirs)
-    ]
+    cells = [np.bincount(cell_of_value[np.searchsorted(values, part)], minlength=width) for part in (ours, theirs)]
     return float(chi2_contingency(np.array(cells)).pvalue)
 
 

@@ -27,15 +27,7 @@ from privfair.noise.lattice_sampler import (
 from privfair.noise.random_stream import SecureStream, Words
 
 FALSE_ALARM = 1e-7
-SCALES = [
-    Fraction(1, 3),
-    Fraction(1, 2),
-    Fraction(1),
-    Fraction(7, 3),
-    Fraction(9),
-    Fraction(100, 3),
-    Fraction(500),
-]
+SCALES = [Fraction(1, 3), Fraction(1, 2), Fraction(1), Fraction(7, 3), Fraction(9), Fraction(100, 3), Fraction(500)]
 LAWS = [GaussianExponent, LaplaceExponent]
 
 
@@ -96,9 +88,7 @@ def test_frequencies_from_the_secure_stream(draw) -> None:  # type: ignore[no-un
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize(
-    "scale", [Fraction(1, 2), Fraction(3), Fraction(77, 5), Fraction((1 << 30) + 12345)], ids=str
-)
+@pytest.mark.parametrize("scale", [Fraction(1, 2), Fraction(3), Fraction(77, 5), Fraction((1 << 30) + 12345)], ids=str)
 def test_rational_arithmetic_alone_gives_the_very_same_values(law: type, scale: Fraction) -> None:
     """A band of width 1 sends every proposal through the exact comparison; not one decision may change."""
     fast = sample(block_table(law(scale)), 3_000, SeededStream(11))
@@ -131,9 +121,7 @@ def test_a_fine_laplace_grid_has_the_continuous_quantiles(scale: int) -> None:
 
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("scale", [Fraction(1, 2), Fraction(7, 3), Fraction(40), Fraction(333)], ids=str)
-def test_tail_blocks_have_the_right_frequencies(
-    law: type, scale: Fraction, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tail_blocks_have_the_right_frequencies(law: type, scale: Fraction, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tail begin at phi = 1 instead of 10, so that a large part of all values is drawn there."""
     monkeypatch.setattr(lattice_sampler, "_TAIL_STARTS_AT", 1)
     table = block_table.__wrapped__(law(scale))
@@ -178,23 +166,17 @@ def _assert_tail_halves(table: BlockTable) -> None:
 
 
 def test_the_exponential_of_numpy_is_far_more_accurate_than_the_band_needs() -> None:
-    points = np.concatenate(
-        [np.random.default_rng(2).uniform(0, 60, 3000), np.linspace(0, 1, 500), [700.0, 745.0]]
-    )
+    points = np.concatenate([np.random.default_rng(2).uniform(0, 60, 3000), np.linspace(0, 1, 500), [700.0, 745.0]])
     worst = 0.0
     for length in (1, 3, points.size):  # scalar and vector code paths
         for start in range(0, points.size - length + 1, max(length * 97, 1)):
-            for x, y in zip(
-                points[start : start + length], np.exp(-points[start : start + length]), strict=True
-            ):
+            for x, y in zip(points[start : start + length], np.exp(-points[start : start + length]), strict=True):
                 middle = sum(exponential_enclosure(Fraction(float(x)), 40)) / 2
                 worst = max(worst, abs(float(Fraction(float(y)) - middle)))
     assert worst < BAND / 2**8
 
 
-@pytest.mark.parametrize(
-    "exponent", [Fraction(0), Fraction(1, 3), Fraction(2), Fraction(123, 10), Fraction(900)]
-)
+@pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 3), Fraction(2), Fraction(123, 10), Fraction(900)])
 def test_the_exact_comparison_asks_for_more_bits_until_it_is_sure(exponent: Fraction) -> None:
     """U agrees with exp(-phi) in its first 53 bits; the next word decides."""
 
@@ -225,9 +207,7 @@ def test_enclosures_are_nested_and_tight(exponent: Fraction) -> None:
 
 def test_a_scale_so_small_that_all_but_zero_is_hopeless_is_still_decided_at_once() -> None:
     """exp(-phi(1)) = exp(-2^39): the comparison must not try to write that number down."""
-    assert not sample(
-        block_table(GaussianExponent(Fraction(1, 1 << 20)), band=1.0), 500, SeededStream(2)
-    ).any()
+    assert not sample(block_table(GaussianExponent(Fraction(1, 1 << 20)), band=1.0), 500, SeededStream(2)).any()
 
 
 @pytest.mark.parametrize("draw", [discrete_gaussian, discrete_laplace])

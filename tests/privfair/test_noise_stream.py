@@ -144,9 +144,7 @@ def test_fresh_entropy_alone_keeps_processes_apart_when_python_does_not_see_the_
     assert len(set(_draws_of_parent_and_children(SecureStream(), raw_fork))) == 4
 
 
-def test_without_either_protection_the_children_would_repeat_the_parent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_either_protection_the_children_would_repeat_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two tests above can fail: with hook and fresh bytes both off, the words are the same."""
     stream = SecureStream()
     monkeypatch.setattr(random_stream, "_system_entropy", lambda: bytes(32))

@@ -17,14 +17,7 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 from privfair.batches.participation import Participation, declared_sampling, word_source
-from privfair.batches.randomness import (
-    SeededWords,
-    SystemWords,
-    bernoulli,
-    permutation,
-    subset,
-    uniform_below,
-)
+from privfair.batches.randomness import SeededWords, SystemWords, bernoulli, permutation, subset, uniform_below
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from tests.privfair.small_runs import document_of
 
@@ -117,9 +110,7 @@ def test_the_same_round_has_one_batch() -> None:
     np.testing.assert_array_equal(party.batch(4), party.batch(4))
 
 
-@pytest.mark.parametrize(
-    "sampling", [Poisson(0.5, REVEALED), FixedSize(30, 4, REVEALED), ShuffledEpochs(30, 4)]
-)
+@pytest.mark.parametrize("sampling", [Poisson(0.5, REVEALED), FixedSize(30, 4, REVEALED), ShuffledEpochs(30, 4)])
 def test_known_batches_can_be_redone_from_the_record(tmp_path: Path, sampling: Sampling) -> None:
     header = BatchHeader("ab" * 32, ("north", "south"), sampling, "operating system")
     writer = BatchWriter.create(tmp_path / "batches.bin", header)
@@ -192,9 +183,7 @@ def test_batches_are_reproducible_only_where_nobody_is_protected() -> None:
     private = document_of(plan, target)
     research = document_of(plan, target, noise_source=NoiseSource.SEEDED_RESEARCH_ONLY)
     assert isinstance(word_source(private, 5, "north"), SystemWords)
-    assert not np.array_equal(
-        word_source(private, 5, "north").words(4), word_source(private, 5, "north").words(4)
-    )
+    assert not np.array_equal(word_source(private, 5, "north").words(4), word_source(private, 5, "north").words(4))
     again = [word_source(research, 5, "north").words(4) for _ in range(2)]
     np.testing.assert_array_equal(*again)
     for other in (word_source(research, 5, "south"), word_source(research, 5, "north", session=2)):

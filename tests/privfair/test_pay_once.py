@@ -18,14 +18,7 @@ from privfair.contribution import Published
 from privfair.fairness import fermi
 from privfair.fairness.fermi import Independence
 from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_value
-from tests.privfair.steffle_cases import (
-    everybody,
-    logistic,
-    mean_loss,
-    numeric_gradient,
-    silo_of,
-    without_noise,
-)
+from tests.privfair.steffle_cases import everybody, logistic, mean_loss, numeric_gradient, silo_of, without_noise
 
 
 def _algorithm(epsilon: float | None = None, groups: int = 2, classes: int = 2, **options) -> PayOnce:
@@ -130,9 +123,7 @@ def test_the_gradient_is_that_of_loss_plus_penalty(groups, classes, notion, pena
 def test_the_joint_distribution_is_estimated_without_bias() -> None:
     silo = silo_of(60, 3, 3, 2)
     algorithm = _algorithm(1.0, groups=3)
-    truth = one_hot(silo.s, 3).double().T @ algorithm.model.probabilities(
-        algorithm.start().descent.theta, silo.x
-    )
+    truth = one_hot(silo.s, 3).double().T @ algorithm.model.probabilities(algorithm.start().descent.theta, silo.x)
     estimates = []
     for seed in range(400):
         state = _responses(algorithm, (silo,), seed)

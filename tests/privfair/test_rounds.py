@@ -153,9 +153,7 @@ def test_a_promise_never_sends_a_noisy_value_in_the_clear(tmp_path: Path) -> Non
     """Even if somebody signs that the value does not depend on the unit, the loop does not take that door."""
     plan = GaussianPlan(sampling_rate=1.0, rounds=2)
     clear = InTheClear(name="value_2", publications=2, shape=(2,), why="it is said", depends_on_unit=False)
-    document = document_of(
-        plan, EpsilonDelta(1.0, 1e-5), silos=PARTIES, clear=(clear,), shapes={"value_1": (2,)}
-    )
+    document = document_of(plan, EpsilonDelta(1.0, 1e-5), silos=PARTIES, clear=(clear,), shapes={"value_1": (2,)})
     opened = gate_for(document, tmp_path, {"value_1": (2,), "value_2": (2,)})
 
     class Other(Totals):
@@ -236,9 +234,7 @@ def test_one_aggregator_sends_for_a_cohort_of_users(tmp_path: Path) -> None:
             return (*state, float(received["users"]["user_statistics"].values[0]))
 
     plan = FpflPlan(users=users, cohort=10, rounds=4, clip=1.0)
-    document = document_of(
-        plan, EpsilonDelta(4.0, 1e-3), silos=(("users", users),), shapes={"user_statistics": (1,)}
-    )
+    document = document_of(plan, EpsilonDelta(4.0, 1e-3), silos=(("users", users),), shapes={"user_statistics": (1,)})
     (declared,) = document.sampling
     opened = gate_for(document, tmp_path, {"user_statistics": (1,)})
     owners = torch.arange(120) % (users - 5)  # five users hold nothing and still count

@@ -19,9 +19,7 @@ from privfair.training import prepare
 from privfair.transcript import Ending, Transcript, TranscriptWriter
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk
 
-PLAN = FEDSGD.replace("batch-size = 32", 'sampling = "full"').format(
-    rounds=6, more="signed-rounds = 40\nblock = 4"
-)
+PLAN = FEDSGD.replace("batch-size = 32", 'sampling = "full"').format(rounds=6, more="signed-rounds = 40\nblock = 4")
 
 
 class Killed(BaseException):
@@ -148,9 +146,7 @@ def test_death_between_the_transcripts_end_and_the_ledgers_loses_nothing(
     def no_close(self: Any, *arguments: Any) -> None:
         raise Killed
 
-    for number, (owner, name, dying) in enumerate(
-        ((Claim, "close", no_close), (RunFolder, "write_json", no_receipts))
-    ):
+    for number, (owner, name, dying) in enumerate(((Claim, "close", no_close), (RunFolder, "write_json", no_receipts))):
         out, manifest = f"end-{number}", desk.budget(f"end-{number}.json")
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, dying)
@@ -195,9 +191,7 @@ def test_death_right_after_the_claim_can_be_resumed_from(
     assert desk.train(manifest, "claimed", resume=True).summary["rounds"]["steps"] == 6
 
 
-def test_a_run_is_resumed_with_its_own_manifest_plan_and_ledger(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_resumed_with_its_own_manifest_plan_and_ledger(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = interrupted(desk, "own", monkeypatch, 4, True)
     other = desk.budget("other.json")
     with pytest.raises(Refused, match="was begun with the manifest"):

@@ -134,9 +134,7 @@ def test_a_silos_split_does_not_depend_on_the_others() -> None:
         TrainTest(both.train, alone.test)
 
 
-@pytest.mark.parametrize(
-    ("records", "fraction", "tests"), [(2, 0.01, 1), (2, 0.99, 1), (10, 0.25, 3), (9, 0.25, 2)]
-)
+@pytest.mark.parametrize(("records", "fraction", "tests"), [(2, 0.01, 1), (2, 0.99, 1), (10, 0.25, 3), (9, 0.25, 2)])
 def test_split_sizes(records: int, fraction: float, tests: int) -> None:
     train, test = split_dataset(_dataset(records), 0, fraction)
     assert (len(train), len(test)) == (records - tests, tests)

@@ -18,15 +18,7 @@ from calibrate.plans.steffle import H_W as PLANNED_H_W
 from calibrate.plans.steffle import StefflePlan
 from privfair.algorithms.steffle import H_THETA, H_W, HISTOGRAM, LOSS_GRADIENT, SteffleBounds, WCenter
 from privfair.models.perceptron import Perceptron
-from tests.privfair.steffle_cases import (
-    NOTIONS,
-    everybody,
-    logistic,
-    noisy_values,
-    silo_of,
-    some_state,
-    steffle_for,
-)
+from tests.privfair.steffle_cases import NOTIONS, everybody, logistic, noisy_values, silo_of, some_state, steffle_for
 
 
 def test_names_and_bounds_are_those_of_the_plan() -> None:
@@ -122,9 +114,7 @@ def test_the_bounds_are_nearly_reached(notion) -> None:
     assert distances[H_THETA] == pytest.approx(algorithm.bounds.h_theta, rel=1e-4)
     # h_W: both frequencies at the floor and a certain prediction.
     sure = replace(state, descent=replace(state.descent, theta=torch.tensor([1.0, 0.0, 0.0]).double()))
-    rare = steffle_for(
-        model, 2, batch_size=20, frequencies=(0.05,) * len(frequencies), notion=notion, w_radius=0.2
-    )
+    rare = steffle_for(model, 2, batch_size=20, frequencies=(0.05,) * len(frequencies), notion=notion, w_radius=0.2)
     sure = replace(sure, frequencies=rare.start().frequencies)
     distances = _distances(rare, sure, replace(silo, x=x), everybody(silo), 1)
     assert distances[H_W] == pytest.approx(rare.bounds.h_w, rel=1e-9)

@@ -40,9 +40,7 @@ def _mean_psi(algorithm, theta, w, silo):
 @pytest.mark.parametrize(("groups", "classes"), SIZES)
 def test_gradients_are_those_of_the_min_max_objective(groups, classes, notion, center) -> None:
     model, silo = logistic(3, classes), silo_of(60, 3, groups, classes)
-    algorithm = steffle_for(
-        model, groups, batch_size=len(silo), notion=notion, fairness=FAIRNESS, w_center=center
-    )
+    algorithm = steffle_for(model, groups, batch_size=len(silo), notion=notion, fairness=FAIRNESS, w_center=center)
     state = some_state(algorithm)
     message = algorithm.contribution(state, 3, silo, everybody(silo))
     sent = noisy_values(message)
@@ -78,9 +76,7 @@ def test_at_its_best_w_the_gradient_is_that_of_loss_plus_chi_square(groups, clas
     members = one_hot(silo.s, groups).double()
 
     def joint(theta):
-        return fermi.joint_distribution(model.probabilities(theta, silo.x), members, block, blocks) / len(
-            silo
-        )
+        return fermi.joint_distribution(model.probabilities(theta, silo.x), members, block, blocks) / len(silo)
 
     def objective(theta):
         return mean_loss(model, theta, silo) + FAIRNESS * fermi.chi_square(joint(theta))

@@ -65,9 +65,7 @@ def test_groups_are_numbered_globally_also_where_a_silo_lacks_some() -> None:
     for group in (0, 2):
         only = replace(silo, s=torch.full((40,), group))
         sent = noisy_values(algorithm.contribution(state, 3, only, everybody(silo)))[H_W]
-        free = (
-            -2 * algorithm.w(state) * algorithm.model.probabilities(state.descent.theta, silo.x).mean(dim=0)
-        )
+        free = -2 * algorithm.w(state) * algorithm.model.probabilities(state.descent.theta, silo.x).mean(dim=0)
         attribute = sent - free.numpy()
         assert [bool(np.abs(row).max() > 1e-9) for row in attribute[0]] == [g == group for g in range(3)]
 
@@ -80,13 +78,9 @@ def test_two_silos_weigh_by_their_shares_and_make_the_pooled_gradient() -> None:
     )
     pooled = steffle_for(logistic(3, 2), 2, batch_size=60, fairness=2.0)
     # The divisor of both silos is the smaller one's size, 20: full batches then weigh 20/60 each.
-    split = steffle_for(
-        logistic(3, 2), 2, batch_size=20, fairness=2.0, weights={"north": 1 / 3, "south": 1 / 3}
-    )
+    split = steffle_for(logistic(3, 2), 2, batch_size=20, fairness=2.0, weights={"north": 1 / 3, "south": 1 / 3})
     state = some_state(pooled)
-    alone = pooled.update(
-        state, without_noise([("north", pooled.contribution(state, 1, whole, torch.arange(60)))])
-    )
+    alone = pooled.update(state, without_noise([("north", pooled.contribution(state, 1, whole, torch.arange(60)))]))
     messages = [(silo.name, split.contribution(state, 1, silo, everybody(silo))) for silo in (north, south)]
     both = split.update(state, without_noise(messages))
     torch.testing.assert_close(both.descent.theta, alone.descent.theta)
@@ -123,13 +117,9 @@ def test_noise_may_make_counts_negative() -> None:
 
 
 def test_a_warm_start_is_the_mean_of_the_silos_own_minima() -> None:
-    silos = [
-        replace(silo_of(200, 3, 2, 2, seed=seed), name=name) for seed, name in enumerate(("north", "south"))
-    ]
+    silos = [replace(silo_of(200, 3, 2, 2, seed=seed), name=name) for seed, name in enumerate(("north", "south"))]
     # Weights of full batches need not add up to one; the mean of the minimisers must not shrink for that.
-    algorithm = steffle_for(
-        logistic(3, 2), 2, batch_size=100, weights={"north": 0.25, "south": 0.25}, warm_start=100
-    )
+    algorithm = steffle_for(logistic(3, 2), 2, batch_size=100, weights={"north": 0.25, "south": 0.25}, warm_start=100)
     state = algorithm.start()
     messages = [(silo.name, algorithm.contribution(state, 0, silo, torch.arange(5))) for silo in silos]
     assert all(not message.noisy for _, message in messages)
@@ -139,9 +129,7 @@ def test_a_warm_start_is_the_mean_of_the_silos_own_minima() -> None:
     minima = []
     for silo in silos:
         alone = -towards_own_minimum(algorithm.model, algorithm.model.initial(0), silo.x, silo.y, 100)
-        gradient = algorithm.model.weighted_gradient(
-            torch.from_numpy(alone), silo.x, silo.y, mean_over(200)
-        ).total
+        gradient = algorithm.model.weighted_gradient(torch.from_numpy(alone), silo.x, silo.y, mean_over(200)).total
         assert float(gradient.abs().max()) < 1e-4
         minima.append(alone)
     np.testing.assert_allclose(state.descent.theta.numpy(), np.mean(minima, axis=0))
@@ -175,22 +163,16 @@ def test_one_sensitive_silo_and_many_others_do_what_one_silo_does() -> None:
     """Census and banks: the banks send the loss gradient, the census the fairness gradients, nobody both."""
     whole = silo_of(60, 3, 2, 2)
     banks = [
-        replace(
-            whole, name=f"bank-{k}", x=whole.x[k::2], y=whole.y[k::2], s=torch.zeros(30, dtype=torch.int64)
-        )
+        replace(whole, name=f"bank-{k}", x=whole.x[k::2], y=whole.y[k::2], s=torch.zeros(30, dtype=torch.int64))
         for k in range(2)
     ]
     census = replace(whole, name="census")
     alone = steffle_for(logistic(3, 2), 2, batch_size=60, fairness=2.0)
     state = some_state(alone)
-    expected = alone.update(
-        state, without_noise([("north", alone.contribution(state, 1, whole, everybody(whole)))])
-    )
+    expected = alone.update(state, without_noise([("north", alone.contribution(state, 1, whole, everybody(whole)))]))
     # The banks divide by 60 as well, so their sums add up with weight 1.
     apart = replace(
-        alone,
-        centralisation=OneSensitiveSilo("census"),
-        weights={"bank-0": 1.0, "bank-1": 1.0, "census": 1.0},
+        alone, centralisation=OneSensitiveSilo("census"), weights={"bank-0": 1.0, "bank-1": 1.0, "census": 1.0}
     )
     messages = [(silo.name, apart.contribution(state, 1, silo, everybody(silo))) for silo in (*banks, census)]
     assert all(not message.noisy and message.clear for _, message in messages[:2])

@@ -84,8 +84,7 @@ def test_a_network_trains_under_the_same_plan(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("privacy", "training"),
-    [(FULL, ""), (f"{FULL}\nhistogram-noise-ratio = 1.0", "group-frequencies = [0.5, 0.5]")],
+    ("privacy", "training"), [(FULL, ""), (f"{FULL}\nhistogram-noise-ratio = 1.0", "group-frequencies = [0.5, 0.5]")]
 )
 def test_frequencies_are_either_public_or_paid_for(tmp_path, privacy, training) -> None:
     desk = Desk.at(tmp_path, STEFFLE.format(privacy=privacy, training=training))
@@ -101,9 +100,7 @@ def test_frequencies_below_the_priced_floor_are_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("penalty", ["squared-gap", "fermi"])
 def test_pay_once_for_equalised_odds_in_mini_batches_from_a_warm_start(tmp_path, penalty) -> None:
-    training = (
-        f'penalty = "{penalty}"\nnotion = "equalised-odds"\nmini-batch = 30\nmemory = 0.7\nwarm-start = 20'
-    )
+    training = f'penalty = "{penalty}"\nnotion = "equalised-odds"\nmini-batch = 30\nmemory = 0.7\nwarm-start = 20'
     desk = Desk.at(tmp_path, PAY_ONCE.format(training=training))
     result = desk.train(desk.budget())
     assert _rounds(tmp_path, "randomised_attribute") == [0]

@@ -66,13 +66,7 @@ def test_the_summary_says_what_ran_and_binds_the_files(finished: Desk) -> None:
     assert summary["status"] == "finished"
     assert summary["promise"]["epsilon"] == 8.0
     assert summary["data"]["silos"] == {"north": 120, "south": 150, "west": 135}
-    assert summary["rounds"] == {
-        "signed": 40,
-        "charged": 40,
-        "planned_steps": 40,
-        "steps": 40,
-        "sessions": 1,
-    }
+    assert summary["rounds"] == {"signed": 40, "charged": 40, "planned_steps": 40, "steps": 40, "sessions": 1}
     assert summary["batches"]["recorded"] is False
     for name, digest in summary["digests"].items():
         assert hashlib.sha256((run / name).read_bytes()).hexdigest() == digest
@@ -122,9 +116,7 @@ def test_noise_measured_from_the_transcript_is_the_signed_sigma(finished: Desk) 
     for position in replay(run.algorithm, transcript, read_sessions(folder.sessions)):
         for silo in run.silos:
             if position.step < 60:
-                message = run.algorithm.contribution(
-                    position.state, position.step, silo, torch.arange(len(silo))
-                )
+                message = run.algorithm.contribution(position.state, position.step, silo, torch.arange(len(silo)))
                 sent = transcript.value(position.step, silo.name, "value_1")
                 residuals.append(sent - message.noisy[0].values)
     noise = np.concatenate(residuals)
@@ -217,9 +209,7 @@ def test_networks_train_predict_and_come_back_from_disk(tmp_path: Path, model: s
     np.testing.assert_allclose(np.array(found.probabilities), expected.numpy(), rtol=1e-5)
 
 
-def test_predictions_are_the_models_and_need_neither_class_nor_attribute(
-    finished: Desk, tmp_path: Path
-) -> None:
+def test_predictions_are_the_models_and_need_neither_class_nor_attribute(finished: Desk, tmp_path: Path) -> None:
     write_silos(tmp_path, seed=9)
     rows = (tmp_path / "north.csv").read_text().splitlines()
     (tmp_path / "new.csv").write_text("\n".join(",".join(row.split(",")[:3]) for row in rows) + "\n")
@@ -227,11 +217,7 @@ def test_predictions_are_the_models_and_need_neither_class_nor_attribute(
     weights = theta(finished.folder / "run")
     for place, row in enumerate(rows[1:20]):
         age, income, job = row.split(",")[:3]
-        x = [
-            (float(age) - 18) / 80,
-            (float(income) - 10) / 2,
-            *(job == name for name in ("clerk", "nurse", "other")),
-        ]
+        x = [(float(age) - 18) / 80, (float(income) - 10) / 2, *(job == name for name in ("clerk", "nurse", "other"))]
         probability = 1 / (1 + np.exp(-(np.array([*x, 1.0]) @ weights)))
         assert found.probabilities[place][1] == pytest.approx(probability)
         assert found.predicted[place] == ("yes" if probability > 0.5 else "no")

@@ -101,9 +101,7 @@ def test_fedavg_makes_its_local_steps_in_the_batchs_order(tmp_path: Path) -> Non
 
 
 def test_central_erm_is_the_minimiser(tmp_path: Path) -> None:
-    plan = FEDSGD.replace('"fedsgd"', '"central-erm"').replace(
-        "batch-size = 32\nlearning-rate = 1.0", "l2 = 0.01"
-    )
+    plan = FEDSGD.replace('"fedsgd"', '"central-erm"').replace("batch-size = 32\nlearning-rate = 1.0", "l2 = 0.01")
     desk = Desk.at(tmp_path, plan.format(rounds=1, more=""))
     manifest = desk.budget()
     result = desk.train(manifest)
@@ -129,10 +127,7 @@ def test_training_learns(tmp_path: Path) -> None:
 
 def test_baselines_are_reproducible_and_private_runs_are_not(tmp_path: Path) -> None:
     models: dict[str, list[Any]] = {"fedsgd": [], "gaussian": []}
-    plans = {
-        "fedsgd": FEDSGD.format(rounds=4, more=""),
-        "gaussian": GAUSSIAN.format(rate=0.5, rounds=4, more=""),
-    }
+    plans = {"fedsgd": FEDSGD.format(rounds=4, more=""), "gaussian": GAUSSIAN.format(rate=0.5, rounds=4, more="")}
     for name, plan in plans.items():
         desk = Desk.at(tmp_path / name, plan)
         for run in ("first", "second"):

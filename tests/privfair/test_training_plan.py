@@ -36,8 +36,7 @@ def fedsgd(tmp_path: Path, data: str = DATA, training: str = TRAINING) -> Traini
 def test_a_whole_plan(tmp_path: Path) -> None:
     found = fedsgd(
         tmp_path,
-        DATA
-        + 'test-fraction = 0.5\nseed = 3\n[data.partition]\nkind = "heterogeneous"\nsilos = 3\nh = 0.75\n',
+        DATA + 'test-fraction = 0.5\nseed = 3\n[data.partition]\nkind = "heterogeneous"\nsilos = 3\nh = 0.75\n',
         TRAINING + 'learning-rate = 2\nlearning_rate_decay = 0.1\nbatch-size = 64\npositive = "defaults"\n',
     )
     assert found.data.source == BenchmarkSource(Benchmark.CREDIT_CARD)
@@ -75,11 +74,7 @@ def test_users_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "training", "words"),
     [
-        (
-            DATA,
-            "[training]\nrounds = 10\nlearning-rat = 1\n",
-            r"\[training\] learning-rat.*did you mean learning-rate",
-        ),
+        (DATA, "[training]\nrounds = 10\nlearning-rat = 1\n", r"\[training\] learning-rat.*did you mean learning-rate"),
         (DATA, "[training]\nrounds = 10\nlocal-epochs = 1\n", "local-epochs.*is not known"),
         (DATA + "datset = 1\n", TRAINING, r"\[data\] datset.*did you mean dataset"),
         ('[data]\ndataset = "credit-cart"\n', TRAINING, "did you mean credit-card"),
@@ -95,11 +90,7 @@ def test_users_and_files(tmp_path: Path) -> None:
         (DATA + '[data.partition]\nkind = "equl"\nsilos = 2\n', TRAINING, "did you mean equal"),
         (DATA + "[data.partition]\nsilos = 2\n", TRAINING, r"\[data.partition\] kind.*is needed"),
         (DATA + '[data.partition]\nkind = "equal"\nsilos = 2\nh = 1\n', TRAINING, r"\[data.partition\] h"),
-        (
-            DATA + '[data.partition]\nkind = "equal"\nsilos = 2\n[data.users]\nkind = "poisson"\n',
-            TRAINING,
-            "excludes",
-        ),
+        (DATA + '[data.partition]\nkind = "equal"\nsilos = 2\n[data.users]\nkind = "poisson"\n', TRAINING, "excludes"),
         (DATA, "[training]\nrounds = 1.5\n", "must be a whole number"),
         (DATA, "[training]\nrounds = true\n", "must be a whole number"),
         (DATA, "[training]\nrounds = 0\n", "rounds"),
@@ -112,17 +103,9 @@ def test_users_and_files(tmp_path: Path) -> None:
         ("[privacy]\nrounds = 4\n" + DATA, TRAINING, r"\[privacy\].*has no meaning for fedsgd"),
         (DATA, '[training]\nrounds = 5\nmodel = "logstic"\n', "did you mean logistic"),
         (DATA, "[training]\nrounds = 5\nmodel = 3\n", "must be a name or a table"),
-        (
-            DATA,
-            '[training]\nrounds = 5\n[training.model]\nkind = "logistic"\nhidden = [3]\n',
-            "has no meaning for",
-        ),
+        (DATA, '[training]\nrounds = 5\n[training.model]\nkind = "logistic"\nhidden = [3]\n', "has no meaning for"),
         (DATA, '[training]\nrounds = 5\n[training.model]\nkind = "module"\nfile = "../n.py"\n', "own folder"),
-        (
-            DATA,
-            '[training]\nrounds = 5\n[training.model]\nkind = "module"\nfolder = "x"\n',
-            "folder.*is not known",
-        ),
+        (DATA, '[training]\nrounds = 5\n[training.model]\nkind = "module"\nfolder = "x"\n', "folder.*is not known"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, data: str, training: str, words: str) -> None:
@@ -206,9 +189,7 @@ def test_a_users_own_module(tmp_path: Path) -> None:
     code = f"from torch import nn\n\ndef build():\n    return {net}\n"
     (tmp_path / "net.py").write_text(code, encoding="utf-8")
     digest = hashlib.sha256(code.encode()).hexdigest()
-    model = build_model(
-        read_model_plan({"kind": "module", "file": "net.py", "sha256": digest}, tmp_path), (7,), 2
-    )
+    model = build_model(read_model_plan({"kind": "module", "file": "net.py", "sha256": digest}, tmp_path), (7,), 2)
     assert model.size == 7 * 3 + 3 + 3 * 2 + 2
     for table, words in (
         ({"file": "net.py", "sha256": "0" * 64}, "is not the digest"),

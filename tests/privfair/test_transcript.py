@@ -113,9 +113,7 @@ def test_parties_may_sit_a_round_out(claim: Claim, header: TranscriptHeader, pat
             writer.append(number, party, "loss", draw(LOSS, number))
     transcript = Transcript.read(path)
     assert transcript.rounds(PARTIES[0], "loss").tolist() == [2, 4]
-    assert np.array_equal(
-        transcript.values(PARTIES[0], "loss"), np.stack([draw(LOSS, number) for number in (2, 4)])
-    )
+    assert np.array_equal(transcript.values(PARTIES[0], "loss"), np.stack([draw(LOSS, number) for number in (2, 4)]))
     assert transcript.values(PARTIES[1], "weights").shape == (0, 3, 4)
     assert transcript.complete_rounds == ()
 

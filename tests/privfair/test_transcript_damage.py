@@ -15,14 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privfair.transcript import (
-    Ending,
-    Transcript,
-    TranscriptHeader,
-    TranscriptRefused,
-    TranscriptWriter,
-    ValueSpec,
-)
+from privfair.transcript import Ending, Transcript, TranscriptHeader, TranscriptRefused, TranscriptWriter, ValueSpec
 
 PARTIES = ("a", "b")
 SPEC = ValueSpec("weights", (5,))

@@ -27,9 +27,7 @@ def test_clopper_pearson_without_a_single_error(runs: int, epsilon: float) -> No
     assert bound.epsilon == pytest.approx(math.log((1 - upper) / upper), abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "mu"), [(0.5, 0.1422), (1.0, 0.2681), (2.0, 0.5016), (4.0, 0.9249), (8.0, 1.6660)]
-)
+@pytest.mark.parametrize(("epsilon", "mu"), [(0.5, 0.1422), (1.0, 0.2681), (2.0, 0.5016), (4.0, 0.9249), (8.0, 1.6660)])
 def test_gaussian_parameter_of_an_epsilon(epsilon: float, mu: float) -> None:
     """Balle and Wang (2018), Theorem 8, at delta = 1e-5."""
     assert gaussian_mu(epsilon, DELTA) == pytest.approx(mu, abs=1e-4)
@@ -77,8 +75,7 @@ def test_one_run_p_value_is_the_printed_sum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("coins", "guesses", "correct", "mu", "epsilon"),
-    [(100, 100, 100, 1.7032, 8.2162), (1000, 100, 95, 0.7868, 3.3233)],
+    ("coins", "guesses", "correct", "mu", "epsilon"), [(100, 100, 100, 1.7032, 8.2162), (1000, 100, 95, 0.7868, 3.3233)]
 )
 def test_f_dp_one_run(coins: int, guesses: int, correct: int, mu: float, epsilon: float) -> None:
     """Mahloujifar, Melis and Chaudhuri (2024), "Auditing f-DP in one run": Gaussian curves, tau = 0.05."""

@@ -51,9 +51,7 @@ AS_IF_INDEPENDENT = InSequence((dp_sgd(0.05, 268, 1.0), dp_sgd(0.05, 268, 2.5)))
     ],
     ids=["q=0.01", "q=0.001", "analytic", "same cohort", "as if independent", "FPFL with Poisson cohorts"],
 )
-def test_exact_sigma(
-    template: Release, unit: PrivacyUnit, target: EpsilonDelta, sigma: float, digit: float
-) -> None:
+def test_exact_sigma(template: Release, unit: PrivacyUnit, target: EpsilonDelta, sigma: float, digit: float) -> None:
     """The certified enclosure contains the printed number, and is no wider than a few units of its last digit."""
     solved = solve_noise(template, unit, target, tolerance=min(1e-5, 0.5 * digit))
     assert solved.factor_lower - 0.5 * digit <= sigma <= solved.factor + 0.5 * digit
@@ -73,9 +71,7 @@ def test_exact_sigma(
     ],
     ids=["delta 1e-14", "delta 1e-30", "moments", "add-remove", "replace-one", "true cost", "revealed"],
 )
-def test_exact_epsilon(
-    release: Release, unit: PrivacyUnit, delta: float, epsilon: float, digit: float
-) -> None:
+def test_exact_epsilon(release: Release, unit: PrivacyUnit, delta: float, epsilon: float, digit: float) -> None:
     found = interval(release, unit, delta)
     assert found.lower - 0.5 * digit <= epsilon <= found.upper + 0.5 * digit
     assert found.upper - found.lower < 2 * digit

@@ -172,7 +172,5 @@ class StackedPrivateLogistic:
 
     def _noise(self, features: int, seeds: tuple[int, ...]) -> Tensor:
         """(steps, features, models); each model's own, from its own seed."""
-        drawn = [
-            torch.randn(self.steps, features, generator=torch.Generator().manual_seed(seed)) for seed in seeds
-        ]
+        drawn = [torch.randn(self.steps, features, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         return torch.stack(drawn, dim=2).mul_(self.clip * self.noise_multiplier)

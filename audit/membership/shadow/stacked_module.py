@@ -51,13 +51,7 @@ class StackedModule:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process by value: torch would share the parameters' memory through open files."""
-        return _from_bytes, (
-            pickle.dumps(self.module),
-            self.epochs,
-            self.batch,
-            self.learning_rate,
-            self.momentum,
-        )
+        return _from_bytes, (pickle.dumps(self.module), self.epochs, self.batch, self.learning_rate, self.momentum)
 
     def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
         x = torch.from_numpy(records.features.astype(np.float32))
@@ -100,9 +94,7 @@ class StackedModule:
         return parameters
 
 
-def _from_bytes(
-    module: bytes, epochs: int, batch: int, learning_rate: float, momentum: float
-) -> StackedModule:
+def _from_bytes(module: bytes, epochs: int, batch: int, learning_rate: float, momentum: float) -> StackedModule:
     return StackedModule(pickle.loads(module), epochs, batch, learning_rate, momentum)
 
 

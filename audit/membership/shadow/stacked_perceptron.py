@@ -52,8 +52,7 @@ class StackedPerceptron:
     @property
     def training(self) -> str:
         return (
-            f"hidden layers {self.hidden}, {self.epochs} epochs of minibatch descent, batches of {self.batch}, "
-            "no noise"
+            f"hidden layers {self.hidden}, {self.epochs} epochs of minibatch descent, batches of {self.batch}, no noise"
         )
 
     def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
@@ -77,15 +76,11 @@ class StackedPerceptron:
             rows, weights = orders.shuffled()
             for start in range(0, rows.shape[1], self.batch):
                 part = slice(start, start + self.batch)
-                gradients = _gradients(
-                    layers, features[rows[:, part]], labels[rows[:, part]], weights[:, part]
-                )
+                gradients = _gradients(layers, features[rows[:, part]], labels[rows[:, part]], weights[:, part])
                 self._step(layers, speeds, gradients, weights[:, start] > 0)
         return layers
 
-    def _step(
-        self, layers: list[Tensor], speeds: list[Tensor], gradients: list[Tensor], moving: Tensor
-    ) -> None:
+    def _step(self, layers: list[Tensor], speeds: list[Tensor], gradients: list[Tensor], moving: Tensor) -> None:
         """One step of the models that have records in this batch; the others, who ran out of them, rest."""
         everyone = bool(moving.all())
         for layer, speed, gradient in zip(layers, speeds, gradients, strict=True):

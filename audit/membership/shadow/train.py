@@ -30,9 +30,7 @@ def random_halves(models: int, records: int, seed: int) -> Booleans:
     half = models // 2 + (random.integers(0, 2, records) if models % 2 else np.zeros(records, dtype=np.int64))
     included = places < half
     if not (included.any(axis=1) & ~included.all(axis=1)).all():
-        raise InvalidInput(
-            "records", records, "are too few: a shadow model would get none or all", "give more records"
-        )
+        raise InvalidInput("records", records, "are too few: a shadow model would get none or all", "give more records")
     return np.asarray(included)
 
 
@@ -58,13 +56,8 @@ class ShadowRecords:
             )
         if not np.isfinite(self.features).all():
             raise InvalidInput("features", "NaN or infinite", "must be finite", "drop or mend such records")
-        if (
-            self.labels.dtype.kind not in "iu"
-            or not 0 <= self.labels.min() <= self.labels.max() < self.classes
-        ):
-            raise InvalidInput(
-                "labels", "other values", f"must be 0 .. {self.classes - 1}", "number the classes"
-            )
+        if self.labels.dtype.kind not in "iu" or not 0 <= self.labels.min() <= self.labels.max() < self.classes:
+            raise InvalidInput("labels", "other values", f"must be 0 .. {self.classes - 1}", "number the classes")
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -51,14 +51,10 @@ class OnnxTarget:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         try:
-            session = onnxruntime.InferenceSession(
-                str(path), sess_options=options, providers=["CPUExecutionProvider"]
-            )
+            session = onnxruntime.InferenceSession(str(path), sess_options=options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own errors share no public base class
             first = str(error).splitlines()[0]
-            raise InvalidInput(
-                "--model", str(path), f"is no ONNX model ({first})", "export it again"
-            ) from None
+            raise InvalidInput("--model", str(path), f"is no ONNX model ({first})", "export it again") from None
         return cls(session, str(path), outputs)
 
     def signal(self, records: AuditedRecords) -> Floats:
@@ -93,9 +89,7 @@ class OnnxTarget:
                 return self._by_class(answer, classes)
             if isinstance(answer, np.ndarray) and answer.dtype.kind == "f":
                 return answer.astype(np.float64)
-        raise InvalidInput(
-            "model", self.source, "has no output with scores", "export it with its probabilities"
-        )
+        raise InvalidInput("model", self.source, "has no output with scores", "export it with its probabilities")
 
     def _by_class(self, rows: list[dict[Any, float]], classes: tuple[str, ...]) -> Floats:
         """skl2onnx's dictionaries from class to probability."""
@@ -121,9 +115,7 @@ class PickleTrust(Enum):
 
 
 def open_target(
-    path: Path,
-    trust: PickleTrust = PickleTrust.REFUSED,
-    outputs: OutputKind = OutputKind.BY_LOOK,
+    path: Path, trust: PickleTrust = PickleTrust.REFUSED, outputs: OutputKind = OutputKind.BY_LOOK
 ) -> Target:
     """A run folder, an .onnx file, or a trusted pickle of an estimator or a torch module."""
     if path.is_dir():

@@ -58,9 +58,7 @@ class RunTarget:
         """The records as the run encoded its own."""
         encoding = self.folder.read_json(self.folder.encoding)
         if encoding["schema"] is None:
-            raise InvalidInput(
-                "--model", self.source, "was trained on images, which come in no table", "use Python"
-            )
+            raise InvalidInput("--model", self.source, "was trained on images, which come in no table", "use Python")
         schema = schema_from_json(encoding["schema"])
         features = np.concatenate([encode_features(table, schema) for table in tables.all])
         if encoding["standardisation"] is not None:

@@ -42,9 +42,7 @@ class ClonedEstimator:
         seeded = {name: seed % 2**31 for name in model.get_params() if name.split("__")[-1] == "random_state"}
         model.set_params(**seeded)
         if len(np.unique(records.labels[own])) < 2:
-            raise InvalidInput(
-                "records", int(own.sum()), "of a shadow model hold one class only", "give more records"
-            )
+            raise InvalidInput("records", int(own.sum()), "of a shadow model hold one class only", "give more records")
         rows = np.flatnonzero(own)
         mine = self.inputs.iloc[rows] if hasattr(self.inputs, "iloc") else self.inputs[rows]
         model.fit(mine, records.labels[own])

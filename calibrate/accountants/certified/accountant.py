@@ -77,9 +77,7 @@ class CertifiedAccountant:
         directions = [_where(each, math.log(delta)) for each in compositions(cost, Side.LOWER)]
         costlier = max(directions, key=lambda where: where.guess)
         at_zero = (
-            estimate(costlier.transform, 0.0, math.log(delta), costlier.saddle.tilt)[0]
-            if costlier.guess == 0
-            else 0.0
+            estimate(costlier.transform, 0.0, math.log(delta), costlier.saddle.tilt)[0] if costlier.guess == 0 else 0.0
         )
         return 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER)
 

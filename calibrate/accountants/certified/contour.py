@@ -182,9 +182,7 @@ def chernoff_epsilon(at: Cumulants, log_delta: float) -> float:
     return (at.value + c * math.log(c) - (1 + c) * math.log1p(c) - log_delta) / c
 
 
-def _newton(
-    transform: LossTransform, slope: Callable[[Cumulants], tuple[float, float]], guess: float
-) -> Cumulants:
+def _newton(transform: LossTransform, slope: Callable[[Cumulants], tuple[float, float]], guess: float) -> Cumulants:
     """The root of an increasing function of the tilt, by Newton steps kept inside a shrinking bracket."""
     c, low, high = guess, 0.0, math.inf
     at = transform.cumulants(c)

@@ -38,9 +38,7 @@ class LatticeLaw:
     infinite: float
 
 
-def lattice_edges(
-    nodes: Nodes, span: tuple[float, float], step: float, tilt: float, narrowest: float
-) -> Integers:
+def lattice_edges(nodes: Nodes, span: tuple[float, float], step: float, tilt: float, narrowest: float) -> Integers:
     """Bucket edges over `span`, in units of `step`: `narrowest` where the tilted law is dense, wider elsewhere.
 
     The error of a bucket grows with mass * width^2, so for a given number of buckets the total is smallest
@@ -154,9 +152,7 @@ def _drops(gaps: _Gaps, excess: Floats) -> Floats:
     count = len(largest)
     reach = min(count, _LONGEST_TANGENTS)
     value, drop[0] = 0.0, 0.0
-    ends = zip(
-        gaps.size.T[:reach].tolist(), gaps.along.T[:reach].tolist(), largest[1:].tolist(), strict=False
-    )
+    ends = zip(gaps.size.T[:reach].tolist(), gaps.along.T[:reach].tolist(), largest[1:].tolist(), strict=False)
     for i, (size, fraction, following) in enumerate(ends):
         value = max(0.0, *((g - (1 - f) * value) / f for g, f in zip(size, fraction, strict=True)))
         drop[i + 1] = value
@@ -167,9 +163,7 @@ def _drops(gaps: _Gaps, excess: Floats) -> Floats:
     for i in range(count - 2, max(0, count - reach), -1):
         if value >= largest[i] > 0:
             break
-        value = max(
-            0.0, *((g - f * value) / (1 - f) for g, f in zip(gaps.size[:, i], gaps.along[:, i], strict=True))
-        )
+        value = max(0.0, *((g - f * value) / (1 - f) for g, f in zip(gaps.size[:, i], gaps.along[:, i], strict=True)))
         drop[i] = value
     for size, fraction in zip(gaps.size, gaps.along, strict=True):
         # Where the three parts meet, or by rounding, a segment may still be too high: lower its nearer end.

@@ -14,13 +14,7 @@ from fractions import Fraction
 import numpy as np
 from scipy.special import logsumexp
 
-from calibrate.accountants.certified.compose import (
-    CountedLaws,
-    LatticeComposition,
-    Window,
-    compose,
-    log_normaliser,
-)
+from calibrate.accountants.certified.compose import CountedLaws, LatticeComposition, Window, compose, log_normaliser
 from calibrate.accountants.certified.contour import Cumulants, LossTransform, narrowed, shortest_period
 from calibrate.accountants.certified.grid import lattice_edges, optimistic, pessimistic
 from calibrate.accountants.losses.directions import Composition, Side
@@ -83,12 +77,7 @@ def on_lattice(
 
 
 def _fine_enough(
-    composition: Composition,
-    side: Side,
-    saddle: Cumulants,
-    window: Window,
-    precision: float,
-    most_points: int,
+    composition: Composition, side: Side, saddle: Cumulants, window: Window, precision: float, most_points: int
 ) -> tuple[float, float, CountedLaws]:
     """By how much log delta moves, the step, and the laws on that lattice: the best of a few refinements."""
     c, coarsest = saddle.tilt, window.period / most_points

@@ -119,9 +119,7 @@ def normal_masses(x: Floats, mean: float, deviation: float) -> tuple[Floats, Flo
     both_left = ~right[1:]
     both_right = right[:-1]
     mass = np.where(
-        both_left,
-        tail[1:] - tail[:-1],
-        np.where(both_right, tail[:-1] - tail[1:], 1.0 - tail[1:] - tail[:-1]),
+        both_left, tail[1:] - tail[:-1], np.where(both_right, tail[:-1] - tail[1:], 1.0 - tail[1:] - tail[:-1])
     )
     wobble = _ROUNDINGS * UNIT_ROUNDOFF * tail * (1.0 + u * u)
     error = wobble[1:] + wobble[:-1] + 4 * UNIT_ROUNDOFF * np.abs(mass)

@@ -51,8 +51,7 @@ class GaussianLoss:
     def nodes(self, largest_tilt: float) -> Nodes:
         offset, spacing = trapezoid(0.0, largest_tilt * self.mu, 1.0)
         return Nodes(
-            log_weights=log_normal_density(offset, 1.0) + math.log(spacing),
-            losses=self.mu * offset + self.mu**2 / 2,
+            log_weights=log_normal_density(offset, 1.0) + math.log(spacing), losses=self.mu * offset + self.mu**2 / 2
         )
 
 

@@ -235,9 +235,7 @@ class SubsampledReplacement:
 
     def buckets(self, edges: Floats) -> Buckets:
         q = self.rate
-        return mixture_buckets(
-            self.position(edges), {0.0: 1 - q, 1.0: q}, {0.0: 1 - q, -1.0: q}, self.noise_multiplier
-        )
+        return mixture_buckets(self.position(edges), {0.0: 1 - q, 1.0: q}, {0.0: 1 - q, -1.0: q}, self.noise_multiplier)
 
     def nodes(self, largest_tilt: float) -> Nodes:
         # The slope of the loss is at most (1 + q) / z^2 for x >= 0, which bounds how far a tilt moves the mode.

@@ -59,9 +59,7 @@ class MomentsAccountant:
 
 
 def _log_moments(pair: DominatingPair) -> LogMoments:
-    return LogMoments(
-        tuple(_log_moment(pair, order) * (1 + _OUTWARD) for order in range(1, LARGEST_MOMENT + 1))
-    )
+    return LogMoments(tuple(_log_moment(pair, order) * (1 + _OUTWARD) for order in range(1, LARGEST_MOMENT + 1)))
 
 
 def _log_moment(pair: DominatingPair, order: int) -> float:
@@ -72,8 +70,7 @@ def _log_moment(pair: DominatingPair, order: int) -> float:
         case SubsampledGaussianPair(rate, z):
             # E_P[(P/Q)^l] = int P^(l+1) Q^(-l); the mirror image is int P^(-l) Q^(l+1).
             return max(
-                log_mixture_moment(rate, z, 1.0, 0.0, order + 1.0),
-                log_mixture_moment(rate, z, 1.0, 0.0, -float(order)),
+                log_mixture_moment(rate, z, 1.0, 0.0, order + 1.0), log_mixture_moment(rate, z, 1.0, 0.0, -float(order))
             )
         case Unbounded():
             return math.inf

@@ -98,12 +98,8 @@ class PrivacyLossAccountant:
         with np.errstate(over="ignore"):
             upper = math.inf
             if allowance < delta:
-                upper = float(
-                    _composed(cost, pessimistic_loss, step).get_epsilon_for_delta(delta - allowance)
-                )
-            below = _composed(
-                cost, optimistic_loss, self.value_discretization_interval or _finer_step(cost, step)
-            )
+                upper = float(_composed(cost, pessimistic_loss, step).get_epsilon_for_delta(delta - allowance))
+            below = _composed(cost, optimistic_loss, self.value_discretization_interval or _finer_step(cost, step))
             lower = float(below.get_epsilon_for_delta(delta + allowance))
         return _enclosure(min(lower, _LARGEST_EXPONENT), upper)
 
@@ -255,9 +251,7 @@ def _gaussian(standard_deviation: float, step: float, **how: Any) -> Any:
     )
 
 
-def _connect_the_dots(
-    pair: FixedSizeReplacePair | MixedGaussianPair | RandomizedResponsePair, step: float
-) -> Any:
+def _connect_the_dots(pair: FixedSizeReplacePair | MixedGaussianPair | RandomizedResponsePair, step: float) -> Any:
     """All three curves are symmetric, delta(-e) = 1 - exp(-e) + exp(-e) delta(e): only e >= 0 is computed."""
     last = math.ceil(_largest_loss(pair) / step) + 1
     epsilons = np.asarray(step * np.arange(last + 1), dtype=float)
@@ -269,9 +263,7 @@ def _connect_the_dots(
     )
 
 
-def _hockey_stick(
-    pair: FixedSizeReplacePair | MixedGaussianPair | RandomizedResponsePair, epsilons: Floats
-) -> Floats:
+def _hockey_stick(pair: FixedSizeReplacePair | MixedGaussianPair | RandomizedResponsePair, epsilons: Floats) -> Floats:
     """delta(e) for e >= 0."""
     match pair:
         case FixedSizeReplacePair(rate, z):

@@ -88,9 +88,7 @@ def poisson_gaussian_rdp(rate: float, noise_multiplier: float, orders: Sequence[
     positive("noise multiplier", noise_multiplier)
     for order in orders:
         if order < 2 or order != int(order):
-            raise InvalidInput(
-                "order", order, "must be a whole number, at least 2", "give for example 2 .. 64"
-            )
+            raise InvalidInput("order", order, "must be a whole number, at least 2", "give for example 2 .. 64")
     return tuple(_log_binomial_sum(rate, noise_multiplier, int(a)) / (int(a) - 1) for a in orders)
 
 
@@ -190,9 +188,7 @@ def epsilon_at_order(rdp: float, order: float, delta: float) -> float:
 def epsilon_from_rdp(orders: Sequence[float], rdp: Sequence[float], delta: float) -> float:
     """The best epsilon over all orders, never below 0."""
     if len(orders) != len(rdp) or not orders:
-        raise InvalidInput(
-            "orders", len(orders), "must match the Renyi values one to one", "give one value an order"
-        )
+        raise InvalidInput("orders", len(orders), "must match the Renyi values one to one", "give one value an order")
     return max(0.0, min(epsilon_at_order(value, a, delta) for a, value in zip(orders, rdp, strict=True)))
 
 
@@ -216,9 +212,7 @@ class RenyiAccountant:
 
     def __post_init__(self) -> None:
         if not self.orders or min(self.orders) <= 1 or not all(map(math.isfinite, self.orders)):
-            raise InvalidInput(
-                "orders", self.orders, "must be finite and greater than 1", "give for example 2 .. 64"
-            )
+            raise InvalidInput("orders", self.orders, "must be finite and greater than 1", "give for example 2 .. 64")
 
     def price(self, leaf: Leaf, unit: PrivacyUnit) -> RenyiCurve:
         pairs = priced_pairs(self.name, leaf, unit, _SUPPORTED)

@@ -64,9 +64,7 @@ class AgnosticFl:
         direction = sum(share * gradient for share, (gradient, _) in zip(state.mixture, pairs, strict=True))
         step = torch.from_numpy(np.asarray(direction)).to(state.theta.dtype) * self.options.learning_rate
         losses = np.array([loss for _, loss in pairs])
-        return AgnosticState(
-            state.theta - step, on_simplex(state.mixture + self.options.weight_rate * losses)
-        )
+        return AgnosticState(state.theta - step, on_simplex(state.mixture + self.options.weight_rate * losses))
 
     def theta(self, state: AgnosticState) -> Tensor:
         return state.theta

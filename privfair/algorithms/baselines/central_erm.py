@@ -34,9 +34,7 @@ class CentralErm:
     seed: int = 0
 
     def clear_values(self) -> tuple[ClearValue, ...]:
-        return (
-            ClearValue(MINIMISER, "Central training without privacy: the model itself is published.", True),
-        )
+        return (ClearValue(MINIMISER, "Central training without privacy: the model itself is published.", True),)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {MINIMISER: (self.model.size,)}

@@ -85,9 +85,7 @@ class FairFed:
         if not weights.any():
             weights = np.array(tuple(self.weights.values()))
         shares = weights / weights.sum()
-        mean = sum(
-            share * received[party][CHANGE].values for party, share in zip(self.weights, shares, strict=True)
-        )
+        mean = sum(share * received[party][CHANGE].values for party, share in zip(self.weights, shares, strict=True))
         return FairFedState(state.theta + torch.from_numpy(np.asarray(mean)).to(state.theta.dtype), weights)
 
     def theta(self, state: FairFedState) -> Tensor:

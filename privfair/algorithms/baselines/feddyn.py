@@ -71,9 +71,7 @@ class FedDyn:
             pull = alpha * (rows[place] - models.theta) - state.gradients[place]
             rows[place] -= self.options.learning_rate * (gradient.to(rows.dtype) + pull)
         if models.inner + 1 < self.options.local_steps:
-            return FedDynState(
-                LocalModels(models.theta, rows, models.inner + 1), state.gradients, state.drift
-            )
+            return FedDynState(LocalModels(models.theta, rows, models.inner + 1), state.gradients, state.drift)
         moved = rows - models.theta
         drift = state.drift - alpha * averaged(self.weights, moved)
         theta = averaged(self.weights, rows) - drift / alpha

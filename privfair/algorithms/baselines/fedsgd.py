@@ -35,9 +35,7 @@ class FedSgd:
     seed: int = 0
 
     def clear_values(self) -> tuple[ClearValue, ...]:
-        return (
-            ClearValue(GRADIENT, "FedSGD sends plain gradients; it is a baseline without privacy.", True),
-        )
+        return (ClearValue(GRADIENT, "FedSGD sends plain gradients; it is a baseline without privacy.", True),)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {GRADIENT: (self.model.size,)}
@@ -59,10 +57,7 @@ class FedSgd:
         return state.theta
 
     def checkpoint(self, state: FedSgdState) -> dict[str, Floats]:
-        return {
-            "theta": state.theta.numpy().astype(np.float64),
-            "step": np.array(state.step, dtype=np.float64),
-        }
+        return {"theta": state.theta.numpy().astype(np.float64), "step": np.array(state.step, dtype=np.float64)}
 
     def restore(self, arrays: Mapping[str, Floats]) -> FedSgdState:
         theta = torch.from_numpy(np.array(arrays["theta"]))

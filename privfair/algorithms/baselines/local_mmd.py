@@ -57,16 +57,7 @@ class LocalMmd:
         def gradient(theta: Tensor, rows: Tensor) -> Tensor:
             x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
             return own_gradient(
-                self.model,
-                options.score,
-                given,
-                options.positive_class,
-                kernel,
-                options.fairness,
-                theta,
-                x,
-                y,
-                s,
+                self.model, options.score, given, options.positive_class, kernel, options.fairness, theta, x, y, s
             )
 
         change = local_change(

@@ -96,9 +96,7 @@ class TranMultipliers:
                 gap = abs(overall - np.clip(sums[j, a] / counts[j, a], 0.0, 1.0))
                 grown = multipliers[j, a] + self.options.multiplier_rate * gap
                 multipliers[j, a] = min(grown, self.options.largest_multiplier)
-                direction = direction + multipliers[j, a] * np.abs(
-                    overall_gradient - gradients[j, a] / counts[j, a]
-                )
+                direction = direction + multipliers[j, a] * np.abs(overall_gradient - gradients[j, a] / counts[j, a])
         step = torch.from_numpy(direction).to(state.theta.dtype) * self.options.learning_rate
         return TranState(state.theta - step, multipliers)
 

@@ -50,9 +50,7 @@ class PlainMeans:
 Sending = ClippedSums | PlainMeans
 
 
-def gradient_message(
-    sending: Sending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor
-) -> Message:
+def gradient_message(sending: Sending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor) -> Message:
     x, y = silo.x[batch], silo.y[batch]
     if isinstance(sending, PlainMeans):
         mean = model.weighted_gradient(theta, x, y, mean_over(max(1, len(batch)))).total
@@ -112,9 +110,7 @@ class ClippedPairs:
 PairSending = ClippedPairs | PlainMeans
 
 
-def pair_message(
-    sending: PairSending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor
-) -> Message:
+def pair_message(sending: PairSending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor) -> Message:
     x, y = silo.x[batch], silo.y[batch]
     if isinstance(sending, PlainMeans):
         found = model.weighted_gradient(theta, x, y, mean_over(max(1, len(batch))))

@@ -54,9 +54,7 @@ class DescentRule:
         count("rounds", self.rounds)
         count("seed", self.seed, least=0)
         if not 0 <= self.momentum < 1:
-            raise InvalidInput(
-                "momentum", self.momentum, "must lie in [0, 1)", "0 is plain descent, 0.9 is usual"
-            )
+            raise InvalidInput("momentum", self.momentum, "must lie in [0, 1)", "0 is plain descent, 0.9 is usual")
 
     def rate(self, step: int) -> float:
         return self.learning_rate * self.decay ** (step // self.decay_every)

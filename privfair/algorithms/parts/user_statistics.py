@@ -58,9 +58,7 @@ class Statistics:
     rates: tuple[Rate, ...]
     rate_value: RateValue
 
-    def summed(
-        self, theta: Tensor, silo: SiloTensors, cohort: Tensor, clip: float | None
-    ) -> tuple[Tensor, float]:
+    def summed(self, theta: Tensor, silo: SiloTensors, cohort: Tensor, clip: float | None) -> tuple[Tensor, float]:
         """The cohort's vectors, each clipped as a whole, added up; and the largest norm after clipping.
 
         Guarantee: with a clip no user's vector is longer, rounding included, so adding or removing a user moves the
@@ -101,18 +99,12 @@ class Statistics:
                 if len(inside) == 0:
                     continue
                 counts[number, group] = len(inside)
-                values[number, group] = (directions[inside] * counted[inside]).sum() + rate.offset * len(
-                    inside
-                )
-                gradients[number, group] = self.model.probability_gradient(
-                    theta, x[inside], directions[inside]
-                )
+                values[number, group] = (directions[inside] * counted[inside]).sum() + rate.offset * len(inside)
+                gradients[number, group] = self.model.probability_gradient(theta, x[inside], directions[inside])
         if layout.selection:
             selection[0], selection[1] = len(y), int((probabilities.argmax(dim=1) == y).sum())
         if not bool(torch.isfinite(out).all()):
-            raise CheckFailed(
-                "the cohort's sums are not finite; bring the features to the range of their schema"
-            )
+            raise CheckFailed("the cohort's sums are not finite; bring the features to the range of their schema")
         return out
 
     def _blocks(self, silo: SiloTensors, cohort: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:

@@ -98,10 +98,7 @@ def step_1() -> Iterator[Fault]:
     yield "unknown-field-in-signature", envelope(put("signatures", 0, "role", value="data-owner"))
     yield "no-payload-type", envelope(lambda fields: fields.pop("payloadType"))
     yield "no-keyid", envelope(lambda fields: fields["signatures"][0].pop("keyid"))
-    yield (
-        "keyid-in-capitals",
-        envelope(lambda f: put("keyid", value=OFFICER.key_id.upper())(f["signatures"][0])),
-    )
+    yield ("keyid-in-capitals", envelope(lambda f: put("keyid", value=OFFICER.key_id.upper())(f["signatures"][0])))
     yield "no-signatures", envelope(put("signatures", value=[]))
     yield "one-signature-twice", envelope(lambda fields: fields["signatures"].append(fields["signatures"][0]))
     yield "empty-signature", envelope(put("signatures", 0, "sig", value=""))
@@ -123,10 +120,7 @@ def base64_spellings() -> Iterator[Fault]:
 def step_2() -> Iterator[Fault]:
     yield "a-signed-trust-file", trust().signed(STRANGER)
     yield "payload-type-of-a-trust-file", envelope(put("payloadType", value=TRUST_PAYLOAD_TYPE))
-    yield (
-        "payload-type-with-parameter",
-        envelope(put("payloadType", value="application/vnd.in-toto+json;v=1")),
-    )
+    yield ("payload-type-with-parameter", envelope(put("payloadType", value="application/vnd.in-toto+json;v=1")))
 
 
 def step_3() -> Iterator[Fault]:
@@ -226,10 +220,7 @@ def contradictions() -> Iterator[Fault]:
     yield "price-above-promise", predicate("accounting", "interval", "upper", value=1.5)
     yield "price-unbounded", predicate("accounting", "interval", "upper", value=None)
     yield "price-an-empty-interval", predicate("accounting", "interval", "lower", value=2)
-    yield (
-        "accountants-disagree",
-        predicate("accounting", "secondOpinion", "interval", value={"lower": 3, "upper": 4}),
-    )
+    yield ("accountants-disagree", predicate("accounting", "secondOpinion", "interval", value={"lower": 3, "upper": 4}))
     yield "no-second-opinion", predicate("accounting", "secondOpinion", value=None)
     yield "one-accountant-asked-twice", predicate("accounting", "secondOpinion", "accountant", value="first")
     yield "price-at-the-whole-delta", predicate("accounting", "delta", value=1e-5)

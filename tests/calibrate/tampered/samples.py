@@ -20,13 +20,7 @@ from calibrate.manifest.document import (
     Validity,
 )
 from calibrate.manifest.keys import SigningKey
-from calibrate.manifest.mechanism import (
-    GaussianNoise,
-    InTheClear,
-    NoiseSampler,
-    NoiseSource,
-    PrivateGuarantee,
-)
+from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSampler, NoiseSource, PrivateGuarantee
 from calibrate.manifest.verify import Run
 from calibrate.privacy_unit import Protected, Relation
 from calibrate.releases import Gaussian, InSequence, NonPrivate, Repeated, Sampled, Together
@@ -38,10 +32,7 @@ EPOCH = ShuffledEpochs(7500, 256)
 Z = 33.4
 WHY_CLEAR = "the loss gradient does not depend on the sensitive attribute"
 EVENT = InSequence(
-    (
-        Repeated(Sampled(EPOCH, Together((Gaussian(Z), Gaussian(Z)))), 40),
-        NonPrivate(WHY_CLEAR, depends_on_unit=False),
-    )
+    (Repeated(Sampled(EPOCH, Together((Gaussian(Z), Gaussian(Z)))), 40), NonPrivate(WHY_CLEAR, depends_on_unit=False))
 )
 DATA = DataBinding.of("ab" * 32, [("north hospital", 7500), ("south hospital", 7600)])
 PLAN_DIGEST = "cd" * 32
@@ -49,9 +40,7 @@ RUN = Run(PLAN_DIGEST, DATA)
 
 
 def opinion(name: str, lower: float | None, upper: float | None) -> Opinion:
-    return Opinion(
-        accountant=name, library=f"lib-{name}", version="1.0", interval=Interval(lower=lower, upper=upper)
-    )
+    return Opinion(accountant=name, library=f"lib-{name}", version="1.0", interval=Interval(lower=lower, upper=upper))
 
 
 def accounting(**changes: Any) -> Accounting:
@@ -105,18 +94,14 @@ def document(**changes: Any) -> BudgetDocument:
             InTheClear(name="g", publications=1172, why=WHY_CLEAR, depends_on_unit=False),
         ),
         "rounds": 1172,
-        "sampling": (
-            SamplingDeclaration(scheme=EPOCH, assumption_enforced=True, enforced_by="the silo's engine"),
-        ),
+        "sampling": (SamplingDeclaration(scheme=EPOCH, assumption_enforced=True, enforced_by="the silo's engine"),),
         "accounting": accounting(),
         "data": DATA,
         "config_digest": PLAN_DIGEST,
         "noise_source": NoiseSource.OPERATING_SYSTEM,
         "nonce": "ef" * 32,
         "validity": Validity(
-            issued_at=NOW - timedelta(days=1),
-            not_before=NOW - timedelta(hours=1),
-            not_after=NOW + timedelta(days=30),
+            issued_at=NOW - timedelta(days=1), not_before=NOW - timedelta(hours=1), not_after=NOW + timedelta(days=30)
         ),
         "ledger": LedgerHead(sequence=3, head="01" * 32),
         "justification": "A fair model of treatment success, approved by the ethics board.",

@@ -1,1 +1,0 @@
-"""Membership inference: was this record in the training data? Attacks, their curves, and what they prove."""
