@@ -10,7 +10,7 @@ from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Mechanism, NoisyValue, Plan
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
-from calibrate.releases import Release, scaled
+from calibrate.releases import Release, scale_noise
 from calibrate.solve_noise import solve_noise
 
 Json = dict[str, object]
@@ -117,7 +117,7 @@ def calibrate_plan(plan: Plan, target: EpsilonDelta) -> CertifiedBudget:
     return CertifiedBudget(
         plan=plan,
         target=target,
-        release=scaled(plan.template(), solved.factor),
+        release=scale_noise(plan.template(), solved.factor),
         certified=EpsilonInterval(min(lower, solved.certified.upper), solved.certified.upper),
         accountant=solved.accountant,
         values=tuple(
@@ -168,7 +168,7 @@ def _lower_end(
     if reached is None:
         return 0.0, None
     try:
-        lower = best_epsilon(scaled(reached, factor), plan.unit, target.delta).interval.lower
+        lower = best_epsilon(scale_noise(reached, factor), plan.unit, target.delta).interval.lower
         if reached != plan.template():
             factor_lower = solve_noise(reached, plan.unit, target).factor_lower
     except NotCertified:

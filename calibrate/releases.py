@@ -131,7 +131,7 @@ def multiplicities(release: Release) -> dict[Leaf, int]:
     return total
 
 
-def scaled(release: Release, factor: float) -> Release:
+def scale_noise(release: Release, factor: float) -> Release:
     """The same release with every Gaussian multiplier and every Laplace scale times `factor`.
 
     Randomised response and what is published in the clear have no noise scale and stay as they are.
@@ -139,30 +139,30 @@ def scaled(release: Release, factor: float) -> Release:
     positive("noise factor", factor)
     match release:
         case Repeated(inner, n):
-            return Repeated(scaled(inner, factor), n)
+            return Repeated(scale_noise(inner, factor), n)
         case InSequence(parts):
-            return InSequence(tuple(scaled(part, factor) for part in parts))
+            return InSequence(tuple(scale_noise(part, factor) for part in parts))
         case Gaussian() | Laplace() | Together():
-            return _scaled_noise(release, factor)
+            return _scale_leaf(release, factor)
         case Sampled(sampling, noisy):
-            return Sampled(sampling, _scaled_noise(noisy, factor))
+            return Sampled(sampling, _scale_leaf(noisy, factor))
         case RandomizedResponse() | NonPrivate():
             return release
         case _:
             assert_never(release)
 
 
-def _scaled_noise(noisy: Gaussian | Laplace | Together, factor: float) -> Gaussian | Laplace | Together:
+def _scale_leaf(noisy: Gaussian | Laplace | Together, factor: float) -> Gaussian | Laplace | Together:
     match noisy:
         case Gaussian() | Laplace():
-            return _scaled_value(noisy, factor)
+            return _scale_value(noisy, factor)
         case Together(parts):
-            return Together(tuple(_scaled_value(part, factor) for part in parts))
+            return Together(tuple(_scale_value(part, factor) for part in parts))
         case _:
             assert_never(noisy)
 
 
-def _scaled_value(value: Gaussian | Laplace, factor: float) -> Gaussian | Laplace:
+def _scale_value(value: Gaussian | Laplace, factor: float) -> Gaussian | Laplace:
     match value:
         case Gaussian(multiplier):
             return Gaussian(multiplier * factor)

@@ -33,7 +33,7 @@ from calibrate.accountants.pairs import (
 from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
-from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scaled
+from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scale_noise
 
 Cost = TypeVar("Cost")
 
@@ -77,9 +77,9 @@ def solve_noise(
     certificate: Certificate = Certificate.TWO_SIDED,
     tolerance: float = 1e-5,
 ) -> SolvedNoise:
-    """The smallest factor x such that `scaled(template, x)` is certified to meet the target.
+    """The smallest factor x such that `scale_noise(template, x)` is certified to meet the target.
 
-    Guarantee: `scaled(template, result.factor)` is (target.epsilon, target.delta)-private for the unit, by the
+    Guarantee: `scale_noise(template, result.factor)` is (target.epsilon, target.delta)-private for the unit, by the
     certified accountant (docs/theorems/certified-accountant.md). More noise never costs more, so the same
     holds for every larger factor. `tolerance` is how far above the optimum the factor may lie, relatively,
     because of the discretisation; fixed-size batches have a wider, honest gap between the proved bounds.
@@ -89,7 +89,7 @@ def solve_noise(
     accountant = CertifiedAccountant()
 
     def pairs_at(factor: float) -> PairCounts:
-        return total_cost(accountant, scaled(template, factor), unit)
+        return total_cost(accountant, scale_noise(template, factor), unit)
 
     pairs = pairs_at(1.0)
     if pairs.unprotected:
@@ -107,7 +107,7 @@ def solve_noise(
         achieved = min(target.epsilon, accountant.epsilon_lower(at_factor, target.delta))
     else:
         lower = 0.0
-    release = scaled(template, factor)
+    release = scale_noise(template, factor)
     return SolvedNoise(release, factor, lower, EpsilonInterval(achieved, target.epsilon), accountant.name)
 
 
@@ -119,14 +119,14 @@ def solve_noise_with(
     _check_has_noise(template)
 
     def interval(factor: float) -> EpsilonInterval:
-        return accountant.epsilon(total_cost(accountant, scaled(template, factor), unit), target.delta)
+        return accountant.epsilon(total_cost(accountant, scale_noise(template, factor), unit), target.delta)
 
     factor = _bisected(lambda x: interval(x).upper <= target.epsilon, tolerance)[1]
     lower = 0.0
     if interval(factor / 4).lower > 0:
         lower = _bisected(lambda x: interval(x).lower <= target.epsilon, tolerance)[0]
     certified = interval(factor)
-    return SolvedNoise(scaled(template, factor), factor, lower, certified, accountant.name)
+    return SolvedNoise(scale_noise(template, factor), factor, lower, certified, accountant.name)
 
 
 def _searched(
@@ -141,14 +141,14 @@ def _searched(
         return bounds.low, 0.0
     start = _central_limit_start(pairs_at, target, bounds)
     above = FactorSearch(pairs_at, target, Side.UPPER, bounds)
-    estimated, slope = above.estimated(start, 0.02 * tolerance)
-    factor = above.certified(estimated, slope, tolerance)
+    estimated, slope = above.estimate(start, 0.02 * tolerance)
+    factor = above.certify(estimated, slope, tolerance)
     if certificate is Certificate.UPPER or estimated <= bounds.low:
         return factor, 0.0
     below = FactorSearch(pairs_at, target, Side.LOWER, bounds)
     if any(isinstance(pair, FixedSizeReplacePair) for pair, _ in pairs.counts):
-        estimated, slope = below.estimated(0.9 * estimated, 0.02 * tolerance)
-    return factor, below.certified(estimated, slope, tolerance)
+        estimated, slope = below.estimate(0.9 * estimated, 0.02 * tolerance)
+    return factor, below.certify(estimated, slope, tolerance)
 
 
 def _exact_gaussian(pairs_at: Callable[[float], PairCounts], target: EpsilonDelta) -> tuple[float, float]:

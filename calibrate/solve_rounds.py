@@ -11,7 +11,7 @@ from calibrate.errors import InvalidInput, positive
 from calibrate.plans.from_mapping import parameter_names, plan_from_mapping
 from calibrate.plans.plan import AlgorithmName, Plan
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
-from calibrate.releases import scaled
+from calibrate.releases import scale_noise
 
 _MOST_ROUNDS = 10**9
 _RATE_PRECISION = 1e-6
@@ -122,7 +122,7 @@ def _price(
 ) -> EpsilonInterval:
     spelled = {key.replace("-", "_"): given for key, given in parameters.items()}
     plan = plan_from_mapping(algorithm, spelled | {name: value})
-    return best_epsilon(scaled(plan.template(), _factor(plan, noise_multiplier)), plan.unit, delta).interval
+    return best_epsilon(scale_noise(plan.template(), _factor(plan, noise_multiplier)), plan.unit, delta).interval
 
 
 def _factor(plan: Plan, noise_multiplier: float) -> float:

@@ -27,9 +27,9 @@ class Accountant(Protocol[Cost]):
         """The cost of publishing `leaf` once; raises UnsupportedCombination where no bound is proved."""
         ...
 
-    def self_composed(self, cost: Cost, times: int) -> Cost: ...
+    def self_compose(self, cost: Cost, times: int) -> Cost: ...
 
-    def composed(self, first: Cost, second: Cost) -> Cost: ...
+    def compose(self, first: Cost, second: Cost) -> Cost: ...
 
     def epsilon(self, cost: Cost, delta: float) -> EpsilonInterval:
         """[lower, upper] of the epsilon at `delta`; lower is 0 where the accountant has only one side."""
@@ -39,9 +39,9 @@ class Accountant(Protocol[Cost]):
 def total_cost(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit) -> Cost:
     """The fold: the only place where repetition and sequence are applied."""
     costs = (
-        accountant.self_composed(accountant.price(leaf, unit), times) for leaf, times in multiplicities(release).items()
+        accountant.self_compose(accountant.price(leaf, unit), times) for leaf, times in multiplicities(release).items()
     )
-    return reduce(accountant.composed, costs)
+    return reduce(accountant.compose, costs)
 
 
 def epsilon_of(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit, delta: float) -> EpsilonInterval:

@@ -171,13 +171,13 @@ class GaussianAccountant:
     def price(self, leaf: Leaf, unit: PrivacyUnit) -> GaussianCost:
         cost = GaussianCost(0.0, 0.0)
         for pair in priced_pairs(self.name, leaf, unit, (GaussianPair,)):
-            cost = self.composed(cost, _squared(pair))
+            cost = self.compose(cost, _squared(pair))
         return cost
 
-    def self_composed(self, cost: GaussianCost, times: int) -> GaussianCost:
+    def self_compose(self, cost: GaussianCost, times: int) -> GaussianCost:
         return _outward(cost.mu_squared_lower * times, cost.mu_squared_upper * times)
 
-    def composed(self, first: GaussianCost, second: GaussianCost) -> GaussianCost:
+    def compose(self, first: GaussianCost, second: GaussianCost) -> GaussianCost:
         if first.mu_squared_upper == 0 or second.mu_squared_upper == 0:  # nothing is added, nothing is rounded
             return second if first.mu_squared_upper == 0 else first
         return _outward(

@@ -114,7 +114,7 @@ def agree(first: Priced, second: Priced, tolerance: float = OVERLAP_TOLERANCE) -
     """Whether both can be right: different accountants whose intervals overlap within the tolerance."""
     if first.accountant_name is second.accountant_name:
         return False
-    return _widened(first.interval, tolerance).overlaps(_widened(second.interval, tolerance))
+    return _widen(first.interval, tolerance).overlaps(_widen(second.interval, tolerance))
 
 
 def _by_tightness(release: Release, unit: PrivacyUnit) -> Iterable[AccountantName]:
@@ -146,7 +146,7 @@ def _first_answer(names: Iterable[AccountantName], release: Release, unit: Priva
     return unbounded
 
 
-def _widened(interval: EpsilonInterval, tolerance: float) -> EpsilonInterval:
+def _widen(interval: EpsilonInterval, tolerance: float) -> EpsilonInterval:
     return EpsilonInterval(interval.lower * (1 - tolerance), interval.upper * (1 + tolerance))
 
 

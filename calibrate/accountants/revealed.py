@@ -77,27 +77,27 @@ def squared_shifts(pair: MixedGaussianPair, times: int) -> SquaredShifts:
 def _power(law: SquaredShifts, times: int) -> SquaredShifts:
     """The times-fold convolution by repeated squaring."""
     result: SquaredShifts | None = None
-    square = _trimmed(law)
+    square = _trim(law)
     while True:
         if times & 1:
-            result = square if result is None else _convolved(result, square)
+            result = square if result is None else _convolve(result, square)
         times >>= 1
         if not times:
             return result if result is not None else square
-        square = _convolved(square, square)
+        square = _convolve(square, square)
 
 
-def _convolved(first: SquaredShifts, second: SquaredShifts) -> SquaredShifts:
+def _convolve(first: SquaredShifts, second: SquaredShifts) -> SquaredShifts:
     if len(first.weights) + len(second.weights) > _LARGEST_LATTICE:
         raise NotCertified(f"more than {_LARGEST_LATTICE} different sums of squared shifts: price it with pld")
     weights = np.convolve(first.weights, second.weights)
     terms = min(len(first.weights), len(second.weights))
     error = first.relative_error + second.relative_error + (terms + 2) * _ROUNDOFF
     lost = first.lost + second.lost
-    return _trimmed(SquaredShifts(first.unit, first.start + second.start, weights, lost, error))
+    return _trim(SquaredShifts(first.unit, first.start + second.start, weights, lost, error))
 
 
-def _trimmed(law: SquaredShifts) -> SquaredShifts:
+def _trim(law: SquaredShifts) -> SquaredShifts:
     """Cut negligible weights off both ends and count them as lost."""
     kept = np.flatnonzero(law.weights > _DROPPED)
     first, last = int(kept[0]), int(kept[-1]) + 1
@@ -140,10 +140,10 @@ class RevealedAccountant:
     def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
         return PairCounts.of(priced_pairs(self.name, leaf, unit, (GaussianPair, MixedGaussianPair)))
 
-    def self_composed(self, cost: PairCounts, times: int) -> PairCounts:
+    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
         return cost.times(times)
 
-    def composed(self, first: PairCounts, second: PairCounts) -> PairCounts:
+    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
         return first.plus(second.counts)
 
     def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
@@ -167,7 +167,7 @@ def _side(cost: PairCounts, sign: int) -> _Side:
     laws = [squared_shifts(pair, n) for pair, n in cost.counts if isinstance(pair, MixedGaussianPair)]
     values, weights = np.zeros(1), np.ones(1)
     if laws:
-        values, weights = reduce(_summed(sign), ((law.values, law.weights) for law in laws))
+        values, weights = reduce(_adder(sign), ((law.values, law.weights) for law in laws))
     mu = np.sqrt(values + certain) * (1 + sign * 2 * LATTICE_ERROR)
     takes_part = mu > 0
     return _Side(mu[takes_part], weights[takes_part], _lost(laws), sum(law.relative_error for law in laws), sign)
@@ -177,19 +177,19 @@ def _lost(laws: list[SquaredShifts]) -> float:
     return math.fsum(law.lost for law in laws)
 
 
-def _summed(sign: int) -> Callable[[tuple[Floats, Floats], tuple[Floats, Floats]], tuple[Floats, Floats]]:
+def _adder(sign: int) -> Callable[[tuple[Floats, Floats], tuple[Floats, Floats]], tuple[Floats, Floats]]:
     """Adds two independent laws and rounds the values of the sum outward, so that there are never too many."""
 
     def add(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
         if len(first[0]) * len(second[0]) > _BINS_BEFORE_PRODUCT**2:
-            first, second = (_coarse(*law, _BINS_BEFORE_PRODUCT, sign) for law in (first, second))
+            first, second = (_coarsen(*law, _BINS_BEFORE_PRODUCT, sign) for law in (first, second))
         values = np.add.outer(first[0], second[0]).ravel()
-        return _coarse(values, np.multiply.outer(first[1], second[1]).ravel(), _BINS, sign)
+        return _coarsen(values, np.multiply.outer(first[1], second[1]).ravel(), _BINS, sign)
 
     return add
 
 
-def _coarse(values: Floats, weights: Floats, bins: int, sign: int) -> tuple[Floats, Floats]:
+def _coarsen(values: Floats, weights: Floats, bins: int, sign: int) -> tuple[Floats, Floats]:
     if len(values) <= bins:
         return values, weights
     low, width = float(values.min()), float(np.ptp(values)) / (bins - 1)

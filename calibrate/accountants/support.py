@@ -69,9 +69,9 @@ def dominating_pairs(leaf: Leaf, unit: PrivacyUnit) -> tuple[DominatingPair, ...
     """
     match leaf:
         case Gaussian() | Laplace():
-            return (_full_batch(leaf, unit),)
+            return (_full_batch_pair(leaf, unit),)
         case Together():
-            return _full_batch_together(leaf, unit)
+            return _full_batch_pairs(leaf, unit)
         case RandomizedResponse(epsilon, categories):
             if unit.relation is Relation.ADD_REMOVE:
                 raise UnsupportedCombination(
@@ -85,7 +85,7 @@ def dominating_pairs(leaf: Leaf, unit: PrivacyUnit) -> tuple[DominatingPair, ...
         case Sampled(sampling, release):
             if _always_everybody(sampling, unit):
                 return dominating_pairs(release, unit)
-            return (_sampled(sampling, release, unit),)
+            return (_sampled_pair(sampling, release, unit),)
         case _:
             assert_never(leaf)
 
@@ -95,7 +95,7 @@ def shift_of(unit: PrivacyUnit) -> float:
     return 2.0 if unit.relation is Relation.REPLACE_ONE else 1.0
 
 
-def _full_batch(release: Gaussian | Laplace, unit: PrivacyUnit) -> GaussianPair | LaplacePair:
+def _full_batch_pair(release: Gaussian | Laplace, unit: PrivacyUnit) -> GaussianPair | LaplacePair:
     match release:
         case Gaussian(multiplier):
             return GaussianPair(shift_of(unit) / multiplier)
@@ -105,12 +105,12 @@ def _full_batch(release: Gaussian | Laplace, unit: PrivacyUnit) -> GaussianPair 
             assert_never(release)
 
 
-def _full_batch_together(together: Together, unit: PrivacyUnit) -> tuple[DominatingPair, ...]:
+def _full_batch_pairs(together: Together, unit: PrivacyUnit) -> tuple[DominatingPair, ...]:
     """Without sampling there is no common batch to exploit: Gaussians join exactly, the rest is a sequence."""
     gaussians = tuple(part for part in together.releases if isinstance(part, Gaussian))
-    others = tuple(_full_batch(part, unit) for part in together.releases if isinstance(part, Laplace))
+    others = tuple(_full_batch_pair(part, unit) for part in together.releases if isinstance(part, Laplace))
     joint = joint_gaussian(Together(gaussians)) if gaussians else None
-    return others if joint is None else (_full_batch(joint, unit), *others)
+    return others if joint is None else (_full_batch_pair(joint, unit), *others)
 
 
 def _always_everybody(sampling: Sampling, unit: PrivacyUnit) -> bool:
@@ -126,7 +126,7 @@ def _always_everybody(sampling: Sampling, unit: PrivacyUnit) -> bool:
             assert_never(sampling)
 
 
-def _sampled(sampling: Sampling, release: Gaussian | Laplace | Together, unit: PrivacyUnit) -> DominatingPair:
+def _sampled_pair(sampling: Sampling, release: Gaussian | Laplace | Together, unit: PrivacyUnit) -> DominatingPair:
     joint = None if isinstance(release, Laplace) else joint_gaussian(release)
     if joint is None:
         raise UnsupportedCombination(
@@ -140,16 +140,16 @@ def _sampled(sampling: Sampling, release: Gaussian | Laplace | Together, unit: P
     match sampling:
         case Poisson(rate=rate):
             if revealed:
-                return _took_part(rate, mu)
+                return _participation_pair(rate, mu)
             if unit.relation is Relation.ADD_REMOVE:
                 return SubsampledGaussianPair(rate, z)
             return SubsampledReplacePair(rate, z)
         case FixedSize():
-            return _took_part(sampling.rate, mu) if revealed else FixedSizeReplacePair(sampling.rate, 1 / mu)
+            return _participation_pair(sampling.rate, mu) if revealed else FixedSizeReplacePair(sampling.rate, 1 / mu)
         case ShuffledEpochs():
             return GaussianPair(mu)
         case WithReplacement(population, draws):
-            return _multiplicities(population, draws, mu)
+            return _multiplicity_pair(population, draws, mu)
         case _:
             assert_never(sampling)
 
@@ -186,11 +186,11 @@ def _refuse_unproved(sampling: Sampling, unit: PrivacyUnit) -> None:
         )
 
 
-def _took_part(rate: float, mu: float) -> MixedGaussianPair:
+def _participation_pair(rate: float, mu: float) -> MixedGaussianPair:
     return MixedGaussianPair(((1 - rate, 0.0), (rate, mu)))
 
 
-def _multiplicities(population: int, draws: int, mu: float) -> DominatingPair:
+def _multiplicity_pair(population: int, draws: int, mu: float) -> DominatingPair:
     """How often one unit is drawn is Binomial(draws, 1/population); j draws move the sum j times as far."""
     if population == 1:
         return GaussianPair(draws * mu)

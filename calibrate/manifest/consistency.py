@@ -37,7 +37,7 @@ from calibrate.releases import (
     Sampled,
     Together,
     multiplicities,
-    scaled,
+    scale_noise,
 )
 from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 
@@ -114,7 +114,7 @@ def with_margin(release: Release, factor: float) -> Release:
         case RandomizedResponse(epsilon, categories):
             return RandomizedResponse(epsilon / factor, categories)
         case Gaussian() | Laplace() | Together() | Sampled() | NonPrivate():
-            return scaled(release, factor)
+            return scale_noise(release, factor)
         case _:
             assert_never(release)
 

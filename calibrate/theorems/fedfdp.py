@@ -172,8 +172,8 @@ def _section_viii(s: Setting) -> Finding:
     supported = [row[0]["supported_with_loss"] for row in rows]
     alone = [row[0]["supported_by_gradient_alone"] for row in rows]
     why = (
-        f"with the loss charged as Theorem 2 demands, sigma = {_listed(sigmas)} support T = {_listed(supported)};"
-        f" the printed {_listed(printed)} are close to what sigma supports alone, {_listed(alone)}"
+        f"with the loss charged as Theorem 2 demands, sigma = {_list_text(sigmas)} support T = {_list_text(supported)};"
+        f" the printed {_list_text(printed)} are close to what sigma supports alone, {_list_text(alone)}"
     )
     comparison = EpsilonComparison(s.number("epsilon"), EpsilonInterval(lower, upper))
     return Finding(comparison, why, details={"rows": [row[0] for row in rows]})
@@ -188,21 +188,21 @@ def _row(sigma: float, rounds: int, s: Setting) -> tuple[dict[str, object], Epsi
     row: dict[str, object] = {
         "sigma": sigma,
         "printed_rounds": rounds,
-        "supported_by_gradient_alone": _supported(model, target, delta),
-        "supported_with_loss": _supported(both, target, delta),
+        "supported_by_gradient_alone": _supported_rounds(model, target, delta),
+        "supported_with_loss": _supported_rounds(both, target, delta),
         "renyi_epsilon": best_order(lambda a: rounds * both[a], delta, orders[-1])[0],
         "true_epsilon": true.upper,
     }
     return row, true
 
 
-def _supported(one_round: dict[int, float], epsilon: float, delta: float) -> int:
+def _supported_rounds(one_round: dict[int, float], epsilon: float, delta: float) -> int:
     """The largest T at which T times the curve still converts to at most epsilon (0 if not even one round)."""
     slack = {a: epsilon - math.log1p(-1 / a) + math.log(delta * a) / (a - 1) for a in one_round}
     return max(0, *(math.floor(slack[a] / one_round[a]) for a in one_round))
 
 
-def _listed(numbers: tuple[float, ...] | list[object]) -> str:
+def _list_text(numbers: tuple[float, ...] | list[object]) -> str:
     return ", ".join(f"{number:g}" if isinstance(number, float) else str(number) for number in numbers)
 
 

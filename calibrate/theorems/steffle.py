@@ -212,9 +212,9 @@ def _theorem_33(s: Setting) -> Finding:
     claimed, delta = s.number("epsilon"), s.number("delta")
     why = (
         f"each of the two releases gets multiplier {w:.4g} (h_W) and {theta:.4g} (h_theta), jointly {joint:.4g};"
-        f" {story} that costs {_told(interval)} at delta = {delta:g}, where {claimed:g} is promised"
+        f" {story} that costs {_interval_text(interval)} at delta = {delta:g}, where {claimed:g} is promised"
     )
-    needed = _needed(s)
+    needed = _needed_multiplier(s)
     if needed is not None:
         why += (
             f"; an honest {claimed:g} with this transcript needs a joint multiplier of {needed:.4g}"
@@ -230,7 +230,7 @@ def _theorem_33(s: Setting) -> Finding:
     return Finding(EpsilonComparison(claimed, interval), why, granted, details)
 
 
-def _needed(s: Setting) -> float | None:
+def _needed_multiplier(s: Setting) -> float | None:
     """The joint multiplier that keeps the promise for the true transcript; None outside the theorem's range."""
     if not _EPSILON_SMALL.holds(s):
         return None
@@ -240,7 +240,7 @@ def _needed(s: Setting) -> float | None:
     return solve_noise(plan.template(), plan.unit, target, Certificate.UPPER).factor * ratio
 
 
-def _told(interval: EpsilonInterval) -> str:
+def _interval_text(interval: EpsilonInterval) -> str:
     """The interval as one number where that is honest, else as a range."""
     if interval.lower >= 0.95 * interval.upper:
         return f"epsilon = {interval.upper:.4g}"
@@ -262,7 +262,7 @@ def _price_33(s: Setting, theta: float, w: float) -> tuple[EpsilonInterval, str,
         case Drawn.POISSON:
             rate = s.whole("batch_size") / s.whole("silo_size")
             secret = Repeated(Sampled(Poisson(rate, Batch.SECRET), both), s.whole("rounds"))
-            interval = _amplified(secret, both, delta, revealed.upper)
+            interval = _price_amplified(secret, both, delta, revealed.upper)
             return interval, "granting secret Poisson batches and the usual pair,", granted
         case Drawn.SHUFFLED:
             averages = _epoch_averages(s, theta, w)
@@ -274,7 +274,7 @@ def _price_33(s: Setting, theta: float, w: float) -> tuple[EpsilonInterval, str,
             assert_never(drawn)
 
 
-def _amplified(release: Release, values: Together, delta: float, ceiling: float) -> EpsilonInterval:
+def _price_amplified(release: Release, values: Together, delta: float, ceiling: float) -> EpsilonInterval:
     """The cost of a secretly sampled release; at most `ceiling`, its cost when the batches are known.
 
     Next to no noise there is nothing to amplify: then only the ceiling is told, and nothing is computed.
@@ -317,11 +317,11 @@ def _theorem_c2(s: Setting) -> Finding:
         once = 1.0 if n == 1 else -math.expm1(m * math.log1p(-1 / n))
         pair = Together((Gaussian(multiplier), Gaussian(multiplier)))
         drawn = Repeated(Sampled(Poisson(once, Batch.SECRET), pair), rounds)
-        interval = EpsilonInterval(_amplified(drawn, pair, delta, upper.upper).lower, upper.upper)
+        interval = EpsilonInterval(_price_amplified(drawn, pair, delta, upper.upper).lower, upper.upper)
         story = "secret batches, drawn with replacement,"
     why = (
         f"each of the two releases gets multiplier {multiplier:.4g}, jointly {multiplier / math.sqrt(2):.4g}; with"
-        f" {story} that costs {_told(interval)} at delta = {delta:g}, where {claimed:g} is promised"
+        f" {story} that costs {_interval_text(interval)} at delta = {delta:g}, where {claimed:g} is promised"
     )
     return Finding(EpsilonComparison(claimed, interval), why, details={"noise_multiplier": multiplier})
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TypeVar, cast
 
 from calibrate.errors import InvalidInput
-from calibrate.theorems.verdict import Finding, Precondition, Verdict, judged
+from calibrate.theorems.verdict import Finding, Precondition, Verdict, judge_finding
 
 Value = int | float | tuple[float, ...] | Enum
 Choice = TypeVar("Choice", bound=Enum)
@@ -41,13 +41,13 @@ class Parameter:
             parts = given.split(",") if isinstance(given, str) else given
             if not isinstance(parts, (list, tuple)) or not parts:
                 raise InvalidInput(self.name, given, "must be a list of numbers", "write for example 1,1.5,2")
-            return tuple(self._checked(self._number(part)) for part in parts)
+            return tuple(self._check(self._number(part)) for part in parts)
         number = self._number(given)
         if isinstance(self.default, int):
             if number != int(number):
                 raise InvalidInput(self.name, given, "must be a whole number", "leave out the decimals")
-            return int(self._checked(int(number)))
-        return self._checked(number)
+            return int(self._check(int(number)))
+        return self._check(number)
 
     def _choice(self, given: object) -> Enum:
         kind = type(self.default)
@@ -69,7 +69,7 @@ class Parameter:
             raise InvalidInput(self.name, given, "must be a finite number", "give a plain decimal number")
         return number
 
-    def _checked(self, number: float) -> float:
+    def _check(self, number: float) -> float:
         return number if self.check is None else self.check(self.name, number)
 
 
@@ -118,7 +118,7 @@ class Theorem:
         """The verdict at the paper's own setting, changed where `given` says so."""
         setting = self.setting(given or {})
         preconditions = tuple(Precondition(rule.text(setting), rule.holds(setting)) for rule in self.conditions)
-        return judged(self.id, self.compute(setting), preconditions)
+        return judge_finding(self.id, self.compute(setting), preconditions)
 
     def setting(self, given: Mapping[str, object]) -> Setting:
         """All parameters, from `given` or by default; an unknown name is refused with the nearest known one."""

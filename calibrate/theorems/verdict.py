@@ -130,7 +130,7 @@ class NotApplicable(Verdict):
         return super().to_json() | {"broken": list(self.broken)}
 
 
-def judged(id: str, finding: Finding, preconditions: tuple[Precondition, ...]) -> Verdict:
+def judge_finding(id: str, finding: Finding, preconditions: tuple[Precondition, ...]) -> Verdict:
     """The verdict that follows from the numbers and the conditions, and from nothing else."""
     broken = tuple(rule.text for rule in preconditions if not rule.holds)
     if broken:

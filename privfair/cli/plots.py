@@ -10,7 +10,7 @@ from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
-from calibrate.releases import scaled
+from calibrate.releases import scale_noise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def _cost(budget: CertifiedBudget, rounds: int) -> EpsilonInterval:
     first, calibrated = plan.values()[0], budget.values[0]
     assert calibrated.noise_multiplier is not None
     factor = calibrated.noise_multiplier / first.noise_ratio
-    return best_epsilon(scaled(plan.template(), factor), plan.unit, budget.target.delta).interval
+    return best_epsilon(scale_noise(plan.template(), factor), plan.unit, budget.target.delta).interval
 
 
 def _noise_against_epsilon(budget: CertifiedBudget, axes: Axes) -> None:

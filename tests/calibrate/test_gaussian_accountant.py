@@ -96,6 +96,6 @@ def test_bad_epsilon_is_refused(epsilon: float) -> None:
 def test_accountant_carries_an_enclosure_of_squared_mu() -> None:
     accountant = GaussianAccountant()
     unit = PrivacyUnit.of(Relation.REPLACE_ONE)
-    cost = accountant.self_composed(accountant.price(Gaussian(3.0), unit), 7)
+    cost = accountant.self_compose(accountant.price(Gaussian(3.0), unit), 7)
     assert cost.mu_squared_lower < 7 * (2 / 3) ** 2 < cost.mu_squared_upper
     assert cost.mu_squared_upper - cost.mu_squared_lower < 1e-13

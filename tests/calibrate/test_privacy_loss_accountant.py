@@ -129,7 +129,7 @@ def test_a_coarser_grid_gives_a_wider_interval_around_the_same_truth() -> None:
     release = Repeated(Sampled(Poisson(0.1), Gaussian(1.0)), 30)
     unit = PrivacyUnit.of(Relation.ADD_REMOVE)
     fine, coarse = PrivacyLossAccountant(1e-3), PrivacyLossAccountant(3e-2)
-    cost = fine.self_composed(fine.price(release.release, unit), 30)  # type: ignore[arg-type]
+    cost = fine.self_compose(fine.price(release.release, unit), 30)  # type: ignore[arg-type]
     narrow, wide = fine.epsilon(cost, 1e-5), coarse.epsilon(cost, 1e-5)
     assert wide.lower < narrow.lower <= narrow.upper < wide.upper
 

@@ -7,7 +7,7 @@ import pytest
 from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
 
 from calibrate.accountants.accountant import epsilon_of
-from calibrate.accountants.opinions.prv import PrvAccountant, _added
+from calibrate.accountants.opinions.prv import PrvAccountant, _addition_variable
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled
@@ -18,7 +18,7 @@ ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 
 def test_the_added_direction_has_the_right_law() -> None:
     rate, z = 0.3, 1.5
-    variable = _added(rate, z, PoissonSubsampledGaussianMechanism(rate, z))
+    variable = _addition_variable(rate, z, PoissonSubsampledGaussianMechanism(rate, z))
     x = np.random.default_rng(1).normal(0, z, 400_000)
     losses = -np.log(1 - rate + rate * np.exp((2 * x - 1) / (2 * z * z)))
     for t in (-1.0, -0.2, 0.0, 0.1, 0.3):

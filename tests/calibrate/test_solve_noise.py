@@ -21,7 +21,7 @@ from calibrate.releases import (
     Repeated,
     Sampled,
     Together,
-    scaled,
+    scale_noise,
 )
 from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs, WithReplacement
 from calibrate.solve_noise import Certificate, solve_noise, solve_noise_with
@@ -61,9 +61,9 @@ def test_factor_is_safe_and_nearly_smallest(template: Release, unit: PrivacyUnit
     solved = solve_noise(template, unit, TARGET)
     assert solved.factor_lower < solved.factor
     assert solved.gap < 5e-4
-    assert solved.release == scaled(template, solved.factor)
+    assert solved.release == scale_noise(template, solved.factor)
     assert epsilon_of(FINE, solved.release, unit, TARGET.delta).upper <= TARGET.epsilon * (1 + 1e-9)
-    broken = scaled(template, solved.factor_lower)
+    broken = scale_noise(template, solved.factor_lower)
     assert epsilon_of(FINE, broken, unit, TARGET.delta).lower > TARGET.epsilon * (1 - 1e-9)
     assert solved.certified.upper == TARGET.epsilon
     assert TARGET.epsilon * (1 - 5e-3) < solved.certified.lower <= TARGET.epsilon
@@ -102,7 +102,7 @@ def test_fixed_size_reports_its_honest_gap() -> None:
     solved = solve_noise(template, REPLACE_ONE, TARGET)
     assert 0.05 < solved.gap < 0.3
     assert epsilon_of(FINE, solved.release, REPLACE_ONE, 1e-5).upper <= 1.0
-    assert epsilon_of(FINE, scaled(template, solved.factor_lower), REPLACE_ONE, 1e-5).lower > 1.0 - 1e-9
+    assert epsilon_of(FINE, scale_noise(template, solved.factor_lower), REPLACE_ONE, 1e-5).lower > 1.0 - 1e-9
 
 
 @pytest.mark.parametrize("delta", [1e-10, 1e-20, 1e-30])

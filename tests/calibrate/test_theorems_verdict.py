@@ -22,7 +22,7 @@ from calibrate.theorems.verdict import (
     NotApplicable,
     Precondition,
     Undecided,
-    judged,
+    judge_finding,
 )
 
 positive = st.floats(1e-6, 1e6)
@@ -33,7 +33,7 @@ def test_an_epsilon_claim_is_judged_by_which_side_of_the_interval_it_lies(
     claimed: float, ends: tuple[float, float]
 ) -> None:
     lower, upper = min(ends), max(ends)
-    verdict = judged("x", Finding(EpsilonComparison(claimed, EpsilonInterval(lower, upper)), "why"), ())
+    verdict = judge_finding("x", Finding(EpsilonComparison(claimed, EpsilonInterval(lower, upper)), "why"), ())
     if upper <= claimed:
         assert isinstance(verdict, Holds)
         assert verdict.looseness == claimed / upper
@@ -59,14 +59,14 @@ def test_an_epsilon_claim_is_judged_by_which_side_of_the_interval_it_lies(
 def test_a_bound_is_judged_in_its_direction(
     claimed: float, found: float, direction: Direction, kind: type[object]
 ) -> None:
-    verdict = judged("x", Finding(BoundComparison("q", claimed, found, direction), "why"), ())
+    verdict = judge_finding("x", Finding(BoundComparison("q", claimed, found, direction), "why"), ())
     assert isinstance(verdict, kind)
     json.loads(json.dumps(verdict.to_json(), allow_nan=False))
 
 
 def test_a_broken_condition_comes_before_the_numbers_and_is_named() -> None:
     finding = Finding(EpsilonComparison(1.0, EpsilonInterval(5.0, 6.0)), "why")
-    verdict = judged("x", finding, (Precondition("a holds", True), Precondition("b holds", False)))
+    verdict = judge_finding("x", finding, (Precondition("a holds", True), Precondition("b holds", False)))
     assert isinstance(verdict, NotApplicable)
     assert verdict.broken == ("b holds",)
     assert verdict.to_json()["verdict"] == "not applicable"

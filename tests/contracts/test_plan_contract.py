@@ -20,7 +20,7 @@ from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta, Relation
-from calibrate.releases import scaled
+from calibrate.releases import scale_noise
 
 TARGET = EpsilonDelta(2.0, 1e-5)
 
@@ -92,7 +92,7 @@ def test_the_calibrated_release_is_priced_within_the_target_again(
     budget = budgets[name]
     again = best_epsilon(budget.release, budget.plan.unit, TARGET.delta).interval
     assert again.upper <= TARGET.epsilon * (1 + 1e-9)
-    less = best_epsilon(scaled(budget.release, 0.98), budget.plan.unit, TARGET.delta).interval
+    less = best_epsilon(scale_noise(budget.release, 0.98), budget.plan.unit, TARGET.delta).interval
     assert less.upper > TARGET.epsilon, "two percent less noise would also have been enough"
 
 
@@ -118,8 +118,8 @@ def test_what_is_attained_never_costs_more_than_what_is_published(name: str) -> 
     reached = plan.attained(plan.values(), plan.once())
     if reached is None:
         return
-    published = best_epsilon(scaled(plan.template(), 3.0), plan.unit, TARGET.delta).interval
-    assert best_epsilon(scaled(reached, 3.0), plan.unit, TARGET.delta).interval.lower <= published.upper
+    published = best_epsilon(scale_noise(plan.template(), 3.0), plan.unit, TARGET.delta).interval
+    assert best_epsilon(scale_noise(reached, 3.0), plan.unit, TARGET.delta).interval.lower <= published.upper
 
 
 @pytest.mark.parametrize("name", NOISY)

@@ -30,7 +30,7 @@ from calibrate.releases import (
     Repeated,
     Sampled,
     Together,
-    scaled,
+    scale_noise,
 )
 from calibrate.sampling import Batch, FixedSize, Poisson, WithReplacement
 from calibrate.solve_noise import Certificate, solve_noise
@@ -179,7 +179,7 @@ def test_more_noise_or_fewer_rounds_never_cost_more(
     leaf, unit = priced
     base = interval(Repeated(leaf, times), unit, delta)
     assume(base.upper < 100)
-    assert interval(scaled(Repeated(leaf, times), more), unit, delta).lower <= base.upper
+    assert interval(scale_noise(Repeated(leaf, times), more), unit, delta).lower <= base.upper
     assert interval(Repeated(leaf, times + 1), unit, delta).upper >= base.lower
 
 

@@ -55,10 +55,10 @@ class CertifiedAccountant:
     def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
         return PairCounts.of(dominating_pairs(leaf, unit))
 
-    def self_composed(self, cost: PairCounts, times: int) -> PairCounts:
+    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
         return cost.times(times)
 
-    def composed(self, first: PairCounts, second: PairCounts) -> PairCounts:
+    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
         return first.plus(second.counts)
 
     def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
@@ -74,7 +74,7 @@ class CertifiedAccountant:
             return 0.0
         if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
             return gaussian_interval(cost, delta).lower
-        directions = [_where(each, math.log(delta)) for each in compositions(cost, Side.LOWER)]
+        directions = [_locate(each, math.log(delta)) for each in compositions(cost, Side.LOWER)]
         costlier = max(directions, key=lambda where: where.guess)
         at_zero = (
             estimate(costlier.transform, 0.0, math.log(delta), costlier.saddle.tilt)[0] if costlier.guess == 0 else 0.0
@@ -112,14 +112,14 @@ class CertifiedAccountant:
         """The smallest verified epsilon of one direction, at least `known`."""
         if composition.largest <= known:
             return known
-        where = _where(composition, log_target)
+        where = _locate(composition, log_target)
         if where.guess <= known:
             spare = log_target - estimate(where.transform, known, log_target, where.saddle.tilt)[0]
             if spare > 0 and where.lattice(Side.UPPER, spare / 2, at=known).log_delta(known) <= log_target:
                 return known
-        return max(known, min(self._end(where, Side.UPPER), _rounded_up(composition.largest)))
+        return max(known, min(self._end(where, Side.UPPER), _round_up(composition.largest)))
 
-    def _end(self, where: _Where, side: Side) -> float:
+    def _end(self, where: _Location, side: Side) -> float:
         """One verified end. Where log delta is much steeper or flatter than the saddle says, look again."""
         precision = where.saddle.tilt * max(where.guess, 1e-3) * self.relative_precision
         lattice = where.lattice(side, precision)
@@ -163,7 +163,7 @@ def lattice_estimate(
 
 
 @dataclass(frozen=True)
-class _Where:
+class _Location:
     """Where to look for one end: about the epsilon at which delta is met, and the saddle there."""
 
     transform: LossTransform
@@ -176,7 +176,7 @@ class _Where:
         return on_lattice(self.transform, side, self.saddle, epsilon, self.log_target, precision)
 
 
-def _where(composition: Composition, log_target: float) -> _Where:
+def _locate(composition: Composition, log_target: float) -> _Location:
     """From Chernoff's epsilon, which is too large, by secants on the estimate to about the true one."""
     transform = LossTransform(composition, log_cut(log_target))
     saddle = saddle_for_delta(transform, log_target)
@@ -191,7 +191,7 @@ def _where(composition: Composition, log_target: float) -> _Where:
         if abs(excess) < 0.03 or (epsilon == 0 and excess <= 0):
             break
         before, epsilon = (epsilon, excess), max(0.0, epsilon + excess / slope)
-    return _Where(transform, saddle, epsilon, log_target)
+    return _Location(transform, saddle, epsilon, log_target)
 
 
 def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[float, float]:
@@ -237,5 +237,5 @@ def _bracket(
     raise NotCertified("epsilon could not be certified; ask for less precision, or use the pld accountant")
 
 
-def _rounded_up(value: float) -> float:
+def _round_up(value: float) -> float:
     return value * (1 + 16 * UNIT_ROUNDOFF)

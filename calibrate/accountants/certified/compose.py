@@ -155,7 +155,7 @@ class LatticeComposition:
 def compose(laws: CountedLaws, step: float, window: Window) -> LatticeComposition:
     """Compose lattice laws of the given step, tilted and windowed as asked."""
     c, steps = window.tilt, sum(count for _, count in laws)
-    tilted = [_tilted(law, step, c) for law, _ in laws]
+    tilted = [_tilt(law, step, c) for law, _ in laws]
     log_m = sum(count * part for (_, part), (_, count) in zip(tilted, laws, strict=True))
     surplus = _surplus_tilts(laws, step, c, log_m, window.deviation)
     length = _length(window, step, surplus)
@@ -193,10 +193,10 @@ def compose(laws: CountedLaws, step: float, window: Window) -> LatticeCompositio
 
 def log_normaliser(laws: CountedLaws, step: float, tilt: float) -> float:
     """log E exp(tilt * total loss) of a composition of lattice laws."""
-    return sum(count * _tilted(law, step, tilt)[1] for law, count in laws)
+    return sum(count * _tilt(law, step, tilt)[1] for law, count in laws)
 
 
-def _tilted(law: LatticeLaw, step: float, tilt: float) -> tuple[Floats, float]:
+def _tilt(law: LatticeLaw, step: float, tilt: float) -> tuple[Floats, float]:
     """Tilted probabilities of a lattice law and the logarithm of their normaliser."""
     exponent = tilt * step * law.index
     top = float(exponent[-1])

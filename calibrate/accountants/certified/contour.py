@@ -86,7 +86,7 @@ class LossTransform:
     def cumulants(self, tilt: float) -> Cumulants:
         value = mean = variance = 0.0
         for points in self._at(tilt):
-            shift, weights = _tilted(points, tilt)
+            shift, weights = _tilt(points, tilt)
             average = float(weights @ points.losses)
             value += points.count * shift
             mean += points.count * average
@@ -98,7 +98,7 @@ class LossTransform:
         index = np.arange(first, first + count)
         log_total = np.zeros(count, dtype=np.complex128)
         for points in self._at(tilt):
-            _, weights = _tilted(points, tilt)
+            _, weights = _tilt(points, tilt)
             average = float(weights @ points.losses)
             turn = np.exp(1j * step * (points.losses - average))
             powers = _successive_powers(turn, first, count)
@@ -129,7 +129,7 @@ class LossTransform:
         return _Points(log_weights, losses, count)
 
 
-def _tilted(points: _Points, tilt: float) -> tuple[float, Floats]:
+def _tilt(points: _Points, tilt: float) -> tuple[float, Floats]:
     """log E exp(tilt L) and the tilted probabilities of the points."""
     exponent = points.log_weights + tilt * points.losses
     top = float(exponent.max())
@@ -203,7 +203,7 @@ def _newton(transform: LossTransform, slope: Callable[[Cumulants], tuple[float, 
     return at
 
 
-def narrowed(transform: LossTransform, saddle: Cumulants, epsilon: float, log_delta: float) -> Cumulants:
+def narrow_tilt(transform: LossTransform, saddle: Cumulants, epsilon: float, log_delta: float) -> Cumulants:
     """Tilt a little less than the saddle asks for where that makes the tilted total loss much narrower.
 
     At the saddle of a heavy-tailed loss a few huge single losses may carry weight; they widen the total
@@ -238,7 +238,7 @@ def log_delta(
     if epsilon >= min(transform.composition.largest, transform.largest(guess)):
         return -math.inf, transform.cumulants(guess)
     saddle = saddle_for_epsilon(transform, epsilon, guess)
-    at = narrowed(transform, saddle, epsilon, saddle.value - saddle.tilt * epsilon)
+    at = narrow_tilt(transform, saddle, epsilon, saddle.value - saddle.tilt * epsilon)
     deviation = math.sqrt(at.variance)
     period = max(20 * deviation, 10 * deviation + 1.5 * abs(at.mean - epsilon), 40 / at.tilt)
     value = _integral(transform, at.tilt, epsilon, period)

@@ -93,7 +93,7 @@ def pessimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw
     nodes[:-1] += mass - upper_share
     nodes[1:] += upper_share
     nodes[0] += buckets.below
-    index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _split(atom, step)])
+    index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _split_atom(atom, step)])
     return LatticeLaw(index, masses, buckets.above + law.unbounded_mass)
 
 
@@ -114,12 +114,12 @@ def optimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw:
     q += _edge_error(loss)[:, None] * p
     p = np.where(p > q, p, 0.0)  # a half-bucket whose ratio is lost in rounding is dropped
     q = np.where(p > 0, q, 0.0)
-    nodes = _lowered_chords(p, q, np.diff(loss))
-    index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _lowered(atom, step)])
+    nodes = _lower_chords(p, q, np.diff(loss))
+    index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _lower_atom(atom, step)])
     return LatticeLaw(index, masses, 0.0)
 
 
-def _lowered_chords(p: Floats, q: Floats, width: Floats) -> Floats:
+def _lower_chords(p: Floats, q: Floats, width: Floats) -> Floats:
     """Lattice masses of a convex piecewise linear minorant of the profile of the half-buckets (p, q).
 
     `q` is relative to the lower edge of its bucket, so a half-bucket (p, q) contributes (p - q (1 + t))_+ at
@@ -136,7 +136,7 @@ def _lowered_chords(p: Floats, q: Floats, width: Floats) -> Floats:
     nodes[0] += drop[0]
     quotient = np.append(mass / -np.expm1(-width), 0.0)
     quotient[1:] += quotient[:-1].copy()
-    convex = _made_convex(nodes, width, _NODE_ROUNDINGS * UNIT_ROUNDOFF * quotient)
+    convex = _make_convex(nodes, width, _NODE_ROUNDINGS * UNIT_ROUNDOFF * quotient)
     return nodes if convex else np.append(mass, 0.0)
 
 
@@ -175,7 +175,7 @@ def _drops(gaps: _Gaps, excess: Floats) -> Floats:
     return drop
 
 
-def _made_convex(nodes: Floats, width: Floats, rounding: Floats) -> bool:
+def _make_convex(nodes: Floats, width: Floats, rounding: Floats) -> bool:
     """Remove negative masses in place by passing to the lower convex envelope; False if that is impossible.
 
     A negative mass is a concave kink. Cutting it off by the chord of its neighbours lowers the function and
@@ -246,14 +246,14 @@ def _with_atoms(edges: Integers, nodes: Floats, placed: list[tuple[int, float]])
     return unique, np.bincount(inverse, weights=mass, minlength=len(unique)).astype(np.float64)
 
 
-def _split(atom: Atom, step: float) -> list[tuple[int, float]]:
+def _split_atom(atom: Atom, step: float) -> list[tuple[int, float]]:
     """Connect the dots for one atom: onto its two neighbouring lattice points."""
     below = math.floor(atom.loss / step)
     share = min(1.0, max(0.0, math.expm1(below * step - atom.loss) / math.expm1(-step)))
     return [(below, atom.mass * (1 - share)), (below + 1, atom.mass * share)]
 
 
-def _lowered(atom: Atom, step: float) -> list[tuple[int, float]]:
+def _lower_atom(atom: Atom, step: float) -> list[tuple[int, float]]:
     """Down to the lattice, unless the atom is on it up to rounding (a change that the slack covers)."""
     nearest = round(atom.loss / step)
     on_lattice = abs(nearest * step - atom.loss) <= 16 * UNIT_ROUNDOFF * abs(atom.loss)

@@ -51,13 +51,13 @@ class TargetCheck:
     def costlier(self, pairs: PairCounts, care: Care) -> tuple[int, float]:
         """The direction with the larger estimated delta, and its excess."""
         directed = compositions(pairs, self.side)
-        excesses = [self._estimated(each, k, care).excess for k, each in enumerate(directed)]
+        excesses = [self._estimate(each, k, care).excess for k, each in enumerate(directed)]
         main = max(range(len(excesses)), key=lambda k: excesses[k])
         return main, excesses[main]
 
     def excess(self, pairs: PairCounts, direction: int, care: Care) -> float:
         """The estimated excess of one direction."""
-        return self._estimated(compositions(pairs, self.side)[direction], direction, care).excess
+        return self._estimate(compositions(pairs, self.side)[direction], direction, care).excess
 
     def lattice_excess(self, pairs: PairCounts, precision: float) -> tuple[float, float]:
         """The excess on the lattice, and by how much the lattice moved it.
@@ -67,7 +67,7 @@ class TargetCheck:
         """
         epsilon = self.target.epsilon
         directions = [
-            self._estimated(each, k, Care.QUICK)
+            self._estimate(each, k, Care.QUICK)
             for k, each in enumerate(compositions(pairs, self.side))
             if not _surely_below(each, epsilon)
         ]
@@ -81,7 +81,7 @@ class TargetCheck:
             moved = lattice.moved if k == 0 else moved
         return max(-_CAP, excess), moved
 
-    def _estimated(self, composition: Composition, direction: int, care: Care) -> _Direction:
+    def _estimate(self, composition: Composition, direction: int, care: Care) -> _Direction:
         transform = LossTransform(composition, log_cut(self._log_delta))
         guess, found = self._tilts.get(direction, 5.0), None
         like_this = (direction, composition.steps.bit_length())
@@ -102,14 +102,14 @@ def surely_within(pairs: PairCounts, target: EpsilonDelta) -> bool:
         return gaussian_interval(pairs, target.delta).upper <= target.epsilon
     if pairs.chance_of_taking_part <= target.delta:
         return True
-    return not pairs.unprotected and _decided(pairs, TargetCheck(target, Side.UPPER)) <= 0
+    return not pairs.unprotected and _decide(pairs, TargetCheck(target, Side.UPPER)) <= 0
 
 
 def surely_beyond(pairs: PairCounts, target: EpsilonDelta) -> bool:
     """Whether the composition is certified to break the target (for pairs that are attained)."""
     if _plain_gaussian(pairs):
         return gaussian_interval(pairs, target.delta).lower > target.epsilon
-    return pairs.unprotected or _decided(pairs, TargetCheck(target, Side.LOWER)) > 0
+    return pairs.unprotected or _decide(pairs, TargetCheck(target, Side.LOWER)) > 0
 
 
 def seems_within(pairs: PairCounts, target: EpsilonDelta, check: TargetCheck) -> bool:
@@ -119,7 +119,7 @@ def seems_within(pairs: PairCounts, target: EpsilonDelta, check: TargetCheck) ->
     return not pairs.unprotected and check.costlier(pairs, Care.QUICK)[1] <= 0
 
 
-def _decided(pairs: PairCounts, check: TargetCheck) -> float:
+def _decide(pairs: PairCounts, check: TargetCheck) -> float:
     """The excess on a lattice as fine as the estimated distance from the target asks for."""
     _, distance = check.costlier(pairs, Care.CONFIRMED)
     return check.lattice_excess(pairs, min(0.1, max(_FINEST, 0.3 * abs(distance))))[0]
@@ -159,7 +159,7 @@ class FactorSearch:
         self._pairs_at = pairs_at
         self._bounds = bounds
 
-    def estimated(self, start: float, precision: float) -> tuple[float, float]:
+    def estimate(self, start: float, precision: float) -> tuple[float, float]:
         """The factor at which the estimate meets the target, and how log delta falls with log factor there.
 
         The returned factor is `bounds.low` if even that little noise meets the target. The search runs on the
@@ -194,7 +194,7 @@ class FactorSearch:
             )
         return math.exp(x), slope
 
-    def certified(self, factor: float, slope: float, tolerance: float) -> float:
+    def certify(self, factor: float, slope: float, tolerance: float) -> float:
         """A verified factor near the estimated one: as close as the lattice allows on the side's own side.
 
         Guarantee: at the returned factor the lattice itself was evaluated. On the upper side its delta is at

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from calibrate.accountants.certified.compose import CountedLaws, LatticeComposition, Window, compose, log_normaliser
-from calibrate.accountants.certified.contour import Cumulants, LossTransform, narrowed, shortest_period
+from calibrate.accountants.certified.contour import Cumulants, LossTransform, narrow_tilt, shortest_period
 from calibrate.accountants.certified.grid import lattice_edges, optimistic, pessimistic
 from calibrate.accountants.losses.directions import Composition, Side
 from calibrate.accountants.losses.law import PrivacyLossLaw
@@ -59,7 +59,7 @@ def on_lattice(
 
     `saddle` says how sensitive log delta is; `epsilon` and `log_delta` where the result will be read off.
     """
-    at = narrowed(transform, saddle, epsilon, log_delta)
+    at = narrow_tilt(transform, saddle, epsilon, log_delta)
     window = Window(
         epsilon=epsilon,
         tilt=at.tilt,
@@ -84,7 +84,7 @@ def _fine_enough(
     step = min(math.sqrt(12 * precision / (1.1 * composition.steps)) / c, 0.05 * window.deviation)
     best, in_vain = None, 0
     while True:
-        step = _aligned(composition, max(step, coarsest))
+        step = _align(composition, max(step, coarsest))
         laws, before = _lattice_laws(composition, side, step, saddle, window)
         moved = abs(log_normaliser(laws, step, window.tilt) - before) * (c / window.tilt) ** 2
         # A finer lattice that hardly helps may be an unlucky one; twice means that it is not the remedy.
@@ -127,7 +127,7 @@ def _log_moment(law: PrivacyLossLaw, tilt: float, largest: float) -> float:
     return float(logsumexp(np.append(exponents, atoms)))
 
 
-def _aligned(composition: Composition, step: float) -> float:
+def _align(composition: Composition, step: float) -> float:
     """The nearest finer step that puts all atoms on the lattice, or at least those of the first law with any.
 
     A hair is taken off so that the lattice point is not above the atom.

@@ -65,7 +65,7 @@ def compositions(pairs: PairCounts, side: Side) -> tuple[Composition, ...]:
     Expects no Unbounded pair; all Gaussian pairs are first joined into one, exactly.
     """
     joined = _join_gaussians(pairs.counts)
-    directed = [(_directed(pair, side), count) for pair, count in joined]
+    directed = [(_laws_of(pair, side), count) for pair, count in joined]
     forward = Composition(tuple((laws[0], count) for laws, count in directed))
     backward = Composition(tuple((laws[1], count) for laws, count in directed))
     return (forward,) if forward == backward else (forward, backward)
@@ -78,7 +78,7 @@ def _join_gaussians(counts: tuple[tuple[DominatingPair, int], ...]) -> tuple[tup
     return others if squares == 0 else ((GaussianPair(math.sqrt(squares)), 1), *others)
 
 
-def _directed(pair: DominatingPair, side: Side) -> tuple[PrivacyLossLaw, PrivacyLossLaw]:
+def _laws_of(pair: DominatingPair, side: Side) -> tuple[PrivacyLossLaw, PrivacyLossLaw]:
     match pair:
         case GaussianPair(mu):
             return _symmetric(GaussianLoss(mu))

@@ -42,13 +42,13 @@ class MomentsAccountant:
     def price(self, leaf: Leaf, unit: PrivacyUnit) -> LogMoments:
         total = LogMoments((0.0,) * LARGEST_MOMENT)
         for pair in priced_pairs(self.name, leaf, unit, (GaussianPair, SubsampledGaussianPair)):
-            total = self.composed(total, _log_moments(pair))
+            total = self.compose(total, _log_moments(pair))
         return total
 
-    def self_composed(self, cost: LogMoments, times: int) -> LogMoments:
+    def self_compose(self, cost: LogMoments, times: int) -> LogMoments:
         return LogMoments(tuple(value * times for value in cost.values))
 
-    def composed(self, first: LogMoments, second: LogMoments) -> LogMoments:
+    def compose(self, first: LogMoments, second: LogMoments) -> LogMoments:
         return LogMoments(tuple(a + b for a, b in zip(first.values, second.values, strict=True)))
 
     def epsilon(self, cost: LogMoments, delta: float) -> EpsilonInterval:

@@ -77,10 +77,10 @@ class PrivacyLossAccountant:
     def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
         return PairCounts.of(priced_pairs(self.name, leaf, unit, _SUPPORTED))
 
-    def self_composed(self, cost: PairCounts, times: int) -> PairCounts:
+    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
         return cost.times(times)
 
-    def composed(self, first: PairCounts, second: PairCounts) -> PairCounts:
+    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
         return first.plus(second.counts)
 
     def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
@@ -98,8 +98,8 @@ class PrivacyLossAccountant:
         with np.errstate(over="ignore"):
             upper = math.inf
             if allowance < delta:
-                upper = float(_composed(cost, pessimistic_loss, step).get_epsilon_for_delta(delta - allowance))
-            below = _composed(cost, optimistic_loss, self.value_discretization_interval or _finer_step(cost, step))
+                upper = float(_compose(cost, pessimistic_loss, step).get_epsilon_for_delta(delta - allowance))
+            below = _compose(cost, optimistic_loss, self.value_discretization_interval or _finer_step(cost, step))
             lower = float(below.get_epsilon_for_delta(delta + allowance))
         return _enclosure(min(lower, _LARGEST_EXPONENT), upper)
 
@@ -111,12 +111,12 @@ def _enclosure(lower: float, upper: float) -> EpsilonInterval:
     return EpsilonInterval(min(lower, upper), upper)
 
 
-def _composed(cost: PairCounts, build: Callable[[DominatingPair, float], Any], step: float) -> Any:
-    parts = (_repeated(build(pair, step), times, _blocks(pair, times, step)) for pair, times in cost.counts)
+def _compose(cost: PairCounts, build: Callable[[DominatingPair, float], Any], step: float) -> Any:
+    parts = (_repeat(build(pair, step), times, _blocks(pair, times, step)) for pair, times in cost.counts)
     return reduce(lambda first, second: first.compose(second, _TAIL), parts)
 
 
-def _repeated(loss: Any, times: int, blocks: int) -> Any:
+def _repeat(loss: Any, times: int, blocks: int) -> Any:
     """times-fold composition, as that many equal blocks (and a rest) where it is long."""
     if blocks == 1:
         return loss.self_compose(times, _TAIL)

@@ -72,7 +72,7 @@ def optimistic_loss(pair: DominatingPair, step: float) -> Any:
             return _distribution(_gaussian_mixture(components, step), step)
         case SubsampledGaussianPair(rate, z) | FixedSizeReplacePair(rate, z):
             buckets = _sampled_gaussian(rate, z, step)
-            merged, mirrored = _merged(buckets, step), _merged(buckets.mirrored(step), step)
+            merged, mirrored = _merge(buckets, step), _merge(buckets.mirrored(step), step)
             return privacy_loss_distribution.PrivacyLossDistribution(merged, mirrored)
         case SubsampledReplacePair(rate, z):
             return _distribution(_replaced_in_poisson_batch(rate, z, step), step)
@@ -87,10 +87,10 @@ def optimistic_loss(pair: DominatingPair, step: float) -> Any:
 
 
 def _distribution(buckets: _Buckets, step: float) -> Any:
-    return privacy_loss_distribution.PrivacyLossDistribution(_merged(buckets, step))
+    return privacy_loss_distribution.PrivacyLossDistribution(_merge(buckets, step))
 
 
-def _merged(buckets: _Buckets, step: float) -> Any:
+def _merge(buckets: _Buckets, step: float) -> Any:
     edges = step * np.arange(buckets.first, buckets.first + len(buckets.p) + 1)
     p, q = buckets.p, buckets.q
     with np.errstate(over="ignore", invalid="ignore"):

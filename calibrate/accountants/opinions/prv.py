@@ -48,10 +48,10 @@ class PrvAccountant:
     def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
         return PairCounts.of(priced_pairs(self.name, leaf, unit, (GaussianPair, SubsampledGaussianPair)))
 
-    def self_composed(self, cost: PairCounts, times: int) -> PairCounts:
+    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
         return cost.times(times)
 
-    def composed(self, first: PairCounts, second: PairCounts) -> PairCounts:
+    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
         return first.plus(second.counts)
 
     def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
@@ -92,12 +92,12 @@ def _random_variable(pair: DominatingPair, direction: _Direction) -> Any:
             return prvs.GaussianMechanism(noise_multiplier=1 / mu)
         case SubsampledGaussianPair(rate, z):
             removed = prvs.PoissonSubsampledGaussianMechanism(rate, z)
-            return removed if direction is _Direction.REMOVE else _added(rate, z, removed)
+            return removed if direction is _Direction.REMOVE else _addition_variable(rate, z, removed)
         case _:
             raise NotCertified(f"the prv accountant has no random variable for {pair!r}")
 
 
-def _added(rate: float, z: float, removed: Any) -> Any:
+def _addition_variable(rate: float, z: float, removed: Any) -> Any:
     """The loss -log(1 - q + q exp((2x - 1)/(2 z^2))) under x ~ N(0, z^2)."""
     from prv_accountant.privacy_random_variables import PrivacyRandomVariable
 

@@ -219,10 +219,10 @@ class RenyiAccountant:
         total = np.sum([rdp_of_pair(pair, self.orders) for pair in pairs], axis=0)
         return RenyiCurve(tuple((total * (1 + _OUTWARD)).tolist()))
 
-    def self_composed(self, cost: RenyiCurve, times: int) -> RenyiCurve:
+    def self_compose(self, cost: RenyiCurve, times: int) -> RenyiCurve:
         return RenyiCurve(tuple(value * times for value in cost.values))
 
-    def composed(self, first: RenyiCurve, second: RenyiCurve) -> RenyiCurve:
+    def compose(self, first: RenyiCurve, second: RenyiCurve) -> RenyiCurve:
         return RenyiCurve(tuple(a + b for a, b in zip(first.values, second.values, strict=True)))
 
     def epsilon(self, cost: RenyiCurve, delta: float) -> EpsilonInterval:
