@@ -26,17 +26,18 @@ bound to the canonical JSON of its parameters.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import re
 import tomllib
-import types
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import rfc8785
+from pydantic import TypeAdapter, ValidationError
 
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import EpsilonDelta
@@ -61,67 +62,70 @@ def refuse_unknown(place: str, mapping: Mapping[str, Any], known: Iterable[str])
     for key, value in mapping.items():
         spelled = key.replace("_", "-")
         if spelled not in names:
-            close = get_close_matches(spelled, names, n=1)
-            remedy = f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
-            raise InvalidInput(f"[{place}] {key}", _short(value), "is not known", remedy)
+            raise InvalidInput(f"[{place}] {key}", _short(value), "is not known", nearest(spelled, names))
 
 
 def read_section(kind: type[Section], place: str, mapping: Mapping[str, Any], folder: Path = Path()) -> Section:
-    """The section with these keys; dashes and underscores are alike, paths are relative to the plan's folder."""
+    """The section of type `kind` with these keys, read by pydantic as strictly as JSON: no text becomes a number.
+
+    Dashes and underscores in keys are alike, and paths are relative to `folder`, the plan's own. `place` is the
+    table's name, for error messages.
+    """
     refuse_unknown(place, mapping, key_names(kind))
-    hints = get_type_hints(kind)
     given: dict[str, Any] = {}
     for key, value in mapping.items():
-        name = key.replace("-", "_")
-        if name in given:
-            raise InvalidInput(f"[{place}] {key}", value, "is given twice", "spell it once")
-        given[name] = _converted(f"[{place}] {key}", value, hints[name], folder)
-    for field in fields(kind):
-        missing = field.default is MISSING and field.default_factory is MISSING and field.name not in given
-        if missing:
-            key = field.name.replace("_", "-")
-            raise InvalidInput(f"[{place}] {key}", None, "is needed", f"write {key} = ... under [{place}]")
-    return kind(**given)
+        if key.replace("-", "_") in given:
+            raise InvalidInput(f"[{place}] {key}", _short(value), "is given twice", "spell it once")
+        given[key.replace("-", "_")] = value
+    try:
+        found = TypeAdapter(kind).validate_json(json.dumps(given, default=str), strict=True)
+    except ValidationError as broken:
+        raise as_invalid_input(broken, place) from None
+    moved = {field.name: _inside(folder, getattr(found, field.name)) for field in fields(kind)}
+    return replace(found, **{name: path for name, path in moved.items() if path is not None})
 
 
-def _converted(argument: str, value: Any, hint: Any, folder: Path) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(part for part in get_args(hint) if part is not type(None))
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise InvalidInput(argument, _short(value), "must be a list", "write it in square brackets")
-        inner = get_args(hint)[0]
-        return tuple(_converted(argument, item, inner, folder) for item in value)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return _choice(argument, value, hint)
-    if hint is Path:
-        return folder / _of_type(argument, value, str, "a path in quotes")
-    if hint is float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidInput(argument, _short(value), "must be a number", "write for example 0.5")
-        return float(value)
-    if hint is int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidInput(argument, _short(value), "must be a whole number", "write for example 100")
-        return value
-    if hint is bool:
-        return _of_type(argument, value, bool, "true or false")
-    return _of_type(argument, value, str, "text in quotes")
+_RULES = {
+    "int": ("must be a whole number", "write for example 100"),
+    "float": ("must be a number", "write for example 0.5"),
+    "finite": ("must be a finite number", "write for example 0.5"),
+    "bool": ("must be true or false", "write it without quotes"),
+    "string": ("must be text in quotes", "fix the plan"),
+    "path": ("must be a path in quotes", "fix the plan"),
+    "tuple": ("must be a list", "write it in square brackets"),
+}
+"""By the first word of pydantic's name for a mistake: the rule that was broken, and the remedy."""
 
 
-def _choice(argument: str, value: Any, kind: type[Enum]) -> Enum:
-    names = [str(member.value) for member in kind]
-    if not isinstance(value, str) or value not in names:
-        close = get_close_matches(str(value), names, n=1)
-        remedy = f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
-        raise InvalidInput(argument, _short(value), "is not one of the choices", remedy)
-    return kind(value)
+def as_invalid_input(broken: ValidationError, place: str) -> InvalidInput:
+    """The first complaint of pydantic about the table `place` as the one sentence that a plan's mistakes get."""
+    fault = broken.errors(include_url=False)[0]
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidInput):
+        return cause
+    key = next((part.replace("_", "-") for part in fault["loc"] if isinstance(part, str)), "")
+    argument, value = f"[{place}] {key}".rstrip(), _short(fault["input"])
+    if fault["type"] == "missing":
+        return InvalidInput(argument, None, "is needed", f"write {key} = ... under [{place}]")
+    if fault["type"] == "enum":
+        names = re.findall(r"'([^']*)'", fault["ctx"]["expected"])
+        return InvalidInput(argument, value, "is not one of the choices", nearest(str(value), names))
+    return InvalidInput(argument, value, *_RULES.get(fault["type"].split("_")[0], (fault["msg"], "fix the plan")))
 
 
-def _of_type(argument: str, value: Any, kind: type, wanted: str) -> Any:
-    if not isinstance(value, kind):
-        raise InvalidInput(argument, _short(value), f"must be {wanted}", "mend the plan")
-    return value
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The remedy for a wrong name: the nearest right one, or all of them."""
+    close = get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"use {', '.join(names)}"
+
+
+def _inside(folder: Path, value: object) -> Path | tuple[Path, ...] | None:
+    """A path, or several, as seen from `folder`; None for anything else."""
+    if isinstance(value, Path):
+        return folder / value
+    if isinstance(value, tuple) and value and all(isinstance(item, Path) for item in value):
+        return tuple(folder / item for item in value)
+    return None
 
 
 def _short(value: Any) -> Any:
@@ -168,7 +172,7 @@ def read_plan_file(path: Path) -> PlanFile:
     except OSError as error:
         raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", "check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("plan", str(path), f"is not TOML: {error}", "mend the file") from error
+        raise InvalidInput("plan", str(path), f"is not TOML: {error}", "fix the file") from error
     for key, value in parsed.items():
         if key == "algorithm":
             continue
