@@ -40,7 +40,7 @@ from calibrate.privacy_unit import EpsilonInterval
 from calibrate.releases import Release
 from calibrate.sampling import Sampling
 
-PREDICATE_TYPE = "urn:privfair:budget:v1"
+PREDICATE_TYPE = "urn:privfair:budget:v2"
 """Names the meaning of the fields below; a change of meaning gets a new version, never the same one."""
 
 
@@ -170,6 +170,10 @@ class Validity(StrictModel):
         return self
 
 
+Parameter = bool | int | float | Text | tuple[float, ...] | None
+"""A parameter of a plan as JSON holds it."""
+
+
 class LedgerHead(StrictModel):
     """The state of the ledger this budget continues from; absent for a ledger yet to be opened."""
 
@@ -181,6 +185,8 @@ class BudgetDocument(StrictModel):
     """Everything an engine needs to publish under a budget, and everything a reader needs to judge it."""
 
     algorithm: Name
+    parameters: Annotated[dict[Name, Parameter], Field(max_length=64)]
+    """The plan's own parameters, by name: what the engine reads, so that no second place can decide a sensitivity."""
     guarantee: Guarantee
     releases: Annotated[tuple[Mechanism, ...], Field(min_length=1, max_length=256)]
     rounds: Count

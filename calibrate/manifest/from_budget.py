@@ -37,7 +37,7 @@ from calibrate.manifest.mechanism import (
     RandomizedCategory,
 )
 from calibrate.manifest.strict_json import Json, NotStrictJson, digest, in_our_words
-from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, Plan
+from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, Plan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from calibrate.releases import InSequence, NonPrivate, RandomizedResponse, Release, Sampled, leaves, multiplicities
 
@@ -79,6 +79,8 @@ class Terms:
     clips: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     config_digest: str | None = None
     ledger: LedgerHead | None = None
+    parameters: Mapping[str, PlainValue] = field(default_factory=lambda: MappingProxyType({}))
+    """What [privacy] says where nothing is promised; a priced plan brings its own."""
 
 
 def valid_for(lifetime: timedelta = DEFAULT_LIFETIME, start: datetime | None = None) -> Validity:
@@ -163,6 +165,7 @@ def document_without_promise(
     return checked_document(
         terms,
         algorithm=algorithm,
+        parameters=dict(terms.parameters),
         guarantee=NoPrivacyPromised(
             unit=unit.protected,
             adjacency=unit.relation,
@@ -279,6 +282,7 @@ def _document(
     return checked_document(
         terms,
         algorithm=plan.algorithm.value,
+        parameters=plan.parameters(),
         guarantee=guarantee,
         releases=(*declared, *terms.clear),
         rounds=plan.rounds,

@@ -230,7 +230,10 @@ def _step_6_version(statement: Statement) -> None:
     if statement.statement_type != STATEMENT_TYPE:
         raise Step.VERSION.refuse(f"unknown statement type {statement.statement_type[:80]!r}")
     if statement.predicate_type != PREDICATE_TYPE:
-        raise Step.VERSION.refuse(f"unknown budget version {statement.predicate_type[:80]!r}")
+        raise Step.VERSION.refuse(
+            f"the budget version is {statement.predicate_type[:80]!r}, and only {PREDICATE_TYPE!r} is read here",
+            "have the budget calibrated and signed again by this version of privfair",
+        )
 
 
 def _step_7_document(statement: Statement) -> BudgetDocument:

@@ -184,7 +184,7 @@ def step_5() -> Iterator[Fault]:
 
 
 def step_6() -> Iterator[Fault]:
-    yield "budget-version-2", payload(put("predicateType", value="urn:privfair:budget:v2"))
+    yield "budget-version-1", payload(put("predicateType", value="urn:privfair:budget:v1"))
     yield "another-predicate", payload(put("predicateType", value="https://slsa.dev/provenance/v1"))
     yield "statement-version-0.1", payload(put("_type", value="https://in-toto.io/Statement/v0.1"))
 
@@ -200,6 +200,8 @@ def step_7() -> Iterator[Fault]:
     yield "epsilon-negative", predicate("guarantee", "epsilon", value=-1)
     yield "rounds-with-fraction", predicate("rounds", value=1172.5)
     yield "rounds-a-truth-value", predicate("rounds", value=True)
+    yield "parameter-a-table", predicate("parameters", "rounds", value={"least": 1})
+    yield "parameters-left-out", payload(lambda f: f["predicate"].pop("parameters"))
     yield "enforced-a-number", predicate("sampling", 0, "assumptionEnforced", value=1)
     yield "unknown-kind-of-guarantee", predicate("guarantee", "kind", value="mostly-private")
     yield "unit-contradicts-adjacency", predicate("guarantee", "unit", value="record")

@@ -87,6 +87,7 @@ def private(**changes: Any) -> PrivateGuarantee:
 def document(**changes: Any) -> BudgetDocument:
     fields: dict[str, Any] = {
         "algorithm": "steffle",
+        "parameters": {"silo_size": 7500, "batch_size": 256, "rounds": 1172, "sampling": "shuffled", "lipschitz": 1.0},
         "guarantee": private(),
         "releases": (
             gaussian("h_theta"),
