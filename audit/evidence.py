@@ -27,7 +27,7 @@ from calibrate.manifest.from_budget import fresh_nonce, valid_for
 from calibrate.manifest.keys import Role, SigningKey, generate
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified
-from privfair.algorithms.algorithm import Algorithm, Drawing, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.steffle import Steffle, parts_of
 from privfair.batches.participation import declared_sampling
 from privfair.batches.record import BatchRecord
@@ -186,7 +186,7 @@ class RunEvidence:
     @property
     def batches_known(self) -> bool:
         """Whether the auditor can tell who took part: full batches, or batches on record."""
-        if isinstance(self.algorithm, Drawing):
+        if self.algorithm.draws:
             return False
         return self.batches is not None or declared_sampling(self.document) is None
 

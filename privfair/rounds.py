@@ -18,7 +18,7 @@ import torch
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import AsPrintedGuarantee, InTheClear, NoPrivacyPromised, PrivateGuarantee
-from privfair.algorithms.algorithm import Algorithm, Message, Replying, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.batches.participation import AskedParticipation, DrawnParticipation, Participation
 from privfair.contribution import BoundedContribution, Published
 from privfair.gate import Gate
@@ -91,7 +91,7 @@ class Rounds(Generic[State]):
         for silo in self._silos:
             message = self._algorithm.contribution(position.state, position.step, silo, batches[silo.name])
             received[silo.name] = self._send(silo.name, message, position.carried.get(silo.name, {}))
-        if isinstance(self._algorithm, Replying):
+        if self._algorithm.replies:
             seen = {party: dict(values) for party, values in received.items()}
             for silo in self._silos:
                 reply = self._algorithm.reply(position.state, position.step, silo, batches[silo.name], seen)
@@ -135,7 +135,7 @@ def completed(
         message = algorithm.contribution(position.state, position.step, silo, _a_few_units(silo))
         if set(_names(message)) - set(position.carried.get(silo.name, {})):
             return position
-    for silo in silos if isinstance(algorithm, Replying) else ():
+    for silo in silos if algorithm.replies else ():
         reply = algorithm.reply(position.state, position.step, silo, _a_few_units(silo), position.carried)
         if set(_names(reply)) - set(position.carried[silo.name]):
             return position

@@ -23,7 +23,7 @@ from calibrate.arrays import Floats
 from calibrate.manifest.document import DataBinding
 from calibrate.manifest.mechanism import NoiseSource
 from calibrate.manifest.verify import Run, VerifiedManifest, verify
-from privfair.algorithms.algorithm import Algorithm, Drawing, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.participation import DrawnParticipation, Participation, declared_sampling, word_source
 from privfair.contribution import BoundedContribution, Published
 from privfair.gate import Gate, open_gate
@@ -102,7 +102,7 @@ class ProductionRuns:
         self, algorithm: Algorithm[Any], silo: SiloTensors, units: int, seed: int
     ) -> Participation | DrawnParticipation:
         source = word_source(self._document, seed, silo.name)
-        if isinstance(algorithm, Drawing):
+        if algorithm.draws:
             return DrawnParticipation(silo, algorithm, source)
         return Participation(silo.name, units, declared_sampling(self._document), source)
 

@@ -20,7 +20,6 @@ from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import units_of
 from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
-from privfair.algorithms.algorithm import Drawing
 from privfair.batches.participation import declared_sampling
 
 ALPHA = 1e-5
@@ -40,7 +39,7 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
     """The batches that the engine drew in the rehearsal, against the manifest's declaration."""
     if isinstance(rehearsal.document.guarantee, NoPrivacyPromised):
         return ()
-    if isinstance(rehearsal.algorithm, Drawing):
+    if rehearsal.algorithm.draws:
         return (
             Check(
                 Layer.PROBE,

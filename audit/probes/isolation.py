@@ -24,7 +24,7 @@ from audit.probes.setting import (
     with_record,
 )
 from calibrate.privacy_unit import Relation
-from privfair.algorithms.algorithm import Drawing, SiloTensors
+from privfair.algorithms.algorithm import SiloTensors
 from privfair.batches.randomness import SeededWords
 from privfair.models.record_isolation import influence_of_others
 
@@ -85,7 +85,7 @@ class _Place:
 def _places(scene: Scene, random: np.random.Generator) -> Iterator[_Place]:
     silo = scene.silos[0]
     for moment in scene.moments:
-        if isinstance(scene.algorithm, Drawing):
+        if scene.algorithm.draws:
             words = SeededWords(int(random.integers(2**31)), "probe")
             batch = torch.from_numpy(scene.algorithm.draw(silo, words))
             unit = int(batch[batch < units_of(silo)][0])
@@ -131,7 +131,7 @@ def _others_altered(scene: Scene, place: _Place) -> SiloTensors:
     if silo.client_of_row is not None:
         kept |= silo.client_of_row == silo.client_of_row[rows[0]]
     x = torch.where(kept.reshape(-1, *(1,) * (silo.x.ndim - 1)), silo.x, 3.0 * silo.x.flip(-1) + 1.0)
-    s = torch.where(kept, silo.s, silo.s.flip(0)) if not isinstance(scene.algorithm, Drawing) else silo.s
+    s = torch.where(kept, silo.s, silo.s.flip(0)) if not scene.algorithm.draws else silo.s
     return replace(silo, x=x, s=s)
 
 
@@ -150,7 +150,7 @@ def _pure(scene: Scene, random: np.random.Generator) -> Check:
 def _in_any_order(scene: Scene, random: np.random.Generator) -> Check:
     """Records listed in another order give the same sums; a numbering by first appearance does not."""
     name = "messages in any order"
-    if isinstance(scene.algorithm, Drawing):
+    if scene.algorithm.draws:
         return Check(Layer.PROBE, name, Outcome.NOT_POSSIBLE, "the algorithm lists drawn records in their order")
     worst = 0.0
     for place in _places(scene, random):

@@ -17,7 +17,7 @@ from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import Moment, Scene, record_at, rows_of, sent, units_of, with_attribute, with_record, without
 from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import Relation
-from privfair.algorithms.algorithm import Drawing, SiloTensors
+from privfair.algorithms.algorithm import SiloTensors
 
 NOTE = (
     "These are facts about this data set, not bounds: the noise stays what was signed for the worst case, and is never "
@@ -96,7 +96,7 @@ def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> t
                 found.setdefault(name, _Shares()).by_step.setdefault(moment.step, []).append(share)
     finished = (shares.finished(name, scene.allowed(name)) for name, shares in found.items())
     # Records of a draw are exchanged within their cell, so that a count of the cells says nothing here.
-    return tuple(one for one in finished if one.largest > 0 or not isinstance(scene.algorithm, Drawing))
+    return tuple(one for one in finished if one.largest > 0 or not scene.algorithm.draws)
 
 
 def _of_batch(
@@ -126,7 +126,7 @@ def _neighbour(
         groups = [group for group in silo.s.unique().tolist() if group != int(silo.s[rows[0]])]
         return (with_attribute(silo, unit, groups[0]) if groups else silo), batch
     candidates = np.arange(len(silo))
-    if isinstance(scene.algorithm, Drawing):
+    if scene.algorithm.draws:
         # A record's cell decides its place in a draw; neighbours of one draw differ in what stands there.
         alike = (silo.y == silo.y[rows[0]]) & (silo.s == silo.s[rows[0]])
         candidates = alike.nonzero()[:, 0].numpy()

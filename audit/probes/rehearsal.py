@@ -19,7 +19,7 @@ from audit.evidence import AuditorsManifest
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument
 from calibrate.sampling import Sampling
-from privfair.algorithms.algorithm import Algorithm, ClearValue, Drawing, Message, Received, Replying, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.batches.randomness import Indexes, WordSource
 from privfair.ledger import Ledger
 from privfair.models.model import Model
@@ -63,7 +63,7 @@ class Watch:
 
 
 @dataclass(frozen=True, eq=False)
-class _Watched:
+class _Watched(Algorithm[Any]):
     """Hands every question on to the algorithm and notes the messages."""
 
     inner: Any
@@ -78,10 +78,18 @@ class _Watched:
     def start(self) -> Any:
         return self.inner.start()
 
-    def contribution(self, state: Any, round: int, silo: SiloTensors, batch: Tensor) -> Message:
-        message: Message = self.inner.contribution(state, round, silo, batch)
-        self.watch.note(state, round, silo.name, batch, message)
+    def contribution(self, state: Any, step: int, silo: SiloTensors, batch: Tensor) -> Message:
+        message: Message = self.inner.contribution(state, step, silo, batch)
+        self.watch.note(state, step, silo.name, batch, message)
         return message
+
+    def reply(self, state: Any, step: int, silo: SiloTensors, batch: Tensor, received: Received) -> Message:
+        message: Message = self.inner.reply(state, step, silo, batch, received)
+        self.watch.note(state, step, silo.name, batch, message)
+        return message
+
+    def draw(self, silo: SiloTensors, source: WordSource) -> Indexes:
+        return self.inner.draw(silo, source)  # type: ignore[no-any-return]
 
     def update(self, state: Any, received: Received) -> Any:
         return self.inner.update(state, received)
@@ -96,33 +104,10 @@ class _Watched:
         return self.inner.restore(arrays)
 
 
-class _Replies(_Watched):
-    def reply(self, state: Any, round: int, silo: SiloTensors, batch: Tensor, received: Received) -> Message:
-        message: Message = self.inner.reply(state, round, silo, batch, received)
-        self.watch.note(state, round, silo.name, batch, message)
-        return message
-
-
-class _Draws(_Watched):
-    def draw(self, silo: SiloTensors, source: WordSource) -> Indexes:
-        return self.inner.draw(silo, source)  # type: ignore[no-any-return]
-
-
-class _DrawsAndReplies(_Replies, _Draws):
-    pass
-
-
 def watched(algorithm: Algorithm[Any], watch: Watch) -> Algorithm[Any]:
-    """The algorithm with the same phases as before, and `watch` filled in as it is used."""
-    match isinstance(algorithm, Replying), isinstance(algorithm, Drawing):
-        case True, True:
-            return _DrawsAndReplies(algorithm, watch)
-        case True, False:
-            return _Replies(algorithm, watch)
-        case False, True:
-            return _Draws(algorithm, watch)
-        case _:
-            return _Watched(algorithm, watch)
+    """The algorithm as it was, and `watch` filled in as it is used."""
+    phases = {"replies": algorithm.replies, "draws": algorithm.draws}
+    return type("Watched", (_Watched,), phases)(algorithm, watch)  # type: ignore[no-any-return]
 
 
 DEFAULT_ROUNDS = 32

@@ -30,7 +30,7 @@ from audit.probes.setting import (
 )
 from calibrate.errors import PrivfairError
 from calibrate.privacy_unit import Relation
-from privfair.algorithms.algorithm import Drawing, SiloTensors
+from privfair.algorithms.algorithm import SiloTensors
 from privfair.batches.randomness import SeededWords
 from privfair.models.model import mean_over
 
@@ -159,7 +159,7 @@ def neighbours(scene: Scene, seed: int) -> Iterator[Neighbours]:
 
 def _batches(scene: Scene, silo: SiloTensors, random: np.random.Generator) -> Iterator[Tensor]:
     """Small batches and larger ones; where the algorithm draws its own parts, a draw of its own."""
-    if isinstance(scene.algorithm, Drawing):
+    if scene.algorithm.draws:
         drawn = scene.algorithm.draw(silo, SeededWords(int(random.integers(2**31)), "probe"))
         yield torch.from_numpy(drawn)
         return
@@ -172,7 +172,7 @@ def _batches(scene: Scene, silo: SiloTensors, random: np.random.Generator) -> It
 def _units(scene: Scene, silo: SiloTensors, batch: Tensor, random: np.random.Generator) -> tuple[int, ...]:
     """Whom to exchange: somebody of the batch; of a draw by cells, the first and the last record."""
     drawn = batch[batch < units_of(silo)]
-    if isinstance(scene.algorithm, Drawing):
+    if scene.algorithm.draws:
         return int(drawn[0]), int(drawn[-1])
     return (int(drawn[int(random.integers(len(drawn)))]),)
 
@@ -181,7 +181,7 @@ def _of_batch(
     scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, unit: int, facing: Record, where: str
 ) -> Iterator[Neighbours]:
     """The unit among the batch's own records, and among copies of one record that it faces or opposes."""
-    drawing = isinstance(scene.algorithm, Drawing)
+    drawing = scene.algorithm.draws
     rows = rows_of(silo, unit)
     if len(rows) == 0:
         return

@@ -14,7 +14,7 @@ from audit.evidence import RunEvidence, sensitive_silos
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, RandomizedCategory
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.algorithms.algorithm import Algorithm, Drawing, Message, Received, Replying, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
 from privfair.contribution import Published
 from privfair.models.model import Model
 
@@ -49,7 +49,7 @@ class Scene:
         sensitive = sensitive_silos(evidence.algorithm, evidence.silos)
         holders = [silo for silo in evidence.silos if silo.name not in sensitive]
         silos = (*_some(silo for silo in evidence.silos if silo.name in sensitive), *_some(holders))
-        if not isinstance(evidence.algorithm, Drawing):
+        if not evidence.algorithm.draws:
             silos = tuple(_beginning(silo) for silo in silos)
         return cls(evidence.algorithm, evidence.model, silos, evidence.document, moments)
 
@@ -218,7 +218,7 @@ def sent(scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, seen: R
     first = algorithm.contribution(moment.state, moment.step, silo, batch)
     messages = [first]
     given: Received = {} if seen is None else seen
-    if isinstance(algorithm, Replying):
+    if algorithm.replies:
         given = given or {silo.name: _published(first, silo.name)}
         messages.append(algorithm.reply(moment.state, moment.step, silo, batch, given))
     noisy: dict[str, Any] = {}

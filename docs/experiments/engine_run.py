@@ -26,7 +26,7 @@ from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import Run, VerifiedManifest, verify
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.sampling import Sampling
-from privfair.algorithms.algorithm import Algorithm, Drawing, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.participation import DrawnParticipation, Participation, declared_sampling, word_source
 from privfair.gate import open_gate
 from privfair.ledger import Ledger
@@ -59,7 +59,7 @@ def promised(algorithm: Algorithm[Any], budget: CertifiedBudget, units: dict[str
     )
     document = document_from_budget(budget, terms)
     require_declared(algorithm, document)
-    sampling = None if isinstance(algorithm, Drawing) else declared_sampling(document)
+    sampling = None if algorithm.draws else declared_sampling(document)
     return Signed(_verified(document), sampling, budget.plan.rounds)
 
 
@@ -98,7 +98,7 @@ def train(
     participations: dict[str, Participation | DrawnParticipation] = {}
     for silo in silos:
         source = sources[silo.name]
-        if isinstance(algorithm, Drawing):
+        if algorithm.draws:
             participations[silo.name] = DrawnParticipation(silo, algorithm, source)
         else:
             participations[silo.name] = Participation(silo.name, units[silo.name], signed.sampling, source)

@@ -6,9 +6,10 @@ only what left the gate, so that everything after the gate is post-processing sh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,63 +64,58 @@ Received = Mapping[str, Mapping[str, Published]]
 """By silo, then by name: what the gate let out this round."""
 
 
-class Algorithm(Protocol[State]):
-    """One final class an algorithm; its parameters are fixed at construction."""
+class Algorithm(ABC, Generic[State]):
+    """What an algorithm is to the engine; its parameters are fixed at construction.
 
+    Every algorithm answers the questions below. Two more have defaults, for the few algorithms that need them: a second
+    message per step (`replies`, `reply`) and batches that are not drawn from all units alike (`draws`, `draw`).
+    """
+
+    replies: ClassVar[bool] = False
+    """Whether a step has a second message, computed from the published values of the first."""
+    draws: ClassVar[bool] = False
+    """Whether the algorithm draws its own batches, for example so many records of each group."""
+
+    @abstractmethod
     def clear_values(self) -> tuple[ClearValue, ...]:
         """Everything sent without noise."""
-        ...
 
+    @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of every published value, by name."""
-        ...
 
-    def start(self) -> State: ...
+    @abstractmethod
+    def start(self) -> State:
+        """The state before the first step."""
 
-    def contribution(self, state: State, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    @abstractmethod
+    def contribution(self, state: State, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         """What the silo sends, computed on the rows (or users) `batch`; pure.
 
-        `round` counts the updates made so far. Which values are sent may depend on it and on the state, never on
+        `step` counts the updates made so far. Which values are sent may depend on it and on the state, never on
         the records.
         """
-        ...
 
-    def update(self, state: State, received: Received) -> State:
-        """The next state, from published values alone."""
-        ...
-
-    def theta(self, state: State) -> Tensor:
-        """The model's parameter vector."""
-        ...
-
-    def checkpoint(self, state: State) -> dict[str, Floats]:
-        """The state as named arrays; it holds published values and what follows from them, nothing private."""
-        ...
-
-    def restore(self, arrays: Mapping[str, Floats]) -> State: ...
-
-
-# Two things an algorithm may do beyond the common protocol: answer what was just published, and draw its own batch.
-#
-# Some algorithms need two messages in one round: MMD-fair FedAvg publishes noisy predictions, and the
-# clients' updates
-# are computed from these *published* predictions, never from the exact ones. And some batches are not a draw from all
-# units alike: so many records of each group, and so many clients.
-
-
-@runtime_checkable
-class Replying(Protocol):
-    """An algorithm with a second message a round, under other names than the first."""
-
-    def reply(self, state: Any, round: int, silo: SiloTensors, batch: Tensor, received: Received) -> Message:
-        """What the silo sends after `received` was published in this very round; pure."""
-        ...
-
-
-@runtime_checkable
-class Drawing(Protocol):
-    """An algorithm whose batch has parts that are drawn apart from one another."""
+    def reply(self, state: State, step: int, silo: SiloTensors, batch: Tensor, received: Received) -> Message:
+        """What the silo sends after `received` was published in this very step, under other names; pure."""
+        return Message()
 
     def draw(self, silo: SiloTensors, source: WordSource) -> Indexes:
-        """A fresh batch; all its randomness comes from `source`."""
-        ...
+        """A fresh batch; all its randomness comes from `source`. Asked only where `draws`."""
+        raise NotImplementedError(f"{type(self).__name__} leaves its batches to the engine")
+
+    @abstractmethod
+    def update(self, state: State, received: Received) -> State:
+        """The next state, from published values alone."""
+
+    @abstractmethod
+    def theta(self, state: State) -> Tensor:
+        """The model's parameter vector."""
+
+    @abstractmethod
+    def checkpoint(self, state: State) -> dict[str, Floats]:
+        """The state as named arrays; it holds published values and what follows from them, nothing private."""
+
+    @abstractmethod
+    def restore(self, arrays: Mapping[str, Floats]) -> State:
+        """The state that `checkpoint` wrote as these arrays."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import AliDpflOptions
 from privfair.algorithms.parts.clients import (
     ClippedSums,
@@ -45,7 +45,7 @@ class AliDpflState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class AliDpfl:
+class AliDpfl(Algorithm[AliDpflState]):
     """Ling et al. (arXiv:2308.10457): w_k <- w_k - eta g_k, averaged after tau steps; tau by `local_steps`.
 
     Guarantee: none of its own. Each local step publishes one sum of gradients clipped to `sending.clip`, and a
@@ -83,7 +83,7 @@ class AliDpfl:
         theta, known = self.model.initial(self.seed), self.options.strong_convexity
         return AliDpflState(LocalModels(theta), self._allowed(self.options.first_steps, 0, 0), 0, 0, known)
 
-    def contribution(self, state: AliDpflState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: AliDpflState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta = state.models.of(place_of(silo.name, self.weights))
         return gradient_message(self.sending, self.model, theta, silo, batch)
 

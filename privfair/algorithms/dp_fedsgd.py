@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import BoundedContribution
 from privfair.models.model import Model, clipped_to
@@ -28,7 +28,7 @@ class DpFedSgdState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class DpFedSgd:
+class DpFedSgd(Algorithm[DpFedSgdState]):
     """Abadi et al. 2016 in several silos.
 
     Guarantee: none of its own; each record's gradient is scaled to norm `clip` at most, so that adding a record
@@ -53,7 +53,7 @@ class DpFedSgd:
     def start(self) -> DpFedSgdState:
         return DpFedSgdState(self.model.initial(self.seed), 0)
 
-    def contribution(self, state: DpFedSgdState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: DpFedSgdState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if len(batch) == 0:
             nothing = np.zeros(self.model.size)
             return Message(noisy=(BoundedContribution(GRADIENT_SUM, nothing, self.clip, 0.0),))

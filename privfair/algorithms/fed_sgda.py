@@ -26,7 +26,7 @@ from torch.func import grad, vmap
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, tensor
 from privfair.contribution import BoundedContribution
 from privfair.models.model import ROUNDING_SLACK
@@ -46,7 +46,7 @@ class FedSgdaState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class FedSgda:
+class FedSgda(Algorithm[FedSgdaState]):
     """The algorithm for one run and one loss.
 
     Guarantee: none of its own, the manifest prices the noise. Each record's part of either value has norm at most
@@ -87,7 +87,7 @@ class FedSgda:
         theta, w = self.theta_start.to(torch.float64), self.w_start.to(torch.float64)
         return FedSgdaState(self.rule.start(theta), w)
 
-    def contribution(self, state: FedSgdaState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: FedSgdaState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta, w = state.descent.theta, state.w
         each = vmap(grad(self.loss, argnums=(0, 1)), in_dims=(None, None, 0, 0, 0))
         totals = [torch.zeros_like(theta), torch.zeros_like(w)]

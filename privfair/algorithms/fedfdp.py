@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.fair_options import FedFdpOptions, LossClipRule
 from privfair.contribution import BoundedContribution
 from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
@@ -52,7 +52,7 @@ class FedFdpState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class FedFdp:
+class FedFdp(Algorithm[FedFdpState]):
     """Ling et al. (arXiv:2402.16028), Algorithm 2, with the repairs of docs/theorems/fedfdp.md.
 
     Guarantee: with `clips` each record adds a vector of norm at most `clips.gradient` to the published sum of
@@ -105,7 +105,7 @@ class FedFdp:
         signed = (self.clips.loss,) * len(self.weights)
         return FedFdpState(self.model.initial(self.seed), None, 0, min(mean, self.clips.loss), signed)
 
-    def contribution(self, state: FedFdpState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: FedFdpState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         place = self._place(silo.name)
         theta = state.theta if state.local is None else state.local[place]
         if self.clips is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, positive
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.fair_options import FpflOptions, ModelChoice
 from privfair.algorithms.parts.user_statistics import Layout, Statistics
 from privfair.contribution import BoundedContribution
@@ -41,7 +41,7 @@ class FpflState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Fpfl:
+class Fpfl(Algorithm[FpflState]):
     """Rodriguez-Galvez et al. (arXiv:2109.08604), Algorithm 1; one party, the trusted aggregator of all users.
 
     Guarantee: with a clip, each user's whole vector [grad L, group sums, group counts, their gradients] is scaled to
@@ -91,7 +91,7 @@ class Fpfl:
         theta = self.model.initial(self.seed)
         return FpflState(theta, np.zeros((len(self.rates), self.groups)), theta, _NONE_YET)
 
-    def contribution(self, state: FpflState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: FpflState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         total, largest = self.statistics.summed(state.theta, silo, batch, self.clip)
         if self.clip is None:
             return Message(clear={STATISTICS: total.numpy()})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, count, positive, rate
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.fair_options import ClientWeights, MmdFedAvgOptions, NoiseCorrection
 from privfair.batches.randomness import Indexes, WordSource, permutation, subset
 from privfair.contribution import BoundedContribution
@@ -151,7 +151,7 @@ class MmdFedAvgState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class MmdFedAvg:
+class MmdFedAvg(Algorithm[MmdFedAvgState]):
     """Rychener, Kuhn, Hu (2025), Algorithm 2; one party, the trusted collector of all clients' records.
 
     Guarantee: under bounded scores, each published prediction lies within 1/2 of 1/2, and with an update clip each
@@ -162,6 +162,9 @@ class MmdFedAvg:
 
     In a batch, numbers below the number of records are records to predict, in a random order; above it, clients.
     """
+
+    replies = True
+    draws = True
 
     model: Model
     options: MmdFedAvgOptions
@@ -231,7 +234,7 @@ class MmdFedAvg:
         parts.append(len(silo) + subset(source, len(self.terms.clients), self.terms.cohort))
         return np.concatenate(parts).astype(np.int64)
 
-    def contribution(self, state: MmdFedAvgState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: MmdFedAvgState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         rows = batch[batch < len(silo)]
         cell = cell_of_rows(self.given, silo.y[rows], silo.s[rows]).numpy()
         scores = self._scores(state.theta, silo, rows)
@@ -239,7 +242,7 @@ class MmdFedAvg:
             name: np.concatenate([self._filled(scores[cell == number]) for number in self._cells_of(group)])
             for group, name in enumerate(PREDICTIONS)
         }
-        noisy, clear = self._histogram(silo) if round == 0 else ((), {})
+        noisy, clear = self._histogram(silo) if step == 0 else ((), {})
         if not self.options.compared.bounded:
             return Message(noisy=noisy, clear=published | clear)
         bounded = tuple(
@@ -248,7 +251,7 @@ class MmdFedAvg:
         )
         return Message(noisy=(*noisy, *bounded), clear=clear or None)
 
-    def reply(self, state: MmdFedAvgState, round: int, silo: SiloTensors, batch: Tensor, received: Received) -> Message:
+    def reply(self, state: MmdFedAvgState, step: int, silo: SiloTensors, batch: Tensor, received: Received) -> Message:
         """The cohort's updates, from what was published."""
         values = received[silo.name]
         published = np.stack([values[name].values for name in PREDICTIONS])
@@ -266,7 +269,7 @@ class MmdFedAvg:
         )
         total, largest = torch.zeros(self.model.size, dtype=torch.float64), 0.0
         for client in (batch[batch >= len(silo)] - len(silo)).tolist():
-            change = self._change(state.theta, penalty, silo, client, round)
+            change = self._change(state.theta, penalty, silo, client, step)
             norm = float(change.norm())
             if self.terms.update_clip is not None and norm > 0:
                 factor = min(1.0, self.terms.update_clip / (1.0 + ROUNDING_SLACK) / norm)
@@ -323,7 +326,7 @@ class MmdFedAvg:
         shares = counts / sum(self.terms.clients)
         return tuple(float(share) for share in np.clip(shares, self.options.least_share, 1.0))
 
-    def _change(self, start: Tensor, penalty: TrackedPenalty, silo: SiloTensors, client: int, round: int) -> Tensor:
+    def _change(self, start: Tensor, penalty: TrackedPenalty, silo: SiloTensors, client: int, step: int) -> Tensor:
         """A client's local training, weighed; zero for a client without records."""
         assert silo.client_of_row is not None
         rows = (silo.client_of_row == client).nonzero()[:, 0]
@@ -331,9 +334,9 @@ class MmdFedAvg:
         if len(rows) == 0:
             return torch.zeros_like(theta)
         size = self.options.local_batch or len(rows)
-        rate = self.options.local_rate * self.options.local_rate_factor**round
+        rate = self.options.local_rate * self.options.local_rate_factor**step
         # Which of a client's own records share a step need not be secret: the whole update is clipped.
-        order = stream(self.seed, f"local steps of round {round}, client {client}")
+        order = stream(self.seed, f"local steps of round {step}, client {client}")
         for _ in range(self.options.local_epochs):
             shuffled = rows[torch.from_numpy(order.permutation(len(rows)))] if size < len(rows) else rows
             for part in shuffled.split(size):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
 from privfair.algorithms.parts.options import at_least_zero
@@ -100,7 +100,7 @@ class _PublicRecords:
 
 @final
 @dataclass(frozen=True, eq=False)
-class PayOnce:
+class PayOnce(Algorithm[PayOnceState]):
     """The algorithm for one run.
 
     Guarantee: the transcript is (epsilon, 0)-private for replacing one record's attribute, if round 0 passes through
@@ -158,13 +158,13 @@ class PayOnce:
     def start(self) -> PayOnceState:
         return PayOnceState(self.rule.start(self.model.initial(self.seed)), None, {})
 
-    def contribution(self, state: PayOnceState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: PayOnceState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if not state.responses:
             return Message(randomized={ATTRIBUTE: self._filled_up(silo)}, clear=self._warm(state, silo))
         if silo.name not in state.responses:
             raise InvalidInput("silo", silo.name, "published no responses in round 0", "let every silo take part in it")
         public = _PublicRecords(silo.x, silo.y, state.responses[silo.name][: len(silo)])
-        return self._training_message(state, public, self._rows(round, silo.name, batch, len(silo)))
+        return self._training_message(state, public, self._rows(step, silo.name, batch, len(silo)))
 
     def update(self, state: PayOnceState, received: Received) -> PayOnceState:
         if not state.responses:
@@ -217,13 +217,13 @@ class PayOnce:
         filled[: len(silo)] = silo.s.numpy()
         return filled
 
-    def _rows(self, round: int, silo: str, batch: Tensor, size: int) -> Tensor:
+    def _rows(self, step: int, silo: str, batch: Tensor, size: int) -> Tensor:
         """The engine's batch, or this round's part of the silo's shuffled order, which is public."""
         if self.options.mini_batch is None:
             return batch
         each = min(self.options.mini_batch, size)
         # Round 0 carried the responses, so round 1 opens the first epoch.
-        epoch, place = divmod(max(0, round - 1), -(-size // each))
+        epoch, place = divmod(max(0, step - 1), -(-size // each))
         name = int.from_bytes(hashlib.sha256(silo.encode()).digest()[:8], "big")
         order = np.random.default_rng((self.seed, name, epoch)).permutation(size)
         return torch.from_numpy(order[place * each : (place + 1) * each])

@@ -28,7 +28,7 @@ from torch.nn.functional import one_hot
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
 from privfair.algorithms.parts.options import at_least_zero
@@ -249,7 +249,7 @@ class SteffleState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Steffle:
+class Steffle(Algorithm[SteffleState]):
     """The algorithm for one run.
 
     Guarantee: none of its own, the manifest prices the noise. It keeps the conditions of the plan's sensitivities
@@ -349,7 +349,7 @@ class Steffle:
             case _:
                 assert_never(self.options.w_center)
 
-    def contribution(self, state: SteffleState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: SteffleState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         parts = parts_of(self.centralisation, silo.name)
         if not state.warm or state.frequencies is None:
             return self._opening(state, silo, batch)

@@ -8,7 +8,7 @@ price is an upper bound for it (docs/training.md, "Silos of different sizes").
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never, final
+from typing import Any, assert_never, final
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, coun
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
-from privfair.algorithms.algorithm import Drawing, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.randomness import (
     Indexes,
     SeededWords,
@@ -202,7 +202,7 @@ class AskedParticipation:
 class DrawnParticipation:
     """One fresh draw a round, all of its randomness from the party's source; nothing of it is recorded."""
 
-    def __init__(self, silo: SiloTensors, algorithm: Drawing, source: WordSource) -> None:
+    def __init__(self, silo: SiloTensors, algorithm: Algorithm[Any], source: WordSource) -> None:
         self.party = silo.name
         self._silo = silo
         self._algorithm = algorithm

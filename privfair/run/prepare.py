@@ -19,7 +19,7 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import Run, VerifiedManifest, authenticate, verify
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Batch, Sampling
-from privfair.algorithms.algorithm import Algorithm, Drawing, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.registry import Blueprint
 from privfair.batches.participation import declared_sampling
 from privfair.data.facts import NoPrivacyPromised as NothingToCover
@@ -226,7 +226,7 @@ def build(
 def _sampling(
     plan: TrainingPlan, document: BudgetDocument, algorithm: Algorithm[Any], promised: bool
 ) -> Sampling | None:
-    if isinstance(algorithm, Drawing):
+    if algorithm.draws:
         return None
     if promised:
         return declared_sampling(document)

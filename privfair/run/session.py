@@ -9,7 +9,6 @@ from typing import Any, final
 import numpy as np
 
 from calibrate.errors import Refused
-from privfair.algorithms.algorithm import Drawing
 from privfair.batches.participation import AskedParticipation, DrawnParticipation, Participation, word_source
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.data.attributes import HeldApart
@@ -168,7 +167,7 @@ class RunSession:
             name: word_source(run.manifest.document, run.plan.training.seed, name, claim.session) for name in run.sizes
         }
         recorded, writer = None, None
-        if isinstance(run.algorithm, Drawing):
+        if run.algorithm.draws:
             drawn = {s.name: DrawnParticipation(s, run.algorithm, sources[s.name]) for s in run.silos}
             return drawn, None
         if run.batches_recorded:

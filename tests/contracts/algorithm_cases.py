@@ -18,7 +18,7 @@ from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
-from privfair.algorithms.algorithm import Algorithm, Drawing, Message, Replying, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
 from privfair.algorithms.baselines.central_erm import CentralErm
@@ -274,7 +274,7 @@ def batch_for(
 ) -> Tensor:
     """As the engine draws it."""
     source = SeededWords(round, f"{case.name} {party.name}")
-    if isinstance(algorithm, Drawing):
+    if algorithm.draws:
         return torch.from_numpy(algorithm.draw(party, source))
     units = USERS if party.unit_of_row is not None else len(party)
     return torch.from_numpy(Participation(party.name, units, sampling, source).batch(round))
@@ -317,7 +317,7 @@ def send(
     first = {
         name: Sent((algorithm.contribution(state, round, party, batches[name]),)) for name, party in parties.items()
     }
-    if not isinstance(algorithm, Replying):
+    if not algorithm.replies:
         return first
     seen = {name: sent.published(round, name) for name, sent in first.items()}
     return {

@@ -16,7 +16,7 @@ from calibrate.errors import GateRefused, Refused
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.verify import VerifiedManifest
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.algorithms.algorithm import Algorithm, Drawing, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.participation import DrawnParticipation, Participation
 from privfair.batches.randomness import SeededWords
 from privfair.gate import open_gate
@@ -81,7 +81,7 @@ def _open(
     participations: dict[str, Participation | DrawnParticipation] = {}
     for party in silos:
         source = SeededWords(seed, party.name)
-        if isinstance(algorithm, Drawing):
+        if algorithm.draws:
             participations[party.name] = DrawnParticipation(party, algorithm, source)
         else:
             participations[party.name] = Participation(party.name, _units(party), case.samplings[0], source)

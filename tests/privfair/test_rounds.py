@@ -21,7 +21,7 @@ from calibrate.plans.fpfl import FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.sampling import Poisson
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import SystemWords
 from privfair.contribution import BoundedContribution
@@ -33,7 +33,7 @@ PARTIES = (("north", 4), ("south", 6))
 
 
 @dataclass(frozen=True)
-class Totals:
+class Totals(Algorithm[tuple[float, ...]]):
     """A toy: each silo sends its sum; the state adds up what was received. The first step also sends a greeting."""
 
     noisy: bool = True
@@ -48,13 +48,13 @@ class Totals:
     def start(self) -> tuple[float, ...]:
         return ()
 
-    def contribution(self, state: tuple[float, ...], round: int, silo: SiloTensors, batch: Tensor) -> Message:
-        assert round == len(state), "the round an algorithm sees is the number of its updates"
+    def contribution(self, state: tuple[float, ...], step: int, silo: SiloTensors, batch: Tensor) -> Message:
+        assert step == len(state), "the step an algorithm sees is the number of its updates"
         total = np.array([float(silo.x[batch].sum()), float(len(batch))])
         return Message(
             noisy=(BoundedContribution("value_1", total, 1.0, 1.0),) if self.noisy else (),
             clear=({} if self.noisy else {"value_1": total})
-            | ({"greeting": np.ones(1)} if self.greets and round == 0 else {}),
+            | ({"greeting": np.ones(1)} if self.greets and step == 0 else {}),
         )
 
     def update(self, state: tuple[float, ...], received: Received) -> tuple[float, ...]:
@@ -157,7 +157,7 @@ def test_a_promise_never_sends_a_noisy_value_in_the_clear(tmp_path: Path) -> Non
     opened = gate_for(document, tmp_path, {"value_1": (2,), "value_2": (2,)})
 
     class Other(Totals):
-        def contribution(self, state: Any, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        def contribution(self, state: Any, step: int, silo: SiloTensors, batch: Tensor) -> Message:
             return Message(noisy=(BoundedContribution("value_2", np.zeros(2), 1.0, 1.0),))
 
     with pytest.raises(GateRefused, match="not as a noisy value"):
@@ -224,7 +224,7 @@ def test_one_aggregator_sends_for_a_cohort_of_users(tmp_path: Path) -> None:
         def shapes(self) -> Mapping[str, tuple[int, ...]]:
             return {"user_statistics": (1,)}
 
-        def contribution(self, state: Any, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+        def contribution(self, state: Any, step: int, silo: SiloTensors, batch: Tensor) -> Message:
             assert silo.unit_of_row is not None
             rows = torch.isin(silo.unit_of_row, batch)
             seen.append((set(batch.tolist()), set(silo.unit_of_row[rows].tolist())))

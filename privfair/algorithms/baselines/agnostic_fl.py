@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import AgnosticOptions
 from privfair.algorithms.parts.clients import (
     PairSending,
@@ -34,7 +34,7 @@ class AgnosticState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class AgnosticFl:
+class AgnosticFl(Algorithm[AgnosticState]):
     """Mohri, Sivek, Suresh (ICML 2019), Stochastic-AFL: descend in w, ascend in the mixture.
 
     w <- w - eta sum_k lambda_k grad F_k; lambda <- projection to the simplex of lambda + gamma (F_1, .., F_K).
@@ -56,7 +56,7 @@ class AgnosticFl:
     def start(self) -> AgnosticState:
         return AgnosticState(self.model.initial(self.seed), np.array(tuple(self.weights.values())))
 
-    def contribution(self, state: AgnosticState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: AgnosticState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         return pair_message(self.sending, self.model, state.theta, silo, batch)
 
     def update(self, state: AgnosticState, received: Received) -> AgnosticState:

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.options import CentralErmOptions
 from privfair.models.model import Model, mean_over
 
@@ -26,7 +26,7 @@ class CentralErmState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class CentralErm:
+class CentralErm(Algorithm[CentralErmState]):
     """Each round minimises the mean loss on its batch, from where the last one ended; one round is enough."""
 
     model: Model
@@ -42,7 +42,7 @@ class CentralErm:
     def start(self) -> CentralErmState:
         return CentralErmState(self.model.initial(self.seed))
 
-    def contribution(self, state: CentralErmState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: CentralErmState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         x, y, weigh, l2 = silo.x[batch], silo.y[batch], mean_over(max(1, len(batch))), self.options.l2
 
         def objective(flat: Floats) -> tuple[float, Floats]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import FairFedOptions
 from privfair.algorithms.parts.local_models import as_floats, as_tensor, local_change
 from privfair.fairness.constraints import MmdCriterion, Score
@@ -32,7 +32,7 @@ class FairFedState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class FairFed:
+class FairFed(Algorithm[FairFedState]):
     """Ezzeldin et al. (AAAI 2023), with the MMD paper's local penalty.
 
     Delta_k = |F_k - F| for the signed metric F of the global model (or |accuracy_k - accuracy| where a client lacks a
@@ -63,7 +63,7 @@ class FairFed:
     def start(self) -> FairFedState:
         return FairFedState(self.model.initial(self.seed), np.array(tuple(self.weights.values())))
 
-    def contribution(self, state: FairFedState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: FairFedState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         options = self.options
         given = conditions(options.criterion, self.model.classes, options.positive_class)
         kernel = kernel_of(options.kernel, options.kernel_width)

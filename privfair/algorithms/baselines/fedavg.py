@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.options import FedAvgOptions
 from privfair.models.model import Model, mean_over
 
@@ -25,7 +25,7 @@ class FedAvgState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class FedAvg:
+class FedAvg(Algorithm[FedAvgState]):
     """McMahan et al. 2017: the average of the silos' models, weighed by their public number of records.
 
     The batch's own (random) order is the order of the local mini-batches, so `contribution` stays pure.
@@ -45,7 +45,7 @@ class FedAvg:
     def start(self) -> FedAvgState:
         return FedAvgState(self.model.initial(self.seed))
 
-    def contribution(self, state: FedAvgState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: FedAvgState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta, size = state.theta, self.options.local_batch or max(1, len(batch))
         for _ in range(self.options.local_epochs):
             for rows in torch.split(batch, size):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import FedDynOptions
 from privfair.algorithms.parts.clients import (
     PlainMeans,
@@ -35,7 +35,7 @@ class FedDynState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class FedDyn:
+class FedDyn(Algorithm[FedDynState]):
     """Acar et al. (ICLR 2021), Algorithm 1, with local steps instead of an exact local minimum, full participation.
 
     w <- w - eta (g - d_k + alpha (w - w_global)); then d_k <- d_k - alpha (w_k - w_global),
@@ -59,7 +59,7 @@ class FedDyn:
         nothing = theta.new_zeros(len(self.weights), len(theta))
         return FedDynState(LocalModels(theta), nothing, torch.zeros_like(theta))
 
-    def contribution(self, state: FedDynState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: FedDynState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta = state.models.of(place_of(silo.name, self.weights))
         return gradient_message(self.sending, self.model, theta, silo, batch)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import FedFbOptions, ReweightedNotion
 from privfair.algorithms.parts.local_models import as_floats, as_tensor, local_change
 from privfair.models.model import Model
@@ -29,7 +29,7 @@ class FedFbState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class FedFb:
+class FedFb(Algorithm[FedFbState]):
     """Zeng, Chen, Lee (arXiv:2110.15545) on the weights of Roh et al.'s FairBatch; two classes, two groups.
 
     A cell (y, a) has the share p_ya of all records and the weight w_ya; each of its records counts w_ya / p_ya. For
@@ -59,7 +59,7 @@ class FedFb:
     def start(self) -> FedFbState:
         return FedFbState(self.model.initial(self.seed), np.ones((2, 2)))
 
-    def contribution(self, state: FedFbState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: FedFbState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         factors = torch.from_numpy(state.factors)
 
         def gradient(theta: Tensor, rows: Tensor) -> Tensor:

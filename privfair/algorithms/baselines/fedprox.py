@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import FedProxOptions
 from privfair.algorithms.parts.clients import (
     PlainMeans,
@@ -26,7 +26,7 @@ from privfair.models.model import Model
 
 @final
 @dataclass(frozen=True, eq=False)
-class FedProx:
+class FedProx(Algorithm[LocalModels]):
     """Li et al. (MLSys 2020): w <- w - eta (g + mu (w - w_global)), with full participation.
 
     Guarantee: none of its own. The proximal term is public; what is sent is the gradient, as `sending` says.
@@ -47,7 +47,7 @@ class FedProx:
     def start(self) -> LocalModels:
         return LocalModels(self.model.initial(self.seed))
 
-    def contribution(self, state: LocalModels, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: LocalModels, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta = state.of(place_of(silo.name, self.weights))
         return gradient_message(self.sending, self.model, theta, silo, batch)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.models.model import Model, mean_over
 
@@ -26,7 +26,7 @@ class FedSgdState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class FedSgd:
+class FedSgd(Algorithm[FedSgdState]):
     """McMahan et al. 2017 with one local step; silos weigh by their number of records, which is public."""
 
     model: Model
@@ -43,7 +43,7 @@ class FedSgd:
     def start(self) -> FedSgdState:
         return FedSgdState(self.model.initial(self.seed), 0)
 
-    def contribution(self, state: FedSgdState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: FedSgdState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         mean = mean_over(max(1, len(batch)))
         gradient = self.model.weighted_gradient(state.theta, silo.x[batch], silo.y[batch], mean).total
         return Message(clear={GRADIENT: gradient.numpy().astype(np.float64)})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import LocalMmdOptions
 from privfair.algorithms.parts.local_models import as_floats, as_tensor, local_change
 from privfair.fairness.kernels import kernel_of
@@ -29,7 +29,7 @@ class LocalMmdState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class LocalMmd:
+class LocalMmd(Algorithm[LocalMmdState]):
     """The "local group fairness" of the MMD paper's experiments: client k descends on E_k[loss] + lambda MMD_k^2."""
 
     model: Model
@@ -49,7 +49,7 @@ class LocalMmd:
     def start(self) -> LocalMmdState:
         return LocalMmdState(self.model.initial(self.seed))
 
-    def contribution(self, state: LocalMmdState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: LocalMmdState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         options = self.options
         given = conditions(options.criterion, self.model.classes, options.positive_class)
         kernel = kernel_of(options.kernel, options.kernel_width)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import QFflOptions
 from privfair.algorithms.parts.clients import (
     PairSending,
@@ -34,7 +34,7 @@ class QFflState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class QFfl:
+class QFfl(Algorithm[QFflState]):
     """Li et al. (ICLR 2020), q-FedAvg (q-FedSGD with one local step), full participation.
 
     With F_k the loss of the global model and d_k = (w - w_k) / eta: w <- w - sum_k p_k F_k^q d_k / sum_k p_k h_k, where
@@ -57,7 +57,7 @@ class QFfl:
     def start(self) -> QFflState:
         return QFflState(LocalModels(self.model.initial(self.seed)), (0.0,) * len(self.weights))
 
-    def contribution(self, state: QFflState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: QFflState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta = state.models.of(place_of(silo.name, self.weights))
         return pair_message(self.sending, self.model, theta, silo, batch)
 

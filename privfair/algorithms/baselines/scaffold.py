@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import ScaffoldOptions
 from privfair.algorithms.parts.clients import (
     PlainMeans,
@@ -33,7 +33,7 @@ class ScaffoldState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Scaffold:
+class Scaffold(Algorithm[ScaffoldState]):
     """Karimireddy et al. (ICML 2020), Algorithm 1 with option II and full participation.
 
     y_i <- y_i - eta (g_i - c_i + c); after K steps c_i <- c_i - c + (x - y_i) / (K eta) and
@@ -57,7 +57,7 @@ class Scaffold:
         theta = self.model.initial(self.seed)
         return ScaffoldState(LocalModels(theta), theta.new_zeros(len(self.weights), len(theta)))
 
-    def contribution(self, state: ScaffoldState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: ScaffoldState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta = state.models.of(place_of(silo.name, self.weights))
         return gradient_message(self.sending, self.model, theta, silo, batch)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import count, positive
-from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.options import TranOptions
 from privfair.algorithms.parts.local_models import as_floats, as_tensor
 from privfair.algorithms.parts.user_statistics import Layout, Statistics
@@ -33,7 +33,7 @@ class TranState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class TranMultipliers:
+class TranMultipliers(Algorithm[TranState]):
     """lambda <- min(lambda + gamma |gap|, largest); w <- w - eta (grad L / n + sum_a lambda_a |grad gap_a|).
 
     The absolute value is taken entry by entry of the difference of mean gradients (Equation 15 of the FPFL paper),
@@ -75,7 +75,7 @@ class TranMultipliers:
     def start(self) -> TranState:
         return TranState(self.model.initial(self.seed), np.zeros((len(self.rates), self.groups)))
 
-    def contribution(self, state: TranState, round: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: TranState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         total, largest = self.statistics.summed(state.theta, silo, batch, self.clip)
         if self.clip is None:
             return Message(clear={STATISTICS: total.numpy()})
