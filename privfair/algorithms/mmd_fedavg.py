@@ -16,9 +16,8 @@ from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, count, positive, rate
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.fair_options import ClientWeights, MmdFedAvgOptions, NoiseCorrection
-from privfair.batches.randomness import Indexes, WordSource, permutation, subset
+from privfair.batches.randomness import Indexes, WordSource, permutation, stream, subset
 from privfair.contribution import BoundedContribution
-from privfair.data.partition import stream
 from privfair.fairness.constraints import KernelKind
 from privfair.fairness.kernels import Kernel, Noise, kernel_of
 from privfair.fairness.measurement import require_score, score_values

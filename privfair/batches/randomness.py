@@ -12,10 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, count
-from privfair.data.partition import stream
 
 Words = NDArray[np.uint64]
 Indexes = NDArray[np.int64]
+
+
+def stream(seed: int, purpose: str) -> np.random.Generator:
+    """A generator that depends on seed and purpose alone."""
+    sequence = np.random.SeedSequence(count("seed", seed, least=0), spawn_key=tuple(purpose.encode()))
+    return np.random.Generator(np.random.PCG64(sequence))
 
 
 class WordSource(Protocol):

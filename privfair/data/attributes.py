@@ -14,7 +14,8 @@ import numpy as np
 
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput
-from privfair.data.partition import permutation, stream
+from privfair.batches.randomness import stream
+from privfair.data.partition import permutation
 from privfair.data.read import MISSING, BadData, RawTable, read_table
 from privfair.data.schema import Schema
 from privfair.data.silos import Silo, Silos

@@ -14,18 +14,13 @@ from numpy.typing import NDArray
 
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, count, open_unit, positive
+from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset
 from privfair.data.silos import Silo, Silos, TrainTest
 
 # Reproducible randomness for splits and partitions; never for noise.
 #
-# Every purpose has its own stream, so that the same seed does not correlate a split with a partition.
-
-
-def stream(seed: int, purpose: str) -> np.random.Generator:
-    """A generator that depends on seed and purpose alone."""
-    sequence = np.random.SeedSequence(count("seed", seed, least=0), spawn_key=tuple(purpose.encode()))
-    return np.random.Generator(np.random.PCG64(sequence))
+# Every purpose has its own stream (`privfair.batches.randomness.stream`), so that the same seed does not correlate a split with a partition.
 
 
 def permutation(generator: np.random.Generator, size: int) -> Integers:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from calibrate.errors import InvalidInput, count
+from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset
 from privfair.data.facts import digest
-from privfair.data.partition import stream
 from privfair.data.silos import Silo, Silos
 
 DIMENSIONS = 10

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, count
+from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset
 from privfair.data.facts import digest
-from privfair.data.partition import stream
 
 GROUPS = ("black-pen", "blue-pen", "chalk")
 WRITER = "writer"

@@ -11,9 +11,9 @@ import numpy as np
 
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, positive
+from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset
 from privfair.data.facts import DataBinding
-from privfair.data.partition import stream
 
 
 @dataclass(frozen=True, eq=False, repr=False)
