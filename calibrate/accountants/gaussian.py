@@ -1,6 +1,6 @@
 """The analytic Gaussian mechanism: exact delta, epsilon and mu, and the accountant made of them.
 
-Write mu for sensitivity / standard deviation. Then (Balle and Wang 2018, Theorem 8)
+Write mu for sensitivity / standard deviation. Then (docs/theorems/accountants.md, equation A1)
 
     delta(mu, eps) = Phi(-a) - exp(eps) * Phi(-b),   a = eps/mu - mu/2,   b = eps/mu + mu/2,
 

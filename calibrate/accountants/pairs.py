@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import get_args
 
 from calibrate.errors import InvalidInput, count, positive, rate
 
@@ -29,50 +30,41 @@ class GaussianPair:
 
 
 @dataclass(frozen=True)
-class SubsampledGaussianPair:
+class _SubsampledPair:
+    """A Gaussian release on a secret batch that a unit joins with probability `rate`."""
+
+    rate: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        rate("sampling rate", self.rate)
+        positive("noise multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class SubsampledGaussianPair(_SubsampledPair):
     """Secret Poisson batch, add-remove: ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2)) **and** its mirror image.
 
     The two directions differ, and a bound must cover both (compose each alone, then take the larger).
     """
 
-    rate: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        rate("sampling rate", self.rate)
-        positive("noise multiplier", self.noise_multiplier)
-
 
 @dataclass(frozen=True)
-class SubsampledReplacePair:
+class SubsampledReplacePair(_SubsampledPair):
     """Secret Poisson batch, replace-one: ((1-q) N(0, z^2) + q N(1, z^2), (1-q) N(0, z^2) + q N(-1, z^2)).
 
     Its own mirror image. The multiplier is relative to one contribution bound: the means are +1 and -1.
     """
 
-    rate: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        rate("sampling rate", self.rate)
-        positive("noise multiplier", self.noise_multiplier)
-
 
 @dataclass(frozen=True)
-class FixedSizeReplacePair:
+class FixedSizeReplacePair(_SubsampledPair):
     """Secret batch of fixed size, replace-one: the pointwise maximum of a pair's profile and its mirror's.
 
     The pair is ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2)); `noise_multiplier` is already this z, which is HALF
     the release's multiplier because a replaced unit moves the sum by two bounds. Composing the pointwise
     maximum is an upper bound. Composing one direction alone is attained by a real data set: a lower bound.
     """
-
-    rate: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        rate("sampling rate", self.rate)
-        positive("noise multiplier", self.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -136,7 +128,7 @@ class Unbounded:
     """P and Q are disjoint: nothing is protected, epsilon is infinite at every delta < 1."""
 
 
-DominatingPair = (
+PricedPair = (
     GaussianPair
     | SubsampledGaussianPair
     | SubsampledReplacePair
@@ -144,6 +136,8 @@ DominatingPair = (
     | MixedGaussianPair
     | LaplacePair
     | RandomizedResponsePair
-    | Free
-    | Unbounded
 )
+DominatingPair = PricedPair | Free | Unbounded
+
+PRICED_PAIRS: tuple[type, ...] = get_args(PricedPair)
+"""Every pair that has a price between nothing and infinity."""

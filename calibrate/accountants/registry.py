@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
-from typing import Any, assert_never
+from typing import Any
 
 from calibrate.accountants.accountant import Accountant, epsilon_of
 from calibrate.accountants.pairs import Free, GaussianPair, MixedGaussianPair, Unbounded
@@ -33,6 +34,19 @@ class AccountantName(StrEnum):
 
 ACCOUNTANTS: tuple[AccountantName, ...] = tuple(AccountantName)
 
+_HOMES = {
+    AccountantName.CERTIFIED: ("certified.accountant", "CertifiedAccountant"),
+    AccountantName.GAUSSIAN: ("gaussian", "GaussianAccountant"),
+    AccountantName.REVEALED: ("revealed", "RevealedAccountant"),
+    AccountantName.PLD: ("opinions.pld", "PrivacyLossAccountant"),
+    AccountantName.RENYI: ("opinions.renyi", "RenyiAccountant"),
+    AccountantName.MOMENTS: ("opinions.moments", "MomentsAccountant"),
+    AccountantName.PRV: ("opinions.prv", "PrvAccountant"),
+}
+
+_LIBRARIES = {AccountantName.PLD: "dp-accounting", AccountantName.PRV: "prv-accountant"}
+"""Where a number comes from if not from this package."""
+
 OVERLAP_TOLERANCE = 1e-9
 """Two intervals agree if they overlap after each end is moved outward by this share of itself: rounding that
 an accountant bounds only to first order must not look like a contradiction."""
@@ -52,47 +66,21 @@ def get(name: AccountantName | str) -> Accountant[Any]:
     """A fresh accountant with its default settings; imports what it needs only now."""
     if name not in ACCOUNTANTS:
         raise InvalidInput("accountant", str(name), "is not known", f"choose one of {', '.join(ACCOUNTANTS)}")
-    match AccountantName(name):
-        case AccountantName.CERTIFIED:
-            from calibrate.accountants.certified.accountant import CertifiedAccountant
-
-            return CertifiedAccountant()
-        case AccountantName.GAUSSIAN:
-            from calibrate.accountants.gaussian import GaussianAccountant
-
-            return GaussianAccountant()
-        case AccountantName.REVEALED:
-            from calibrate.accountants.revealed import RevealedAccountant
-
-            return RevealedAccountant()
-        case AccountantName.PLD:
-            from calibrate.accountants.opinions.pld import PrivacyLossAccountant
-
-            return PrivacyLossAccountant()
-        case AccountantName.RENYI:
-            from calibrate.accountants.opinions.renyi import RenyiAccountant
-
-            return RenyiAccountant()
-        case AccountantName.MOMENTS:
-            from calibrate.accountants.opinions.moments import MomentsAccountant
-
-            return MomentsAccountant()
-        case AccountantName.PRV:
-            from calibrate.accountants.opinions.prv import PrvAccountant
-
-            return PrvAccountant()
-        case _ as unknown:
-            assert_never(unknown)
+    module, accountant = _HOMES[AccountantName(name)]
+    made: Accountant[Any] = getattr(import_module(f"calibrate.accountants.{module}"), accountant)()
+    return made
 
 
 def price(name: AccountantName, release: Release, unit: PrivacyUnit, delta: float) -> Priced:
-    """One named accountant's answer."""
-    library = _library(name)
+    """The answer of the accountant called `name` for `release`, the protected `unit` and `delta` in (0, 1)."""
+    library = _LIBRARIES.get(name, "privfair")
     return Priced(epsilon_of(get(name), release, unit, delta), name, library, _version(library))
 
 
 def best_epsilon(release: Release, unit: PrivacyUnit, delta: float) -> Priced:
     """The tightest certified interval for epsilon, from the accountant made for this kind of release.
+
+    `release` is everything that is published, `unit` what is protected and against which change, `delta` in (0, 1).
 
     Guarantee: the release is (interval.upper, delta)-private for `unit`. Raises UnsupportedCombination where
     no bound is proved, NotCertified where none could be computed.
@@ -111,7 +99,7 @@ def second_opinion(release: Release, unit: PrivacyUnit, delta: float, first: Pri
 
 
 def agree(first: Priced, second: Priced, tolerance: float = OVERLAP_TOLERANCE) -> bool:
-    """Whether both can be right: different accountants whose intervals overlap within the tolerance."""
+    """Whether both can be right: different accountants whose intervals overlap, each end moved by `tolerance`."""
     if first.accountant_name is second.accountant_name:
         return False
     return _widen(first.interval, tolerance).overlaps(_widen(second.interval, tolerance))
@@ -148,16 +136,6 @@ def _first_answer(names: Iterable[AccountantName], release: Release, unit: Priva
 
 def _widen(interval: EpsilonInterval, tolerance: float) -> EpsilonInterval:
     return EpsilonInterval(interval.lower * (1 - tolerance), interval.upper * (1 + tolerance))
-
-
-def _library(name: AccountantName) -> str:
-    match name:
-        case AccountantName.PLD:
-            return "dp-accounting"
-        case AccountantName.PRV:
-            return "prv-accountant"
-        case _:
-            return "privfair"
 
 
 @cache

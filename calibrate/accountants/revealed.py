@@ -3,7 +3,7 @@
 An observer who knows the batches sees, given them, one Gaussian mechanism with mu^2 = sum of the squared
 shifts of the rounds. Hence delta(eps) = sum over s of weight(s) * gaussian_delta(sqrt(s), eps): binomial
 weights for Poisson and fixed-size batches, multiplicities for draws with replacement, a single s for shuffled
-epochs and for plain Gaussian releases beside them.
+epochs and for plain Gaussian releases beside them (docs/theorems/accountants.md, equation A2).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from scipy.optimize import brentq
 
 from calibrate.accountants.gaussian import gaussian_log_delta, log_delta_error
 from calibrate.accountants.pairs import GaussianPair, MixedGaussianPair
-from calibrate.accountants.support import PairCounts, priced_pairs
+from calibrate.accountants.support import CountingAccountant, PairCounts
 from calibrate.arrays import Floats
-from calibrate.errors import NotCertified, open_unit
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
-from calibrate.releases import Leaf
+from calibrate.errors import NotCertified
+from calibrate.privacy_unit import EpsilonInterval
 
 # The law of the sum of squared shifts of many revealed rounds, with nothing lost in the tails.
 #
@@ -128,7 +127,7 @@ class _Side:
         return math.log(total) if total > 0 else -math.inf
 
 
-class RevealedAccountant:
+class RevealedAccountant(CountingAccountant):
     """Exact accounting of revealed batches, alone or beside plain Gaussian releases.
 
     Guarantee: two-sided up to rounding, which is bounded and rounded outward, for replace-one and
@@ -136,22 +135,9 @@ class RevealedAccountant:
     """
 
     name = "revealed"
+    supported = (GaussianPair, MixedGaussianPair)
 
-    def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
-        return PairCounts.of(priced_pairs(self.name, leaf, unit, (GaussianPair, MixedGaussianPair)))
-
-    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
-        return cost.times(times)
-
-    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
-        return first.plus(second.counts)
-
-    def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
-        open_unit("delta", delta)
-        if cost.unprotected:
-            return EpsilonInterval(math.inf, math.inf)
-        if not cost.counts:
-            return EpsilonInterval(0.0, 0.0)
+    def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval:
         lower = _smallest_epsilon(_side(cost, -1), delta)
         return EpsilonInterval(lower, max(lower, _smallest_epsilon(_side(cost, +1), delta)))
 

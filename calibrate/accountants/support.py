@@ -17,7 +17,7 @@ w/ repl., secret    refused                 refused                    refused
 Poisson, revealed   refused                 MixedGaussianPair          MixedGaussianPair
 fixed, revealed     refused                 MixedGaussianPair          MixedGaussianPair
 w/ repl., revealed  refused                 MixedGaussianPair          MixedGaussianPair
-shuffled, revealed  refused                 GaussianPair(2/z)          GaussianPair(1/z), an epoch
+shuffled, revealed  refused                 GaussianPair(2/z)          GaussianPair(1/z), per epoch
 ==================  ======================  =========================  ============================
 
 Several Gaussian values of one batch (`Together`) are one Gaussian value with the joint multiplier, *inside*
@@ -27,10 +27,12 @@ the sampling. A batch that always holds every unit is a full batch. Proofs: docs
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import assert_never
 
 from calibrate.accountants.pairs import (
+    PRICED_PAIRS,
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -42,8 +44,8 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.errors import UnsupportedCombination, count
-from calibrate.privacy_unit import PrivacyUnit, Relation
+from calibrate.errors import UnsupportedCombination, count, open_unit
+from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import (
     Gaussian,
     Laplace,
@@ -61,9 +63,9 @@ _NEGLIGIBLE_WEIGHT = 1e-300
 
 
 def dominating_pairs(leaf: Leaf, unit: PrivacyUnit) -> tuple[DominatingPair, ...]:
-    """The pairs whose composition dominates one publication of `leaf`.
+    """The pairs whose composition dominates one publication of `leaf`, for the protected `unit`.
 
-    Guarantee: for the given unit, every hockey-stick divergence of the leaf is at most that of the returned
+    Guarantee: for that unit, every hockey-stick divergence of the leaf is at most that of the returned
     pairs composed (docs/theorems/certified-accountant.md, "Dominating pairs"). Raises UnsupportedCombination
     where no such pair is proved.
     """
@@ -294,3 +296,35 @@ def priced_pairs(
                 "use the certified or the pld accountant, which price every supported pair",
             )
     return pairs
+
+
+class CountingAccountant(ABC):
+    """An accountant whose price is the multiset of dominating pairs; it evaluates everything at the end.
+
+    A subclass gives its `name`, the kinds of pairs it can price, and both ends of epsilon for a non-empty multiset.
+    """
+
+    name: str
+    supported: tuple[type, ...] = PRICED_PAIRS
+
+    def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
+        """The dominating pairs of `leaf` for `unit`; raises UnsupportedCombination where one is not supported."""
+        return PairCounts.of(priced_pairs(self.name, leaf, unit, self.supported))
+
+    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
+        """The price of publishing `times` times what costs `cost`."""
+        return cost.times(times)
+
+    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
+        """The price of publishing both."""
+        return first.plus(second.counts)
+
+    def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
+        """Both ends of epsilon at `delta`, which lies in (0, 1), for the composition `cost`."""
+        open_unit("delta", delta)
+        if cost.unprotected:
+            return EpsilonInterval(math.inf, math.inf)
+        return self._interval(cost, delta) if cost.counts else EpsilonInterval(0.0, 0.0)
+
+    @abstractmethod
+    def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval: ...

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from calibrate.accountants.certified.grid import LatticeLaw, lattice_edges, optimistic, pessimistic
-from calibrate.accountants.losses.fixed_size import LargerOfBothDirections
 from calibrate.accountants.losses.law import PrivacyLossLaw
-from calibrate.accountants.losses.simple import GaussianLoss, LaplaceLoss, RandomizedResponseLoss
+from calibrate.accountants.losses.simple import GaussianLoss, LaplaceLoss, MixedGaussianLoss, RandomizedResponseLoss
 from calibrate.accountants.losses.subsampled import (
-    MixedGaussianLoss,
+    LargerOfBothDirections,
     SubsampledAddition,
     SubsampledRemoval,
     SubsampledReplacement,

@@ -26,10 +26,9 @@ from calibrate.accountants.gaussian import gaussian_epsilon_interval
 from calibrate.accountants.losses.directions import Composition, Side, compositions
 from calibrate.accountants.losses.law import UNIT_ROUNDOFF
 from calibrate.accountants.pairs import GaussianPair
-from calibrate.accountants.support import PairCounts, dominating_pairs
+from calibrate.accountants.support import CountingAccountant, PairCounts
 from calibrate.errors import NotCertified, open_unit, positive
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
-from calibrate.releases import Leaf
+from calibrate.privacy_unit import EpsilonInterval
 
 _FALLBACK_PRECISION = 1e-4
 """Precision of log delta where the contour integral does not converge and the lattice answers instead."""
@@ -38,7 +37,7 @@ _LARGEST_SECOND_LOOK = 1 << 20
 """A second, finer look at an end is not taken with more lattice points than this."""
 
 
-class CertifiedAccountant:
+class CertifiedAccountant(CountingAccountant):
     """Certified interval of epsilon for every supported release.
 
     Guarantee: for the unit a release was priced with, the release is (upper, delta)-private, and (for pairs
@@ -52,16 +51,7 @@ class CertifiedAccountant:
     def __init__(self, relative_precision: float = 1e-5) -> None:
         self.relative_precision = positive("relative precision", relative_precision)
 
-    def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
-        return PairCounts.of(dominating_pairs(leaf, unit))
-
-    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
-        return cost.times(times)
-
-    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
-        return first.plus(second.counts)
-
-    def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
+    def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval:
         """Both ends, each verified on its own lattice."""
         return EpsilonInterval(self.epsilon_lower(cost, delta), self.epsilon_upper(cost, delta))
 

@@ -1,7 +1,8 @@
 """Composing lattice laws and reading delta off, with every error term counted.
 
 The laws are tilted (mass * exp(c * loss), normalised), so that the interesting losses near epsilon are likely,
-and their Fourier transforms on Z/N are raised to the counts. Delta is then a *finite* sum over frequencies,
+and their Fourier transforms on Z/N are raised to the counts. Delta is then a *finite* sum over frequencies
+(docs/theorems/certified-accountant.md, equations 10 and 11),
 
     delta(eps) = exp(log M - c eps) * (1/N) * sum_k G_k I_k(eps),
 

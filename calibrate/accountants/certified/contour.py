@@ -1,6 +1,7 @@
 """The exact delta of a composition as a contour integral: fast, accurate, not certified.
 
-With K(s) the logarithm of E exp(s L) for the total loss L, and any c > 0,
+With K(s) the logarithm of E exp(s L) for the total loss L, and any c > 0 (docs/theorems/certified-accountant.md,
+equation 12),
 
     delta(eps) = (1 / 2 pi) * integral over t of exp(K(s) - s eps) / (s (1 + s)),   s = c + i t.
 

@@ -1,12 +1,12 @@
 """A loss law on the lattice step * Z, dominating (pessimistic) or dominated (optimistic).
 
-The profile of a law is H(a) = E_P (1 - a exp(-L))_+, convex and decreasing in a >= 0. A measure on lattice
+The profile of a law is H(a) = E_P (1 - a exp(-L))_+ (equation 1), convex and decreasing in a >= 0. A measure on lattice
 points has a profile that is linear between the points exp(lattice). If one profile lies below another for
 every a, so do their compositions, whatever they are composed with (docs/theorems/certified-accountant.md,
 "Profiles compose"). Hence
 
-* pessimistic: the chords of H between lattice points lie above H ("connect the dots");
-* optimistic: the chords, lowered at each lattice point until no segment exceeds H, lie below it.
+* pessimistic: the chords of H between lattice points lie above H ("connect the dots", equation 8);
+* optimistic: the chords, lowered at each lattice point until no segment exceeds H, lie below it (equation 9).
 
 All rounding is directed: a computed mass is moved by its error bound to the side that keeps the certificate.
 """

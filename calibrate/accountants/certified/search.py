@@ -163,7 +163,7 @@ class FactorSearch:
         """The factor at which the estimate meets the target, and how log delta falls with log factor there.
 
         The returned factor is `bounds.low` if even that little noise meets the target. The search runs on the
-        quick estimate of the costlier direction; its root is then confirmed, and mended if need be.
+        quick estimate of the costlier direction; its root is then confirmed, and corrected if need be.
         """
         low, high = math.log(self._bounds.low), math.log(self._bounds.high)
         x, care = min(high, max(low, math.log(start))), Care.QUICK

@@ -1,1 +1,1 @@
-"""Privacy-loss laws: one small file a dominating pair."""
+"""Privacy-loss laws: what a dominating pair looks like through its loss."""

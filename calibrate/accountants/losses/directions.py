@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
-from calibrate.accountants.losses.fixed_size import LargerOfBothDirections
 from calibrate.accountants.losses.law import PrivacyLossLaw
-from calibrate.accountants.losses.simple import GaussianLoss, LaplaceLoss, RandomizedResponseLoss
+from calibrate.accountants.losses.simple import GaussianLoss, LaplaceLoss, MixedGaussianLoss, RandomizedResponseLoss
 from calibrate.accountants.losses.subsampled import (
-    MixedGaussianLoss,
+    LargerOfBothDirections,
     SubsampledAddition,
     SubsampledRemoval,
     SubsampledReplacement,

@@ -12,9 +12,9 @@ The first is a proof obligation, the second only steers a search.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtr, ndtri_exp
@@ -61,35 +61,35 @@ class Nodes:
     losses: Floats
 
 
-class PrivacyLossLaw(Protocol):
-    """One ordered dominating pair, seen through its loss."""
+class PrivacyLossLaw(ABC):
+    """One ordered dominating pair, seen through its loss; without atoms and unbounded unless a law says otherwise."""
 
     @property
     def atoms(self) -> tuple[Atom, ...]:
         """Loss values that carry positive mass."""
-        ...
+        return ()
 
     @property
     def unbounded_mass(self) -> float:
         """P-mass whose loss is treated as infinite on the upper side and dropped on the lower."""
-        ...
+        return 0.0
 
     @property
     def largest(self) -> float:
         """The essential supremum of the loss; infinity where it has none."""
-        ...
+        return math.inf
 
+    @abstractmethod
     def span(self, log_mass: float) -> tuple[float, float]:
         """Loss values outside which the continuous part has P-mass at most exp(log_mass) on either side."""
-        ...
 
+    @abstractmethod
     def buckets(self, edges: Floats) -> Buckets:
         """Masses of the continuous part in the loss intervals between ascending `edges`."""
-        ...
 
+    @abstractmethod
     def nodes(self, largest_tilt: float) -> Nodes:
         """Quadrature nodes good for every tilt up to `largest_tilt`."""
-        ...
 
 
 # Gaussian mixtures on the line: interval masses with error bounds, and trapezoidal nodes.
@@ -100,7 +100,7 @@ class PrivacyLossLaw(Protocol):
 Mixture = Mapping[float, float]
 """Mean -> weight."""
 
-_REACH = 9.5
+DEVIATIONS_COVERED = 9.5
 """Deviations beyond the tilted centres that quadrature covers; the rest is below 1e-20."""
 
 _ROUNDINGS = 6.0
@@ -146,14 +146,14 @@ def mixture_buckets(x: Floats, p: Mixture, q: Mixture, deviation: float) -> Buck
 
 
 def trapezoid(low: float, high: float, deviation: float) -> tuple[Floats, float]:
-    """Equidistant x from `low` to `high` with `_REACH` deviations on both sides, and their spacing.
+    """Equidistant x from `low` to `high` with `DEVIATIONS_COVERED` deviations on both sides, and their spacing.
 
     The trapezoidal rule converges geometrically here; the spacing resolves the Gaussian (deviation), the
     logarithmic singularities of the likelihood ratio, which lie pi * deviation^2 away from the real line, and
     the oscillation of exp(i t L) at the frequencies that the contour integral needs.
     """
     spacing = min(0.125 * deviation, 0.175 * deviation**2)
-    start, stop = low - _REACH * deviation, high + _REACH * deviation
+    start, stop = low - DEVIATIONS_COVERED * deviation, high + DEVIATIONS_COVERED * deviation
     count = math.ceil((stop - start) / spacing) + 1
     return start + spacing * np.arange(count, dtype=np.float64), spacing
 

@@ -1,4 +1,4 @@
-"""The loss of k-ary randomised response: three values, no continuous part."""
+"""Loss laws without secret sampling: Gaussian, Laplace, randomised response, and Gaussians on revealed batches."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import logsumexp
 
 from calibrate.accountants.losses.law import (
+    DEVIATIONS_COVERED,
     LARGEST_LOSS,
     UNIT_ROUNDOFF,
     Atom,
     Buckets,
     Nodes,
+    PrivacyLossLaw,
     log_normal_density,
     mixture_buckets,
+    normal_masses,
     normal_reach,
     trapezoid,
 )
@@ -24,22 +28,10 @@ from calibrate.arrays import Floats
 
 
 @dataclass(frozen=True)
-class GaussianLoss:
+class GaussianLoss(PrivacyLossLaw):
     """P = N(mu, 1), Q = N(0, 1); the loss at x is mu x - mu^2 / 2."""
 
     mu: float
-
-    @property
-    def atoms(self) -> tuple[Atom, ...]:
-        return ()
-
-    @property
-    def unbounded_mass(self) -> float:
-        return 0.0
-
-    @property
-    def largest(self) -> float:
-        return math.inf
 
     def span(self, log_mass: float) -> tuple[float, float]:
         reach, centre = normal_reach(log_mass), self.mu**2 / 2
@@ -64,7 +56,7 @@ _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 
 
 @dataclass(frozen=True)
-class LaplaceLoss:
+class LaplaceLoss(PrivacyLossLaw):
     """P = Laplace(1, scale), Q = Laplace(0, scale)."""
 
     scale: float
@@ -72,10 +64,6 @@ class LaplaceLoss:
     @property
     def atoms(self) -> tuple[Atom, ...]:
         return (Atom(-self.largest, math.exp(-self.largest) / 2), Atom(self.largest, 0.5))
-
-    @property
-    def unbounded_mass(self) -> float:
-        return 0.0
 
     @property
     def largest(self) -> float:
@@ -110,7 +98,7 @@ class LaplaceLoss:
 
 
 @dataclass(frozen=True)
-class RandomizedResponseLoss:
+class RandomizedResponseLoss(PrivacyLossLaw):
     """The truth is category 1 under P and 2 under Q; each other category is equally likely under both."""
 
     epsilon: float
@@ -121,10 +109,6 @@ class RandomizedResponseLoss:
         lie = 1 / (math.exp(self.epsilon) + self.categories - 1)
         ends = (Atom(-self.epsilon, lie), Atom(self.epsilon, math.exp(self.epsilon) * lie))
         return ends if self.categories == 2 else (*ends, Atom(0.0, (self.categories - 2) * lie))
-
-    @property
-    def unbounded_mass(self) -> float:
-        return 0.0
 
     @property
     def largest(self) -> float:
@@ -139,3 +123,69 @@ class RandomizedResponseLoss:
 
     def nodes(self, largest_tilt: float) -> Nodes:
         return Nodes(np.empty(0), np.empty(0))
+
+
+# Revealed batches: the observer sees how often the unit took part, and a Gaussian release of that strength.
+#
+# Given multiplicity j the loss is N(mu_j^2/2, mu_j^2) under P, and 0 where mu_j = 0; the multiplicity itself
+# has one distribution under both P and Q and adds nothing (docs/theorems/certified-accountant.md, equation 7).
+
+
+@dataclass(frozen=True)
+class MixedGaussianLoss(PrivacyLossLaw):
+    """With probability w_j a Gaussian loss with parameter mu_j > 0; else loss 0 (`idle`), or dropped.
+
+    `rare` is the weight of components too rare to matter at any delta, kept apart so that they cannot dominate
+    the cumulants; the upper side counts it as infinite loss.
+    """
+
+    components: tuple[tuple[float, float], ...]
+    idle: float
+    rare: float
+
+    @classmethod
+    def of(cls, components: tuple[tuple[float, float], ...], negligible: float = 1e-46) -> MixedGaussianLoss:
+        kept = tuple((w, mu) for w, mu in components if mu > 0 and w > negligible)
+        idle = math.fsum(w for w, mu in components if mu == 0)
+        rare = math.fsum(w for w, mu in components if mu > 0 and w <= negligible)
+        return cls(kept, idle, rare)
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        return (Atom(0.0, self.idle),) if self.idle > 0 else ()
+
+    @property
+    def unbounded_mass(self) -> float:
+        return self.rare
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        low, high = 0.0, 0.0
+        for weight, mu in self.components:
+            reach = mu * normal_reach(log_mass - math.log(weight * len(self.components)))
+            low, high = min(low, mu**2 / 2 - reach), max(high, mu**2 / 2 + reach)
+        return max(-LARGEST_LOSS, low), min(LARGEST_LOSS, high)
+
+    def buckets(self, edges: Floats) -> Buckets:
+        totals = [np.zeros(len(edges) - 1) for _ in range(4)]
+        below = above = 0.0
+        for weight, mu in self.components:
+            p, p_error, p_below, p_above = normal_masses(edges, mu**2 / 2, mu)
+            q, q_error, _, _ = normal_masses(edges, -(mu**2) / 2, mu)
+            for total, part in zip(totals, (p, q, p_error, q_error), strict=True):
+                total += weight * part
+            below, above = below + weight * p_below, above + weight * p_above
+        p_total, q_total, p_errors, q_errors = totals
+        return Buckets(p_total, q_total, p_errors, q_errors, below, above)
+
+    def nodes(self, largest_tilt: float) -> Nodes:
+        """One equidistant grid that resolves the narrowest component serves them all."""
+        if not self.components:
+            return Nodes(np.empty(0), np.empty(0))
+        spacing = 0.25 * min(mu for _, mu in self.components)
+        low = min(mu**2 / 2 - DEVIATIONS_COVERED * mu for _, mu in self.components)
+        high = max((0.5 + largest_tilt) * mu**2 + DEVIATIONS_COVERED * mu for _, mu in self.components)
+        losses = low + spacing * np.arange(math.ceil((high - low) / spacing) + 1, dtype=np.float64)
+        weights, mus = np.array(self.components).T
+        offsets = (losses[:, None] - mus**2 / 2) / mus
+        log_densities = -0.5 * offsets**2 + np.log(weights / (mus * math.sqrt(2 * math.pi)))
+        return Nodes(logsumexp(log_densities, axis=1) + math.log(spacing), losses)

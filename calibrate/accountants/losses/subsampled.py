@@ -1,38 +1,30 @@
-"""A Poisson-subsampled Gaussian under replace-one: the unit's vector turns into its opposite.
-
-P = (1-q) N(0, z^2) + q N(1, z^2), Q = (1-q) N(0, z^2) + q N(-1, z^2). Reflecting x exchanges P and Q, so one
-direction is enough. The loss is log r(x) - log r(-x) with r of the subsampled Gaussian. Solving the quadratic
-equation exp(loss) r(-x) = r(x) for exp(x / z^2) gives
-
-    x = z^2 (loss/2 + asinh((1-q)/q * exp(1/(2 z^2)) * sinh(loss/2))),
-
-which has no cancellation.
-"""
+"""Loss laws of Gaussian releases on secret batches: Poisson under both relations, fixed size under replace-one."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import erf
 
 from calibrate.accountants.losses.law import (
+    DEVIATIONS_COVERED,
     LARGEST_LOSS,
     Atom,
     Buckets,
     Nodes,
+    PrivacyLossLaw,
     exponent_of_mixed_ratio,
     log_mixed_ratio,
     log_normal_density,
     mixture_buckets,
-    normal_masses,
     normal_reach,
     trapezoid,
 )
 from calibrate.arrays import Floats
 
-# The two directions of a Poisson-subsampled Gaussian under add-remove.
+# The two directions of a Poisson-subsampled Gaussian under add-remove (equation 3 of the proofs).
 #
 # With z the noise multiplier, r(x) = 1 - q + q exp((2x - 1) / (2 z^2)) is the likelihood ratio of the mixture
 # M = (1-q) N(0, z^2) + q N(1, z^2) to N(0, z^2). Removing a unit compares M with N(0, z^2): the loss is
@@ -41,23 +33,11 @@ from calibrate.arrays import Floats
 
 
 @dataclass(frozen=True)
-class SubsampledRemoval:
+class SubsampledRemoval(PrivacyLossLaw):
     """P = (1-q) N(0, z^2) + q N(1, z^2), Q = N(0, z^2), with 0 < q < 1."""
 
     rate: float
     noise_multiplier: float
-
-    @property
-    def atoms(self) -> tuple[Atom, ...]:
-        return ()
-
-    @property
-    def unbounded_mass(self) -> float:
-        return 0.0
-
-    @property
-    def largest(self) -> float:
-        return math.inf
 
     def loss(self, x: Floats) -> Floats:
         return log_mixed_ratio((2 * x - 1) / (2 * self.noise_multiplier**2), self.rate)
@@ -83,19 +63,11 @@ class SubsampledRemoval:
 
 
 @dataclass(frozen=True)
-class SubsampledAddition:
+class SubsampledAddition(PrivacyLossLaw):
     """P = N(0, z^2), Q = (1-q) N(0, z^2) + q N(-1, z^2) (mirrored), with 0 < q < 1; bounded above."""
 
     rate: float
     noise_multiplier: float
-
-    @property
-    def atoms(self) -> tuple[Atom, ...]:
-        return ()
-
-    @property
-    def unbounded_mass(self) -> float:
-        return 0.0
 
     @property
     def largest(self) -> float:
@@ -124,92 +96,23 @@ class SubsampledAddition:
         return Nodes(log_normal_density(y, z) + math.log(spacing), self.loss(y))
 
 
-# Revealed batches: the observer sees how often the unit took part, and a Gaussian release of that strength.
+# A Poisson-subsampled Gaussian under replace-one: the unit's vector turns into its opposite (equation 4).
 #
-# Given multiplicity j the loss is N(mu_j^2/2, mu_j^2) under P, and 0 where mu_j = 0; the multiplicity itself
-# has one distribution under both P and Q and adds nothing.
-
-_REACH = 9.5
-
-
-@dataclass(frozen=True)
-class MixedGaussianLoss:
-    """With probability w_j a Gaussian loss with parameter mu_j > 0; else loss 0 (`idle`), or dropped.
-
-    `unbounded_mass` is the weight of components too rare to matter at any delta, kept apart so that they
-    cannot dominate the cumulants; the upper side counts it as infinite loss.
-    """
-
-    components: tuple[tuple[float, float], ...]
-    idle: float
-    unbounded_mass: float
-
-    @classmethod
-    def of(cls, components: tuple[tuple[float, float], ...], negligible: float = 1e-46) -> MixedGaussianLoss:
-        kept = tuple((w, mu) for w, mu in components if mu > 0 and w > negligible)
-        idle = math.fsum(w for w, mu in components if mu == 0)
-        rare = math.fsum(w for w, mu in components if mu > 0 and w <= negligible)
-        return cls(kept, idle, rare)
-
-    @property
-    def atoms(self) -> tuple[Atom, ...]:
-        return (Atom(0.0, self.idle),) if self.idle > 0 else ()
-
-    @property
-    def largest(self) -> float:
-        return math.inf
-
-    def span(self, log_mass: float) -> tuple[float, float]:
-        low, high = 0.0, 0.0
-        for weight, mu in self.components:
-            reach = mu * normal_reach(log_mass - math.log(weight * len(self.components)))
-            low, high = min(low, mu**2 / 2 - reach), max(high, mu**2 / 2 + reach)
-        return max(-LARGEST_LOSS, low), min(LARGEST_LOSS, high)
-
-    def buckets(self, edges: Floats) -> Buckets:
-        totals = [np.zeros(len(edges) - 1) for _ in range(4)]
-        below = above = 0.0
-        for weight, mu in self.components:
-            p, p_error, p_below, p_above = normal_masses(edges, mu**2 / 2, mu)
-            q, q_error, _, _ = normal_masses(edges, -(mu**2) / 2, mu)
-            for total, part in zip(totals, (p, q, p_error, q_error), strict=True):
-                total += weight * part
-            below, above = below + weight * p_below, above + weight * p_above
-        p_total, q_total, p_errors, q_errors = totals
-        return Buckets(p_total, q_total, p_errors, q_errors, below, above)
-
-    def nodes(self, largest_tilt: float) -> Nodes:
-        """One equidistant grid that resolves the narrowest component serves them all."""
-        if not self.components:
-            return Nodes(np.empty(0), np.empty(0))
-        spacing = 0.25 * min(mu for _, mu in self.components)
-        low = min(mu**2 / 2 - _REACH * mu for _, mu in self.components)
-        high = max((0.5 + largest_tilt) * mu**2 + _REACH * mu for _, mu in self.components)
-        losses = low + spacing * np.arange(math.ceil((high - low) / spacing) + 1, dtype=np.float64)
-        weights, mus = np.array(self.components).T
-        offsets = (losses[:, None] - mus**2 / 2) / mus
-        log_densities = -0.5 * offsets**2 + np.log(weights / (mus * math.sqrt(2 * math.pi)))
-        return Nodes(logsumexp(log_densities, axis=1) + math.log(spacing), losses)
+# P = (1-q) N(0, z^2) + q N(1, z^2), Q = (1-q) N(0, z^2) + q N(-1, z^2). Reflecting x exchanges P and Q, so one
+# direction is enough. The loss is log r(x) - log r(-x) with r of the subsampled Gaussian. Solving the quadratic
+# equation exp(loss) r(-x) = r(x) for exp(x / z^2) gives
+#
+#     x = z^2 (loss/2 + asinh((1-q)/q * exp(1/(2 z^2)) * sinh(loss/2))),
+#
+# which has no cancellation.
 
 
 @dataclass(frozen=True)
-class SubsampledReplacement:
+class SubsampledReplacement(PrivacyLossLaw):
     """P = (1-q) N(0, z^2) + q N(1, z^2), Q = (1-q) N(0, z^2) + q N(-1, z^2), with 0 < q < 1."""
 
     rate: float
     noise_multiplier: float
-
-    @property
-    def atoms(self) -> tuple[Atom, ...]:
-        return ()
-
-    @property
-    def unbounded_mass(self) -> float:
-        return 0.0
-
-    @property
-    def largest(self) -> float:
-        return math.inf
 
     def _log_ratio(self, x: Floats) -> Floats:
         return log_mixed_ratio((2 * x - 1) / (2 * self.noise_multiplier**2), self.rate)
@@ -243,3 +146,85 @@ class SubsampledReplacement:
         x, spacing = trapezoid(0.0, 1 + largest_tilt * (1 + self.rate), z)
         losses = self.loss(x)
         return Nodes(log_normal_density(x, z) + self._log_ratio(x) + math.log(spacing), losses)
+
+
+# Fixed-size batches under replace-one: the pointwise larger of two profiles, as one symmetric loss law
+# (equation 6).
+#
+# Let R be the removal pair ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2)) and A its mirror image. For e >= 0 the
+# profile of R is the larger one, for e < 0 that of A. The larger curve is the profile of a pair of its own:
+#
+# * its positive losses are those of R (x > 1/2 under the mixture),
+# * its negative losses are those of A (x > 1/2 under N(0, z^2), loss -log r(x)),
+# * what is missing to total mass one sits at loss 0: (1-q) (2 Phi(1/(2z)) - 1), under P and Q alike.
+#
+# Composing this law bounds every replace-one composition from above (docs/theorems/certified-accountant.md).
+
+_POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(10)
+
+
+@dataclass(frozen=True)
+class LargerOfBothDirections(PrivacyLossLaw):
+    """The symmetric law whose profile is the pointwise maximum of a removal pair's and its mirror's."""
+
+    rate: float
+    noise_multiplier: float
+
+    @property
+    def _positive(self) -> SubsampledRemoval:
+        return SubsampledRemoval(self.rate, self.noise_multiplier)
+
+    @property
+    def _negative(self) -> SubsampledAddition:
+        return SubsampledAddition(self.rate, self.noise_multiplier)
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        half_distance = 1 / (2 * self.noise_multiplier)
+        return (Atom(0.0, (1 - self.rate) * float(erf(half_distance / math.sqrt(2)))),)
+
+    def span(self, log_mass: float) -> tuple[float, float]:
+        return self._negative.span(log_mass)[0], self._positive.span(log_mass)[1]
+
+    def buckets(self, edges: Floats) -> Buckets:
+        right = _within(self._positive.buckets(np.maximum(edges, 0.0)), edges[1:] > 0)
+        left = _within(self._negative.buckets(np.minimum(edges, 0.0)), edges[:-1] < 0)
+        not_positive = float(self._positive.buckets(np.zeros(2)).below)
+        return Buckets(
+            p=left.p + right.p,
+            q=left.q + right.q,
+            p_error=left.p_error + right.p_error,
+            q_error=left.q_error + right.q_error,
+            below=left.below + (max(0.0, right.below - not_positive) + 1e-15 if edges[0] > 0 else 0.0),
+            above=right.above if edges[-1] >= 0 else 1.0,
+        )
+
+    def nodes(self, largest_tilt: float) -> Nodes:
+        z = self.noise_multiplier
+        x, log_weights = _half_line(1 + largest_tilt + DEVIATIONS_COVERED * z, min(z, z * z))
+        losses = self._positive.loss(x)
+        log_null = log_normal_density(x, z) + log_weights
+        return Nodes(
+            log_weights=np.concatenate((log_null[::-1], log_null + losses)),
+            losses=np.concatenate((-losses[::-1], losses)),
+        )
+
+
+def _within(buckets: Buckets, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Buckets:
+    """Buckets that collapsed to a point carry neither mass nor error."""
+    return replace(
+        buckets,
+        p=np.where(wanted, buckets.p, 0.0),
+        q=np.where(wanted, buckets.q, 0.0),
+        p_error=np.where(wanted, buckets.p_error, 0.0),
+        q_error=np.where(wanted, buckets.q_error, 0.0),
+    )
+
+
+def _half_line(reach: float, panel: float) -> tuple[Floats, Floats]:
+    """Gauss-Legendre panels from x = 1/2, where the loss is 0, to x = 1/2 + reach; points and log weights."""
+    panels = math.ceil(reach / panel)
+    width = reach / panels
+    starts = 0.5 + width * np.arange(panels)
+    x = (starts[:, None] + width * (1 + _POINTS) / 2).ravel()
+    return x, np.tile(np.log(_WEIGHTS * width / 2), panels)

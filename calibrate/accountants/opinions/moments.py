@@ -2,7 +2,8 @@
 
 Kept because published budgets were computed with it. It covers what that paper covers: Gaussian releases of a
 full or a secret Poisson batch under add-remove. Both directions are integrated numerically, as in the paper;
-the binomial sum of the Renyi accountant plays no part here, so the two check each other.
+the binomial sum of the Renyi accountant plays no part here, so the two check each other (equation A6 of
+docs/theorems/accountants.md).
 """
 
 from __future__ import annotations

@@ -29,11 +29,10 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.accountants.support import PairCounts, priced_pairs
+from calibrate.accountants.support import CountingAccountant, PairCounts
 from calibrate.arrays import Floats
-from calibrate.errors import NotCertified, open_unit, positive
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
-from calibrate.releases import Leaf
+from calibrate.errors import NotCertified, positive
+from calibrate.privacy_unit import EpsilonInterval
 
 # The privacy loss distribution accountant: dp-accounting's distributions, composed with our own counts.
 #
@@ -56,7 +55,7 @@ _ONE_STAGE = 10_000
 
 
 @dataclass(frozen=True)
-class PrivacyLossAccountant:
+class PrivacyLossAccountant(CountingAccountant):
     """Two-sided accounting of every pair of the support table.
 
     `value_discretization_interval` fixes the step of the loss grid; None chooses it for each composition.
@@ -74,23 +73,9 @@ class PrivacyLossAccountant:
         if self.value_discretization_interval is not None:
             positive("value discretization interval", self.value_discretization_interval)
 
-    def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
-        return PairCounts.of(priced_pairs(self.name, leaf, unit, _SUPPORTED))
-
-    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
-        return cost.times(times)
-
-    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
-        return first.plus(second.counts)
-
-    def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
+    def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval:
         from calibrate.accountants.opinions.pld_lower import optimistic_loss
 
-        open_unit("delta", delta)
-        if cost.unprotected:
-            return EpsilonInterval(math.inf, math.inf)
-        if not cost.counts:
-            return EpsilonInterval(0.0, 0.0)
         step = self.value_discretization_interval or _suitable_step(cost)
         allowance = _allowance(cost, step, delta)
         # Beyond 700, where exp(-loss) underflows, dp-accounting returns a loss or infinity instead of epsilon:
@@ -208,16 +193,6 @@ def _loss_range(pair: DominatingPair) -> float:
 
 _Sampled = (SubsampledGaussianPair, SubsampledReplacePair, FixedSizeReplacePair)
 _Atomic = (LaplacePair, RandomizedResponsePair)
-_SUPPORTED = (
-    GaussianPair,
-    SubsampledGaussianPair,
-    SubsampledReplacePair,
-    FixedSizeReplacePair,
-    MixedGaussianPair,
-    LaplacePair,
-    RandomizedResponsePair,
-)
-
 
 _LOG_TAIL = -50.0
 """Losses rarer than exp(_LOG_TAIL) may be counted as infinite."""

@@ -1,6 +1,6 @@
 """Privacy loss distributions that a pair dominates, on a grid: for lower bounds on epsilon.
 
-dp-accounting's optimistic estimate rounds every loss down, which loses half a step a round. Here neighbouring
+dp-accounting's optimistic estimate rounds every loss down, which loses half a step per round. Here neighbouring
 outcomes are *merged* instead, which is post-processing and so can only lose information: with p_i, q_i the P-
 and Q-mass of the losses in [e_i, e_(i+1)], the share lambda_i of that bucket is merged downward at e_i and the
 rest upward at e_(i+1). At e_i the merged outcome has loss at least e_i if
@@ -8,7 +8,7 @@ rest upward at e_(i+1). At e_i the merged outcome has loss at least e_i if
     lambda_i * x_i >= (1 - lambda_(i-1)) * y_(i-1),   x_i = p_i - q_i exp(e_i),   y_i = q_i exp(e_(i+1)) - p_i,
 
 and lambda_i = max(w_i, w_(i+1)) with w_i = y_(i-1) / (x_i + y_(i-1)) always satisfies it. What is lost is of
-second order in the step.
+second order in the step (docs/theorems/accountants.md, equation A3).
 """
 
 from __future__ import annotations

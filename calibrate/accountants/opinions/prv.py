@@ -15,11 +15,10 @@ import numpy as np
 from scipy.special import ndtr
 
 from calibrate.accountants.pairs import DominatingPair, GaussianPair, SubsampledGaussianPair
-from calibrate.accountants.support import PairCounts, priced_pairs
+from calibrate.accountants.support import CountingAccountant, PairCounts
 from calibrate.arrays import Floats
-from calibrate.errors import NotCertified, open_unit, positive
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
-from calibrate.releases import Leaf
+from calibrate.errors import NotCertified, positive
+from calibrate.privacy_unit import EpsilonInterval
 
 _DELTA_ERROR = 1e-3
 """Allowed error of delta, as a share of delta; the authors' own suggestion."""
@@ -31,7 +30,7 @@ class _Direction(Enum):
 
 
 @dataclass(frozen=True)
-class PrvAccountant:
+class PrvAccountant(CountingAccountant):
     """Two-sided accounting of Gaussian releases of full or secret Poisson batches (record, add-remove).
 
     Guarantee: |epsilon error| <= `epsilon_error` and delta error <= delta / 1000 as proved by Gopi, Lee and
@@ -41,25 +40,12 @@ class PrvAccountant:
 
     epsilon_error: float = 0.01
     name = "prv"
+    supported = (GaussianPair, SubsampledGaussianPair)
 
     def __post_init__(self) -> None:
         positive("epsilon error", self.epsilon_error)
 
-    def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
-        return PairCounts.of(priced_pairs(self.name, leaf, unit, (GaussianPair, SubsampledGaussianPair)))
-
-    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
-        return cost.times(times)
-
-    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
-        return first.plus(second.counts)
-
-    def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
-        open_unit("delta", delta)
-        if cost.unprotected:
-            return EpsilonInterval(math.inf, math.inf)
-        if not cost.counts:
-            return EpsilonInterval(0.0, 0.0)
+    def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval:
         one_sided = all(isinstance(pair, GaussianPair) for pair, _ in cost.counts)
         directions = (_Direction.REMOVE,) if one_sided else tuple(_Direction)
         intervals = [self._one_direction(cost, delta, direction) for direction in directions]

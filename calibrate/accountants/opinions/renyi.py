@@ -1,7 +1,7 @@
 """The Renyi accountant: adds Renyi divergences order by order, converts once at the end.
 
 Looser than a privacy loss distribution, but its formulas share nothing with one: a second opinion that errs
-on the private side. The conversion is that of Canonne, Kamath and Steinke (2020, Proposition 12).
+on the private side. The conversion is equation A5 of docs/theorems/accountants.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from calibrate.accountants.pairs import (
+    PRICED_PAIRS,
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -71,7 +72,7 @@ def log_mixture_moment(
     return total + _SUM_ROUNDING * (1 + abs(total))
 
 
-# Renyi divergences of the dominating pairs, one function a pair, each an upper bound at every order.
+# Renyi divergences of the dominating pairs, one function per pair, each an upper bound at every order.
 #
 # `poisson_gaussian_rdp` is the binomial sum (Mironov, Talwar and Zhang 2019, Section 3.3) that also stands in
 # the papers judged by the theorem catalogue. Fractional orders are integrated numerically; the fixed-size bound
@@ -161,8 +162,6 @@ def _randomised_response(epsilon: float, categories: int, a: Floats) -> Floats:
     return np.asarray(logsumexp(np.stack(terms), axis=0) / (a - 1))
 
 
-__all__ = ["RenyiAccountant", "RenyiCurve", "epsilon_at_order", "epsilon_from_rdp", "poisson_gaussian_rdp"]
-
 DEFAULT_ORDERS: tuple[float, ...] = (
     *(1 + step / 10 for step in range(1, 100)),
     *(float(order) for order in range(11, 65)),
@@ -188,7 +187,7 @@ def epsilon_at_order(rdp: float, order: float, delta: float) -> float:
 def epsilon_from_rdp(orders: Sequence[float], rdp: Sequence[float], delta: float) -> float:
     """The best epsilon over all orders, never below 0."""
     if len(orders) != len(rdp) or not orders:
-        raise InvalidInput("orders", len(orders), "must match the Renyi values one to one", "give one value an order")
+        raise InvalidInput("orders", len(orders), "must match the Renyi values one to one", "give one value per order")
     return max(0.0, min(epsilon_at_order(value, a, delta) for a, value in zip(orders, rdp, strict=True)))
 
 
@@ -215,7 +214,7 @@ class RenyiAccountant:
             raise InvalidInput("orders", self.orders, "must be finite and greater than 1", "give for example 2 .. 64")
 
     def price(self, leaf: Leaf, unit: PrivacyUnit) -> RenyiCurve:
-        pairs = priced_pairs(self.name, leaf, unit, _SUPPORTED)
+        pairs = priced_pairs(self.name, leaf, unit, PRICED_PAIRS)
         total = np.sum([rdp_of_pair(pair, self.orders) for pair in pairs], axis=0)
         return RenyiCurve(tuple((total * (1 + _OUTWARD)).tolist()))
 
@@ -229,14 +228,3 @@ class RenyiAccountant:
         if not any(cost.values):  # nothing was published: the conversion would still charge its logarithms
             return EpsilonInterval(0.0, 0.0)
         return EpsilonInterval(0.0, epsilon_from_rdp(self.orders, cost.values, delta) * (1 + _OUTWARD))
-
-
-_SUPPORTED = (
-    GaussianPair,
-    SubsampledGaussianPair,
-    SubsampledReplacePair,
-    FixedSizeReplacePair,
-    MixedGaussianPair,
-    LaplacePair,
-    RandomizedResponsePair,
-)
