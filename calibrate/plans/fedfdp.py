@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from calibrate.claims import Norm
 from calibrate.errors import count, positive, rate
 from calibrate.plans.plan import (
+    NORMALISATION_CLIP_FLAG,
+    NORMALISATION_FLAG,
+    ROUNDS_FLAG,
     AlgorithmName,
+    Flag,
     Mechanism,
     NoisyValue,
     PlainValue,
@@ -37,13 +42,21 @@ class FedfdpPlan:
     `loss_noise_ratio` is sigma_l / sigma, both as multipliers of their own clip.
     """
 
-    sampling_rate: float
-    rounds: int
-    clip: float
-    loss_clip: float
-    loss_noise_ratio: float
-    normalisation_noise_ratio: float | None = None
-    normalisation_clip: float = 1.0
+    summary: ClassVar[str] = (
+        "FedFDP: fair clipping with DP-SGD. Protects one record (add-remove); gradient and loss of a batch are one "
+        "joint release."
+    )
+    example: ClassVar[str] = (
+        "--epsilon 2 --delta 1e-5 --sampling-rate 0.05 --rounds 268 --clip 1 --loss-clip 1 \\\n"
+        "      --loss-noise-ratio 2.5"
+    )
+    sampling_rate: Annotated[float, Flag("Q", "Probability that a record joins a batch (Poisson).")]
+    rounds: Annotated[int, ROUNDS_FLAG]
+    clip: Annotated[float, Flag("C", "L2 clip of one record's weighted gradient.")]
+    loss_clip: Annotated[float, Flag("CL", "Clip of one record's loss.")]
+    loss_noise_ratio: Annotated[float, Flag("R", "sigma_l = R * sigma: the loss's noise relative to the gradient's.")]
+    normalisation_noise_ratio: Annotated[float | None, NORMALISATION_FLAG] = None
+    normalisation_clip: Annotated[float, NORMALISATION_CLIP_FLAG] = 1.0
 
     def __post_init__(self) -> None:
         rate("sampling-rate", self.sampling_rate)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import assert_never
+from typing import Annotated, ClassVar, assert_never
 
 from calibrate.claims import Norm
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.plans.plan import (
+    NORMALISATION_CLIP_FLAG,
+    NORMALISATION_FLAG,
+    ROUNDS_FLAG,
     AlgorithmName,
+    Flag,
     Mechanism,
     NoisyValue,
     PlainValue,
@@ -43,13 +47,22 @@ class FpflPlan:
     replace-one with both C charged (docs/theorems/fpfl.md, "Adjacency"). Unit: all data of one user.
     """
 
-    users: int
-    cohort: int
-    rounds: int
-    clip: float
-    sampling: CohortSampling = CohortSampling.FIXED
-    normalisation_noise_ratio: float | None = None
-    normalisation_clip: float = 1.0
+    summary: ClassVar[str] = (
+        "FPFL: fairness by multipliers under user-level privacy. Protects one user from whoever sees the model; the "
+        "aggregator is trusted."
+    )
+    example: ClassVar[str] = (
+        "--epsilon 2 --delta 6e-5 --users 16280 --cohort 200 --rounds 1000 --clip 1 --sampling poisson"
+    )
+    users: Annotated[int, Flag("K", "Users in the population.")]
+    cohort: Annotated[int, Flag("M", "Users in a cohort (expected number, for Poisson).")]
+    rounds: Annotated[int, ROUNDS_FLAG]
+    clip: Annotated[float, Flag("C", "L2 clip of one user's whole message.")]
+    sampling: Annotated[
+        CohortSampling, Flag("", "Cohorts of fixed size (replace-one, 2C) or Poisson (add-remove, C).")
+    ] = CohortSampling.FIXED
+    normalisation_noise_ratio: Annotated[float | None, NORMALISATION_FLAG] = None
+    normalisation_clip: Annotated[float, NORMALISATION_CLIP_FLAG] = 1.0
 
     def __post_init__(self) -> None:
         check_cohort(self.users, self.cohort)

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 Choice = TypeVar("Choice", bound=Enum)
 
-_PLANS: dict[AlgorithmName, type[DataclassInstance]] = {
+PlanClass = (
+    type[StefflePlan] | type[FedfdpPlan] | type[FpflPlan] | type[MmdFedavgPlan] | type[GaussianPlan] | type[PayOncePlan]
+)
+
+PLANS: dict[AlgorithmName, PlanClass] = {
     AlgorithmName.STEFFLE: StefflePlan,
     AlgorithmName.FEDFDP: FedfdpPlan,
     AlgorithmName.FPFL: FpflPlan,
@@ -40,7 +44,7 @@ def algorithm_named(name: str) -> AlgorithmName:
 
 def parameter_names(algorithm: AlgorithmName) -> tuple[str, ...]:
     """The parameters a plan of this algorithm takes, in order."""
-    return tuple(field.name for field in fields(_PLANS[algorithm]))
+    return tuple(field.name for field in fields(PLANS[algorithm]))
 
 
 def plan_from_mapping(algorithm: AlgorithmName | str, mapping: Mapping[str, object]) -> Plan:
@@ -50,7 +54,7 @@ def plan_from_mapping(algorithm: AlgorithmName | str, mapping: Mapping[str, obje
     value that breaks a rule of the plan.
     """
     name = algorithm if isinstance(algorithm, AlgorithmName) else algorithm_named(algorithm)
-    plan_type = _PLANS[name]
+    plan_type = PLANS[name]
     given: dict[str, object] = {}
     for key, value in mapping.items():
         field = key.replace("-", "_")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from calibrate.claims import Norm
 from calibrate.errors import InvalidInput, count, positive, rate
 from calibrate.plans.plan import (
+    ROUNDS_FLAG,
     AlgorithmName,
+    Flag,
     Mechanism,
     NoisyValue,
     PlainValue,
@@ -29,11 +32,17 @@ class GaussianPlan:
     `clip`. `noise` lists the values' noise multipliers relative to one another.
     """
 
-    sampling_rate: float
-    rounds: int
-    relation: Relation = Relation.ADD_REMOVE
-    noise: tuple[float, ...] = (1.0,)
-    clip: float = 1.0
+    summary: ClassVar[str] = "Any DP-SGD: one or several Gaussian values of a batch, repeated. Protects one record."
+    example: ClassVar[str] = "--epsilon 1 --delta 1e-5 --sampling-rate 0.01 --rounds 1000"
+    sampling_rate: Annotated[float, Flag("Q", "Probability that a unit joins a batch (Poisson); 1 is the full batch.")]
+    rounds: Annotated[int, ROUNDS_FLAG]
+    relation: Annotated[
+        Relation, Flag("", "How neighbouring data sets differ.", choices=("add-remove", "replace-one"))
+    ] = Relation.ADD_REMOVE
+    noise: Annotated[tuple[float, ...], Flag("R", "Relative noise of one value of the batch; repeat for several.")] = (
+        1.0,
+    )
+    clip: Annotated[float, Flag("C", "L2 clip of one unit's contribution.")] = 1.0
 
     def __post_init__(self) -> None:
         rate("sampling-rate", self.sampling_rate)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import assert_never
+from typing import Annotated, ClassVar, assert_never
 
 from calibrate.claims import Norm
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.plans.fpfl import check_cohort
 from calibrate.plans.plan import (
+    HISTOGRAM_FLAG,
+    ROUNDS_FLAG,
     AlgorithmName,
+    Flag,
     Mechanism,
     NoisyValue,
     PlainValue,
@@ -49,15 +52,26 @@ class MmdFedavgPlan:
     replaced.
     """
 
-    group_size: int
-    samples_per_group: int
-    rounds: int
-    mechanism: PredictionNoise = PredictionNoise.GAUSSIAN
-    users: int | None = None
-    cohort: int | None = None
-    update_clip: float | None = None
-    update_noise_ratio: float = 1.0
-    histogram_noise_ratio: float | None = None
+    summary: ClassVar[str] = (
+        "MMD-fair FedAvg: noisy predictions, and noisy updates if clipped. Protects one record, replaced."
+    )
+    example: ClassVar[str] = (
+        "--epsilon 4 --delta 1e-5 --group-size 10000 --samples-per-group 100 --rounds 50 \\\n"
+        "      --mechanism gaussian --users 1000 --cohort 50 --update-clip 1"
+    )
+    group_size: Annotated[int, Flag("N", "Records in the smaller group.")]
+    samples_per_group: Annotated[int, Flag("M", "Noisy predictions published per group and round.")]
+    rounds: Annotated[int, ROUNDS_FLAG]
+    mechanism: Annotated[PredictionNoise, Flag("", "Noise on the predictions.")] = PredictionNoise.GAUSSIAN
+    users: Annotated[int | None, Flag("K", "Clients, where updates are private too.")] = None
+    cohort: Annotated[int | None, Flag("M", "Clients in a round, where updates are private too.")] = None
+    update_clip: Annotated[
+        float | None, Flag("C", "L2 clip of a client's update; without it updates are unprotected.")
+    ] = None
+    update_noise_ratio: Annotated[float, Flag("R", "Noise multiplier of the updates relative to the predictions'.")] = (
+        1.0
+    )
+    histogram_noise_ratio: Annotated[float | None, HISTOGRAM_FLAG] = None
 
     def __post_init__(self) -> None:
         count("group-size", self.group_size)

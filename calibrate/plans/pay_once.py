@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 from calibrate.claims import Norm
 from calibrate.errors import count
-from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, plain_parameters
+from calibrate.plans.plan import AlgorithmName, Flag, Mechanism, NoisyValue, PlainValue, plain_parameters
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import RandomizedResponse, Release
 
@@ -23,8 +24,13 @@ class PayOncePlan:
     Section 3). It is pure: delta = 0, and rounds are free. Unit: one record's attribute.
     """
 
-    groups: int = 2
-    rounds: int = 1
+    summary: ClassVar[str] = (
+        "Pay once: randomised response on the attribute. Protects one record's sensitive attribute, purely, for as "
+        "many rounds as you like."
+    )
+    example: ClassVar[str] = "--epsilon 1 --delta 1e-5 --groups 2"
+    groups: Annotated[int, Flag("K", "Number of sensitive groups.")] = 2
+    rounds: Annotated[int, Flag("T", "Rounds of training; they are free.")] = 1
 
     def __post_init__(self) -> None:
         count("groups", self.groups, least=2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, assert_never, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, assert_never, cast
 
 from calibrate.claims import Norm
 from calibrate.errors import InvalidInput, positive
@@ -32,6 +32,24 @@ class AlgorithmName(Enum):
     MMD_FEDAVG = "mmd-fedavg"
     GAUSSIAN = "gaussian"
     PAY_ONCE = "pay-once"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line offers a parameter of a plan; its name, type and default are the field's own."""
+
+    metavar: str
+    help: str
+    choices: tuple[str, ...] | None = None
+    """Where not all members of an enum are offered."""
+
+
+HISTOGRAM_FLAG = Flag(
+    "R", "Pay for a noisy histogram of the groups once; R is its noise multiplier relative to a round's."
+)
+NORMALISATION_FLAG = Flag("R", "Pay for noisy normalisation statistics once; R is relative to a round's multiplier.")
+NORMALISATION_CLIP_FLAG = Flag("C", "L2 clip of one unit's normalisation statistics.")
+ROUNDS_FLAG = Flag("T", "Rounds of training.")
 
 
 class Mechanism(Enum):
@@ -85,7 +103,13 @@ class NoisyValue:
 
 
 class Plan(Protocol):
-    """One algorithm with its parameters; frozen, validated at construction, not yet calibrated."""
+    """One algorithm with its parameters; frozen, validated at construction, not yet calibrated.
+
+    Each field is annotated with its `Flag`. `summary` says what the algorithm protects, `example` shows the flags.
+    """
+
+    summary: ClassVar[str]
+    example: ClassVar[str]
 
     @property
     def algorithm(self) -> AlgorithmName: ...

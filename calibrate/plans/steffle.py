@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import assert_never
+from typing import Annotated, ClassVar, assert_never
 
 from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.plans.plan import (
+    HISTOGRAM_FLAG,
+    ROUNDS_FLAG,
     AlgorithmName,
+    Flag,
     Mechanism,
     NoisyValue,
     PlainValue,
@@ -53,16 +56,26 @@ class StefflePlan:
     `theta_share` is the part of a round's budget (of the inverse squared multiplier) spent on h_theta.
     """
 
-    silo_size: int
-    batch_size: int
-    rounds: int
-    minority_fraction: float
-    lipschitz: float
-    w_radius: float
-    sampling: SteffleSampling = SteffleSampling.SHUFFLED
-    groups: int = 2
-    theta_share: float = 0.5
-    histogram_noise_ratio: float | None = None
+    summary: ClassVar[str] = (
+        "SteFFLe: private fair federated descent-ascent. Protects one record's sensitive attribute in what a silo "
+        "sends; batches count as known, because the loss gradient shows them."
+    )
+    example: ClassVar[str] = (
+        "--epsilon 1 --delta 1e-5 --silo-size 7500 --batch-size 256 --rounds 1172 \\\n"
+        "      --minority-fraction 0.4 --lipschitz 1 --w-radius 1 --sampling shuffled"
+    )
+    silo_size: Annotated[int, Flag("N", "Records in the smallest silo.")]
+    batch_size: Annotated[int, Flag("M", "Records in a batch; every batch sum is divided by M.")]
+    rounds: Annotated[int, ROUNDS_FLAG]
+    minority_fraction: Annotated[float, Flag("RHO", "Share of the smallest group, at most 1 / groups.")]
+    lipschitz: Annotated[float, Flag("L", "Lipschitz constant of the class probabilities in theta.")]
+    w_radius: Annotated[float, Flag("D", "Radius of the Frobenius ball that W is projected onto.")]
+    sampling: Annotated[SteffleSampling, Flag("", "How batches are drawn; they count as known to the observer.")] = (
+        SteffleSampling.SHUFFLED
+    )
+    groups: Annotated[int, Flag("K", "Number of sensitive groups.")] = 2
+    theta_share: Annotated[float, Flag("S", "Share of a round's budget for h_theta; the rest is h_W's.")] = 0.5
+    histogram_noise_ratio: Annotated[float | None, HISTOGRAM_FLAG] = None
 
     def __post_init__(self) -> None:
         count("silo-size", self.silo_size)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from privfair.cli.output import epsilon_text, json_option, options, print_json, print_rich
-from privfair.cli.plan_flags import EXAMPLES, FLAGS, SUMMARIES
+from privfair.cli.plan_flags import PLAN_OF, parameter_flags
 
 if TYPE_CHECKING:
     from calibrate.budget import CertifiedBudget
@@ -19,7 +20,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 
 _target = options(
     click.option("--epsilon", type=float, metavar="E", help="The promise: at most this epsilon."),
-    click.option("--delta", type=float, metavar="D", help="... at this delta, between 0 and 1."),
+    click.option("--delta", type=float, metavar="D", help="The promise: at this delta, between 0 and 1."),
 )
 _output = options(
     click.option("--plan", "plan_path", type=_PATH, help="Take parameters from a TOML file; a flag wins over it."),
@@ -30,31 +31,50 @@ _output = options(
         show_default=True,
         help="What to find: the noise; or, for given noise, the most rounds or the largest sampling rate.",
     ),
-    click.option("--noise-multiplier", type=float, metavar="Z", help="Given noise, for --solve rounds or rate."),
-    click.option("--explain", is_flag=True, help="Which assumption costs what."),
+    click.option(
+        "--noise-multiplier",
+        type=float,
+        metavar="Z",
+        help="The noise multiplier that is given, for --solve rounds or rate.",
+    ),
+    click.option("--explain", is_flag=True, help="Show which assumption costs what."),
     click.option("--plot", type=_PATH, help="Write a figure: epsilon against rounds, noise against epsilon."),
     click.option("--out", type=_PATH, help="Write the budget manifest, signed with --key."),
-    click.option("--key", "key_path", type=_PATH, help="Signing key for --out."),
-    click.option("--silo", "silos", multiple=True, metavar="NAME=SIZE", help="For --out: a silo the budget is for."),
-    click.option("--valid-days", type=click.IntRange(min=1), default=90, show_default=True, help="For --out."),
-    click.option("--why", default="", metavar="TEXT", help="For --out: the justification to put on record."),
-    click.option("--as-printed", is_flag=True, help="For --out: the paper's own noise, signed with its true epsilon."),
-    click.option("--no-privacy", metavar="WHY", help="For --out: no noise and no promise, for a reason (a plan file)."),
+    click.option("--key", "key_path", type=_PATH, help="The key that signs the manifest."),
+    click.option(
+        "--silo",
+        "silos",
+        multiple=True,
+        metavar="NAME=SIZE",
+        help="A silo that the budget is for; for --out, once per silo.",
+    ),
+    click.option(
+        "--valid-days",
+        type=click.IntRange(min=1),
+        default=90,
+        show_default=True,
+        help="Days until the manifest expires.",
+    ),
+    click.option("--why", default="", metavar="TEXT", help="The justification to put on record in the manifest."),
+    click.option("--as-printed", is_flag=True, help="Sign the paper's own noise with its true epsilon."),
+    click.option(
+        "--no-privacy", metavar="WHY", help="Sign a plan file without noise and without a promise, for this reason."
+    ),
     click.option(
         "--unsafe-seeded-research-noise",
         "research_noise",
         is_flag=True,
-        help="For --out: reproducible noise that protects nobody; for experiments on public data.",
+        help="Sign reproducible noise that protects nobody; for experiments on public data.",
     ),
     json_option,
 )
 
 
 class _Algorithms(click.Group):
-    """One subcommand an algorithm; a TOML file in its place names the algorithm itself."""
+    """One subcommand per algorithm; a TOML file in its place names the algorithm itself."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(FLAGS)
+        return list(PLAN_OF)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name.endswith(".toml"):
@@ -69,7 +89,7 @@ class _Algorithms(click.Group):
                 return baseline_command(Path(name), named)
             algorithm = algorithm_named(named)
             return _subcommand(algorithm.value, Path(name))
-        return _subcommand(name, None) if name in FLAGS else None
+        return _subcommand(name, None) if name in PLAN_OF else None
 
 
 @click.group("calibrate", cls=_Algorithms, short_help="the smallest noise that keeps a promise (epsilon, delta)")
@@ -77,25 +97,25 @@ def command() -> None:
     """Find the smallest noise whose certified cost keeps a promise (epsilon, delta).
 
     \b
-    One subcommand an algorithm: privfair calibrate steffle --help
+    One subcommand per algorithm: privfair calibrate steffle --help
     Or a plan file in its place: privfair calibrate plan.toml --out budget.json --key officer.pem
     """
 
 
 def _subcommand(algorithm: str, plan_path: Path | None) -> click.Command:
-    flags = options(*(flag.option() for flag in FLAGS[algorithm]))
+    plan = PLAN_OF[algorithm]
 
     @click.command(
         algorithm,
-        help=SUMMARIES[algorithm],
-        short_help=SUMMARIES[algorithm].split(".")[0],
-        epilog=f"\b\nExample:\n  privfair calibrate {algorithm} {EXAMPLES[algorithm]}",
+        help=plan.summary,
+        short_help=plan.summary.split(".")[0],
+        epilog=f"\b\nExample:\n  privfair calibrate {algorithm} {plan.example}",
     )
     @_target
-    @flags
+    @options(*parameter_flags(plan))
     @_output
     def run(**given: Any) -> None:
-        parameters = {flag.parameter: given.pop(flag.parameter) for flag in FLAGS[algorithm]}
+        parameters = {field.name: given.pop(field.name) for field in fields(plan)}
         if plan_path is not None and given["plan_path"] is not None:
             raise click.UsageError("a plan file was given twice: once in the algorithm's place, once with --plan")
         given["plan_path"] = plan_path or given["plan_path"]
