@@ -25,14 +25,15 @@ from calibrate.errors import InvalidInput, UnsupportedCombination, open_unit
 
 @dataclass(frozen=True)
 class EProcess:
-    """Bets `leads`: that the guesses are as right as those of epsilon + lead, in equal shares.
+    """Bets `leads`: that the guesses are as right as those of epsilon + lead, in equal shares (equation (11)).
 
     `delta_price` bounds what delta adds to the error; it decides how many right guesses are forgiven.
     `least_epsilon` is the smallest epsilon the lower bound tests; delta is paid for there, so a larger one forgives
     fewer, and if it is not refuted the bound is 0. Set it to the claimed epsilon when only a violation is of
     interest. All three are fixed before the coins are seen.
 
-    Guarantee: docs/theorems/audit-bounds.md, "The e-process"; for any release, one run or several pooled.
+    Guarantee: docs/theorems/audit-bounds.md, "The e-process", equation (12); for any release, one run or several
+    pooled.
     """
 
     leads: tuple[float, ...] = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -49,7 +50,7 @@ class EProcess:
         open_unit("delta price", self.delta_price)
 
     def p_value(self, runs: tuple[RankedGuesses, ...], claim: TradeOff) -> float:
-        """1 / (the largest wealth) + the price of delta, for one (epsilon, delta) promise."""
+        """1 / (the largest wealth) + the price of delta, for one (epsilon, delta) promise: equation (12)."""
         path, promise = _Path.of(runs), single_promise(claim)
         toll = self.toll(path.coins, promise, path.choices)
         return min(1.0, math.exp(-path.log_wealth(self.leads, promise.epsilon, toll.forgiven)) + toll.price)

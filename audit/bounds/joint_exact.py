@@ -14,22 +14,21 @@ from scipy.special import ndtr, ndtri
 
 from audit.bounds.binomial import log_ways, usual_range
 from audit.bounds.error_box import lower_rate, upper_rate
-from audit.bounds.lower_bound import ErrorCounts, LowerBound, Method, allowed_failure
-from audit.bounds.trade_off import CurveFamily, EpsilonDeltaCurve, GaussianCurve, TradeOff, check_family_delta
-from calibrate.accountants.gaussian import gaussian_epsilon_interval
+from audit.bounds.lower_bound import ErrorCounts, LowerBound, Method, allowed_failure, bound_of_parameter
+from audit.bounds.trade_off import CurveFamily, TradeOff, curves_of
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, open_unit
 
 # The largest probability, over all false-positive rates allowed, of an outcome as bad as the one observed.
 #
-# The outcome of repeated runs is (FP, FN). It is as bad as the observed one when the statistic
+# The outcome of repeated runs is (FP, FN). It is as bad as the observed one when the statistic (4)
 #
 #     T = -Phi^-1((FP + 1/2) / (n0 + 1)) - Phi^-1((FN + 1/2) / (n1 + 1))
 #
 # is at least as large. T falls in both counts. Hence for a rate a in a cell [left, right], and with the
 # false-negative rate at its smallest allowed value f(a), the tail probability is at most its value at the corner
-# (left, f(right)): a certified bound for the whole cell, refined by splitting. A glance at a few rates only
-# says where to look; what is answered is certified.
+# (left, f(right)), equation (6): a certified bound for the whole cell, refined by splitting. A glance at a few
+# rates only says where to look; what is answered is certified.
 
 _CUT = 22.0
 """A window leaves out less than 2 exp(-22) < 6e-10 of a binomial distribution."""
@@ -151,11 +150,12 @@ _NOTHING = 1e-6
 class JointExact:
     """p = nuisance_error + the largest tail probability over the rates in a (1 - nuisance_error) interval.
 
-    Guarantee: docs/theorems/audit-bounds.md, "The joint exact test"; for any curve with `p_value`, and with
-    `lower_bound` for the curves of `family`. It loses nothing to a union bound over the two rates, as a box does.
+    Guarantee: docs/theorems/audit-bounds.md, "The joint exact test", equation (5); for any curve with `p_value`, and
+    with `lower_bound` for the curves of `family` (a Gaussian one assumes a Gaussian release). It loses nothing to a
+    union bound over the two rates, as a box does.
     """
 
-    family: CurveFamily = CurveFamily.GAUSSIAN
+    family: CurveFamily = CurveFamily.EPSILON_DELTA
     nuisance_error: float = 1e-3
     method: ClassVar[Method] = Method.JOINT_EXACT
 
@@ -169,14 +169,9 @@ class JointExact:
         return self._tail(counts).is_below(claim, self._level(confidence))
 
     def lower_bound(self, counts: ErrorCounts, delta: float, confidence: float = 0.95) -> LowerBound:
-        check_family_delta(self.family, delta)
-        level, tail = self._level(confidence), self._tail(counts)
-        if self.family is CurveFamily.GAUSSIAN:
-            mu = _largest_refuted(tail, GaussianCurve, level)
-            epsilon = gaussian_epsilon_interval(mu, mu, delta).lower
-            return LowerBound(epsilon, delta, confidence, self.method, self.family, counts, mu)
-        epsilon = _largest_refuted(tail, lambda epsilon: EpsilonDeltaCurve(epsilon, delta), level)
-        return LowerBound(epsilon, delta, confidence, self.method, self.family, counts)
+        curves, level = curves_of(self.family, delta), self._level(confidence)
+        parameter = _largest_refuted(self._tail(counts), curves, level)
+        return bound_of_parameter(self, parameter, counts, delta, confidence)
 
     def _level(self, confidence: float) -> float:
         level = allowed_failure(confidence) - self.nuisance_error

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from audit.bounds.trade_off import CurveFamily, TradeOff
+from calibrate.accountants.gaussian import gaussian_epsilon_interval
 from calibrate.errors import InvalidInput, count, open_unit
 
 # What an attack did, as whole numbers: the only thing a bound sees.
@@ -30,6 +34,16 @@ class ErrorCounts:
     def __post_init__(self) -> None:
         _at_most("false positives", self.false_positives, "runs without", self.runs_without)
         _at_most("false negatives", self.false_negatives, "runs with", self.runs_with)
+
+    @classmethod
+    def at(cls, threshold: float, without: ArrayLike, with_canary: ArrayLike) -> ErrorCounts:
+        """The attack that says "with" where the score is at least `threshold`; one score per independent run."""
+        scores = [np.asarray(values, dtype=np.float64) for values in (without, with_canary)]
+        for name, values in zip(("scores without", "scores with"), scores, strict=True):
+            if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+                raise InvalidInput(name, values.shape, "must be one finite score per run", "drop or fix the others")
+        positives, negatives = int((scores[0] >= threshold).sum()), int((scores[1] < threshold).sum())
+        return cls(positives, len(scores[0]), negatives, len(scores[1]))
 
 
 @dataclass(frozen=True)
@@ -131,6 +145,7 @@ def allowed_failure(confidence: float) -> float:
 # What a bound is: it tests a claimed curve, and says which epsilons the evidence refutes.
 
 Evidence = TypeVar("Evidence", contravariant=True)
+Counts = TypeVar("Counts", ErrorCounts, GuessCounts)
 
 
 class Bound(Protocol[Evidence]):
@@ -157,6 +172,43 @@ class Bound(Protocol[Evidence]):
 
 RepeatedRunsBound = Bound[ErrorCounts]
 OneRunBound = Bound[GuessCounts]
+
+
+def bound_of_parameter(
+    bound: Bound[Counts], parameter: float, counts: Counts, delta: float, confidence: float
+) -> LowerBound:
+    """The answer for the largest refuted parameter of the bound's family: an epsilon, or a Gaussian's mu."""
+    if bound.family is CurveFamily.EPSILON_DELTA:
+        return LowerBound(parameter, delta, confidence, bound.method, bound.family, counts)
+    epsilon = gaussian_epsilon_interval(parameter, parameter, delta).lower
+    return LowerBound(epsilon, delta, confidence, bound.method, bound.family, counts, parameter)
+
+
+# Choosing a threshold, or how many guesses count (docs/theorems/audit-bounds.md, "Choosing a threshold").
+
+
+def bound_over(method: Bound[Counts], declared: Sequence[Counts], delta: float, confidence: float = 0.95) -> LowerBound:
+    """The best bound over counts at thresholds (or numbers of guesses) that were declared beforehand.
+
+    Guarantee: each of K counts is tested at (1 - confidence) / K, so the largest bound holds at `confidence` whatever
+    their dependence (Bonferroni). One declared value costs nothing.
+    """
+    _check_declared(declared)
+    share = 1 - allowed_failure(confidence) / len(declared)
+    best = max((method.lower_bound(counts, delta, share) for counts in declared), key=lambda bound: bound.epsilon)
+    selection = Selection.FIXED if len(declared) == 1 else Selection.BONFERRONI
+    return best.selected_by(selection, len(declared), confidence)
+
+
+def p_value_over(method: Bound[Counts], declared: Sequence[Counts], claim: TradeOff) -> float:
+    """The p-value of a claimed curve over counts declared beforehand: K times the smallest of K."""
+    _check_declared(declared)
+    return min(1.0, len(declared) * min(method.p_value(counts, claim) for counts in declared))
+
+
+def _check_declared(declared: Sequence[object]) -> None:
+    if not declared:
+        raise InvalidInput("declared", 0, "must hold at least one count", "declare a threshold or a number of guesses")
 
 
 # Searches shared by the bounds: the end of the refuted parameters, and the smallest refuting level.

@@ -1,40 +1,33 @@
 """The one-run bound of Steinke, Nasr and Jagielski (2023): many independent coins, one training run.
 
 Under (epsilon, delta) privacy a guess about one coin with k sides is right with probability at most
-q = e^eps / (e^eps + k - 1), up to delta, whatever is known of the other coins. Two ways to pay for delta are
-offered: the published one, and a sharper one with a complete proof in docs/theorems/audit-bounds.md, from
-which the published one follows.
+q = e^eps / (e^eps + k - 1), up to delta, whatever is known of the other coins. Delta is paid for as in
+docs/theorems/audit-bounds.md, Theorem 2, which is sharper than the published term and implies it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
-from typing import ClassVar, assert_never
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import betaincinv
 
 from audit.bounds.binomial import at_least, log_masses
-from audit.bounds.lower_bound import GuessCounts, LowerBound, Method, allowed_failure
-from audit.bounds.trade_off import CurveFamily, TradeOff, check_family_delta
-from calibrate.errors import UnsupportedCombination
+from audit.bounds.lower_bound import (
+    GuessCounts,
+    LowerBound,
+    Method,
+    allowed_failure,
+    bound_of_parameter,
+    refuted_up_to,
+    smallest_level,
+)
+from audit.bounds.trade_off import CurveFamily, TradeOff, check_family_delta, curves_of
 
 _SCAN = 33
 _BISECTIONS = 30
-
-
-class DeltaTerm(Enum):
-    """What is added to P[W >= v], W ~ Binomial(r, q), to pay for delta (m coins).
-
-    PUBLISHED: 2 m delta max_i P[v - i <= W < v] / i, for coins with two sides.
-    SHARP: m delta (1 - q) / (E[W | W >= v] - E[W | W < v]), for any coins. Never the larger one where a p-value
-    is below 1/2; elsewhere PUBLISHED means the larger of the two, because only that is proved.
-    """
-
-    PUBLISHED = "published"
-    SHARP = "sharp"
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,6 @@ class OneRun:
     Guarantee: docs/theorems/audit-bounds.md, "One run"; for any release, one run or several pooled.
     """
 
-    delta_term: DeltaTerm = DeltaTerm.SHARP
     method: ClassVar[Method] = Method.ONE_RUN
     family: ClassVar[CurveFamily] = CurveFamily.EPSILON_DELTA
 
@@ -84,22 +76,14 @@ class OneRun:
         return inside
 
     def _p_value(self, counts: GuessCounts, epsilon: float, delta: float) -> float:
+        """The right side of equation (7)."""
         if counts.correct == 0:
             return 1.0
         wrong = wrong_rate(epsilon, counts.choices)
         tail = at_least(counts.correct, counts.guesses, wrong)
         if delta == 0:
             return tail
-        return min(1.0, tail + counts.coins * delta * self._price(counts, wrong, tail))
-
-    def _price(self, counts: GuessCounts, wrong: float, tail: float) -> float:
-        match self.delta_term:
-            case DeltaTerm.PUBLISHED:
-                return max(_published_price(counts, wrong), _sharp_price(counts, wrong, tail))
-            case DeltaTerm.SHARP:
-                return _sharp_price(counts, wrong, tail)
-            case _:
-                assert_never(self.delta_term)
+        return min(1.0, tail + counts.coins * delta * _delta_price(counts, wrong, tail))
 
 
 def wrong_rate(epsilon: float, choices: int) -> float:
@@ -115,8 +99,8 @@ def _without_delta(counts: GuessCounts, failure: float) -> float:
     return max(0.0, math.log((counts.choices - 1) * right / (1 - right)))
 
 
-def _sharp_price(counts: GuessCounts, wrong: float, tail: float) -> float:
-    """tail (1 - tail) / (v P[W = v]), which equals (1 - q) / (E[W | W >= v] - E[W | W < v]); at most 1 - q."""
+def _delta_price(counts: GuessCounts, wrong: float, tail: float) -> float:
+    """What one coin pays for delta in equation (7): tail (1 - tail) / (v P[W = v]), at most 1 - q."""
     mass = float(np.exp(log_masses(np.array([float(counts.correct)]), counts.guesses, wrong))[0])
     if mass == 0:
         return min(wrong, _price_far_out(counts, wrong))
@@ -132,14 +116,50 @@ def _price_far_out(counts: GuessCounts, wrong: float) -> float:
     return 1 / (counts.correct * (1 - step)) if step < 1 else math.inf
 
 
-def _published_price(counts: GuessCounts, wrong: float) -> float:
-    """2 max over 1 <= i <= v of P[v - i <= W < v] / i."""
-    if counts.choices != 2:
-        raise UnsupportedCombination(
-            f"the published delta term with {counts.choices}-sided coins",
-            "it was proved for two sides",
-            "use DeltaTerm.SHARP",
-        )
-    below = np.arange(counts.correct - 1, -1, -1, dtype=np.float64)
-    reached = np.cumsum(np.exp(log_masses(below, counts.guesses, wrong)))
-    return 2 * float(np.max(reached / np.arange(1, counts.correct + 1)))
+# The one-run bound of Mahloujifar, Melis and Chaudhuri (2024): any trade-off curve, coins with k sides.
+#
+# Let p_i be the probability of exactly i right guesses of c'. A trade-off curve limits, for every j, how much
+# mass can sit at j right guesses or more, given the mass at j - 1 or more. Starting from probability tau at
+# "c or more right" and walking down, the least total probability that this needs is computed; if it exceeds 1, the
+# curve does not allow tau. The p-value is the largest tau it allows.
+
+
+@dataclass(frozen=True)
+class FDPOneRun:
+    """`guesses` of `coins` fixed beforehand, `correct` of them right, against curves of `family` or a claim.
+
+    Guarantee: docs/theorems/audit-bounds.md, "One run against a trade-off curve"; one run or several pooled; for any
+    release, and with `CurveFamily.GAUSSIAN` for releases dominated by one Gaussian release.
+    """
+
+    family: CurveFamily = CurveFamily.EPSILON_DELTA
+    method: ClassVar[Method] = Method.F_DP
+
+    def p_value(self, counts: GuessCounts, claim: TradeOff) -> float:
+        return smallest_level(lambda tau: not_allowed(counts, claim, tau))
+
+    def refutes(self, counts: GuessCounts, claim: TradeOff, confidence: float = 0.95) -> bool:
+        return not_allowed(counts, claim, allowed_failure(confidence))
+
+    def lower_bound(self, counts: GuessCounts, delta: float, confidence: float = 0.95) -> LowerBound:
+        curves, failure = curves_of(self.family, delta), allowed_failure(confidence)
+        parameter = refuted_up_to(lambda parameter: not_allowed(counts, curves(parameter), failure))
+        return bound_of_parameter(self, parameter, counts, delta, confidence)
+
+
+def not_allowed(counts: GuessCounts, claim: TradeOff, tau: float) -> bool:
+    """Whether the curve gives so many right guesses, or more, a probability below `tau`: equation (9)."""
+    guesses, sides = counts.guesses, counts.choices - 1
+    total = guesses / counts.coins
+    least = claim.least_probability
+    right = tau * counts.correct / counts.coins
+    wrong = tau * (guesses - counts.correct) / counts.coins
+    for i in range(counts.correct - 1, -1, -1):
+        needed = sides * least(right)
+        if needed <= wrong:
+            return False  # Nothing moves now, so nothing moves further down.
+        right += i / (guesses - i) * (needed - wrong)
+        wrong = needed
+        if right + wrong > total:
+            return True
+    return False

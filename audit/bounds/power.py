@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from audit.bounds.binomial import at_least, at_most, usual_range
 from audit.bounds.e_process import EProcess, crossing_probability, single_promise
-from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
+from audit.bounds.error_box import ClopperPearson
 from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import ErrorCounts, GuessCounts, OneRunBound, RepeatedRunsBound, allowed_failure
-from audit.bounds.one_run import OneRun
+from audit.bounds.one_run import FDPOneRun, OneRun
 from audit.bounds.trade_off import MOST_EPSILON, TradeOff, curve_at
 from calibrate.errors import InvalidInput, UnsupportedCombination, count
 
@@ -81,7 +81,7 @@ def power_against(
     With `comparisons` > 1, of one of so many Bonferroni tests: a lower bound for the power of all of them.
     """
     failure = allowed_failure(confidence) / count("comparisons", comparisons)
-    if isinstance(design, RepeatedDesign) and isinstance(method, ClopperPearson | GaussianBox | JointExact):
+    if isinstance(design, RepeatedDesign) and isinstance(method, ClopperPearson | JointExact):
         return _repeated_power(claim, method, design, 1 - failure)
     if isinstance(design, OneRunDesign) and isinstance(method, OneRun | FDPOneRun):
         return _one_run_power(claim, method, design, 1 - failure)
@@ -114,7 +114,7 @@ def _one_run_power(claim: TradeOff, method: OneRunBound, design: OneRunDesign, c
 
 
 def _repeated_power(claim: TradeOff, method: RepeatedRunsBound, design: RepeatedDesign, confidence: float) -> float:
-    """A lower bound of the power, within a per cent or two (the boxes: within 1e-3).
+    """A lower bound of the power, within one or two percent (the boxes: within 1e-3).
 
     The false positives are grouped into columns and each column is judged at its worst count, for refutation
     gets harder as errors grow; counts in the outermost 3e-4 of their distribution are given up.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import NormalDist
@@ -162,6 +163,12 @@ def curve_at(family: CurveFamily, epsilon: float, delta: float) -> TradeOff:
             return GaussianCurve(gaussian_mu(epsilon, delta) * _OUTWARD)
         case _:
             assert_never(family)
+
+
+def curves_of(family: CurveFamily, delta: float) -> Callable[[float], TradeOff]:
+    """The curves of a family by their parameter, lower for a larger one: epsilon at `delta`, or a Gaussian's mu."""
+    check_family_delta(family, delta)
+    return GaussianCurve if family is CurveFamily.GAUSSIAN else lambda epsilon: EpsilonDeltaCurve(epsilon, delta)
 
 
 def check_family_delta(family: CurveFamily, delta: float) -> None:

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.bounds import (
-    CurveFamily,
+    ErrorCounts,
     FDPOneRun,
-    FixedThreshold,
-    GuessGrid,
     JointExact,
     LowerBound,
     OneRun,
@@ -20,12 +18,10 @@ from audit.bounds import (
     ProfileCurve,
     RankedGuesses,
     RepeatedDesign,
-    RunScores,
     TradeOff,
-    bound_from_guesses,
-    bound_from_scores,
-    p_value_from_guesses,
-    p_value_from_scores,
+    bound_over,
+    counts_at,
+    p_value_over,
     power_against,
     power_at,
 )
@@ -149,7 +145,7 @@ class _Judge:
         )
         test = None
         if self.curve is not None:
-            p_value = p_value_from_guesses(FDPOneRun(), GuessGrid(grid), guesses, self.curve, 0.0)
+            p_value = p_value_over(FDPOneRun(), [counts_at(guesses, number) for number in grid], self.curve)
             test = CurveTest(p_value, _ERROR.curve * self.error)
         return Attack(f"{self.cast.kind.value} canaries against the transcript", bound, power, text, test)
 
@@ -159,11 +155,10 @@ class _Judge:
         scores, clean = (self._first_canary(seen, fitting) for seen in (self.runs.noisy[0], self.runs.clean[0]))
         truth = self.runs.coins[fitting:, 0]
         at_bound, at_curve = _ERROR.repeated * self.error, _ERROR.curve * self.error
-        method, rule = JointExact(CurveFamily.EPSILON_DELTA, at_bound / 10), FixedThreshold(0.0)
-        tested = RunScores.of(scores[truth == 0], scores[truth == 1])
-        level = 1 - at_bound
-        bound = bound_from_scores(method, rule, tested, self.promise.delta, level)
-        quiet = RunScores.of(clean[truth == 0], clean[truth == 1]).counts_at(0.0)
+        method, level = JointExact(nuisance_error=at_bound / 10), 1 - at_bound
+        counts = ErrorCounts.at(0.0, scores[truth == 0], scores[truth == 1])
+        bound = method.lower_bound(counts, self.promise.delta, level)
+        quiet = ErrorCounts.at(0.0, clean[truth == 0], clean[truth == 1])
         design = RepeatedDesign(
             quiet.runs_without,
             quiet.runs_with,
@@ -171,7 +166,6 @@ class _Judge:
             (quiet.false_negatives + 0.5) / (quiet.runs_with + 1),
         )
         power = power_at(self.promise.epsilon, self.promise.delta, method, design, level)
-        counts = tested.counts_at(0.0)
         text = (
             f"one canary in {len(truth)} runs: {counts.false_positives} of {counts.runs_without} runs without it and "
             f"{counts.false_negatives} of {counts.runs_with} with it were taken for the other kind"
@@ -179,7 +173,7 @@ class _Judge:
         test = None
         if self.curve is not None:
             sharp = JointExact(nuisance_error=at_curve / 10)
-            test = CurveTest(p_value_from_scores(sharp, rule, tested, self.curve), at_curve)
+            test = CurveTest(sharp.p_value(counts, self.curve), at_curve)
             power = max(power, power_against(self.curve, sharp, design, 1 - at_curve))
         return Attack(f"one {self.cast.kind.value} canary, repeated runs", bound, power, text, test)
 
@@ -212,7 +206,7 @@ class _Judge:
         """The bound at its share of the error, its power against missing noise, and the numbers of guesses."""
         method, grid = OneRun(), _grid(self.cast.coins)
         level, delta = 1 - share * self.error, self.promise.delta
-        bound = bound_from_guesses(method, GuessGrid(grid), guesses, delta, level)
+        bound = bound_over(method, [counts_at(guesses, number) for number in grid], delta, level)
         runs = len(guesses)
         power = max(
             power_at(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from audit.bounds import GuessGrid, OneRun, OneRunDesign, RankedGuesses, bound_from_guesses, power_at
+from audit.bounds import OneRun, OneRunDesign, RankedGuesses, bound_over, counts_at, power_at
 from audit.rerun import CoinRun, coin_runs
 from audit.transcript.decoder import Decoded, decode
 from audit.verdict import Attack
@@ -42,7 +42,7 @@ def coin_audit(
     coins = len(guesses[0].strength)
     grid = _grid(document, coins)
     method = OneRun()
-    bound = bound_from_guesses(method, GuessGrid(grid), tuple(guesses), delta, confidence)
+    bound = bound_over(method, [counts_at(tuple(guesses), number) for number in grid], delta, confidence)
     design = OneRunDesign(coins * runs, grid[-1] * runs, _success(controls, grid[-1]))
     power = power_at(epsilon, delta, method, design, confidence, len(grid))
     right = _success(guesses, grid[-1])

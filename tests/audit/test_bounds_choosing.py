@@ -9,38 +9,27 @@ from audit.bounds import (
     ClopperPearson,
     EProcess,
     EpsilonDeltaCurve,
+    ErrorCounts,
     FDPOneRun,
-    FixedGuesses,
-    FixedThreshold,
-    GaussianBox,
     GaussianCurve,
-    GuessGrid,
     JointExact,
     OneRun,
     ProfileCurve,
     RankedGuesses,
-    RunScores,
     Selection,
-    SplitGuesses,
-    SplitRuns,
-    ThresholdGrid,
-    bound_from_guesses,
-    bound_from_scores,
+    bound_over,
     counts_at,
-    p_value_from_guesses,
-    p_value_from_scores,
+    p_value_over,
 )
-from audit.bounds.thresholds import split_threshold
 from calibrate.accountants.gaussian import gaussian_delta
-from calibrate.errors import InvalidInput
 
 DELTA = 1e-5
 
 
 @pytest.fixture(scope="module")
-def scores() -> RunScores:
+def scores() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(7)
-    return RunScores(rng.normal(0, 1, 400), rng.normal(2, 1, 400))
+    return rng.normal(0, 1, 400), rng.normal(2, 1, 400)
 
 
 @pytest.fixture(scope="module")
@@ -52,85 +41,44 @@ def runs() -> tuple[RankedGuesses, ...]:
 
 
 def test_counts_at_a_threshold_include_it() -> None:
-    counted = RunScores.of([0.0, 1.0, 2.0], [1.0, 2.0, 0.0]).counts_at(1.0)
+    counted = ErrorCounts.at(1.0, [0.0, 1.0, 2.0], [1.0, 2.0, 0.0])
     assert (counted.false_positives, counted.false_negatives) == (2, 1)
 
 
-def test_a_grid_of_one_is_a_fixed_threshold(scores: RunScores) -> None:
-    fixed = bound_from_scores(ClopperPearson(), FixedThreshold(1.0), scores, DELTA)
-    grid = bound_from_scores(ClopperPearson(), ThresholdGrid((1.0,)), scores, DELTA)
+def test_a_grid_of_one_is_a_fixed_threshold(scores: tuple[np.ndarray, np.ndarray]) -> None:
+    counts = ErrorCounts.at(1.0, *scores)
+    fixed, grid = ClopperPearson().lower_bound(counts, DELTA), bound_over(ClopperPearson(), (counts,), DELTA)
     assert grid.epsilon == pytest.approx(fixed.epsilon, rel=1e-12)
-    assert fixed.selection is Selection.FIXED
-    assert grid.selection is Selection.BONFERRONI
+    assert fixed.selection is grid.selection is Selection.FIXED
 
 
-def test_declaring_more_thresholds_costs_confidence(scores: RunScores) -> None:
-    alone = bound_from_scores(GaussianBox(), FixedThreshold(1.0), scores, DELTA)
-    useless = tuple(float(x) for x in range(50, 69))
-    crowd = bound_from_scores(GaussianBox(), ThresholdGrid((1.0, *useless)), scores, DELTA)
+def test_declaring_more_thresholds_costs_confidence(scores: tuple[np.ndarray, np.ndarray]) -> None:
+    method, counts = ClopperPearson(), ErrorCounts.at(1.0, *scores)
+    alone = bound_over(method, (counts,), DELTA)
+    declared = (counts, *(ErrorCounts.at(float(x), *scores) for x in range(50, 69)))
+    crowd = bound_over(method, declared, DELTA)
+    assert crowd.selection is Selection.BONFERRONI
     assert crowd.epsilon < alone.epsilon
     assert crowd.evidence == alone.evidence
     assert (crowd.comparisons, crowd.confidence) == (20, 0.95)
     claim = GaussianCurve(1.0)
-    assert p_value_from_scores(GaussianBox(), ThresholdGrid((1.0, *useless)), scores, claim) == pytest.approx(
-        20 * p_value_from_scores(GaussianBox(), FixedThreshold(1.0), scores, claim)
-    )
-
-
-def test_a_split_counts_only_the_runs_that_did_not_choose(scores: RunScores) -> None:
-    rule = SplitRuns(choosing_share=0.25, seed=3)
-    bound = bound_from_scores(GaussianBox(), rule, scores, DELTA)
-    assert bound.evidence.runs_without == bound.evidence.runs_with == 300
-    assert bound.selection is Selection.SPLIT
-    threshold, rest = split_threshold(rule, scores, GaussianBox().family, DELTA, 0.95)
-    assert not set(rest.without) - set(scores.without)
-    assert 0 < threshold < 2, "near the middle of two normals at 0 and 2"
-
-
-def test_the_choice_of_a_split_ignores_the_counted_runs(scores: RunScores) -> None:
-    """Corrupting the runs that are left over must not move the threshold."""
-    rule = SplitRuns(seed=5)
-    before, rest = split_threshold(rule, scores, GaussianBox().family, DELTA, 0.95)
-    left_over = np.isin(scores.with_canary, rest.with_canary)
-    corrupted = RunScores(scores.without, np.where(left_over, scores.with_canary + 100, scores.with_canary))
-    after, _ = split_threshold(rule, corrupted, GaussianBox().family, DELTA, 0.95)
-    assert after == before
-
-
-def test_a_split_is_reproducible_and_depends_on_its_seed(scores: RunScores) -> None:
-    first = bound_from_scores(ClopperPearson(), SplitRuns(seed=1), scores, DELTA)
-    assert bound_from_scores(ClopperPearson(), SplitRuns(seed=1), scores, DELTA) == first
-    assert bound_from_scores(ClopperPearson(), SplitRuns(seed=2), scores, DELTA) != first
-
-
-def test_one_run_cannot_be_split() -> None:
-    with pytest.raises(InvalidInput, match="too few"):
-        bound_from_scores(ClopperPearson(), SplitRuns(), RunScores.of([0.0], [1.0]), DELTA)
+    assert p_value_over(method, declared, claim) == pytest.approx(20 * method.p_value(counts, claim))
 
 
 def test_guess_rules_count_what_they_say(runs: tuple[RankedGuesses, ...]) -> None:
-    fixed = bound_from_guesses(OneRun(), FixedGuesses(50), runs, DELTA)
+    fixed = bound_over(OneRun(), (counts_at(runs, 50),), DELTA)
     assert fixed.evidence == counts_at(runs, 50)
     assert (fixed.evidence.coins, fixed.evidence.guesses) == (1200, 200)
-    grid = bound_from_guesses(OneRun(), GuessGrid((50, 300)), runs, DELTA)
+    grid = bound_over(OneRun(), [counts_at(runs, number) for number in (50, 300)], DELTA)
     assert (grid.selection, grid.comparisons) == (Selection.BONFERRONI, 2)
     assert grid.epsilon < fixed.epsilon
-    split = bound_from_guesses(OneRun(), SplitGuesses((20, 50, 300), choosing_runs=1), runs, DELTA)
-    assert split.evidence.coins == 900
-    assert split.selection is Selection.SPLIT
 
 
 def test_p_values_of_guess_rules(runs: tuple[RankedGuesses, ...]) -> None:
     claim = EpsilonDeltaCurve(1.0, DELTA)
-    each = [p_value_from_guesses(OneRun(), FixedGuesses(number), runs, claim, DELTA) for number in (50, 300)]
-    grid = p_value_from_guesses(OneRun(), GuessGrid((50, 300)), runs, claim, DELTA)
-    assert grid == pytest.approx(2 * min(each))
-    assert p_value_from_guesses(OneRun(), SplitGuesses((50, 300), 2), runs, claim, DELTA) < 0.05
-
-
-def test_all_runs_cannot_choose(runs: tuple[RankedGuesses, ...]) -> None:
-    with pytest.raises(InvalidInput, match="choosing runs"):
-        bound_from_guesses(OneRun(), SplitGuesses((50,), choosing_runs=4), runs, DELTA)
+    declared = [counts_at(runs, number) for number in (50, 300)]
+    each = [OneRun().p_value(counts, claim) for counts in declared]
+    assert p_value_over(OneRun(), declared, claim) == pytest.approx(2 * min(each))
 
 
 def test_a_claim_is_tested_with_its_own_curve(runs: tuple[RankedGuesses, ...]) -> None:
@@ -146,8 +94,8 @@ def test_a_claim_is_tested_with_its_own_curve(runs: tuple[RankedGuesses, ...]) -
     assert OneRun().p_value(counts, profile) < OneRun().p_value(counts, point)
 
 
-def test_the_joint_test_takes_any_curve(scores: RunScores) -> None:
-    counts = scores.counts_at(1.0)
+def test_the_joint_test_takes_any_curve(scores: tuple[np.ndarray, np.ndarray]) -> None:
+    counts = ErrorCounts.at(1.0, *scores)
     for curve in (GaussianCurve(1.0), EpsilonDeltaCurve(0.5, DELTA), ProfileCurve.of(((0.0, 0.3), (1.0, 0.01)))):
         assert JointExact().refutes(counts, curve)
         assert JointExact().p_value(counts, curve) < 0.01

@@ -10,24 +10,19 @@ import pytest
 from audit.bounds import (
     ClopperPearson,
     CurveFamily,
-    DeltaTerm,
     EProcess,
     EpsilonDeltaCurve,
     ErrorCounts,
     FDPOneRun,
-    FixedGuesses,
-    GaussianBox,
     GaussianCurve,
     GuessCounts,
-    GuessGrid,
     JointExact,
     Method,
     OneRun,
     ProfileCurve,
     RankedGuesses,
-    RunScores,
     Selection,
-    ThresholdGrid,
+    bound_over,
     counts_at,
     curve_at,
 )
@@ -48,10 +43,10 @@ def test_impossible_guess_counts_are_refused(counts: tuple[int, ...]) -> None:
 
 def test_a_gaussian_has_no_epsilon_at_delta_zero() -> None:
     with pytest.raises(UnsupportedCombination, match="delta = 0"):
-        GaussianBox().lower_bound(ErrorCounts(0, 10, 0, 10), delta=0.0)
+        ClopperPearson(CurveFamily.GAUSSIAN).lower_bound(ErrorCounts(0, 10, 0, 10), delta=0.0)
     with pytest.raises(UnsupportedCombination, match="delta = 0"):
-        FDPOneRun().lower_bound(GuessCounts(10, 10, 10), delta=0.0)
-    assert FDPOneRun(CurveFamily.EPSILON_DELTA).lower_bound(GuessCounts(10, 10, 10), delta=0.0).epsilon > 0
+        FDPOneRun(CurveFamily.GAUSSIAN).lower_bound(GuessCounts(10, 10, 10), delta=0.0)
+    assert FDPOneRun().lower_bound(GuessCounts(10, 10, 10), delta=0.0).epsilon > 0
 
 
 @pytest.mark.parametrize("delta", [-1e-9, 1.0, float("nan")])
@@ -64,11 +59,6 @@ def test_a_delta_outside_the_unit_interval_is_refused(delta: float) -> None:
 def test_a_confidence_is_a_probability(confidence: float) -> None:
     with pytest.raises(InvalidInput, match="confidence"):
         OneRun().lower_bound(GuessCounts(10, 10, 10), 1e-5, confidence)
-
-
-def test_the_published_delta_term_is_for_two_sided_coins() -> None:
-    with pytest.raises(UnsupportedCombination, match="SHARP"):
-        OneRun(DeltaTerm.PUBLISHED).lower_bound(GuessCounts(20, 20, 20, choices=3), 1e-5)
 
 
 def test_the_joint_test_needs_room_for_its_nuisance_error() -> None:
@@ -92,14 +82,15 @@ def test_the_e_process_refuses_a_whole_profile() -> None:
 
 
 def test_empty_declarations_are_refused() -> None:
-    for build in (lambda: ThresholdGrid(()), lambda: GuessGrid(()), lambda: ProfileCurve(()), lambda: FixedGuesses(0)):
+    run = RankedGuesses(np.ones(2), np.ones(2, dtype=bool))
+    for build in (lambda: bound_over(OneRun(), (), 0.0), lambda: ProfileCurve(()), lambda: counts_at((run,), 0)):
         with pytest.raises(InvalidInput):
             build()
 
 
 def test_scores_must_be_finite() -> None:
     with pytest.raises(InvalidInput, match="finite"):
-        RunScores.of([0.0, float("nan")], [1.0])
+        ErrorCounts.at(0.0, [0.0, float("nan")], [1.0])
     with pytest.raises(InvalidInput, match="finite"):
         RankedGuesses.from_scores([float("inf"), 1.0], [0, 1])
 

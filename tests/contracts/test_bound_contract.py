@@ -18,14 +18,14 @@ import pytest
 from scipy.special import ndtri
 
 from audit.bounds.e_process import EProcess
-from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
-from audit.bounds.guesses import FixedGuesses, GuessGrid, RankedGuesses, SplitGuesses, bound_from_guesses, counts_at
+from audit.bounds.error_box import ClopperPearson
+from audit.bounds.guesses import RankedGuesses, counts_at
 from audit.bounds.joint_exact import JointExact
-from audit.bounds.lower_bound import LowerBound
-from audit.bounds.one_run import DeltaTerm, OneRun
-from audit.bounds.thresholds import FixedThreshold, RunScores, SplitRuns, ThresholdGrid, bound_from_scores
+from audit.bounds.lower_bound import ErrorCounts, LowerBound, bound_over
+from audit.bounds.one_run import FDPOneRun, OneRun
 from audit.bounds.trade_off import CurveFamily
 from calibrate.accountants.gaussian import gaussian_epsilon
+from tests.audit.published_one_run import PublishedOneRun
 
 CONFIDENCE = 0.95
 RUNS = 80
@@ -38,6 +38,9 @@ def allowed(replications: int) -> float:
     return share + 3 * math.sqrt(share * (1 - share) / replications)
 
 
+Scores = tuple[np.ndarray, np.ndarray]
+"""One score per run: of runs without the canary, and of runs with it."""
+
 # --- worlds of known epsilon ---------------------------------------------------------------------------------
 
 
@@ -47,7 +50,7 @@ class World(Protocol):
 
     def epsilon(self, family: CurveFamily) -> float: ...
 
-    def repeated(self, rng: np.random.Generator) -> RunScores: ...
+    def repeated(self, rng: np.random.Generator) -> Scores: ...
 
     def one_run(self, rng: np.random.Generator) -> RankedGuesses: ...
 
@@ -63,9 +66,9 @@ class Shift:
     def epsilon(self, family: CurveFamily) -> float:
         return gaussian_epsilon(self.mu, self.delta)
 
-    def repeated(self, rng: np.random.Generator) -> RunScores:
+    def repeated(self, rng: np.random.Generator) -> Scores:
         centre = self.mu / 2
-        return RunScores(rng.normal(-centre, 1, RUNS), rng.normal(centre, 1, RUNS))
+        return (rng.normal(-centre, 1, RUNS), rng.normal(centre, 1, RUNS))
 
     def one_run(self, rng: np.random.Generator) -> RankedGuesses:
         coins = rng.integers(0, 2, COINS)
@@ -97,8 +100,8 @@ class Response:
         wrong = (1 - self.right) / (self.choices - 1)
         return math.log((self.right - self.delta) / wrong)
 
-    def repeated(self, rng: np.random.Generator) -> RunScores:
-        return RunScores(-self._answers(rng, RUNS), self._answers(rng, RUNS))
+    def repeated(self, rng: np.random.Generator) -> Scores:
+        return (-self._answers(rng, RUNS), self._answers(rng, RUNS))
 
     def one_run(self, rng: np.random.Generator) -> RankedGuesses:
         answers = self._answers(rng, COINS)
@@ -144,17 +147,22 @@ class Case:
     slow: bool = False
 
 
-def repeated_runs(method: object, rule: object) -> Audit:
+def repeated_runs(method: object, thresholds: tuple[float, ...]) -> Audit:
     kept = Remembered(method)
-    return lambda world, rng: bound_from_scores(kept, rule, world.repeated(rng), world.delta, CONFIDENCE)
+
+    def audit(world: World, rng: np.random.Generator) -> LowerBound:
+        scores = world.repeated(rng)
+        return bound_over(kept, [ErrorCounts.at(each, *scores) for each in thresholds], world.delta, CONFIDENCE)
+
+    return audit
 
 
-def coins(method: object, rule: object, runs: int = 1) -> Audit:
+def coins(method: object, guesses: tuple[int, ...], runs: int = 1) -> Audit:
     kept = Remembered(method)
 
     def audit(world: World, rng: np.random.Generator) -> LowerBound:
         played = tuple(world.one_run(rng) for _ in range(runs))
-        return bound_from_guesses(kept, rule, played, world.delta, CONFIDENCE)
+        return bound_over(kept, [counts_at(played, number) for number in guesses], world.delta, CONFIDENCE)
 
     return audit
 
@@ -166,12 +174,12 @@ def ordered_coins(method: EProcess) -> Audit:
 def cases() -> dict[str, Case]:
     """Worlds outside a family (randomised response for the Gaussian one) are met with the family's own truth."""
     found: dict[str, Case] = {}
-    rules = {"fixed": FixedThreshold(0.0), "grid": ThresholdGrid((-0.6, 0.0, 0.6, 1.2)), "split": SplitRuns()}
+    rules = {"fixed": (0.0,), "grid": (-0.6, 0.0, 0.6, 1.2)}
     repeated = {
         "clopper-pearson": ClopperPearson(),
-        "gaussian": GaussianBox(),
+        "gaussian": ClopperPearson(CurveFamily.GAUSSIAN),
         "joint": JointExact(),
-        "joint-epsilon-delta": JointExact(CurveFamily.EPSILON_DELTA),
+        "joint-gaussian": JointExact(CurveFamily.GAUSSIAN),
     }
     for name, method in repeated.items():
         worlds = BINARY if method.family is CurveFamily.GAUSSIAN else ANY_RELEASE
@@ -179,19 +187,18 @@ def cases() -> dict[str, Case]:
             slow = name.startswith("joint") and rule_name != "fixed"
             found[f"{name}/{rule_name}"] = Case(repeated_runs(method, rule), method.family, worlds, slow)
     counted = {
-        "one-run-published": OneRun(DeltaTerm.PUBLISHED),
+        "one-run-published": PublishedOneRun(),
         "one-run": OneRun(),
         "f-dp": FDPOneRun(),
-        "f-dp-epsilon-delta": FDPOneRun(CurveFamily.EPSILON_DELTA),
+        "f-dp-gaussian": FDPOneRun(CurveFamily.GAUSSIAN),
     }
     for name, method in counted.items():
         worlds = BINARY if method.family is CurveFamily.GAUSSIAN else ANY_RELEASE
-        if name in ("one-run", "f-dp-epsilon-delta"):
+        if name in ("one-run", "f-dp"):
             worlds = worlds | MANY_SIDED
-        found[f"{name}/fixed"] = Case(coins(method, FixedGuesses(40)), method.family, worlds)
-        found[f"{name}/grid"] = Case(coins(method, GuessGrid((20, 60, 160))), method.family, worlds)
-        split = coins(method, SplitGuesses((20, 60, 160), choosing_runs=1), runs=3)
-        found[f"{name}/split"] = Case(split, method.family, worlds)
+        found[f"{name}/fixed"] = Case(coins(method, (40,)), method.family, worlds)
+        found[f"{name}/grid"] = Case(coins(method, (20, 60, 160)), method.family, worlds)
+        found[f"{name}/pooled"] = Case(coins(method, (20, 60), runs=3), method.family, worlds)
     everywhere = ANY_RELEASE | MANY_SIDED
     found["e-process"] = Case(ordered_coins(EProcess()), EProcess.family, everywhere)
     found["e-process/from-1"] = Case(ordered_coins(EProcess(least_epsilon=1.0)), EProcess.family, everywhere)
@@ -214,7 +221,7 @@ def pairs(slow_too: bool) -> list[tuple[str, str]]:
         (name, world)
         for name, case in CASES.items()
         for world in case.worlds
-        if slow_too or not (case.slow or (name.endswith(("grid", "split")) and world not in few))
+        if slow_too or not (case.slow or (name.endswith(("grid", "pooled")) and world not in few))
     ]
 
 
@@ -234,14 +241,14 @@ def test_the_same_with_two_thousand_replications(name: str, world: str) -> None:
 # --- the gate can fail ------------------------------------------------------------------------------------------
 
 
-NAIVE_JOINT, NAIVE_ONE_RUN = Remembered(JointExact()), Remembered(OneRun())
+NAIVE_JOINT, NAIVE_ONE_RUN = Remembered(JointExact(CurveFamily.GAUSSIAN)), Remembered(OneRun())
 
 
 def best_threshold_on_the_same_runs(world: World, rng: np.random.Generator) -> LowerBound:
     """What many tools print: the largest of the bounds over thresholds read off the data. Not valid."""
     scores = world.repeated(rng)
-    thresholds = np.quantile(np.concatenate((scores.without, scores.with_canary)), np.linspace(0.1, 0.9, 9))
-    bounds = (NAIVE_JOINT.lower_bound(scores.counts_at(each), world.delta) for each in thresholds)
+    thresholds = np.quantile(np.concatenate(scores), np.linspace(0.1, 0.9, 9))
+    bounds = (NAIVE_JOINT.lower_bound(ErrorCounts.at(each, *scores), world.delta) for each in thresholds)
     return max(bounds, key=lambda bound: bound.epsilon)
 
 

@@ -15,13 +15,14 @@ from scipy.sparse import lil_matrix
 
 from audit.bounds.binomial import at_least, log_masses
 from audit.bounds.e_process import EProcess, log_odds
-from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
+from audit.bounds.error_box import ClopperPearson
 from audit.bounds.guesses import RankedGuesses
 from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import ErrorCounts, GuessCounts
-from audit.bounds.one_run import DeltaTerm, OneRun, wrong_rate
+from audit.bounds.one_run import FDPOneRun, OneRun, wrong_rate
 from audit.bounds.trade_off import CurveFamily, EpsilonDeltaCurve, GaussianCurve, ProfileCurve, curve_at
 from calibrate.accountants.gaussian import gaussian_delta
+from tests.audit.published_one_run import PublishedOneRun
 
 ABSTAIN = -1
 
@@ -108,10 +109,10 @@ def test_no_mechanism_beats_the_one_run_bounds(setting: tuple[int, int, int, flo
     for correct in range(1, guesses + 1):
         counts = GuessCounts(coins, guesses, correct, choices)
         truth = worst(*setting).largest(lambda marks, least=correct: sum(marks) >= least)
-        assert truth <= OneRun(DeltaTerm.SHARP).p_value(counts, claim) + 1e-9
+        assert truth <= OneRun().p_value(counts, claim) + 1e-9
         assert truth <= FDPOneRun().p_value(counts, claim) * (1 + 2e-6) + 1e-9
         if choices == 2:
-            assert truth <= OneRun(DeltaTerm.PUBLISHED).p_value(counts, claim) + 1e-9
+            assert truth <= PublishedOneRun().p_value(counts, claim) + 1e-9
 
 
 def test_the_sharp_term_is_attained() -> None:
@@ -239,8 +240,9 @@ def test_a_sampled_profile_lies_below_its_gaussian_and_close(mu: float, rate: fl
 
 # --- order and consistency ----------------------------------------------------------------------------------------
 
-REPEATED = [ClopperPearson(), GaussianBox(), JointExact(), JointExact(CurveFamily.EPSILON_DELTA)]
-ONE_RUN = [OneRun(DeltaTerm.PUBLISHED), OneRun(), FDPOneRun(), FDPOneRun(CurveFamily.EPSILON_DELTA)]
+GAUSSIAN = CurveFamily.GAUSSIAN
+REPEATED = [ClopperPearson(), ClopperPearson(GAUSSIAN), JointExact(), JointExact(GAUSSIAN)]
+ONE_RUN = [PublishedOneRun(), OneRun(), FDPOneRun(), FDPOneRun(GAUSSIAN)]
 
 
 def error_counts(most: int = 60) -> st.SearchStrategy[ErrorCounts]:
@@ -285,7 +287,7 @@ def _check_agreement(method: object, counts: object, claimed: float) -> None:
         assert not method.refutes(counts, curve_at(method.family, claimed, delta))
 
 
-@pytest.mark.parametrize("method", [ClopperPearson(), GaussianBox()], ids=repr)
+@pytest.mark.parametrize("method", [ClopperPearson(), ClopperPearson(GAUSSIAN)], ids=repr)
 @given(counts=error_counts())
 def test_more_errors_never_raise_a_box_bound(method: object, counts: ErrorCounts) -> None:
     if counts.false_positives == counts.runs_without:

@@ -7,15 +7,21 @@ import math
 import pytest
 from scipy.special import ndtr
 
-from audit.bounds.error_box import ClopperPearson, FDPOneRun, GaussianBox
-from audit.bounds.joint_exact import JointExact
-from audit.bounds.lower_bound import ErrorCounts, GuessCounts
-from audit.bounds.one_run import DeltaTerm, OneRun
-from audit.bounds.trade_off import EpsilonDeltaCurve
+from audit.bounds import (
+    ClopperPearson,
+    CurveFamily,
+    EpsilonDeltaCurve,
+    ErrorCounts,
+    FDPOneRun,
+    GuessCounts,
+    JointExact,
+    OneRun,
+)
 from calibrate.accountants.gaussian import gaussian_mu
+from tests.audit.published_one_run import PublishedOneRun
 
 DELTA = 1e-5
-PUBLISHED = OneRun(DeltaTerm.PUBLISHED)
+PUBLISHED = PublishedOneRun()
 
 
 @pytest.mark.parametrize(("runs", "epsilon"), [(100, 3.2813), (1000, 5.6006)])
@@ -47,8 +53,8 @@ def test_debugging_dp() -> None:
 
 def test_one_run_all_correct_has_a_closed_form() -> None:
     """Steinke, Nasr and Jagielski (2023), the main theorem at delta = 0: q^r = alpha."""
-    for term in DeltaTerm:
-        bound = OneRun(term).lower_bound(GuessCounts(100, 100, 100), delta=0.0)
+    for method in (OneRun(), PUBLISHED):
+        bound = method.lower_bound(GuessCounts(100, 100, 100), delta=0.0)
         assert bound.epsilon == pytest.approx(3.49297, abs=1e-5)
         assert bound.epsilon == pytest.approx(-math.log(0.05 ** (-1 / 100) - 1), abs=1e-8)
 
@@ -79,7 +85,7 @@ def test_one_run_p_value_is_the_printed_sum() -> None:
 )
 def test_f_dp_one_run(coins: int, guesses: int, correct: int, mu: float, epsilon: float) -> None:
     """Mahloujifar, Melis and Chaudhuri (2024), "Auditing f-DP in one run": Gaussian curves, tau = 0.05."""
-    bound = FDPOneRun().lower_bound(GuessCounts(coins, guesses, correct), DELTA)
+    bound = FDPOneRun(CurveFamily.GAUSSIAN).lower_bound(GuessCounts(coins, guesses, correct), DELTA)
     assert bound.mu == pytest.approx(mu, abs=1e-4)
     assert bound.epsilon == pytest.approx(epsilon, abs=1e-4)
 
@@ -93,7 +99,7 @@ def test_three_bounds_of_the_same_gaussian_release() -> None:
     mu = gaussian_mu(4.0, DELTA)
     middle = round(1000 * float(ndtr(-mu / 2)))
     counts = ErrorCounts(middle, 1000, middle, 1000)
-    assert JointExact().lower_bound(counts, DELTA).epsilon == pytest.approx(3.54, abs=0.035)
-    assert GaussianBox().lower_bound(counts, DELTA).epsilon == pytest.approx(3.22, abs=0.035)
+    assert JointExact(CurveFamily.GAUSSIAN).lower_bound(counts, DELTA).epsilon == pytest.approx(3.54, abs=0.035)
+    assert ClopperPearson(CurveFamily.GAUSSIAN).lower_bound(counts, DELTA).epsilon == pytest.approx(3.22, abs=0.035)
     strict = ErrorCounts(round(1000 * float(ndtr(-2.25))), 1000, round(1000 * float(ndtr(2.25 - mu))), 1000)
     assert ClopperPearson().lower_bound(strict, DELTA).epsilon == pytest.approx(1.29, abs=0.01)
