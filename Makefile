@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 ALGORITHM ?= steffle
 
-.PHONY: demo test test-full bench lint clean
+.PHONY: demo test test-full soak bench lint clean
 
 demo: $(VENV)/.with-demo
 	$(BIN)/privfair demo --algorithm $(ALGORITHM) --out demo
@@ -14,8 +14,14 @@ demo: $(VENV)/.with-demo
 test: $(VENV)/.with-test
 	$(PYTEST) -n 2
 
+# Every test once: the default ones, then the slow ones, with one coverage figure over both (gate: pyproject.toml).
 test-full: $(VENV)/.with-test
-	$(PYTEST) -n 2 -m "slow or not slow"
+	$(PYTEST) -n 2 --cov --cov-report= --cov-fail-under=0
+	$(PYTEST) -n 2 -m slow --cov --cov-append
+
+# Does anything ever fail by chance? The default suite 5 times, the tests of true noise 200 times.
+soak: $(VENV)/.with-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak
 
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m tests.benchmarks

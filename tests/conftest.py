@@ -1,9 +1,64 @@
-"""Every run of the suite tries the same examples; `--hypothesis-profile=explore` tries new ones."""
+"""Every run of the suite tries the same examples and draws the same noise, but for tests marked `true_noise`."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import settings
+
+from privfair.batches import randomness
+from privfair.noise import random_stream
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+class _Entropy:
+    """Stands in for the operating system's generator: bytes that follow from a test's name and how often it asked.
+
+    A forked child gets true randomness, or it would repeat what its parent draws.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._asked, self._process = name.encode(), 0, os.getpid()
+
+    def __call__(self, size: int) -> bytes:
+        if os.getpid() != self._process:
+            return os.urandom(size)
+        self._asked += 1
+        return hashlib.shake_256(b"%s\0%d" % (self._name, self._asked)).digest(size)
+
+
+_ENTROPY = [os.urandom]
+"""The generator in use is the last one; without a test the operating system's."""
+
+
+_SYSTEM = SimpleNamespace(urandom=lambda size: _ENTROPY[-1](size))
+random_stream.os = randomness.os = _SYSTEM  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """One generator per test; the operating system's where the test is marked `true_noise`."""
+    yield from _drawing_from(item, item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> Iterator[None]:
+    """One generator per shared fixture, whichever test happens to ask for it first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    return (yield from _drawing_from(request.node, f"{fixturedef.baseid} {fixturedef.argname} {request.param_index}"))
+
+
+def _drawing_from(node: pytest.Item | pytest.Collector, name: str) -> Iterator[None]:
+    _ENTROPY.append(os.urandom if node.get_closest_marker("true_noise") else _Entropy(name))
+    try:
+        return (yield)
+    finally:
+        _ENTROPY.pop()

@@ -76,13 +76,14 @@ def test_every_publication_draws_afresh(adder: str) -> None:
     assert not np.intersect1d(add(np.zeros(50), 1.0), add(np.zeros(50), 1.0)).size
 
 
+@pytest.mark.true_noise  # fails by chance with probability 4 * norm.sf(7.2) = 1.2e-12
 @pytest.mark.parametrize(("adder", "deviation"), [("gaussian", 1.0), ("laplace", math.sqrt(2))])
 @pytest.mark.parametrize("scale", [1e-200, 0.003, 1.0, 1e30])
 def test_mean_and_spread(adder: str, deviation: float, scale: float) -> None:
     n = 200_000
     published = getattr(ExactNoise(), adder)(np.full(n, 5 * scale), scale) / scale
-    assert abs(published.mean() - 5) < 6 * deviation / math.sqrt(n)
-    assert abs(published.std() / deviation - 1) < 6 * 1.2 / math.sqrt(n)
+    assert abs(published.mean() - 5) < 7.2 * deviation / math.sqrt(n)
+    assert abs(published.std() / deviation - 1) < 7.2 * 1.2 / math.sqrt(n)
 
 
 @pytest.mark.parametrize("adder", ADDERS)

@@ -1,0 +1,103 @@
+"""The source tree as the rules of the house look at it: modules, lines of code, who imports whom.
+
+    python -m tests.architecture.tree
+
+prints files and lines of code per folder (without blank lines, comments and docstrings).
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("calibrate", "privfair", "audit")
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """As it is imported, `privfair.ledger.book`; a package by its folder."""
+        parts = self.path.relative_to(ROOT).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def code_lines(self) -> int:
+        """Lines that hold code: no blank lines, comments or docstrings."""
+        strings: set[int] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                strings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        lines: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type not in _NO_CODE:
+                lines.update(range(token.start[0], token.end[0] + 1))
+        return len(lines - strings)
+
+    @cached_property
+    def imports(self) -> frozenset[str]:
+        """Every dotted name that an import statement of this module could mean."""
+        found: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module)
+                found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        return frozenset(found)
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    """Every module of the three packages."""
+    return tuple(Module(path) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+
+
+@cache
+def importers() -> dict[str, frozenset[str]]:
+    """Which modules import a module, by name; one that a package passes on counts as imported by the package's users."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for module in modules():
+        for name in module.imports:
+            found[name].add(module.name)
+    return {module.name: frozenset(found[module.name]) for module in modules()}
+
+
+def main() -> None:
+    files: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
+    for module in modules():
+        folder = "/".join(module.path.relative_to(ROOT).parts[:-1][:2])
+        files[folder] += 1
+        lines[folder] += module.code_lines
+    for folder in sorted(files):
+        print(f"{folder}: {files[folder]} files, {lines[folder]} lines of code")
+    print(f"together: {files.total()} files, {lines.total()} lines of code")
+
+
+if __name__ == "__main__":
+    main()
