@@ -50,8 +50,9 @@ class Module:
         """Lines that hold code: no blank lines, comments or docstrings."""
         strings: set[int] = set()
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                strings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            value = node.value if isinstance(node, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                strings.update(range(value.lineno, (value.end_lineno or value.lineno) + 1))
         lines: set[int] = set()
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
             if token.type not in _NO_CODE:
@@ -79,7 +80,7 @@ def modules() -> tuple[Module, ...]:
 
 @cache
 def importers() -> dict[str, frozenset[str]]:
-    """Which modules import a module, by name; one that a package passes on counts as imported by the package's users."""
+    """Which modules import a module, by name."""
     found: dict[str, set[str]] = defaultdict(set)
     for module in modules():
         for name in module.imports:
