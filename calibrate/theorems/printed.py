@@ -13,6 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 
+from calibrate.accountants.opinions.renyi import epsilon_at_order
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.plan import Plan
@@ -75,9 +76,8 @@ def poisson_log_moment(order: int, rate: float, sigma: float) -> float:
 
 
 def epsilon_from_renyi(order: float, divergence: float, delta: float) -> float:
-    """Lemma 1 of FedFDP (Balle et al. 2020): R + ln((a-1)/a) - (ln delta + ln a) / (a-1), at least 0."""
-    loss = divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
-    return max(0.0, loss)
+    """Lemma 1 of FedFDP (Balle et al. 2020), which is the conversion of the Rényi accountant; at least 0."""
+    return max(0.0, epsilon_at_order(divergence, order, delta))
 
 
 def best_order(divergence: Callable[[int], float], delta: float, largest: int) -> tuple[float, int]:

@@ -1,7 +1,7 @@
 """The four things that can be said about a published claim, and how they are told apart.
 
 A verdict is always computed: from the claim and from what the release really costs (an interval), or from
-the claimed and the exact value of a bound. The set is closed: Holds, Fails, Undecided, NotApplicable.
+the claimed and the exact value of a bound.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, assert_never, final
+from typing import assert_never
 
 from calibrate.privacy_unit import EpsilonInterval
 
@@ -18,6 +18,15 @@ Json = dict[str, object]
 
 _SAME = 1e-9
 """Two closed forms this close, relatively, are the same number; it covers rounding and nothing else."""
+
+
+class Outcome(Enum):
+    """The claim is true here; is false here; the certified interval straddles it; a condition of it does not hold."""
+
+    HOLDS = "holds"
+    FAILS = "fails"
+    UNDECIDED = "undecided"
+    NOT_APPLICABLE = "not applicable"
 
 
 class Direction(Enum):
@@ -72,80 +81,53 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is common to all verdicts. Only its four final subclasses are ever made."""
+    """What follows about a claim at one setting.
 
-    word: ClassVar[str]
+    `looseness` >= 1 is the factor by which a claim that holds could be sharper (None: there is no ratio).
+    """
 
     id: str
+    outcome: Outcome
     finding: Finding
     preconditions: tuple[Precondition, ...]
+    looseness: float | None = None
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """The conditions that do not hold here."""
+        return tuple(rule.text for rule in self.preconditions if not rule.holds)
 
     def to_json(self) -> Json:
+        """The verdict under the keys of the command line."""
         json: Json = {"id": self.id} | _numbers(self.finding.comparison)
-        json["verdict"] = self.word
+        json["verdict"] = self.outcome.value
         json["preconditions"] = [{"text": rule.text, "holds": rule.holds} for rule in self.preconditions]
         json["why"] = self.finding.why
         json["granted"] = list(self.finding.granted)
         json["details"] = dict(self.finding.details)
+        if self.outcome is Outcome.HOLDS:
+            json["looseness"] = None if self.looseness is None else _finite(self.looseness)
+        if self.outcome is Outcome.NOT_APPLICABLE:
+            json["broken"] = list(self.broken)
         return json
 
 
-@final
-@dataclass(frozen=True)
-class Holds(Verdict):
-    """The claim is true here; `looseness` >= 1 is the factor by which it could be sharper (None: no ratio)."""
-
-    word: ClassVar[str] = "holds"
-    looseness: float | None
-
-    def to_json(self) -> Json:
-        return super().to_json() | {"looseness": None if self.looseness is None else _finite(self.looseness)}
-
-
-@final
-@dataclass(frozen=True)
-class Fails(Verdict):
-    """The claim is false here: even the lower end of the true cost exceeds it."""
-
-    word: ClassVar[str] = "fails"
-
-
-@final
-@dataclass(frozen=True)
-class Undecided(Verdict):
-    """The certified interval straddles the claim."""
-
-    word: ClassVar[str] = "undecided"
-
-
-@final
-@dataclass(frozen=True)
-class NotApplicable(Verdict):
-    """A condition of the theorem does not hold here, so it promises nothing; `broken` names the conditions."""
-
-    word: ClassVar[str] = "not applicable"
-    broken: tuple[str, ...]
-
-    def to_json(self) -> Json:
-        return super().to_json() | {"broken": list(self.broken)}
-
-
 def judge_finding(id: str, finding: Finding, preconditions: tuple[Precondition, ...]) -> Verdict:
-    """The verdict that follows from the numbers and the conditions, and from nothing else."""
-    broken = tuple(rule.text for rule in preconditions if not rule.holds)
-    if broken:
-        return NotApplicable(id, finding, preconditions, broken)
-    comparison = finding.comparison
+    """The verdict on the claim called `id` that follows from its finding and its conditions, and from nothing else."""
+    outcome, looseness = _outcome(finding.comparison)
+    if not all(rule.holds for rule in preconditions):
+        outcome, looseness = Outcome.NOT_APPLICABLE, None
+    return Verdict(id, outcome, finding, preconditions, looseness)
+
+
+def _outcome(comparison: Comparison) -> tuple[Outcome, float | None]:
     match comparison:
         case EpsilonComparison(claimed, true):
             if true.upper <= claimed:
-                return Holds(id, finding, preconditions, claimed / true.upper if true.upper > 0 else math.inf)
-            kind = Fails if true.lower > claimed else Undecided
-            return kind(id, finding, preconditions)
+                return Outcome.HOLDS, claimed / true.upper if true.upper > 0 else math.inf
+            return (Outcome.FAILS if true.lower > claimed else Outcome.UNDECIDED), None
         case BoundComparison():
-            if _keeps(comparison):
-                return Holds(id, finding, preconditions, _looseness(comparison))
-            return Fails(id, finding, preconditions)
+            return (Outcome.HOLDS, _looseness(comparison)) if _keeps(comparison) else (Outcome.FAILS, None)
         case _:
             assert_never(comparison)
 

@@ -130,8 +130,8 @@ def _list(as_json: bool) -> None:
         table.add_column(heading)
     for theorem, verdict in judged:
         claimed, found = _numbers(verdict)
-        colour = _COLOURS[verdict.word]
-        table.add_row(theorem.id, f"[{colour}]{verdict.word}[/{colour}]", claimed, found, verdict.finding.why)
+        colour = _COLOURS[verdict.outcome.value]
+        table.add_row(theorem.id, f"[{colour}]{verdict.outcome.value}[/{colour}]", claimed, found, verdict.finding.why)
     print_rich(table, "One claim in detail, or at another setting: privfair theorems check ID --set name=value")
 
 
@@ -147,11 +147,11 @@ def _numbers(verdict: Verdict) -> tuple[str, str]:
 
 def _show_verdict(theorem: Theorem, verdict: Verdict) -> None:
     claimed, found = _numbers(verdict)
-    colour = _COLOURS[verdict.word]
+    colour = _COLOURS[verdict.outcome.value]
     lines = [
         f"[bold]{theorem.id}[/bold]  {theorem.place}",
         f"printed:  {theorem.formula}",
-        f"verdict:  [{colour}]{verdict.word}[/{colour}]   claimed {claimed}, computed {found}",
+        f"verdict:  [{colour}]{verdict.outcome.value}[/{colour}]   claimed {claimed}, computed {found}",
         f"why:      {verdict.finding.why}",
     ]
     lines += [f"  [{'x' if rule.holds else ' '}] {rule.text}".replace("[", "\\[", 1) for rule in verdict.preconditions]

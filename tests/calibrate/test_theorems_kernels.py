@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from calibrate.errors import InvalidInput
 from calibrate.theorems.catalogue import theorem_named
 from calibrate.theorems.mmd_fedavg import Kernel, Noise, noisy_kernel
-from calibrate.theorems.verdict import Fails, Holds, NotApplicable
+from calibrate.theorems.verdict import Outcome
 
 PROPOSITION, COROLLARY = theorem_named("mmd.proposition-5.2"), theorem_named("mmd.corollary-5.3")
 
@@ -22,8 +22,8 @@ PROPOSITION, COROLLARY = theorem_named("mmd.proposition-5.2"), theorem_named("mm
 def test_gaussian_on_gaussian_shrinks_the_amplitude_and_widens(width: float, noise: float) -> None:
     printed = COROLLARY.judge({"width": width, "noise_scale": noise})
     repaired = COROLLARY.judge({"width": width, "noise_scale": noise, "reading": "with-amplitude"})
-    assert isinstance(printed, Fails)
-    assert isinstance(repaired, Holds)
+    assert printed.outcome is Outcome.FAILS
+    assert repaired.outcome is Outcome.HOLDS
     details = repaired.finding.details
     assert details["amplitude"] == pytest.approx(width / math.hypot(width, noise), rel=1e-12)
     assert float(str(details["shape_gap"])) < 1e-10
@@ -50,13 +50,13 @@ def test_laplacian_kernel_with_laplace_noise_matches_its_closed_form() -> None:
 @pytest.mark.parametrize("scale", [0.05, 0.5, 3.0])
 def test_bounded_shift_invariant_kernels_stay_positive(kernel: str, noise: str, scale: float) -> None:
     verdict = PROPOSITION.judge({"kernel": kernel, "noise": noise, "noise_scale": scale})
-    assert isinstance(verdict, Holds)
+    assert verdict.outcome is Outcome.HOLDS
     assert float(str(verdict.finding.details["smallest_fourier_value"])) > -1e-9
 
 
 def test_the_energy_kernel_is_not_covered_and_really_breaks() -> None:
     verdict = PROPOSITION.judge({"kernel": "energy"})
-    assert isinstance(verdict, NotApplicable)
+    assert verdict.outcome is Outcome.NOT_APPLICABLE
     assert "the energy kernel is bounded" in verdict.broken
     assert "the energy kernel is a function of x - y" in verdict.broken
     assert float(str(verdict.finding.details["asymmetry"])) > 0.01
@@ -65,7 +65,7 @@ def test_the_energy_kernel_is_not_covered_and_really_breaks() -> None:
 
 def test_a_kernel_that_was_never_positive_is_not_covered() -> None:
     verdict = PROPOSITION.judge({"kernel": "box"})
-    assert isinstance(verdict, NotApplicable)
+    assert verdict.outcome is Outcome.NOT_APPLICABLE
     assert verdict.broken == ("the box kernel is positive semi-definite",)
 
 

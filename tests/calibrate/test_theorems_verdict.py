@@ -16,12 +16,9 @@ from calibrate.theorems.verdict import (
     BoundComparison,
     Direction,
     EpsilonComparison,
-    Fails,
     Finding,
-    Holds,
-    NotApplicable,
+    Outcome,
     Precondition,
-    Undecided,
     judge_finding,
 )
 
@@ -35,39 +32,39 @@ def test_an_epsilon_claim_is_judged_by_which_side_of_the_interval_it_lies(
     lower, upper = min(ends), max(ends)
     verdict = judge_finding("x", Finding(EpsilonComparison(claimed, EpsilonInterval(lower, upper)), "why"), ())
     if upper <= claimed:
-        assert isinstance(verdict, Holds)
+        assert verdict.outcome is Outcome.HOLDS
         assert verdict.looseness == claimed / upper
     elif lower > claimed:
-        assert isinstance(verdict, Fails)
+        assert verdict.outcome is Outcome.FAILS
     else:
-        assert isinstance(verdict, Undecided)
+        assert verdict.outcome is Outcome.UNDECIDED
 
 
 @pytest.mark.parametrize(
-    ("claimed", "found", "direction", "kind"),
+    ("claimed", "found", "direction", "outcome"),
     [
-        (2.0, 1.0, Direction.AT_MOST, Holds),
-        (1.0, 1.0 + 1e-13, Direction.AT_MOST, Holds),
-        (1.0, 1.0001, Direction.AT_MOST, Fails),
-        (1.0, math.inf, Direction.AT_MOST, Fails),
-        (0.0, -1e-16, Direction.AT_LEAST, Holds),
-        (0.0, -1e-3, Direction.AT_LEAST, Fails),
-        (1.0, 0.999, Direction.EXACTLY, Fails),
-        (1.0, 1.0, Direction.EXACTLY, Holds),
+        (2.0, 1.0, Direction.AT_MOST, Outcome.HOLDS),
+        (1.0, 1.0 + 1e-13, Direction.AT_MOST, Outcome.HOLDS),
+        (1.0, 1.0001, Direction.AT_MOST, Outcome.FAILS),
+        (1.0, math.inf, Direction.AT_MOST, Outcome.FAILS),
+        (0.0, -1e-16, Direction.AT_LEAST, Outcome.HOLDS),
+        (0.0, -1e-3, Direction.AT_LEAST, Outcome.FAILS),
+        (1.0, 0.999, Direction.EXACTLY, Outcome.FAILS),
+        (1.0, 1.0, Direction.EXACTLY, Outcome.HOLDS),
     ],
 )
 def test_a_bound_is_judged_in_its_direction(
-    claimed: float, found: float, direction: Direction, kind: type[object]
+    claimed: float, found: float, direction: Direction, outcome: Outcome
 ) -> None:
     verdict = judge_finding("x", Finding(BoundComparison("q", claimed, found, direction), "why"), ())
-    assert isinstance(verdict, kind)
+    assert verdict.outcome is outcome
     json.loads(json.dumps(verdict.to_json(), allow_nan=False))
 
 
 def test_a_broken_condition_comes_before_the_numbers_and_is_named() -> None:
     finding = Finding(EpsilonComparison(1.0, EpsilonInterval(5.0, 6.0)), "why")
     verdict = judge_finding("x", finding, (Precondition("a holds", True), Precondition("b holds", False)))
-    assert isinstance(verdict, NotApplicable)
+    assert verdict.outcome is Outcome.NOT_APPLICABLE
     assert verdict.broken == ("b holds",)
     assert verdict.to_json()["verdict"] == "not applicable"
 
@@ -146,5 +143,5 @@ def test_settings_at_the_edge_are_answered_or_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="largest_order"):
         theorem_named("fpfl.algorithm-1").judge({"epsilon": 0.001})
     huge = theorem_named("steffle.theorem-3.3").judge({"epsilon": 200, "batch": "secret", "sampling": "poisson"})
-    assert isinstance(huge, NotApplicable)
+    assert huge.outcome is Outcome.NOT_APPLICABLE
     assert huge.broken[0].startswith("epsilon <= 2 ln(1/delta)")
