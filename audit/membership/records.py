@@ -182,7 +182,7 @@ def _labels(table: RawTable, label: str, classes: tuple[str, ...]) -> Integers:
         if number is None:
             raise BadData(
                 table.file,
-                f"{str(cell)!r} is none of the model's classes ({', '.join(classes[:10])})",
+                f"is none of the model's classes ({', '.join(classes[:10])})",
                 "mend the record, or name the classes with --classes",
                 column=label,
                 line=table.line(record),

@@ -104,7 +104,9 @@ def _uci_folder(folder: Path) -> RawTable:
     for filename in ("adult.data", "adult.test"):
         path = folder / filename
         if not path.is_file():
-            raise InvalidInput("path of adult", str(folder), f"holds no {filename}", "give UCI's folder or a CSV file")
+            raise InvalidInput(
+                "path of adult", str(folder), f"does not hold {filename}", "give UCI's folder or a CSV file"
+            )
         # The test file starts with a comment line, and its labels end with a full stop.
         content = b"\n".join(line for line in path.read_bytes().splitlines() if not line.startswith(b"|"))
         parts.append(parse_csv(content, str(path), header=_RAW_HEADER))

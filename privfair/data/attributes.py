@@ -51,10 +51,10 @@ class AttributeFiles:
         distinct, first, times = np.unique(numbers, return_index=True, return_counts=True)
         for name, record, often in zip(distinct.tolist(), first.tolist(), times.tolist(), strict=True):
             if name not in self.found:
-                rule = f"{name!r} has no attribute in {', '.join(self.files)}"
+                rule = f"this record has no attribute in {', '.join(self.files)}"
                 raise self._bad(table, rule, "add it there, or drop the record", record)
             if often > 1:
-                raise self._bad(table, f"{name!r} stands {often} times", "number each record once", record)
+                raise self._bad(table, "this record's number stands more than once", "number each record once", record)
         both = [self.found[str(name)] for name in numbers]
         added = {
             self.sensitive: np.array([value for value, _ in both], dtype=np.str_),
@@ -86,7 +86,7 @@ def read_attribute_files(files: Sequence[Path], record: str, schema: Schema, del
                     table.file, "has no value", "fill or drop the record", column=column, line=table.line(row)
                 )
             if number in found:
-                rule = f"{number!r} has an attribute already, in silo {found[number][1]!r}"
+                rule = f"this record has an attribute already, in silo {found[number][1]!r}"
                 raise BadData(table.file, rule, "keep it in one place", column=record, line=table.line(row))
             found[number] = (value, silo)
     return AttributeFiles(record, schema.sensitive.name, found, tuple(str(file) for file in files))

@@ -34,7 +34,7 @@ def data_file(dataset: str, filename: str, path: Path | None) -> Path:
     """The file of a benchmark; a given path wins over the installed package."""
     if path is not None:
         if not Path(path).is_file():
-            raise InvalidInput(f"path of {dataset}", str(path), "does not exist or is no file", "check the path")
+            raise InvalidInput(f"path of {dataset}", str(path), "does not exist or is not a file", "check the path")
         return Path(path)
     try:
         found = Path(str(distribution(_CARRIER).locate_file(f"{_FOLDER}/{filename}")))

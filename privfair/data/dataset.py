@@ -26,7 +26,7 @@ class Dataset:
 
     `label[i]` indexes `class_names` and `group[i]` indexes `group_names`. The numbering comes from the
     schema, once for all silos: two data sets with the same `schema_digest` number alike. `features` has one
-    row a record; further axes are free (images). `side_columns` are kept for partitions and are never
+    row per record; further axes are free (images). `side_columns` are kept for partitions and are never
     features. `unscaled_features` still wait for non-private standardisation. `schema` is what a table was encoded
     with, every list filled in; images and made-up data have none.
     """
@@ -49,7 +49,7 @@ class Dataset:
             raise InvalidInput(
                 "features",
                 (features.shape, str(features.dtype)),
-                "must be a floating-point array with one row a record",
+                "must be a floating-point array with one row per record",
                 "give an array of shape (records, features)",
             )
         if not np.isfinite(features).all():
@@ -154,11 +154,11 @@ def _codes(argument: str, values: Integers, records: int, names: int) -> Integer
     codes = np.asarray(values)
     if codes.shape != (records,) or not np.issubdtype(codes.dtype, np.integer):
         raise InvalidInput(
-            argument, (codes.shape, str(codes.dtype)), f"must be {records} whole numbers", "give one code a record"
+            argument, (codes.shape, str(codes.dtype)), f"must be {records} whole numbers", "give one code per record"
         )
     if records and not (codes.min() >= 0 and codes.max() < names):
         raise InvalidInput(
-            argument, int(codes.max()), f"must lie between 0 and {names - 1}", "number by the names of the schema"
+            argument, "a code", f"must lie between 0 and {names - 1}", "number by the names of the schema"
         )
     return _read_only(codes.astype(np.int64))
 
@@ -166,7 +166,7 @@ def _codes(argument: str, values: Integers, records: int, names: int) -> Integer
 def _side_column(name: str, values: NDArray[Any], records: int) -> NDArray[Any]:
     column = np.asarray(values)
     if column.shape != (records,):
-        raise InvalidInput(name, column.shape, f"must hold {records} values", "give one value a record")
+        raise InvalidInput(name, column.shape, f"must hold {records} values", "give one value per record")
     return _read_only(column)
 
 

@@ -34,7 +34,7 @@ def resolve(schema: Schema, tables: Sequence[RawTable]) -> tuple[Schema, tuple[D
             what = "class" if kind is FactKind.CLASSES else "group"
             raise BadData(
                 ", ".join(table.file for table in tables),
-                f"holds one {what} only ({sorted(found)[0]!r})",
+                f"holds one {what} only",
                 "a classifier and a gap need two: give records of another, or list all values in the schema",
                 column=column.name,
             )
@@ -94,12 +94,12 @@ def codes(table: RawTable, column: CodedColumn) -> Integers:
         record = int(np.argmax(unknown))
         raise BadData(
             table.file,
-            f"{str(names[record])!r} is not in the schema's list {list(column.values)}",
-            "add it to the list, merge it into a listed value, or mend the record",
+            f"is not in the schema's list {list(column.values)}",
+            "add it to the list, merge it into a listed value, or fix the record",
             column=column.name,
             line=table.line(record),
         )
-    return order[position].astype(np.int64)
+    return np.asarray(order[position], dtype=np.int64)
 
 
 def _merged(table: RawTable, column: CodedColumn) -> NDArray[np.str_]:
@@ -113,7 +113,7 @@ def _merged(table: RawTable, column: CodedColumn) -> NDArray[np.str_]:
         if name.lower() in MISSING and name not in (column.values or ()):
             raise BadData(
                 table.file,
-                f"has no value ({name!r})",
+                "has no value",
                 "fill or drop these records, or list the name as a value of its own",
                 column=column.name,
                 line=table.line(record),

@@ -37,7 +37,7 @@ def _part(folder: Path, prefix: str, dataset: str, classes: tuple[str, ...]) -> 
     if len(pixels) != len(label):
         raise BadData(str(folder), f"has {len(pixels)} images but {len(label)} labels", "take matching files")
     if len(label) and label.max() >= len(classes):
-        rule = f"has the label {label.max()}, and {dataset} has the classes 0 to {len(classes) - 1}"
+        rule = f"has a label outside the classes 0 to {len(classes) - 1} of {dataset}"
         raise BadData(str(folder), rule, "take the files of this data set")
     return Dataset(
         features=(pixels.astype(np.float32) / _LARGEST_PIXEL)[:, np.newaxis],

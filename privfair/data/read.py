@@ -22,8 +22,7 @@ from calibrate.errors import InvalidInput, PrivfairError
 class BadData(InvalidInput):
     """A file breaks a rule of its schema; the message names file, column, line, rule and remedy.
 
-    The message may show one offending cell. It is meant for the person who holds the file: it is raised
-    before anything is published and never crosses the border of the silo.
+    It never shows a cell: the sentence may end up in a log that others than the holder of the file can read.
     """
 
     def __init__(
@@ -67,8 +66,9 @@ class RawTable:
     def column(self, name: str) -> NDArray[Any]:
         if name not in self.columns:
             near = difflib.get_close_matches(name, self.columns, n=1)
-            hint = f" (there is {near[0]!r})" if near else ""
-            remedy = "add the column or mend the schema"
+            # By its place: in a file without a header line the "name" would be somebody's cell.
+            hint = f" (column {list(self.columns).index(near[0]) + 1} has a similar name)" if near else ""
+            remedy = "add the column or fix the schema"
             only = next(iter(self.columns)) if len(self.columns) == 1 else ""
             other = next((mark for mark in ";\t|" if mark in only), None)
             if other is not None:
@@ -84,11 +84,11 @@ class RawTable:
         if bad.any():
             record = int(np.argmax(bad))
             cell = str(cells[record]).strip()
-            rule = "has no value" if cell.lower() in MISSING else f"{cell!r} is not a finite number"
+            rule = "has no value" if cell.lower() in MISSING else "is not a finite number"
             raise BadData(
                 self.file,
                 f"{rule} ({int(bad.sum())} such cells)",
-                "fill or drop these records, or mend the schema",
+                "fill or drop these records, or fix the schema",
                 column=name,
                 line=self.line(record),
             )
@@ -141,8 +141,8 @@ def _indicator(table: RawTable, name: str) -> NDArray[np.float64]:
     if cells.dtype.kind == "U":
         ones = cells == "1"
         if (ones | (cells == "0")).all():
-            return ones.astype(np.float64)
-    return table.numbers(name)
+            return np.asarray(ones, dtype=np.float64)
+    return np.asarray(table.numbers(name))
 
 
 def one_hot_names(table: RawTable, prefix: str, values: tuple[str, ...]) -> NDArray[np.str_]:
@@ -157,13 +157,13 @@ def one_hot_names(table: RawTable, prefix: str, values: tuple[str, ...]) -> NDAr
             column=prefix + "*",
             line=table.line(int(np.argmax(wrong))),
         )
-    return np.array(values)[indicators.argmax(axis=1)]
+    return np.asarray(np.array(values)[indicators.argmax(axis=1)])
 
 
 def read_table(path: Path, delimiter: str = ",") -> RawTable:
     """Read one file by its suffix: .csv, .csv.zip (one member) or .parquet."""
     if not path.is_file():
-        raise InvalidInput("file", str(path), "does not exist or is no file", "check the path")
+        raise InvalidInput("file", str(path), "does not exist or is not a file", "check the path")
     suffix = path.suffix.lower()
     if suffix in (".parquet", ".pq"):
         return _read_parquet(path)
@@ -196,13 +196,13 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
                 raise BadData(
                     file,
                     f"has {len(row)} cells where the header has {len(names)}",
-                    "quote cells that contain the delimiter, or mend the line",
+                    "quote cells that contain the delimiter, or fix the line",
                     line=reader.line_num,
                 )
             rows.append(row)
             lines.append(reader.line_num)
     except csv.Error as error:
-        raise BadData(file, f"is not valid CSV ({error})", "mend the quotes", line=reader.line_num) from None
+        raise BadData(file, f"is not valid CSV ({error})", "fix the quotes", line=reader.line_num) from None
     if not rows:
         raise BadData(file, "has no records", "give a file with at least one record")
     columns = dict(zip(names, (np.array(column) for column in zip(*rows, strict=True)), strict=True))
@@ -212,9 +212,10 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
 def _require_header(names: list[str], file: str) -> None:
     if not names:
         raise BadData(file, "is empty", "give a file with a header line and records")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise BadData(file, "stands twice in the header", "rename or drop one of the two", column=twice[0], line=1)
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            rule = f"columns {names.index(name) + 1} and {place + 1} have the same name"
+            raise BadData(file, rule, "rename or drop one of the two", line=1)
 
 
 def _unzipped(path: Path) -> bytes:
@@ -238,30 +239,24 @@ def _read_parquet(path: Path) -> RawTable:
         ) from None
     try:
         table = parquet.ParquetFile(path).read()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BadData(str(path), f"is not a readable Parquet file ({error})", "write it again") from None
+    except (pa.ArrowInvalid, OSError):
+        raise BadData(str(path), "is not a readable Parquet file", "write it again") from None
     _require_header(list(table.column_names), str(path))
     if table.num_rows == 0:
         raise BadData(str(path), "has no records", "give a file with at least one record")
-    columns = {name: _arrow_column(table.column(name), name, path) for name in table.column_names}
+    columns = {name: _arrow_column(table.column(name)) for name in table.column_names}
     return RawTable(str(path), columns, np.arange(1, table.num_rows + 1))
 
 
-def _arrow_column(column: Any, name: str, path: Path) -> NDArray[Any]:
+def _arrow_column(column: Any) -> NDArray[Any]:
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    kind = column.type
-    if column.null_count:
-        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
-            return column.cast(pa.float64()).to_numpy()  # nulls become NaN, which a used column refuses
+    number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
+    if pa.types.is_decimal(column.type) or (number and column.null_count):
+        column = column.cast(pa.float64())  # nulls become NaN, which a used column refuses
+    elif not number and not (pa.types.is_boolean(column.type) and not column.null_count):
+        # Dates, lists and the like are kept as text: only a schema that uses the column can say it is wrong.
         return np.array(["" if cell is None else str(cell) for cell in column.to_pylist()])
-    if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return column.to_numpy()
-    if pa.types.is_decimal(kind):
-        return column.cast(pa.float64()).to_numpy()
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.array(column.to_pylist())
-    # Dates, lists and the like are kept as text: only a schema that uses the column can say it is wrong.
-    return np.array([str(cell) for cell in column.to_pylist()])
+    return np.asarray(column.to_numpy())

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import assert_never
+from typing import Literal
 
 import numpy as np
 
 from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput, positive
-from privfair.data.facts import Json
 
 
 class Transform(Enum):
@@ -41,14 +40,21 @@ class PublicBounds:
     low: float
     high: float
     transform: Transform = Transform.IDENTITY
+    kind: Literal["public-bounds"] = "public-bounds"
 
     def __post_init__(self) -> None:
-        _require_interval(self.low, self.high)
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise InvalidInput(
+                "bounds",
+                (self.low, self.high),
+                "must be two finite numbers, the lower first",
+                "give for example 0, 100",
+            )
 
     def apply(self, values: AnyFloats) -> AnyFloats:
         ends = self.transform.apply(np.array([self.low, self.high], dtype=np.float64))
         inside = self.transform.apply(np.clip(values, self.low, self.high))
-        return (inside - ends[0]) / (ends[1] - ends[0])
+        return np.asarray((inside - ends[0]) / (ends[1] - ends[0]))
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,13 @@ class PublicMeanScale:
     scale: float
     transform: Transform = Transform.IDENTITY
     reach: float = 10.0
+    kind: Literal["public-mean-scale"] = "public-mean-scale"
 
     def __post_init__(self) -> None:
         _require_mean_scale(self.mean, self.scale, self.reach)
 
     def apply(self, values: AnyFloats) -> AnyFloats:
-        return np.clip((self.transform.apply(values) - self.mean) / self.scale, -self.reach, self.reach)
+        return _standardise(self, values)
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,7 @@ class PaidScaling:
     receipt: str
     transform: Transform = Transform.IDENTITY
     reach: float = 10.0
+    kind: Literal["paid"] = "paid"
 
     def __post_init__(self) -> None:
         _require_mean_scale(self.mean, self.scale, self.reach)
@@ -92,7 +100,7 @@ class PaidScaling:
             )
 
     def apply(self, values: AnyFloats) -> AnyFloats:
-        return np.clip((self.transform.apply(values) - self.mean) / self.scale, -self.reach, self.reach)
+        return _standardise(self, values)
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,7 @@ class NonPrivateStandardisation:
     """Mean 0 and variance 1 over the training records: a fact about private data, used without payment."""
 
     transform: Transform = Transform.IDENTITY
+    kind: Literal["non-private-standardisation"] = "non-private-standardisation"
 
     def apply(self, values: AnyFloats) -> AnyFloats:
         return self.transform.apply(values)
@@ -109,6 +118,8 @@ class NonPrivateStandardisation:
 class Unscaled:
     """The value as it stands in the file."""
 
+    kind: Literal["unscaled"] = "unscaled"
+
     def apply(self, values: AnyFloats) -> AnyFloats:
         return values
 
@@ -116,57 +127,8 @@ class Unscaled:
 Scaling = PublicBounds | PublicMeanScale | PaidScaling | NonPrivateStandardisation | Unscaled
 
 
-def paid_scaling(
-    noisy_count: float,
-    noisy_sum: float,
-    noisy_sum_of_squares: float,
-    bounds: tuple[float, float],
-    receipt: str,
-    transform: Transform = Transform.IDENTITY,
-) -> PaidScaling:
-    """Mean and scale from published noisy moments of values that were clipped to public `bounds`.
-
-    The moments speak of transformed values, and `bounds` of values before the transform. Noise can make the
-    moments absurd (a count below one, a negative variance): the mean is pulled into the bounds and the scale
-    between one thousandth of their width and the width, so that no noise draw divides by almost nothing.
-    """
-    low, high = bounds
-    _require_interval(low, high)
-    ends = transform.apply(np.array([low, high], dtype=np.float64))
-    width = float(ends[1] - ends[0])
-    count = max(float(noisy_count), 1.0)
-    mean = min(max(float(noisy_sum) / count, float(ends[0])), float(ends[1]))
-    variance = float(noisy_sum_of_squares) / count - mean**2
-    scale = min(max(math.sqrt(max(variance, 0.0)), width / 1000), width)
-    return PaidScaling(mean, scale, receipt, transform)
-
-
-def scaling_as_json(scaling: Scaling) -> dict[str, Json]:
-    """The part of a schema's digest that says how a column was scaled."""
-    match scaling:
-        case PublicBounds(low, high, transform):
-            return {"kind": "public-bounds", "low": float(low), "high": float(high), "transform": transform.value}
-        case PublicMeanScale(mean, scale, transform, reach):
-            return {"kind": "public-mean-scale"} | _moments_as_json(mean, scale, reach, transform)
-        case PaidScaling(mean, scale, receipt, transform, reach):
-            return {"kind": "paid", "receipt": receipt} | _moments_as_json(mean, scale, reach, transform)
-        case NonPrivateStandardisation(transform):
-            return {"kind": "non-private-standardisation", "transform": transform.value}
-        case Unscaled():
-            return {"kind": "unscaled"}
-        case _:
-            assert_never(scaling)
-
-
-def _moments_as_json(mean: float, scale: float, reach: float, transform: Transform) -> dict[str, Json]:
-    return {"mean": float(mean), "scale": float(scale), "reach": float(reach), "transform": transform.value}
-
-
-def _require_interval(low: float, high: float) -> None:
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise InvalidInput(
-            "bounds", (low, high), "must be two finite numbers, the lower first", "give for example 0, 100"
-        )
+def _standardise(by: PublicMeanScale | PaidScaling, values: AnyFloats) -> AnyFloats:
+    return np.asarray(np.clip((by.transform.apply(values) - by.mean) / by.scale, -by.reach, by.reach))
 
 
 def _require_mean_scale(mean: float, scale: float, reach: float) -> None:

@@ -6,26 +6,23 @@ not declared is resolved once over *all* silos (sorted) and remembered as a fact
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from calibrate.errors import InvalidInput
 from privfair.data.facts import Json, digest
-from privfair.data.scaling import (
-    NonPrivateStandardisation,
-    PaidScaling,
-    PublicBounds,
-    PublicMeanScale,
-    Scaling,
-    Transform,
-    Unscaled,
-    scaling_as_json,
-)
+from privfair.data.scaling import Scaling
 
 SCHEMA_VERSION = 1
+
+ColumnName = Annotated[str, Field(alias="column")]
 
 
 class Coverage(Enum):
@@ -43,7 +40,7 @@ class CodedColumn:
     tuple of (name in the file, name in the list).
     """
 
-    name: str
+    name: ColumnName
     values: tuple[str, ...] | None = None
     merge: tuple[tuple[str, str], ...] = ()
 
@@ -59,15 +56,8 @@ class CodedColumn:
                         f"merge of column {self.name!r}",
                         f"{source} -> {target}",
                         "must lead from a name outside the list to a name in it",
-                        "mend the list or the merge",
+                        "fix the list or the merge",
                     )
-
-    def as_json(self) -> dict[str, Json]:
-        return {
-            "column": self.name,
-            "values": None if self.values is None else list(self.values),
-            "merge": [[source, target] for source, target in self.merge],
-        }
 
 
 @dataclass(frozen=True)
@@ -77,8 +67,8 @@ class NumericColumn:
     Steps let a linear model bend. They are values of the file, in ascending order, and public like any constant here.
     """
 
-    name: str
-    scaling: Scaling
+    name: ColumnName
+    scaling: Annotated[Scaling, Field(discriminator="kind")]
     steps: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,10 +84,6 @@ class NumericColumn:
     @property
     def step_names(self) -> tuple[str, ...]:
         return tuple(f"{self.name}>={step:g}" for step in self.steps)
-
-    def as_json(self) -> dict[str, Json]:
-        document: dict[str, Json] = {"column": self.name, "scaling": scaling_as_json(self.scaling)}
-        return document | ({"steps": list(self.steps)} if self.steps else {})
 
 
 @dataclass(frozen=True)
@@ -177,14 +163,12 @@ class Schema:
         return tuple(names)
 
     def as_json(self) -> dict[str, Json]:
-        """Everything that decides how a file becomes arrays; which column names the silo is not part of it."""
-        return {
-            "version": SCHEMA_VERSION,
-            "target": self.target.as_json(),
-            "sensitive": None if self.sensitive is None else self.sensitive.as_json(),
-            "numeric": [column.as_json() for column in self.numeric],
-            "categorical": [column.as_json() for column in self.categorical],
-        }
+        """Everything that decides how a file becomes arrays."""
+        columns = TypeAdapter(Schema).dump_python(self, mode="json", by_alias=True, include=set(_COLUMNS))
+        for column in columns["numeric"]:
+            if not column["steps"]:
+                del column["steps"]  # as documents were written before there were steps
+        return {"version": SCHEMA_VERSION, **columns}
 
     @property
     def digest(self) -> str:
@@ -193,53 +177,23 @@ class Schema:
 
 # A schema as JSON and back, so that a run folder can carry the schema its model was trained with.
 
+_COLUMNS = ("target", "sensitive", "numeric", "categorical")
+"""What decides how a file becomes arrays; which column names the silo does not."""
 
-def schema_from_json(document: Json) -> Schema:
+
+def schema_from_json(document: Mapping[str, Json]) -> Schema:
     """The inverse of `Schema.as_json`; the result has the same digest, or this raises.
 
     Which column named the silo and what each silo had to hold are not part of the document: they belong to the
     files, not to the meaning of a record.
     """
     try:
-        schema = _schema(document)
+        parts = {name: document[name] for name in _COLUMNS}
+        schema = TypeAdapter(Schema).validate_json(json.dumps(parts), strict=True)
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput("schema", "document", f"is not a schema ({error})", "take it from a run") from None
+        raise InvalidInput(
+            "schema", "document", f"is not a schema ({type(error).__name__})", "take it from a run"
+        ) from None
     if schema.as_json() != document:
-        raise InvalidInput("schema", "document", "has fields that this version does not know", "take it from a run")
+        raise InvalidInput("schema", "document", "is not of this version, or has unknown fields", "take it from a run")
     return schema
-
-
-def _schema(document: Any) -> Schema:
-    if document["version"] != SCHEMA_VERSION:
-        raise ValueError(f"version {document['version']!r} is not known")
-    return Schema(
-        target=_coded(document["target"]),
-        sensitive=None if document["sensitive"] is None else _coded(document["sensitive"]),
-        numeric=tuple(
-            NumericColumn(entry["column"], _scaling(entry["scaling"]), tuple(entry.get("steps", ())))
-            for entry in document["numeric"]
-        ),
-        categorical=tuple(_coded(entry) for entry in document["categorical"]),
-    )
-
-
-def _coded(entry: Any) -> CodedColumn:
-    values = None if entry["values"] is None else tuple(entry["values"])
-    return CodedColumn(entry["column"], values, tuple((source, target) for source, target in entry["merge"]))
-
-
-def _scaling(entry: Any) -> Scaling:
-    match entry["kind"]:
-        case "public-bounds":
-            return PublicBounds(entry["low"], entry["high"], Transform(entry["transform"]))
-        case "public-mean-scale":
-            return PublicMeanScale(entry["mean"], entry["scale"], Transform(entry["transform"]), entry["reach"])
-        case "paid":
-            known = (entry["mean"], entry["scale"], entry["receipt"], Transform(entry["transform"]), entry["reach"])
-            return PaidScaling(*known)
-        case "non-private-standardisation":
-            return NonPrivateStandardisation(Transform(entry["transform"]))
-        case "unscaled":
-            return Unscaled()
-        case other:
-            raise ValueError(f"scaling {other!r} is not known")

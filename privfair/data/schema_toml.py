@@ -40,9 +40,10 @@ statistic of private data that nobody asked for.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from calibrate.errors import InvalidInput
 from privfair.data.read import BadData
@@ -56,8 +57,9 @@ from privfair.data.scaling import (
     Unscaled,
 )
 from privfair.data.schema import SCHEMA_VERSION, CodedColumn, Coverage, NumericColumn, Schema
+from privfair.plan.file import read_section, refuse_unknown
 
-Table = dict[str, Any]
+Names = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,101 @@ class OwnFormat:
     delimiter: str = ","
 
 
+@dataclass(frozen=True)
+class _Categorical:
+    values: Names | None = None
+    merge: Mapping[str, str] = field(default_factory=dict)
+
+    def coded(self, column: str) -> CodedColumn:
+        listed = None if self.values is None else tuple(str(value) for value in self.values)
+        return CodedColumn(column, listed, tuple(self.merge.items()))
+
+
+@dataclass(frozen=True)
+class _Target:
+    column: str
+    classes: Names | None = None
+    merge: Mapping[str, str] = field(default_factory=dict)
+
+    def coded(self) -> CodedColumn:
+        return _Categorical(self.classes, self.merge).coded(self.column)
+
+
+@dataclass(frozen=True)
+class _Sensitive:
+    column: str
+    groups: Names | None = None
+    merge: Mapping[str, str] = field(default_factory=dict)
+
+    def coded(self) -> CodedColumn:
+        return _Categorical(self.groups, self.merge).coded(self.column)
+
+
+@dataclass(frozen=True)
+class _Numeric:
+    bounds: tuple[float, ...] | None = None
+    mean: float | None = None
+    scale: float | None = None
+    reach: float | None = None
+    receipt: str | None = None
+    scaling: Literal["unscaled", "non-private-standardisation"] | None = None
+    transform: Transform = Transform.IDENTITY
+    steps: tuple[float, ...] = ()
+
+    def chosen_scaling(self) -> Scaling:
+        """The one way of scaling that the table names; its other keys must belong to that way."""
+        moments = {"scale": self.scale, "reach": self.reach, "receipt": self.receipt}
+        stray = [key for key, value in moments.items() if value is not None and self.mean is None]
+        if sum(way is not None for way in (self.bounds, self.mean, self.scaling)) != 1:
+            raise InvalidInput(
+                "scaling",
+                None,
+                "must say in exactly one way how it is scaled without looking at private records",
+                'give bounds = [low, high], or mean and scale, or scaling = "unscaled" or '
+                '"non-private-standardisation" (refused where features are private)',
+            )
+        if stray:
+            raise InvalidInput(stray[0], moments[stray[0]], "is an unknown key without a mean", "drop it")
+        if self.bounds is not None:
+            if len(self.bounds) != 2:
+                raise InvalidInput("bounds", self.bounds, "must be two numbers", "write bounds = [0, 100]")
+            return PublicBounds(*self.bounds, self.transform)
+        if self.mean is not None:
+            if self.scale is None:
+                raise InvalidInput("scale", None, "must be a number beside the mean", "write scale = 1.0")
+            reach = 10.0 if self.reach is None else self.reach
+            if self.receipt is not None:
+                return PaidScaling(self.mean, self.scale, self.receipt, self.transform, reach)
+            return PublicMeanScale(self.mean, self.scale, self.transform, reach)
+        if self.scaling == "non-private-standardisation":
+            return NonPrivateStandardisation(self.transform)
+        if self.transform is not Transform.IDENTITY:
+            raise InvalidInput("scaling", self.scaling, "is without a transform", "drop the transform")
+        return Unscaled()
+
+
+@dataclass(frozen=True)
+class _Silos:
+    column: str | None = None
+    each_holds: Coverage = Coverage.ALL_GROUPS_TWO_CLASSES
+
+
+@dataclass(frozen=True)
+class _File:
+    delimiter: str = ","
+    keep: Names = ()
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) != 1:
+            raise InvalidInput(
+                "delimiter", self.delimiter, "must be one character", 'write for example delimiter = ";"'
+            )
+
+
 def load_schema(path: Path) -> OwnFormat:
     """Read and check a schema file; unknown keys are errors, so that a typing mistake is not ignored."""
     if not path.is_file():
-        raise InvalidInput("schema", str(path), "does not exist or is no file", "check the path")
+        raise InvalidInput("schema", str(path), "does not exist or is not a file", "check the path")
     try:
         return parse_schema(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError:
@@ -79,155 +172,58 @@ def load_schema(path: Path) -> OwnFormat:
 
 
 def parse_schema(text: str, file: str = "schema") -> OwnFormat:
+    """The schema in the text of a schema file; `file` is its name for error messages."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadData(file, f"is not valid TOML ({error})", "mend the syntax") from None
-    reader = _Reader(file)
-    reader.only(document, "", {"version", "target", "sensitive", "numeric", "categorical", "silos", "file"})
-    if document.get("version") != SCHEMA_VERSION:
-        raise BadData(file, f"version {document.get('version')!r} is not known", f"write version = {SCHEMA_VERSION}")
-    silos = reader.table(document, "silos", required=False)
-    reader.only(silos, "silos", {"column", "each_holds"})
-    layout = reader.table(document, "file", required=False)
-    reader.only(layout, "file", {"delimiter", "keep"})
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadData(file, f"is not valid TOML ({error})", "fix the syntax") from None
+    version = document.pop("version", None)
+    if version != SCHEMA_VERSION:
+        raise BadData(file, f"version {version!r} is not known", f"write version = {SCHEMA_VERSION}")
+    try:
+        return _own_format(document)
+    except BadData:
+        raise
+    except InvalidInput as error:
+        raise BadData(file, f"{error.argument} = {error.value!r}: {error.rule}", error.remedy) from None
+
+
+def _own_format(document: Mapping[str, Any]) -> OwnFormat:
+    refuse_unknown("schema", document, ("target", "sensitive", "numeric", "categorical", "silos", "file"))
+    layout = read_section(_File, "file", _table(document, "file"))
+    silos = read_section(_Silos, "silos", _table(document, "silos"))
+    sensitive = _table(document, "sensitive")
     schema = Schema(
-        target=reader.coded(reader.table(document, "target"), "target", "classes"),
-        sensitive=reader.coded(document["sensitive"], "sensitive", "groups") if "sensitive" in document else None,
-        numeric=tuple(
-            reader.numeric(name, declared)
-            for name, declared in reader.table(document, "numeric", required=False).items()
-        ),
+        target=read_section(_Target, "target", _table(document, "target")).coded(),
+        sensitive=read_section(_Sensitive, "sensitive", sensitive).coded() if "sensitive" in document else None,
+        numeric=tuple(_numeric(name, table) for name, table in _tables(document, "numeric").items()),
         categorical=tuple(
-            reader.coded({"column": name} | reader.as_table(declared, f"categorical.{name}"), name, "values")
-            for name, declared in reader.table(document, "categorical", required=False).items()
+            read_section(_Categorical, f"categorical.{name}", table).coded(name)
+            for name, table in _tables(document, "categorical").items()
         ),
-        silo_column=reader.text(silos, "silos", "column", default=None),
-        coverage=reader.choice(Coverage, silos.get("each_holds", Coverage.ALL_GROUPS_TWO_CLASSES.value), "each_holds"),
-        side_columns=reader.names(layout.get("keep", []), "file.keep"),
+        silo_column=silos.column,
+        coverage=silos.each_holds,
+        side_columns=tuple(str(name) for name in layout.keep),
     )
-    delimiter = reader.text(layout, "file", "delimiter", default=",") or ","
-    if len(delimiter) != 1:
-        raise BadData(file, f"delimiter {delimiter!r} must be one character", 'write for example delimiter = ";"')
-    return OwnFormat(schema, delimiter)
+    return OwnFormat(schema, layout.delimiter)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """The checks on TOML values, each naming the file and the key."""
+def _numeric(name: str, table: Mapping[str, Any]) -> NumericColumn:
+    place = f"numeric.{name}"
+    declared = read_section(_Numeric, place, table)
+    try:
+        return NumericColumn(name, declared.chosen_scaling(), declared.steps)
+    except InvalidInput as error:
+        raise InvalidInput(f"[{place}] {error.argument}", error.value, error.rule, error.remedy) from None
 
-    file: str
 
-    def as_table(self, value: object, where: str) -> Table:
-        if not isinstance(value, dict):
-            raise BadData(self.file, f"{where!r} must be a table", f"write [{where}] with its keys")
-        return value
+def _tables(document: Mapping[str, Any], key: str) -> dict[str, Mapping[str, Any]]:
+    whole = _table(document, key)
+    return {name: _table(whole, name, f"{key}.{name}") for name in whole}
 
-    def table(self, document: Table, key: str, *, required: bool = True) -> Table:
-        if key not in document:
-            if required:
-                raise BadData(self.file, f"the table [{key}] is missing", f"add [{key}] with column = ...")
-            return {}
-        return self.as_table(document[key], key)
 
-    def only(self, table: Table, where: str, known: set[str]) -> None:
-        for key in table:
-            if key not in known:
-                place = f"[{where}]" if where else "the file"
-                raise BadData(self.file, f"{place} has an unknown key {key!r}", f"use one of {sorted(known)}")
-
-    def text(self, table: Table, where: str, key: str, default: str | None) -> str | None:
-        value = table.get(key, default)
-        if value is not None and not isinstance(value, str):
-            raise BadData(self.file, f"{key!r} of [{where}] must be text", "put it in quotes")
-        return value
-
-    def number(self, table: Table, column: str, key: str) -> float:
-        value = table.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise BadData(self.file, f"{key!r} must be a number", f"write {key} = 1.0", column=column)
-        return float(value)
-
-    def choice(self, choices: type[Any], value: object, key: str) -> Any:
-        try:
-            return choices(value)
-        except ValueError:
-            known = [choice.value for choice in choices]
-            raise BadData(self.file, f"{key} {value!r} is not known", f"use one of {known}") from None
-
-    def names(self, value: object, where: str) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in value):
-            raise BadData(self.file, "must be a list of names or whole numbers", 'write ["a", "b"]', column=where)
-        return tuple(str(v) for v in value)
-
-    def coded(self, declared: object, where: str, list_key: str) -> CodedColumn:
-        table = self.as_table(declared, where)
-        self.only(table, where, {"column", list_key, "merge"})
-        name = self.text(table, where, "column", default=None)
-        if name is None:
-            raise BadData(self.file, f"[{where}] names no column", 'write column = "..."')
-        merge = self.as_table(table.get("merge", {}), f"{where}.merge")
-        return CodedColumn(
-            name,
-            self.names(table[list_key], name) if list_key in table else None,
-            tuple((str(source), str(target)) for source, target in merge.items()),
-        )
-
-    def numeric(self, name: str, declared: object) -> NumericColumn:
-        table = self.as_table(declared, f"numeric.{name}")
-        self.only(
-            table, f"numeric.{name}", {"bounds", "mean", "scale", "reach", "transform", "receipt", "scaling", "steps"}
-        )
-        transform = self.choice(Transform, table.get("transform", Transform.IDENTITY.value), "transform")
-        try:
-            return NumericColumn(name, self._scaling(name, table, transform), self._steps(name, table))
-        except BadData:
-            raise
-        except InvalidInput as error:
-            raise BadData(
-                self.file, f"{error.argument} {error.value!r} {error.rule}", error.remedy, column=name
-            ) from None
-
-    def _steps(self, name: str, table: Table) -> tuple[float, ...]:
-        given = table.get("steps", [])
-        numbers = isinstance(given, list) and all(
-            isinstance(step, (int, float)) and not isinstance(step, bool) for step in given
-        )
-        if not numbers:
-            raise BadData(self.file, "steps must be a list of numbers", "write [25, 35, 65]", column=name)
-        return tuple(float(step) for step in given)
-
-    def _scaling(self, name: str, table: Table, transform: Transform) -> Scaling:
-        ways = {key for key in ("bounds", "mean", "scaling") if key in table}
-        if len(ways) != 1:
-            raise BadData(
-                self.file,
-                "must say in exactly one way how it is scaled without looking at private records",
-                "give bounds = [low, high], or mean and scale, or scaling = "
-                '"unscaled" or "non-private-standardisation" (refused where features are private)',
-                column=name,
-            )
-        if "bounds" in table:
-            self.only(table, f"numeric.{name}", {"bounds", "transform", "steps"})
-            bounds = table["bounds"]
-            if not isinstance(bounds, list) or len(bounds) != 2:
-                raise BadData(self.file, "bounds must be two numbers", "write bounds = [0, 100]", column=name)
-            ends = dict(zip(("low", "high"), bounds, strict=True))
-            return PublicBounds(self.number(ends, name, "low"), self.number(ends, name, "high"), transform)
-        if "mean" in table:
-            mean, scale = self.number(table, name, "mean"), self.number(table, name, "scale")
-            reach = self.number(table, name, "reach") if "reach" in table else 10.0
-            if "receipt" in table:
-                return PaidScaling(mean, scale, str(table["receipt"]), transform, reach)
-            return PublicMeanScale(mean, scale, transform, reach)
-        self.only(table, f"numeric.{name}", {"scaling", "transform", "steps"})
-        if table["scaling"] == "unscaled" and transform is Transform.IDENTITY:
-            return Unscaled()
-        if table["scaling"] == "non-private-standardisation":
-            return NonPrivateStandardisation(transform)
-        raise BadData(
-            self.file,
-            f"scaling {table['scaling']!r} with transform {transform.value!r} is not known",
-            'use "unscaled" without a transform, or "non-private-standardisation"',
-            column=name,
-        )
+def _table(document: Mapping[str, Any], key: str, place: str | None = None) -> Mapping[str, Any]:
+    table = document.get(key, {})
+    if not isinstance(table, Mapping):
+        raise InvalidInput(f"[{place or key}]", table, "must be a table", f"write [{place or key}] with its keys")
+    return table

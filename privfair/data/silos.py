@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from calibrate.errors import InvalidInput
+from calibrate.manifest.document import DataBinding
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.data.dataset import Dataset, pool, require_alike
-from privfair.data.facts import DataBinding, NoPrivacyPromised
+from privfair.data.facts import NoPrivacyPromised
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +75,12 @@ class Silos:
         return pool(tuple(silo.data for silo in self.members))
 
     def binding(self) -> DataBinding:
-        """What a manifest binds: names, sizes and the schema's digest, and nothing of the records."""
-        return DataBinding(self.schema_digest, tuple(zip(self.names, self.sizes, strict=True)))
+        """What a manifest binds: names, sizes and the schema's digest.
+
+        The records are not hashed: a digest of private records is a publication, because whoever guesses the
+        records can check the guess.
+        """
+        return DataBinding.of(self.schema_digest, zip(self.names, self.sizes, strict=True))
 
     def require_allowed(self, promise: PrivacyUnit | NoPrivacyPromised) -> None:
         """Refuse facts read off the data that the promise does not cover."""

@@ -57,11 +57,7 @@ class TrainingData:
     @property
     def binding(self) -> DataBinding:
         """What a manifest binds: parties, sizes in protected units, schema digest."""
-        if self.users is not None:
-            bound = self.users.binding(USERS)
-            return DataBinding.of(bound.schema_digest, bound.silos)
-        bound = self.parties.binding()
-        return DataBinding.of(bound.schema_digest, bound.silos)
+        return self.parties.binding() if self.users is None else self.users.binding(USERS)
 
     @property
     def feature_shape(self) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ import numpy as np
 
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, positive
+from calibrate.manifest.document import DataBinding
 from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset
-from privfair.data.facts import DataBinding
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,7 +49,7 @@ class UserRecords:
 
     def binding(self, name: str = "users") -> DataBinding:
         """What a manifest binds when the unit is a user: how many there are, not how many records they hold."""
-        return DataBinding(self.data.schema_digest, ((name, len(self)),))
+        return DataBinding.of(self.data.schema_digest, ((name, len(self)),))
 
     def of(self, user: int) -> slice:
         """Where the records of one user stand."""

@@ -6,7 +6,7 @@
     dataset = "credit-card"              # a benchmark ...
     # path = "credit.csv"                #   from this file instead of the installed data package
     # scaling = "public"                 #   or "non-private-standardisation"
-    # files = ["north.csv", "south.csv"] # ... or files of your own, one a silo,
+    # files = ["north.csv", "south.csv"] # ... or files of your own, one per silo,
     # schema = "schema.toml"             #   and what their columns mean (docs/data.md)
     # test-files = ["n-test.csv", ...]   #   test records in files of their own
     test-fraction = 0.25                 # of every silo's records; they train nothing
@@ -35,9 +35,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, TypeVar
 
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from privfair.data.benchmark_files import BenchmarkScaling
@@ -51,7 +50,7 @@ from privfair.data.partition import (
     Partition,
 )
 from privfair.data.unfair_images import UnfairImages
-from privfair.plan.file import key_names, read_section, refuse_unknown
+from privfair.plan.file import Section, key_names, nearest, read_section, refuse_unknown
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Pooled:
 
 @dataclass(frozen=True)
 class PoissonUsers:
-    """Records handed to users at random, `mean` a user."""
+    """Records handed to users at random, `mean` per user."""
 
     mean: float = 2.0
 
@@ -109,7 +108,7 @@ class DealtAttributes:
 
 @dataclass(frozen=True)
 class AttributesInFiles:
-    """Attributes apart from records, in files of their own: one a sensitive silo, joined by the column `record`."""
+    """Attributes apart from records, in files of their own: one per sensitive silo, joined by the column `record`."""
 
     files: tuple[Path, ...]
     record: str
@@ -157,108 +156,79 @@ class _Common:
     seed: int = 0
 
 
-class _PartitionKind(Enum):
-    EQUAL = "equal"
-    HETEROGENEOUS = "heterogeneous"
-    DIRICHLET = "dirichlet"
-    BY_COLUMN = "by-column"
-    POOLED = "pooled"
+_PARTITIONS: dict[str, type[Partition | Pooled]] = {
+    "equal": EqualAtRandom,
+    "heterogeneous": Heterogeneous,
+    "dirichlet": DirichletByLabel,
+    "by-column": ByColumn,
+    "pooled": Pooled,
+}
+_USERS: dict[str, type[PoissonUsers | UsersOfColumn]] = {"poisson": PoissonUsers, "column": UsersOfColumn}
+_TABLES = ("partition", "users", "unfair", "attributes")
 
-
-class _UserKind(Enum):
-    POISSON = "poisson"
-    COLUMN = "column"
-
-
-@dataclass(frozen=True)
-class _Partitioned:
-    kind: _PartitionKind
-
-
-@dataclass(frozen=True)
-class _Grouped:
-    kind: _UserKind
+Kind = TypeVar("Kind")
 
 
 def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
-    """The typed [data] section; an empty one is refused."""
-    source_kind = _source_kind(section)
-    tables = {"partition", "users", "unfair", "attributes"}
-    refuse_unknown("data", section, (*key_names(source_kind), *key_names(_Common), *sorted(tables)))
-    for name in tables & set(section):
-        if not isinstance(section[name], dict):
-            raise InvalidInput(f"[data] {name}", section[name], "must be a table", f"write [data.{name}]")
-    plain = {key: value for key, value in section.items() if key not in tables}
-    common_keys = set(key_names(_Common))
-    own = {key: value for key, value in plain.items() if key.replace("_", "-") not in common_keys}
+    """The typed [data] section; an empty one is refused. Paths are relative to `folder`, the plan's own."""
+    source_kind: type[BenchmarkSource] | type[FileSource] = _one_of(
+        "data",
+        section,
+        {"dataset": BenchmarkSource, "files": FileSource},
+        'write dataset = "credit-card", or files = ["north.csv", ...] and schema = "schema.toml"',
+    )
+    refuse_unknown("data", section, (*key_names(source_kind), *key_names(_Common), *_TABLES))
+    tables = {name: section[name] for name in _TABLES if name in section}
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise InvalidInput(f"[data] {name}", table, "must be a table", f"write [data.{name}]")
+    shared = {key: value for key, value in section.items() if key.replace("_", "-") in key_names(_Common)}
+    own = {key: value for key, value in section.items() if key not in shared and key not in tables}
     source = read_section(source_kind, "data", own, folder)
-    common = read_section(_Common, "data", {k: v for k, v in plain.items() if k not in own})
+    common = read_section(_Common, "data", shared)
     return DataPlan(
         source=source,
-        partition=_partition(section["partition"], source) if "partition" in section else None,
-        users=_users(section["users"]) if "users" in section else None,
+        partition=_partition(tables["partition"], source) if "partition" in tables else None,
+        users=_of_kind("data.users", tables["users"], _USERS) if "users" in tables else None,
         test_fraction=common.test_fraction,
         seed=common.seed,
-        unfair=read_section(UnfairImages, "data.unfair", section["unfair"]) if "unfair" in section else None,
-        attributes=_attributes(section["attributes"], folder) if "attributes" in section else None,
+        unfair=read_section(UnfairImages, "data.unfair", tables["unfair"]) if "unfair" in tables else None,
+        attributes=_attributes(tables["attributes"], folder) if "attributes" in tables else None,
     )
 
 
-def _source_kind(section: Mapping[str, Any]) -> type[BenchmarkSource] | type[FileSource]:
-    if ("dataset" in section) == ("files" in section):
-        raise InvalidInput(
-            "[data]",
-            sorted(section),
-            "must name either a dataset or files",
-            'write dataset = "credit-card", or files = ["north.csv", ...] and schema = "schema.toml"',
-        )
-    return BenchmarkSource if "dataset" in section else FileSource
-
-
 def _partition(table: Mapping[str, Any], source: BenchmarkSource | FileSource) -> Partition | Pooled:
-    kind, rest = _kind("data.partition", table, _Partitioned)
-    match kind:
-        case _PartitionKind.EQUAL:
-            return read_section(EqualAtRandom, "data.partition", rest)
-        case _PartitionKind.HETEROGENEOUS:
-            if isinstance(source, BenchmarkSource) and "column" not in rest:
-                rest = {**rest, "column": source.dataset.age_column}
-            return read_section(Heterogeneous, "data.partition", rest)
-        case _PartitionKind.DIRICHLET:
-            return read_section(DirichletByLabel, "data.partition", rest)
-        case _PartitionKind.BY_COLUMN:
-            return read_section(ByColumn, "data.partition", rest)
-        case _PartitionKind.POOLED:
-            return read_section(Pooled, "data.partition", rest)
-        case _:
-            assert_never(kind)
+    if table.get("kind") == "heterogeneous" and isinstance(source, BenchmarkSource) and "column" not in table:
+        table = {**table, "column": source.dataset.age_column}
+    return _of_kind("data.partition", table, _PARTITIONS)
 
 
 def _attributes(table: Mapping[str, Any], folder: Path) -> DealtAttributes | AttributesInFiles:
-    if ("silos" in table) == ("files" in table):
-        raise InvalidInput(
-            "[data.attributes]",
-            sorted(table),
-            "must name either silos or files",
-            'write silos = ["registry"], or files = ["registry.csv"] and record = "person"',
-        )
-    if "silos" in table:
-        return read_section(DealtAttributes, "data.attributes", table)
-    return read_section(AttributesInFiles, "data.attributes", table, folder)
+    kind: type[DealtAttributes] | type[AttributesInFiles] = _one_of(
+        "data.attributes",
+        table,
+        {"silos": DealtAttributes, "files": AttributesInFiles},
+        'write silos = ["registry"], or files = ["registry.csv"] and record = "person"',
+    )
+    return read_section(kind, "data.attributes", table, folder)
 
 
-def _users(table: Mapping[str, Any]) -> PoissonUsers | UsersOfColumn:
-    kind, rest = _kind("data.users", table, _Grouped)
-    match kind:
-        case _UserKind.POISSON:
-            return read_section(PoissonUsers, "data.users", rest)
-        case _UserKind.COLUMN:
-            return read_section(UsersOfColumn, "data.users", rest)
-        case _:
-            assert_never(kind)
+def _one_of(place: str, table: Mapping[str, Any], kinds: Mapping[str, Kind], remedy: str) -> Kind:
+    """The kind whose key stands in the table; exactly one of the keys must."""
+    given = [kind for key, kind in kinds.items() if key in table]
+    if len(given) != 1:
+        first, second = kinds
+        article = "a " if first == "dataset" else ""
+        rule = f"must name either {article}{first} or {second}"
+        raise InvalidInput(f"[{place}]", sorted(table), rule, remedy)
+    return given[0]
 
 
-def _kind(place: str, table: Mapping[str, Any], holder: Any) -> tuple[Any, dict[str, Any]]:
-    """The `kind` of a table and its other keys."""
-    named = {key: value for key, value in table.items() if key == "kind"}
-    return read_section(holder, place, named).kind, {k: v for k, v in table.items() if k != "kind"}
+def _of_kind(place: str, table: Mapping[str, Any], kinds: Mapping[str, type[Section]]) -> Section:
+    """The table read as the type that its `kind` names."""
+    kind = table.get("kind")
+    if kind is None:
+        raise InvalidInput(f"[{place}] kind", None, "is needed", f"write kind = ... under [{place}]")
+    if kind not in kinds:
+        raise InvalidInput(f"[{place}] kind", kind, "is not one of the choices", nearest(str(kind), tuple(kinds)))
+    return read_section(kinds[kind], place, {key: value for key, value in table.items() if key != "kind"})

@@ -90,8 +90,8 @@ _RULES = {
     "float": ("must be a number", "write for example 0.5"),
     "finite": ("must be a finite number", "write for example 0.5"),
     "bool": ("must be true or false", "write it without quotes"),
-    "string": ("must be text in quotes", "fix the plan"),
-    "path": ("must be a path in quotes", "fix the plan"),
+    "string": ("must be text in quotes", "fix this value"),
+    "path": ("must be a path in quotes", "fix this value"),
     "tuple": ("must be a list", "write it in square brackets"),
 }
 """By the first word of pydantic's name for a mistake: the rule that was broken, and the remedy."""
@@ -107,10 +107,10 @@ def as_invalid_input(broken: ValidationError, place: str) -> InvalidInput:
     argument, value = f"[{place}] {key}".rstrip(), _short(fault["input"])
     if fault["type"] == "missing":
         return InvalidInput(argument, None, "is needed", f"write {key} = ... under [{place}]")
-    if fault["type"] == "enum":
+    if fault["type"] in ("enum", "literal_error"):
         names = re.findall(r"'([^']*)'", fault["ctx"]["expected"])
         return InvalidInput(argument, value, "is not one of the choices", nearest(str(value), names))
-    return InvalidInput(argument, value, *_RULES.get(fault["type"].split("_")[0], (fault["msg"], "fix the plan")))
+    return InvalidInput(argument, value, *_RULES.get(fault["type"].split("_")[0], (fault["msg"], "fix this value")))
 
 
 def nearest(name: str, names: Sequence[str]) -> str:

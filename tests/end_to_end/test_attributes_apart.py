@@ -251,10 +251,10 @@ def test_bad_attribute_files_are_refused_with_file_column_and_line(tmp_path: Pat
     take_attributes_out(tmp_path, set())
     clinic = tmp_path / "clinic.csv"
     clinic.write_text("person no.,sex\nnorth-1,male\n", encoding="utf-8")
-    assert "clinic.csv, column 'person no.', line 2: 'north-1' has an attribute already" in signed(desk).err
+    assert "clinic.csv, column 'person no.', line 2: this record has an attribute already" in signed(desk).err
     clinic.write_text("person no.,sex\nstranger,\n", encoding="utf-8")
     assert "clinic.csv, column 'sex', line 2: has no value" in signed(desk).err
     lines = (tmp_path / "census.csv").read_text("utf-8").splitlines()
     (tmp_path / "census.csv").write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
     clinic.write_text("person no.,sex\nstranger,male\n", encoding="utf-8")
-    assert "west.csv, column 'person no.', line 181: 'west-179' has no attribute in" in signed(desk).err
+    assert "west.csv, column 'person no.', line 181: this record has no attribute in" in signed(desk).err

@@ -155,18 +155,18 @@ def test_parquet_and_csv_give_the_same_arrays(tmp_path: Path, own: OwnFormat, su
     ("change", "complaint"),
     [
         (lambda t: t.replace("age,job", "Age,job"), r"north\.csv, column 'age': is missing"),
-        (lambda t: t.replace("sex,", "sexx,", 1), r"column 'sex': is missing \(there is 'sexx'\); add the column"),
+        (lambda t: t.replace("sex,", "sexx,", 1), r"column 'sex': is missing \(column 3 has a similar name\); add"),
         (lambda t: t.replace("45,", ",", 1), r"column 'age', line 3: has no value \(1 such cells\); fill or drop"),
         (lambda t: t.replace("45,", "NaN,", 1), r"column 'age', line 3: has no value"),
-        (lambda t: t.replace("45,", "inf,", 1), r"column 'age', line 3: 'inf' is not a finite number"),
-        (lambda t: t.replace("45,", "4_5,", 1), r"column 'age', line 3: '4_5' is not a finite number"),
-        (lambda t: t.replace("45,", "old,", 1), r"column 'age', line 3: 'old' is not a finite number"),
+        (lambda t: t.replace("45,", "inf,", 1), r"column 'age', line 3: is not a finite number"),
+        (lambda t: t.replace("45,", "4_5,", 1), r"column 'age', line 3: is not a finite number"),
+        (lambda t: t.replace("45,", "old,", 1), r"column 'age', line 3: is not a finite number"),
         (lambda t: t.replace("nurse", "", 1), r"column 'job', line 3: has no value"),
-        (lambda t: t.replace("nurse", "pilot", 1), r"column 'job', line 3: 'pilot' is not in the schema's list"),
-        (lambda t: t.replace("yes", "maybe", 1), r"column 'default', line 3: 'maybe' is not in the schema's list"),
+        (lambda t: t.replace("nurse", "pilot", 1), r"column 'job', line 3: is not in the schema's list"),
+        (lambda t: t.replace("yes", "maybe", 1), r"column 'default', line 3: is not in the schema's list"),
         (lambda t: t.replace("yes", "no"), r"column 'default': silo 'north' holds one class only; give more"),
-        (lambda t: t.replace("female", "male"), r"column 'sex': silo 'north' has no record of group 'female'"),
-        (lambda t: t.replace(",id", ",age"), r"column 'age', line 1: stands twice in the header; rename"),
+        (lambda t: t.replace("female", "male"), r"column 'sex': silo 'north' lacks one of the groups"),
+        (lambda t: t.replace(",id", ",age"), r"line 1: columns 1 and 5 have the same name; rename"),
         (lambda t: t.replace("3\n", "3,x\n"), r"line 4: has 6 cells where the header has 5; quote cells"),
         (lambda t: t.replace(",no,1", ",no"), r"line 2: has 4 cells where the header has 5"),
         (lambda _: "", r"north\.csv: is empty; give a file"),
@@ -185,7 +185,7 @@ def test_bad_csv(tmp_path: Path, own: OwnFormat, change, complaint: str) -> None
 
 def test_lines_are_right_in_spite_of_blank_and_quoted_ones(tmp_path: Path, own: OwnFormat) -> None:
     text = GOOD.replace("20,clerk,male,no,1\n", '20,clerk,male,no,"two\nlines"\n\n').replace("70,", "x,")
-    with pytest.raises(BadData, match="line 6: 'x' is not"):
+    with pytest.raises(BadData, match="line 6: is not"):
         load_own_silos([_file(tmp_path, text)], own)
 
 
@@ -218,7 +218,7 @@ def test_byte_order_mark_spaces_and_semicolons(tmp_path: Path) -> None:
         ("job", ["clerk", None, "other", "clerk"], r"column 'job', line 2: has no value"),
         ("job", [1, None, 2, 3], r"column 'job', line 2: has no value"),
         ("job", [1.5, 2.5, 1.0, 2.0], r"column 'job': holds decimal numbers"),
-        ("age", ["a", "b", "c", "d"], r"column 'age', line 1: 'a' is not a finite number \(4 such"),
+        ("age", ["a", "b", "c", "d"], r"column 'age', line 1: is not a finite number \(4 such"),
     ],
 )
 def test_bad_parquet(tmp_path: Path, own: OwnFormat, column: str, values: list[object], complaint: str) -> None:
@@ -243,7 +243,7 @@ def test_parquet_with_a_column_twice(tmp_path: Path, own: OwnFormat) -> None:
 
     path = tmp_path / "north.parquet"
     parquet.write_table(pa.table([pa.array([1, 2]), pa.array([1, 2])], names=["age", "age"]), path)
-    with pytest.raises(BadData, match="'age', line 1: stands twice"):
+    with pytest.raises(BadData, match="line 1: columns 1 and 2 have the same name"):
         load_own_silos([path], own)
 
 
@@ -300,5 +300,5 @@ def test_without_a_sensitive_attribute_everyone_is_one_group(tmp_path: Path) -> 
 
 def test_undeclared_single_class_and_group(tmp_path: Path) -> None:
     own = parse_schema(SCHEMA.replace('classes = ["no", "yes"]', ""))
-    with pytest.raises(BadData, match=r"column 'default': holds one class only \('no'\)"):
+    with pytest.raises(BadData, match=r"column 'default': holds one class only"):
         load_own_silos([_file(tmp_path, GOOD.replace("yes", "no"))], own)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput
+from calibrate.manifest.document import DataBinding
 from privfair.data.dataset import Dataset, pool
-from privfair.data.facts import DataBinding, digest
+from privfair.data.facts import digest
 from privfair.data.partition import split_dataset, split_silos
 from privfair.data.silos import Silo, Silos, TrainTest
 from privfair.data.synthetic_mmd import synthetic_mmd_clients
@@ -33,10 +34,10 @@ def _dataset(records: int = 12, seed: int = 0) -> Dataset:
     ("change", "complaint"),
     [
         ({"features": np.zeros((12, 2))}, "feature_names"),
-        ({"features": np.zeros(12)}, "one row a record"),
+        ({"features": np.zeros(12)}, "one row per record"),
         ({"features": np.zeros((12, 3), dtype=np.int64)}, "floating-point"),
         ({"features": np.full((12, 3), np.nan)}, "must be finite"),
-        ({"label": np.full(12, 2)}, "label = 2.*between 0 and 1"),
+        ({"label": np.full(12, 2)}, "label = .*between 0 and 1"),
         ({"label": np.full(12, -1)}, "label"),
         ({"label": np.zeros(11, dtype=np.int64)}, "12 whole numbers"),
         ({"group": np.zeros(12)}, "whole numbers"),
@@ -91,18 +92,16 @@ def test_pooling_keeps_every_record() -> None:
 def test_binding_holds_names_sizes_and_schema_only() -> None:
     silos = Silos((Silo("north", _dataset(5, 1)), Silo("south", _dataset(7, 2))))
     binding = silos.binding()
-    assert binding.as_json() == {
-        "schemaDigest": silos.schema_digest,
-        "silos": [{"name": "north", "records": 5}, {"name": "south", "records": 7}],
-    }
+    assert [(silo.name, silo.size) for silo in binding.silos] == [("north", 5), ("south", 7)]
+    assert "sha256:" + binding.schema_digest == silos.schema_digest
     same_sizes = Silos((Silo("north", _dataset(5, 3)), Silo("south", _dataset(7, 4))))
-    assert same_sizes.binding().digest == binding.digest  # the contents are not in it, on purpose
+    assert same_sizes.binding().digest() == binding.digest()  # the contents are not in it, on purpose
     other = Silos((Silo("north", _dataset(6, 1)), Silo("south", _dataset(7, 2))))
-    assert other.binding().digest != binding.digest
-    with pytest.raises(InvalidInput, match="64 hexadecimal"):
-        DataBinding("md5:abc", (("a", 1),))
-    with pytest.raises(InvalidInput, match="distinct"):
-        DataBinding(silos.schema_digest, (("a", 1), ("a", 2)))
+    assert other.binding().digest() != binding.digest()
+    with pytest.raises(InvalidInput, match="schema"):
+        DataBinding.of("md5:abc", (("a", 1),))
+    with pytest.raises(InvalidInput, match="same name"):
+        DataBinding.of(silos.schema_digest, (("a", 1), ("a", 2)))
 
 
 def test_split_repeats_and_loses_nothing() -> None:
