@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from audit.evidence import Check, Layer, Outcome, RunEvidence, passed_if, sensitive_silos, wrong_answers
+from audit.evidence import RunEvidence, sensitive_silos, wrong_answers
 from audit.probes.batches import wrong_batches
 from audit.probes.setting import units_of
+from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.errors import Refused
 from calibrate.manifest.issue import recompute
 from calibrate.manifest.mechanism import NoPrivacyPromised
@@ -120,4 +121,4 @@ def _check(name: str, condition: bool, finding: str) -> Check:
 
 
 def _unknown(name: str, why: str) -> Check:
-    return Check(Layer.CONFORMANCE, name, Outcome.NOT_POSSIBLE, why)
+    return not_possible(Layer.CONFORMANCE, name, why)

@@ -21,7 +21,8 @@ from scipy import stats
 from audit.canaries.choice import sampled_units
 from audit.canaries.decoder import quiet_directions
 from audit.canaries.insertion import Moment, Scaling
-from audit.evidence import Check, Layer, Outcome, RunEvidence, passed_if
+from audit.evidence import RunEvidence
+from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear
@@ -118,9 +119,9 @@ def all_measured(document: BudgetDocument, found: tuple[Residuals, ...], alpha: 
     why = [f"no residual of {', '.join(unseen)}"] if unseen else []
     why += [f"too few residuals to notice that half of sigma is missing: {', '.join(few)}"] if few else []
     if why:
-        return Check(Layer.NOISE, ALL_MEASURED, Outcome.NOT_POSSIBLE, "; ".join(why))
+        return not_possible(Layer.NOISE, ALL_MEASURED, "; ".join(why))
     text = f"{100 * _NOTICED:g}% of sigma would have been noticed in every value of every party"
-    return Check(Layer.NOISE, ALL_MEASURED, Outcome.PASSED, text)
+    return passed_if(Layer.NOISE, ALL_MEASURED, True, text)
 
 
 def _level(found: tuple[Residuals, ...], alpha: float) -> float:
@@ -203,7 +204,7 @@ def _judged(name: str, p_value: float, level: float, text: str) -> Check:
 
 
 def _not_possible(why: str) -> Check:
-    return Check(Layer.NOISE, "noise", Outcome.NOT_POSSIBLE, why)
+    return not_possible(Layer.NOISE, "noise", why)
 
 
 _DIRECTIONS = 16
@@ -227,12 +228,9 @@ def check_noise_floor(evidence: RunEvidence, alpha: float = DEFAULT_ALPHA) -> tu
     found = [one for one in _series(evidence) if len(one.rows) > 1]
     if not found:
         why = "no value was published with Gaussian noise in two rounds or more"
-        return (Check(Layer.NOISE, "noise floor", Outcome.NOT_POSSIBLE, why),)
+        return (not_possible(Layer.NOISE, "noise floor", why),)
     why = "batches are secret, so a floor was measured in quiet directions only, not the noise itself"
-    return (
-        *(_judge_series(one, alpha / len(found)) for one in found),
-        Check(Layer.NOISE, ALL_MEASURED, Outcome.NOT_POSSIBLE, why),
-    )
+    return (*(_judge_series(one, alpha / len(found)) for one in found), not_possible(Layer.NOISE, ALL_MEASURED, why))
 
 
 def _judge_series(one: _Series, level: float) -> Check:
@@ -251,7 +249,7 @@ def _judge_series(one: _Series, level: float) -> Check:
     if float(stats.chi2.cdf(max(with_less, 0.0), freedom)) < level:
         return passed_if(Layer.NOISE, name, True, f"{text}; {100 * _NOTICED:g}% of sigma would have been noticed")
     why = f"the data hide the noise: {text}"
-    return Check(Layer.NOISE, name, Outcome.NOT_POSSIBLE, why)
+    return not_possible(Layer.NOISE, name, why)
 
 
 def _residuals(rows: Floats) -> tuple[Floats, float]:

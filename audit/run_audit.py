@@ -10,12 +10,13 @@ from typing import assert_never
 from audit.canaries.canary_audit import canary_audit
 from audit.canaries.canary_runs import Effort
 from audit.conformance import check_conformance
-from audit.evidence import Check, Layer, Outcome, RunEvidence
+from audit.evidence import RunEvidence
 from audit.noise import check_noise, check_noise_floor
 from audit.probes.check_probes import check_probes
+from audit.report.results import Attack, AuditReport, Layer, Promise, Standing, not_possible
 from audit.transcript.coin_audit import coin_audit
 from audit.transcript.decoder import require_decodable
-from audit.verdict import Attack, Promise, Standing, Verdict
+from audit.verdict import judge
 from calibrate.errors import UnsupportedCombination, count, open_unit
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
@@ -49,7 +50,7 @@ def audit_run(
     ledger: Ledger | None = None,
     progress: Callable[[str], None] | None = None,
     plan_path: Path | None = None,
-) -> Verdict:
+) -> AuditReport:
     """Judge a run by its folder, its data and, where given, its trust file and ledger."""
     say = progress or (lambda text: None)
     say("reading the run and redoing its states from the transcript")
@@ -65,8 +66,8 @@ def audit_run(
         attacks = _attacks(evidence, promise, options, say)
     except UnsupportedCombination as refusal:
         attacks = ()
-        checks += (Check(Layer.ATTACK, "attack", Outcome.NOT_POSSIBLE, str(refusal)),)
-    return Verdict(promise, checks, attacks, options.confidence)
+        checks += (not_possible(Layer.ATTACK, "attack", str(refusal)),)
+    return judge(promise, checks, attacks, options.confidence)
 
 
 def on_trial(document: BudgetDocument) -> Promise | None:
@@ -74,11 +75,21 @@ def on_trial(document: BudgetDocument) -> Promise | None:
     guarantee = document.guarantee
     match guarantee:
         case PrivateGuarantee():
-            return Promise(guarantee.epsilon, guarantee.delta, "promised by the manifest", Standing.PRICED)
+            return Promise(
+                epsilon=guarantee.epsilon,
+                delta=guarantee.delta,
+                source="promised by the manifest",
+                standing=Standing.PRICED,
+            )
         case AsPrintedGuarantee():
             certified = guarantee.epsilon is not None and guarantee.epsilon <= guarantee.claimed_epsilon
             standing = Standing.CLAIMED if certified else Standing.CONTESTED
-            return Promise(guarantee.claimed_epsilon, guarantee.delta, f"claimed by {guarantee.claim}", standing)
+            return Promise(
+                epsilon=guarantee.claimed_epsilon,
+                delta=guarantee.delta,
+                source=f"claimed by {guarantee.claim}",
+                standing=standing,
+            )
         case NoPrivacyPromised():
             return None
         case _:

@@ -2,173 +2,96 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from audit.bounds import CONCLUSIVE
+from audit.report.results import Attack, AuditReport, Check, Conclusion, Layer, Outcome, Promise, Standing
 
-from audit.bounds import CONCLUSIVE, LowerBound
-from audit.evidence import Check, Layer, Outcome
-
-
-class Word(Enum):
-    CONSISTENT = "consistent"
-    """Nothing contradicts the promise, and the audit had the power to see a breach."""
-    VIOLATED = "violated"
-    """Evidence contradicts the promise, at the stated confidence."""
-    INCONCLUSIVE = "inconclusive"
-    """Nothing contradicts the promise, but the audit would hardly have noticed."""
+Checks = tuple[Check, ...]
+Attacks = tuple[Attack, ...]
 
 
-class Standing(Enum):
-    """Whether the signed noise is known to keep the promise, if it is really there."""
+def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence: float) -> AuditReport:
+    """The conclusion with everything it rests on; a failed check of any layer is a violation.
 
-    PRICED = "priced"
-    """The manifest's own promise: accountants certified it for the signed noise."""
-    CLAIMED = "claimed"
-    """Somebody's word, which the signed noise need not keep."""
-    CONTESTED = "contested"
-    """Somebody's word, and the certified cost of the signed noise is above it."""
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What is on trial: the epsilon that was promised or claimed, at its delta."""
-
-    epsilon: float
-    delta: float
-    source: str
-    """In whose words: the manifest's own promise, or a paper's claim that the manifest quotes."""
-    standing: Standing = Standing.CLAIMED
-
-
-@dataclass(frozen=True)
-class CurveTest:
-    """The manifest's own trade-off curve put to the test: what its signed event allows at every delta at once."""
-
-    p_value: float
-    level: float
-    """The test's share of the allowed error; a smaller p-value refutes the curve."""
-
-    @property
-    def refuted(self) -> bool:
-        return self.p_value < self.level
-
-    def to_json(self) -> dict[str, Any]:
-        return {"p_value": self.p_value, "level": self.level, "refuted": self.refuted}
-
-
-@dataclass(frozen=True)
-class Attack:
-    """One statistical attack: the lower bound it reached, and its power against noise that is missing.
-
-    With several attacks in one verdict each bound and each curve test has its share of the error.
+    Each attack had its share of the error, so that the largest of their bounds is valid at `confidence`.
     """
+    lower = max((attack.bound.epsilon for attack in attacks), default=None)
+    refutation = _refutation(promise, checks, attacks, confidence, lower)
+    if refutation is not None:
+        conclusion, why = Conclusion.VIOLATED, refutation
+    elif _is_powerful(promise, checks, attacks):
+        conclusion, why = Conclusion.CONSISTENT, _support(promise, attacks, lower)
+    else:
+        conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise, lower)
+    return AuditReport(
+        verdict=conclusion,
+        why=why,
+        epsilon_lower=lower,
+        confidence=confidence,
+        promised=promise,
+        attacks=attacks,
+        checks=checks,
+    )
 
-    name: str
-    bound: LowerBound
-    power: float
-    evidence: str
-    curve: CurveTest | None = None
-    """None where only one (epsilon, delta) is on trial."""
+
+def _refutation(
+    promise: Promise | None, checks: Checks, attacks: Attacks, confidence: float, lower: float | None
+) -> str | None:
+    """What contradicts the promise: a failed check, a bound above it, or a refuted curve; None if nothing does."""
+    failed = [f"{check.name}: {check.finding}" for check in checks if check.outcome is Outcome.FAILED]
+    if failed:
+        return "; ".join(failed)
+    if promise is not None and lower is not None and lower > promise.epsilon:
+        return (
+            f"the observer's guesses show epsilon of at least {lower:.3f} with {100 * confidence:g}% confidence, "
+            f"and {promise.epsilon:g} is {promise.source}"
+        )
+    refuting = [(one.curve.p_value, one.name) for one in attacks if one.curve is not None and one.curve.refuted]
+    if refuting:
+        p_value, name = min(refuting)
+        return (
+            f"{name}: a run with the signed noise would betray as much with probability at most {p_value:.2g}, "
+            "so the run has less noise, or publishes more, than the manifest prices"
+        )
+    return None
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The conclusion with everything it rests on; a failed check of any layer is a violation."""
+def _is_powerful(promise: Promise | None, checks: Checks, attacks: Attacks) -> bool:
+    """An attack with power, or noise measured directly, all of it (`audit.noise.all_measured`).
 
-    promise: Promise | None
-    checks: tuple[Check, ...]
-    attacks: tuple[Attack, ...]
-    confidence: float
+    A question of that layer that could not be answered leaves it silent. That the signed noise is there speaks for
+    a promise only if the promise was priced with that noise. Power is against noise that is missing; where the
+    signed noise itself is known to cost more than was claimed, that is not the breach in question.
+    """
+    if _is_contested(promise):
+        return False
+    noise = [check.outcome for check in checks if check.layer is Layer.NOISE]
+    priced = promise is None or promise.standing is Standing.PRICED
+    measured = priced and bool(noise) and all(outcome is Outcome.PASSED for outcome in noise)
+    return measured or any(attack.power >= CONCLUSIVE for attack in attacks)
 
-    @property
-    def word(self) -> Word:
-        if any(check.outcome is Outcome.FAILED for check in self.checks):
-            return Word.VIOLATED
-        if self.promise is not None and self.epsilon_lower is not None and self.epsilon_lower > self.promise.epsilon:
-            return Word.VIOLATED
-        if self._refuting is not None:
-            return Word.VIOLATED
-        return Word.CONSISTENT if self._powerful else Word.INCONCLUSIVE
 
-    @property
-    def epsilon_lower(self) -> float | None:
-        """The largest lower bound; each attack had its share of the error, so the maximum is valid."""
-        return max((attack.bound.epsilon for attack in self.attacks), default=None)
+def _is_contested(promise: Promise | None) -> bool:
+    return promise is not None and promise.standing is Standing.CONTESTED
 
-    @property
-    def why(self) -> str:
-        failed = [check for check in self.checks if check.outcome is Outcome.FAILED]
-        if failed:
-            return "; ".join(f"{check.name}: {check.finding}" for check in failed)
-        refuting = self._refuting
-        exceeded = self.promise is not None and (self.epsilon_lower or 0.0) > self.promise.epsilon
-        if refuting is not None and refuting.curve is not None and not exceeded:
-            return (
-                f"{refuting.name}: a run with the signed noise would betray as much with probability at most "
-                f"{refuting.curve.p_value:.2g}, so the run has less noise, or publishes more, than the manifest prices"
-            )
-        if exceeded and self.promise is not None:
-            return (
-                f"the observer's guesses show epsilon of at least {self.epsilon_lower:.3f} with "
-                f"{100 * self.confidence:g}% confidence, and {self.promise.epsilon:g} is {self.promise.source}"
-            )
-        if self.promise is None and self.epsilon_lower is not None:
-            return f"nothing was promised that could be refuted; epsilon is at least {self.epsilon_lower:.3f}"
-        if self._contested:
-            return (
-                "nothing refutes the claim, but the certified cost of the signed noise is above it, and an attack that "
-                "would have noticed missing noise says nothing about noise that is there and too small"
-            )
-        if any(attack.power >= CONCLUSIVE for attack in self.attacks):
-            return "no check failed, and an attack that could have refuted the promise did not"
-        if self.word is Word.CONSISTENT:
-            return "no check failed, and the published values were measured to carry all of the signed noise"
-        return "no check failed, but no attack had an even chance of refuting the promise"
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "verdict": self.word.value,
-            "why": self.why,
-            "epsilon_lower": self.epsilon_lower,
-            "confidence": self.confidence,
-            "promised": None
-            if self.promise is None
-            else {"epsilon": self.promise.epsilon, "delta": self.promise.delta, "source": self.promise.source},
-            "attacks": [
-                {
-                    "name": one.name,
-                    "power": one.power,
-                    "evidence": one.evidence,
-                    "bound": one.bound.as_json(),
-                    "curve": None if one.curve is None else one.curve.to_json(),
-                }
-                for one in self.attacks
-            ],
-            "checks": [check.to_json() for check in self.checks],
-        }
+def _support(promise: Promise | None, attacks: Attacks, lower: float | None) -> str:
+    if promise is None and lower is not None:
+        return _nothing_promised(lower)
+    if any(attack.power >= CONCLUSIVE for attack in attacks):
+        return "no check failed, and an attack that could have refuted the promise did not"
+    return "no check failed, and the published values were measured to carry all of the signed noise"
 
-    @property
-    def _refuting(self) -> Attack | None:
-        """The attack that contradicts the manifest's own curve most clearly, if one does."""
-        refuting = [one for one in self.attacks if one.curve is not None and one.curve.refuted]
-        return min(refuting, key=lambda one: one.curve.p_value if one.curve else 1.0, default=None)
 
-    @property
-    def _contested(self) -> bool:
-        return self.promise is not None and self.promise.standing is Standing.CONTESTED
+def _doubt(promise: Promise | None, lower: float | None) -> str:
+    if promise is None and lower is not None:
+        return _nothing_promised(lower)
+    if _is_contested(promise):
+        return (
+            "nothing refutes the claim, but the certified cost of the signed noise is above it, and an attack that "
+            "would have noticed missing noise says nothing about noise that is there and too small"
+        )
+    return "no check failed, but no attack had an even chance of refuting the promise"
 
-    @property
-    def _powerful(self) -> bool:
-        """An attack with power, or noise measured directly, all of it (`noise_conformance.all_measured`).
 
-        A question of that layer that could not be answered leaves it silent. That the signed noise is there speaks for
-        a promise only if the promise was priced with that noise. Power is against noise that is missing; where the
-        signed noise itself is known to cost more than was claimed, that is not the breach in question.
-        """
-        if self._contested:
-            return False
-        noise = [check.outcome for check in self.checks if check.layer is Layer.NOISE]
-        priced = self.promise is None or self.promise.standing is Standing.PRICED
-        measured = priced and bool(noise) and all(outcome is Outcome.PASSED for outcome in noise)
-        return measured or any(attack.power >= CONCLUSIVE for attack in self.attacks)
+def _nothing_promised(lower: float) -> str:
+    return f"nothing was promised that could be refuted; epsilon is at least {lower:.3f}"

@@ -13,15 +13,31 @@ import numpy as np
 
 from audit.attribute.attacks import AttributeAttack, Csmia, Knowledge, Yeom
 from audit.attribute.learned import LearnedFromOutputs, Lomia, WhiteBox, fit_classifier
+from audit.attribute.mean_interval import mean_interval
 from audit.attribute.records import Asked, Attribute, AttributeRecords, joined
-from audit.attribute.result import AttackResult, AttributeInference, Interval, NotApplied, OnOneSet, mean_interval
 from audit.attribute.targets import Target
-from audit.membership.blind import BlindRule, blind_rule
+from audit.membership.blind import blind_rule
+from audit.report.results import (
+    AttributeAttackResult,
+    AttributeFinding,
+    AttributeInference,
+    BlindRule,
+    Imputation,
+    Interval,
+    NotApplied,
+    OnOneSet,
+    RecordCounts,
+)
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit
 
 ALL_ATTACKS: tuple[AttributeAttack, ...] = (Yeom(), Csmia(), Lomia(), LearnedFromOutputs(), WhiteBox())
 FEWEST_RECORDS = 40
+_METHOD = (
+    "Advantage: an attack's correct guesses minus imputation's, record by record. Leakage: the advantage on members "
+    "minus that on non-members. Intervals are by betting and hold at every sample size; those of leakage hold for all "
+    "attacks at once."
+)
 
 
 @dataclass(frozen=True)
@@ -74,18 +90,46 @@ def attribute_inference(
         raise InvalidInput(
             "attacks", tuple(obstacles), "cannot be made here, none of them", "add one that learns from outputs"
         )
+    attacks = tuple(_result(attack, knowledge, sides, options.confidence, len(able)) for attack in able)
+    blind = _blind(attribute, members, nonmembers, options.seed)
+    finding, why = _conclude(attribute.name, attacks, blind)
+    imputation = [mean_interval(side.imputed, 0, 1, options.confidence) for side in sides]
     return AttributeInference(
         attribute=attribute.name,
         values=attribute.values,
-        members=len(judged_members),
-        nonmembers=len(judged_others),
-        auxiliary=len(auxiliary),
-        imputation_members=mean_interval(sides[0].imputed, 0, 1, options.confidence),
-        imputation_nonmembers=mean_interval(sides[1].imputed, 0, 1, options.confidence),
-        attacks=tuple(_result(attack, knowledge, sides, options.confidence, len(able)) for attack in able),
-        not_applied=tuple(NotApplied(name, why) for name, why in obstacles.items() if why is not None),
+        finding=finding,
+        why=why,
         confidence=options.confidence,
-        blind=_blind(attribute, members, nonmembers, options.seed),
+        records=RecordCounts(members=len(judged_members), nonmembers=len(judged_others), auxiliary=len(auxiliary)),
+        imputation=Imputation(members=imputation[0], nonmembers=imputation[1]),
+        attacks=attacks,
+        blind=blind,
+        not_applied=tuple(NotApplied(name=name, why=why) for name, why in obstacles.items() if why is not None),
+        method=_METHOD,
+    )
+
+
+def _conclude(
+    attribute: str, attacks: tuple[AttributeAttackResult, ...], blind: BlindRule
+) -> tuple[AttributeFinding, str]:
+    """The finding, and the same in one sentence."""
+    if blind.tells_apart:
+        return AttributeFinding.NOT_COMPARABLE, (
+            f"members and non-members differ by themselves (a rule that never sees the model tells them apart, "
+            f"p = {blind.p_value:.2g}), so nothing can be said about {attribute}; take both at random from one source"
+        )
+    strongest = max(attacks, key=lambda one: (one.leaks and one.beats_imputation, one.leakage.lower))
+    if strongest.leaks:
+        alone = "" if strongest.beats_imputation else "; taken alone it guesses no better than imputation"
+        return AttributeFinding.LEAKAGE, (
+            f"the model remembers {attribute} of its members: over imputation, {strongest.name} gains "
+            f"{100 * strongest.leakage.value:.1f} points more on members than on non-members (at least "
+            f"{100 * strongest.leakage.lower:.1f}){alone}"
+        )
+    most = max(one.leakage.upper for one in attacks)
+    return AttributeFinding.NONE_FOUND, (
+        f"no attack tells more of {attribute} for members than for non-members once imputation is taken off; "
+        f"what these attacks could gain is at most {100 * most:.1f} points"
     )
 
 
@@ -118,16 +162,18 @@ def _sides(
 
 def _result(
     attack: AttributeAttack, knowledge: Knowledge, sides: tuple[_Side, _Side], confidence: float, attacks: int
-) -> AttackResult:
+) -> AttributeAttackResult:
     guess = attack.learn(knowledge)
     hits = [(guess(side.asked) == side.records.sensitive).astype(np.float64) for side in sides]
     gains = [hit - side.imputed for hit, side in zip(hits, sides, strict=True)]
     on_sets = [
-        OnOneSet(mean_interval(hit, 0, 1, confidence), mean_interval(gain, -1, 1, confidence))
+        OnOneSet(accuracy=mean_interval(hit, 0, 1, confidence), advantage=mean_interval(gain, -1, 1, confidence))
         for hit, gain in zip(hits, gains, strict=True)
     ]
     shared = 1 - (1 - confidence) / attacks
-    return AttackResult(attack.name, on_sets[0], on_sets[1], difference_interval(gains[0], gains[1], shared))
+    return AttributeAttackResult.of(
+        attack.name, on_sets[0], on_sets[1], difference_interval(gains[0], gains[1], shared)
+    )
 
 
 def difference_interval(members: Floats, nonmembers: Floats, confidence: float) -> Interval:
@@ -139,7 +185,8 @@ def difference_interval(members: Floats, nonmembers: Floats, confidence: float) 
     size = min(len(members), len(nonmembers))
     first, second = (np.array([block.mean() for block in np.array_split(part, size)]) for part in (members, nonmembers))
     paired = mean_interval(first - second, -2, 2, confidence)
-    return Interval(float(members.mean() - nonmembers.mean()), paired.lower, paired.upper)
+    value = float(members.mean() - nonmembers.mean())
+    return Interval(value=value, lower=min(paired.lower, value), upper=max(paired.upper, value))
 
 
 def _require_enough(members: AttributeRecords, nonmembers: AttributeRecords) -> None:

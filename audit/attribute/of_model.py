@@ -17,10 +17,10 @@ from scipy.special import expit
 
 from audit.attribute.attribute_audit import AttributeOptions, attribute_inference
 from audit.attribute.records import Attribute, AttributeRecords, Codes, SensitiveInput
-from audit.attribute.result import AttributeInference
 from audit.attribute.targets import RunModel, Target, WhiteBoxTarget
 from audit.membership.records import AuditedRecords, RecordTables, class_text
 from audit.membership.targets.target import Target as MembershipTarget
+from audit.report.results import AttributeInference
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from privfair.data.read import BadData

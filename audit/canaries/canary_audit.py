@@ -30,7 +30,7 @@ from audit.canaries.choice import Cast, cast_canaries
 from audit.canaries.decoder import CanaryKind, Decoder, Seen, Views
 from audit.canaries.insertion import Scaling
 from audit.evidence import RunEvidence
-from audit.verdict import Attack, CurveTest, Promise
+from audit.report.results import Attack, CurveTest, Promise
 from calibrate.accountants.registry import best_epsilon
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument
@@ -146,8 +146,9 @@ class _Judge:
         test = None
         if self.curve is not None:
             p_value = p_value_over(FDPOneRun(), [counts_at(guesses, number) for number in grid], self.curve)
-            test = CurveTest(p_value, _ERROR.curve * self.error)
-        return Attack(f"{self.cast.kind.value} canaries against the transcript", bound, power, text, test)
+            test = CurveTest.at(p_value, _ERROR.curve * self.error)
+        name = f"{self.cast.kind.value} canaries against the transcript"
+        return Attack(name=name, bound=bound, power=power, evidence=text, curve=test)
 
     def repeated(self) -> Attack:
         """One canary over all runs: the tight test, with a decoder fitted on other runs and its threshold at 0."""
@@ -173,9 +174,10 @@ class _Judge:
         test = None
         if self.curve is not None:
             sharp = JointExact(nuisance_error=at_curve / 10)
-            test = CurveTest(sharp.p_value(counts, self.curve), at_curve)
+            test = CurveTest.at(sharp.p_value(counts, self.curve), at_curve)
             power = max(power, power_against(self.curve, sharp, design, 1 - at_curve))
-        return Attack(f"one {self.cast.kind.value} canary, repeated runs", bound, power, text, test)
+        name = f"one {self.cast.kind.value} canary, repeated runs"
+        return Attack(name=name, bound=bound, power=power, evidence=text, curve=test)
 
     def model(self, most_power: float) -> Attack:
         """The final model alone: what somebody sees who never sees a message.
@@ -189,7 +191,7 @@ class _Judge:
         bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
         text = f"{self._setting()}; of the {grid[-1]} guesses a run {100 * _success(guesses, grid[-1]):.1f}% were right"
         name = f"{self.cast.kind.value} canaries against the final model"
-        return Attack(name, bound, min(power, most_power), text)
+        return Attack(name=name, bound=bound, power=min(power, most_power), evidence=text)
 
     @property
     def both_sides_tested(self) -> bool:

@@ -8,47 +8,32 @@ the label is fitted to one half of the records and tried on the other.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import rankdata
 
-from audit.evidence import Check, Layer, Outcome
 from audit.membership.roc import area_value
+from audit.report.results import BlindRule, Check, Layer, not_possible, passed_if
 from calibrate.arrays import Booleans, Floats, Integers
 
-LEVEL = 1e-3
-"""A blind rule that would come out so well with this probability at most is taken as a difference."""
 _RIDGE = 1e-2
 _MOST_FEATURES = 500
 _NAME = "members and non-members look alike without the model"
 
 
-@dataclass(frozen=True)
-class BlindRule:
-    """How well a rule that never sees the model tells members from non-members, on records it was not fitted to."""
-
-    auc: float
-    p_value: float
-
-    @property
-    def tells_apart(self) -> bool:
-        return self.p_value < LEVEL
-
-    def check(self) -> Check:
-        """Not a fault of the model, so never "failed": the bound on epsilon becomes impossible."""
-        finding = f"area {self.auc:.3f} for a rule that never sees the model, p = {self.p_value:.2g}"
-        if not self.tells_apart:
-            return Check(Layer.PROBE, _NAME, Outcome.PASSED, finding)
-        return Check(
-            Layer.PROBE,
-            _NAME,
-            Outcome.NOT_POSSIBLE,
-            f"{finding}: the files differ by themselves, so no bound on epsilon is drawn; take members and "
-            "non-members at random from one source",
-        )
+def check_alike(rule: BlindRule) -> Check:
+    """Not a fault of the model, so never "failed": the bound on epsilon becomes impossible."""
+    finding = f"area {rule.auc:.3f} for a rule that never sees the model, p = {rule.p_value:.2g}"
+    if not rule.tells_apart:
+        return passed_if(Layer.PROBE, _NAME, True, finding)
+    return not_possible(
+        Layer.PROBE,
+        _NAME,
+        f"{finding}: the files differ by themselves, so no bound on epsilon is drawn; take members and "
+        "non-members at random from one source",
+    )
 
 
 def blind_rule(features: NDArray[np.floating], labels: Integers, is_member: Booleans, seed: int) -> BlindRule:
@@ -58,13 +43,13 @@ def blind_rule(features: NDArray[np.floating], labels: Integers, is_member: Bool
     fitting = np.zeros(len(table), dtype=np.bool_)
     fitting[random.permutation(len(table))[: len(table) // 2]] = True
     if min(is_member[fitting].sum(), (~is_member)[fitting].sum()) < 2:
-        return BlindRule(0.5, 1.0)
+        return BlindRule(auc=0.5, p_value=1.0)
     rule = _ridge(table[fitting], is_member[fitting])
     scores, truth = table[~fitting] @ rule, is_member[~fitting]
     if not truth.any() or truth.all():
-        return BlindRule(0.5, 1.0)
+        return BlindRule(auc=0.5, p_value=1.0)
     auc = area_value(scores[truth], scores[~truth])
-    return BlindRule(auc, _p_value(auc, scores, int(truth.sum())))
+    return BlindRule(auc=auc, p_value=_p_value(auc, scores, int(truth.sum())))
 
 
 def _described(features: NDArray[np.floating], labels: Integers) -> Floats:

@@ -28,9 +28,8 @@ from audit.bounds import (
     power_against,
 )
 from audit.bounds.lower_bound import allowed_failure, refuted_up_to
-from audit.membership.result import Assignment
 from audit.membership.roc import checked_scores
-from audit.verdict import Promise
+from audit.report.results import Assignment, Promise
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
@@ -50,7 +49,7 @@ class Claim:
     def said(cls, epsilon: float, delta: float, relation: Relation) -> Claim:
         """A claim made in words, without a manifest."""
         EpsilonDelta(epsilon, delta)
-        return cls(Promise(epsilon, delta, "what the auditor was told"), relation)
+        return cls(Promise(epsilon=float(epsilon), delta=float(delta), source="what the auditor was told"), relation)
 
     @classmethod
     def of_manifest(cls, document: BudgetDocument) -> Claim | None:

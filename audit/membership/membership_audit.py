@@ -9,17 +9,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit.bounds import GuessCounts
-from audit.evidence import Check
 from audit.membership.attacks import OFFLINE_ATTACKS, ONLINE_ATTACKS, WITHOUT_MODELS, MembershipAttack
-from audit.membership.blind import blind_rule
+from audit.membership.blind import blind_rule, check_alike
 from audit.membership.epsilon_bound import Claim, Trial, bound_of, coins_of, power_of, success_rates
 from audit.membership.records import AuditedRecords
-from audit.membership.result import Assignment, AttackResult, MembershipResult, ShadowDesign, ShadowFacts
 from audit.membership.roc import area, area_value, curve, low_rates
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
 from audit.membership.signals import Signals
 from audit.membership.targets.target import Target, UserScore
-from audit.verdict import Attack, Verdict
+from audit.report.results import (
+    Assignment,
+    Attack,
+    AuditedModel,
+    AuditReport,
+    Check,
+    MembershipAttackResult,
+    MembershipResult,
+    ShadowDesign,
+    ShadowFacts,
+)
+from audit.verdict import judge
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, count, open_unit
 from calibrate.privacy_unit import Relation
@@ -50,18 +59,6 @@ class MembershipOptions:
         open_unit("confidence", self.confidence)
 
 
-@dataclass(frozen=True)
-class MembershipAudit:
-    """The curves, and the verdict with its evidence."""
-
-    result: MembershipResult
-    verdict: Verdict
-
-    def to_json(self) -> dict[str, object]:
-        """The verdict's keys, and the curves under "membership"."""
-        return self.verdict.to_json() | {"membership": self.result.to_json()}
-
-
 def audit_model(
     target: Target,
     records: AuditedRecords,
@@ -69,7 +66,7 @@ def audit_model(
     claim: Claim | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
-) -> MembershipAudit:
+) -> AuditReport:
     """Attack a model with every attack its shadow models allow.
 
     Guarantee: with probability at least `confidence` no bound exceeds the true epsilon, if members were chosen as
@@ -85,24 +82,24 @@ def audit_model(
     facts = None
     if recipe is not None:
         design = ShadowDesign.OFFLINE if records.has_population else ShadowDesign.ONLINE
-        facts = ShadowFacts(recipe.kind, options.shadow_models, design, recipe.training)
+        facts = ShadowFacts(kind=recipe.kind, models=options.shadow_models, design=design, training=recipe.training)
     rule = blind_rule(
         records.features[: records.audited], records.labels[: records.audited], records.is_member, options.seed
     )
     case = _Case(signals, records.is_member, attacks, options, claim, rule.tells_apart)
-    return case.judged(target.kind, target.source, facts, (rule.check(),))
+    return case.judge(AuditedModel(kind=target.kind, source=target.source), facts, (check_alike(rule),))
 
 
 def audit_scores(
     scores: Floats, is_member: Booleans, source: str, options: MembershipOptions, claim: Claim | None = None
-) -> MembershipAudit:
+) -> AuditReport:
     """The same for scores that somebody else computed; without shadow models there is no control, and no power."""
     if np.shape(scores) != np.shape(is_member):
         raise InvalidInput(
             "is_member", np.shape(is_member), f"must be one mark for each of {np.shape(scores)} scores", "mark each"
         )
     case = _Case(Signals.alone(scores), is_member, (UserScore(),), options, claim, False)
-    return case.judged("scores", source, None, ())
+    return case.judge(AuditedModel(kind="scores", source=source), None, ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,37 +114,37 @@ class _Case:
     unlike: bool
     """Members and non-members differ without the model: no bound."""
 
-    def judged(self, kind: str, source: str, facts: ShadowFacts | None, checks: tuple[Check, ...]) -> MembershipAudit:
+    def judge(self, target: AuditedModel, shadow: ShadowFacts | None, checks: tuple[Check, ...]) -> AuditReport:
+        """The verdict on the claim, with the curves under `membership`."""
         found, bounds = [], []
+        level = self.options.confidence
         for attack in self.attacks:
             scores = attack.scores(self.signals)[: len(self.is_member)]
             inside, outside = scores[self.is_member], scores[~self.is_member]
             controls = self._controls(attack)
-            level = self.options.confidence
             found.append(
-                AttackResult(
-                    attack.name,
-                    area(inside, outside, level),
-                    low_rates(inside, outside, level),
-                    curve(inside, outside, level),
-                    _mean_area(controls),
+                MembershipAttackResult(
+                    name=attack.name,
+                    auc=area(inside, outside, level),
+                    tpr_at_fpr=low_rates(inside, outside, level),
+                    roc=curve(inside, outside, level),
+                    control_auc=_mean_area(controls),
                 )
             )
             if not self.unlike:
-                bounds.append(self._bounded(attack, scores, controls))
+                bounds.append(self._bound(attack, scores, controls))
         members = int(self.is_member.sum())
         result = MembershipResult(
-            kind,
-            source,
-            members,
-            len(self.is_member) - members,
-            self.options.confidence,
-            self.options.assignment,
-            facts,
-            tuple(found),
+            target=target,
+            members=members,
+            nonmembers=len(self.is_member) - members,
+            confidence=level,
+            assignment=self.options.assignment,
+            shadow=shadow,
+            attacks=tuple(found),
         )
         promise = None if self.claim is None else self.claim.promise
-        return MembershipAudit(result, Verdict(promise, checks, tuple(bounds), self.options.confidence))
+        return judge(promise, checks, tuple(bounds), level).model_copy(update={"membership": result})
 
     def _trial(self) -> Trial:
         """Each attack has an equal share of the error."""
@@ -156,7 +153,7 @@ class _Case:
         delta = self.options.delta if self.claim is None else self.claim.promise.delta
         return Trial(self.options.assignment, relation, delta, share, self.options.seed)
 
-    def _bounded(self, attack: MembershipAttack, scores: Floats, controls: list[tuple[Floats, Booleans]]) -> Attack:
+    def _bound(self, attack: MembershipAttack, scores: Floats, controls: list[tuple[Floats, Booleans]]) -> Attack:
         trial = self._trial()
         bound = bound_of(scores, self.is_member, trial)
         rates = [success_rates(values, truth, trial) for values, truth in controls]
@@ -174,7 +171,7 @@ class _Case:
             f"{counts.coins} {what}; of the {counts.guesses} firmest guesses {counts.correct} were right "
             f"({compared}); valid if members were chosen at random ({trial.assignment.value})"
         )
-        return Attack(f"membership: {attack.name.value}", bound, power, evidence)
+        return Attack(name=f"membership: {attack.name.value}", bound=bound, power=power, evidence=evidence)
 
     def _controls(self, attack: MembershipAttack) -> list[tuple[Floats, Booleans]]:
         """Scores and truth with shadow models in the target's place, on the records they were trained from.

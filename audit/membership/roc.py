@@ -15,7 +15,7 @@ from scipy.special import bdtr, ndtri
 
 from audit.bounds.error_box import lower_rate, upper_rate
 from audit.bounds.lower_bound import allowed_failure
-from audit.membership.result import Interval, RocPoint
+from audit.report.results import Interval, RateAt, RocPoint
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 
@@ -24,11 +24,11 @@ _POINTS = 61
 
 
 def checked_scores(argument: str, scores: ArrayLike) -> Floats:
-    """One finite score a record, at least one."""
+    """One finite score per record, at least one."""
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1 or not len(values):
         raise InvalidInput(
-            argument, values.shape, "must be one score a record, at least one", "give a flat list of scores"
+            argument, values.shape, "must be one score per record, at least one", "give a flat list of scores"
         )
     bad = ~np.isfinite(values)
     if bad.any():
@@ -36,7 +36,7 @@ def checked_scores(argument: str, scores: ArrayLike) -> Floats:
             argument,
             f"record {int(np.argmax(bad))}: {values[np.argmax(bad)]}",
             f"must be finite ({int(bad.sum())} are not)",
-            "drop or mend these records",
+            "drop or fix these records",
         )
     return values
 
@@ -53,7 +53,7 @@ def area(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) ->
     quantile = float(ndtri(1 - allowed_failure(confidence) / 2)) ** 2 / least
     centre = (value + quantile / 2) / (1 + quantile)
     width = math.sqrt(quantile * value * (1 - value) + quantile**2 / 4) / (1 + quantile)
-    return Interval(value, max(0.0, min(value, centre - width)), min(1.0, max(value, centre + width)))
+    return Interval(value=value, lower=max(0.0, min(value, centre - width)), upper=min(1.0, max(value, centre + width)))
 
 
 def area_value(members: Floats, nonmembers: Floats) -> float:
@@ -62,7 +62,7 @@ def area_value(members: Floats, nonmembers: Floats) -> float:
     return float(below.sum() / (2 * len(members) * len(nonmembers)))
 
 
-def rate_at(members: ArrayLike, nonmembers: ArrayLike, fpr: float, confidence: float = 0.95) -> RocPoint:
+def rate_at(members: ArrayLike, nonmembers: ArrayLike, fpr: float, confidence: float = 0.95) -> RateAt:
     """The true-positive rate at a false-positive rate: the best whose measured false-positive rate is not above it.
 
     Guarantee: the interval covers the attack's true rate at exactly `fpr` with probability at least `confidence`, if
@@ -71,7 +71,7 @@ def rate_at(members: ArrayLike, nonmembers: ArrayLike, fpr: float, confidence: f
     Clopper-Pearson interval the members above it.
     """
     inside, outside = (np.sort(checked_scores("members", members)), np.sort(checked_scores("nonmembers", nonmembers)))
-    return _point(inside, outside, fpr, allowed_failure(confidence) / 4)
+    return _rate(inside, outside, fpr, allowed_failure(confidence) / 4)
 
 
 def curve(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) -> tuple[RocPoint, ...]:
@@ -79,20 +79,21 @@ def curve(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) -
     inside, outside = (np.sort(checked_scores("members", members)), np.sort(checked_scores("nonmembers", nonmembers)))
     accused = np.unique(np.geomspace(1, len(outside), _POINTS).round().astype(int))
     side = allowed_failure(confidence) / 4
-    return tuple(_point(inside, outside, int(number) / len(outside), side) for number in accused)
+    found = (_rate(inside, outside, int(number) / len(outside), side) for number in accused)
+    return tuple(RocPoint(fpr=one.fpr, tpr=one.value, lower=one.lower, upper=one.upper) for one in found)
 
 
-def low_rates(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) -> tuple[RocPoint, ...]:
+def low_rates(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) -> tuple[RateAt, ...]:
     """The two rates by which membership attacks are compared."""
     return tuple(rate_at(members, nonmembers, fpr, confidence) for fpr in LOW_RATES)
 
 
-def _point(inside: Floats, outside: Floats, fpr: float, failure: float) -> RocPoint:
+def _rate(inside: Floats, outside: Floats, fpr: float, failure: float) -> RateAt:
     """Both arrays sorted; `failure` for each of four sides."""
     if not 0 < fpr <= 1:
         raise InvalidInput("false-positive rate", fpr, "must lie in (0, 1]", "give for example 0.01")
     if fpr == 1:
-        return RocPoint(fpr, Interval(1.0, 1.0, 1.0))
+        return RateAt(fpr=1.0, value=1.0, lower=1.0, upper=1.0)
     allowed = math.floor(fpr * len(outside) * (1 + 1e-12))
     value = _share_above(inside, outside, allowed)
     most, least = _bracket(len(outside), fpr, failure)
@@ -102,7 +103,7 @@ def _point(inside: Floats, outside: Floats, fpr: float, failure: float) -> RocPo
     if least is not None:
         reached = len(inside) - int(np.searchsorted(inside, outside[-least], side="left"))
         upper = upper_rate(reached, len(inside), failure)
-    return RocPoint(fpr, Interval(value, max(0.0, min(lower, value)), min(1.0, max(upper, value))))
+    return RateAt(fpr=fpr, value=value, lower=max(0.0, min(lower, value)), upper=min(1.0, max(upper, value)))
 
 
 def _bracket(nonmembers: int, fpr: float, failure: float) -> tuple[int, int | None]:
@@ -111,8 +112,8 @@ def _bracket(nonmembers: int, fpr: float, failure: float) -> tuple[int, int | No
     With k of n scores above "just over the (k+1)th largest", the true rate is above fpr only if Bin(n, fpr) <= k. The
     kth largest itself as threshold has a true rate below fpr only if Bin(n, fpr) >= k.
     """
-    sure = _first(nonmembers, lambda k: bdtr(k, nonmembers, fpr) > failure) - 1
-    enough = _first(nonmembers, lambda k: k > 0 and 1 - bdtr(k - 1, nonmembers, fpr) <= failure)
+    sure = _first(nonmembers, lambda k: bool(bdtr(k, nonmembers, fpr) > failure)) - 1
+    enough = _first(nonmembers, lambda k: k > 0 and bool(1 - bdtr(k - 1, nonmembers, fpr) <= failure))
     return sure, enough if enough <= nonmembers else None
 
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import logsumexp
 
-from audit.evidence import Check, Layer, Outcome, passed_if, sensitive_silos, wrong_answers
+from audit.evidence import sensitive_silos, wrong_answers
 from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import units_of
+from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 from privfair.batches.participation import declared_sampling
@@ -41,10 +42,9 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
         return ()
     if rehearsal.algorithm.draws:
         return (
-            Check(
+            not_possible(
                 Layer.PROBE,
                 "batches as declared",
-                Outcome.NOT_POSSIBLE,
                 "the algorithm draws parts of its own, priced apart; whether they are uniform was not tried",
             ),
         )

@@ -6,13 +6,14 @@ import math
 
 import torch
 
-from audit.evidence import Check, Layer, Outcome, RunEvidence, passed_if
+from audit.evidence import RunEvidence
 from audit.probes.batches import check_batches
 from audit.probes.fresh_noise import check_fresh_noise
 from audit.probes.isolation import check_isolation
 from audit.probes.rehearsal import DEFAULT_ROUNDS, Rehearsal, rehearse
 from audit.probes.sensitivity import check_sensitivity
 from audit.probes.setting import Scene
+from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.errors import PrivfairError
 from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.privacy_unit import Protected
@@ -34,7 +35,7 @@ def check_steps(evidence: RunEvidence, ledger: Ledger | None) -> Check:
         try:
             charged = ledger.manifest_status(evidence.manifest_digest).charged
         except UnknownClaim:
-            return Check(Layer.PROBE, name, Outcome.FAILED, f"{text}, and the ledger knows nothing of the run")
+            return passed_if(Layer.PROBE, name, False, f"{text}, and the ledger knows nothing of the run")
         text, right = f"{text}, {charged} charged", right and published <= charged <= signed
     return passed_if(Layer.PROBE, name, right, text)
 
@@ -94,7 +95,7 @@ def check_probes(
     """
     if isinstance(evidence.document.guarantee, NoPrivacyPromised):
         why = "no privacy is promised, so there is no bound to keep"
-        return (Check(Layer.PROBE, "probes", Outcome.NOT_POSSIBLE, why),)
+        return (not_possible(Layer.PROBE, "probes", why),)
     scene = Scene.of(evidence)
     return (
         *check_sensitivity(scene, seed),
@@ -109,7 +110,7 @@ def _rehearsed(evidence: RunEvidence, rounds: int) -> tuple[Check, ...]:
     try:
         rehearsal = rehearse(evidence.plan_path, evidence.document, rounds)
     except PrivfairError as refusal:
-        return (Check(Layer.PROBE, "rehearsal", Outcome.FAILED, f"the engine refuses: {refusal}"),)
+        return (passed_if(Layer.PROBE, "rehearsal", False, f"the engine refuses: {refusal}"),)
     return (check_rehearsed_steps(rehearsal), *check_batches(rehearsal), *check_fresh_noise(rehearsal))
 
 

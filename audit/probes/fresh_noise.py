@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from audit.evidence import Check, Layer, Outcome, passed_if
 from audit.noise import Residuals, judge_residuals
 from audit.probes.rehearsal import Rehearsal
+from audit.report.results import Check, Layer, Outcome, passed_if
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised, RandomizedCategory
 
 ALPHA = 1e-3

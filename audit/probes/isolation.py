@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from audit.evidence import Check, Layer, Outcome, passed_if
 from audit.probes.setting import (
     Moment,
     Record,
@@ -23,6 +22,7 @@ from audit.probes.setting import (
     with_attribute,
     with_record,
 )
+from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.batches.randomness import SeededWords
@@ -65,7 +65,7 @@ def _model(scene: Scene) -> Check:
     silo, theta = scene.silos[0], scene.algorithm.theta(scene.moments[-1].state)
     half = min(_BATCH, len(silo) // 2)
     if half < 2:
-        return Check(Layer.PROBE, "gradients of single records", Outcome.NOT_POSSIBLE, "the silo has too few records")
+        return not_possible(Layer.PROBE, "gradients of single records", "the silo has too few records")
     here, there = slice(0, half), slice(half, 2 * half)
     moved = influence_of_others(
         scene.model, theta, (silo.x[here], silo.y[here]), (3.0 * silo.x[there] + 1.0, silo.y[there])
@@ -151,7 +151,7 @@ def _in_any_order(scene: Scene, random: np.random.Generator) -> Check:
     """Records listed in another order give the same sums; a numbering by first appearance does not."""
     name = "messages in any order"
     if scene.algorithm.draws:
-        return Check(Layer.PROBE, name, Outcome.NOT_POSSIBLE, "the algorithm lists drawn records in their order")
+        return not_possible(Layer.PROBE, name, "the algorithm lists drawn records in their order")
     worst = 0.0
     for place in _places(scene, random):
         silo = place.silo

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.evidence import Check, Layer, passed_if
 from audit.probes.setting import (
     Moment,
     Record,
@@ -28,6 +27,7 @@ from audit.probes.setting import (
     with_record,
     without,
 )
+from audit.report.results import Check, Layer, passed_if
 from calibrate.errors import PrivfairError
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import SiloTensors

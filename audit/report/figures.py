@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from html import escape
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from audit.bounds import EpsilonDeltaCurve
 from audit.report.charts import Axis, Bars, Numbers, Scale, Series, Whisker, bar_chart, interval_chart, line_chart
-from audit.report.content import ReportContent
-from audit.report.sections import said
-from calibrate.manifest.mechanism import AsPrintedGuarantee, PrivateGuarantee
+from audit.report.results import AttributeInference, AuditReport, MembershipResult
+from calibrate.manifest.mechanism import AsPrintedGuarantee, Guarantee, PrivateGuarantee
 
 _GAPS = (
     ("demographic_parity", "demographic parity"),
@@ -28,37 +29,56 @@ _ROOM = -0.05
 _NOT_PRIVATE = "Measured on the test records with their true attribute; these numbers are not private."
 
 
-def figures(content: ReportContent) -> str:
+Metrics = tuple[dict[str, Any], ...]
+"""The lines of a run's metrics file."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its caption, and a sentence that says how to read it."""
+
+    caption: str
+    chart: Markup
+    reading: str
+
+
+def draw_figures(
+    audit: AuditReport | None, guarantee: Guarantee | None, metrics: Metrics, budget: tuple[tuple[int, float], ...]
+) -> tuple[Figure, ...]:
     """All figures for which there is something to show."""
-    drawn = (
-        _trade_off(content),
-        _budget(content),
-        _roc(content.membership),
-        _attribute(content.attribute),
-        _group_rates(content.metrics),
-        _gaps(content.metrics),
-        _over_steps(content.metrics),
-    )
-    shown = "".join(figure for figure in drawn if figure)
-    return f'<h2>Figures</h2><div class="figures">{shown}</div>' if shown else ""
+    return tuple(_figures(audit, guarantee, metrics, budget))
 
 
-def _figure(caption: str, chart: str, reading: str) -> str:
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{chart}<p>{escape(reading)}</p></figure>"
+def _figures(
+    audit: AuditReport | None, guarantee: Guarantee | None, metrics: Metrics, budget: tuple[tuple[int, float], ...]
+) -> Iterator[Figure]:
+    if audit is not None and (audit.promised is not None or audit.epsilon_lower):
+        yield _trade_off(audit, guarantee)
+    if budget:
+        yield _budget(guarantee, budget)
+    if audit is not None and audit.membership is not None and audit.membership.attacks:
+        yield _roc(audit.membership)
+    if audit is not None and audit.attribute_inference is not None and audit.attribute_inference.attacks:
+        yield _attribute(audit.attribute_inference)
+    if metrics:
+        yield _group_rates(metrics)
+        yield _gaps(metrics)
+        yield from _over_steps(metrics)
 
 
-def _trade_off(content: ReportContent) -> str:
+def _figure(caption: str, chart: str, reading: str) -> Figure:
+    """The charts escape their own texts."""
+    return Figure(caption, Markup(chart), reading)
+
+
+def _trade_off(audit: AuditReport, guarantee: Guarantee | None) -> Figure:
     """What no test of one record may beat, as promised, as priced, and as far as the audit got."""
-    found = content.verdict
-    if found is None or (found["promised"] is None and not found["epsilon_lower"]):
-        return ""
     curves: list[tuple[str, float, float, bool]] = []
-    delta = 1e-5 if found["promised"] is None else found["promised"]["delta"]
-    if found["promised"] is not None:
-        curves.append((said(found), found["promised"]["epsilon"], delta, False))
-    if found["epsilon_lower"]:
-        curves.append(("measured, at least", found["epsilon_lower"], delta, True))
-    guarantee = None if content.document is None else content.document.guarantee
+    delta = 1e-5 if audit.promised is None else audit.promised.delta
+    if audit.promised is not None:
+        curves.append((audit.promised.word, audit.promised.epsilon, delta, False))
+    if audit.epsilon_lower:
+        curves.append(("measured, at least", audit.epsilon_lower, delta, True))
     if isinstance(guarantee, AsPrintedGuarantee) and guarantee.epsilon is not None:
         curves.append(("certified cost", guarantee.epsilon, guarantee.delta, True))
     crowded = min(epsilon for _, epsilon, _, _ in curves) > _CROWDED
@@ -84,12 +104,9 @@ def _trade_off(content: ReportContent) -> str:
     return _figure("Trade-off curve: promised and measured", line_chart("Trade-off curve", x, y, series), reading)
 
 
-def _budget(content: ReportContent) -> str:
-    if not content.budget:
-        return ""
-    rounds, spent = zip(*content.budget, strict=True)
+def _budget(guarantee: Guarantee | None, budget: tuple[tuple[int, float], ...]) -> Figure:
+    rounds, spent = zip(*budget, strict=True)
     series = [Series("certified ε spent", tuple(map(float, rounds)), spent)]
-    guarantee = None if content.document is None else content.document.guarantee
     ends = (float(rounds[0]), float(rounds[-1]))
     if isinstance(guarantee, PrivateGuarantee):
         series.append(Series(f"promised: ε = {guarantee.epsilon:g}", ends, (guarantee.epsilon,) * 2, True))
@@ -101,18 +118,16 @@ def _budget(content: ReportContent) -> str:
     return _figure("Budget over rounds", chart, "What has been spent after so many rounds; it is never refunded.")
 
 
-def _roc(membership: dict[str, Any] | None) -> str:
-    if membership is None or not membership["attacks"]:
-        return ""
+def _roc(membership: MembershipResult) -> Figure:
     series = []
-    best = max(membership["attacks"], key=lambda one: one["auc"]["value"])["name"]
-    for attack in membership["attacks"]:
-        points = [point for point in attack["roc"] if point["fpr"] > 0]
-        columns = ((tuple(float(point[key]) for point in points)) for key in ("fpr", "tpr", "lower", "upper"))
-        x, y, lower, upper = columns
-        name = f"{attack['name']}: AUC {attack['auc']['value']:.3f}"
-        banded = attack["name"] == best
-        series.append(Series(name, x, y, lower=lower if banded else (), upper=upper if banded else ()))
+    best = max(membership.attacks, key=lambda one: one.auc.value)
+    for attack in membership.attacks:
+        points = [point for point in attack.roc if point.fpr > 0]
+        x, y = tuple(point.fpr for point in points), tuple(point.tpr for point in points)
+        banded = points if attack is best else []
+        lower, upper = tuple(point.lower for point in banded), tuple(point.upper for point in banded)
+        name = f"{attack.name.value}: AUC {attack.auc.value:.3f}"
+        series.append(Series(name, x, y, lower=lower, upper=upper))
     first = min((one.x[0] for one in series if one.x), default=_LOWEST_RATE)
     least = max(_LOWEST_RATE, 10.0 ** math.floor(math.log10(first) + 1e-9))
     blind = tuple(float(rate) for rate in np.geomspace(least, 1, 20))
@@ -124,32 +139,26 @@ def _roc(membership: dict[str, Any] | None) -> str:
     reading = (
         "How many training records an attacker finds, against how many others are wrongly accused; both axes are "
         f"logarithmic, because few but certain hits are the harm. The band is the "
-        f"{100 * membership['confidence']:g}% interval of {best}."
+        f"{100 * membership.confidence:g}% interval of {best.name.value}."
     )
     return _figure("Membership inference", line_chart("ROC on log-log axes", *axis, series), reading)
 
 
-def _attribute(section: dict[str, Any] | None) -> str:
-    if section is None or not section["attacks"]:
-        return ""
+def _attribute(section: AttributeInference) -> Figure:
     rows = [
-        Whisker(one["name"], leakage["value"], leakage["lower"], leakage["upper"], one["leaks"])
-        for one in section["attacks"]
-        for leakage in [one["leakage"]]
+        Whisker(one.name, one.leakage.value, one.leakage.lower, one.leakage.upper, one.leaks) for one in section.attacks
     ]
     ends = [_ROOM, *(end for row in rows for end in (row.lower, row.upper))]
     axis = Axis.around("advantage over imputation, members minus non-members", ends, Numbers.PERCENT)
     reading = (
-        f"How much better {section['attribute']} is guessed with the model than without it, for members minus the "
+        f"How much better {section.attribute} is guessed with the model than without it, for members minus the "
         f"same for non-members. An interval right of zero is leakage. All intervals together hold with "
-        f"{100 * section['confidence']:g}% confidence."
+        f"{100 * section.confidence:g}% confidence."
     )
     return _figure("Attribute inference", interval_chart("Attribute advantage", axis, rows), reading)
 
 
-def _group_rates(metrics: tuple[dict[str, Any], ...]) -> str:
-    if not metrics:
-        return ""
+def _group_rates(metrics: Metrics) -> Figure:
     groups = metrics[-1]["overall"]["groups"]
     two_classes = all(len(group["selection_rates"]) == 2 for group in groups.values())
     names = ("accuracy", "predicted positive", "positives missed") if two_classes else ("accuracy",)
@@ -161,9 +170,7 @@ def _group_rates(metrics: tuple[dict[str, Any], ...]) -> str:
     return _figure("Rates by group", chart, _NOT_PRIVATE)
 
 
-def _gaps(metrics: tuple[dict[str, Any], ...]) -> str:
-    if not metrics:
-        return ""
+def _gaps(metrics: Metrics) -> Figure:
     last = metrics[-1]["overall"]
     rows = [Bars(label, (last.get(name),)) for name, label in _GAPS if name in last]
     widest = max((value for row in rows for value in row.values if value is not None), default=1.0)
@@ -171,7 +178,7 @@ def _gaps(metrics: tuple[dict[str, Any], ...]) -> str:
     return _figure("Gaps between groups", chart, "The largest difference between two groups; 0 is equal treatment.")
 
 
-def _over_steps(metrics: tuple[dict[str, Any], ...]) -> str:
+def _over_steps(metrics: Metrics) -> Iterator[Figure]:
     series = []
     for name, label in (("accuracy", "accuracy"), ("demographic_parity", "demographic parity gap")):
         points = [
@@ -183,8 +190,8 @@ def _over_steps(metrics: tuple[dict[str, Any], ...]) -> str:
             steps, values = zip(*points, strict=True)
             series.append(Series(label, steps, values))
     if not series:
-        return ""
+        return
     every = [value for one in series for value in one.x]
     axes = (Axis.around("step", every), Axis("share of test records", 0, 1, numbers=Numbers.PERCENT))
     chart = line_chart("Accuracy and gap over the training", *axes, series)
-    return _figure("Accuracy and gap over the training", chart, _NOT_PRIVATE)
+    yield _figure("Accuracy and gap over the training", chart, _NOT_PRIVATE)

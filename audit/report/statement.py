@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Annotated, Any, Literal, NoReturn, final
+from typing import Annotated, Literal, NoReturn, final
 
 from pydantic import Field, ValidationError
 
+from audit.report.results import AuditReport, Outcome
 from calibrate.errors import Refused
 from calibrate.manifest.document import PAYLOAD_TYPE, STATEMENT_TYPE, read_statement
 from calibrate.manifest.keys import (
@@ -64,23 +65,23 @@ class AuditPredicate(StrictModel):
         return found
 
     @classmethod
-    def of(cls, report: Mapping[str, Any], at: datetime) -> AuditPredicate:
-        """The conclusion of an audit, from its JSON."""
-        promised, attribute = report["promised"], report.get("attribute_inference")
+    def of(cls, report: AuditReport, at: datetime) -> AuditPredicate:
+        """The conclusion of an audit."""
+        promised, attribute = report.promised, report.attribute_inference
+        on_trial = None
+        if promised is not None:
+            source = _one_line(promised.source)
+            on_trial = PromiseOnTrial(epsilon=promised.epsilon, delta=promised.delta, source=source)
         return cls(
-            verdict=report["verdict"],
-            why=_one_line(report["why"]),
-            epsilon_lower=report["epsilon_lower"],
-            alpha=1 - report["confidence"],
-            promised=None
-            if promised is None
-            else PromiseOnTrial(
-                epsilon=promised["epsilon"], delta=promised["delta"], source=_one_line(promised["source"])
-            ),
+            verdict=report.verdict.value,
+            why=_one_line(report.why),
+            epsilon_lower=report.epsilon_lower,
+            alpha=1 - report.confidence,
+            promised=on_trial,
             methods=_methods(report),
-            attribute_finding=None if attribute is None else _one_line(attribute["why"]),
+            attribute_finding=None if attribute is None else _one_line(attribute.why),
             audited_at=at,
-            report_digest=report_digest(report),
+            report_digest=report_digest(report.to_json()),
             tool=f"privfair {version('privfair')}",
         )
 
@@ -90,16 +91,16 @@ def report_digest(report: Mapping[str, Json]) -> str:
     return digest(dict(report))
 
 
-def _methods(report: Mapping[str, Any]) -> tuple[str, ...]:
+def _methods(report: AuditReport) -> tuple[str, ...]:
     """Which layers were looked at, and by which attacks and bounds."""
-    layers = dict.fromkeys(
-        f"{check['layer']} checks" for check in report["checks"] if check["outcome"] != "not possible"
-    )
-    attacks = [f"{one['name']} ({one['bound']['method']})" for one in report["attacks"]]
-    for section, name in (("membership", "membership inference"), ("attribute_inference", "attribute inference")):
-        if report.get(section):
-            attacks += [f"{name}: {one['name']}" for one in report[section]["attacks"]]
-    return tuple(_one_line(text) for text in (*layers, *attacks))
+    answered = (check for check in report.checks if check.outcome is not Outcome.NOT_POSSIBLE)
+    names = list(dict.fromkeys(f"{check.layer.value} checks" for check in answered))
+    names += [f"{one.name} ({one.bound.method.value})" for one in report.attacks]
+    if report.membership is not None:
+        names += [f"membership inference: {one.name.value}" for one in report.membership.attacks]
+    if report.attribute_inference is not None:
+        names += [f"attribute inference: {one.name}" for one in report.attribute_inference.attacks]
+    return tuple(_one_line(name) for name in names)
 
 
 def _one_line(text: str) -> str:
@@ -142,7 +143,7 @@ def sign_audit(predicate: AuditPredicate, subjects: Mapping[str, str], key: Sign
     if MODEL_SUBJECT not in subjects:
         raise AuditRefused("an audit statement needs a model to be about; let the training finish first")
     envelope = sign(PAYLOAD_TYPE, _payload(predicate, subjects), key)
-    said, about = _understood(open_envelope(envelope).payload)
+    said, about = _parse(open_envelope(envelope).payload)
     if said != predicate or about != dict(subjects):
         raise AuditRefused("the statement does not survive being written; report this as a bug")
     return envelope
@@ -164,7 +165,7 @@ def verify_audit(
     if opened.payload_type != PAYLOAD_TYPE:
         raise AuditRefused(f"the envelope holds {opened.payload_type[:80]!r}, no statement; give the signed audit")
     auditor = _signer(opened, trust, now)
-    predicate, about = _understood(opened.payload)
+    predicate, about = _parse(opened.payload)
     if predicate.audited_at > now:
         raise AuditRefused("the audit is dated in the future; check the clocks")
     for name, expected in subjects.items():
@@ -205,7 +206,7 @@ def _payload(predicate: AuditPredicate, subjects: Mapping[str, str]) -> bytes:
     )
 
 
-def _understood(payload: bytes) -> tuple[AuditPredicate, dict[str, str]]:
+def _parse(payload: bytes) -> tuple[AuditPredicate, dict[str, str]]:
     """Predicate and subjects of verified bytes; exactly one spelling is accepted."""
     try:
         statement = read_statement(payload)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from audit.bounds import OneRun, OneRunDesign, RankedGuesses, bound_over, counts_at, power_at
+from audit.report.results import Attack
 from audit.rerun import CoinRun, coin_runs
 from audit.transcript.decoder import Decoded, decode
-from audit.verdict import Attack
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import RandomizedCategory
 
@@ -50,7 +50,7 @@ def coin_audit(
         f"{coins} coins in each of {runs} rerun(s); of the {grid[-1]} firmest guesses a run "
         f"{100 * right:.1f}% were right ({100 * design.success_rate:.1f}% without noise)"
     )
-    return Attack("attribute coins against the transcript", bound, power, text)
+    return Attack(name="attribute coins against the transcript", bound=bound, power=power, evidence=text)
 
 
 def _grid(document: BudgetDocument, coins: int) -> tuple[int, ...]:

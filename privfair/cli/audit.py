@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,15 @@ from privfair.cli.audit_model import (
     attribute_options,
     judge_model,
     model_options,
+    show_attribute,
     show_membership,
 )
-from privfair.cli.audit_outputs import OutputFlags, dated, model_subjects, output_options, run_subjects, write_outputs
+from privfair.cli.audit_outputs import OutputFlags, model_subjects, output_options, run_subjects, write_outputs
 from privfair.cli.audit_outputs import command as verify_command
 from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
-    from audit.verdict import Verdict
+    from audit.report.results import AuditReport
     from calibrate.manifest.trust import TrustFile
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -44,20 +46,37 @@ class _WithVerify(click.Command):
 
 @click.command("audit", cls=_WithVerify, short_help="does a run keep its promise?")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False), required=False)
-@click.option("--plan", "plan_path", type=_PATH, help="The plan in its own place, if it names files relative to it.")
-@click.option("--trust", "trust_path", type=_PATH, help="Trust file, to check the manifest's signatures.")
-@click.option("--root", type=_PATH, help="Public key that signed the trust file, where it is signed.")
-@click.option("--ledger", help="The run's ledger, to compare charges and releases.")
-@click.option("--anchor", type=_PATH, help="The ledger's anchor; default: LEDGER.anchor beside a file.")
+@click.option(
+    "--plan",
+    "plan_path",
+    type=_PATH,
+    help="The original plan, needed if it names data files relative to its own place.",
+)
+@click.option("--trust", "trust_path", type=_PATH, help="Trust file with which the manifest's signatures are checked.")
+@click.option("--root", type=_PATH, help="Public key that signed the trust file, if it is signed.")
+@click.option("--ledger", help="The run's ledger, to compare its charges with the releases.")
+@click.option("--anchor", type=_PATH, help="Anchor of the ledger (default: LEDGER.anchor beside a ledger file).")
 @click.option(
     "--reruns",
     type=click.IntRange(min=0),
     default=4,
     show_default=True,
-    help="Effort of the attack: reruns on coins; with canaries, for each 10 s of computing and up to 50 runs.",
+    help="Number of reruns on coins; with canaries each stands for up to 50 short runs or 10 seconds.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the auditor's coins.")
-@click.option("--confidence", type=float, default=0.95, show_default=True, help="Of the lower bound on epsilon.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the auditor's coins, random pairs and shadow models.",
+)
+@click.option(
+    "--confidence",
+    type=float,
+    default=0.95,
+    show_default=True,
+    help="Confidence of the lower bound on epsilon and of all intervals.",
+)
 @output_options
 @attribute_options
 @model_options
@@ -101,30 +120,27 @@ def command(
     outputs, attribute = OutputFlags(out, junit, sign_path, statement), AttributeFlags(sensitive, infer)
     trust = None if trust_path is None else read_trust_file(trust_path, root)
     flags = ModelFlags(**model)
-    membership = None
     if flags.asked_for:
-        membership = judge_model(flags, run, trust, seed, confidence)
-        verdict, document = membership.verdict, membership.to_json()
+        report = judge_model(flags, run, trust, seed, confidence)
         inferred = attribute_of_model(attribute, flags, seed, confidence)
         subjects = model_subjects(flags.model_path)
     elif run is None:
         raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
     else:
-        verdict = _judge_run(run, _RunFlags(plan_path, ledger, anchor, reruns), trust, seed, confidence)
-        document = verdict.to_json()
+        report = _judge_run(run, _RunFlags(plan_path, ledger, anchor, reruns), trust, seed, confidence)
         _say("attribute inference: does the model tell more than imputation?")
         inferred = attribute_of_run(attribute, run, plan_path, seed, confidence)
         subjects = run_subjects(run)
-    document = dated({**document, **inferred.to_json()}, subjects)
-    write_outputs(outputs, document)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    report = report.model_copy(update={**inferred, "subjects": subjects, "audited_at": now})
+    write_outputs(outputs, report)
     if as_json:
-        print_json(document)
+        print_json(report.to_json())
     else:
-        _show(verdict)
-        if membership is not None:
-            show_membership(membership)
-        inferred.show()
-    if document["verdict"] == "violated":
+        _show(report)
+        show_membership(report)
+        show_attribute(report)
+    if report.verdict.value == "violated":
         sys.exit(1)
 
 
@@ -136,7 +152,7 @@ class _RunFlags:
     reruns: int
 
 
-def _judge_run(run: Path, flags: _RunFlags, trust: TrustFile | None, seed: int, confidence: float) -> Verdict:
+def _judge_run(run: Path, flags: _RunFlags, trust: TrustFile | None, seed: int, confidence: float) -> AuditReport:
     from audit.run_audit import AuditOptions, audit_run
     from privfair.ledger import Access, Ledger
 
@@ -151,20 +167,20 @@ def _say(text: str) -> None:
     click.echo(f"  {text}", err=True)
 
 
-def _show(verdict: Verdict) -> None:
+def _show(report: AuditReport) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    colour = _COLOURS[verdict.word.value]
-    lines: list[object] = [f"[bold {colour}]{verdict.word.value.upper()}[/]  {escape(verdict.why)}"]
-    if verdict.promise is not None:
-        lines.append(f"on trial: epsilon {verdict.promise.epsilon:g} at delta {verdict.promise.delta:g}")
-    for attack in verdict.attacks:
+    colour = _COLOURS[report.verdict.value]
+    lines: list[object] = [f"[bold {colour}]{report.verdict.value.upper()}[/]  {escape(report.why)}"]
+    if report.promised is not None:
+        lines.append(f"on trial: epsilon {report.promised.epsilon:g} at delta {report.promised.delta:g}")
+    for attack in report.attacks:
         lines.append(
             f"{attack.name}: epsilon is at least {attack.bound.epsilon:.3f} with "
-            f"{100 * verdict.confidence:g}% confidence; {escape(attack.evidence)}; power {attack.power:.2f}"
+            f"{100 * report.confidence:g}% confidence; {escape(attack.evidence)}; power {attack.power:.2f}"
         )
     table = Table("layer", "check", "outcome", "finding")
-    for check in verdict.checks:
+    for check in report.checks:
         table.add_row(check.layer.value, escape(check.name), check.outcome.value, escape(check.finding))
     print_rich(*lines, table)

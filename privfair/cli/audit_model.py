@@ -15,12 +15,12 @@ from privfair.cli.output import options, print_rich
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from audit.attribute.result import AttributeInference
     from audit.membership.epsilon_bound import Claim
-    from audit.membership.membership_audit import MembershipAudit, MembershipOptions
+    from audit.membership.membership_audit import MembershipOptions
     from audit.membership.records import AuditedRecords, RecordTables
     from audit.membership.shadow.train import ShadowRecipe
     from audit.membership.targets.target import Target
+    from audit.report.results import AuditReport
     from calibrate.manifest.trust import TrustFile
 
 
@@ -37,28 +37,34 @@ model_options = options(
     click.option("--members", type=_FILE, help="Records that were in the model's training data."),
     click.option("--nonmembers", type=_FILE, help="Records from the same source that were not."),
     click.option("--population", type=_FILE, help="Other records: shadow models are trained on these alone (offline)."),
-    click.option("--label", help="The column with the class, where the model leaves it open."),
-    click.option("--drop", multiple=True, help="A column that is no feature; may be given several times."),
-    click.option("--classes", help="The classes in the order of the model's outputs: A,B,..."),
+    click.option("--label", help="Column with the class, needed if the model does not tell it."),
+    click.option("--drop", multiple=True, help="Column that is not a feature; may be given several times."),
+    click.option("--classes", help="Classes in the order of the model's outputs, as A,B,..."),
     click.option(
         "--outputs",
         type=click.Choice(["by-look", "probabilities", "logits"]),
         default="by-look",
         show_default=True,
-        help="What the model's outputs are.",
+        help="Kind of the model's outputs; by-look decides from their values.",
     ),
-    click.option("--trust-pickle", is_flag=True, help="Open a file that can run code when it is opened."),
-    click.option("--score", help="Without --model: the column with a membership score that you bring."),
-    click.option("--smaller-is-member", is_flag=True, help="Of --score: small values mean member (a loss)."),
-    click.option("--manifest", "manifest_path", type=_FILE, help="The manifest whose promise is on trial."),
-    click.option("--epsilon", type=float, help="Without a manifest: the epsilon that is claimed."),
-    click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the claim, or of the bound."),
+    click.option("--trust-pickle", is_flag=True, help="Open a pickle although it can run code when it is opened."),
+    click.option("--score", help="Column with membership scores of your own, instead of --model."),
+    click.option("--smaller-is-member", is_flag=True, help="Small values of --score mean member, as for a loss."),
+    click.option("--manifest", "manifest_path", type=_FILE, help="Manifest whose promise is on trial."),
+    click.option("--epsilon", type=float, help="Claimed epsilon that is on trial, instead of --manifest."),
+    click.option(
+        "--delta",
+        type=float,
+        default=1e-5,
+        show_default=True,
+        help="Delta of the claim; without a claim, the delta at which epsilon is bounded.",
+    ),
     click.option(
         "--relation",
         type=click.Choice(["add-remove", "replace-one"]),
         default="add-remove",
         show_default=True,
-        help="Of the claim without a manifest: how neighbouring data sets differ.",
+        help="How neighbouring data sets of the claimed --epsilon differ.",
     ),
     click.option(
         "--assignment",
@@ -72,18 +78,22 @@ model_options = options(
         type=click.IntRange(min=0),
         default=64,
         show_default=True,
-        help="Models trained to compare with; 0 leaves the loss threshold alone.",
+        help="Number of shadow models to compare with; 0 uses the loss threshold only.",
     ),
     click.option(
         "--shadow",
         type=click.Choice(["same", "logistic", "perceptron"]),
         default="same",
         show_default=True,
-        help="Their kind; same: as much like the model as can be.",
+        help="Kind of the shadow models; same means as much like the model as possible.",
     ),
-    click.option("--hidden", type=_COUNT, default=64, show_default=True, help="Of --shadow perceptron."),
-    click.option("--epochs", type=_COUNT, help="Of --shadow logistic or perceptron."),
-    click.option("--jobs", type=_COUNT, default=1, show_default=True, help="Shadow groups side by side."),
+    click.option(
+        "--hidden", type=_COUNT, default=64, show_default=True, help="Width of the hidden layer of --shadow perceptron."
+    ),
+    click.option("--epochs", type=_COUNT, help="Training epochs of --shadow logistic or perceptron."),
+    click.option(
+        "--jobs", type=_COUNT, default=1, show_default=True, help="Number of threads that train shadow models."
+    ),
 )
 
 
@@ -131,7 +141,7 @@ class ModelFlags:
 
 def judge_model(
     flags: ModelFlags, run: Path | None, trust: TrustFile | None, seed: int, confidence: float
-) -> MembershipAudit:
+) -> AuditReport:
     """Read the files, open the model, train shadow models, attack, judge."""
     from audit.membership.membership_audit import audit_model, audit_scores
     from audit.membership.records import RecordTables
@@ -167,14 +177,16 @@ def open_model(flags: ModelFlags) -> Target:
     return open_target(flags.model_path, pickles, OutputKind(flags.outputs))
 
 
-def show_membership(found: MembershipAudit) -> None:
-    """The attacks' strength as a table."""
+def show_membership(report: AuditReport) -> None:
+    """The attacks' strength as a table, where a model was audited."""
     from rich.table import Table
 
-    result = found.result
+    result = report.membership
+    if result is None:
+        return
     table = Table("attack", "AUC", "TPR at 0.1% FPR", "TPR at 1% FPR", "AUC on shadow models")
     for attack in result.attacks:
-        cells = [attack.auc, *(point.tpr for point in attack.tpr_at_fpr)]
+        cells = [attack.auc, *attack.tpr_at_fpr]
         control = "" if attack.control_auc is None else f"{attack.control_auc:.3f}"
         texts = (f"{one.value:.3f} [{one.lower:.3f}, {one.upper:.3f}]" for one in cells)
         table.add_row(attack.name.value, *(text.replace("[", "\\[") for text in texts), control)
@@ -215,7 +227,7 @@ def _member_marks(tables: RecordTables) -> Any:
 
 def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confidence: float) -> MembershipOptions:
     from audit.membership.membership_audit import MembershipOptions
-    from audit.membership.result import Assignment
+    from audit.report.results import Assignment
 
     return MembershipOptions(flags.shadow_models, recipe, Assignment(flags.assignment), confidence, seed, flags.delta)
 
@@ -287,15 +299,13 @@ def _progress(models: int) -> Iterator[Callable[[int, int], None] | None]:
 # The attribute-inference part of `privfair audit`.
 
 attribute_options = options(
-    click.option(
-        "--sensitive", help="With --model: the column whose values are to be guessed, for attribute inference."
-    ),
+    click.option("--sensitive", help="Column whose values attribute inference tries to guess, with --model."),
     click.option(
         "--attribute-inference/--no-attribute-inference",
         "infer",
         default=True,
         show_default=True,
-        help="Of a run: guess the attribute of its records from its model, beside imputation.",
+        help="Whether to guess the sensitive attribute of a run's records from its model.",
     ),
 )
 
@@ -306,59 +316,54 @@ class AttributeFlags:
     infer: bool
 
 
-@dataclass(frozen=True)
-class AttributeAnswer:
-    """What was found, or why nothing could be."""
+Inferred = dict[str, Any]
+"""The fields of a report that attribute inference fills in: what was found, or why nothing could be."""
 
-    found: AttributeInference | None
-    why_not: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        if self.found is None:
-            return {"attribute_inference": None, "attribute_inference_not_possible": self.why_not}
-        return {"attribute_inference": self.found.to_json()}
+def _not_inferred(why: str) -> Inferred:
+    return {"attribute_inference_not_possible": why}
 
-    def show(self) -> None:
-        """A table of attacks beside imputation."""
-        from rich.markup import escape
-        from rich.table import Table
 
-        if self.found is None:
-            if self.why_not is not None:
-                print_rich(f"attribute inference: not possible ({escape(self.why_not)})")
-            return
-        found = self.found
-        table = Table("attack", "right on members", "on non-members", "members minus non-members, over imputation")
-        table.add_row("imputation", _share(found.imputation_members), _share(found.imputation_nonmembers), "")
-        for one in found.attacks:
-            gap = f"{_share(one.leakage)} \\[{_share(one.leakage.lower)}, {_share(one.leakage.upper)}]"
-            table.add_row(
-                one.name,
-                _share(one.members.accuracy),
-                _share(one.nonmembers.accuracy),
-                f"{gap}{'  leaks' if one.leaks else ''}",
-            )
-        print_rich(f"attribute inference: {found.finding.value}; {escape(found.why)}", table)
+def show_attribute(report: AuditReport) -> None:
+    """A table of attacks beside imputation."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    found = report.attribute_inference
+    if found is None:
+        if report.attribute_inference_not_possible is not None:
+            print_rich(f"attribute inference: not possible ({escape(report.attribute_inference_not_possible)})")
+        return
+    table = Table("attack", "right on members", "on non-members", "members minus non-members, over imputation")
+    table.add_row(
+        "imputation", _percent(found.imputation.members.value), _percent(found.imputation.nonmembers.value), ""
+    )
+    for one in found.attacks:
+        gap = one.leakage
+        text = f"{_percent(gap.value)} \\[{_percent(gap.lower)}, {_percent(gap.upper)}]{'  leaks' if one.leaks else ''}"
+        right = (_percent(side.accuracy.value) for side in (one.members, one.nonmembers))
+        table.add_row(one.name, *right, text)
+    print_rich(f"attribute inference: {found.finding.value}; {escape(found.why)}", table)
 
 
 def attribute_of_run(
     flags: AttributeFlags, run: Path, plan_path: Path | None, seed: int, confidence: float
-) -> AttributeAnswer:
+) -> Inferred:
     """Of a run; a run that does not allow it (no model yet, images, too few records) says so."""
     from audit.attribute.attribute_audit import AttributeOptions
     from audit.attribute.of_model import attribute_inference_of_run
     from calibrate.errors import InvalidInput
 
     if not flags.infer:
-        return AttributeAnswer(None, "it was not asked for")
+        return _not_inferred("it was not asked for")
     try:
         options = AttributeOptions(confidence, seed)
-        return AttributeAnswer(attribute_inference_of_run(run, options, plan_path))
+        return {"attribute_inference": attribute_inference_of_run(run, options, plan_path)}
     except InvalidInput as refused:
-        return AttributeAnswer(None, f"{refused.argument} {refused.rule}")
+        return _not_inferred(f"{refused.argument} {refused.rule}")
 
 
-def attribute_of_model(flags: AttributeFlags, model: ModelFlags, seed: int, confidence: float) -> AttributeAnswer:
+def attribute_of_model(flags: AttributeFlags, model: ModelFlags, seed: int, confidence: float) -> Inferred:
     """Of a model with two files; only where a column was named."""
     from audit.attribute.attribute_audit import AttributeOptions
     from audit.attribute.of_model import attribute_inference_of_model
@@ -366,7 +371,7 @@ def attribute_of_model(flags: AttributeFlags, model: ModelFlags, seed: int, conf
     from audit.membership.targets.run_target import RunTarget
 
     if flags.sensitive is None:
-        return AttributeAnswer(None, "no --sensitive COLUMN was named")
+        return _not_inferred("no --sensitive COLUMN was named")
     if model.model_path is None:
         raise click.UsageError("--sensitive needs --model: scores of members say nothing about an attribute")
     assert model.members is not None
@@ -377,8 +382,8 @@ def attribute_of_model(flags: AttributeFlags, model: ModelFlags, seed: int, conf
     found = attribute_inference_of_model(
         target, tables, records_for(model, target), flags.sensitive, AttributeOptions(confidence, seed)
     )
-    return AttributeAnswer(found)
+    return {"attribute_inference": found}
 
 
-def _share(value: Any) -> str:
-    return f"{100 * (value if isinstance(value, float) else value.value):.1f}%"
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"

@@ -6,22 +6,27 @@ import hashlib
 import json
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from privfair.cli.keys import read_trust_file, trust_options
 from privfair.cli.output import json_option, options, print_json
 
+if TYPE_CHECKING:
+    from audit.report.results import AuditReport
+
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 output_options = options(
-    click.option("--out", type=_FILE, help="Also write the verdict as JSON to this file."),
-    click.option("--junit", type=_FILE, help="Also write it as JUnit XML, for the gate of a CI system."),
-    click.option("--sign", "sign_path", type=_FILE, help="The auditor's key, to sign the verdict with."),
-    click.option("--statement", type=_FILE, help="Where the signed statement goes; goes with --sign."),
+    click.option("--out", type=_FILE, help="File to which the report is also written, as JSON."),
+    click.option("--junit", type=_FILE, help="File to which the report is also written, as JUnit XML for a CI system."),
+    click.option(
+        "--sign", "sign_path", type=_FILE, help="Private key of the auditor, with which the verdict is signed."
+    ),
+    click.option("--statement", type=_FILE, help="File for the signed statement; needs --sign."),
 )
 
 
@@ -73,36 +78,30 @@ def model_subjects(model: Path | None) -> dict[str, str]:
     return run_subjects(model) if model.is_dir() else {"model": _digest(model)}
 
 
-def dated(document: dict[str, Any], subjects: dict[str, str]) -> dict[str, Any]:
-    """The audit's JSON with what it is about, and when it was made."""
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {**document, "subjects": subjects, "audited_at": now}
-
-
-def write_outputs(flags: OutputFlags, document: dict[str, Any]) -> None:
+def write_outputs(flags: OutputFlags, report: AuditReport) -> None:
     """Write what was asked for; the statement last, so that it is never signed for a report that was not written."""
     from privfair.cli.output import write_bytes
 
     if flags.out is not None:
-        write_bytes(flags.out, json.dumps(document, indent=2).encode() + b"\n")
+        write_bytes(flags.out, json.dumps(report.to_json(), indent=2).encode() + b"\n")
     if flags.junit is not None:
         from audit.report.junit import junit_xml
 
-        write_bytes(flags.junit, junit_xml(document))
+        write_bytes(flags.junit, junit_xml(report))
     if flags.sign_path is not None and flags.statement is not None:
-        write_bytes(flags.statement, _signed(flags.sign_path, document))
+        write_bytes(flags.statement, _sign(flags.sign_path, report))
         click.echo(f"  signed statement written to {flags.statement}", err=True)
 
 
-def _signed(key_path: Path, document: dict[str, Any]) -> bytes:
+def _sign(key_path: Path, report: AuditReport) -> bytes:
     from audit.report.statement import AuditPredicate, sign_audit
     from calibrate.manifest.keys import load_private
     from calibrate.manifest.mechanism import instant_from_text
     from privfair.cli.keys import ask_password
 
-    at = instant_from_text(document["audited_at"])
+    at = instant_from_text(report.audited_at)
     assert isinstance(at, datetime)
-    return sign_audit(AuditPredicate.of(document, at), document["subjects"], load_private(key_path, ask_password))
+    return sign_audit(AuditPredicate.of(report, at), report.subjects, load_private(key_path, ask_password))
 
 
 def _digest(path: Path) -> str:
@@ -117,13 +116,13 @@ def _digest(path: Path) -> str:
 @click.command("verify", short_help="check a signed audit")
 @click.argument("statement", type=_FILE)
 @trust_options
-@click.option("--run", type=click.Path(path_type=Path, file_okay=False), help="The run it must be about.")
-@click.option("--model", type=_FILE, help="The model file it must be about.")
-@click.option("--report", "report_path", type=_FILE, help="The audit's JSON that it must have been signed for.")
+@click.option("--run", type=click.Path(path_type=Path, file_okay=False), help="Run that the audit must be about.")
+@click.option("--model", type=_FILE, help="Model file that the audit must be about.")
+@click.option("--report", "report_path", type=_FILE, help="JSON report that the statement must have been signed for.")
 @click.option(
     "--require",
     type=click.Choice(["consistent", "not-violated"]),
-    help="Exit code 1 unless the signed verdict is this.",
+    help="Verdict that the statement must have; exit code 1 otherwise.",
 )
 @json_option
 def command(

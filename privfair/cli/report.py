@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from audit.report.page import ReportContent
+    from audit.report.results import AuditReport
+    from calibrate.manifest.document import BudgetDocument
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _POINTS = 12
@@ -14,8 +19,8 @@ _POINTS = 12
 
 @click.command("report", short_help="one page about a run, for a privacy officer")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False), required=False)
-@click.option("--out", type=_PATH, required=True, help="The HTML file to write.")
-@click.option("--audit", "audit_path", type=_PATH, help="The verdict that `privfair audit --out` wrote.")
+@click.option("--out", type=_PATH, required=True, help="HTML file to write.")
+@click.option("--audit", "audit_path", type=_PATH, help="JSON report that `privfair audit --out` wrote.")
 def command(run: Path | None, out: Path, audit_path: Path | None) -> None:
     """Write a self-contained HTML page: verdict, promise, figures, what is not protected, evidence.
 
@@ -30,13 +35,13 @@ def command(run: Path | None, out: Path, audit_path: Path | None) -> None:
 
     if run is None and audit_path is None:
         raise click.UsageError("name a RUN folder, or the --audit of a model")
-    audit = None if audit_path is None else _audit(audit_path)
+    audit = None if audit_path is None else _read_audit(audit_path)
     write_bytes(out, render(_content(run, audit)).encode())
     click.echo(f"report written to {out}")
 
 
-def _content(run: Path | None, audit: dict[str, Any] | None) -> Any:
-    from audit.report.content import ReportContent
+def _content(run: Path | None, audit: AuditReport | None) -> ReportContent:
+    from audit.report.page import ReportContent
     from calibrate.manifest.verify import read_unverified
     from privfair.run.folder import RunFolder
 
@@ -48,27 +53,24 @@ def _content(run: Path | None, audit: dict[str, Any] | None) -> Any:
     return ReportContent(manifest, audit, tuple(json.loads(line) for line in lines), _budget(manifest.document))
 
 
-def _audit(path: Path) -> dict[str, Any]:
-    """The audit's JSON, checked against its schema, so that a page never shows half of another file."""
+def _read_audit(path: Path) -> AuditReport:
+    """An audit's JSON, checked, so that a page never shows half of another file."""
     from pydantic import ValidationError
 
-    from audit.report.document import AuditReport
+    from audit.report.results import AuditReport
     from calibrate.errors import InvalidInput
     from calibrate.manifest.strict_json import first_fault
     from privfair.cli.output import read_bytes
 
-    content = read_bytes(path, "--audit")
     try:
-        AuditReport.model_validate_json(content)
+        return AuditReport.model_validate_json(read_bytes(path, "--audit"))
     except ValidationError as broken:
         raise InvalidInput(
-            "--audit", str(path), f"is no audit ({first_fault(broken)})", "give what `privfair audit --out` wrote"
+            "--audit", str(path), f"is not an audit ({first_fault(broken)})", "give what `privfair audit --out` wrote"
         ) from None
-    document: dict[str, Any] = json.loads(content)
-    return document
 
 
-def _budget(document: Any) -> tuple[tuple[int, float], ...]:
+def _budget(document: BudgetDocument) -> tuple[tuple[int, float], ...]:
     """Certified epsilon after a few numbers of rounds, for the figure."""
     from privfair.cli.epsilon_so_far import EpsilonSoFar
 

@@ -17,14 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("calibrate", "privfair", "audit")
-_NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
+_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import pytest
 
 from audit.attribute.attacks import Csmia, Yeom
 from audit.attribute.attribute_audit import AttributeOptions, attribute_inference, difference_interval
+from audit.attribute.mean_interval import mean_interval
 from audit.attribute.records import Attribute, AttributeRecords, SensitiveInput
-from audit.attribute.result import AttributeInference, Finding, mean_interval
+from audit.report.results import AttributeFinding, AttributeInference
 from calibrate.errors import InvalidInput
 from tests.audit.attribute_cases import Honest, Memorising, MemorisingElsewhere, as_input, population, without_input
 
@@ -29,8 +30,8 @@ def test_an_attack_that_only_imputes_shows_no_leakage(values: int, one_hot: bool
     """The attribute can be guessed well from the features, and the model helps, but members are not special."""
     members, others = _two_sets(1, values, one_hot, 1000)
     found = attribute_inference(Honest(values), as_input(values, one_hot), members, others)
-    assert found.finding is Finding.NONE_FOUND
-    assert found.imputation_members.value > 1.3 / values
+    assert found.finding is AttributeFinding.NONE_FOUND
+    assert found.imputation.members.value > 1.3 / values
     assert all(one.leakage.lower <= 0 <= one.leakage.upper for one in found.attacks)
     assert {one.name for one in found.attacks} == {"Yeom", "CSMIA", "LOMIA", "learned from outputs"}
     assert [one.name for one in found.not_applied] == ["white box"]
@@ -42,11 +43,11 @@ def test_a_memorising_model_is_found_out(values: int, one_hot: bool) -> None:
     members, others = _two_sets(2, values, one_hot, 800)
     target = Memorising(Honest(values), members, 1.0)
     found = attribute_inference(target, as_input(values, one_hot), members, others)
-    assert found.finding is Finding.LEAKAGE
+    assert found.finding is AttributeFinding.LEAKAGE
     for name in ("Yeom", "CSMIA", "learned from outputs"):
         result = _by_name(found, name)
         assert result.leaks
-        assert result.members.accuracy.value > found.imputation_members.value
+        assert result.members.accuracy.value > found.imputation.members.value
         assert result.beats_imputation
     assert "remembers s of its members" in found.why
     assert "taken alone" not in found.why
@@ -56,9 +57,9 @@ def test_memory_is_found_also_where_the_attribute_is_no_input() -> None:
     members, others = (without_input(part) for part in _two_sets(7, 2, False, 1000))
     attribute = Attribute("s", ("a", "b"))
     leaking = attribute_inference(MemorisingElsewhere(Honest(2), members, 1.0), attribute, members, others)
-    assert leaking.finding is Finding.LEAKAGE
+    assert leaking.finding is AttributeFinding.LEAKAGE
     assert {one.name for one in leaking.not_applied} == {"Yeom", "CSMIA", "LOMIA", "white box"}
-    assert attribute_inference(Honest(2), attribute, members, others).finding is Finding.NONE_FOUND
+    assert attribute_inference(Honest(2), attribute, members, others).finding is AttributeFinding.NONE_FOUND
 
 
 def test_an_attack_cannot_see_what_it_is_to_guess() -> None:
@@ -106,7 +107,7 @@ def test_sets_that_differ_by_themselves_prove_nothing() -> None:
     found = attribute_inference(
         Honest(2), as_input(2, False), members, AttributeRecords(features, others.labels, shuffled)
     )
-    assert found.finding is Finding.NOT_COMPARABLE
+    assert found.finding is AttributeFinding.NOT_COMPARABLE
     assert "from one source" in found.why
 
 
@@ -117,7 +118,7 @@ def test_a_constant_feature_is_no_obstacle() -> None:
         for part in (members, others)
     ]
     found = attribute_inference(Honest(2), Attribute("s", ("a", "b")), flat[0], flat[1])
-    assert found.finding is Finding.NONE_FOUND
+    assert found.finding is AttributeFinding.NONE_FOUND
 
 
 def test_answers_are_the_same_for_the_same_seed() -> None:
@@ -189,5 +190,5 @@ def test_no_leakage_is_reported_over_many_honest_models() -> None:
         found = attribute_inference(
             Honest(2), as_input(2, False), members, others, AttributeOptions(seed=seed, confidence=0.9)
         )
-        alarms += found.finding is Finding.LEAKAGE
+        alarms += found.finding is AttributeFinding.LEAKAGE
     assert alarms / 60 <= 0.1 + 3 * np.sqrt(0.09 / 60)

@@ -14,10 +14,10 @@ from audit.attribute.attacks import Yeom
 from audit.attribute.attribute_audit import AttributeOptions
 from audit.attribute.learned import WhiteBox
 from audit.attribute.of_model import AskedByClass, InputTable, attribute_inference_of_model
-from audit.attribute.result import Finding
 from audit.membership.records import ColumnChoice, RecordTables, encode_tables
 from audit.membership.targets.sklearn_estimator import SklearnTarget
 from audit.membership.targets.torch_target import TorchTarget
+from audit.report.results import AttributeFinding
 from calibrate.errors import InvalidInput
 from tests.audit.attribute_cases import population
 
@@ -44,7 +44,7 @@ def test_the_nearest_neighbour_leaks_and_hundreds_of_neighbours_do_not(tmp_path:
     records = encode_tables(tables, ColumnChoice("label"))
     x = np.column_stack([*records.columns.values()])[: records.members]
     y = records.labels[: records.members]
-    for neighbours, expected in ((1, Finding.LEAKAGE), (300, Finding.NONE_FOUND)):
+    for neighbours, expected in ((1, AttributeFinding.LEAKAGE), (300, AttributeFinding.NONE_FOUND)):
         target = SklearnTarget(KNeighborsClassifier(neighbours).fit(x, y))
         found = attribute_inference_of_model(target, tables, records, "sex", QUICK)
         assert found.finding is expected
@@ -85,7 +85,7 @@ def test_a_column_that_was_left_out_is_read_off_the_answers_alone(tmp_path: Path
     found = attribute_inference_of_model(target, tables, records, "sex", QUICK)
     assert [one.name for one in found.not_applied] == ["Yeom"]
     assert [one.name for one in found.attacks] == ["white box"]
-    assert found.finding is Finding.NONE_FOUND
+    assert found.finding is AttributeFinding.NONE_FOUND
 
 
 def test_a_number_with_many_values_is_refused(tmp_path: Path) -> None:

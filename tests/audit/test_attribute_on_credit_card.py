@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from audit.attribute.attribute_audit import attribute_inference
 from audit.attribute.records import Attribute, AttributeRecords, SensitiveInput
-from audit.attribute.result import AttributeInference, Finding
+from audit.report.results import AttributeFinding, AttributeInference
 from calibrate.arrays import Floats
 from privfair.data.benchmarks import Benchmark, load_benchmark
 
@@ -42,14 +42,14 @@ def _audited(model) -> AttributeInference:  # type: ignore[no-untyped-def]
 @pytest.mark.slow
 def test_a_linear_model_of_real_people_does_not_leak_their_sex() -> None:
     found = _audited(LogisticRegression(max_iter=500))
-    assert found.finding is Finding.NONE_FOUND
+    assert found.finding is AttributeFinding.NONE_FOUND
     assert all(one.leakage.upper < 0.12 for one in found.attacks)
 
 
 @pytest.mark.slow
 def test_a_fully_grown_forest_leaks_the_sex_of_its_members() -> None:
     found = _audited(RandomForestClassifier(100, random_state=0))
-    assert found.finding is Finding.LEAKAGE
+    assert found.finding is AttributeFinding.LEAKAGE
     by_name = {one.name: one for one in found.attacks}
     for name in ("CSMIA", "learned from outputs"):
         assert by_name[name].leakage.lower > 0.2

@@ -11,8 +11,8 @@ from audit.attribute.attacks import Yeom
 from audit.attribute.attribute_audit import AttributeOptions, attribute_inference
 from audit.attribute.learned import WhiteBox
 from audit.attribute.records import AttributeRecords
-from audit.attribute.result import Finding
 from audit.attribute.targets import ModuleWeights, RunModel
+from audit.report.results import AttributeFinding
 from calibrate.errors import InvalidInput
 from privfair.models.linear import LogisticRegression
 from tests.audit.attribute_cases import as_input, population
@@ -72,7 +72,7 @@ def test_an_overfit_network_leaks_and_an_early_one_does_not() -> None:
     members, others = population(random, 500, 2, False), population(random, 900, 2, False)
     attribute = as_input(2, False)
     overfit = attribute_inference(ModuleWeights(_overfit(members, 400)), attribute, members, others, TWO)
-    assert overfit.finding is Finding.LEAKAGE
+    assert overfit.finding is AttributeFinding.LEAKAGE
     assert WhiteBox().name in {one.name for one in overfit.attacks}
     early = attribute_inference(ModuleWeights(_overfit(members, 10)), attribute, members, others, TWO)
-    assert early.finding is Finding.NONE_FOUND
+    assert early.finding is AttributeFinding.NONE_FOUND

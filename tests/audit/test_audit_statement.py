@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from audit.report.document import AuditReport, schema
 from audit.report.junit import junit_xml
+from audit.report.results import AuditReport, Conclusion, schema
 from audit.report.statement import AuditPredicate, AuditRefused, report_digest, sign_audit, verify_audit
 from calibrate.errors import ManifestRefused, Refused
 from calibrate.manifest.document import PAYLOAD_TYPE
@@ -24,7 +24,7 @@ from calibrate.manifest.verify import authenticate
 
 AT = datetime(2030, 5, 1, 12, 0, tzinfo=UTC)
 SUBJECTS = {"model": "ab" * 32, "manifest": "cd" * 32}
-REPORT: dict[str, Any] = {
+JSON: dict[str, Any] = {
     "verdict": "violated",
     "why": "the observer's guesses show epsilon of at least 1.270\nwith 95% confidence",
     "epsilon_lower": 1.27,
@@ -40,11 +40,11 @@ REPORT: dict[str, Any] = {
                 "delta": 1e-5,
                 "confidence": 0.95,
                 "method": "one-run",
-                "family": "pure",
+                "family": "epsilon-delta",
                 "mu": None,
                 "selection": "fixed beforehand",
                 "comparisons": 1,
-                "evidence": {"guesses": 100, "correct": 80},
+                "evidence": {"coins": 100, "guesses": 100, "correct": 80},
             },
         }
     ],
@@ -54,6 +54,7 @@ REPORT: dict[str, Any] = {
         {"layer": "conformance", "name": "ledger", "outcome": "not possible", "finding": "none given"},
     ],
 }
+REPORT = AuditReport.model_validate_json(json.dumps(JSON))
 
 
 def _trusting(key: SigningKey, role: Role = Role.AUDITOR) -> TrustFile:
@@ -76,7 +77,7 @@ def test_what_was_signed_is_read_back(key: SigningKey, envelope: bytes) -> None:
     assert found.predicate.epsilon_lower == 1.27
     assert found.predicate.alpha == pytest.approx(0.05)
     assert "attribute coins against the transcript (one-run)" in found.predicate.methods
-    assert found.predicate.report_digest == report_digest(json.loads(json.dumps(REPORT, indent=4)))
+    assert found.predicate.report_digest == report_digest(json.loads(json.dumps(REPORT.to_json(), indent=4)))
     assert found.subjects == SUBJECTS
     assert found.auditor.key_id == key.key_id
 
@@ -151,18 +152,18 @@ def test_an_auditor_beside_an_officer_is_not_asked_to_sign_budgets(key: SigningK
 
 def test_the_published_schema_is_the_one_in_the_code() -> None:
     published = Path(__file__).parents[2] / "docs" / "audit-report.schema.json"
-    assert json.loads(published.read_text("utf-8")) == schema(), "write it again: python -m audit.report.document"
+    assert json.loads(published.read_text("utf-8")) == schema(), "write it again: python -m audit.report.results"
 
 
 def test_the_schema_accepts_an_audit_and_refuses_others() -> None:
     validator = jsonschema.Draft202012Validator(schema())
-    validator.validate(REPORT)
-    AuditReport.model_validate(REPORT)
+    validator.validate(JSON)
+    validator.validate(REPORT.to_json())
     for key_, wrong in (("verdict", "passed"), ("confidence", 1.5), ("checks", [{"name": "x"}]), ("epsilon_lower", -1)):
         with pytest.raises(jsonschema.ValidationError):
-            validator.validate({**REPORT, key_: wrong})
+            validator.validate({**JSON, key_: wrong})
     with pytest.raises(jsonschema.ValidationError):
-        validator.validate({name: value for name, value in REPORT.items() if name != "promised"})
+        validator.validate({name: value for name, value in JSON.items() if name != "promised"})
 
 
 def test_junit_counts_failures_and_what_could_not_be_checked() -> None:
@@ -175,7 +176,8 @@ def test_junit_counts_failures_and_what_could_not_be_checked() -> None:
 
 
 def test_junit_of_a_consistent_audit_has_no_failure() -> None:
-    fine = {**REPORT, "verdict": "consistent", "checks": REPORT["checks"][:1], "attacks": []}
+    changes = {"verdict": Conclusion.CONSISTENT, "checks": REPORT.checks[:1], "attacks": ()}
+    fine = REPORT.model_copy(update=changes)
     suite = ElementTree.fromstring(junit_xml(fine)).find("testsuite")
     assert suite is not None
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "0")

@@ -13,7 +13,8 @@ from audit.bounds.trade_off import CurveFamily
 from audit.canaries.canary_audit import manifest_curve
 from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
 from audit.canaries.decoder import CoinMeaning, Decoder, Interference, Reading, Seen, coin_meaning, quiet_directions
-from audit.verdict import Attack, CurveTest, Promise, Verdict, Word
+from audit.report.results import Attack, Conclusion, CurveTest, Promise
+from audit.verdict import judge
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, Relation
@@ -159,11 +160,12 @@ def test_the_signed_curve_is_what_the_event_allows() -> None:
 
 def test_a_refuted_curve_is_a_violation_though_epsilon_is_not_exceeded() -> None:
     bound = LowerBound(0.5, 1e-5, 0.975, Method.ONE_RUN, CurveFamily.EPSILON_DELTA, GuessCounts(100, 100, 70))
-    promise = Promise(1.0, 1e-5, "promised by a test")
+    promise = Promise(epsilon=1.0, delta=1e-5, source="promised by a test")
     weak, strong = (
-        Verdict(promise, (), (Attack("a", bound, 0.9, "x", CurveTest(p, 5e-4)),), 0.95) for p in (0.01, 1e-5)
+        judge(promise, (), (Attack(name="a", bound=bound, power=0.9, evidence="x", curve=CurveTest.at(p, 5e-4)),), 0.95)
+        for p in (0.01, 1e-5)
     )
-    assert weak.word is Word.CONSISTENT
-    assert strong.word is Word.VIOLATED
+    assert weak.verdict is Conclusion.CONSISTENT
+    assert strong.verdict is Conclusion.VIOLATED
     assert "signed noise" in strong.why
     assert strong.to_json()["attacks"][0]["curve"]["refuted"] is True

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from audit.noise import ALL_MEASURED
+from audit.report.results import AuditReport, Conclusion
 from audit.run_audit import AuditOptions, audit_run
-from audit.verdict import Verdict, Word
 from calibrate.manifest import keys as signature
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
 from calibrate.manifest.keys import generate
@@ -38,7 +38,7 @@ def _with_claim(desk: Desk, budget: Path, claimed: float) -> Path:
     return out
 
 
-def _audited(desk: Desk) -> Verdict:
+def _audited(desk: Desk) -> AuditReport:
     return audit_run(desk.folder / "run", AuditOptions(reruns=1), plan_path=desk.plan)
 
 
@@ -46,7 +46,7 @@ def test_a_claim_with_too_little_noise_is_violated(tmp_path: Path) -> None:
     desk = _desk(tmp_path, epsilon=30.0)
     desk.train(_with_claim(desk, desk.budget(research_noise=True), CLAIMED))
     verdict = _audited(desk)
-    assert verdict.word is Word.VIOLATED
+    assert verdict.verdict is Conclusion.VIOLATED
     assert verdict.epsilon_lower is not None
     assert verdict.epsilon_lower > CLAIMED
     assert "claimed by a theorem" in verdict.why
@@ -58,7 +58,7 @@ def test_the_same_plan_calibrated_is_consistent(tmp_path: Path) -> None:
     desk = _desk(tmp_path, epsilon=1.0)
     desk.train(desk.budget(research_noise=True))
     verdict = _audited(desk)
-    assert verdict.word is Word.CONSISTENT, verdict.why
+    assert verdict.verdict is Conclusion.CONSISTENT, verdict.why
     assert {attack.name for attack in verdict.attacks} == {
         "gradient-space canaries against the transcript",
         "one gradient-space canary, repeated runs",

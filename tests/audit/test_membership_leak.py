@@ -9,15 +9,14 @@ from torch import nn
 from audit.membership.attacks import LiraOffline, LiraOnline, LossThreshold, Rmia
 from audit.membership.blind import blind_rule
 from audit.membership.epsilon_bound import Claim
-from audit.membership.membership_audit import MembershipAudit, MembershipOptions, audit_model, audit_scores
+from audit.membership.membership_audit import MembershipOptions, audit_model, audit_scores
 from audit.membership.records import AuditedRecords
-from audit.membership.result import Assignment, AttackName, ShadowDesign
 from audit.membership.roc import area_value
 from audit.membership.shadow.stacked_linear import StackedLogistic
 from audit.membership.shadow.train import ShadowRecords, random_halves, train_shadow_models
 from audit.membership.signals import Signals
 from audit.membership.targets.torch_target import TorchTarget
-from audit.verdict import Word
+from audit.report.results import Assignment, AttackName, AuditReport, Conclusion, ShadowDesign
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Relation
 from tests.audit.membership_worlds import CLASSES, FEATURES, OVERFIT, audited, noisy_records
@@ -85,26 +84,26 @@ def fitted_to_members(records: AuditedRecords) -> TorchTarget:
 
 
 @pytest.fixture(scope="module")
-def leaking() -> MembershipAudit:
+def leaking() -> AuditReport:
     records = audited(noisy_records(RECORDS, seed=8), RECORDS // 2, RECORDS // 2)
     return audit_model(fitted_to_members(records), records, MembershipOptions(32, OVERFIT), CLAIM)
 
 
-def test_an_overfit_net_breaks_any_small_promise(leaking: MembershipAudit) -> None:
-    lira = leaking.result.attack(AttackName.LIRA_ONLINE)
+def test_an_overfit_net_breaks_any_small_promise(leaking: AuditReport) -> None:
+    lira = leaking.membership.attack(AttackName.LIRA_ONLINE)
     assert lira.auc.value > 0.75
-    assert leaking.verdict.word is Word.VIOLATED
-    assert leaking.verdict.epsilon_lower is not None
-    assert leaking.verdict.epsilon_lower > 1.5
+    assert leaking.verdict is Conclusion.VIOLATED
+    assert leaking.epsilon_lower is not None
+    assert leaking.epsilon_lower > 1.5
 
 
-def test_shadow_models_in_the_targets_place_show_the_same_strength(leaking: MembershipAudit) -> None:
-    for attack in leaking.result.attacks:
+def test_shadow_models_in_the_targets_place_show_the_same_strength(leaking: AuditReport) -> None:
+    for attack in leaking.membership.attacks:
         assert attack.control_auc == pytest.approx(attack.auc.value, abs=0.06)
-    assert max(attack.power for attack in leaking.verdict.attacks) > 0.9
+    assert max(attack.power for attack in leaking.attacks) > 0.9
 
 
-def test_the_document_has_the_verdict_and_the_curves(leaking: MembershipAudit) -> None:
+def test_the_document_has_the_verdict_and_the_curves(leaking: AuditReport) -> None:
     document = leaking.to_json()
     assert document["verdict"] == "violated"
     names = [one["name"] for one in document["attacks"]]  # type: ignore[attr-defined]
@@ -112,9 +111,9 @@ def test_the_document_has_the_verdict_and_the_curves(leaking: MembershipAudit) -
     assert document["membership"]["shadow"]["models"] == 32  # type: ignore[index]
 
 
-def test_each_attack_has_its_share_of_the_error(leaking: MembershipAudit) -> None:
-    assert {round(one.bound.confidence, 6) for one in leaking.verdict.attacks} == {round(1 - 0.05 / 3, 6)}
-    assert leaking.verdict.confidence == 0.95
+def test_each_attack_has_its_share_of_the_error(leaking: AuditReport) -> None:
+    assert {round(one.bound.confidence, 6) for one in leaking.attacks} == {round(1 - 0.05 / 3, 6)}
+    assert leaking.confidence == 0.95
 
 
 def test_a_net_that_saw_nobody_is_consistent() -> None:
@@ -123,11 +122,11 @@ def test_a_net_that_saw_nobody_is_consistent() -> None:
     records = audited(noisy_records(RECORDS, seed=8), RECORDS // 2, RECORDS // 2)
     net = overfit_net(others.features, others.labels)
     found = audit_model(TorchTarget(net), records, MembershipOptions(16, OVERFIT), CLAIM)
-    for attack in found.result.attacks:
+    for attack in found.membership.attacks:
         assert attack.auc.lower <= 0.5 <= attack.auc.upper
-    assert found.verdict.word is Word.CONSISTENT
-    assert found.verdict.epsilon_lower is not None
-    assert found.verdict.epsilon_lower < 0.5
+    assert found.verdict is Conclusion.CONSISTENT
+    assert found.epsilon_lower is not None
+    assert found.epsilon_lower < 0.5
 
 
 def test_a_weak_attack_is_inconclusive_never_a_pass() -> None:
@@ -135,28 +134,28 @@ def test_a_weak_attack_is_inconclusive_never_a_pass() -> None:
     records = audited(noisy_records(RECORDS, seed=8), RECORDS // 2, RECORDS // 2)
     target = TorchTarget(nn.Linear(FEATURES, CLASSES))
     found = audit_model(target, records, MembershipOptions(8, StackedLogistic(epochs=3)), CLAIM)
-    assert found.verdict.word is Word.INCONCLUSIVE
-    assert max(attack.power for attack in found.verdict.attacks) < 0.5
+    assert found.verdict is Conclusion.INCONCLUSIVE
+    assert max(attack.power for attack in found.attacks) < 0.5
 
 
 def test_offline_shadow_models_never_see_an_audited_record() -> None:
     records = audited(noisy_records(RECORDS + 400, seed=8), RECORDS // 2, RECORDS // 2)
     assert records.has_population
     found = audit_model(fitted_to_members(records), records, MembershipOptions(16, OVERFIT), CLAIM)
-    assert found.result.shadow is not None
-    assert found.result.shadow.design is ShadowDesign.OFFLINE
-    offline = found.result.attack(AttackName.LIRA_OFFLINE)
+    assert found.membership.shadow is not None
+    assert found.membership.shadow.design is ShadowDesign.OFFLINE
+    offline = found.membership.attack(AttackName.LIRA_OFFLINE)
     assert offline.auc.value > 0.65
     assert offline.control_auc is not None
-    assert found.result.members == found.result.nonmembers == RECORDS // 2
+    assert found.membership.members == found.membership.nonmembers == RECORDS // 2
 
 
 def test_without_shadow_models_only_the_loss_speaks() -> None:
     records = audited(noisy_records(RECORDS, seed=8), RECORDS // 2, RECORDS // 2)
     found = audit_model(TorchTarget(nn.Linear(FEATURES, CLASSES)), records, MembershipOptions(0), CLAIM)
-    assert [one.name for one in found.result.attacks] == [AttackName.LOSS]
-    assert found.result.shadow is None
-    assert found.verdict.word is Word.INCONCLUSIVE
+    assert [one.name for one in found.membership.attacks] == [AttackName.LOSS]
+    assert found.membership.shadow is None
+    assert found.verdict is Conclusion.INCONCLUSIVE
 
 
 def test_the_same_seed_gives_the_same_document() -> None:
@@ -178,9 +177,9 @@ def test_files_that_differ_by_themselves_give_no_bound() -> None:
     shifted[: RECORDS // 2, 0] += 1.0
     records = AuditedRecords.of(shifted, plain.labels, CLASSES, RECORDS // 2, RECORDS // 2)
     found = audit_model(TorchTarget(nn.Linear(FEATURES, CLASSES)), records, MembershipOptions(0), CLAIM)
-    assert found.verdict.epsilon_lower is None
-    assert found.verdict.word is Word.INCONCLUSIVE
-    (check,) = found.verdict.checks
+    assert found.epsilon_lower is None
+    assert found.verdict is Conclusion.INCONCLUSIVE
+    (check,) = found.checks
     assert check.outcome.value == "not possible"
     assert "differ by themselves" in check.finding
 
@@ -212,10 +211,10 @@ def test_scores_from_elsewhere_are_judged(assignment: Assignment) -> None:
     member = random.permutation(1000) < 500
     options = MembershipOptions(assignment=assignment)
     leaking = audit_scores(random.normal(size=1000) + 4 * member, member, "score", options, CLAIM)
-    assert leaking.verdict.word is Word.VIOLATED
+    assert leaking.verdict is Conclusion.VIOLATED
     quiet = audit_scores(random.normal(size=1000), member, "score", options, CLAIM)
-    assert quiet.verdict.word is Word.INCONCLUSIVE
-    assert quiet.result.target_kind == "scores"
+    assert quiet.verdict is Conclusion.INCONCLUSIVE
+    assert quiet.membership.target.kind == "scores"
 
 
 def test_marks_must_fit_the_scores() -> None:
@@ -227,7 +226,7 @@ def test_a_promise_beyond_reach_is_inconclusive() -> None:
     records = audited(noisy_records(200, seed=8), 100, 100)
     claim = Claim.said(1000.0, 1e-5, Relation.ADD_REMOVE)
     found = audit_model(TorchTarget(nn.Linear(FEATURES, CLASSES)), records, MembershipOptions(4, OVERFIT), claim)
-    assert found.verdict.word is Word.INCONCLUSIVE
+    assert found.verdict is Conclusion.INCONCLUSIVE
 
 
 def test_one_shadow_model_is_refused() -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from audit.membership.epsilon_bound import Claim
-from audit.membership.membership_audit import MembershipAudit, MembershipOptions, audit_model
+from audit.membership.membership_audit import MembershipOptions, audit_model
 from audit.membership.records import RecordTables
 from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecords
 from audit.membership.targets.run_target import RunTarget
-from audit.verdict import Word
+from audit.report.results import AuditReport, Conclusion
 from calibrate.manifest.verify import read_unverified
 from tests.audit.membership_worlds import noisy_records
 from tests.end_to_end.command_line import privfair
@@ -68,7 +68,7 @@ def private_run(folder: Path, seed: int) -> Path:
     return folder / "run"
 
 
-def audit(folder: Path, seed: int, shadow_models: int) -> MembershipAudit:
+def audit(folder: Path, seed: int, shadow_models: int) -> AuditReport:
     run = private_run(folder, seed)
     target = RunTarget.open(run)
     records = target.encode(RecordTables.read(folder / "members.csv", folder / "nonmembers.csv"))
@@ -79,10 +79,10 @@ def audit(folder: Path, seed: int, shadow_models: int) -> MembershipAudit:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_private_run_is_consistent(seed: int, tmp_path: Path) -> None:
     found = audit(tmp_path, seed, shadow_models=8)
-    assert found.verdict.promise is not None
-    assert found.verdict.promise.epsilon == 1.0
-    assert found.verdict.word is Word.CONSISTENT
-    assert max(attack.power for attack in found.verdict.attacks) > 0.5
+    assert found.promised is not None
+    assert found.promised.epsilon == 1.0
+    assert found.verdict is Conclusion.CONSISTENT
+    assert max(attack.power for attack in found.attacks) > 0.5
 
 
 @pytest.mark.slow
@@ -91,10 +91,10 @@ def test_twenty_private_runs_are_never_violated(tmp_path: Path) -> None:
     areas = []
     for seed in range(20):
         found = audit(tmp_path / str(seed), seed, shadow_models=16)
-        assert found.verdict.word is Word.CONSISTENT, found.verdict.why
-        assert found.verdict.epsilon_lower is not None
-        assert found.verdict.epsilon_lower < 1.0
-        areas.append([attack.auc.value for attack in found.result.attacks])
+        assert found.verdict is Conclusion.CONSISTENT, found.why
+        assert found.epsilon_lower is not None
+        assert found.epsilon_lower < 1.0
+        areas.append([attack.auc.value for attack in found.membership.attacks])
     print("areas", np.mean(areas, axis=0), np.min(areas, axis=0), np.max(areas, axis=0))
     assert np.abs(np.mean(areas, axis=0) - 0.5).max() < 0.06  # a true epsilon of 1 allows up to 0.23
 

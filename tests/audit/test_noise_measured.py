@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.evidence import Check, Outcome
 from audit.noise import Residuals, all_measured, judge_residuals
-from audit.verdict import Promise, Standing, Verdict, Word
+from audit.report.results import Check, Conclusion, Outcome, Promise, Standing
+from audit.verdict import judge
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.plans.gaussian import GaussianPlan
@@ -15,7 +15,7 @@ from calibrate.privacy_unit import EpsilonDelta, Relation
 from tests.privfair.small_runs import document_of
 
 ALPHA = 1e-3
-PROMISE = Promise(2.0, 1e-5, "promised", Standing.PRICED)
+PROMISE = Promise(epsilon=2.0, delta=1e-5, source="promised", standing=Standing.PRICED)
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def _checks(document: BudgetDocument, rows: np.ndarray) -> tuple[Check, ...]:
 def test_a_dozen_residuals_with_half_the_noise_do_not_speak_for_the_promise(document: BudgetDocument) -> None:
     checks = _checks(document, 0.5 * np.random.default_rng(0).normal(size=(4, 3)))
     assert Outcome.FAILED not in {check.outcome for check in checks}
-    assert Verdict(PROMISE, checks, (), 0.95).word is Word.INCONCLUSIVE
+    assert judge(PROMISE, checks, (), 0.95).verdict is Conclusion.INCONCLUSIVE
     assert "12 values" in checks[-1].finding
 
 
 def test_many_residuals_do(document: BudgetDocument) -> None:
     checks = _checks(document, np.random.default_rng(0).normal(size=(20, 5)))
     assert {check.outcome for check in checks} == {Outcome.PASSED}
-    assert Verdict(PROMISE, checks, (), 0.95).word is Word.CONSISTENT
+    assert judge(PROMISE, checks, (), 0.95).verdict is Conclusion.CONSISTENT
 
 
 def test_where_it_is_said_that_half_would_be_noticed_it_is(document: BudgetDocument) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.evidence import Outcome
 from audit.noise import Residuals, judge_residuals
+from audit.report.results import Outcome
 
 ALPHA = 0.05
 

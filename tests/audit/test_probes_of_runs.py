@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from audit.evidence import Check, Layer, Outcome, RunEvidence
+from audit.evidence import RunEvidence
 from audit.probes.check_probes import check_probes
+from audit.report.results import Check, Layer, Outcome
 from privfair.ledger import Access, Ledger
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk

@@ -15,10 +15,10 @@ import pytest
 from audit.bounds import Selection
 from audit.membership.attacks import LiraOffline, LiraOnline, LossThreshold, MembershipAttack, Rmia
 from audit.membership.epsilon_bound import Trial, bound_of, rankings_of
-from audit.membership.result import Assignment
 from audit.membership.roc import area
 from audit.membership.signals import Signals
 from audit.membership.targets.target import UserScore
+from audit.report.results import Assignment
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import Relation

@@ -14,10 +14,11 @@ from audit.canaries.canary_runs import Effort
 from audit.canaries.choice import Cast, cast_canaries
 from audit.canaries.decoder import CanaryKind, CoinMeaning
 from audit.canaries.insertion import Moment, Scaling, alone
-from audit.evidence import Outcome, RunEvidence
+from audit.evidence import RunEvidence
 from audit.noise import check_noise_floor
+from audit.report.results import AuditReport, Conclusion, Outcome
 from audit.run_audit import on_trial
-from audit.verdict import Verdict, Word
+from audit.verdict import judge
 from calibrate.manifest.mechanism import GaussianNoise
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.gate import Gate
@@ -63,11 +64,11 @@ def _cast(evidence: RunEvidence, kind: CanaryKind) -> Cast:
     return cast
 
 
-def _judge(evidence: RunEvidence, runs: int, seed: int = 0, kind: CanaryKind = CanaryKind.GRADIENT) -> Verdict:
+def _judge(evidence: RunEvidence, runs: int, seed: int = 0, kind: CanaryKind = CanaryKind.GRADIENT) -> AuditReport:
     promise = on_trial(evidence.document)
     assert promise is not None
     attacks = canary_audit(evidence, promise, effort=Effort(runs, 1e6), seed=seed, confidence=0.95, kind=kind)
-    return Verdict(promise, (), attacks, 0.95)
+    return judge(promise, (), attacks, 0.95)
 
 
 def _units(silo: SiloTensors) -> Counter[bytes]:
@@ -113,7 +114,7 @@ def test_a_gradient_canary_uses_the_whole_bound(evidence: RunEvidence) -> None:
 
 def test_a_calibrated_run_is_not_violated(audited: RunEvidence) -> None:
     verdict = _judge(audited, runs=24)
-    assert verdict.word is not Word.VIOLATED, verdict.why
+    assert verdict.verdict is not Conclusion.VIOLATED, verdict.why
     assert max(attack.power for attack in verdict.attacks) >= 0.5
 
 
@@ -122,7 +123,7 @@ def test_missing_noise_is_violated(audited: RunEvidence, monkeypatch: pytest.Mon
     honest = Gate._scale
     monkeypatch.setattr(Gate, "_scale", lambda self, *what: 0.05 * honest(self, *what))
     verdict = _judge(audited, runs=24)
-    assert verdict.word is Word.VIOLATED, [attack.evidence for attack in verdict.attacks]
+    assert verdict.verdict is Conclusion.VIOLATED, [attack.evidence for attack in verdict.attacks]
     assert verdict.to_json()["verdict"] == "violated"
 
 
@@ -143,10 +144,10 @@ def test_twenty_calibrated_runs_are_never_violated(case: CanaryCase, tmp_path: P
         evidence = trained(case, tmp_path / str(seed), seed)
         assert not [check for check in check_noise_floor(evidence) if check.outcome is Outcome.FAILED]
         verdict = _judge(evidence, runs=20, seed=seed)
-        assert verdict.word is not Word.VIOLATED, (seed, verdict.why)
+        assert verdict.verdict is not Conclusion.VIOLATED, (seed, verdict.why)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [CanaryKind.RARE_INPUT, CanaryKind.MISLABELLED])
 def test_input_canaries_leave_a_calibrated_run_alone(evidence: RunEvidence, kind: CanaryKind) -> None:
-    assert _judge(evidence, runs=24, kind=kind).word is not Word.VIOLATED
+    assert _judge(evidence, runs=24, kind=kind).verdict is not Conclusion.VIOLATED

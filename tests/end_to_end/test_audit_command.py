@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from audit.evidence import Outcome, RunEvidence
+from audit.evidence import RunEvidence
 from audit.noise import _checks_of, check_noise, residuals
+from audit.report.results import Outcome
 from audit.transcript.decoder import fitted_deviation, log_odds
 from tests.end_to_end.command_line import Outcome as CommandOutcome
 from tests.end_to_end.command_line import privfair

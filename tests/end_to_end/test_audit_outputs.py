@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-from audit.report.document import AuditReport, schema
+from audit.report.results import AuditReport, schema
 from tests.audit.attribute_cases import population
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import FEDSGD, Desk
@@ -48,7 +48,7 @@ def _verify(desk: Desk, *words: object, statement: Path | None = None, trust: st
 def test_a_real_audit_follows_the_schema(desk: Desk) -> None:
     report = json.loads((desk.folder / "audit.json").read_text("utf-8"))
     jsonschema.Draft202012Validator(schema()).validate(report)
-    AuditReport.model_validate(report)
+    AuditReport.model_validate_json(json.dumps(report))
     section = report["attribute_inference"]
     assert section["attribute"] == "sex"
     assert section["finding"] == "no leakage found"
@@ -153,5 +153,5 @@ def test_a_report_of_nothing_or_of_something_else_is_refused(desk: Desk, tmp_pat
     assert privfair("report", "--out", page).code == 2
     outcome = privfair("report", desk.folder / "run", "--audit", desk.trust, "--out", page)
     assert outcome.code == 2
-    assert "is no audit" in outcome.err
+    assert "is not an audit" in outcome.err
     assert not page.exists()

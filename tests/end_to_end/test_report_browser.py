@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from audit.report.content import ReportContent
-from audit.report.page import render
+from audit.report.page import ReportContent, render
+from audit.report.results import AuditReport
 from calibrate.manifest.verify import read_unverified
 from tests.end_to_end.headless_browser import CHROMIUM, dumped_page, screenshot
 from tests.privfair.small_runs import GAUSSIAN, Desk
@@ -41,8 +41,15 @@ def _audit() -> dict[str, Any]:
     """An audit with every section: violated, with membership and attribute results."""
     side = {"accuracy": _ends(0.7), "advantage": _ends(0.1)}
     roc = [{"fpr": f, "tpr": min(1.0, 3 * f), "lower": f, "upper": min(1.0, 5 * f)} for f in (0.001, 0.01, 0.1, 1.0)]
-    bound = {"epsilon": 9.1, "delta": 1e-5, "confidence": 0.95, "method": "one-run", "family": "pure", "mu": None}
-    bound |= {"selection": "fixed beforehand", "comparisons": 1, "evidence": {}}
+    bound = {
+        "epsilon": 9.1,
+        "delta": 1e-5,
+        "confidence": 0.95,
+        "method": "one-run",
+        "family": "epsilon-delta",
+        "mu": None,
+    }
+    bound |= {"selection": "fixed beforehand", "comparisons": 1, "evidence": {"coins": 9, "guesses": 9, "correct": 9}}
     leak = {"name": "Yeom", "members": side, "nonmembers": side, "leakage": _ends(0.2), "leaks": True}
     rates = [{"fpr": 0.001, **_ends(0.2)}]
     return {
@@ -89,7 +96,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = desk.folder / "run"
     metrics = tuple(json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines())
     content = ReportContent(
-        read_unverified((run / "budget.json").read_bytes()), _audit(), metrics, ((0, 0.0), (2, 4.0), (4, 8.0))
+        read_unverified((run / "budget.json").read_bytes()),
+        AuditReport.model_validate_json(json.dumps(_audit())),
+        metrics,
+        ((0, 0.0), (2, 4.0), (4, 8.0)),
     )
     out = folder / "report.html"
     out.write_text(render(content), encoding="utf-8")

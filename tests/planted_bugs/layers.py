@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from audit.canaries.canary_audit import canary_audit
 from audit.canaries.canary_runs import Effort
 from audit.conformance import check_conformance
-from audit.evidence import Check, Outcome, RunEvidence
+from audit.evidence import RunEvidence
 from audit.noise import check_noise, check_noise_floor
 from audit.probes.check_probes import check_probes
+from audit.report.results import Attack, Check, Conclusion, Outcome
 from audit.run_audit import on_trial
 from audit.sensitivity import catalogue
 from audit.sensitivity.falsify import Search, Word
 from audit.transcript.coin_audit import coin_audit
-from audit.verdict import Attack, Verdict
-from audit.verdict import Word as VerdictWord
+from audit.verdict import judge
 from calibrate.privacy_unit import Relation
 from privfair.ledger import Access, Ledger
 from tests.planted_bugs.bug import Bug, Caught
@@ -89,5 +89,5 @@ def _attack(evidence: RunEvidence) -> list[str]:
     else:
         effort = Effort(CANARY_RUNS, seconds=1e6)
         attacks = canary_audit(evidence, promise, effort=effort, seed=0, confidence=CONFIDENCE)
-    verdict = Verdict(promise, (), attacks, CONFIDENCE)
-    return [verdict.why] if verdict.word is VerdictWord.VIOLATED else []
+    verdict = judge(promise, (), attacks, CONFIDENCE)
+    return [verdict.why] if verdict.verdict is Conclusion.VIOLATED else []

@@ -9,9 +9,9 @@ from typing import ClassVar, Protocol, final
 import numpy as np
 
 from audit.membership.records import AuditedRecords, RecordTables
-from audit.membership.result import AttackName
 from audit.membership.shadow.train import ShadowRecipe
 from audit.membership.signals import Signals, phi_from_logits, phi_from_probabilities
+from audit.report.results import AttackName
 from calibrate.arrays import Floats, Integers
 from calibrate.errors import InvalidInput
 from privfair.data.read import BadData

@@ -1,0 +1,375 @@
+"""What audits find: the only result types, as models whose JSON is published (docs/audit-report.schema.json).
+
+Keys that are here stay; new ones may be added, so readers must ignore keys they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from audit.bounds import LowerBound
+from calibrate.errors import InvalidInput
+
+SCHEMA_ID = "urn:privfair:audit-report:v1"
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+Confidence = Annotated[float, Field(gt=0, lt=1)]
+Epsilon = Annotated[float, Field(ge=0)]
+Delta = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=-2, le=2)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+class Result(BaseModel):
+    """Strict about what is there, tolerant of what later versions add."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, as they are written to files."""
+        return self.model_dump(mode="json")
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+# The verdict and what it rests on: checks, attacks, the promise on trial.
+
+
+class Layer(Enum):
+    """Which kind of evidence, cheapest first."""
+
+    CONFORMANCE = "conformance"
+    """Do manifest, ledger, transcript, plan and model name one another?"""
+    PROBE = "L0"
+    """Noise off: sensitivities, isolation, step counts."""
+    NOISE = "L1"
+    """Is the noise in one run's messages what was signed?"""
+    ATTACK = "L2"
+    """Statistical lower bounds on epsilon."""
+
+
+class Outcome(Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_POSSIBLE = "not possible"
+    """The question cannot be answered from what is at hand; never counted as passed."""
+
+
+class Check(Result):
+    """One question put to a run or a model, and its answer."""
+
+    layer: Layer
+    name: str
+    outcome: Outcome
+    finding: str
+
+
+def passed_if(layer: Layer, name: str, condition: bool, finding: str) -> Check:
+    """A check that passed or failed."""
+    outcome = Outcome.PASSED if condition else Outcome.FAILED
+    return Check(layer=layer, name=name, outcome=outcome, finding=finding)
+
+
+def not_possible(layer: Layer, name: str, why: str) -> Check:
+    """A question that cannot be answered, with the reason."""
+    return Check(layer=layer, name=name, outcome=Outcome.NOT_POSSIBLE, finding=why)
+
+
+class Conclusion(Enum):
+    CONSISTENT = "consistent"
+    """Nothing contradicts the promise, and the audit had the power to see a breach."""
+    VIOLATED = "violated"
+    """Evidence contradicts the promise, at the stated confidence."""
+    INCONCLUSIVE = "inconclusive"
+    """Nothing contradicts the promise, but the audit would hardly have noticed."""
+
+
+class Standing(Enum):
+    """Whether the signed noise is known to keep the promise, if it is really there."""
+
+    PRICED = "priced"
+    """The manifest's own promise: accountants certified it for the signed noise."""
+    CLAIMED = "claimed"
+    """Somebody's word, which the signed noise need not keep."""
+    CONTESTED = "contested"
+    """Somebody's word, and the certified cost of the signed noise is above it."""
+
+
+class Promise(Result):
+    """What is on trial: the epsilon that was promised or claimed, at its delta."""
+
+    epsilon: Epsilon
+    delta: Delta
+    source: str = Field(description="In whose words: the manifest's own promise, or a claim that it quotes.")
+    standing: SkipJsonSchema[Standing] = Field(default=Standing.CLAIMED, exclude=True)
+
+    @property
+    def word(self) -> str:
+        """Whether it is a promise or only a claim."""
+        return "promised" if self.source.startswith("promised") else "claimed"
+
+
+class CurveTest(Result):
+    """The manifest's own trade-off curve on trial, at every delta at once."""
+
+    p_value: Rate
+    level: Rate = Field(description="The test's share of the allowed error; a smaller p-value refutes the curve.")
+    refuted: bool
+
+    @classmethod
+    def at(cls, p_value: float, level: float) -> CurveTest:
+        """The outcome of a test with this p-value at this level."""
+        return cls(p_value=p_value, level=level, refuted=p_value < level)
+
+
+class Attack(Result):
+    """One statistical attack: the lower bound it reached, and its power against noise that is missing.
+
+    With several attacks in one verdict each bound and each curve test has its share of the error.
+    """
+
+    name: str
+    power: Rate
+    evidence: str
+    bound: LowerBound
+    curve: CurveTest | None = Field(default=None, description="null where only one (epsilon, delta) is on trial.")
+
+
+class Interval(Result):
+    """An estimate and the ends of its interval, at the confidence of the result that holds it."""
+
+    value: Share
+    lower: Share
+    upper: Share
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Interval:
+        if not self.lower <= self.value <= self.upper:
+            raise ValueError(f"an interval must be ordered, got {self.lower}, {self.value}, {self.upper}")
+        return self
+
+
+class BlindRule(Result):
+    """How well a rule that never sees the model tells members from non-members, on records it was not fitted to."""
+
+    auc: Rate
+    p_value: Rate
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether members and non-members differ without the model."""
+        return self.p_value < BLIND_LEVEL
+
+
+BLIND_LEVEL = 1e-3
+"""A blind rule that would come out so well with this probability at most is taken as a difference."""
+
+
+# Attribute inference.
+
+
+class AttributeFinding(Enum):
+    LEAKAGE = "leakage"
+    """The model tells more of its members' attribute than of others': an attack's interval is above zero."""
+    NONE_FOUND = "no leakage found"
+    """No attack's interval is above zero; their upper ends say what these attacks exclude, and nothing more."""
+    NOT_COMPARABLE = "not comparable"
+    """Members and non-members differ without any model, so a difference between them proves nothing."""
+
+
+class OnOneSet(Result):
+    """How an attack did on members, or on non-members."""
+
+    accuracy: Interval
+    advantage: Interval = Field(description="Over imputation, paired record by record.")
+
+
+class AttributeAttackResult(Result):
+    name: str
+    members: OnOneSet
+    nonmembers: OnOneSet
+    leakage: Interval = Field(description="Advantage over imputation on members minus that on non-members.")
+    leaks: bool
+    beats_imputation: bool = Field(description="On members, an attacker gains by it over imputing.")
+
+    @classmethod
+    def of(cls, name: str, members: OnOneSet, nonmembers: OnOneSet, leakage: Interval) -> AttributeAttackResult:
+        """An attack may show memory and still guess worse than imputation."""
+        leaks, beats = leakage.lower > 0, members.advantage.lower > 0
+        return cls(
+            name=name, members=members, nonmembers=nonmembers, leakage=leakage, leaks=leaks, beats_imputation=beats
+        )
+
+
+class RecordCounts(Result):
+    members: AtLeastOne
+    nonmembers: AtLeastOne
+    auxiliary: AtLeastOne = Field(description="Apart from those asked about; imputation and attacks learn from them.")
+
+
+class Imputation(Result):
+    """Accuracy of a classifier that never sees the model."""
+
+    members: Interval
+    nonmembers: Interval
+
+
+class NotApplied(Result):
+    name: str
+    why: str
+
+
+class AttributeInference(Result):
+    """All attacks on one attribute of one model."""
+
+    attribute: str
+    values: Annotated[tuple[str, ...], Field(min_length=2)]
+    finding: AttributeFinding
+    why: str
+    confidence: Confidence
+    records: RecordCounts
+    imputation: Imputation
+    attacks: tuple[AttributeAttackResult, ...]
+    blind: BlindRule | None = Field(default=None, description="Can the two sets be told apart without the model?")
+    not_applied: tuple[NotApplied, ...]
+    method: str
+
+
+# Membership inference.
+
+AUC_INTERVAL = "Wilson score interval with the largest variance the area can have, A (1 - A) / min(members, nonmembers)"
+TPR_INTERVAL = (
+    "exact and free of assumptions about the scores: order statistics for the threshold, Clopper-Pearson for the rate, "
+    "the error split evenly over the four sides; each rate has its own interval"
+)
+
+
+class AttackName(Enum):
+    """The attacks by the names used on the command line and in reports."""
+
+    LOSS = "loss"
+    LIRA_ONLINE = "lira-online"
+    LIRA_OFFLINE = "lira-offline"
+    RMIA = "rmia"
+    SCORE = "score"
+    """A score that the user brings."""
+
+
+class Assignment(Enum):
+    """How it was decided which records are members; the bound on epsilon stands on it."""
+
+    EXCHANGEABLE = "exchangeable"
+    """Members are a uniformly random part, of fixed size, of all audited records."""
+    COINS = "coins"
+    """Each record became a member by a fair coin of its own."""
+
+
+class ShadowDesign(Enum):
+    """What shadow models were trained on."""
+
+    ONLINE = "online"
+    """Random halves of the audited records."""
+    OFFLINE = "offline"
+    """Random halves of other records."""
+
+
+class RocPoint(Result):
+    """The share of members found when this share of non-members is accused."""
+
+    fpr: Rate
+    tpr: Rate
+    lower: Rate
+    upper: Rate
+
+
+class RateAt(Interval):
+    """The same for one of the rates by which membership attacks are compared."""
+
+    fpr: Rate
+
+
+class MembershipAttackResult(Result):
+    """One attack's strength against the target."""
+
+    name: AttackName
+    auc: Interval
+    tpr_at_fpr: tuple[RateAt, ...]
+    roc: tuple[RocPoint, ...] = Field(description="Growing fpr, evenly spaced on a log axis, last 1.")
+    control_auc: Rate | None = Field(default=None, description="The same attack on shadow models in the target's place")
+
+
+class ShadowFacts(Result):
+    """Which models the attacks compared the target with."""
+
+    kind: str
+    models: int
+    design: ShadowDesign
+    training: str
+
+
+class AuditedModel(Result):
+    kind: str
+    source: str
+
+
+class IntervalMethods(Result):
+    """Which intervals these are, in words."""
+
+    auc: str = AUC_INTERVAL
+    tpr: str = TPR_INTERVAL
+
+
+class MembershipResult(Result):
+    """Every attack that ran against one target; bounds on epsilon are among the report's own attacks."""
+
+    kind: Literal["membership"] = "membership"
+    target: AuditedModel | None = None
+    members: AtLeastOne
+    nonmembers: AtLeastOne
+    confidence: Confidence
+    assignment: Assignment = Assignment.EXCHANGEABLE
+    shadow: ShadowFacts | None = None
+    intervals: IntervalMethods = IntervalMethods()
+    attacks: tuple[MembershipAttackResult, ...]
+
+    def attack(self, name: AttackName) -> MembershipAttackResult:
+        """One attack's result; refused if it did not run."""
+        for one in self.attacks:
+            if one.name is name:
+                return one
+        ran = ", ".join(one.name.value for one in self.attacks)
+        raise InvalidInput("attack", name.value, f"did not run (these did: {ran})", "ask for it")
+
+
+class AuditReport(Result):
+    """What `privfair audit --json` prints and `--out` writes."""
+
+    verdict: Conclusion
+    why: str
+    epsilon_lower: Epsilon | None = Field(description="With `confidence`, no smaller epsilon is true.")
+    confidence: Confidence
+    promised: Promise | None = Field(description="What is on trial; null where nothing was promised.")
+    attacks: tuple[Attack, ...]
+    checks: tuple[Check, ...]
+    attribute_inference: AttributeInference | None = None
+    attribute_inference_not_possible: str | None = Field(default=None, exclude_if=_is_none)
+    membership: MembershipResult | None = Field(default=None, exclude_if=_is_none)
+    subjects: dict[str, str] = Field(default_factory=dict, description="SHA-256 of the audited files, by role.")
+    audited_at: str | None = None
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema that is published."""
+    found = AuditReport.model_json_schema(mode="validation")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **found}
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2))
