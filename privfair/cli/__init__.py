@@ -1,4 +1,4 @@
-"""The command line: one file a command, loaded only when it is called, so that `--help` is instant."""
+"""The command line: one file per command, loaded only when it is called, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def cli() -> None:
     """privfair: how much noise, signed; training that cannot exceed it; audits that doubt both.
 
     \b
-    Exit codes: 0 ok, 1 a check or gate failed, 2 usage, 3 refused (signature, trust, ledger).
+    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 refused (signature, trust, ledger, gate), 70 a fault of ours,
+    130 interrupted.
     Commands that answer take --json: JSON on standard output, progress on standard error.
     """
 

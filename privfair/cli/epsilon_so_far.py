@@ -52,7 +52,7 @@ class EpsilonSoFar:
 def event_after(event: Release, charged: int, rounds: int) -> Release:
     """What may have been published in the first `charged` of `rounds` rounds.
 
-    Only what is repeated once a round (or once an epoch) shrinks, and a begun epoch counts whole; everything
+    Only what is repeated once per round (or once per epoch) shrinks, and a begun epoch counts whole; everything
     else stays, as if it had been published in the first round.
     """
     match event:

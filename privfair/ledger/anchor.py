@@ -103,7 +103,7 @@ class AnchorFile:
         self.path = path
 
     def read(self) -> Anchor | None:
-        """The anchor, or None where there is no file; a file that is not an anchor is refused."""
+        """The anchor, or None if the file does not exist; a file that is not an anchor is refused."""
         try:
             document = _Document.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:

@@ -288,7 +288,7 @@ def not_charged(manifest: str, key: tuple[int, str, str], charged: int) -> Round
 def released_before(manifest: str, key: tuple[int, str, str]) -> AlreadyReleased:
     return AlreadyReleased(
         _release_subject(manifest, key),
-        "each value is released at most once a round",
+        "each value is released at most once per round",
         "send the bytes of the transcript again, never draw new ones",
     )
 

@@ -76,25 +76,28 @@ class Claim:
         """Spend the next block, or what is left of the signed rounds; refused where nothing is left."""
         return self.charge(min(count("block", block), max(1, self.remaining)))
 
-    def require_unreleased(self, round: int, party: str, name: str) -> None:
+    def require_unreleased(self, round_number: int, party: str, name: str) -> None:
         """Refuse, before any noise is drawn, a value this session may not release now."""
         self._journal.require_own_process()
-        key = (round, party, name)
-        if not 0 <= round < self._charged:
+        key = (round_number, party, name)
+        if not 0 <= round_number < self._charged:
             raise not_charged(self.manifest, key, self._charged)
-        if round not in self.held:
+        if round_number not in self.held:
             raise RoundNotHeld(
-                f"to release {name!r} of {party!r} in round {round} of manifest {short(self.manifest)}",
+                f"to release {name!r} of {party!r} in round {round_number} of manifest {short(self.manifest)}",
                 f"an earlier session charged it; this one holds rounds from {self._first} on",
                 "send published bytes again from the transcript, or go on with a fresh round",
             )
         if key in self._recorded:
             raise released_before(self.manifest, key)
 
-    def record_release(self, round: int, party: str, name: str, digest: str) -> None:
+    def record_release(self, round_number: int, party: str, name: str, digest: str) -> None:
         """Note that a value is about to leave the gate; at most once for each round, party and name."""
         release = Release(
-            count("round", round, least=0), label("party", party), label("name", name), digest_text("digest", digest)
+            count("round", round_number, least=0),
+            label("party", party),
+            label("name", name),
+            digest_text("digest", digest),
         )
         with self._journal.lock:
             self.require_unreleased(release.round, party, name)

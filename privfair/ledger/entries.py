@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from calibrate.errors import LedgerRefused
 from calibrate.privacy_unit import PrivacyUnit
 
-# Why the ledger says no, one class a rule.
+# Why the ledger says no, one class per rule.
 #
 # ::
 #
@@ -130,7 +130,7 @@ class BudgetSet(_Entry):
 
 
 class Claimed(_Entry):
-    """A manifest is taken into use, once and for ever; `token` is the digest of the claimer's secret."""
+    """A manifest is taken into use, once; `token` is the digest of the claimer's secret."""
 
     kind: Literal["claim"] = "claim"
     manifest: Digest

@@ -125,7 +125,7 @@ class Ledger:
         return cls.open(location, anchor)
 
     def claim(self, terms: ManifestTerms, token: ClaimToken | None = None, claimant: str | None = None) -> Claim:
-        """Take a manifest into use, once and for ever; whoever comes second is refused.
+        """Take a manifest into use, once; whoever comes second is refused.
 
         Pass a token that is already saved, so that a crash right after the claim can be resumed from.
         """

@@ -44,7 +44,7 @@ class Backend(Protocol):
         """Whether there is anything to connect to."""
 
     def prepare(self) -> None:
-        """Make that there is something to connect to."""
+        """Create what a connection needs, such as an empty file."""
 
     def begin_creating(self, connection: Connection) -> None:
         """Start a transaction in which the table may be created, alone."""
@@ -134,5 +134,5 @@ class Store:
             raise Unavailable(
                 self.label,
                 f"the database says {reason!r}, so nothing is granted",
-                "mend the database and try again; what was committed stays spent",
+                "fix the database and try again; what was committed stays spent",
             ) from error

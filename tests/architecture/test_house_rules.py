@@ -1,33 +1,30 @@
-"""The rules of the house, checked by the tools that know them: lint, format, types, import directions."""
+"""The rules of the house that no tool knows; `make lint` runs those that tools know (ruff, mypy, import contracts)."""
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.architecture.tree import ROOT, Module, importers, modules
 
+MOST_LINES_PER_FILE = 600
+MOST_MODULES_AT_THE_ROOT = 8
+LEAST_LINES_FOR_ONE_IMPORTER = 60
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+SMALL_ON_PURPOSE = {
+    "privfair.algorithms": "one page per algorithm, however short it is",
+    "privfair.data.compas": "one page per benchmark",
+    "privfair.noise.research": "unsafe noise stays apart from the noise that protects people",
+    "calibrate.accountants.opinions": "one page per accountant",
+}
+"""Modules, or folders of modules, that have one importer and stay apart nevertheless, with the reason."""
 
-
-@pytest.mark.parametrize(
-    "command",
-    [("-m", "ruff", "check", "."), ("-m", "ruff", "format", "--check", "."), ("-m", "mypy")],
-    ids=["ruff", "format", "mypy"],
-)
-def test_tool_is_content(command: tuple[str, ...]) -> None:
-    done = _run(sys.executable, *command)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_imports_go_one_way() -> None:
-    done = _run(str(Path(sys.executable).with_name("lint-imports")))
-    assert done.returncode == 0, done.stdout + done.stderr
+RANDOMNESS = {"privfair.noise.random_stream": "the noise", "privfair.batches.randomness": "the batches"}
+"""The only modules that ask the operating system for random bytes that decide a result (tests/conftest.py)."""
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -37,16 +34,86 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from privfair.cli import cli; cli.main(['--help'], standalone_mode=False); "
         f"print('LOADED', [m for m in {heavy!r} if m in sys.modules])"
     )
-    done = _run(sys.executable, "-c", code)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "Commands" in done.stdout
     assert "LOADED []" in done.stdout
 
 
 def test_no_file_is_longer_than_600_lines() -> None:
-    long = [
-        f"{path.relative_to(ROOT)}: {count}"
-        for package in ("calibrate", "privfair", "audit", "tests")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if (count := len(path.read_text(encoding="utf-8").splitlines())) > 600
-    ]
+    tests = [Module(path) for path in sorted((ROOT / "tests").rglob("*.py"))]
+    long = [m.name for m in (*modules(), *tests) if len(m.text.splitlines()) > MOST_LINES_PER_FILE]
     assert not long, "split these files: " + ", ".join(long)
+
+
+def test_the_root_of_privfair_has_at_most_eight_modules() -> None:
+    at_the_root = [m.name for m in modules() if m.path.parent == ROOT / "privfair" and m.path.name != "__init__.py"]
+    assert len(at_the_root) <= MOST_MODULES_AT_THE_ROOT, "find a folder for one of: " + ", ".join(at_the_root)
+
+
+pending = pytest.mark.xfail(reason="the tree is being tidied", strict=False)
+
+
+@pending
+def test_no_small_module_has_a_single_importer() -> None:
+    """Such a module is a part of its importer, or belongs beside its siblings: a reader has one page fewer to find."""
+    small = [
+        f"{module.name} ({module.code_lines} lines, only for {min(importers()[module.name])})"
+        for module in modules()
+        if module.path.name != "__init__.py"
+        and module.code_lines < LEAST_LINES_FOR_ONE_IMPORTER
+        and len(importers()[module.name]) == 1
+        and not any(f"{module.name}.".startswith(f"{name}.") for name in SMALL_ON_PURPOSE)
+    ]
+    assert not small, "merge these into their importers: " + "; ".join(small)
+
+
+def _names(target: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+@pending
+def test_nothing_hides_the_builtin_round() -> None:
+    hidden = [
+        f"{module.name}:{getattr(node, 'lineno', node.target.lineno if isinstance(node, ast.comprehension) else 0)}"
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if (isinstance(node, ast.arg) and node.arg == "round")
+        or (isinstance(node, (ast.For, ast.comprehension)) and "round" in _names(node.target))
+        or (isinstance(node, ast.Assign) and "round" in {name for target in node.targets for name in _names(target)})
+        or (isinstance(node, ast.FunctionDef) and node.name == "round")
+    ]
+    assert not hidden, "say round_number or step: " + ", ".join(hidden)
+
+
+_PER = r"record|round|silo|user|client|row|file|step|epoch|algorithm|rule|command|party|person|batch|class|group|set"
+DIALECT = {
+    r"\bmend(s|ed|ing)?\b": "fix",
+    r"\bfor ever\b": "forever",
+    r"\bis no (file|folder|number|model|plan)\b": "is not a",
+    rf"\b(once|twice|times|one \w+|two \w+) an? ({_PER})\b": "per",
+    r"\b[Mm]ake that there\b": "make sure",
+}
+
+
+@pending
+@pytest.mark.parametrize(("dialect", "plain"), DIALECT.items(), ids=DIALECT.values())
+def test_plain_english(dialect: str, plain: str) -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(module.path for module in modules())]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted(pages)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(dialect, line)
+    ]
+    assert not found, f"say {plain!r}: " + ", ".join(found)
+
+
+def test_randomness_has_two_doors() -> None:
+    """The suite draws the same noise in every run because it stands in for these two; a third would fail by chance."""
+    asking = [
+        module.name
+        for module in modules()
+        if module.name not in RANDOMNESS
+        and re.search(r"urandom|SystemRandom|getrandom|default_rng\(\)|randbits", module.text)
+    ]
+    assert not asking, "draw from the two sources that tests can fix: " + ", ".join(asking)

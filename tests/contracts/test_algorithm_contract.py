@@ -61,7 +61,7 @@ def test_what_is_declared_is_exactly_what_is_sent(case: Case, kind: str) -> None
         seen: dict[str, tuple[int, ...]] = {}
         for sent in rounds:
             names = [c.name for c in sent[party].noisy] + [*sent[party].randomized, *sent[party].clear]
-            assert len(set(names)) == len(names), "a name is sent once a round"
+            assert len(set(names)) == len(names), "a name is sent once per round"
             assert set(sent[party].clear) <= clear
             assert not {c.name for c in sent[party].noisy} & clear
             seen |= {name: values.shape for name, values in sent[party].values.items()}

@@ -1,4 +1,4 @@
-"""Every private algorithm behind the gate: noise as signed, once a round, nothing beyond its bound, and resumable."""
+"""Every private algorithm behind the gate: noise as signed, once per round, nothing beyond its bound, and resumable."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_smaller_bound_is_welcome(opened: OpenGate) -> None:
 def test_a_second_publication_of_a_round_is_refused(opened: OpenGate) -> None:
     opened.gate.next_round()
     opened.gate.publish("north", value())
-    with pytest.raises(LedgerRefused, match="at most once a round"):
+    with pytest.raises(LedgerRefused, match="at most once per round"):
         opened.gate.publish("north", value())
     assert published(opened) == 1
 
