@@ -83,8 +83,42 @@ class WithReplacement:
         count("draws", self.draws)
 
 
-Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement
+@dataclass(frozen=True)
+class RandomAllocation:
+    """ONE epoch of `batches` rounds: each unit joins exactly one of them, uniformly and independently of all others.
+
+    A `Sampled(RandomAllocation(...), release)` is therefore one whole epoch, as with shuffled epochs. Sizes of batches
+    vary and must stay secret; divisors are public constants. `drawn` counts the rounds that are made of the epoch;
+    0, the default, stands for all of them.
+    """
+
+    batches: int
+    drawn: int = 0
+    batch: Batch = Batch.SECRET
+
+    def __post_init__(self) -> None:
+        count("batches per epoch", self.batches)
+        if self.drawn == 0:
+            object.__setattr__(self, "drawn", self.batches)
+        if count("rounds of the epoch", self.drawn) > self.batches:
+            raise InvalidInput(
+                "rounds of the epoch", self.drawn, f"exceed its {self.batches} batches", "begin another epoch"
+            )
+
+
+Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement | RandomAllocation
 """A full batch needs no sampling: it is the bare release."""
+
+
+def rounds_of(sampling: Sampling) -> int:
+    """How many rounds one `Sampled(sampling, ..)` stands for: those of an epoch, else one."""
+    match sampling:
+        case ShuffledEpochs():
+            return sampling.batches_per_epoch
+        case RandomAllocation():
+            return sampling.drawn
+        case _:
+            return 1
 
 
 def _check_batch(population: int, size: int) -> None:

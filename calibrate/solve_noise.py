@@ -25,6 +25,7 @@ from calibrate.accountants.pairs import (
     GaussianPair,
     LaplacePair,
     MixedGaussianPair,
+    RandomAllocationPair,
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
@@ -196,6 +197,8 @@ def _variance(pair: DominatingPair) -> float:
             return 4 * rate**2 * math.expm1(min(700.0, z**-2))
         case MixedGaussianPair(components):
             return math.fsum(weight * mu**2 for weight, mu in components)
+        case RandomAllocationPair(batches, drawn, z):
+            return drawn / batches**2 * math.expm1(min(700.0, z**-2))
         case LaplacePair(scale):
             return scale**-2
         case RandomizedResponsePair(epsilon, _):
@@ -212,6 +215,8 @@ def _strength(pair: DominatingPair) -> float:
         case GaussianPair(mu):
             return mu
         case SubsampledGaussianPair(_, z) | FixedSizeReplacePair(_, z) | SubsampledReplacePair(_, z):
+            return 1 / z
+        case RandomAllocationPair(noise_multiplier=z):
             return 1 / z
         case MixedGaussianPair(components):
             return min(mu for _, mu in components if mu > 0)

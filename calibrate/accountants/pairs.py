@@ -68,6 +68,23 @@ class FixedSizeReplacePair(_SubsampledPair):
 
 
 @dataclass(frozen=True)
+class RandomAllocationPair:
+    """One epoch of random allocation, add-remove: (mean over i of N(e_i, z^2 I), N(0, z^2 I)) **and** its mirror image.
+
+    `batches` are the rounds of an epoch, of which the first `drawn` are made (docs/theorems/random-allocation.md).
+    """
+
+    batches: int
+    drawn: int
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        count("batches per epoch", self.batches)
+        count("rounds of the epoch", self.drawn)
+        positive("noise multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
 class MixedGaussianPair:
     """Revealed batch: with probability w_j the observer sees which j it is and a Gaussian pair with mu_j.
 
@@ -134,6 +151,7 @@ PricedPair = (
     | SubsampledReplacePair
     | FixedSizeReplacePair
     | MixedGaussianPair
+    | RandomAllocationPair
     | LaplacePair
     | RandomizedResponsePair
 )

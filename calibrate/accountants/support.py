@@ -14,10 +14,12 @@ Poisson, secret     SubsampledGaussianPair  SubsampledReplacePair      refused
 fixed size, secret  refused                 FixedSizeReplacePair(z/2)  refused
 shuffled, secret    refused                 refused                    refused
 w/ repl., secret    refused                 refused                    refused
+allocated, secret   RandomAllocationPair    refused                    refused
 Poisson, revealed   refused                 MixedGaussianPair          MixedGaussianPair
 fixed, revealed     refused                 MixedGaussianPair          MixedGaussianPair
 w/ repl., revealed  refused                 MixedGaussianPair          MixedGaussianPair
 shuffled, revealed  refused                 GaussianPair(2/z)          GaussianPair(1/z), per epoch
+allocated, rev.     refused                 MixedGaussianPair          MixedGaussianPair, per epoch
 ==================  ======================  =========================  ============================
 
 Several Gaussian values of one batch (`Together`) are one Gaussian value with the joint multiplier, *inside*
@@ -39,6 +41,7 @@ from calibrate.accountants.pairs import (
     GaussianPair,
     LaplacePair,
     MixedGaussianPair,
+    RandomAllocationPair,
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
@@ -56,7 +59,7 @@ from calibrate.releases import (
     Together,
     joint_gaussian,
 )
-from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
 
 _NEGLIGIBLE_WEIGHT = 1e-300
 """Binomial weights below this, relative to the largest, are dropped: far below the slack of every certificate."""
@@ -122,6 +125,8 @@ def _always_everybody(sampling: Sampling, unit: PrivacyUnit) -> bool:
             return rate == 1.0 and not (batch is Batch.REVEALED and unit.relation is Relation.ADD_REMOVE)
         case FixedSize(population, size) | ShuffledEpochs(population, size):
             return population == size and unit.relation is not Relation.ADD_REMOVE
+        case RandomAllocation(batches=batches, batch=batch):
+            return batches == 1 and not (batch is Batch.REVEALED and unit.relation is Relation.ADD_REMOVE)
         case WithReplacement():
             return False
         case _:
@@ -152,6 +157,10 @@ def _sampled_pair(sampling: Sampling, release: Gaussian | Laplace | Together, un
             return GaussianPair(mu)
         case WithReplacement(population, draws):
             return _multiplicity_pair(population, draws, mu)
+        case RandomAllocation(batches):
+            if not revealed:
+                return RandomAllocationPair(batches, sampling.drawn, z)
+            return _participation_pair(sampling.drawn / batches, mu) if sampling.drawn < batches else GaussianPair(mu)
         case _:
             assert_never(sampling)
 
@@ -160,11 +169,11 @@ def _refuse_unproved(sampling: Sampling, unit: PrivacyUnit) -> None:
     """Raise for each combination of sampling, batch and relation without a proved pair."""
     name = f"{sampling.batch.value} {_name(sampling)} batches x {unit.relation.value}"
     if unit.relation is Relation.ADD_REMOVE:
-        if not isinstance(sampling, Poisson):
+        if not isinstance(sampling, Poisson | RandomAllocation):
             raise UnsupportedCombination(
                 name,
                 "the batches of this sampling depend on the number of units, which add-remove changes",
-                "use replace-one (two bounds), or Poisson sampling",
+                "use replace-one (two bounds), Poisson sampling or random allocation",
             )
         if sampling.batch is Batch.REVEALED:
             raise UnsupportedCombination(
@@ -179,6 +188,12 @@ def _refuse_unproved(sampling: Sampling, unit: PrivacyUnit) -> None:
             name,
             "no amplification by this sampling is proved here for secret batches",
             "account the batch as revealed, or sample by Poisson or by fixed size",
+        )
+    if isinstance(sampling, RandomAllocation) and unit.relation is Relation.REPLACE_ONE:
+        raise UnsupportedCombination(
+            name,
+            "amplification by random allocation is proved here for added and removed units only",
+            "use add-remove, or account the batch as revealed",
         )
     if unit.relation is Relation.REPLACE_ATTRIBUTE:
         raise UnsupportedCombination(
@@ -220,6 +235,8 @@ def _name(sampling: Sampling) -> str:
             return "shuffled-epoch"
         case WithReplacement():
             return "with-replacement"
+        case RandomAllocation():
+            return "randomly allocated"
         case _:
             assert_never(sampling)
 
@@ -274,6 +291,8 @@ def _chance(pair: DominatingPair) -> float:
     match pair:
         case SubsampledGaussianPair() | SubsampledReplacePair() | FixedSizeReplacePair():
             return pair.rate
+        case RandomAllocationPair(batches, drawn):
+            return drawn / batches
         case MixedGaussianPair(components):
             return math.fsum(weight for weight, mu in components if mu > 0)
         case _:
@@ -293,7 +312,7 @@ def priced_pairs(
             raise UnsupportedCombination(
                 f"the {type(pair).__name__} of {leaf!r} with the {accountant} accountant",
                 f"it prices only {', '.join(kind.__name__ for kind in supported)}",
-                "use the certified or the pld accountant, which price every supported pair",
+                "use the certified accountant, which prices every supported pair",
             )
     return pairs
 

@@ -39,7 +39,15 @@ from calibrate.releases import (
     multiplicities,
     scale_noise,
 )
-from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import (
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    ShuffledEpochs,
+    WithReplacement,
+    rounds_of,
+)
 
 if TYPE_CHECKING:
     from calibrate.manifest.document import BudgetDocument
@@ -274,8 +282,7 @@ def _slots(leaf: Leaf, times: int) -> Iterator[tuple[Primitive, int]]:
             for part in parts:
                 yield part, times
         case Sampled(sampling, inner):
-            batches = sampling.batches_per_epoch if isinstance(sampling, ShuffledEpochs) else 1
-            yield from _slots(inner, times * batches)
+            yield from _slots(inner, times * rounds_of(sampling))
         case _:
             assert_never(leaf)
 
@@ -296,7 +303,7 @@ def _primitive(declared: GaussianNoise | LaplaceNoise | RandomizedCategory | InT
 
 def _population(sampling: Sampling) -> int | None:
     match sampling:
-        case Poisson():
+        case Poisson() | RandomAllocation():
             return None
         case FixedSize(population) | ShuffledEpochs(population) | WithReplacement(population):
             return population

@@ -23,7 +23,7 @@ from calibrate.releases import (
     Sampled,
     Together,
 )
-from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
 
 
 def encode_release(release: Release) -> dict[str, Json]:
@@ -60,6 +60,9 @@ def encode_sampling(sampling: Sampling) -> dict[str, Json]:
             return _sized("shuffled-epochs", population, "size", size, batch)
         case WithReplacement(population, draws, batch):
             return _sized("with-replacement", population, "draws", draws, batch)
+        case RandomAllocation(batches, drawn, batch):
+            counts: dict[str, Json] = {"batches": int(batches), "drawn": int(drawn)}
+            return {"scheme": "random-allocation", **counts, "batch": batch.value}
         case _:
             assert_never(sampling)
 
@@ -112,6 +115,9 @@ def decode_sampling(value: object) -> Sampling:
         case "with-replacement":
             _exactly(fields, "scheme", "population", "draws", "batch")
             return WithReplacement(_whole(fields, "population"), _whole(fields, "draws"), _batch(fields))
+        case "random-allocation":
+            _exactly(fields, "scheme", "batches", "drawn", "batch")
+            return RandomAllocation(_whole(fields, "batches"), _whole(fields, "drawn"), _batch(fields))
         case scheme:
             raise InvalidInput("scheme", scheme, "is not a known sampling", "use one that privfair writes")
 

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import assert_never
 
 from calibrate.accountants.losses.law import PrivacyLossLaw
+from calibrate.accountants.losses.random_allocation import RandomAllocationLoss
 from calibrate.accountants.losses.simple import GaussianLoss, LaplaceLoss, MixedGaussianLoss, RandomizedResponseLoss
 from calibrate.accountants.losses.subsampled import (
     LargerOfBothDirections,
@@ -27,6 +28,7 @@ from calibrate.accountants.pairs import (
     GaussianPair,
     LaplacePair,
     MixedGaussianPair,
+    RandomAllocationPair,
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
@@ -89,6 +91,10 @@ def _laws_of(pair: DominatingPair, side: Side) -> tuple[PrivacyLossLaw, PrivacyL
             if side is Side.LOWER or rate == 1:
                 return _both_directions(rate, z)
             return _symmetric(LargerOfBothDirections(rate, z))
+        case RandomAllocationPair(batches, drawn, z):
+            upper = side is Side.UPPER
+            removal = RandomAllocationLoss(z, batches, drawn, True, upper)
+            return removal, RandomAllocationLoss(z, batches, drawn, False, upper)
         case MixedGaussianPair(components):
             return _symmetric(MixedGaussianLoss.of(components))
         case LaplacePair(scale):

@@ -18,12 +18,14 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy.special import log_ndtr, ndtr
 
 from calibrate.accountants.pairs import (
+    PRICED_PAIRS,
     DominatingPair,
     FixedSizeReplacePair,
     Free,
     GaussianPair,
     LaplacePair,
     MixedGaussianPair,
+    RandomAllocationPair,
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
@@ -56,7 +58,7 @@ _ONE_STAGE = 10_000
 
 @dataclass(frozen=True)
 class PrivacyLossAccountant(CountingAccountant):
-    """Two-sided accounting of every pair of the support table.
+    """Two-sided accounting of every pair of the support table but random allocation.
 
     `value_discretization_interval` fixes the step of the loss grid; None chooses it for each composition.
 
@@ -68,6 +70,7 @@ class PrivacyLossAccountant(CountingAccountant):
 
     value_discretization_interval: float | None = None
     name = "pld"
+    supported = tuple(kind for kind in PRICED_PAIRS if kind is not RandomAllocationPair)
 
     def __post_init__(self) -> None:
         if self.value_discretization_interval is not None:
@@ -164,7 +167,7 @@ def _loss_scale(pair: DominatingPair) -> float:
             return float(math.sqrt(math.fsum(weight * mu**2 for weight, mu in components)))
         case LaplacePair() | RandomizedResponsePair():
             return min(_loss_range(pair), math.sqrt(_loss_range(pair)))
-        case Free() | Unbounded():
+        case RandomAllocationPair() | Free() | Unbounded():
             return 0.0
         case _:
             assert_never(pair)
@@ -185,7 +188,7 @@ def _loss_range(pair: DominatingPair) -> float:
             return 1 / scale
         case RandomizedResponsePair(epsilon):
             return epsilon
-        case Free() | Unbounded():
+        case RandomAllocationPair() | Free() | Unbounded():
             return 0.0
         case _:
             assert_never(pair)
@@ -214,7 +217,7 @@ def pessimistic_loss(pair: DominatingPair, step: float) -> Any:
             return privacy_loss_distribution.from_laplace_mechanism(scale, value_discretization_interval=step)
         case FixedSizeReplacePair() | MixedGaussianPair() | RandomizedResponsePair():
             return _connect_the_dots(pair, step)
-        case Free() | Unbounded():
+        case RandomAllocationPair() | Free() | Unbounded():
             raise NotCertified(f"{pair!r} has no privacy loss distribution on a grid")
         case _:
             assert_never(pair)

@@ -28,6 +28,7 @@ from calibrate.accountants.pairs import (
     GaussianPair,
     LaplacePair,
     MixedGaussianPair,
+    RandomAllocationPair,
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
@@ -80,7 +81,7 @@ def optimistic_loss(pair: DominatingPair, step: float) -> Any:
             return _distribution(_laplace(scale, step), step)
         case RandomizedResponsePair(epsilon, categories):
             return _distribution(_randomised_response(epsilon, categories, step), step)
-        case Free() | Unbounded():
+        case RandomAllocationPair() | Free() | Unbounded():
             raise NotCertified(f"{pair!r} has no privacy loss distribution on a grid")
         case _:
             assert_never(pair)

@@ -23,6 +23,7 @@ from calibrate.accountants.pairs import (
     GaussianPair,
     LaplacePair,
     MixedGaussianPair,
+    RandomAllocationPair,
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
@@ -120,6 +121,8 @@ def rdp_of_pair(pair: DominatingPair, orders: tuple[float, ...]) -> Floats:
             weights, shifts = np.array(components).T
             exponents = np.outer(a * (a - 1) / 2, shifts**2)
             return np.asarray(logsumexp(exponents, axis=1, b=weights) / (a - 1))
+        case RandomAllocationPair(batches, drawn, z):
+            return _random_allocation(batches, drawn, z, a)
         case LaplacePair(scale):
             up = np.log(a / (2 * a - 1)) + (a - 1) / scale
             down = np.log((a - 1) / (2 * a - 1)) - a / scale
@@ -151,6 +154,51 @@ def _fixed_size(rate: float, z: float, orders: tuple[float, ...]) -> tuple[float
 
 def _replaced_in_poisson_batch(rate: float, z: float, order: float) -> float:
     return log_mixture_moment(rate, z, 1.0, -1.0, order) / (order - 1)
+
+
+def _random_allocation(batches: int, drawn: int, z: float, a: Floats) -> Floats:
+    """The worse direction of one epoch, never above one Gaussian (docs/theorems/random-allocation.md).
+
+    Removal is exact at whole orders (the next one for a fractional order); addition is bounded by Jensen's
+    inequality and by that of arithmetic and geometric means.
+    """
+    whole = np.ceil(a - 1e-12).astype(int)
+    within = whole <= _HIGHEST_MOMENT
+    log_moments = _log_moments_of_mean(batches, drawn, z)
+    removal = np.where(within, log_moments[np.minimum(whole, _HIGHEST_MOMENT)] / (whole - 1), math.inf)
+    gaussian: Floats = a / (2 * z * z)
+    whole_epoch = (1 + (a - 1) / batches) / (2 * z * z) if drawn == batches else gaussian
+    return np.asarray(np.minimum(np.maximum(removal, whole_epoch), gaussian))
+
+
+_HIGHEST_MOMENT = 128
+"""Orders above this are bounded by one full Gaussian."""
+
+
+@lru_cache(maxsize=64)
+def _log_moments_of_mean(batches: int, drawn: int, z: float) -> Floats:
+    """log E S^k for k = 0, 1, ..: coefficients of exp(x (1 - r/t)) (sum_k E[Y^k] (x/t)^k / k!)^r, times k!.
+
+    Products of series by repeated squaring, in log space: all coefficients are positive, so nothing cancels.
+    """
+    k = np.arange(_HIGHEST_MOMENT + 1)
+    series = k * (k - 1) / (2 * z * z) - k * math.log(batches) - gammaln(k + 1)
+    total = np.where(k == 0, 0.0, k * math.log1p(-drawn / batches) - gammaln(k + 1)) if drawn < batches else None
+    power, rest = series, drawn
+    while True:
+        if rest & 1:
+            total = power if total is None else _log_convolve(total, power)
+        rest >>= 1
+        if not rest:
+            break
+        power = _log_convolve(power, power)
+    assert total is not None
+    return total + gammaln(k + 1)
+
+
+def _log_convolve(first: Floats, second: Floats) -> Floats:
+    """log of the coefficients of a product of two series with positive coefficients, given as logarithms."""
+    return np.array([logsumexp(first[: n + 1] + second[n::-1]) for n in range(len(first))])
 
 
 def _randomised_response(epsilon: float, categories: int, a: Floats) -> Floats:
