@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from calibrate.errors import InvalidInput, count, positive
-from calibrate.sampling import Sampling
+from calibrate.sampling import Batch, FixedSize, Sampling, ShuffledEpochs
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,28 @@ def leaves(release: Release, times: int = 1) -> Iterator[tuple[Leaf, int]]:
             yield release, times
         case _:
             assert_never(release)
+
+
+def over_rounds(sampling: Sampling, noisy: Gaussian | Laplace | Together, rounds: int) -> Release:
+    """`rounds` rounds of `noisy` on batches drawn by `sampling`; an epoch that is begun counts whole."""
+    times = sampling.epochs_for(rounds) if isinstance(sampling, ShuffledEpochs) else rounds
+    return Repeated(Sampled(sampling, noisy), times)
+
+
+def reached_over_rounds(sampling: Sampling, noisy: Gaussian | Laplace | Together, rounds: int) -> Release:
+    """What those rounds really reach: the first r batches of an epoch are a revealed batch r times as large.
+
+    Guarantee: never costs more than `over_rounds`, and is attained: for revealed batches the unit is among the
+    first r batches of a random permutation with probability r * size / population.
+    """
+    if not isinstance(sampling, ShuffledEpochs):
+        return over_rounds(sampling, noisy, rounds)
+    whole, begun = divmod(count("rounds", rounds), sampling.batches_per_epoch)
+    parts: tuple[Release, ...] = (Repeated(Sampled(sampling, noisy), whole),) if whole else ()
+    if begun:
+        part = FixedSize(sampling.population, begun * sampling.size, Batch.REVEALED)
+        parts = (*parts, Sampled(part, noisy))
+    return InSequence(parts)
 
 
 def multiplicities(release: Release) -> dict[Leaf, int]:

@@ -6,6 +6,7 @@ given; without one it says plainly that the updates are unprotected.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar, assert_never
@@ -27,7 +28,7 @@ from calibrate.plans.plan import (
     with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-from calibrate.releases import InSequence, Release, Repeated, Sampled
+from calibrate.releases import InSequence, Release, Repeated, Sampled, scale_noise
 from calibrate.sampling import Batch, FixedSize
 
 PREDICTIONS = ("predictions_group_0", "predictions_group_1")
@@ -141,11 +142,18 @@ class MmdFedavgPlan:
         return with_once(Repeated(one_round, self.rounds), once)
 
     def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release | None:
-        """A record replaced within its group moves one set of predictions and its client's update, no count."""
-        sampled = self.samples_per_group < self.group_size
-        loose = self.mechanism is PredictionNoise.LAPLACE and sampled
-        names = (UPDATES,) if loose else (PREDICTIONS[0], UPDATES)
-        reached = tuple(self._published(value) for value in values if value.name in names)
+        """A record replaced within its group moves one set of predictions and its client's update, no count.
+
+        The set is in random order, so an observer does not know which entry moved; the sum of its m entries shows
+        the move under sqrt(m) times the noise (docs/theorems/mmd-fedavg.md, "How tight").
+        """
+        spread = math.sqrt(self.samples_per_group)
+        reached: tuple[Release, ...] = ()
+        for value in values:
+            if value.name == UPDATES:
+                reached = (*reached, self._published(value))
+            elif value.name == PREDICTIONS[0] and value.mechanism is Mechanism.GAUSSIAN:
+                reached = (*reached, scale_noise(self._published(value), spread))
         return Repeated(InSequence(reached), self.rounds) if reached else None
 
     def _published(self, value: NoisyValue) -> Release:
@@ -177,6 +185,7 @@ class MmdFedavgPlan:
             "The protected unit is one record, replaced by any other, its group included.",
             "Predictions are clipped to [0, 1] before independent noise is added to each of them.",
             drawn,
+            "Each group's predictions are published in a uniformly random order that does not depend on the records.",
             secret,
             *self._update_assumptions(),
         )

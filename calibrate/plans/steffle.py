@@ -29,8 +29,8 @@ from calibrate.plans.plan import (
     with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-from calibrate.releases import InSequence, Release, Repeated, Sampled
-from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs, WithReplacement
+from calibrate.releases import Release, Repeated, Sampled, over_rounds, reached_over_rounds
+from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
 
 H_THETA, H_W = "h_theta", "h_W"
 
@@ -164,7 +164,7 @@ class StefflePlan:
                 rounds = Repeated(Sampled(WithReplacement(n, m, Batch.REVEALED), noisy), self.rounds)
             case SteffleSampling.SHUFFLED:
                 epoch = ShuffledEpochs(n, m, Batch.REVEALED)
-                rounds = Repeated(Sampled(epoch, noisy), epoch.epochs_for(self.rounds))
+                rounds = over_rounds(epoch, noisy, self.rounds)
             case _:
                 assert_never(self.sampling)
         return with_once(rounds, once)
@@ -173,13 +173,8 @@ class StefflePlan:
         """Shuffled batches: the started epoch in full is an upper bound; really the record is in it by chance."""
         if self.sampling is not SteffleSampling.SHUFFLED:
             return self.publish(values, once)
-        epoch, noisy = ShuffledEpochs(self.silo_size, self.batch_size, Batch.REVEALED), of_one_batch(values)
-        whole, begun = divmod(self.rounds, epoch.batches_per_epoch)
-        parts: tuple[Release, ...] = (Repeated(Sampled(epoch, noisy), whole),) if whole else ()
-        if begun:
-            part = FixedSize(self.silo_size, begun * self.batch_size, Batch.REVEALED)
-            parts = (*parts, Sampled(part, noisy))
-        return with_once(InSequence(parts), once)
+        epoch = ShuffledEpochs(self.silo_size, self.batch_size, Batch.REVEALED)
+        return with_once(reached_over_rounds(epoch, of_one_batch(values), self.rounds), once)
 
     def joint_noise_ratio(self) -> float | None:
         return joint_ratio(self.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import click
@@ -10,16 +9,13 @@ import click
 from privfair.cli.output import epsilon_text, json_option, print_json, print_rich
 
 if TYPE_CHECKING:
-    from calibrate.privacy_unit import PrivacyUnit
-    from calibrate.releases import Release
-    from calibrate.sampling import Batch, Sampling
+    from calibrate.questions import NoisyRounds
 
-_LEAST_NOISE = 0.01
 _EXAMPLES = """
 \b
 Examples:
   privfair account --noise-multiplier 1.4146 --sampling poisson --sampling-rate 0.01 --rounds 1000 --delta 1e-5
-  privfair account --noise-multiplier 3.965 --sampling shuffled --sampling-rate 0.0341 --rounds 1172 \\
+  privfair account --noise-multiplier 3.965 --sampling shuffled --sampling-rate 256/7500 --rounds 1172 \\
       --delta 1e-5 --relation replace-attribute
 Several --noise-multiplier are several values of the same batch. For replace-one and add-remove a
 multiplier is noise / (norm bound of one unit's contribution); for replace-attribute it is
@@ -28,7 +24,15 @@ noise / (largest distance between a record's two contributions).
 
 
 @click.command("account", epilog=_EXAMPLES, short_help="the epsilon of given noise, as a certified interval")
-@click.option("--noise-multiplier", "multipliers", type=float, multiple=True, required=True, metavar="Z")
+@click.option(
+    "--noise-multiplier",
+    "multipliers",
+    type=float,
+    multiple=True,
+    required=True,
+    metavar="Z",
+    help="Standard deviation of the noise relative to the contribution bound; give it once per value.",
+)
 @click.option(
     "--sampling",
     type=click.Choice(["poisson", "fixed", "shuffled", "with-replacement", "full"]),
@@ -36,9 +40,13 @@ noise / (largest distance between a record's two contributions).
     show_default=True,
     help="How each round's batch is drawn.",
 )
-@click.option("--sampling-rate", type=str, metavar="Q", help="Batch size / population, as a decimal or a fraction m/n.")
-@click.option("--rounds", type=int, default=1, show_default=True, metavar="T")
-@click.option("--delta", type=float, required=True, metavar="D")
+@click.option(
+    "--sampling-rate",
+    metavar="Q",
+    help="Batch size / population, as a decimal or a fraction m/n; shuffled and with-replacement need m/n.",
+)
+@click.option("--rounds", type=int, default=1, show_default=True, metavar="T", help="Number of rounds published.")
+@click.option("--delta", type=float, required=True, metavar="D", help="Delta at which epsilon is computed.")
 @click.option(
     "--relation",
     type=click.Choice(["add-remove", "replace-one", "replace-attribute"]),
@@ -56,7 +64,7 @@ noise / (largest distance between a record's two contributions).
     type=click.Choice(["best", "all", "certified", "pld", "renyi", "moments", "prv", "gaussian", "revealed"]),
     default="best",
     show_default=True,
-    help="The tightest certified one, a named one, or a table of all.",
+    help="The tightest certified accountant, a named one, or a table of all.",
 )
 @json_option
 def command(
@@ -71,129 +79,53 @@ def command(
     as_json: bool,
 ) -> None:
     """Price given noise: a certified interval [lower, upper] for epsilon at the given delta."""
-    from calibrate.errors import open_unit
-    from calibrate.privacy_unit import PrivacyUnit, Relation
+    from calibrate.errors import InvalidInput, open_unit
+    from calibrate.questions import noisy_rounds, price
 
     open_unit("--delta", delta)
-    _require_some_noise(multipliers)
-    unit = PrivacyUnit.of(Relation(relation))
-    release = _release(multipliers, _sampling(sampling, sampling_rate, _batch(batch, sampling, relation)), rounds)
-    if accountant == "all":
-        _print_all(release, unit, delta, as_json)
-        return
-    priced = _price(accountant, release, unit, delta)
-    if as_json:
-        print_json({"epsilon": {"lower": priced[1], "upper": priced[2]}, "accountant": priced[0]})
-    else:
-        print_rich(f"epsilon = {epsilon_text(priced[1], priced[2])} at delta = {delta:g}   ({priced[0]} accountant)")
-
-
-def _require_some_noise(multipliers: tuple[float, ...]) -> None:
-    """Below this, epsilon is in the thousands, and the accountants run out of numbers before they answer."""
-    from calibrate.errors import InvalidInput
-
-    for multiplier in multipliers:
-        if 0 < multiplier < _LEAST_NOISE:
-            rule = f"is below {_LEAST_NOISE:g}, which protects nobody: epsilon is in the thousands"
-            raise InvalidInput("--noise-multiplier", multiplier, rule, f"give {_LEAST_NOISE:g} or more")
-
-
-def _batch(batch: str | None, sampling: str, relation: str) -> Batch:
-    from calibrate.sampling import Batch
-
-    if batch is not None:
-        return Batch(batch)
-    amplified = sampling in ("poisson", "fixed") and relation != "replace-attribute"
-    return Batch.SECRET if amplified else Batch.REVEALED
-
-
-def _sampling(kind: str, rate: str | None, batch: Batch) -> Sampling | None:
-    from calibrate.errors import InvalidInput
-    from calibrate.sampling import FixedSize, Poisson, ShuffledEpochs, WithReplacement
-
-    if kind == "full":
-        if rate is not None and len(set(_ratio(rate))) != 1:
-            raise InvalidInput("--sampling-rate", rate, "contradicts --sampling full", "drop it, or name a sampling")
-        return None
-    if rate is None:
-        raise InvalidInput("--sampling-rate", rate, f"is needed for --sampling {kind}", "give batch / population")
-    size, population = _ratio(rate)
-    if not 0 < size <= population:
-        raise InvalidInput("--sampling-rate", rate, "must lie in (0, 1]", "give a fraction such as 0.01 or 256/7500")
-    if kind == "poisson":
-        return Poisson(size / population, batch)
-    if kind == "fixed":
-        return FixedSize(population, size, batch)
-    if kind == "shuffled":
-        return ShuffledEpochs(population, size, batch)
-    if "/" not in rate:
-        raise InvalidInput(
-            "--sampling-rate", rate, "with-replacement needs both numbers", "give draws/population, such as 256/7500"
-        )
-    return WithReplacement(population, size, batch)
-
-
-def _ratio(text: str) -> tuple[int, int]:
-    """Batch and population as given in "256/7500", or a decimal as its exact fraction."""
-    from calibrate.errors import InvalidInput
-
     try:
-        if "/" in text:
-            size, population = (int(part) for part in text.split("/"))
-            return size, population
-        return Fraction(text).as_integer_ratio()
-    except ValueError:
-        raise InvalidInput("--sampling-rate", text, "is not a number", "give 0.01 or 256/7500") from None
+        asked = noisy_rounds(multipliers, rounds, sampling_rate, sampling, relation, batch)
+    except InvalidInput as bad:
+        raise InvalidInput(f"--{bad.argument.replace('_', '-')}", bad.value, bad.rule, bad.remedy) from None
+    if accountant == "all":
+        _print_all(asked, delta, as_json)
+        return
+    interval, name = price(asked, delta, accountant)
+    if as_json:
+        print_json({"epsilon": {"lower": interval.lower, "upper": interval.upper}, "accountant": name})
+    else:
+        print_rich(
+            f"epsilon = {epsilon_text(interval.lower, interval.upper)} at delta = {delta:g}   ({name} accountant)"
+        )
 
 
-def _release(multipliers: tuple[float, ...], sampling: Sampling | None, rounds: int) -> Release:
-    from calibrate.releases import Gaussian, Repeated, Sampled, Together
-    from calibrate.sampling import ShuffledEpochs
-
-    values = tuple(Gaussian(multiplier) for multiplier in multipliers)
-    one = values[0] if len(values) == 1 else Together(values)
-    if sampling is None:
-        return Repeated(one, rounds)
-    times = sampling.epochs_for(rounds) if isinstance(sampling, ShuffledEpochs) else rounds
-    return Repeated(Sampled(sampling, one), times)
-
-
-def _price(name: str, release: Release, unit: PrivacyUnit, delta: float) -> tuple[str, float, float]:
-    from calibrate.accountants import registry
-    from calibrate.accountants.accountant import epsilon_of
-
-    if name == "best":
-        priced = registry.best_epsilon(release, unit, delta)
-        return priced.accountant_name.value, priced.interval.lower, priced.interval.upper
-    interval = epsilon_of(registry.get(registry.AccountantName(name)), release, unit, delta)
-    return name, interval.lower, interval.upper
-
-
-def _print_all(release: Release, unit: PrivacyUnit, delta: float, as_json: bool) -> None:
+def _print_all(asked: NoisyRounds, delta: float, as_json: bool) -> None:
     from rich.table import Table
 
-    from calibrate.accountants import registry
+    from calibrate.accountants.registry import AccountantName
     from calibrate.errors import NotCertified, UnsupportedCombination
+    from calibrate.privacy_unit import EpsilonInterval
+    from calibrate.questions import price
 
-    rows: list[tuple[str, float, float] | tuple[str, str]] = []
-    for name in registry.AccountantName:
+    answers: dict[str, EpsilonInterval | str] = {}
+    for name in AccountantName:
         try:
-            rows.append(_price(name.value, release, unit, delta))
+            answers[name.value] = price(asked, delta, name)[0]
         except (UnsupportedCombination, NotCertified) as no:
-            rows.append((name.value, str(no)))
-    if all(len(row) == 2 for row in rows):
-        _price("best", release, unit, delta)  # raises the reason with its remedy
+            answers[name.value] = str(no)
+    if all(isinstance(answer, str) for answer in answers.values()):
+        price(asked, delta)  # raises the reason with its remedy
+    rows = [
+        {"accountant": name, "refused": answer}
+        if isinstance(answer, str)
+        else {"accountant": name, "epsilon": {"lower": answer.lower, "upper": answer.upper}}
+        for name, answer in answers.items()
+    ]
     if as_json:
-        print_json(
-            [
-                {"accountant": row[0], "epsilon": {"lower": row[1], "upper": row[2]}}
-                if len(row) == 3
-                else {"accountant": row[0], "refused": row[1]}
-                for row in rows
-            ]
-        )
+        print_json(rows)
         return
     table = Table("accountant", "epsilon", title=f"epsilon at delta = {delta:g}")
-    for row in rows:
-        table.add_row(row[0], epsilon_text(row[1], row[2]) if len(row) == 3 else f"[dim]{row[1]}[/dim]")
+    for name, answer in answers.items():
+        refused = isinstance(answer, str)
+        table.add_row(name, f"[dim]{answer}[/dim]" if refused else epsilon_text(answer.lower, answer.upper))
     print_rich(table)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
+from calibrate.budget import price_plan
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
-from calibrate.plans.mmd_fedavg import MmdFedavgPlan, PredictionNoise
+from calibrate.plans.mmd_fedavg import PREDICTIONS, MmdFedavgPlan, PredictionNoise
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import Protected, Relation
@@ -104,7 +106,7 @@ def test_mmd_charges_both_groups_every_round_and_reaches_one() -> None:
     assert multiplicities(plan.template()) == {one_set: 200}
     reached = plan.attained(plan.values(), ())
     assert reached is not None
-    assert multiplicities(reached) == {one_set: 100}
+    assert multiplicities(reached) == {Sampled(FixedSize(2000, 50), Gaussian(math.sqrt(50))): 100}
     assert {value.sensitivity for value in plan.values()} == {0.5}
 
 
@@ -113,9 +115,24 @@ def test_mmd_prices_laplace_noise_without_amplification_and_claims_no_lower_end(
     assert multiplicities(plan.template()) == {Laplace(1.0): 200}
     assert plan.attained(plan.values(), ()) is None
     everybody = MmdFedavgPlan(50, 50, 100, PredictionNoise.LAPLACE)
-    reached = everybody.attained(everybody.values(), ())
-    assert reached is not None
-    assert multiplicities(reached) == {Laplace(1.0): 100}
+    assert everybody.attained(everybody.values(), ()) is None
+
+
+def test_mmds_lower_end_speaks_of_random_order_as_its_upper_end_does() -> None:
+    """All others predict 0: the exact cost of one full ordered set of two lies between the two ends."""
+    plan, sigma, delta = MmdFedavgPlan(2, 2, 1), 1.0, 1e-3
+    assert any("uniformly random order" in text for text in plan.assumptions())
+    priced = price_plan(plan, delta, noise_multipliers=dict.fromkeys(PREDICTIONS, 2 * sigma))
+    # P: entry 1 or 2 is N(1, sigma^2), Q: both are N(0, sigma^2); delta(eps) on a grid fine enough for 1e-6.
+    x = np.linspace(-9, 10, 1500)
+    density = np.exp(-0.5 * (x / sigma) ** 2) / math.sqrt(2 * math.pi) / sigma * (x[1] - x[0])
+    ratio = np.exp((2 * x - 1) / (2 * sigma**2))
+    mixed = (ratio[:, None] + ratio[None, :]) / 2
+
+    def profile(epsilon: float) -> float:
+        return float((np.outer(density, density) * np.maximum(mixed - math.exp(epsilon), 0)).sum())
+
+    assert profile(priced.lower) >= delta >= profile(priced.upper)
 
 
 def test_mmd_with_updates_adds_the_cohort_and_without_them_says_so_first() -> None:

@@ -58,6 +58,27 @@ def test_account_gives_both_sides_for_fixed_cohorts() -> None:
     assert answer["upper"] == pytest.approx(5.13, abs=0.005)
 
 
+def test_account_never_takes_a_rounded_share_for_more_batches_per_epoch_than_there_are() -> None:
+    words = "account --noise-multiplier 1 --sampling shuffled --rounds 4 --delta 1e-5 --relation replace-attribute"
+    outcome = privfair(*words.split(), "--sampling-rate", "0.3333")
+    assert outcome.code == 2
+    assert "--sampling-rate" in outcome.err
+    assert "1/3" in outcome.err
+    third = privfair(*words.split(), "--sampling-rate", "1/3", "--json").json()["epsilon"]
+    assert third["upper"] == pytest.approx(6.573, abs=1e-3)  # two epochs; four batches per epoch would be one: 4.377
+    half = privfair(*words.split(), "--sampling-rate", "0.5", "--json").json()["epsilon"]
+    assert half == privfair(*words.split(), "--sampling-rate", "1/2", "--json").json()["epsilon"]
+
+
+def test_account_does_not_claim_that_a_begun_epoch_costs_as_much_as_a_whole_one() -> None:
+    words = "account --noise-multiplier 1 --sampling-rate 1/1000 --rounds 1 --delta 1e-5 --relation replace-one --json"
+    begun = privfair(*words.split(), "--sampling", "shuffled").json()["epsilon"]
+    same = privfair(*words.split(), "--sampling", "fixed", "--batch", "revealed").json()["epsilon"]
+    assert begun["lower"] == pytest.approx(same["lower"], rel=1e-9)
+    assert same["upper"] <= begun["upper"]
+    assert begun["upper"] == pytest.approx(9.997, abs=1e-3)
+
+
 def test_account_reaches_tiny_deltas() -> None:
     words = "account --noise-multiplier 1.41463 --sampling poisson --sampling-rate 0.01 --rounds 1000 --json --delta"
     for delta, epsilon in (("1e-14", 2.10425), ("1e-30", 4.37476)):

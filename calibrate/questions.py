@@ -1,0 +1,350 @@
+"""What people ask of an accountant, one function each: `sigma`, `epsilon`, `rounds`, `theorems`, `check_theorem`.
+
+All speak of Gaussian noise on batches. A noise multiplier is noise / (norm bound of one unit's contribution); for
+replace-attribute it is noise / (largest distance between a record's two contributions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+from fractions import Fraction
+from typing import TYPE_CHECKING, TypeVar, assert_never
+
+from calibrate.errors import InvalidInput, NotCertified, count, positive
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
+from calibrate.releases import Gaussian, Release, Repeated, Together, over_rounds, reached_over_rounds
+from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+
+if TYPE_CHECKING:
+    from calibrate.theorems.theorem import Theorem
+    from calibrate.theorems.verdict import Verdict
+
+LEAST_NOISE = 0.01
+MOST_ROUNDS = 10**12
+
+Rate = float | str | Fraction
+Choice = TypeVar("Choice", bound=Enum)
+
+
+class SamplingName(StrEnum):
+    """How each round's batch is drawn."""
+
+    FULL = "full"
+    POISSON = "poisson"
+    FIXED = "fixed"
+    SHUFFLED = "shuffled"
+    WITH_REPLACEMENT = "with-replacement"
+
+
+@dataclass(frozen=True)
+class NoisyRounds:
+    """Rounds of one or several Gaussian values on batches, for one privacy unit: what is priced here.
+
+    `noise_multipliers` has one entry per value of the same batch; `sampling` is None for the full batch.
+    """
+
+    noise_multipliers: tuple[float, ...]
+    sampling: Sampling | None
+    rounds: int
+    unit: PrivacyUnit
+
+    def __post_init__(self) -> None:
+        for multiplier in self.noise_multipliers:
+            if positive("noise multiplier", multiplier) < LEAST_NOISE:
+                rule = f"is below {LEAST_NOISE:g}, which protects nobody: epsilon is in the thousands"
+                raise InvalidInput("noise_multiplier", multiplier, rule, f"give {LEAST_NOISE:g} or more")
+        if count("rounds", self.rounds) > MOST_ROUNDS:
+            raise InvalidInput("rounds", self.rounds, f"exceeds {MOST_ROUNDS:,}", "give fewer rounds")
+
+    @property
+    def published(self) -> Release:
+        """What an upper end is computed from; an epoch that is begun counts whole."""
+        if self.sampling is None:
+            return Repeated(self._one_round, self.rounds)
+        return over_rounds(self.sampling, self._one_round, self.rounds)
+
+    @property
+    def reached(self) -> Release:
+        """What a lower end is computed from: of an epoch that is begun, only the batches that were published."""
+        if self.sampling is None:
+            return self.published
+        return reached_over_rounds(self.sampling, self._one_round, self.rounds)
+
+    @property
+    def _one_round(self) -> Gaussian | Together:
+        values = tuple(Gaussian(multiplier) for multiplier in self.noise_multipliers)
+        return values[0] if len(values) == 1 else Together(values)
+
+
+def sigma(
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int | None = None,
+    sampling_rate: Rate | None = None,
+    sampling: str | None = None,
+    relation: str = "add-remove",
+    batch: str | None = None,
+    batches: int | None = None,
+    epochs: int | None = None,
+    noise_ratios: Sequence[float] = (1.0,),
+) -> float:
+    """The smallest noise multiplier that is certified to keep (epsilon, delta).
+
+    Arguments:
+        epsilon: The promise; at least this private.
+        delta: The promise's delta, between 0 and 1.
+        rounds: How often noise is published (default 1).
+        sampling_rate: Batch / population, as a number or as text "256/7500"; not needed for the full batch.
+        sampling: "poisson" (default if there is a rate), "fixed", "shuffled", "with-replacement" or "full".
+        relation: "add-remove", "replace-one" or "replace-attribute": how two neighbouring data sets differ.
+        batch: "secret" or "revealed"; by default secret where an amplification bound is proved.
+        batches: Batches per epoch, instead of sampling_rate = 1 / batches.
+        epochs: Epochs, instead of rounds = epochs * batches.
+        noise_ratios: Several values of one batch: their multipliers relative to the one that is returned.
+
+    Guarantee: the rounds with noise `sigma * ratio` are (epsilon, delta)-private for the relation
+    (docs/theorems/certified-accountant.md).
+
+    >>> round(sigma(epsilon=1, delta=1e-5, sampling_rate=0.01, rounds=1000), 3)
+    1.415
+    """
+    from calibrate.solve_noise import Certificate, solve_noise
+
+    asked = noisy_rounds(noise_ratios, rounds, sampling_rate, sampling, relation, batch, batches, epochs)
+    target = EpsilonDelta(epsilon, delta)
+    return solve_noise(asked.published, asked.unit, target, Certificate.UPPER).factor * float(noise_ratios[0])
+
+
+def epsilon(
+    *,
+    noise_multiplier: float | Sequence[float],
+    delta: float,
+    rounds: int | None = None,
+    sampling_rate: Rate | None = None,
+    sampling: str | None = None,
+    relation: str = "add-remove",
+    batch: str | None = None,
+    batches: int | None = None,
+    epochs: int | None = None,
+) -> EpsilonInterval:
+    """What given noise costs: an interval that is certified to hold the smallest true epsilon at `delta`.
+
+    Arguments:
+        noise_multiplier: Noise relative to the contribution bound; several numbers are several values of one batch.
+        delta: Between 0 and 1.
+        rounds, sampling_rate, sampling, relation, batch, batches, epochs: As for `sigma`.
+
+    Guarantee: the rounds are (upper, delta)-private for the relation; no epsilon below `lower` can be proved from
+    this description alone. An epoch that is begun counts whole for the upper end.
+
+    >>> interval = epsilon(noise_multiplier=1.0, sampling_rate=0.01, rounds=1000, delta=1e-5)
+    >>> round(interval.lower, 3), round(interval.upper, 3)
+    (1.828, 1.828)
+    """
+    multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
+    return price(noisy_rounds(multipliers, rounds, sampling_rate, sampling, relation, batch, batches, epochs), delta)[0]
+
+
+def rounds(
+    *,
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float | Sequence[float],
+    sampling_rate: Rate | None = None,
+    sampling: str | None = None,
+    relation: str = "add-remove",
+    batch: str | None = None,
+    batches: int | None = None,
+) -> int:
+    """The largest number of rounds found that is certified to keep (epsilon, delta) with the given noise.
+
+    Arguments:
+        epsilon, delta: The promise.
+        noise_multiplier: Noise relative to the contribution bound; several numbers are several values of one batch.
+        sampling_rate, sampling, relation, batch, batches: As for `sigma`.
+
+    Guarantee: so many rounds are (epsilon, delta)-private for the relation. Raises NotCertified if not even one is.
+
+    >>> rounds(epsilon=1, delta=1e-5, noise_multiplier=2.0, sampling_rate=0.01)
+    2433
+    """
+    multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
+    target = EpsilonDelta(epsilon, delta)
+    one = noisy_rounds(multipliers, 1, sampling_rate, sampling, relation, batch, batches)
+    epoch = one.sampling.batches_per_epoch if isinstance(one.sampling, ShuffledEpochs) else 1
+    found = _most_repetitions(one, epoch, target)
+    if not found:
+        rule = f"costs more than epsilon = {target.epsilon:g} at delta = {target.delta:g} in its first round"
+        raise InvalidInput("noise_multiplier", noise_multiplier, rule, "use more noise, or sample less")
+    return found * epoch
+
+
+def theorems() -> tuple[Theorem, ...]:
+    """Every claim of the catalogue; `.judge()` of one computes its verdict at its paper's own setting.
+
+    >>> "steffle.theorem-3.3" in [theorem.id for theorem in theorems()]
+    True
+    """
+    from calibrate.theorems.catalogue import CATALOGUE
+
+    return CATALOGUE
+
+
+def check_theorem(id: str, **settings: object) -> Verdict:
+    """The verdict on one published claim, computed.
+
+    Arguments:
+        id: The claim's name in the catalogue, such as "steffle.theorem-3.3".
+        settings: Parameters of the claim that differ from the paper's own setting.
+
+    >>> check_theorem("steffle.theorem-3.3", epsilon=1).outcome.value
+    'fails'
+    """
+    from calibrate.theorems.catalogue import theorem_named
+
+    return theorem_named(id).judge(settings)
+
+
+def price(asked: NoisyRounds, delta: float, accountant: str = "best") -> tuple[EpsilonInterval, str]:
+    """The interval of epsilon at `delta` and the accountant that computed it: the named one, or the best."""
+    from calibrate.accountants import registry
+
+    def priced(release: Release) -> registry.Priced:
+        if accountant == "best":
+            return registry.best_epsilon(release, asked.unit, delta)
+        return registry.price(registry.AccountantName(accountant), release, asked.unit, delta)
+
+    whole = priced(asked.published)
+    if asked.reached == asked.published:
+        return whole.interval, whole.accountant_name.value
+    try:
+        lower = registry.best_epsilon(asked.reached, asked.unit, delta).interval.lower
+    except NotCertified:
+        lower = 0.0
+    lower = min(lower, whole.interval.lower)
+    return EpsilonInterval(lower, whole.interval.upper), whole.accountant_name.value
+
+
+def _most_repetitions(one: NoisyRounds, epoch: int, target: EpsilonDelta) -> int:
+    """How many epochs (or rounds, if an epoch is one round) are certified; a bisection on the estimate comes first."""
+    from calibrate.accountants.accountant import total_cost
+    from calibrate.accountants.certified.accountant import CertifiedAccountant
+    from calibrate.accountants.certified.search import TargetCheck, seems_within, surely_within
+    from calibrate.accountants.losses.directions import Side
+    from calibrate.accountants.support import PairCounts
+
+    accountant, check = CertifiedAccountant(), TargetCheck(target, Side.UPPER)
+
+    def pairs(times: int) -> PairCounts:
+        return total_cost(accountant, replace(one, rounds=times * epoch).published, one.unit)
+
+    low, high, most = 0, 1, MOST_ROUNDS // epoch
+    while high <= most and seems_within(pairs(high), target, check):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if seems_within(pairs(middle), target, check) else (low, middle)
+    while low and not surely_within(pairs(low), target):
+        low -= max(1, low // 20_000)
+    return low
+
+
+def noisy_rounds(
+    noise_multipliers: Sequence[float],
+    rounds: int | None = None,
+    sampling_rate: Rate | None = None,
+    sampling: str | None = None,
+    relation: str = "add-remove",
+    batch: str | None = None,
+    batches: int | None = None,
+    epochs: int | None = None,
+) -> NoisyRounds:
+    """The rounds that the arguments describe (see `sigma`), or a refusal that names the argument and the remedy."""
+    if not noise_multipliers:
+        raise InvalidInput("noise_multiplier", (), "must have at least one value", "give one number")
+    if batches is not None:
+        if sampling_rate is not None:
+            raise InvalidInput("batches", batches, "contradicts sampling_rate", "give one of the two")
+        sampling_rate = Fraction(1, count("batches", batches))
+    if epochs is not None:
+        if rounds is not None or batches is None:
+            raise InvalidInput("epochs", epochs, "needs batches and no rounds", "give batches and epochs, or rounds")
+        rounds = count("epochs", epochs) * batches
+    default = SamplingName.FULL if sampling_rate is None else SamplingName.POISSON
+    name, neighbours = _choice(SamplingName, "sampling", sampling or default), _choice(Relation, "relation", relation)
+    drawn = _sampling(name, sampling_rate, _batch(batch, name, neighbours))
+    return NoisyRounds(tuple(noise_multipliers), drawn, 1 if rounds is None else rounds, PrivacyUnit.of(neighbours))
+
+
+def _choice(kind: type[Choice], argument: str, value: str) -> Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InvalidInput(argument, value, "is not known", f"use {', '.join(each.value for each in kind)}") from None
+
+
+def _batch(batch: str | None, sampling: SamplingName, relation: Relation) -> Batch:
+    if batch is not None:
+        return _choice(Batch, "batch", batch)
+    amplified = sampling in (SamplingName.POISSON, SamplingName.FIXED) and relation is not Relation.REPLACE_ATTRIBUTE
+    return Batch.SECRET if amplified else Batch.REVEALED
+
+
+def _sampling(name: SamplingName, rate: Rate | None, batch: Batch) -> Sampling | None:
+    if name is SamplingName.FULL:
+        if rate is not None and len(set(_ratio(rate))) != 1:
+            raise InvalidInput("sampling_rate", rate, "contradicts sampling full", "drop it, or name a sampling")
+        return None
+    if rate is None:
+        raise InvalidInput("sampling_rate", rate, f"is needed for sampling {name}", "give batch / population")
+    size, population = _ratio(rate)
+    if not 0 < size <= population:
+        raise InvalidInput("sampling_rate", rate, "must lie in (0, 1]", "give a fraction such as 0.01 or 256/7500")
+    match name:
+        case SamplingName.POISSON:
+            return Poisson(size / population, batch)
+        case SamplingName.FIXED:
+            return FixedSize(population, size, batch)
+        case SamplingName.SHUFFLED:
+            return ShuffledEpochs(*_whole_batches(rate, population, size), batch)
+        case SamplingName.WITH_REPLACEMENT:
+            if _is_decimal(rate):
+                rule = "is a decimal, but draws with replacement need both numbers"
+                raise InvalidInput("sampling_rate", rate, rule, "give draws/population, such as 256/7500")
+            return WithReplacement(population, size, batch)
+        case _:
+            assert_never(name)
+
+
+def _whole_batches(rate: Rate, population: int, size: int) -> tuple[int, int]:
+    """Population and batch size of shuffled epochs; a decimal is taken only if it stands for whole batches.
+
+    0.3333 of the data would be four batches per epoch, the last of them nearly empty, where three are meant: fewer
+    epochs would be charged than are walked through.
+    """
+    if _is_decimal(rate) and population % size:
+        rule = f"is a decimal that does not divide an epoch into whole batches ({population / size:.6g} of them)"
+        nearest = max(1, population // size)
+        raise InvalidInput("sampling_rate", rate, rule, f"give batch/population, such as 256/7500, or 1/{nearest}")
+    return population, size
+
+
+def _is_decimal(rate: Rate) -> bool:
+    return isinstance(rate, float) or (isinstance(rate, str) and "/" not in rate)
+
+
+def _ratio(rate: Rate) -> tuple[int, int]:
+    """Batch and population as given in "256/7500", or a decimal as the fraction that it spells."""
+    try:
+        if isinstance(rate, str) and "/" in rate:
+            size, population = (int(part) for part in rate.split("/"))
+            return size, population
+        if not 0 < float(rate) <= 1:  # before any exact arithmetic: 1e-999999999 would fill the memory
+            return 0, 1
+        return Fraction(rate if isinstance(rate, Fraction) else str(rate)).as_integer_ratio()
+    except ValueError:
+        raise InvalidInput("sampling_rate", rate, "is not a number", "give 0.01 or 256/7500") from None
