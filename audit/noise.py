@@ -20,7 +20,7 @@ from scipy import stats
 
 from audit.canaries.choice import sampled_units
 from audit.canaries.decoder import quiet_directions
-from audit.canaries.insertion import Moment, Scaling
+from audit.canaries.insertion import ReplayedRound, Scaling
 from audit.evidence import RunEvidence
 from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.arrays import Floats
@@ -55,7 +55,7 @@ _MOST_FOR_SHAPE = 5000
 
 @dataclass(frozen=True, eq=False)
 class Residuals:
-    """Standardised residuals of one value of one silo: one row a round."""
+    """Standardised residuals of one value of one silo: one row per round."""
 
     party: str
     name: str
@@ -139,7 +139,7 @@ def _pooled_variance(found: tuple[Residuals, ...], level: float) -> Check:
     values = np.concatenate([one.rows.ravel() for one in found])
     ratio, p_value = _variance(values)
     text = f"all noise together measures {math.sqrt(ratio):.4f} of the signed sigma"
-    return _judged("variance of all values", p_value, level, text)
+    return _test("variance of all values", p_value, level, text)
 
 
 def _checks_of(one: Residuals, level: float) -> list[Check]:
@@ -149,17 +149,17 @@ def _checks_of(one: Residuals, level: float) -> list[Check]:
     mean = float(values.mean())
     at_mean = 2 * float(stats.norm.sf(abs(mean) * math.sqrt(count)))
     checks = [
-        _judged(f"variance of {where}", variance, level, f"noise measures {math.sqrt(ratio):.4f} of the signed sigma"),
-        _judged(f"mean of {where}", at_mean, level, f"mean of the noise is {mean:+.4f} sigma"),
+        _test(f"variance of {where}", variance, level, f"noise measures {math.sqrt(ratio):.4f} of the signed sigma"),
+        _test(f"mean of {where}", at_mean, level, f"mean of the noise is {mean:+.4f} sigma"),
     ]
     if len(one.rows) > 1:
         products = one.rows[1:] * one.rows[:-1]
         lag, at_lag = float(products.mean()), _tail(float(products.sum()), one.rows.size, _CHAINED)
         text = f"noise of consecutive rounds correlates by {lag:+.4f}"
-        checks.append(_judged(f"repetition over rounds of {where}", at_lag, level, text))
+        checks.append(_test(f"repetition over rounds of {where}", at_lag, level, text))
     spread = values[:: max(1, count // _MOST_FOR_SHAPE)]
     at_shape = float(stats.kstest(spread, "norm").pvalue)
-    checks.append(_judged(f"shape of {where}", at_shape, level, "Kolmogorov-Smirnov against the normal law"))
+    checks.append(_test(f"shape of {where}", at_shape, level, "Kolmogorov-Smirnov against the normal law"))
     return checks
 
 
@@ -177,7 +177,7 @@ def _between_silos(one: Residuals, other: Residuals, level: float) -> Check:
     products = one.rows * other.rows
     shared, at = float(products.mean()), _tail(float(products.sum()), products.size, _APART)
     name = f"repetition of {one.name} over {one.party} and {other.party}"
-    return _judged(name, at, level, f"noise of the two silos correlates by {shared:+.4f}")
+    return _test(name, at, level, f"noise of the two silos correlates by {shared:+.4f}")
 
 
 def _variance(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -199,7 +199,7 @@ def _two_sided(below: float, above: float) -> float:
     return min(1.0, 2 * float(min(below, above)))
 
 
-def _judged(name: str, p_value: float, level: float, text: str) -> Check:
+def _test(name: str, p_value: float, level: float, text: str) -> Check:
     return passed_if(Layer.NOISE, name, p_value >= level, f"{text} (p = {p_value:.3g}, alarm below {level:.1g})")
 
 
@@ -268,7 +268,7 @@ def _series(evidence: RunEvidence) -> list[_Series]:
     if len(rounds) < 2:
         return []
     # The directions may depend on nothing later than the first round, which is only ever subtracted.
-    moments = (Moment.of(evidence, rounds[0]),)
+    moments = (ReplayedRound.of(evidence, rounds[0]),)
     found = []
     for silo in evidence.silos:
         units = None if scaling is None else sampled_units(evidence, scaling, moments, silo)

@@ -66,7 +66,7 @@ class AttributeAttack(Protocol):
 def needs_input(knowledge: Knowledge) -> str | None:
     """The obstacle of attacks that ask the model about every value in turn."""
     if knowledge.attribute.input is None:
-        return f"{knowledge.attribute.name} is no input of the model, so its values cannot be tried out"
+        return f"{knowledge.attribute.name} is not an input of the model, so its values cannot be tried out"
     return None
 
 

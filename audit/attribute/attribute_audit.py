@@ -14,7 +14,7 @@ import numpy as np
 from audit.attribute.attacks import AttributeAttack, Csmia, Knowledge, Yeom
 from audit.attribute.learned import LearnedFromOutputs, Lomia, WhiteBox, fit_classifier
 from audit.attribute.mean_interval import mean_interval
-from audit.attribute.records import Asked, Attribute, AttributeRecords, joined
+from audit.attribute.records import Asked, Attribute, AttributeRecords, join
 from audit.attribute.targets import Target
 from audit.membership.blind import blind_rule
 from audit.report.results import (
@@ -82,7 +82,7 @@ def attribute_inference(
     known_others, judged_others = nonmembers.halves(random, options.most_records)
     classes = 1 + max(int(part.labels.max()) for part in (members, nonmembers))
     knowledge = Knowledge(target, attribute, known_members, classes, options.seed)
-    auxiliary = joined(known_members, known_others)
+    auxiliary = join(known_members, known_others)
     sides = _sides(knowledge, auxiliary, judged_members, judged_others)
     obstacles = {attack.name: attack.obstacle(knowledge) for attack in options.attacks}
     able = [attack for attack in options.attacks if obstacles[attack.name] is None]
@@ -135,7 +135,7 @@ def _conclude(
 
 def _blind(attribute: Attribute, members: AttributeRecords, nonmembers: AttributeRecords, seed: int) -> BlindRule:
     """Do the two sets differ without the model: in features, label, attribute, or how the attribute goes with them?"""
-    everyone = joined(members, nonmembers)
+    everyone = join(members, nonmembers)
     others = attribute.others(everyone.features)
     shown = np.eye(len(attribute.values))[everyone.sensitive]
     together = [others * shown[:, [value]] for value in range(1, len(attribute.values))]

@@ -1,6 +1,6 @@
 """Attacks that learn, from members whose attribute is known, what the model's answers betray of it.
 
-They work also where the attribute is no input of the model: a model that was steered by the attribute may still
+They work also where the attribute is not an input of the model: a model that was steered by the attribute may still
 have memorised it. Beside the answers they see what imputation sees, so that they start from imputation.
 """
 
@@ -66,12 +66,12 @@ def fit_classifier(inputs: Floats, codes: Codes, values: int, seed: int) -> Clas
     if aside >= _LEAST_TO_CHOOSE:
         judge, learn = order[:aside], order[aside:]
         if len(np.unique(codes[learn])) > 1:
-            trials = {kind: _fitted(kind, inputs[learn], codes[learn], seed) for kind in Kind}
+            trials = {kind: _fit(kind, inputs[learn], codes[learn], seed) for kind in Kind}
             chosen = max(Kind, key=lambda kind: np.mean(trials[kind].predict(inputs[judge]) == codes[judge]))
-    return Classifier(_fitted(chosen, inputs, codes, seed), values)
+    return Classifier(_fit(chosen, inputs, codes, seed), values)
 
 
-def _fitted(kind: Kind, inputs: Floats, codes: Codes, seed: int) -> Any:
+def _fit(kind: Kind, inputs: Floats, codes: Codes, seed: int) -> Any:
     try:
         from sklearn.ensemble import HistGradientBoostingClassifier
         from sklearn.exceptions import ConvergenceWarning
@@ -114,7 +114,7 @@ class LearnedFromOutputs:
         return None
 
     def learn(self, knowledge: Knowledge) -> Guess:
-        return _learned(knowledge, _outputs)
+        return _learn_from(knowledge, _outputs)
 
 
 @final
@@ -131,24 +131,24 @@ class WhiteBox:
         return None if isinstance(knowledge.target, WhiteBoxTarget) else "the model's weights are not at hand"
 
     def learn(self, knowledge: Knowledge) -> Guess:
-        return _learned(knowledge, _everything)
+        return _learn_from(knowledge, _everything)
 
 
-def _learned(knowledge: Knowledge, seen: Callable[[Knowledge, Asked], Floats]) -> Guess:
+def _learn_from(knowledge: Knowledge, look: Callable[[Knowledge, Asked], Floats]) -> Guess:
     known = knowledge.known_members
     classifier = fit_classifier(
-        seen(knowledge, known.asked(knowledge.attribute)),
+        look(knowledge, known.asked(knowledge.attribute)),
         known.sensitive,
         len(knowledge.attribute.values),
         knowledge.seed,
     )
-    return lambda asked: classifier.guesses(seen(knowledge, asked))
+    return lambda asked: classifier.guesses(look(knowledge, asked))
 
 
 def _outputs(knowledge: Knowledge, asked: Asked) -> Floats:
     scores = np.log(np.maximum(knowledge.answers(asked), _SMALLEST))
     of_label = scores[:, np.arange(len(asked)), asked.labels]
-    return np.hstack([knowledge.context(asked), *scores, of_label.T, _compared(of_label).T])
+    return np.hstack([knowledge.context(asked), *scores, of_label.T, _against_mean(of_label).T])
 
 
 def _everything(knowledge: Knowledge, asked: Asked) -> Floats:
@@ -156,10 +156,10 @@ def _everything(knowledge: Knowledge, asked: Asked) -> Floats:
     signals = np.stack(
         [knowledge.target.signals(version, asked.labels) for version in knowledge.attribute.candidates(asked.features)]
     )
-    return np.hstack([_outputs(knowledge, asked), *signals, *_compared(signals)])
+    return np.hstack([_outputs(knowledge, asked), *signals, *_against_mean(signals)])
 
 
-def _compared(candidates: Floats) -> Floats:
+def _against_mean(candidates: Floats) -> Floats:
     """Each candidate against their mean: trees split one column at a time and would not find a difference."""
     return candidates - candidates.mean(axis=0) if len(candidates) > 1 else candidates[:0]
 

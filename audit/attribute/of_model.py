@@ -39,21 +39,21 @@ def attribute_inference_of_model(
 ) -> AttributeInference:
     """Attack what the model says about `column` of its members.
 
-    A column among the model's inputs is tried out value by value. One that was left out (--drop), or is no feature of
-    the run, can only be read off the answers.
+    A column among the model's inputs is tried out value by value. One that was left out (--drop), or is not a feature
+    of the run, can only be read off the answers.
     """
     from audit.membership.targets.run_target import RunTarget
 
     values, codes = _values(tables, column)
     if isinstance(target, RunTarget):
-        return _judged(run_model(target, records), Attribute(column, values), records, records.features, codes, options)
+        return _attack(run_model(target, records), Attribute(column, values), records, records.features, codes, options)
     inputs = InputTable.of(records.columns)
     attribute = Attribute(column, values, inputs.spelling(column, values))
     table = inputs.encode(records.columns)
-    return _judged(_with_weights(target, records, inputs), attribute, records, table, codes, options)
+    return _attack(_with_weights(target, records, inputs), attribute, records, table, codes, options)
 
 
-def _judged(
+def _attack(
     target: Target,
     attribute: Attribute,
     records: AuditedRecords,
@@ -95,7 +95,7 @@ def _number_or_text(cell: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Piece:
-    """One column of the files: its place in the table, and its texts where it is no number."""
+    """One column of the files: its place in the table, and its texts where it is not a number."""
 
     name: str
     start: int
@@ -109,7 +109,7 @@ class _Piece:
 @final
 @dataclass(frozen=True)
 class InputTable:
-    """The files' columns as one table of numbers and back: numbers as they are, texts one column a text."""
+    """The files' columns as one table of numbers and back: numbers as they are, texts one column per text."""
 
     pieces: tuple[_Piece, ...]
 
@@ -140,7 +140,7 @@ class InputTable:
         return found
 
     def spelling(self, column: str, values: tuple[str, ...]) -> SensitiveInput | None:
-        """How each value of a column stands in the table; None if the column is no input."""
+        """How each value of a column stands in the table; None if the column is not an input."""
         for piece in self.pieces:
             if piece.name == column:
                 if piece.texts is None:
@@ -156,7 +156,7 @@ class InputTable:
 @final
 @dataclass(frozen=True, eq=False)
 class AskedByClass:
-    """Probabilities from a membership target's log-odds, one question a class."""
+    """Probabilities from a membership target's log-odds, one question per class."""
 
     target: MembershipTarget
     inputs: InputTable
@@ -191,7 +191,7 @@ class WithWeights:
 
 
 def _with_weights(target: MembershipTarget, records: AuditedRecords, inputs: InputTable) -> Target:
-    """White box where the model is a torch module that ends in one score a class."""
+    """White box where the model is a torch module that ends in one score per class."""
     from torch import nn
 
     from audit.attribute.targets import ModuleWeights

@@ -17,7 +17,7 @@ Codes = NDArray[np.int64]
 class SensitiveInput:
     """The model's input columns that spell the attribute, and what stands there for each value.
 
-    One column with a number a value, or one column a value (one-hot): both are a table of values x columns.
+    One column with a number per value, or one column per value (one-hot): both are a table of values x columns.
     """
 
     columns: tuple[int, ...]
@@ -34,7 +34,7 @@ class SensitiveInput:
         if len(set(self.spelling)) != len(self.spelling):
             raise InvalidInput("spelling", self.spelling, "must tell the values apart", "spell each value differently")
 
-    def written(self, features: Floats, value: int) -> Floats:
+    def write(self, features: Floats, value: int) -> Floats:
         """The same records, each with this value of the attribute."""
         changed = np.array(features, dtype=np.float64)
         changed[:, list(self.columns)] = self.spelling[value]
@@ -43,7 +43,7 @@ class SensitiveInput:
 
 @dataclass(frozen=True)
 class Attribute:
-    """The attribute in question: its values, and how the model sees it (None: it is no input of the model)."""
+    """The attribute in question: its values, and how the model sees it (None: it is not an input of the model)."""
 
     name: str
     values: tuple[str, ...]
@@ -63,10 +63,10 @@ class Attribute:
             )
 
     def candidates(self, features: Floats) -> tuple[Floats, ...]:
-        """The inputs to ask the model: one version a value, or the features as they are if it is no input."""
+        """The inputs to ask the model: one version per value, or the features as they are if it is not an input."""
         if self.input is None:
             return (np.asarray(features, dtype=np.float64),)
-        return tuple(self.input.written(features, value) for value in range(len(self.values)))
+        return tuple(self.input.write(features, value) for value in range(len(self.values)))
 
     def others(self, features: Floats) -> Floats:
         """All that is known of a record but its attribute."""
@@ -108,10 +108,10 @@ class AttributeRecords:
         return AttributeRecords(self.features[which], self.labels[which], self.sensitive[which])
 
     def asked(self, attribute: Attribute) -> Asked:
-        """The records with the first value written in place of the attribute, so that no attack can peek."""
+        """The records with the first value write in place of the attribute, so that no attack can peek."""
         if attribute.input is None:
             return Asked(self.features, self.labels)
-        return Asked(attribute.input.written(self.features, 0), self.labels)
+        return Asked(attribute.input.write(self.features, 0), self.labels)
 
     def halves(self, random: np.random.Generator, most: int) -> tuple[AttributeRecords, AttributeRecords]:
         """A random half to learn from and the other to be judged by; at most `most` records in all."""
@@ -120,7 +120,7 @@ class AttributeRecords:
         return self.rows(order[:middle]), self.rows(order[middle:])
 
 
-def joined(first: AttributeRecords, second: AttributeRecords) -> AttributeRecords:
+def join(first: AttributeRecords, second: AttributeRecords) -> AttributeRecords:
     return AttributeRecords(
         np.concatenate([first.features, second.features]),
         np.concatenate([first.labels, second.labels]),

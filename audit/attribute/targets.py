@@ -22,7 +22,7 @@ class Target(Protocol):
     """A classifier that answers with probabilities: all that a black-box attack needs."""
 
     def probabilities(self, features: Floats) -> Floats:
-        """One row a record, one column a class."""
+        """One row per record, one column per class."""
         ...
 
 
@@ -31,7 +31,7 @@ class WhiteBoxTarget(Target, Protocol):
     """A classifier whose weights are at hand."""
 
     def signals(self, features: Floats, labels: Codes) -> Floats:
-        """What only the weights tell, one row a record: activations, scores, the norm of the loss gradient."""
+        """What only the weights tell, one row per record: activations, scores, the norm of the loss gradient."""
         ...
 
 

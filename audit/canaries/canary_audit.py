@@ -25,8 +25,8 @@ from audit.bounds import (
     power_against,
     power_at,
 )
-from audit.canaries.canary_runs import CanaryRuns, Effort, play
-from audit.canaries.choice import Cast, cast_canaries
+from audit.canaries.canary_runs import CanaryRuns, Effort, run_canaries
+from audit.canaries.choice import CanaryDesign, design_canaries
 from audit.canaries.decoder import CanaryKind, Decoder, Seen, Views
 from audit.canaries.insertion import Scaling
 from audit.evidence import RunEvidence
@@ -102,12 +102,12 @@ def canary_audit(
     promise's delta and no curve that the run keeps is refuted (docs/theorems/audit-bounds.md, "Canaries").
     """
     scaling = Scaling.of(evidence)
-    cast = None if scaling is None else cast_canaries(evidence, scaling, kind, seed)
-    if cast is None:
+    design = None if scaling is None else design_canaries(evidence, scaling, kind, seed)
+    if design is None:
         return ()
-    runs = play(evidence, cast, effort, seed, progress)
+    runs = run_canaries(evidence, design, effort, seed, progress)
     curve = _curve_on_trial(evidence, promise)
-    judge = _Judge(cast, runs, promise, curve, 1 - confidence)
+    judge = _Judge(design, runs, promise, curve, 1 - confidence)
     attacks = [judge.coins()]
     if len(runs.coins) >= _LEAST_RUNS and judge.both_sides_tested:
         attacks.append(judge.repeated())
@@ -127,7 +127,7 @@ def _curve_on_trial(evidence: RunEvidence, promise: Promise) -> ProfileCurve | N
 class _Judge:
     """One audit's runs, turned into attacks."""
 
-    cast: Cast
+    design: CanaryDesign
     runs: CanaryRuns
     promise: Promise
     curve: TradeOff | None
@@ -135,19 +135,19 @@ class _Judge:
 
     def coins(self) -> Attack:
         """All coins of all runs, pooled: one-run bounds."""
-        guesses = self._ranked(self.runs.noisy)
-        controls = self._ranked(self.runs.clean)
+        guesses = self._rank(self.runs.noisy)
+        controls = self._rank(self.runs.clean)
         bound, power, grid = self._one_run(guesses, controls, _ERROR.coins)
-        readings = sorted({Decoder.fitted(views).reading.value for views in self.runs.noisy})
+        readings = sorted({Decoder.fit(views).reading.value for views in self.runs.noisy})
         text = (
-            f"{self._setting()}; of the {grid[-1]} guesses a run {100 * _success(guesses, grid[-1]):.1f}% were right "
+            f"{self._setting()}; of the {grid[-1]} guesses per run {100 * _success(guesses, grid[-1]):.1f}% were right "
             f"({100 * _success(controls, grid[-1]):.1f}% without noise); reading: {', '.join(readings)}"
         )
         test = None
         if self.curve is not None:
             p_value = p_value_over(FDPOneRun(), [counts_at(guesses, number) for number in grid], self.curve)
             test = CurveTest.at(p_value, _ERROR.curve * self.error)
-        name = f"{self.cast.kind.value} canaries against the transcript"
+        name = f"{self.design.kind.value} canaries against the transcript"
         return Attack(name=name, bound=bound, power=power, evidence=text, curve=test)
 
     def repeated(self) -> Attack:
@@ -176,7 +176,7 @@ class _Judge:
             sharp = JointExact(nuisance_error=at_curve / 10)
             test = CurveTest.at(sharp.p_value(counts, self.curve), at_curve)
             power = max(power, power_against(self.curve, sharp, design, 1 - at_curve))
-        name = f"one {self.cast.kind.value} canary, repeated runs"
+        name = f"one {self.design.kind.value} canary, repeated runs"
         return Attack(name=name, bound=bound, power=power, evidence=text, curve=test)
 
     def model(self, most_power: float) -> Attack:
@@ -186,11 +186,13 @@ class _Judge:
         the attack on the messages has.
         """
         assert self.runs.model is not None
-        guesses = self._guessed(self.runs.model - self.runs.model.mean(axis=0))
-        controls = self._guessed(np.concatenate([_summed(views[0]) for views in self.runs.clean], axis=1))
+        guesses = self._guesses(self.runs.model - self.runs.model.mean(axis=0))
+        controls = self._guesses(np.concatenate([_sum_of_rounds(views[0]) for views in self.runs.clean], axis=1))
         bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
-        text = f"{self._setting()}; of the {grid[-1]} guesses a run {100 * _success(guesses, grid[-1]):.1f}% were right"
-        name = f"{self.cast.kind.value} canaries against the final model"
+        text = (
+            f"{self._setting()}; of the {grid[-1]} guesses per run {100 * _success(guesses, grid[-1]):.1f}% were right"
+        )
+        name = f"{self.design.kind.value} canaries against the final model"
         return Attack(name=name, bound=bound, power=min(power, most_power), evidence=text)
 
     @property
@@ -206,7 +208,7 @@ class _Judge:
         self, guesses: tuple[RankedGuesses, ...], controls: tuple[RankedGuesses, ...], share: float
     ) -> tuple[LowerBound, float, tuple[int, ...]]:
         """The bound at its share of the error, its power against missing noise, and the numbers of guesses."""
-        method, grid = OneRun(), _grid(self.cast.coins)
+        method, grid = OneRun(), _grid(self.design.coins)
         level, delta = 1 - share * self.error, self.promise.delta
         bound = bound_over(method, [counts_at(guesses, number) for number in grid], delta, level)
         runs = len(guesses)
@@ -215,7 +217,7 @@ class _Judge:
                 self.promise.epsilon,
                 delta,
                 method,
-                OneRunDesign(self.cast.coins * runs, number * runs, _success(controls, number)),
+                OneRunDesign(self.design.coins * runs, number * runs, _success(controls, number)),
                 level,
                 len(grid),
             )
@@ -223,22 +225,22 @@ class _Judge:
         )
         return bound, power, grid
 
-    def _ranked(self, silos: tuple[Views, ...]) -> tuple[RankedGuesses, ...]:
-        return self._guessed(np.concatenate([Decoder.fitted(views).scores(views) for views in silos], axis=1))
+    def _rank(self, silos: tuple[Views, ...]) -> tuple[RankedGuesses, ...]:
+        return self._guesses(np.concatenate([Decoder.fit(views).scores(views) for views in silos], axis=1))
 
-    def _guessed(self, scores: Floats) -> tuple[RankedGuesses, ...]:
+    def _guesses(self, scores: Floats) -> tuple[RankedGuesses, ...]:
         return tuple(RankedGuesses.from_scores(row, coins) for row, coins in zip(scores, self.runs.coins, strict=True))
 
     def _first_canary(self, views: Views, fitting: int) -> Floats:
         """Scores of the runs that did not fit the decoder, so that they are independent of one another."""
         known = self.runs.coins[:fitting, :1]
-        fitted = Decoder.fitted(tuple(_first_of(seen, slice(None, fitting), known) for seen in views))
+        fitted = Decoder.fit(tuple(_first_of(seen, slice(None, fitting), known) for seen in views))
         return fitted.scores(tuple(_first_of(seen, slice(fitting, None)) for seen in views))[:, 0]
 
     def _setting(self) -> str:
         return (
-            f"{len(self.runs.coins)} runs of the production code with {self.cast.coins} coins each, "
-            f"{self.cast.meaning.value}"
+            f"{len(self.runs.coins)} runs of the production code with {self.design.coins} coins each, "
+            f"{self.design.meaning.value}"
         )
 
 
@@ -250,7 +252,7 @@ def _success(runs: tuple[RankedGuesses, ...], guesses: int) -> float:
     return float(np.concatenate([run.ordered()[:guesses] for run in runs]).mean())
 
 
-def _summed(seen: Seen) -> Floats:
+def _sum_of_rounds(seen: Seen) -> Floats:
     """All rounds added up, as a model does that is trained with one step size."""
     total = seen.values[..., 0].sum(axis=1)
     return np.asarray(total - total.mean(axis=0))

@@ -43,7 +43,7 @@ class CanaryModel:
                 "directions",
                 tuple(self.directions.shape),
                 f"must be (canaries, {self.inner.size})",
-                "give one vector of the model's size a canary",
+                "give one vector of the model's size per canary",
             )
 
     @property
@@ -70,7 +70,7 @@ class CanaryModel:
         return torch.where(marked[:, None], pulled, usual)
 
     def probabilities(self, theta: Tensor, x: Tensor) -> Tensor:
-        ordinary, canaries = _parted(x)
+        ordinary, canaries = _split(x)
         if len(canaries) == 0:
             return self.inner.probabilities(theta, x)
         out = torch.softmax(self._scores(len(x), x.dtype), dim=1)
@@ -79,7 +79,7 @@ class CanaryModel:
         return out
 
     def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
-        ordinary, canaries = _parted(x)
+        ordinary, canaries = _split(x)
         if len(canaries) == 0:
             return self.inner.weighted_gradient(theta, x, y, weigh)
         losses, residual = cross_entropy(self._scores(len(x), EXACT), y)
@@ -101,7 +101,7 @@ class CanaryModel:
         return WeightedGradient(total + (coefficients[canaries] * along[canaries]) @ table, norms, losses, coefficients)
 
     def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
-        ordinary, canaries = _parted(x)
+        ordinary, canaries = _split(x)
         if len(canaries) == 0:
             return self.inner.probability_gradient(theta, x, coefficients)
         chances = torch.softmax(self._scores(len(canaries), EXACT), dim=1)
@@ -112,7 +112,7 @@ class CanaryModel:
         return total
 
     def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
-        ordinary, canaries = _parted(x)
+        ordinary, canaries = _split(x)
         if len(canaries) == 0:
             return self.inner.probability_norms(theta, x, directions)
         chances = torch.softmax(self._scores(1, EXACT), dim=1)
@@ -155,7 +155,7 @@ def _numbers(x: Tensor) -> Tensor:
     return torch.where(number >= 0, number, torch.full_like(number, -1)).long()
 
 
-def _parted(x: Tensor) -> tuple[Tensor, Tensor]:
+def _split(x: Tensor) -> tuple[Tensor, Tensor]:
     marked = _numbers(x) >= 0
     return (~marked).nonzero()[:, 0], marked.nonzero()[:, 0]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.canaries.choice import Cast
+from audit.canaries.choice import CanaryDesign
 from audit.canaries.decoder import Seen, Views
 from audit.canaries.production_run import Heard, ProductionRuns
 from audit.evidence import RunEvidence
@@ -21,15 +21,15 @@ from privfair.contribution import Published
 # How the final model answers a canary: the observer who is given nothing but the model looks there.
 
 
-def model_response(cast: Cast) -> Floats | None:
+def model_response(design: CanaryDesign) -> Floats | None:
     """(canaries, parameters): which way one round's update moves the model when the canary's side goes from 0 to 1.
 
     Found by the algorithm's own `update`, which takes published values alone. None where a first update does not
     reach the model (several local steps), or where a canary has no say in it.
     """
     rows = []
-    for silo in cast.silos:
-        signals = cast.signals[silo.name][0]
+    for silo in design.silos:
+        signals = design.signals[silo.name][0]
         levels, looks = signals.levels[0], signals.looks
         for canary in range(len(silo.canaries)):
             change = levels[1, canary] - levels[0, canary]
@@ -37,28 +37,28 @@ def model_response(cast: Cast) -> Floats | None:
                 size * look[0, canary] / max(float(np.square(look[0, canary]).sum()), 1e-12)
                 for size, look in zip(change, looks, strict=True)
             )
-            rows.append(_moved(cast, silo.name, step))
+            rows.append(_movement(design, silo.name, step))
     found = np.stack(rows)
     return found if (np.square(found).sum(axis=1) > 0).all() else None
 
 
-def _moved(cast: Cast, party: str, step: tuple[Floats, ...]) -> Floats:
-    algorithm = cast.algorithm
+def _movement(design: CanaryDesign, party: str, step: tuple[Floats, ...]) -> Floats:
+    algorithm = design.algorithm
     nothing = tuple(np.zeros_like(part) for part in step)
-    still = algorithm.update(algorithm.start(), _published(cast, party, nothing))
-    moved = algorithm.update(algorithm.start(), _published(cast, party, step))
+    still = algorithm.update(algorithm.start(), _as_published(design, party, nothing))
+    moved = algorithm.update(algorithm.start(), _as_published(design, party, step))
     change = algorithm.theta(moved) - algorithm.theta(still)
     return np.asarray(change.numpy(), dtype=np.float64)
 
 
-def _published(cast: Cast, party: str, step: tuple[Floats, ...]) -> dict[str, dict[str, Published]]:
+def _as_published(design: CanaryDesign, party: str, step: tuple[Floats, ...]) -> dict[str, dict[str, Published]]:
     """A round in which every party sends zero, and `party` sends `step` (in units of the noise)."""
     out: dict[str, dict[str, Published]] = {}
-    shapes: dict[str, Any] = dict(cast.algorithm.shapes())
-    for silo in cast.silos:
+    shapes: dict[str, Any] = dict(design.algorithm.shapes())
+    for silo in design.silos:
         sent = {name: np.zeros(shape) for name, shape in shapes.items()}
         if silo.name == party:
-            for name, sigma, part in zip(cast.scaling.names, cast.scaling.sigmas, step, strict=True):
+            for name, sigma, part in zip(design.scaling.names, design.scaling.sigmas, step, strict=True):
                 sent[name] = (part * sigma).reshape(sent[name].shape)
         out[silo.name] = {name: Published(0, silo.name, name, values) for name, values in sent.items()}
     return out
@@ -103,77 +103,82 @@ class CanaryRuns:
 
     coins: NDArray[np.int64]
     noisy: tuple[Views, ...]
-    """One entry a silo."""
+    """One entry per silo."""
     clean: tuple[Views, ...]
     """The same before the noise: the control."""
     model: Floats | None
     """(runs, canaries): the final model along each canary's response; None where the model does not answer."""
 
 
-def play(
-    evidence: RunEvidence, cast: Cast, effort: Effort, seed: int, progress: Callable[[int], None] | None = None
+def run_canaries(
+    evidence: RunEvidence,
+    design: CanaryDesign,
+    effort: Effort,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
 ) -> CanaryRuns:
     """Toss, train, listen; as often as the effort allows."""
     # Tagged, because (seed, 0) is the stream of the bare seed, from which canaries' directions are drawn.
     random = np.random.default_rng((seed, COIN_STREAM))
-    responses = model_response(cast)
+    responses = model_response(design)
     coins, noisy, clean, models = [], [], [], []
     with ProductionRuns(evidence, seed) as production:
-        for _ in range(effort.runs(lambda: _timed(cast, production, seed))):
-            tossed, heard = _run(cast, production, random)
-            coins.append(np.concatenate([tossed[silo.name] for silo in cast.silos]))
-            noisy.append(_seen(cast, heard, noise=True))
-            clean.append(_seen(cast, heard, noise=False))
-            models.append(heard.theta @ responses.T if responses is not None else None)
+        for _ in range(effort.runs(lambda: _time_one_run(design, production, seed))):
+            tossed, heard = _run_once(design, production, random)
+            coins.append(np.concatenate([tossed[silo.name] for silo in design.silos]))
+            noisy.append(_look(design, heard, noise=True))
+            clean.append(_look(design, heard, noise=False))
+            if responses is not None:
+                models.append(heard.theta @ responses.T)
             if progress is not None:
                 progress(len(coins))
-    model = np.stack(models) if responses is not None else None
-    return CanaryRuns(np.stack(coins), _by_silo(cast, noisy), _by_silo(cast, clean), model)
+    model = np.stack(models) if models else None
+    return CanaryRuns(np.stack(coins), _group_by_silo(design, noisy), _group_by_silo(design, clean), model)
 
 
-def _run(
-    cast: Cast, production: ProductionRuns, random: np.random.Generator
+def _run_once(
+    design: CanaryDesign, production: ProductionRuns, random: np.random.Generator
 ) -> tuple[dict[str, NDArray[np.int64]], Heard]:
-    tossed = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in cast.silos}
+    tossed = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in design.silos}
     heard = production.run(
-        cast.algorithm,
-        tuple(silo.tossed(tossed[silo.name]) for silo in cast.silos),
-        {silo.name: silo.size(tossed[silo.name]) for silo in cast.silos},
+        design.algorithm,
+        tuple(silo.with_coins(tossed[silo.name]) for silo in design.silos),
+        {silo.name: silo.size(tossed[silo.name]) for silo in design.silos},
     )
     return tossed, heard
 
 
-def _timed(cast: Cast, production: ProductionRuns, seed: int) -> float:
+def _time_one_run(design: CanaryDesign, production: ProductionRuns, seed: int) -> float:
     """The processor's time of a run with coins that are never looked at."""
     start = time.process_time()
-    _, heard = _run(cast, production, np.random.default_rng((seed, _PILOT_STREAM)))
+    _, heard = _run_once(design, production, np.random.default_rng((seed, _PILOT_STREAM)))
     for noise in (True, False):
-        _seen(cast, heard, noise=noise)
+        _look(design, heard, noise=noise)
     return time.process_time() - start
 
 
-def _seen(cast: Cast, heard: Heard, *, noise: bool) -> _Looks:
+def _look(design: CanaryDesign, heard: Heard, *, noise: bool) -> _Looks:
     """Each silo's looks at each silo's messages that a decoder may need: its own, and those of the next one."""
     series = heard.published if noise else heard.clean
-    messages = {silo.name: cast.scaling.rows(silo.name, series) for silo in cast.silos}
+    messages = {silo.name: design.scaling.rows(silo.name, series) for silo in design.silos}
     out = {}
     for name, following in zip(messages, _next(messages), strict=True):
-        for view, signals in enumerate(cast.signals[name]):
+        for view, signals in enumerate(design.signals[name]):
             out[name, name, view] = signals.seen(messages[name])
             if following != name:
                 out[name, following, view] = signals.seen(messages[following])
     return out
 
 
-def _by_silo(cast: Cast, runs: list[_Looks]) -> tuple[Views, ...]:
-    names = [silo.name for silo in cast.silos]
+def _group_by_silo(design: CanaryDesign, runs: list[_Looks]) -> tuple[Views, ...]:
+    names = [silo.name for silo in design.silos]
     found = []
     for name, following in zip(names, _next(names), strict=True):
         views = []
-        for view, signals in enumerate(cast.signals[name]):
+        for view, signals in enumerate(design.signals[name]):
             values = np.stack([run[name, name, view] for run in runs])
             other = np.stack([run[name, following, view] for run in runs]) if following != name else None
-            views.append(Seen(values, signals.levels_of(values.shape[1]), cast.rate, other))
+            views.append(Seen(values, signals.levels_of(values.shape[1]), design.rate, other))
         found.append(tuple(views))
     return tuple(found)
 

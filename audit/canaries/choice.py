@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
 from audit.canaries.decoder import CanaryKind, CoinMeaning, Interference, coin_meaning, quiet_directions
-from audit.canaries.insertion import Canaries, Moment, Scaling, StagedSilo, alone, first_units
+from audit.canaries.insertion import Canaries, CanarySilo, ReplayedRound, Scaling, alone, first_units
 from audit.canaries.production_run import with_model
 from audit.evidence import RunEvidence
 from calibrate.arrays import Floats
-from calibrate.sampling import Poisson
+from calibrate.sampling import Poisson, WithReplacement
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.batches.participation import declared_sampling
@@ -39,7 +39,7 @@ class Signals:
 
     steps: tuple[int, ...]
     looks: tuple[Floats, ...]
-    """One array a value: (knots, canaries, entries)"""
+    """One array per value: (knots, canaries, entries)"""
     levels: Floats
     """(knots, 2, canaries, values)"""
 
@@ -48,16 +48,16 @@ class Signals:
         cls,
         algorithm: Algorithm[Any],
         scaling: Scaling,
-        moments: tuple[Moment, ...],
-        silo: StagedSilo,
+        replayed: tuple[ReplayedRound, ...],
+        silo: CanarySilo,
         interference: tuple[Interference, ...],
     ) -> tuple[Signals, ...]:
-        """From what the production code has each canary, alone, add to a message; `interference` is one a value.
+        """From what the production code has each canary, alone, add to a message; `interference` is one per value.
 
         One answer for each of `NOISE_SHARES`: the best look if so much of the signed noise is really there.
         """
-        sides = [_sides(algorithm, scaling, moment, silo) for moment in moments]
-        steps = tuple(moment.step for moment in moments)
+        sides = [_sides(algorithm, scaling, at, silo) for at in replayed]
+        steps = tuple(at.step for at in replayed)
         return tuple(
             cls._looking(steps, sides, tuple(one.with_noise(share) for one in interference)) for share in NOISE_SHARES
         )
@@ -100,27 +100,27 @@ def _look(one: Floats, zero: Floats, interference: Interference) -> tuple[Floats
     return look, np.stack(((look * zero).sum(axis=1), (look * one).sum(axis=1)))
 
 
-def _sides(algorithm: Algorithm[Any], scaling: Scaling, moment: Moment, silo: StagedSilo) -> _Sides:
+def _sides(algorithm: Algorithm[Any], scaling: Scaling, at: ReplayedRound, silo: CanarySilo) -> _Sides:
     """What side 0 and side 1 of every canary's coin add, alone."""
-    ones = _parts(algorithm, scaling, moment, silo, side=1)
+    ones = _parts(algorithm, scaling, at, silo, side=1)
     if silo.meaning is CoinMeaning.IN_OR_OUT:
         return tuple(np.zeros_like(one) for one in ones), ones
-    return _parts(algorithm, scaling, moment, silo, side=0), ones
+    return _parts(algorithm, scaling, at, silo, side=0), ones
 
 
 def _parts(
-    algorithm: Algorithm[Any], scaling: Scaling, moment: Moment, silo: StagedSilo, side: int
+    algorithm: Algorithm[Any], scaling: Scaling, at: ReplayedRound, silo: CanarySilo, side: int
 ) -> tuple[Floats, ...]:
     """Each canary's own part of each value; replaced coins show `side` everywhere, in-or-out ones are all in."""
     coins = np.full(len(silo.canaries), side, dtype=np.int64)
-    tossed = silo.tossed(coins)
+    tossed = silo.with_coins(coins)
     units = (silo.unit(canary) for canary in range(len(silo.canaries)))
-    found = [alone(algorithm, scaling, moment, tossed, unit) for unit in units]
+    found = [alone(algorithm, scaling, at, tossed, unit) for unit in units]
     return tuple(np.stack(of_value) for of_value in zip(*found, strict=True))
 
 
-_MOST_A_SILO = 12
-_BACKDROP = 24
+_MOST_PER_SILO = 12
+_BACKGROUND = 24
 """So many units of the run's own data are kept where the rest may be left out: the promise holds for every data set,
 and the fewer others there are, the less they hide a canary."""
 _SAMPLED_UNITS = 64
@@ -129,13 +129,13 @@ _RARE = 8.0
 
 
 @dataclass(frozen=True, eq=False)
-class Cast:
+class CanaryDesign:
     """Everything a canary run needs: the algorithm, the staged silos, and how to read the messages."""
 
     kind: CanaryKind
     meaning: CoinMeaning
     algorithm: Algorithm[Any]
-    silos: tuple[StagedSilo, ...]
+    silos: tuple[CanarySilo, ...]
     scaling: Scaling
     signals: Mapping[str, tuple[Signals, ...]]
     """By silo, one for each share of the noise that may really be there."""
@@ -147,32 +147,35 @@ class Cast:
         return sum(len(silo.canaries) for silo in self.silos)
 
 
-def cast_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, seed: int) -> Cast | None:
+def design_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, seed: int) -> CanaryDesign | None:
     """The canaries of a run; None where no round was finished. Coins play no part in any choice made here."""
     rounds = list(evidence.rounds())
     if not rounds:
         return None
     meaning = coin_meaning(evidence.document.guarantee.adjacency)
-    moments = tuple(Moment.of(evidence, rounds[place]) for place in _knots(len(rounds), kind))
-    number = _canaries_a_silo(evidence, kind)
-    backdrops = {silo.name: _backdrop(evidence, silo, number) for silo in evidence.silos}
+    replayed = tuple(ReplayedRound.of(evidence, rounds[place]) for place in _knots(len(rounds), kind))
+    number = _canaries_per_silo(evidence, kind)
+    backgrounds = {silo.name: _background(evidence, silo, number) for silo in evidence.silos}
     ordinary = {
-        name: sampled_units(evidence, scaling, (moments[0], moments[-1]), silo) for name, (silo, _) in backdrops.items()
+        name: sampled_units(evidence, scaling, (replayed[0], replayed[-1]), silo)
+        for name, (silo, _) in backgrounds.items()
     }
-    algorithm, canaries = _costumes(evidence, kind, meaning, number, backdrops, ordinary, seed)
+    algorithm, canaries = _make_canaries(evidence, kind, meaning, number, backgrounds, ordinary, seed)
     rate = participation_rate(evidence)
-    silos = tuple(StagedSilo(silo, units, canaries[name], meaning) for name, (silo, units) in backdrops.items())
+    silos = tuple(CanarySilo(silo, units, canaries[name], meaning) for name, (silo, units) in backgrounds.items())
     signals = {
         silo.name: Signals.of(
             algorithm,
             scaling,
-            moments,
+            replayed,
             silo,
-            tuple(Interference.of(units, _population(evidence, silo.backdrop), rate) for units in ordinary[silo.name]),
+            tuple(
+                Interference.of(units, _population(evidence, silo.background), rate) for units in ordinary[silo.name]
+            ),
         )
         for silo in silos
     }
-    return Cast(kind, meaning, algorithm, silos, scaling, signals, rate)
+    return CanaryDesign(kind, meaning, algorithm, silos, scaling, signals, rate)
 
 
 def participation_rate(evidence: RunEvidence) -> float:
@@ -184,9 +187,10 @@ def participation_rate(evidence: RunEvidence) -> float:
             return 1.0
         case Poisson(rate=rate):
             return rate
+        case WithReplacement(population=population, draws=draws):
+            return min(1.0, draws / population)
         case other:
-            size = getattr(other, "size", None) or getattr(other, "draws", 1)
-            return min(1.0, size / other.population)
+            return min(1.0, other.size / other.population)
 
 
 def _knots(rounds: int, kind: CanaryKind) -> list[int]:
@@ -197,7 +201,7 @@ def _knots(rounds: int, kind: CanaryKind) -> list[int]:
     return sorted({round(last * place / (_INPUT_KNOTS - 1)) for place in range(_INPUT_KNOTS)})
 
 
-def _canaries_a_silo(evidence: RunEvidence, kind: CanaryKind) -> int:
+def _canaries_per_silo(evidence: RunEvidence, kind: CanaryKind) -> int:
     parties = len(evidence.silos)
     smallest = min(silo.size for silo in evidence.document.data.silos)
     match kind:
@@ -211,10 +215,10 @@ def _canaries_a_silo(evidence: RunEvidence, kind: CanaryKind) -> int:
             assert_never(kind)
     if isinstance(evidence.algorithm, MmdFedAvg):
         room = min(room, len(evidence.algorithm.terms.clients) // 2)
-    return max(1, min(room, _MOST_A_SILO, smallest // 2))
+    return max(1, min(room, _MOST_PER_SILO, smallest // 2))
 
 
-def _backdrop(evidence: RunEvidence, silo: SiloTensors, canaries: int) -> tuple[SiloTensors, int]:
+def _background(evidence: RunEvidence, silo: SiloTensors, canaries: int) -> tuple[SiloTensors, int]:
     """The ordinary units: all of them but those the canaries stand in for, or fewer where that changes nothing."""
     require_unmarked(silo.x)
     signed = next(one.size for one in evidence.document.data.silos if one.name == silo.name)
@@ -222,35 +226,35 @@ def _backdrop(evidence: RunEvidence, silo: SiloTensors, canaries: int) -> tuple[
         return silo, signed
     left = signed - canaries
     if isinstance(declared_sampling(evidence.document), Poisson):
-        left = min(left, _BACKDROP)
+        left = min(left, _BACKGROUND)
     # Users without records are units too, so cohorts of a fixed size need the number of users, not their records.
-    return first_units(silo, left if silo.unit_of_row is None else min(left, _BACKDROP)), left
+    return first_units(silo, left if silo.unit_of_row is None else min(left, _BACKGROUND)), left
 
 
 def _population(evidence: RunEvidence, silo: SiloTensors) -> int:
-    """How many units with data a backdrop has (for MMD-FedAvg: clients)."""
+    """How many units with data a background has (for MMD-FedAvg: clients)."""
     if isinstance(evidence.algorithm, MmdFedAvg):
         return len(evidence.algorithm.terms.clients)
     return len(silo) if silo.unit_of_row is None else len(torch.unique(silo.unit_of_row))
 
 
 def sampled_units(
-    evidence: RunEvidence, scaling: Scaling, moments: tuple[Moment, ...], silo: SiloTensors
+    evidence: RunEvidence, scaling: Scaling, replayed: tuple[ReplayedRound, ...], silo: SiloTensors
 ) -> tuple[Floats, ...]:
     """What some ordinary units add to each value, at the start and at the end of the run."""
     by_row = silo.unit_of_row is None or isinstance(evidence.algorithm, MmdFedAvg)
     units = torch.arange(len(silo)) if by_row else torch.unique(silo.unit_of_row)
     places = units[torch.linspace(0, len(units) - 1, min(len(units), _SAMPLED_UNITS)).long()]
-    found = [alone(evidence.algorithm, scaling, moment, silo, place) for moment in moments for place in places.tolist()]
+    found = [alone(evidence.algorithm, scaling, at, silo, place) for at in replayed for place in places.tolist()]
     return tuple(np.stack(of_value) for of_value in zip(*found, strict=True))
 
 
-def _costumes(
+def _make_canaries(
     evidence: RunEvidence,
     kind: CanaryKind,
     meaning: CoinMeaning,
     number: int,
-    backdrops: Mapping[str, tuple[SiloTensors, int]],
+    backgrounds: Mapping[str, tuple[SiloTensors, int]],
     ordinary: Mapping[str, tuple[Floats, ...]],
     seed: int,
 ) -> tuple[Algorithm[Any], dict[str, Canaries]]:
@@ -258,30 +262,30 @@ def _costumes(
     if kind is CanaryKind.GRADIENT:
         size = evidence.model.size
         pooled = np.concatenate([values[0][:, :size] for values in ordinary.values()])
-        rows = quiet_directions(pooled, number * len(backdrops), seed)
+        rows = quiet_directions(pooled, number * len(backgrounds), seed)
         table = torch.from_numpy(np.concatenate((rows, -rows)))
         algorithm = with_model(evidence.algorithm, CanaryModel(evidence.model, table))
         return algorithm, {
-            name: _gradient(evidence, silo, np.arange(len(rows))[place :: len(backdrops)], len(rows))
-            for place, (name, (silo, _)) in enumerate(backdrops.items())
+            name: _gradient_canaries(evidence, silo, np.arange(len(rows))[place :: len(backgrounds)], len(rows))
+            for place, (name, (silo, _)) in enumerate(backgrounds.items())
         }
-    inputs = _rare if kind is CanaryKind.RARE_INPUT else _mislabelled
+    inputs = _rare_inputs if kind is CanaryKind.RARE_INPUT else _mislabelled_records
     originals = {silo.name: silo for silo in evidence.silos}
     return evidence.algorithm, {
-        name: _placed(evidence, silo, inputs(evidence, originals[name], number, place))
-        for place, (name, (silo, _)) in enumerate(backdrops.items())
+        name: _place(evidence, silo, inputs(evidence, originals[name], number, place))
+        for place, (name, (silo, _)) in enumerate(backgrounds.items())
     }
 
 
-def _gradient(evidence: RunEvidence, silo: SiloTensors, numbers: NDArray[np.int64], opposite: int) -> Canaries:
+def _gradient_canaries(evidence: RunEvidence, silo: SiloTensors, numbers: NDArray[np.int64], opposite: int) -> Canaries:
     """Side 1 pulls along its direction, side 0 against it."""
     one = torch.stack([canary_features(silo.x[0], int(number)) for number in numbers])
     zero = torch.stack([canary_features(silo.x[0], int(number) + opposite) for number in numbers])
     labels = torch.full((len(numbers),), LABEL, dtype=silo.y.dtype)
-    return _placed(evidence, silo, Canaries((zero, one), (labels, labels), torch.zeros_like(labels)))
+    return _place(evidence, silo, Canaries((zero, one), (labels, labels), torch.zeros_like(labels)))
 
 
-def _rare(evidence: RunEvidence, silo: SiloTensors, number: int, place: int) -> Canaries:
+def _rare_inputs(evidence: RunEvidence, silo: SiloTensors, number: int, place: int) -> Canaries:
     blank = torch.zeros_like(silo.x[:number])
     rare = blank.clone()
     for canary in range(number):
@@ -290,12 +294,12 @@ def _rare(evidence: RunEvidence, silo: SiloTensors, number: int, place: int) -> 
     return Canaries((blank, rare), (labels, labels), torch.zeros_like(labels))
 
 
-def _mislabelled(evidence: RunEvidence, silo: SiloTensors, number: int, place: int) -> Canaries:
+def _mislabelled_records(evidence: RunEvidence, silo: SiloTensors, number: int, place: int) -> Canaries:
     x, y = silo.x[-number:].clone(), silo.y[-number:].clone()
     return Canaries((x, x), (y, (y + 1) % evidence.model.classes), silo.s[-number:].clone())
 
 
-def _placed(evidence: RunEvidence, silo: SiloTensors, canaries: Canaries) -> Canaries:
+def _place(evidence: RunEvidence, silo: SiloTensors, canaries: Canaries) -> Canaries:
     """In MMD-FedAvg a canary replaces a record of a client of its own; elsewhere it is a unit of its own."""
     if not isinstance(evidence.algorithm, MmdFedAvg):
         return canaries

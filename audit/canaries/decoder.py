@@ -3,11 +3,11 @@
 Whatever is done here is post-processing of published values, so the bounds stay valid; it only decides how much is
 found. Along a canary's look a round's message is
 
-    backdrop of the round + (level of the side, if the canary took part) + noise,
+    background of the round + (level of the side, if the canary took part) + noise,
 
-and with secret batches the likelihood of a side is a mixture over taking part. The backdrop is the same in all runs up
-to the noise, so their mean removes it. Noise that repeats (over rounds, or over silos) is removed by differences; the
-reading whose fitted noise is smallest is used, which looks at messages only, never at coins.
+and with secret batches the likelihood of a side is a mixture over taking part. The background is the same in all runs
+up to the noise, so their mean removes it. Noise that repeats (over rounds, or over silos) is removed by differences;
+the reading whose fitted noise is smallest is used, which looks at messages only, never at coins.
 """
 
 from __future__ import annotations
@@ -140,15 +140,15 @@ class Seen:
     def expected(self) -> Floats:
         """What canaries add on average to each value: by their coins where these are known."""
         if self.coins is None:
-            return self.rate * self.levels.mean(axis=0)[None]
+            return np.asarray(self.rate * self.levels.mean(axis=0)[None])
         sides = self.coins[:, None, :, None] == 1
-        return self.rate * np.where(sides, self.levels[1], self.levels[0])
+        return np.asarray(self.rate * np.where(sides, self.levels[1], self.levels[0]))
 
     def scatter(self) -> Floats:
         """How far coins (where unknown) and taking part scatter a value, noise aside: its variance."""
         if self.coins is None:
-            return self.rate * np.square(self.levels).mean(axis=0)[None] - np.square(self.expected())
-        return (1 / self.rate - 1) * np.square(self.expected())
+            return np.asarray(self.rate * np.square(self.levels).mean(axis=0)[None] - np.square(self.expected()))
+        return np.asarray((1 / self.rate - 1) * np.square(self.expected()))
 
 
 Views = tuple[Seen, ...]
@@ -161,15 +161,15 @@ class Decoder:
 
     view: int
     reading: Reading
-    backdrop: Floats
+    background: Floats
     """(rounds, canaries, values)"""
     deviation: Floats
-    """(canaries, values): the fitted noise, so that a value in which the backdrop drowns all hardly counts."""
+    """(canaries, values): the fitted noise, so that a value in which the background drowns all hardly counts."""
     levels: Floats
     rate: float
 
     @classmethod
-    def fitted(cls, views: Views) -> Decoder:
+    def fit(cls, views: Views) -> Decoder:
         """Backdrop and noise level as the messages themselves show them, and the view that shows canaries best."""
         plain = cls._by_moments(0, views[0], Reading.PLAIN)
         fit = cls._by_medians if views[0].rate < _SELDOM else cls._by_moments
@@ -183,34 +183,34 @@ class Decoder:
         raw = _read(seen, reading)
         runs = len(raw)
         left = raw - seen.expected()
-        backdrop = left.mean(axis=0) if runs >= _ENOUGH_RUNS else np.zeros_like(raw[0])
+        background = left.mean(axis=0) if runs >= _ENOUGH_RUNS else np.zeros_like(raw[0])
         freedom = (runs - 1) / runs if runs >= _ENOUGH_RUNS else 1.0
-        variance = np.square(left - backdrop).mean(axis=(0, 1)) / freedom - seen.scatter().mean(axis=(0, 1))
+        variance = np.square(left - background).mean(axis=(0, 1)) / freedom - seen.scatter().mean(axis=(0, 1))
         deviation = np.sqrt(np.maximum(variance, np.square(_least_deviation(seen))))
-        return cls(view, reading, backdrop, deviation, seen.levels, seen.rate)
+        return cls(view, reading, background, deviation, seen.levels, seen.rate)
 
     @classmethod
     def _by_medians(cls, view: int, seen: Seen, reading: Reading) -> Decoder:
-        """Where noise is small: a canary seldom takes part, so the median over runs is the backdrop without it."""
+        """Where noise is small: a canary seldom takes part, so the median over runs is the background without it."""
         raw = _read(seen, reading)
         runs = len(raw)
-        backdrop = np.median(raw, axis=0) if runs >= _ENOUGH_RUNS else np.zeros_like(raw[0])
-        spread = np.median(np.abs(raw - backdrop), axis=(0, 1)) * _OF_MEDIAN
+        background = np.median(raw, axis=0) if runs >= _ENOUGH_RUNS else np.zeros_like(raw[0])
+        spread = np.median(np.abs(raw - background), axis=(0, 1)) * _OF_MEDIAN
         deviation = np.maximum(spread, _least_deviation(seen))
-        return cls(view, reading, backdrop, deviation, seen.levels, seen.rate)
+        return cls(view, reading, background, deviation, seen.levels, seen.rate)
 
     def scores(self, views: Views) -> Floats:
         """(runs, canaries): log-odds that the coin shows 1."""
         seen = views[self.view]
-        values = _read(seen, self.reading) - self.backdrop
+        values = _read(seen, self.reading) - self.background
         ones, zeros = (self._log_likelihood(values, self.levels[side]) for side in (1, 0))
-        return (ones - zeros).sum(axis=1)
+        return np.asarray((ones - zeros).sum(axis=1))
 
     def _log_likelihood(self, values: Floats, level: Floats) -> Floats:
         """Of each round, up to a constant: the canary took part (in all values of it), or it did not."""
         present = (-np.square(values - level) / (2 * np.square(self.deviation))).sum(axis=-1)
         if self.rate >= 1:
-            return present
+            return np.asarray(present)
         absent = (-np.square(values) / (2 * np.square(self.deviation))).sum(axis=-1)
         weights = np.array([np.log(self.rate), np.log1p(-self.rate)])
         return np.asarray(logsumexp(np.stack((present + weights[0], absent + weights[1])), axis=0))
@@ -223,7 +223,7 @@ def _readings(seen: Seen) -> tuple[Reading, ...]:
 
 
 def _least_deviation(seen: Seen) -> Floats:
-    return _LEAST_DEVIATION * np.abs(seen.levels).max(axis=(0, 1))
+    return np.asarray(_LEAST_DEVIATION * np.abs(seen.levels).max(axis=(0, 1)))
 
 
 def _typical(decoder: Decoder) -> float:

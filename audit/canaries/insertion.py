@@ -1,4 +1,4 @@
-"""The data of a canary run: records of the run's own data as a backdrop, and canaries whose coins decide."""
+"""The data of a canary run: records of the run's own data as a background, and canaries whose coins decide."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class Scaling:
         return cls(tuple(n for n, _ in values), tuple(s for _, s in values)) if values else None
 
     def rows(self, party: str, series: Mapping[tuple[str, str], Floats]) -> tuple[Floats, ...]:
-        """All rounds of a party, one row each; one array a value."""
+        """All rounds of a party, one row each; one array per value."""
         return tuple(series[party, name] / sigma for name, sigma in zip(self.names, self.sigmas, strict=True))
 
     def one(self, message: Message) -> tuple[Floats, ...]:
-        """One message before its noise; one vector a value."""
+        """One message before its noise; one vector per value."""
         values = {value.name: value.values.ravel() for value in message.noisy}
         return tuple(values[name] / sigma for name, sigma in zip(self.names, self.sigmas, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
+class ReplayedRound:
     """A round of the audited run: the state it started from and what was published in it."""
 
     step: int
@@ -69,7 +69,7 @@ class Moment:
     received: Received
 
     @classmethod
-    def of(cls, evidence: RunEvidence, one: RoundEvidence) -> Moment:
+    def of(cls, evidence: RunEvidence, one: RoundEvidence) -> ReplayedRound:
         received: dict[str, dict[str, Published]] = {}
         header = evidence.transcript.header
         for party in header.parties:
@@ -81,15 +81,15 @@ class Moment:
 
 
 def alone(
-    algorithm: Algorithm[Any], scaling: Scaling, moment: Moment, silo: SiloTensors, unit: int
+    algorithm: Algorithm[Any], scaling: Scaling, at: ReplayedRound, silo: SiloTensors, unit: int
 ) -> tuple[Floats, ...]:
     """What the production code has one unit add to its party's message (for MMD-FedAvg: its client)."""
     if isinstance(algorithm, MmdFedAvg):
         client = unit if silo.client_of_row is None else int(silo.client_of_row[unit])
         batch = torch.tensor([len(silo) + client])
-        return scaling.one(algorithm.reply(moment.state, moment.step, silo, batch, moment.received))
+        return scaling.one(algorithm.reply(at.state, at.step, silo, batch, at.received))
     batch = torch.tensor([unit])
-    return scaling.one(algorithm.contribution(moment.state, moment.step, silo, batch))
+    return scaling.one(algorithm.contribution(at.state, at.step, silo, batch))
 
 
 Coins = NDArray[np.int64]
@@ -103,22 +103,22 @@ class Canaries:
     y: tuple[Tensor, Tensor]
     s: Tensor
     rows: Tensor | None = None
-    """Which rows of the backdrop they stand in for; None: they come after it, each a unit of its own."""
+    """Which rows of the background they stand in for; None: they come after it, each a unit of its own."""
 
     def __len__(self) -> int:
         return len(self.s)
 
 
 @dataclass(frozen=True, eq=False)
-class StagedSilo:
-    """A backdrop with its canaries.
+class CanarySilo:
+    """A background with its canaries.
 
     Two coin vectors that differ in one coin give data sets that differ in one unit: added or removed, or replaced.
     """
 
-    backdrop: SiloTensors
+    background: SiloTensors
     units: int
-    """Units of the backdrop; users without records count."""
+    """Units of the background; users without records count."""
     canaries: Canaries
     meaning: CoinMeaning
 
@@ -132,9 +132,9 @@ class StagedSilo:
 
     @property
     def name(self) -> str:
-        return self.backdrop.name
+        return self.background.name
 
-    def tossed(self, coins: Coins) -> SiloTensors:
+    def with_coins(self, coins: Coins) -> SiloTensors:
         """The silo as the coins have it."""
         match self.meaning:
             case CoinMeaning.IN_OR_OUT:
@@ -148,8 +148,8 @@ class StagedSilo:
         x = torch.stack(self.canaries.x)[sides, chosen]
         y = torch.stack(self.canaries.y)[sides, chosen]
         if self.canaries.rows is None:
-            return self._appended(x, y, self.canaries.s[chosen])
-        return self._in_place(self.canaries.rows[chosen], x, y)
+            return self._append(x, y, self.canaries.s[chosen])
+        return self._replace(self.canaries.rows[chosen], x, y)
 
     def size(self, coins: Coins) -> int:
         """How many units the coins leave in the silo."""
@@ -161,16 +161,16 @@ class StagedSilo:
         """The number of a canary's unit in a silo where every coin shows 1."""
         return self.units + canary if self.canaries.rows is None else int(self.canaries.rows[canary])
 
-    def _appended(self, x: Tensor, y: Tensor, s: Tensor) -> SiloTensors:
-        back, owners = self.backdrop, self.backdrop.unit_of_row
+    def _append(self, x: Tensor, y: Tensor, s: Tensor) -> SiloTensors:
+        back, owners = self.background, self.background.unit_of_row
         if owners is not None:
             owners = torch.cat((owners, self.units + torch.arange(len(y))))
         return replace(
             back, x=torch.cat((back.x, x)), y=torch.cat((back.y, y)), s=torch.cat((back.s, s)), unit_of_row=owners
         )
 
-    def _in_place(self, rows: Tensor, x: Tensor, y: Tensor) -> SiloTensors:
-        back = self.backdrop
+    def _replace(self, rows: Tensor, x: Tensor, y: Tensor) -> SiloTensors:
+        back = self.background
         new_x, new_y = back.x.clone(), back.y.clone()
         new_x[rows], new_y[rows] = x, y
         return replace(back, x=new_x, y=new_y)

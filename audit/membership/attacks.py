@@ -49,8 +49,8 @@ class LiraOnline:
     least_models: ClassVar[int] = 2
 
     def scores(self, signals: Signals) -> Floats:
-        with_it = _fitted("with", signals, signals.included)
-        without = _fitted("without", signals, ~signals.included)
+        with_it = _fit_normal("with", signals, signals.included)
+        without = _fit_normal("without", signals, ~signals.included)
         return _log_density(signals.target, *with_it) - _log_density(signals.target, *without)
 
 
@@ -63,11 +63,11 @@ class LiraOffline:
     least_models: ClassVar[int] = 2
 
     def scores(self, signals: Signals) -> Floats:
-        mean, deviation = _fitted("without", signals, ~signals.included)
+        mean, deviation = _fit_normal("without", signals, ~signals.included)
         return (signals.target - mean) / deviation
 
 
-def _fitted(which: str, signals: Signals, chosen: Booleans) -> tuple[Floats, Floats]:
+def _fit_normal(which: str, signals: Signals, chosen: Booleans) -> tuple[Floats, Floats]:
     """Mean and deviation of each record's signals over the chosen models."""
     numbers = chosen.sum(axis=0)
     if not signals.models or numbers.min() < 1:
@@ -137,7 +137,7 @@ class Rmia:
         outside = (probability * ~signals.included).sum(axis=0) / np.maximum(numbers_out, 1)
         corrected = ((1 + self.offline_weight) * outside + 1 - self.offline_weight) / 2
         mean = np.where(numbers_in == 0, corrected, np.where(numbers_out == 0, inside, (inside + outside) / 2))
-        return log_probability(signals.target) - np.log(np.maximum(mean, np.finfo(np.float64).tiny))
+        return np.asarray(log_probability(signals.target) - np.log(np.maximum(mean, np.finfo(np.float64).tiny)))
 
 
 def shares_above(log_ratios: Floats, population: Floats, gamma: float) -> Floats:
@@ -153,7 +153,7 @@ def shares_above(log_ratios: Floats, population: Floats, gamma: float) -> Floats
 
 
 class MembershipAttack(Protocol):
-    """Turns signals into one score a record, larger for likelier members; never told who is one."""
+    """Turns signals into one score per record, larger for likelier members; never told who is one."""
 
     @property
     def name(self) -> AttackName: ...

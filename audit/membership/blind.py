@@ -38,7 +38,7 @@ def check_alike(rule: BlindRule) -> Check:
 
 def blind_rule(features: NDArray[np.floating], labels: Integers, is_member: Booleans, seed: int) -> BlindRule:
     """Fit on a random half, try on the other; under a random assignment the p-value is valid up to normality."""
-    table = _described(features, labels)
+    table = _describe(features, labels)
     random = np.random.default_rng((seed, 0xB11D))
     fitting = np.zeros(len(table), dtype=np.bool_)
     fitting[random.permutation(len(table))[: len(table) // 2]] = True
@@ -52,7 +52,7 @@ def blind_rule(features: NDArray[np.floating], labels: Integers, is_member: Bool
     return BlindRule(auc=auc, p_value=_p_value(auc, scores, int(truth.sum())))
 
 
-def _described(features: NDArray[np.floating], labels: Integers) -> Floats:
+def _describe(features: NDArray[np.floating], labels: Integers) -> Floats:
     x = np.asarray(features, dtype=np.float64)[:, :_MOST_FEATURES]
     x = x[:, x.std(axis=0) > 1e-9 * np.abs(x).max(axis=0, initial=0.0)]  # a constant tells nothing, and has no scale
     x = (x - x.mean(axis=0)) / x.std(axis=0)

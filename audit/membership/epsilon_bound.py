@@ -119,7 +119,7 @@ def bound_of(scores: Floats, is_member: Booleans, trial: Trial) -> LowerBound:
     comparisons = len(rankings) * len(SHARES)
     failure = allowed_failure(trial.confidence) / comparisons
     found = [
-        (_refuted(counts, trial, failure), counts)
+        (_largest_refuted(counts, trial, failure), counts)
         for ranking in rankings
         for counts in (counts_at((ranking,), number_of_guesses(share, ranking.coins)) for share in SHARES)
     ]
@@ -209,7 +209,7 @@ def _singles(scores: Floats, is_member: Booleans, seed: int) -> Rankings:
 
 
 @lru_cache(maxsize=4096)
-def _refuted(counts: GuessCounts, trial: Trial, failure: float) -> float:
+def _largest_refuted(counts: GuessCounts, trial: Trial, failure: float) -> float:
     """Any epsilon with a p-value below `failure` may be reported; the search assumes nothing else."""
 
     def refutes(epsilon: float) -> bool:

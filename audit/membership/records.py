@@ -64,7 +64,7 @@ class AuditedRecords:
     members: int
     nonmembers: int
     columns: Mapping[str, NDArray[np.generic]]
-    """The feature columns as in the files: numbers, or text where a column is no number."""
+    """The feature columns as in the files: numbers, or text where a column holds none."""
     label_column: str = ""
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ def _labels(table: RawTable, label: str, classes: tuple[str, ...]) -> Integers:
             raise BadData(
                 table.file,
                 f"is none of the model's classes ({', '.join(classes[:10])})",
-                "mend the record, or name the classes with --classes",
+                "fix the record, or name the classes with --classes",
                 column=label,
                 line=table.line(record),
             )
@@ -231,7 +231,7 @@ def _has_names(cells: list[NDArray[np.generic]]) -> bool:
 def _as_numbers(tables: RecordTables, name: str, values: NDArray[np.generic]) -> Floats:
     if values.dtype.kind != "U":
         numbers = values.astype(np.float64)
-        return ((numbers - numbers.mean()) / max(float(numbers.std()), 1e-12))[:, np.newaxis]
+        return np.asarray(((numbers - numbers.mean()) / max(float(numbers.std()), 1e-12))[:, np.newaxis], np.float64)
     distinct, codes = np.unique(values, return_inverse=True)
     if len(distinct) > _MOST_CATEGORIES:
         raise BadData(

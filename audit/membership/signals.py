@@ -20,7 +20,7 @@ LEAST_PROBABILITY = 1e-7
 
 def phi_from_logits(logits: Floats, labels: Integers) -> Floats:
     """phi without rounding: the label's score minus the log-sum-exp of the others."""
-    table, chosen = _checked("logits", logits, labels)
+    table, chosen = _check("logits", logits, labels)
     rows = np.arange(len(table))
     others = table.copy()
     others[rows, chosen] = -np.inf
@@ -29,7 +29,7 @@ def phi_from_logits(logits: Floats, labels: Integers) -> Floats:
 
 def phi_from_probabilities(probabilities: Floats, labels: Integers) -> Floats:
     """phi from class probabilities; the others are added up rather than taken as 1 - p, which would round to 0."""
-    table, chosen = _checked("probabilities", probabilities, labels)
+    table, chosen = _check("probabilities", probabilities, labels)
     if (table < -1e-9).any() or not np.allclose(table.sum(axis=1), 1.0, atol=1e-3):
         raise InvalidInput(
             "probabilities",
@@ -65,7 +65,7 @@ class Signals:
     def __post_init__(self) -> None:
         records = self.target.shape
         if self.target.ndim != 1 or not len(self.target):
-            raise InvalidInput("target", records, "must be one signal a record", "give a flat array")
+            raise InvalidInput("target", records, "must be one signal per record", "give a flat array")
         if self.shadow.ndim != 2 or self.shadow.shape[1:] != records or self.included.shape != self.shadow.shape:
             raise InvalidInput(
                 "shadow",
@@ -77,7 +77,7 @@ class Signals:
             raise InvalidInput("included", self.included.dtype, "must be true or false", "compare first")
         for name, values in (("target", self.target), ("shadow", self.shadow)):
             if not np.isfinite(values).all():
-                raise InvalidInput(name, "NaN or infinite", "must be finite", "drop or mend these records")
+                raise InvalidInput(name, "NaN or infinite", "must be finite", "drop or fix these records")
 
     @classmethod
     def alone(cls, target: Floats) -> Signals:
@@ -103,13 +103,13 @@ class Signals:
         return Signals(self.shadow[model], self.shadow[rest], self.included[rest]), self.included[model]
 
 
-def _checked(argument: str, table: Floats, labels: Integers) -> tuple[Floats, Integers]:
+def _check(argument: str, table: Floats, labels: Integers) -> tuple[Floats, Integers]:
     values, chosen = np.asarray(table, dtype=np.float64), np.asarray(labels)
     if values.ndim != 2 or values.shape[1] < 2 or chosen.shape != values.shape[:1]:
         raise InvalidInput(
             argument,
             (values.shape, chosen.shape),
-            "must be (records, classes) with one label a record",
+            "must be (records, classes) with one label per record",
             "give a row for each record and a column for each class",
         )
     if not np.isfinite(values).all():

@@ -156,7 +156,7 @@ def _wrong_epochs(units: int, size: int, batches: Batches) -> str | None:
     return None
 
 
-def _same_in_two_silos(sampling: Sampling | None, drawn: dict[str, Batches]) -> str | None:
+def _same_in_two_silos(sampling: Sampling | None, drawn: Mapping[str, Batches]) -> str | None:
     """Silos of one size that draw the same units in every round share their randomness."""
     if sampling is None:
         return None

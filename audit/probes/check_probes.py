@@ -41,7 +41,7 @@ def check_steps(evidence: RunEvidence, ledger: Ledger | None) -> Check:
 
 
 def check_rehearsed_steps(rehearsal: Rehearsal) -> Check:
-    """In a rehearsal without interruptions: one round a step, charged a block ahead and not a round less."""
+    """In a rehearsal without interruptions: one round per step, charged a block ahead and not a round less."""
     whole_blocks = -(-rehearsal.steps // rehearsal.block) * rehearsal.block
     expected = min(whole_blocks, rehearsal.document.rounds)
     right = rehearsal.published_rounds == rehearsal.steps and rehearsal.charged == expected
@@ -69,12 +69,12 @@ def check_scaling(evidence: RunEvidence) -> tuple[Check, ...]:
         return (passed_if(Layer.PROBE, name, True, "features are not protected, so their scale is free"),)
     tables = {silo.name: silo.x for silo in evidence.silos}
     tables["all silos"] = torch.cat([silo.x for silo in evidence.silos])
-    suspicious = [f"{of}, feature {column}" for of, x in tables.items() for column in _standardised(x)]
+    suspicious = [f"{of}, feature {column}" for of, x in tables.items() for column in _standardised_columns(x)]
     text = f"mean 0 and deviation 1 exactly: {suspicious[0]}" if suspicious else "no feature was standardised"
     return (passed_if(Layer.PROBE, name, not suspicious, text),)
 
 
-def _standardised(x: torch.Tensor) -> list[int]:
+def _standardised_columns(x: torch.Tensor) -> list[int]:
     flat = x.reshape(len(x), -1).to(torch.float64)
     if len(flat) < _FEWEST:
         return []
@@ -102,11 +102,11 @@ def check_probes(
         *check_isolation(scene, seed),
         *check_scaling(evidence),
         check_steps(evidence, ledger),
-        *_rehearsed(evidence, min(rounds, _affordable(evidence))),
+        *_rehearse(evidence, min(rounds, _affordable(evidence))),
     )
 
 
-def _rehearsed(evidence: RunEvidence, rounds: int) -> tuple[Check, ...]:
+def _rehearse(evidence: RunEvidence, rounds: int) -> tuple[Check, ...]:
     try:
         rehearsal = rehearse(evidence.plan_path, evidence.document, rounds)
     except PrivfairError as refusal:

@@ -90,7 +90,7 @@ def _places(scene: Scene, random: np.random.Generator) -> Iterator[_Place]:
             batch = torch.from_numpy(scene.algorithm.draw(silo, words))
             unit = int(batch[batch < units_of(silo)][0])
         else:
-            owned = torch.arange(len(silo)) if silo.unit_of_row is None else silo.unit_of_row.unique()
+            owned = torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
             batch = owned[torch.from_numpy(np.sort(random.permutation(len(owned))[:_BATCH]))]
             unit = int(batch[-1])
         yield _Place(moment, silo, batch, unit)

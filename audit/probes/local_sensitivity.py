@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from audit.probes.rehearsal import Rehearsal
@@ -69,7 +70,7 @@ class LocalSensitivity:
 class _Shares:
     by_step: dict[int, list[float]] = field(default_factory=dict)
 
-    def finished(self, name: str, worst_case: float) -> LocalSensitivity:
+    def finish(self, name: str, worst_case: float) -> LocalSensitivity:
         steps = tuple(
             StepShares(step, float(max(shares)), float(np.median(shares)))
             for step, shares in sorted(self.by_step.items())
@@ -78,7 +79,7 @@ class _Shares:
 
 
 def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> tuple[LocalSensitivity, ...]:
-    """Some units of each watched batch, left out or given what another record of the silo has; one entry a value."""
+    """Some units of each watched batch, left out or given what another record of the silo has; one entry per value."""
     count("units", units)
     chosen = np.unique(np.linspace(0, rehearsal.steps - 1, min(_MOST_STEPS, rehearsal.steps)).astype(int))
     moments = tuple(Moment(int(step), rehearsal.states[step]) for step in chosen)
@@ -94,9 +95,9 @@ def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> t
             (batch,) = (one.batch for one in rehearsal.of(silo.name) if one.step == moment.step)
             for name, share in _of_batch(scene, moment, silo, batch, units, random):
                 found.setdefault(name, _Shares()).by_step.setdefault(moment.step, []).append(share)
-    finished = (shares.finished(name, scene.allowed(name)) for name, shares in found.items())
+    finish = (shares.finish(name, scene.allowed(name)) for name, shares in found.items())
     # Records of a draw are exchanged within their cell, so that a count of the cells says nothing here.
-    return tuple(one for one in finished if one.largest > 0 or not scene.algorithm.draws)
+    return tuple(one for one in finish if one.largest > 0 or not scene.algorithm.draws)
 
 
 def _of_batch(
@@ -123,7 +124,7 @@ def _neighbour(
     if len(rows) == 0:
         return silo, batch
     if relation is Relation.REPLACE_ATTRIBUTE:
-        groups = [group for group in silo.s.unique().tolist() if group != int(silo.s[rows[0]])]
+        groups = [group for group in torch.unique(silo.s).tolist() if group != int(silo.s[rows[0]])]
         return (with_attribute(silo, unit, groups[0]) if groups else silo), batch
     candidates = np.arange(len(silo))
     if scene.algorithm.draws:

@@ -78,7 +78,7 @@ def _unseen_direction(scene: Scene, theta: Tensor, at: Tensor) -> Tensor:
     def scores(point: Tensor) -> Tensor:
         return scene.model.logits(theta, point.reshape(at.shape).to(at.dtype)[None])[0].to(torch.float64)
 
-    slopes = torch.autograd.functional.jacobian(scores, flat)
+    slopes = torch.func.jacrev(scores)(flat)
     start = torch.ones_like(flat)
     start[::2] = -1.0
     rest = start - torch.linalg.pinv(slopes) @ (slopes @ start)
@@ -116,7 +116,7 @@ class _Reach:
 
 
 def check_sensitivity(scene: Scene, seed: int = 0) -> tuple[Check, ...]:
-    """One check a bounded value, one for values in the clear, one for randomised ones."""
+    """One check per bounded value, one for values in the clear, one for randomised ones."""
     reach = {name: _Reach() for name in scene.bounded}
     moved, changed, pairs = set[str](), 0, 0
     for pair in neighbours(scene, seed):
@@ -129,7 +129,7 @@ def check_sensitivity(scene: Scene, seed: int = 0) -> tuple[Check, ...]:
         for name in scene.randomised & set(pair.one.randomised):
             entries = int((pair.one.randomised[name] != pair.other.randomised[name]).sum())
             changed = max(changed, entries)
-    checks = [_bounded(name, one) for name, one in reach.items() if one.pairs]
+    checks = [_check_bound(name, one) for name, one in reach.items() if one.pairs]
     if scene.independent:
         text = f"{', '.join(sorted(moved))} moved with the protected unit" if moved else "none moved"
         text += f", in {pairs} pairs of neighbouring data sets"
@@ -163,7 +163,7 @@ def _batches(scene: Scene, silo: SiloTensors, random: np.random.Generator) -> It
         drawn = scene.algorithm.draw(silo, SeededWords(int(random.integers(2**31)), "probe"))
         yield torch.from_numpy(drawn)
         return
-    owned = torch.arange(len(silo)) if silo.unit_of_row is None else silo.unit_of_row.unique()
+    owned = torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
     for size in _SIZES:
         chosen = random.permutation(len(owned))[: min(size, len(owned))]
         yield owned[torch.from_numpy(np.sort(chosen))]
@@ -202,7 +202,7 @@ def _pairs(
 ) -> Iterator[Neighbours]:
     relation = scene.unit.relation
     if relation is Relation.REPLACE_ATTRIBUTE:
-        groups = sorted({int(group) for group in silo.s.unique()} | {0, 1})
+        groups = sorted({int(group) for group in torch.unique(silo.s)} | {0, 1})
         for record in records:
             here = with_record(silo, unit, record)
             base = sent(scene, moment, here, batch)
@@ -229,7 +229,7 @@ def _differs(pair: Neighbours, name: str) -> bool:
     return not np.array_equal(pair.one.clear[name], pair.other.clear[name])
 
 
-def _bounded(name: str, reach: _Reach) -> Check:
+def _check_bound(name: str, reach: _Reach) -> Check:
     text = f"{reach.ratio:.4f} of the signed bound at most, over {reach.pairs} pairs of neighbouring data sets"
     if reach.ratio > 1 + ROUNDING:
         text += f"; reached at {reach.where}"

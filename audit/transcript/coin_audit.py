@@ -47,7 +47,7 @@ def coin_audit(
     power = power_at(epsilon, delta, method, design, confidence, len(grid))
     right = _success(guesses, grid[-1])
     text = (
-        f"{coins} coins in each of {runs} rerun(s); of the {grid[-1]} firmest guesses a run "
+        f"{coins} coins in each of {runs} rerun(s); of the {grid[-1]} firmest guesses per run "
         f"{100 * right:.1f}% were right ({100 * design.success_rate:.1f}% without noise)"
     )
     return Attack(name="attribute coins against the transcript", bound=bound, power=power, evidence=text)

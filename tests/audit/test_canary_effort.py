@@ -11,7 +11,7 @@ import torch
 
 from audit.canaries.canary_runs import COIN_STREAM, Effort
 from audit.canaries.decoder import CoinMeaning
-from audit.canaries.insertion import Canaries, StagedSilo
+from audit.canaries.insertion import Canaries, CanarySilo
 from audit.canaries.production_run import ProductionRuns
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import SiloTensors
@@ -52,6 +52,6 @@ def test_a_canary_in_a_records_place_is_no_coin_of_add_remove() -> None:
     zeros = torch.zeros(3, dtype=torch.int64)
     silo = SiloTensors("north", torch.zeros(3, 2), zeros, zeros)
     canaries = Canaries((silo.x[:1], silo.x[:1]), (zeros[:1], zeros[:1]), zeros[:1], rows=torch.tensor([0]))
-    StagedSilo(silo, 3, canaries, CoinMeaning.ONE_OF_TWO)
+    CanarySilo(silo, 3, canaries, CoinMeaning.ONE_OF_TWO)
     with pytest.raises(UnsupportedCombination, match="add-remove"):
-        StagedSilo(silo, 3, canaries, CoinMeaning.IN_OR_OUT)
+        CanarySilo(silo, 3, canaries, CoinMeaning.IN_OR_OUT)

@@ -133,7 +133,7 @@ def test_repeated_noise_is_subtracted_from_itself(reading: Reading) -> None:
     else:
         noise = random.normal(0, 30, (60, 40))
         seen = _toy(noise, coins, 0.2, other=noise)
-    decoder = Decoder.fitted((seen,))
+    decoder = Decoder.fit((seen,))
     assert decoder.reading is reading
     assert ((decoder.scores((seen,))[:, 0] > 0) == (coins == 1)).mean() > 0.95
 
@@ -142,7 +142,7 @@ def test_fresh_noise_is_read_plainly_and_as_well_as_theory_allows() -> None:
     random = np.random.default_rng(6)
     coins = random.integers(0, 2, 2000)
     seen = _toy(random.normal(0, 4, (2000, 40)), coins, 1.0)
-    decoder = Decoder.fitted((seen,))
+    decoder = Decoder.fit((seen,))
     assert decoder.reading is Reading.PLAIN
     assert decoder.deviation[0, 0] == pytest.approx(4, rel=0.02)
     right = ((decoder.scores((seen,))[:, 0] > 0) == (coins == 1)).mean()

@@ -11,9 +11,9 @@ import pytest
 
 from audit.canaries.canary_audit import canary_audit
 from audit.canaries.canary_runs import Effort
-from audit.canaries.choice import Cast, cast_canaries
+from audit.canaries.choice import CanaryDesign, design_canaries
 from audit.canaries.decoder import CanaryKind, CoinMeaning
-from audit.canaries.insertion import Moment, Scaling, alone
+from audit.canaries.insertion import ReplayedRound, Scaling, alone
 from audit.evidence import RunEvidence
 from audit.noise import check_noise_floor
 from audit.report.results import AuditReport, Conclusion, Outcome
@@ -56,12 +56,12 @@ def evidence(case: CanaryCase, tmp_path_factory: pytest.TempPathFactory) -> RunE
     return trained(case, tmp_path_factory.mktemp("canaries"))
 
 
-def _cast(evidence: RunEvidence, kind: CanaryKind) -> Cast:
+def _design(evidence: RunEvidence, kind: CanaryKind) -> CanaryDesign:
     scaling = Scaling.of(evidence)
     assert scaling is not None
-    cast = cast_canaries(evidence, scaling, kind, seed=0)
-    assert cast is not None
-    return cast
+    design = design_canaries(evidence, scaling, kind, seed=0)
+    assert design is not None
+    return design
 
 
 def _judge(evidence: RunEvidence, runs: int, seed: int = 0, kind: CanaryKind = CanaryKind.GRADIENT) -> AuditReport:
@@ -79,13 +79,13 @@ def _units(silo: SiloTensors) -> Counter[bytes]:
 @pytest.mark.parametrize("kind", CanaryKind)
 def test_one_coin_changes_one_unit(evidence: RunEvidence, kind: CanaryKind) -> None:
     """The one-run theorems ask for nothing else: neighbouring coins are neighbouring data, in the signed relation."""
-    for silo in _cast(evidence, kind).silos:
+    for silo in _design(evidence, kind).silos:
         coins = np.zeros(len(silo.canaries), dtype=np.int64)
-        before = _units(silo.tossed(coins))
+        before = _units(silo.with_coins(coins))
         for canary in range(len(coins)):
             other = coins.copy()
             other[canary] = 1
-            after = _units(silo.tossed(other))
+            after = _units(silo.with_coins(other))
             gone, come = before - after, after - before
             if silo.meaning is CoinMeaning.IN_OR_OUT:
                 assert silo.size(other) == silo.size(coins) + 1
@@ -97,18 +97,18 @@ def test_one_coin_changes_one_unit(evidence: RunEvidence, kind: CanaryKind) -> N
 
 def test_a_gradient_canary_uses_the_whole_bound(evidence: RunEvidence) -> None:
     """Its part of the first value has the clip's norm, on the other side of the coin it is the opposite, or nothing."""
-    cast = _cast(evidence, CanaryKind.GRADIENT)
-    declared = evidence.document.release(cast.scaling.names[0])
+    design = _design(evidence, CanaryKind.GRADIENT)
+    declared = evidence.document.release(design.scaling.names[0])
     assert isinstance(declared, GaussianNoise)
     whole = declared.sensitivity / declared.sigma
-    moment = Moment.of(evidence, next(iter(evidence.rounds())))
-    for silo in cast.silos:
+    moment = ReplayedRound.of(evidence, next(iter(evidence.rounds())))
+    for silo in design.silos:
         ones = np.ones(len(silo.canaries), dtype=np.int64)
         for canary in range(len(ones)):
-            part = alone(cast.algorithm, cast.scaling, moment, silo.tossed(ones), silo.unit(canary))[0]
+            part = alone(design.algorithm, design.scaling, moment, silo.with_coins(ones), silo.unit(canary))[0]
             assert np.linalg.norm(part) == pytest.approx(whole, rel=1e-3)
             if silo.meaning is CoinMeaning.ONE_OF_TWO:
-                opposite = alone(cast.algorithm, cast.scaling, moment, silo.tossed(0 * ones), silo.unit(canary))[0]
+                opposite = alone(design.algorithm, design.scaling, moment, silo.with_coins(0 * ones), silo.unit(canary))[0]
                 assert np.linalg.norm(part - opposite) == pytest.approx(2 * whole, rel=1e-2)
 
 

@@ -40,7 +40,7 @@ class StackedLogistic:
         positive("learning rate", self.learning_rate)
         if not (0 <= self.momentum < 1 and self.penalty >= 0):
             raise InvalidInput(
-                "momentum, penalty", (self.momentum, self.penalty), "must be in [0, 1) and at least 0", "mend"
+                "momentum, penalty", (self.momentum, self.penalty), "must be in [0, 1) and at least 0", "give 0.9 and 0"
             )
 
     @property
@@ -48,7 +48,7 @@ class StackedLogistic:
         return f"{self.epochs} epochs of minibatch descent, batches of {self.batch}, no noise"
 
     def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
-        features = extended(records)
+        features = with_constant(records)
         weights = self.weights(features, records, included)
         return margins(features, weights, records, len(included))
 
@@ -61,7 +61,7 @@ class StackedLogistic:
         share = stack.masks.mean(dim=0)
         for _ in range(self.epochs):
             order = torch.from_numpy(random.permutation(len(records)))
-            for rows in order.split(self.batch):
+            for rows in torch.split(order, self.batch):
                 x = features[rows]
                 residual = stack.residual(x @ weights, rows)
                 residual /= stack.spread(share * len(rows))
@@ -99,11 +99,11 @@ class Stack:
         return (table * own[:, :, None]).view(len(rows), -1)
 
     def spread(self, of_models: Tensor) -> Tensor:
-        """One number a model, repeated for its columns."""
+        """One number per model, repeated for its columns."""
         return of_models if self.classes == 2 else of_models.repeat_interleave(self.classes)
 
 
-def extended(records: ShadowRecords) -> Tensor:
+def with_constant(records: ShadowRecords) -> Tensor:
     """Features with a constant for the intercept, in single precision."""
     ones = np.ones((len(records), 1), dtype=np.float32)
     return torch.from_numpy(np.hstack((records.features.astype(np.float32), ones)))
@@ -132,7 +132,7 @@ def phi_of_table(table: Tensor, labels: Tensor) -> Floats:
 class StackedPrivateLogistic:
     """What DP-SGD with full batches does to logistic regression, for shadow models of a private target.
 
-    A record's gradient is residual * (x, 1), so its norm is |residual| |(x, 1)| and clipping is one factor a record.
+    A record's gradient is residual * (x, 1), so its norm is |residual| |(x, 1)| and clipping is one factor per record.
     """
 
     steps: int
@@ -154,10 +154,10 @@ class StackedPrivateLogistic:
         if records.classes != 2:
             raise UnsupportedCombination(
                 f"private shadow models of {records.classes} classes",
-                "they are written for one score a record",
+                "they are written for one score per record",
                 "use StackedPerceptron, or two classes",
             )
-        features, stack = extended(records), Stack.of(records, included)
+        features, stack = with_constant(records), Stack.of(records, included)
         norms = torch.linalg.vector_norm(features, dim=1)[:, None]
         everyone = torch.arange(len(records))
         sizes = stack.masks.sum(dim=0).clamp_min(1.0)

@@ -57,7 +57,7 @@ class StackedModule:
         x = torch.from_numpy(records.features.astype(np.float32))
         y = torch.from_numpy(records.labels.astype(np.int64))
         skeleton = copy.deepcopy(self.module).float().eval()
-        parameters = self._trained(skeleton, x, y, included, seeds)
+        parameters = self._train(skeleton, x, y, included, seeds)
 
         def scores(one: dict[str, Tensor], part: Tensor) -> Tensor:
             return _scores(functional_call(skeleton, one, (part,)))
@@ -65,11 +65,11 @@ class StackedModule:
         with torch.no_grad():
             found = [
                 phi_of_table(vmap(scores, in_dims=(0, None))(parameters, part), labels)
-                for part, labels in zip(x.split(_RECORDS_AT_ONCE), y.split(_RECORDS_AT_ONCE), strict=True)
+                for part, labels in zip(*(torch.split(table, _RECORDS_AT_ONCE) for table in (x, y)), strict=True)
             ]
         return np.concatenate(found, axis=1)
 
-    def _trained(
+    def _train(
         self, skeleton: nn.Module, x: Tensor, y: Tensor, included: Booleans, seeds: tuple[int, ...]
     ) -> dict[str, Tensor]:
         def loss(one: dict[str, Tensor], part: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -79,11 +79,11 @@ class StackedModule:
             return (losses * weights).sum() / weights.sum().clamp_min(1.0)
 
         gradient = vmap(grad(loss))
-        parameters = _started(skeleton, seeds)
+        parameters = _start(skeleton, seeds)
         speeds = {name: torch.zeros_like(value) for name, value in parameters.items()}
         orders = OwnOrders(included, seeds)
         for _ in range(self.epochs):
-            rows, weights = orders.shuffled()
+            rows, weights = orders.shuffle()
             for start in range(0, rows.shape[1], self.batch):
                 part = slice(start, start + self.batch)
                 own, moving = rows[:, part], weights[:, start] > 0
@@ -114,7 +114,7 @@ def why_not_stackable(module: nn.Module) -> str | None:
     return None
 
 
-def _started(skeleton: nn.Module, seeds: tuple[int, ...]) -> dict[str, Tensor]:
+def _start(skeleton: nn.Module, seeds: tuple[int, ...]) -> dict[str, Tensor]:
     """Parameters of freshly started copies, stacked by name."""
     found = []
     with _STARTING, torch.random.fork_rng(devices=[]):
@@ -122,8 +122,9 @@ def _started(skeleton: nn.Module, seeds: tuple[int, ...]) -> dict[str, Tensor]:
             torch.manual_seed(seed)
             one = copy.deepcopy(skeleton)
             for layer in one.modules():
-                if callable(getattr(layer, "reset_parameters", None)):
-                    layer.reset_parameters()
+                start_anew = getattr(layer, "reset_parameters", None)
+                if callable(start_anew):
+                    start_anew()
             found.append({name: value.detach() for name, value in one.named_parameters()})
     return {name: torch.stack([one[name] for one in found]) for name in found[0]}
 

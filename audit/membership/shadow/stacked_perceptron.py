@@ -46,7 +46,7 @@ class StackedPerceptron:
         positive("learning rate", self.learning_rate)
         if not (0 <= self.momentum < 1 and self.penalty >= 0):
             raise InvalidInput(
-                "momentum, penalty", (self.momentum, self.penalty), "must be in [0, 1) and at least 0", "mend"
+                "momentum, penalty", (self.momentum, self.penalty), "must be in [0, 1) and at least 0", "give 0.9 and 0"
             )
 
     @property
@@ -61,7 +61,7 @@ class StackedPerceptron:
         layers = self.layers(records, included, seeds)
         found = [
             phi_of_table(_forward(layers, x.expand(len(seeds), *x.shape))[-1], y)
-            for x, y in zip(features.split(_RECORDS_AT_ONCE), labels.split(_RECORDS_AT_ONCE), strict=True)
+            for x, y in zip(*(torch.split(table, _RECORDS_AT_ONCE) for table in (features, labels)), strict=True)
         ]
         return np.concatenate(found, axis=1)
 
@@ -73,7 +73,7 @@ class StackedPerceptron:
         speeds = [torch.zeros_like(layer) for layer in layers]
         orders = OwnOrders(included, seeds)
         for _ in range(self.epochs):
-            rows, weights = orders.shuffled()
+            rows, weights = orders.shuffle()
             for start in range(0, rows.shape[1], self.batch):
                 part = slice(start, start + self.batch)
                 gradients = _gradients(layers, features[rows[:, part]], labels[rows[:, part]], weights[:, part])

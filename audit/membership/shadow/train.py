@@ -51,11 +51,11 @@ class ShadowRecords:
             raise InvalidInput(
                 "records",
                 (self.features.shape, self.labels.shape),
-                "must be (records, features) with one label a record",
+                "must be (records, features) with one label per record",
                 "give a row for each record",
             )
         if not np.isfinite(self.features).all():
-            raise InvalidInput("features", "NaN or infinite", "must be finite", "drop or mend such records")
+            raise InvalidInput("features", "NaN or infinite", "must be finite", "drop or fix such records")
         if self.labels.dtype.kind not in "iu" or not 0 <= self.labels.min() <= self.labels.max() < self.classes:
             raise InvalidInput("labels", "other values", f"must be 0 .. {self.classes - 1}", "number the classes")
 
@@ -100,7 +100,7 @@ class OwnOrders:
         for weights, own in zip(self._weights, self._own, strict=True):
             weights[: len(own)] = 1.0
 
-    def shuffled(self) -> tuple[Tensor, Tensor]:
+    def shuffle(self) -> tuple[Tensor, Tensor]:
         for rows, own, random in zip(self._rows, self._own, self._random, strict=True):
             rows[: len(own)] = random.permutation(own)
         return torch.from_numpy(self._rows), torch.from_numpy(self._weights)
@@ -137,12 +137,12 @@ def train_shadow_models(
     seeds = tuple(int(one) for one in np.random.SeedSequence((seed, 0x5EED)).generate_state(models))
     found = np.empty(included.shape)
     done = 0
-    for part, signals in _finished(recipe, records, included, seeds, parts, executor):
+    for part, signals in _collect(recipe, records, included, seeds, parts, executor):
         if signals.shape != found[part].shape or not np.isfinite(signals).all():
             raise InvalidInput(
                 "shadow models",
                 recipe.kind,
-                "gave signals that are not finite numbers, one a record",
+                "gave signals that are not finite numbers, one per record",
                 "train with a smaller learning rate, or scale the features",
             )
         found[part] = signals
@@ -152,7 +152,7 @@ def train_shadow_models(
     return found
 
 
-def _finished(
+def _collect(
     recipe: ShadowRecipe,
     records: ShadowRecords,
     included: Booleans,

@@ -28,7 +28,7 @@ _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64}
 @final
 @dataclass(frozen=True, eq=False)
 class OnnxTarget:
-    """One input of shape (records, features); among the outputs the first with one number a class."""
+    """One input of shape (records, features); among the outputs the first with one number per class."""
 
     session: Any
     source: str
@@ -54,7 +54,7 @@ class OnnxTarget:
             session = onnxruntime.InferenceSession(str(path), sess_options=options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own errors share no public base class
             first = str(error).splitlines()[0]
-            raise InvalidInput("--model", str(path), f"is no ONNX model ({first})", "export it again") from None
+            raise InvalidInput("--model", str(path), f"is not an ONNX model ({first})", "export it again") from None
         return cls(session, str(path), outputs)
 
     def signal(self, records: AuditedRecords) -> Floats:
@@ -130,7 +130,7 @@ def open_target(
             "name their column with --score",
         )
     if not path.is_file():
-        raise InvalidInput("--model", str(path), "does not exist or is no file", "check the path")
+        raise InvalidInput("--model", str(path), "is not a file", "check the path")
     if suffix == ".onnx":
         return OnnxTarget.open(path, outputs)
     if trust is PickleTrust.REFUSED:
@@ -138,10 +138,10 @@ def open_target(
             f"--model {path}: opening a {suffix} file runs whatever code it carries; add --trust-pickle if you know "
             "who made it, or export the model as ONNX"
         )
-    return _of_object(_unpickled(path, suffix), path, outputs)
+    return _target_of(_unpickle(path, suffix), path, outputs)
 
 
-def _unpickled(path: Path, suffix: str) -> Any:
+def _unpickle(path: Path, suffix: str) -> Any:
     try:
         if suffix in (".pt", ".pth"):
             import torch
@@ -163,7 +163,7 @@ def _unpickled(path: Path, suffix: str) -> Any:
         ) from error
 
 
-def _of_object(found: Any, path: Path, outputs: OutputKind) -> Target:
+def _target_of(found: Any, path: Path, outputs: OutputKind) -> Target:
     from torch import nn
 
     if isinstance(found, nn.Module):

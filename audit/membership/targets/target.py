@@ -75,7 +75,7 @@ def phi_of_outputs(outputs: Floats, labels: Integers, kind: OutputKind, source: 
     table = table[:, np.newaxis] if table.ndim == 1 else table
     if table.ndim != 2 or len(table) != len(labels):
         raise InvalidInput(
-            "model", source, f"gave outputs of shape {table.shape}, not one row a record", "check its output"
+            "model", source, f"gave outputs of shape {table.shape}, not one row per record", "check its output"
         )
     if not np.isfinite(table).all():
         raise InvalidInput("model", source, "gave outputs that are not finite", "check model and records")
@@ -133,6 +133,6 @@ class UserScore:
 
 
 def read_scores(tables: RecordTables, column: str, direction: Direction = Direction.LARGER) -> Floats:
-    """One score a record, members first; larger means "member"."""
+    """One score per record, members first; larger means "member"."""
     values = np.concatenate([table.numbers(column) for table in (tables.members, tables.nonmembers)])
     return values if direction is Direction.LARGER else -values

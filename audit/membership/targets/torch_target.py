@@ -40,7 +40,7 @@ class TorchTarget:
         self.module.eval()
         try:
             with torch.no_grad():
-                parts = [self.module(part) for part in x.split(_AT_ONCE)]
+                parts = [self.module(part) for part in torch.split(x, _AT_ONCE)]
         except (RuntimeError, TypeError, ValueError) as error:
             raise InvalidInput(
                 "model",
