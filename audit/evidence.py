@@ -34,7 +34,7 @@ from privfair.data.training_data import TrainingData, load_training_data
 from privfair.models.model import Model
 from privfair.plan.data import FileSource
 from privfair.plan.training import TrainingPlan, read_training_plan
-from privfair.rounds import Position
+from privfair.round_loop import Position
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import build
 from privfair.run.replay import Session, read_sessions, replay

@@ -77,5 +77,10 @@ class EpsilonInterval:
                 "interval", (self.lower, self.upper), "must satisfy 0 <= lower <= upper", "report this as a bug"
             )
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        return f"&epsilon; &isin; [<b>{self.lower:.6g}</b>, <b>{self.upper:.6g}</b>] (certified; promise the upper end)"
+
     def overlaps(self, other: EpsilonInterval) -> bool:
+        """Whether some epsilon lies in both."""
         return self.lower <= other.upper and other.lower <= self.upper

@@ -1,25 +1,49 @@
 """privfair: train private and fair models under a signed budget.
 
-`privfair.train(...)` and `privfair.predict(...)` do what the commands of the same names do; they are loaded when
-they are first used.
+Everything here is loaded when it is first used, so `import privfair` costs next to nothing:
+
+>>> import privfair as pf
+>>> round(pf.sigma(epsilon=1, delta=1e-5, sampling_rate=0.01, rounds=1000), 3)
+1.415
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from calibrate.privacy_unit import EpsilonInterval
+    from calibrate.questions import check_theorem, epsilon, rounds, sigma, theorems
     from privfair.run.prediction import predict
     from privfair.training import train as train
 
-__all__ = ["predict", "train"]
+    __version__: str
 
-_HOMES = {"predict": "privfair.run.prediction", "train": "privfair.training"}
+__all__ = ["EpsilonInterval", "check_theorem", "epsilon", "predict", "rounds", "sigma", "theorems", "train"]
+
+_HOMES = {
+    "EpsilonInterval": "calibrate.privacy_unit",
+    "check_theorem": "calibrate.questions",
+    "epsilon": "calibrate.questions",
+    "predict": "privfair.run.prediction",
+    "rounds": "calibrate.questions",
+    "sigma": "calibrate.questions",
+    "theorems": "calibrate.questions",
+    "train": "privfair.training",
+}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("privfair")
     if name not in _HOMES:
-        raise AttributeError(f"module 'privfair' has no attribute {name!r}")
+        raise AttributeError(f"module 'privfair' has no attribute {name!r}; it has {', '.join(__all__)}")
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -28,7 +28,7 @@ from privfair.batches.participation import DrawnParticipation, Participation, de
 from privfair.contribution import BoundedContribution, Published
 from privfair.gate import Gate, open_gate
 from privfair.ledger import Ledger
-from privfair.rounds import Position, Rounds
+from privfair.round_loop import Position, Rounds
 from privfair.run.prepare import claim_terms
 from privfair.transcript import ValueSpec
 

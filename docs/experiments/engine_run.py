@@ -30,7 +30,7 @@ from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.participation import DrawnParticipation, Participation, declared_sampling, word_source
 from privfair.gate import open_gate
 from privfair.ledger import Ledger
-from privfair.rounds import Position, Rounds, require_declared
+from privfair.round_loop import Position, Rounds, require_declared
 from privfair.run.prepare import claim_terms
 from privfair.transcript import ValueSpec
 

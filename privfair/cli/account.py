@@ -125,7 +125,7 @@ def _print_all(asked: NoisyRounds, delta: float, as_json: bool) -> None:
         print_json(rows)
         return
     table = Table("accountant", "epsilon", title=f"epsilon at delta = {delta:g}")
-    for name, answer in answers.items():
-        refused = isinstance(answer, str)
-        table.add_row(name, f"[dim]{answer}[/dim]" if refused else epsilon_text(answer.lower, answer.upper))
+    for label, answer in answers.items():
+        text = f"[dim]{answer}[/dim]" if isinstance(answer, str) else epsilon_text(answer.lower, answer.upper)
+        table.add_row(label, text)
     print_rich(table)

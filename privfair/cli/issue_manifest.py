@@ -236,7 +236,7 @@ def _sign(document: BudgetDocument, subject: _Subject, issuing: Issuing) -> str:
     from privfair.cli.keys import ask_password
 
     if subject.algorithm is not None:
-        from privfair.rounds import require_declared
+        from privfair.round_loop import require_declared
 
         # Better refused by the officer's own machine than by the engine, after somebody has signed.
         require_declared(subject.algorithm, document)

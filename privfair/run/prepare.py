@@ -28,7 +28,7 @@ from privfair.ledger import ManifestTerms
 from privfair.models.model import Model
 from privfair.plan.model import build_model
 from privfair.plan.training import TrainingPlan, read_training_plan
-from privfair.rounds import require_declared
+from privfair.round_loop import require_declared
 from privfair.run.metrics import HeldOutRecords
 from privfair.transcript import ValueSpec
 

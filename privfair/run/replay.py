@@ -20,7 +20,7 @@ from calibrate.errors import Refused
 from privfair.algorithms.algorithm import Algorithm
 from privfair.contribution import Published
 from privfair.ledger.anchor import replace_file
-from privfair.rounds import Position, Values
+from privfair.round_loop import Position, Values
 from privfair.transcript import Ending, Transcript
 
 # The state of a run on disk, as plain arrays (npz without pickle), put in place at one stroke.
@@ -109,7 +109,7 @@ def replay(
     """Every position of a run, in order, from `start` (default: the beginning) on.
 
     The last one may carry values of a round that was perhaps not finished: only the algorithm on its data
-    can say (`privfair.rounds.completed`). A closed transcript ends with a finished round.
+    can say (`privfair.round_loop.completed`). A closed transcript ends with a finished round.
     """
     index = _Index(transcript)
     position = start or Position(algorithm.start(), 0, None, {})

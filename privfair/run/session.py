@@ -15,7 +15,7 @@ from privfair.data.attributes import HeldApart
 from privfair.gate import Gate, open_gate
 from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, Ledger, UnknownClaim
 from privfair.ledger.anchor import replace_file
-from privfair.rounds import AnyParticipation, Position, Rounds, completed
+from privfair.round_loop import AnyParticipation, Position, Rounds, completed
 from privfair.run.folder import RunFolder, save_model
 from privfair.run.metrics import MetricsLog
 from privfair.run.prepare import PreparedRun, claim_terms

@@ -21,7 +21,7 @@ from privfair.batches.participation import DrawnParticipation, Participation
 from privfair.batches.randomness import SeededWords
 from privfair.gate import open_gate
 from privfair.ledger import Ledger
-from privfair.rounds import Position, Rounds, require_declared
+from privfair.round_loop import Position, Rounds, require_declared
 from privfair.run.prepare import claim_terms
 from privfair.run.replay import FIRST_SESSION, replay
 from privfair.transcript import Transcript, ValueSpec

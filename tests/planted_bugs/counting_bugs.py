@@ -13,7 +13,7 @@ from privfair.batches.participation import Participation
 from privfair.batches.randomness import subset
 from privfair.gate import Gate
 from privfair.ledger import Claim
-from privfair.rounds import Rounds
+from privfair.round_loop import Rounds
 from tests.planted_bugs.bug import Bug, Caught, sending, together, with_values
 from tests.planted_bugs.workshop import Engine
 

@@ -17,7 +17,7 @@ from privfair.algorithms.parts.descent import DescentRule
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import SeededWords
 from privfair.fairness import fermi
-from privfair.rounds import Position, Rounds
+from privfair.round_loop import Position, Rounds
 from tests.privfair.small_runs import document_of, gate_for
 from tests.privfair.steffle_cases import everybody, logistic, noisy_values, numeric_gradient, silo_of, without_noise
 

@@ -25,7 +25,7 @@ from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Receiv
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import SystemWords
 from privfair.contribution import BoundedContribution
-from privfair.rounds import Position, Rounds, completed, require_declared
+from privfair.round_loop import Position, Rounds, completed, require_declared
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import OpenGate, document_of, gate_for
 

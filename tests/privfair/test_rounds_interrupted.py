@@ -12,7 +12,7 @@ import pytest
 
 from calibrate.errors import InvalidInput, Refused
 from privfair.ledger import Claim, Ledger
-from privfair.rounds import Position
+from privfair.round_loop import Position
 from privfair.run.folder import RunFolder
 from privfair.run.replay import load_checkpoint, read_sessions, replay
 from privfair.training import prepare
