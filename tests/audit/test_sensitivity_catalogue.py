@@ -66,6 +66,7 @@ def test_equation_13_fails_by_a_negative_factor() -> None:
     assert 1.0 + 2.0 * (float(pair.left["loss"][0]) - float(pair.public["mean_loss"])) < 0
 
 
+@pytest.mark.slow
 def test_the_entrywise_radius_gets_worse_with_every_class() -> None:
     ratios = [
         catalogue.lemma_b1_theta("l", catalogue.theta_bound(), Radius.ENTRYWISE, classes=classes).check(QUICK).ratio

@@ -58,6 +58,7 @@ def test_a_wrong_name_is_refused_by_name() -> None:
     assert getattr(result.exception, "exit_code", None) == 2
 
 
+@pytest.mark.slow
 def test_the_fixture_reports_the_best_ratio(tmp_path: Path) -> None:
     """In a process of its own, as a stranger's test suite would have it."""
     import subprocess

@@ -109,6 +109,7 @@ class TestCorners:
     def test_a_batch_too_rare_to_matter(self) -> None:
         assert interval(dp_sgd(1e-6, 0.6, 3), ADD_REMOVE, 1e-5) == EpsilonInterval(0.0, 0.0)
 
+    @pytest.mark.slow
     def test_few_participations_against_direct_integration(self) -> None:
         """Three steps of rate 1e-5: delta is steeper than any saddle point says. Two steps summed, one exact."""
         q, z = 1e-5, 0.6

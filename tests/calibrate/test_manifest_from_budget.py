@@ -78,7 +78,9 @@ def steffle() -> CertifiedBudget:
     return calibrate_plan(plan_of("steffle"), TARGET)
 
 
-@pytest.mark.parametrize("name", list(PLANS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "fpfl fixed" else ()) for name in PLANS]
+)
 def test_every_plans_budget_can_be_signed_and_recomputed(name: str) -> None:
     plan = plan_of(name)
     document = document_from_budget(calibrate_plan(plan, TARGET), terms())

@@ -62,7 +62,13 @@ KINDS = (
 )
 
 PRICED = [
-    pytest.param(name, kind, id=f"{name}-{kind.name}")
+    # One combination takes longer than all others together.
+    pytest.param(
+        name,
+        kind,
+        id=f"{name}-{kind.name}",
+        marks=[pytest.mark.slow] if (name, kind.name) == (A.PLD, "with replacement") else [],
+    )
     for kind in KINDS
     for name in ACCOUNTANTS
     if name in kind.accountants

@@ -38,13 +38,13 @@ def case(request: pytest.FixtureRequest) -> CanaryCase:
     return found
 
 
-_QUICK = ("gaussian", "fpfl, fixed cohorts")
+_QUICK = "gaussian"
 """Audited whenever the tests run; the others among the slow tests."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(one, marks=() if one.name in _QUICK else pytest.mark.slow) for one in CANARY_CASES],
+    params=[pytest.param(one, marks=() if one.name == _QUICK else pytest.mark.slow) for one in CANARY_CASES],
     ids=str,
 )
 def audited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunEvidence:

@@ -214,7 +214,7 @@ def batches(draw: st.DrawFn) -> tuple[ModelCase, Tensor, Tensor, Tensor, float]:
     return case, theta, x, y, 10.0 ** draw(st.integers(-8, 8))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(batches(), st.integers(-3, 3))
 def test_no_part_is_longer_than_the_bound(
     given_batch: tuple[ModelCase, Tensor, Tensor, Tensor, float], factor: int
@@ -234,7 +234,7 @@ def test_no_part_is_longer_than_the_bound(
             assert float(torch.linalg.vector_norm(part)) <= bound
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(batches())
 def test_removing_a_record_moves_the_sum_by_at_most_the_bound(
     given_batch: tuple[ModelCase, Tensor, Tensor, Tensor, float],

@@ -110,7 +110,7 @@ def test_a_changed_model_is_noticed(clean: Audited) -> None:
     assert "model" in outcome.json()["why"]
 
 
-@pytest.mark.parametrize("damage", ["another weight", "no JSON"])
+@pytest.mark.parametrize("damage", ["another weight", pytest.param("no JSON", marks=pytest.mark.slow)])
 def test_a_changed_readable_copy_of_the_model_is_noticed(clean: Audited, damage: str) -> None:
     copy = clean.folder / "run" / "model.json"
     before = copy.read_text("utf-8")
