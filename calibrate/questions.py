@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from calibrate.errors import InvalidInput, NotCertified, count, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Release, Repeated, Together, over_rounds, reached_over_rounds
-from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import (
+    Batch,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    ShuffledEpochs,
+    WithReplacement,
+    rounds_of,
+)
 
 if TYPE_CHECKING:
     from calibrate.theorems.theorem import Theorem
@@ -36,6 +45,7 @@ class SamplingName(StrEnum):
     FIXED = "fixed"
     SHUFFLED = "shuffled"
     WITH_REPLACEMENT = "with-replacement"
+    RANDOM_ALLOCATION = "random-allocation"
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,8 @@ def sigma(
         delta: The promise's delta, between 0 and 1.
         rounds: How often noise is published (default 1).
         sampling_rate: Batch / population, as a number or as text "256/7500"; not needed for the full batch.
-        sampling: "poisson" (default if there is a rate), "fixed", "shuffled", "with-replacement" or "full".
+        sampling: "poisson" (default if there is a rate), "fixed", "shuffled", "with-replacement", "random-allocation"
+            (each unit in exactly one of the epoch's batches, at random) or "full".
         relation: "add-remove", "replace-one" or "replace-attribute": how two neighbouring data sets differ.
         batch: "secret" or "revealed"; by default secret where an amplification bound is proved.
         batches: Batches per epoch, instead of sampling_rate = 1 / batches.
@@ -174,7 +185,7 @@ def rounds(
     multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
     target = EpsilonDelta(epsilon, delta)
     one = noisy_rounds(multipliers, 1, sampling_rate, sampling, relation, batch, batches)
-    epoch = one.sampling.batches_per_epoch if isinstance(one.sampling, ShuffledEpochs) else 1
+    epoch = 1 if one.sampling is None else rounds_of(one.sampling)
     found = _most_repetitions(one, epoch, target)
     if not found:
         rule = f"costs more than epsilon = {target.epsilon:g} at delta = {target.delta:g} in its first round"
@@ -290,7 +301,12 @@ def _choice(kind: type[Choice], argument: str, value: str) -> Choice:
 def _batch(batch: str | None, sampling: SamplingName, relation: Relation) -> Batch:
     if batch is not None:
         return _choice(Batch, "batch", batch)
-    amplified = sampling in (SamplingName.POISSON, SamplingName.FIXED) and relation is not Relation.REPLACE_ATTRIBUTE
+    if sampling is SamplingName.RANDOM_ALLOCATION:
+        amplified = relation is Relation.ADD_REMOVE
+    else:
+        amplified = (
+            sampling in (SamplingName.POISSON, SamplingName.FIXED) and relation is not Relation.REPLACE_ATTRIBUTE
+        )
     return Batch.SECRET if amplified else Batch.REVEALED
 
 
@@ -316,6 +332,11 @@ def _sampling(name: SamplingName, rate: Rate | None, batch: Batch) -> Sampling |
                 rule = "is a decimal, but draws with replacement need both numbers"
                 raise InvalidInput("sampling_rate", rate, rule, "give draws/population, such as 256/7500")
             return WithReplacement(population, size, batch)
+        case SamplingName.RANDOM_ALLOCATION:
+            if _is_decimal(rate) or size != 1:
+                rule = "must be one over the batches per epoch, as a fraction"
+                raise InvalidInput("sampling_rate", rate, rule, "give 1/30 for epochs of 30 batches, or batches=30")
+            return RandomAllocation(population, batch=batch)
         case _:
             assert_never(name)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from calibrate.errors import InvalidInput, count, positive
-from calibrate.sampling import Batch, FixedSize, Sampling, ShuffledEpochs
+from calibrate.sampling import Batch, FixedSize, RandomAllocation, Sampling, ShuffledEpochs
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,16 @@ def leaves(release: Release, times: int = 1) -> Iterator[tuple[Leaf, int]]:
 
 
 def over_rounds(sampling: Sampling, noisy: Gaussian | Laplace | Together, rounds: int) -> Release:
-    """`rounds` rounds of `noisy` on batches drawn by `sampling`; an epoch that is begun counts whole."""
-    times = sampling.epochs_for(rounds) if isinstance(sampling, ShuffledEpochs) else rounds
-    return Repeated(Sampled(sampling, noisy), times)
+    """`rounds` rounds of `noisy` on batches drawn by `sampling`; a shuffled epoch that is begun counts whole."""
+    match sampling:
+        case ShuffledEpochs():
+            return Repeated(Sampled(sampling, noisy), sampling.epochs_for(rounds))
+        case RandomAllocation(batches, _, batch):  # an epoch that is begun has a price of its own
+            whole, begun = divmod(count("rounds", rounds), batches)
+            parts: tuple[Release, ...] = (Repeated(Sampled(sampling, noisy), whole),) if whole else ()
+            return InSequence((*parts, *((Sampled(RandomAllocation(batches, begun, batch), noisy),) if begun else ())))
+        case _:
+            return Repeated(Sampled(sampling, noisy), rounds)
 
 
 def reached_over_rounds(sampling: Sampling, noisy: Gaussian | Laplace | Together, rounds: int) -> Release:

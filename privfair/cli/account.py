@@ -15,6 +15,7 @@ _EXAMPLES = """
 \b
 Examples:
   privfair account --noise-multiplier 1.4146 --sampling poisson --sampling-rate 0.01 --rounds 1000 --delta 1e-5
+  privfair account --noise-multiplier 1 --sampling random-allocation --sampling-rate 1/1000 --rounds 3000 --delta 1e-5
   privfair account --noise-multiplier 3.965 --sampling shuffled --sampling-rate 256/7500 --rounds 1172 \\
       --delta 1e-5 --relation replace-attribute
 Several --noise-multiplier are several values of the same batch. For replace-one and add-remove a
@@ -35,7 +36,7 @@ noise / (largest distance between a record's two contributions).
 )
 @click.option(
     "--sampling",
-    type=click.Choice(["poisson", "fixed", "shuffled", "with-replacement", "full"]),
+    type=click.Choice(["poisson", "fixed", "shuffled", "random-allocation", "with-replacement", "full"]),
     default="full",
     show_default=True,
     help="How each round's batch is drawn.",
@@ -43,7 +44,7 @@ noise / (largest distance between a record's two contributions).
 @click.option(
     "--sampling-rate",
     metavar="Q",
-    help="Batch size / population, as a decimal or a fraction m/n; shuffled and with-replacement need m/n.",
+    help="Batch size / population, as a decimal or a fraction m/n; shuffled and with-replacement need m/n, random-allocation 1/t.",
 )
 @click.option("--rounds", type=int, default=1, show_default=True, metavar="T", help="Number of rounds published.")
 @click.option("--delta", type=float, required=True, metavar="D", help="Delta at which epsilon is computed.")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from calibrate import questions
 from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
@@ -20,7 +21,7 @@ from calibrate.accountants.opinions.renyi import RenyiAccountant
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Relation
-from calibrate.releases import Gaussian, Repeated, Sampled
+from calibrate.releases import Gaussian, Repeated, Sampled, multiplicities
 from calibrate.sampling import Batch, Poisson, RandomAllocation
 
 ADD_REMOVE = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
@@ -198,3 +199,13 @@ def test_what_is_not_proved_is_refused() -> None:
 def test_a_manifest_can_hold_it() -> None:
     for sampling in (RandomAllocation(12), RandomAllocation(12, 5), RandomAllocation(3, batch=Batch.REVEALED)):
         assert decode_sampling(encode_sampling(sampling)) == sampling
+
+
+def test_rounds_are_epochs_and_a_begun_one() -> None:
+    asked = questions.noisy_rounds((1.0,), rounds=25, batches=10, sampling="random-allocation")
+    whole, begun = RandomAllocation(10), RandomAllocation(10, 5)
+    assert multiplicities(asked.published) == {Sampled(whole, Gaussian(1.0)): 2, Sampled(begun, Gaussian(1.0)): 1}
+    interval = questions.epsilon(noise_multiplier=1.0, batches=10, epochs=3, sampling="random-allocation", delta=1e-5)
+    assert interval == _epsilon(1.0, 10, 3, 1e-5)
+    with pytest.raises(InvalidInput, match="give 1/30"):
+        questions.epsilon(noise_multiplier=1.0, sampling_rate=0.1, sampling="random-allocation", delta=1e-5)

@@ -108,7 +108,9 @@ def test_a_gradient_canary_uses_the_whole_bound(evidence: RunEvidence) -> None:
             part = alone(design.algorithm, design.scaling, moment, silo.with_coins(ones), silo.unit(canary))[0]
             assert np.linalg.norm(part) == pytest.approx(whole, rel=1e-3)
             if silo.meaning is CoinMeaning.ONE_OF_TWO:
-                opposite = alone(design.algorithm, design.scaling, moment, silo.with_coins(0 * ones), silo.unit(canary))[0]
+                opposite = alone(
+                    design.algorithm, design.scaling, moment, silo.with_coins(0 * ones), silo.unit(canary)
+                )[0]
                 assert np.linalg.norm(part - opposite) == pytest.approx(2 * whole, rel=1e-2)
 
 
