@@ -304,9 +304,8 @@ def _batch(batch: str | None, sampling: SamplingName, relation: Relation) -> Bat
     if sampling is SamplingName.RANDOM_ALLOCATION:
         amplified = relation is Relation.ADD_REMOVE
     else:
-        amplified = (
-            sampling in (SamplingName.POISSON, SamplingName.FIXED) and relation is not Relation.REPLACE_ATTRIBUTE
-        )
+        sampled = sampling in (SamplingName.POISSON, SamplingName.FIXED)
+        amplified = sampled and relation is not Relation.REPLACE_ATTRIBUTE
     return Batch.SECRET if amplified else Batch.REVEALED
 
 

@@ -44,7 +44,8 @@ noise / (largest distance between a record's two contributions).
 @click.option(
     "--sampling-rate",
     metavar="Q",
-    help="Batch size / population, as a decimal or a fraction m/n; shuffled and with-replacement need m/n, random-allocation 1/t.",
+    help="Batch size / population, as a decimal or a fraction m/n. Shuffled and with-replacement need m/n, "
+    "random-allocation 1/t for t batches per epoch.",
 )
 @click.option("--rounds", type=int, default=1, show_default=True, metavar="T", help="Number of rounds published.")
 @click.option("--delta", type=float, required=True, metavar="D", help="Delta at which epsilon is computed.")
