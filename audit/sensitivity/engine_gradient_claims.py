@@ -32,24 +32,15 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import Algorithm
-from privfair.algorithms.ali_dpfl import AliDpfl
-from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
-from privfair.algorithms.baselines.feddyn import FedDyn
-from privfair.algorithms.baselines.fedprox import FedProx
-from privfair.algorithms.baselines.options import (
-    AgnosticOptions,
-    AliDpflOptions,
-    FedDynOptions,
-    FedProxOptions,
-    QFflOptions,
-    ScaffoldOptions,
-)
-from privfair.algorithms.baselines.q_ffl import QFfl
-from privfair.algorithms.baselines.scaffold import Scaffold
+from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
+from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
+from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
+from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
+from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
+from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
-from privfair.algorithms.fair_options import FedFdpOptions
 from privfair.algorithms.fed_sgda import FedSgda
-from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
+from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
 from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import GradientOptions

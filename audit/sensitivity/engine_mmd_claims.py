@@ -19,8 +19,7 @@ from audit.sensitivity.subject import Subject
 from calibrate.arrays import Floats
 from calibrate.plans.mmd_fedavg import PREDICTIONS, UPDATES, MmdFedavgPlan
 from calibrate.plans.plan import HISTOGRAM
-from privfair.algorithms.fair_options import MmdFedAvgOptions
-from privfair.algorithms.mmd_fedavg import MmdFedAvg, MmdFedAvgState, MmdTerms, PaidCounts
+from privfair.algorithms.mmd_fedavg import MmdFedAvg, MmdFedAvgOptions, MmdFedAvgState, MmdTerms, PaidCounts
 from privfair.contribution import Published
 from privfair.fairness.kernels import GaussianNoise
 from privfair.models.linear import LogisticRegression

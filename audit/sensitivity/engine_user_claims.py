@@ -15,10 +15,8 @@ from audit.sensitivity.subject import Subject
 from calibrate.arrays import Floats
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from privfair.algorithms.algorithm import Algorithm
-from privfair.algorithms.baselines.options import TranOptions
-from privfair.algorithms.baselines.tran import TranMultipliers
-from privfair.algorithms.fair_options import FpflOptions
-from privfair.algorithms.fpfl import Fpfl
+from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
+from privfair.algorithms.fpfl import Fpfl, FpflOptions
 from privfair.fairness.constraints import FairnessNotion
 from privfair.models.linear import LogisticRegression
 

@@ -18,14 +18,12 @@ from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, Relation
 from privfair.algorithms.algorithm import Algorithm
-from privfair.algorithms.ali_dpfl import AliDpfl
-from privfair.algorithms.baselines.fedprox import FedProx
-from privfair.algorithms.baselines.options import AliDpflOptions, FedProxOptions, QFflOptions, ScaffoldOptions
-from privfair.algorithms.baselines.q_ffl import QFfl
-from privfair.algorithms.baselines.scaffold import Scaffold
+from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
+from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
+from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
+from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
-from privfair.algorithms.fair_options import FedFdpOptions
-from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
+from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.parts.clients import NOISY, ClippedPairs, ClippedSums
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.models.model import Model

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from privfair.algorithms.fair_options import ModelChoice
+from privfair.algorithms.fpfl import ModelChoice
 
 EPSILON = 2.0
 TEST_FRACTION = 1 / 3

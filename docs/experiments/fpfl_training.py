@@ -16,8 +16,7 @@ from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.sampling import Batch, FixedSize, Poisson
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.fair_options import FpflOptions
-from privfair.algorithms.fpfl import Fpfl
+from privfair.algorithms.fpfl import Fpfl, FpflOptions
 from privfair.data.benchmarks import Benchmark
 from privfair.data.training_data import USERS, TrainingData, load_training_data
 from privfair.fairness.constraints import FairnessNotion

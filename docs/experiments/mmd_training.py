@@ -14,13 +14,19 @@ from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
-from privfair.algorithms.baselines.fairfed import FairFed
-from privfair.algorithms.baselines.fedfb import FedFb
-from privfair.algorithms.baselines.local_mmd import LocalMmd
-from privfair.algorithms.baselines.options import AgnosticOptions, FairFedOptions, FedFbOptions, LocalMmdOptions
-from privfair.algorithms.fair_options import MmdFedAvgOptions, NoiseCorrection
-from privfair.algorithms.mmd_fedavg import PREDICTIONS, CountsInTheClear, MmdFedAvg, MmdTerms, PublicShares
+from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
+from privfair.algorithms.baselines.fairfed import FairFed, FairFedOptions
+from privfair.algorithms.baselines.fedfb import FedFb, FedFbOptions
+from privfair.algorithms.baselines.local_mmd import LocalMmd, LocalMmdOptions
+from privfair.algorithms.mmd_fedavg import (
+    PREDICTIONS,
+    CountsInTheClear,
+    MmdFedAvg,
+    MmdFedAvgOptions,
+    MmdTerms,
+    NoiseCorrection,
+    PublicShares,
+)
 from privfair.data.partition import split_silos
 from privfair.data.silos import Silos
 from privfair.fairness.constraints import KernelKind

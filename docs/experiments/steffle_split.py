@@ -33,9 +33,8 @@ from steffle_settings import (
 )
 
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.baselines.central_erm import CentralErm
+from privfair.algorithms.baselines.central_erm import CentralErm, CentralErmOptions
 from privfair.algorithms.parts.local_models import towards_own_minimum
-from privfair.algorithms.parts.options import CentralErmOptions
 from privfair.contribution import Published
 from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from types import UnionType
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -112,10 +114,54 @@ class Algorithm(ABC, Generic[State]):
     def theta(self, state: State) -> Tensor:
         """The model's parameter vector."""
 
-    @abstractmethod
     def checkpoint(self, state: State) -> dict[str, Floats]:
-        """The state as named arrays; it holds published values and what follows from them, nothing private."""
+        """The state as named arrays, one per field; it holds published values and what follows from them alone."""
+        return _arrays(state)
 
-    @abstractmethod
     def restore(self, arrays: Mapping[str, Floats]) -> State:
         """The state that `checkpoint` wrote as these arrays."""
+        restored: State = _restored(self.start(), arrays)
+        return restored
+
+
+def _arrays(state: Any) -> dict[str, Floats]:
+    """The fields of a frozen state by name, those of nested states among them; what is None is left out."""
+    arrays: dict[str, Floats] = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if is_dataclass(value):
+            arrays |= _arrays(value)
+        elif isinstance(value, Mapping):
+            arrays |= {f"{field.name} of {key}": item.numpy().astype(np.float64) for key, item in value.items()}
+        elif value is not None:
+            plain = value.detach().numpy() if isinstance(value, Tensor) else value
+            arrays[field.name] = np.array(plain, dtype=np.float64)
+    return arrays
+
+
+def _restored(like: Any, arrays: Mapping[str, Floats]) -> Any:
+    """A state of the type of `like`, a starting state, which also tells the precision of the tensors."""
+    hints, values = get_type_hints(type(like)), {}
+    precision = next((value.dtype for value in vars(like).values() if isinstance(value, Tensor)), torch.float64)
+    for field in fields(like):
+        before, hint = getattr(like, field.name), hints[field.name]
+        if is_dataclass(before):
+            values[field.name] = _restored(before, arrays)
+        elif isinstance(before, Mapping):
+            prefix = f"{field.name} of "
+            named = {name: array for name, array in arrays.items() if name.startswith(prefix)}
+            values[field.name] = {name.removeprefix(prefix): torch.from_numpy(a.copy()) for name, a in named.items()}
+        elif field.name not in arrays:
+            values[field.name] = None
+        else:
+            values[field.name] = _as_field(hint, np.array(arrays[field.name]), precision)
+    return type(like)(**values)
+
+
+def _as_field(hint: Any, array: Floats, precision: torch.dtype) -> Any:
+    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    if Tensor in kinds:
+        return torch.from_numpy(array).to(precision)
+    if get_origin(kinds[0]) is tuple:
+        return tuple(array.tolist())
+    return kinds[0](array) if kinds[0] in (bool, int, float) else array

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import AliDpflOptions
 from privfair.algorithms.parts.clients import (
     ClippedSums,
     gradient_in_the_clear,
@@ -22,8 +19,25 @@ from privfair.algorithms.parts.clients import (
     gradient_shape,
     published_gradient,
 )
-from privfair.algorithms.parts.local_models import LocalModels, as_floats, as_tensor, averaged, place_of
+from privfair.algorithms.parts.local_models import LocalModels, averaged, place_of
+from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.models.model import Model
+
+
+@dataclass(frozen=True)
+class AliDpflOptions(Options):
+    """ALI-DPFL: how often models may be averaged, and the constants of its convergence bound."""
+
+    learning_rate: Positive = 0.5
+    communications: Count = 20
+    """R_s: aggregations allowed; as many as steps, or more, means one step each."""
+    first_steps: Count = 2
+    """Local steps before the first aggregation, and until mu is known."""
+    most_steps: Count = 100
+    strong_convexity: Positive | None = None
+    """mu, if it is public; left out: estimated from published gradients."""
+    heterogeneity: AtLeastZero = 0.0
+    """Gamma = F* - sum_k p_k F_k*, a public figure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,21 +136,6 @@ class AliDpfl(Algorithm[AliDpflState]):
         best = math.sqrt(1 + top / ((2 + 2 / horizon) * (squared + variance)))
         # Compared before rounding: a curvature near zero asks for more steps than a whole number can say.
         return self.options.most_steps if best >= self.options.most_steps else max(1, math.floor(best + 0.5))
-
-    def checkpoint(self, state: AliDpflState) -> dict[str, Floats]:
-        numbers = (state.steps, state.spent, state.communications)
-        arrays = state.models.arrays() | {"schedule": np.array(numbers, dtype=np.float64)}
-        if state.curvature is not None:
-            arrays["curvature"] = np.array(state.curvature)
-        return arrays if state.first is None else arrays | {"first": as_floats(state.first)}
-
-    def restore(self, arrays: Mapping[str, Floats]) -> AliDpflState:
-        dtype = self.model.initial(self.seed).dtype
-        steps, spent, communications = (int(number) for number in arrays["schedule"])
-        curvature = float(arrays["curvature"]) if "curvature" in arrays else None
-        first = as_tensor(arrays["first"], dtype) if "first" in arrays else None
-        models = LocalModels.restored(arrays, dtype)
-        return AliDpflState(models, steps, spent, communications, curvature, first)
 
     def _gradient(self, party: str, received: Received, dtype: torch.dtype) -> Tensor:
         published = published_gradient(self.sending, party, received[party])

@@ -4,20 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from enum import Enum
+from typing import Any, assert_never, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput
+from calibrate.manifest.mechanism import GaussianNoise
+from calibrate.plans.gaussian import GaussianPlan
+from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.options import GradientOptions
+from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
+from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
+from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
+from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
+from privfair.algorithms.fed_sgda import FedSgda
+from privfair.algorithms.parts.clients import NOISY, ClippedSums
+from privfair.algorithms.parts.descent import DescentRule
+from privfair.algorithms.parts.options import AtLeastZero, Count, GradientOptions, Options, Positive
+from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.models.model import Model, clipped_to
+from privfair.plan.model import MinMaxPlan
 
-GRADIENT_SUM = "value_1"
-"""The name a `gaussian` plan gives to its first value."""
+
+class StepMethod(Enum):
+    """Which local steps a `gaussian` plan takes along its noisy gradients; the corrections cost no privacy."""
+
+    FEDSGD = "fedsgd"
+    FEDPROX = "fedprox"
+    SCAFFOLD = "scaffold"
+    FEDDYN = "feddyn"
+    ALI_DPFL = "ali-dpfl"
+
+
+@dataclass(frozen=True)
+class PrivateStepOptions(Options):
+    """DP-FedSGD, or another method on noisy gradients: what [training] may say under a `gaussian` plan.
+
+    `learning_rate_decay` is for fedsgd; `local_steps` for fedprox, scaffold and feddyn, each a round of the budget;
+    `communications` and what follows it for ali-dpfl.
+    """
+
+    method: StepMethod = StepMethod.FEDSGD
+    learning_rate: Positive = 0.5
+    learning_rate_decay: AtLeastZero = 0.0
+    local_steps: Count = 1
+    proximal: AtLeastZero = 0.1
+    server_rate: Positive = 1.0
+    regularisation: Positive = 0.1
+    communications: Count = 20
+    first_steps: Count = 2
+    most_steps: Count = 100
+    strong_convexity: Positive | None = None
+    heterogeneity: AtLeastZero = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +90,7 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         return ()
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {GRADIENT_SUM: (self.model.size,)}
+        return {NOISY: (self.model.size,)}
 
     def start(self) -> DpFedSgdState:
         return DpFedSgdState(self.model.initial(self.seed), 0)
@@ -56,22 +98,84 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
     def contribution(self, state: DpFedSgdState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if len(batch) == 0:
             nothing = np.zeros(self.model.size)
-            return Message(noisy=(BoundedContribution(GRADIENT_SUM, nothing, self.clip, 0.0),))
+            return Message(noisy=(BoundedContribution(NOISY, nothing, self.clip, 0.0),))
         clipped = self.model.weighted_gradient(state.theta, silo.x[batch], silo.y[batch], clipped_to(self.clip))
         total = clipped.total.numpy().astype(np.float64)
-        return Message(noisy=(BoundedContribution(GRADIENT_SUM, total, self.clip, clipped.largest_part),))
+        return Message(noisy=(BoundedContribution(NOISY, total, self.clip, clipped.largest_part),))
 
     def update(self, state: DpFedSgdState, received: Received) -> DpFedSgdState:
-        total = np.sum([values[GRADIENT_SUM].values for values in received.values()], axis=0)
+        total = np.sum([values[NOISY].values for values in received.values()], axis=0)
         mean = torch.from_numpy(total / self.expected).to(state.theta.dtype)
         return DpFedSgdState(state.theta - self.options.rate(state.step) * mean, state.step + 1)
 
     def theta(self, state: DpFedSgdState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: DpFedSgdState) -> dict[str, Floats]:
-        return {"theta": state.theta.numpy().astype(np.float64), "step": np.array(state.step, dtype=np.float64)}
 
-    def restore(self, arrays: Mapping[str, Floats]) -> DpFedSgdState:
-        theta = torch.from_numpy(np.array(arrays["theta"]))
-        return DpFedSgdState(theta.to(self.model.initial(self.seed).dtype), int(arrays["step"]))
+def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
+    """The local steps that a `gaussian` plan asks for, or noisy descent-ascent of a min-max loss of the user's own."""
+    plan = blueprint.plan(GaussianPlan)
+    if blueprint.min_max is not None:
+        return _descent_ascent(blueprint, plan, blueprint.min_max)
+    if len(plan.noise) != 1:
+        raise InvalidInput(
+            "[privacy] noise",
+            plan.noise,
+            "lists several values, and training sends one",
+            "drop it, or give a min-max loss of your own under [training.min-max], which sends two",
+        )
+    if plan.relation is Relation.REPLACE_ATTRIBUTE:
+        raise InvalidInput(
+            "[privacy] relation", "replace-attribute", "is not what clipped gradients bound", "use steffle or pay-once"
+        )
+    model, own, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
+    sending, rate = ClippedSums(plan.clip, blueprint.expected(plan.sampling_rate)), own.learning_rate
+    match own.method:
+        case StepMethod.FEDSGD:
+            simple = GradientOptions(rate, own.learning_rate_decay)
+            return DpFedSgd(model, simple, plan.clip, plan.sampling_rate * blueprint.units, seed)
+        case StepMethod.FEDPROX:
+            return FedProx(model, FedProxOptions(rate, own.local_steps, own.proximal), shares, sending, seed)
+        case StepMethod.SCAFFOLD:
+            return Scaffold(model, ScaffoldOptions(rate, own.local_steps, own.server_rate), shares, sending, seed)
+        case StepMethod.FEDDYN:
+            return FedDyn(model, FedDynOptions(rate, own.local_steps, own.regularisation), shares, sending, seed)
+        case StepMethod.ALI_DPFL:
+            signed = blueprint.signed(NOISY)
+            sigma = signed.sigma if isinstance(signed, GaussianNoise) else 0.0
+            return AliDpfl(model, _adaptive(own), shares, sending, sigma, blueprint.rounds, seed)
+        case _:
+            assert_never(own.method)
+
+
+def _adaptive(own: PrivateStepOptions) -> AliDpflOptions:
+    return AliDpflOptions(
+        own.learning_rate, own.communications, own.first_steps, own.most_steps, own.strong_convexity, own.heterogeneity
+    )
+
+
+def _descent_ascent(blueprint: Blueprint[PrivateStepOptions], plan: GaussianPlan, game: MinMaxPlan) -> FedSgda:
+    """Noisy Fed-SGDA of the plan's model and the user's own loss; one record is the unit."""
+    if len(plan.noise) != 2 or plan.relation is Relation.REPLACE_ATTRIBUTE:
+        raise InvalidInput(
+            "[privacy] noise",
+            plan.noise,
+            "must be two ratios, for the gradients in theta and in w, with a relation between whole records",
+            "write noise = [1.0, 1.0]",
+        )
+    table = game.table
+    return FedSgda(
+        loss=game.code.load("name a function of theta, w, x, y and s"),
+        theta_start=blueprint.model.initial(blueprint.seed),
+        w_start=torch.zeros(table.w_size, dtype=torch.float64),
+        theta_clip=table.theta_clip,
+        w_clip=table.w_clip,
+        expected=plan.sampling_rate * blueprint.units,
+        w_step=table.w_step,
+        w_radius=table.w_radius,
+        rule=DescentRule(blueprint.options.learning_rate, table.momentum, rounds=blueprint.rounds, seed=blueprint.seed),
+        clip=plan.clip,
+    )
+
+
+RECIPE = Recipe("gaussian", PrivateStepOptions, build, RECORD_ADDED)

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, tensor
@@ -115,12 +114,6 @@ class FedSgda(Algorithm[FedSgdaState]):
 
     def theta(self, state: FedSgdaState) -> Tensor:
         return self.rule.model(state.descent)
-
-    def checkpoint(self, state: FedSgdaState) -> dict[str, Floats]:
-        return state.descent.arrays() | {"w": state.w.numpy().astype(np.float64)}
-
-    def restore(self, arrays: Mapping[str, Floats]) -> FedSgdaState:
-        return FedSgdaState(Descent.of_arrays(arrays), tensor(arrays["w"]))
 
     def _clipped(self, parts: Tensor, limit: float) -> Tensor:
         """Each record's gradient clipped to `limit`, in units in which that is `clip`, with room for rounding."""

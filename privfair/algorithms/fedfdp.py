@@ -5,21 +5,71 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import final
+from enum import Enum
+from typing import Any, assert_never, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
+from calibrate.plans.fedfdp import FedfdpPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.fair_options import FedFdpOptions, LossClipRule
+from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
+from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
+from privfair.algorithms.parts.clients import ClippedPairs, PlainMeans
+from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
+from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe, refuse_normalisation
 from privfair.contribution import BoundedContribution
 from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
 from privfair.models.model import Model, mean_over
+from privfair.plan.privacy import Unpriced, needed
 
 GRADIENT, LOSS = "gradient", "loss"
+
+
+class LossClipRule(Enum):
+    """How each client's loss is clipped."""
+
+    ADAPTIVE = "adaptive"
+    """By the client's last published mean loss, times `loss_headroom`."""
+    SIGNED = "signed"
+    """By the signed bound in every round."""
+
+
+class PairMethod(Enum):
+    """What a `fedfdp` plan does with its noisy gradients and losses."""
+
+    FEDFDP = "fedfdp"
+    Q_FFL = "q-ffl"
+    AGNOSTIC_FL = "agnostic-fl"
+
+
+@dataclass(frozen=True)
+class FedFdpOptions(Options):
+    """FedFDP; without a clip it is FedFair. `fairness` is lambda; 0 is DP-FedAvg.
+
+    With another `method` the same noisy gradients and losses train q-FFL (`exponent` is q) or agnostic learning
+    (`weight_rate` moves the mixture), at the same price.
+    """
+
+    method: PairMethod = PairMethod.FEDFDP
+    learning_rate: Positive = 0.5
+    fairness: AtLeastZero = 0.5
+    local_steps: Count = 1
+    loss_clip_rule: LossClipRule = LossClipRule.ADAPTIVE
+    loss_headroom: Positive = 2.0
+    """1 is the paper's rule, which can only shrink the clip."""
+    loss_floor: Positive = 0.01
+    initial_loss: AtLeastZero | None = None
+    """The mean loss assumed before the first is published; left out: that of guessing, ln(classes)."""
+    exponent: AtLeastZero = 1.0
+    weight_rate: AtLeastZero = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss_headroom < 1:
+            raise InvalidInput("loss-headroom", self.loss_headroom, "must be at least 1", "1 is the paper's own rule")
 
 
 @dataclass(frozen=True)
@@ -140,28 +190,6 @@ class FedFdp(Algorithm[FedFdpState]):
     def theta(self, state: FedFdpState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: FedFdpState) -> dict[str, Floats]:
-        arrays = {
-            "theta": state.theta.numpy().astype(np.float64),
-            "inner": np.array(state.inner, dtype=np.float64),
-            "mean_loss": np.array(state.mean_loss),
-            "loss_clips": np.array(state.loss_clips),
-        }
-        if state.local is not None:
-            arrays["local"] = state.local.numpy().astype(np.float64)
-        return arrays
-
-    def restore(self, arrays: Mapping[str, Floats]) -> FedFdpState:
-        dtype = self.model.initial(self.seed).dtype
-        local = torch.from_numpy(np.array(arrays["local"])).to(dtype) if "local" in arrays else None
-        return FedFdpState(
-            torch.from_numpy(np.array(arrays["theta"])).to(dtype),
-            local,
-            int(arrays["inner"]),
-            float(arrays["mean_loss"]),
-            tuple(float(clip) for clip in arrays["loss_clips"]),
-        )
-
     def _place(self, party: str) -> int:
         if party not in self.weights:
             raise InvalidInput("client", party, f"is none of {', '.join(self.weights)}", "give it a weight")
@@ -189,3 +217,38 @@ class FedFdp(Algorithm[FedFdpState]):
         shares = torch.tensor(tuple(self.weights.values()), dtype=state.local.dtype)
         mean_loss = math.fsum(p * mean for p, mean in zip(self.weights.values(), means, strict=True))
         return FedFdpState(shares @ state.local, None, 0, mean_loss, state.loss_clips)
+
+
+def build(blueprint: Blueprint[FedFdpOptions]) -> Algorithm[Any]:
+    """FedFDP or another method on the same pairs; without a clip (and so without a promise) FedFair."""
+    clips, expected = _signed_clips(blueprint)
+    model, options, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
+    sending = PlainMeans() if clips is None else ClippedPairs(clips.gradient, clips.loss, expected)
+    match options.method:
+        case PairMethod.FEDFDP:
+            return FedFdp(model, options, shares, expected, clips, seed)
+        case PairMethod.Q_FFL:
+            own = QFflOptions(options.learning_rate, options.local_steps, options.exponent, options.loss_floor)
+            return QFfl(model, own, shares, sending, seed)
+        case PairMethod.AGNOSTIC_FL:
+            return AgnosticFl(model, AgnosticOptions(options.learning_rate, options.weight_rate), shares, sending, seed)
+        case _:
+            assert_never(options.method)
+
+
+def _signed_clips(blueprint: Blueprint[FedFdpOptions]) -> tuple[FedFdpClips | None, dict[str, float]]:
+    """The clips, and every client's expected batch size."""
+    if isinstance(blueprint.parameters, Unpriced):
+        given = blueprint.parameters
+        refuse_normalisation(given.number("normalisation_noise_ratio"))
+        clip = given.number("clip")
+        if clip is None:
+            return None, blueprint.expected(1.0)
+        rate = needed("sampling_rate", given.number("sampling_rate"))
+        return FedFdpClips(clip, needed("loss_clip", given.number("loss_clip"))), blueprint.expected(rate)
+    plan = blueprint.plan(FedfdpPlan)
+    refuse_normalisation(plan.normalisation_noise_ratio)
+    return FedFdpClips(plan.clip, plan.loss_clip), blueprint.expected(plan.sampling_rate)
+
+
+RECIPE = Recipe("fedfdp", FedFdpOptions, build, RECORD_ADDED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from typing import assert_never, final
 
@@ -13,15 +14,59 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, positive
+from calibrate.plans.fpfl import FpflPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.fair_options import FpflOptions, ModelChoice
-from privfair.algorithms.parts.user_statistics import Layout, Statistics
+from privfair.algorithms.parts.options import AtLeastZero, Options, Positive, Rate, Whole
+from privfair.algorithms.parts.user_statistics import Layout, Statistics, summed_statistics
+from privfair.algorithms.recipe import USER_ADDED, Blueprint, Recipe, refuse_normalisation
 from privfair.contribution import BoundedContribution
-from privfair.fairness.constraints import Rate, RateSums, Violations, ascended, descent, rates_of, violations
+from privfair.fairness.constraints import (
+    FairnessNotion,
+    RateSums,
+    RateValue,
+    Violations,
+    ascended,
+    descent,
+    rates_of,
+    violations,
+)
+from privfair.fairness.constraints import Rate as GroupRate
 from privfair.models.model import Model
+from privfair.plan.privacy import Unpriced, needed
 
 STATISTICS = "user_statistics"
 _NONE_YET = -1.0
+
+
+class ModelChoice(Enum):
+    """Which model a run of FPFL ends with."""
+
+    LAST = "last"
+    BEST_PUBLISHED = "best-published"
+    """The most accurate among the fair ones, judged by the published noisy statistics alone."""
+    SMOOTHED = "smoothed"
+    """An exponential mean of the models (at first a plain one): the last steps' noise, of batches as of the gate,
+    averages out."""
+
+
+@dataclass(frozen=True)
+class FpflOptions(Options):
+    """FPFL and its ladder: the notion "none" for FL and PFL; no clip for FL and FFL."""
+
+    learning_rate: Positive = 0.1
+    notion: FairnessNotion = FairnessNotion.FALSE_NEGATIVE_RATE
+    tolerance: AtLeastZero = 0.02
+    multiplier_rate: Positive = 0.01
+    damping: AtLeastZero = 2.0
+    rate_value: RateValue = RateValue.PREDICTIONS
+    choice: ModelChoice = ModelChoice.LAST
+    smoothing: Rate = 0.01
+    """How much the newest model counts in the smoothed one."""
+    records_per_user: Positive = 2.0
+    """A public figure: the sum of gradients is divided by the expected cohort times this, never by a true count."""
+    least_count: Positive = 1.0
+    """A group whose noisy count falls below is left out of the round's constraints."""
+    positive_class: Whole = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +115,7 @@ class Fpfl(Algorithm[FpflState]):
         _ = self.statistics
 
     @cached_property
-    def rates(self) -> tuple[Rate, ...]:
+    def rates(self) -> tuple[GroupRate, ...]:
         return rates_of(self.options.notion, self.model.classes, self.options.positive_class)
 
     @cached_property
@@ -98,8 +143,7 @@ class Fpfl(Algorithm[FpflState]):
         return Message(noisy=(BoundedContribution(STATISTICS, total.numpy(), self.clip, largest),))
 
     def update(self, state: FpflState, received: Received) -> FpflState:
-        (values,) = received.values()
-        published = torch.from_numpy(np.array(values[STATISTICS].values))
+        published = summed_statistics(received, STATISTICS)
         loss, sums, counts, gradients, selection = (part.numpy() for part in self.statistics.layout.split(published))
         found = [
             violations(RateSums(sums[j], gradients[j], counts[j]), self.options.tolerance, self.options.least_count)
@@ -128,21 +172,6 @@ class Fpfl(Algorithm[FpflState]):
             case _:
                 assert_never(self.options.choice)
 
-    def checkpoint(self, state: FpflState) -> dict[str, Floats]:
-        return {
-            "theta": state.theta.numpy().astype(np.float64),
-            "multipliers": state.multipliers.copy(),
-            "best": state.best.numpy().astype(np.float64),
-            "best_accuracy": np.array(state.best_accuracy),
-            "steps": np.array(state.steps, dtype=np.float64),
-        }
-
-    def restore(self, arrays: Mapping[str, Floats]) -> FpflState:
-        dtype = self.model.initial(self.seed).dtype
-        theta, best = (torch.from_numpy(np.array(arrays[name])).to(dtype) for name in ("theta", "best"))
-        multipliers, accuracy = np.array(arrays["multipliers"]), float(arrays["best_accuracy"])
-        return FpflState(theta, multipliers, best, accuracy, int(arrays["steps"]))
-
     def _selected(self, state: FpflState, found: list[Violations], selection: Floats) -> tuple[Tensor, float]:
         """The better of the best so far and the model that these statistics were computed with.
 
@@ -157,3 +186,27 @@ class Fpfl(Algorithm[FpflState]):
         if fair and accuracy > state.best_accuracy:
             return state.theta, accuracy
         return state.best, state.best_accuracy
+
+
+def build(blueprint: Blueprint[FpflOptions]) -> Fpfl:
+    """FPFL and its ladder; without a clip (and so without a promise) FL and FFL."""
+    if isinstance(blueprint.parameters, Unpriced):
+        given = blueprint.parameters
+        ratio, users, clip = given.number("normalisation_noise_ratio"), given.whole("users"), given.number("clip")
+        cohort = needed("cohort", given.whole("cohort"))
+    else:
+        plan = blueprint.plan(FpflPlan)
+        ratio, users, clip, cohort = plan.normalisation_noise_ratio, plan.users, plan.clip, float(plan.cohort)
+        if len(blueprint.parties) != 1 and blueprint.promised:
+            raise InvalidInput(
+                "[data]",
+                [name for name, _ in blueprint.parties],
+                "must be one party under a promise: the cohort is drawn from all users by the trusted aggregator",
+                'write [data.users], or kind = "pooled" under [data.partition]',
+            )
+    refuse_normalisation(ratio)
+    blueprint.require_users(users)
+    return Fpfl(blueprint.model, blueprint.options, blueprint.groups, cohort, clip, blueprint.seed)
+
+
+RECIPE = Recipe("fpfl", FpflOptions, build, USER_ADDED)

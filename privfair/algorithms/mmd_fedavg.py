@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from typing import assert_never, final
 
@@ -14,15 +15,69 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, count, positive, rate
+from calibrate.manifest import mechanism
+from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.fair_options import ClientWeights, MmdFedAvgOptions, NoiseCorrection
+from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive, Rate, Whole
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.batches.randomness import Indexes, WordSource, permutation, stream, subset
 from privfair.contribution import BoundedContribution
-from privfair.fairness.constraints import KernelKind
-from privfair.fairness.kernels import Kernel, Noise, kernel_of
+from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
+from privfair.fairness.kernels import GaussianNoise, Kernel, LaplaceNoise, Noise, kernel_of
 from privfair.fairness.measurement import require_score, score_values
 from privfair.fairness.mmd import GROUPS, TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
 from privfair.models.model import ROUNDING_SLACK, Model
+from privfair.plan.privacy import Unpriced, needed
+
+
+class NoiseCorrection(Enum):
+    """What is done about the kernel that noise on the scores leaves (docs/theorems/convolved-kernels.md)."""
+
+    EXACT = "exact"
+    """Compute with the kernel that the noise turns into the wanted one."""
+    NONE = "none"
+    """Compute with the wanted kernel; what acts is its convolution with the noise."""
+
+
+class ClientWeights(Enum):
+    """How much a client's update counts."""
+
+    BY_SIZE = "by-size"
+    """Each client counts by its public number of records, so that the sum is the pooled objective."""
+    EQUAL = "equal"
+    """Algorithm 1 as printed."""
+
+
+@dataclass(frozen=True)
+class MmdFedAvgOptions(Options):
+    """MMD-fair FedAvg. `fairness` is lambda; the score follows from the criterion unless it is given."""
+
+    local_rate: Positive = 0.1
+    local_rate_factor: Rate = 1.0
+    """By which the local step shrinks from round to round; the paper's real-data runs use 0.99."""
+    server_rate: Positive = 1.0
+    local_epochs: Count = 1
+    local_batch: Count | None = None
+    fairness: AtLeastZero = 1.0
+    criterion: MmdCriterion = MmdCriterion.STATISTICAL_PARITY
+    score: Score | None = None
+    kernel: KernelKind = KernelKind.GAUSSIAN
+    kernel_width: Positive = 0.5
+    correction: NoiseCorrection = NoiseCorrection.EXACT
+    weights: ClientWeights = ClientWeights.BY_SIZE
+    positive_class: Whole = 1
+    group_shares: tuple[Rate, ...] | None = None
+    """Each cell's share of all records, if these are public: group 0's conditions, then group 1's."""
+    least_share: Rate = 0.01
+    """Paid (noisy) shares of groups are held above this before they are divided by."""
+
+    @property
+    def compared(self) -> Score:
+        """The score in use."""
+        if self.score is not None:
+            return self.score
+        return Score.MISS if self.criterion is MmdCriterion.RISK_PARITY else Score.PROBABILITY
+
 
 # What an MMD-fair run is told from outside: clients, draws, clips, noise, and how the cells' sizes are known.
 
@@ -288,15 +343,6 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
     def theta(self, state: MmdFedAvgState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: MmdFedAvgState) -> dict[str, Floats]:
-        arrays = {"theta": state.theta.numpy().astype(np.float64)}
-        return arrays if state.shares is None else arrays | {"shares": np.array(state.shares)}
-
-    def restore(self, arrays: Mapping[str, Floats]) -> MmdFedAvgState:
-        theta = torch.from_numpy(np.array(arrays["theta"])).to(self.model.initial(self.seed).dtype)
-        shares = tuple(float(share) for share in arrays["shares"]) if "shares" in arrays else None
-        return MmdFedAvgState(theta, shares)
-
     def _cells_of(self, group: int) -> range:
         return range(group * len(self.given), (group + 1) * len(self.given))
 
@@ -352,3 +398,41 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
                 return 1.0
             case _:
                 assert_never(self.options.weights)
+
+
+def build(blueprint: Blueprint[MmdFedAvgOptions]) -> MmdFedAvg:
+    """MMD-fair FedAvg; what noise does to the kernel is read off the manifest."""
+    blueprint.require_two_groups()
+    clients = tuple(size for _, size in blueprint.clients)
+    if isinstance(blueprint.parameters, Unpriced):
+        given = blueprint.parameters
+        users, cohort, clip = given.whole("users"), given.whole("cohort"), given.number("update_clip")
+        samples = int(needed("samples_per_group", given.whole("samples_per_group")))
+        smallest, paid = given.whole("group_size") or 1, given.number("histogram_noise_ratio")
+    else:
+        plan = blueprint.plan(MmdFedavgPlan)
+        users, cohort, clip, samples = plan.users, plan.cohort, plan.update_clip, plan.samples_per_group
+        smallest, paid = plan.group_size, plan.histogram_noise_ratio
+    if users is not None and users != len(clients):
+        raise InvalidInput(
+            "[privacy] users", users, f"is not the data's {len(clients)} clients", f"write users = {len(clients)}"
+        )
+    counts: PublicShares | PaidCounts | CountsInTheClear = CountsInTheClear() if paid is None else PaidCounts()
+    if blueprint.options.group_shares is not None:
+        counts = PublicShares(blueprint.options.group_shares)
+    noise = _signed_noise(blueprint)
+    terms = MmdTerms(clients, samples, cohort or len(clients), counts, clip, noise, smallest)
+    return MmdFedAvg(blueprint.model, blueprint.options, terms, blueprint.seed)
+
+
+def _signed_noise(blueprint: Blueprint[MmdFedAvgOptions]) -> Noise | None:
+    match blueprint.signed(PREDICTIONS[0]):
+        case mechanism.GaussianNoise(sigma=sigma):
+            return GaussianNoise(sigma)
+        case mechanism.LaplaceNoise(scale=scale):
+            return LaplaceNoise(scale)
+        case _:
+            return None
+
+
+RECIPE = Recipe("mmd-fedavg", MmdFedAvgOptions, build, central=True)

@@ -22,21 +22,22 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.errors import InvalidInput, count
+from calibrate.manifest.mechanism import RandomizedCategory
+from calibrate.plans.pay_once import PayOncePlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
-from privfair.algorithms.parts.options import at_least_zero
+from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
+from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_slopes
 from privfair.models.model import Model, mean_over
 
-# What the [training] section may say for the pay-once method; importable without torch.
-
 
 @dataclass(frozen=True)
-class PayOnceOptions:
+class PayOnceOptions(Options):
     """`fairness` is lambda, the weight of the penalty.
 
     After the first round nothing private is touched, so batches are a matter of speed alone: `mini_batch` makes every
@@ -48,36 +49,21 @@ class PayOnceOptions:
 
     notion: Independence = Independence.DEMOGRAPHIC_PARITY
     penalty: FairnessPenalty = FairnessPenalty.SQUARED_GAP
-    fairness: float = 1.0
-    positive_class: int = 1
-    mini_batch: int | None = None
-    memory: float = 0.0
-    least_share: float = 0.01
+    fairness: AtLeastZero = 1.0
+    positive_class: Whole = 1
+    mini_batch: Count | None = None
+    memory: BelowOne = 0.0
+    least_share: OpenUnit = 0.01
     """A group's estimated share of a block is held above this before anything is divided by it."""
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    decay: float = 1.0
-    decay_every: int = 10
+    learning_rate: Positive = 1.0
+    momentum: BelowOne = 0.9
+    decay: Positive = 1.0
+    decay_every: Count = 10
     iterate: Iterate = Iterate.LAST
-    warm_start: int = 0
-
-    def __post_init__(self) -> None:
-        at_least_zero("fairness", self.fairness)
-        count("positive-class", self.positive_class, least=0)
-        if self.mini_batch is not None:
-            count("mini-batch", self.mini_batch)
-        count("warm-start", self.warm_start, least=0)
-        open_unit("least-share", self.least_share)
-        positive("learning-rate", self.learning_rate)
-        positive("decay", self.decay)
-        count("decay-every", self.decay_every)
-        for name, value in (("momentum", self.momentum), ("memory", self.memory)):
-            if not 0 <= value < 1:
-                raise InvalidInput(name, value, "must lie in [0, 1)", "0 forgets at once, 0.9 averages")
+    warm_start: Whole = 0
 
 
 ATTRIBUTE, GRADIENT, JOINT = "randomised_attribute", "g", "joint"
-_RESPONSES = "responses of "
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,19 +165,9 @@ class PayOnce(Algorithm[PayOnceState]):
     def theta(self, state: PayOnceState) -> Tensor:
         return self.rule.model(state.descent)
 
-    def checkpoint(self, state: PayOnceState) -> dict[str, Floats]:
-        arrays = state.descent.arrays()
-        arrays |= {f"{_RESPONSES}{party}": _floats(given) for party, given in state.responses.items()}
-        return arrays if state.joint is None else arrays | {"joint": _floats(state.joint)}
-
     def restore(self, arrays: Mapping[str, Floats]) -> PayOnceState:
-        responses = {
-            name.removeprefix(_RESPONSES): tensor(values).long()
-            for name, values in arrays.items()
-            if name.startswith(_RESPONSES)
-        }
-        joint = tensor(arrays["joint"]) if "joint" in arrays else None
-        return PayOnceState(Descent.of_arrays(arrays), joint, responses)
+        state = super().restore(arrays)
+        return replace(state, responses={party: given.long() for party, given in state.responses.items()})
 
     def _warm(self, state: PayOnceState, silo: SiloTensors) -> dict[str, Floats] | None:
         iterations = self.options.warm_start
@@ -254,3 +230,23 @@ class PayOnce(Algorithm[PayOnceState]):
 
 def _floats(values: Tensor) -> Floats:
     return values.detach().numpy().astype(np.float64)
+
+
+def build(blueprint: Blueprint[PayOnceOptions]) -> PayOnce:
+    """Pay once, with the signed channel; sent in the clear (nothing promised), the responses are the truth."""
+    blueprint.require_groups(blueprint.plan(PayOncePlan).groups)
+    signed = blueprint.signed(ATTRIBUTE)
+    return PayOnce(
+        model=blueprint.model,
+        options=blueprint.options,
+        channel=ResponseChannel.of_epsilon(
+            blueprint.groups, signed.epsilon if isinstance(signed, RandomizedCategory) else None
+        ),
+        largest_silo=max(size for _, size in blueprint.parties),
+        weights=blueprint.shares,
+        rounds=blueprint.rounds,
+        seed=blueprint.seed,
+    )
+
+
+RECIPE = Recipe("pay-once", PayOnceOptions, build, ATTRIBUTE_REPLACED)

@@ -28,16 +28,16 @@ from torch.nn.functional import one_hot
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
-from privfair.algorithms.parts.options import at_least_zero
+from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
+from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.models.model import Model, mean_over
-
-# What the [training] section may say for SteFFLe; importable without torch.
 
 
 class WCenter(Enum):
@@ -50,7 +50,7 @@ class WCenter(Enum):
 
 
 @dataclass(frozen=True)
-class SteffleOptions:
+class SteffleOptions(Options):
     """`fairness` is the paper's lambda; `w_step` its eta_w, here not multiplied by lambda.
 
     `group_frequencies` are public group shares, block by block: groups entries for demographic parity and equal
@@ -63,33 +63,20 @@ class SteffleOptions:
     """
 
     notion: Independence = Independence.DEMOGRAPHIC_PARITY
-    fairness: float = 1.0
-    group_frequencies: tuple[float, ...] | None = None
-    positive_class: int = 1
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    decay: float = 1.0
-    decay_every: int = 10
-    w_step: float = 1.0
+    fairness: AtLeastZero = 1.0
+    group_frequencies: tuple[OpenUnit, ...] | None = None
+    positive_class: Whole = 1
+    learning_rate: Positive = 1.0
+    momentum: BelowOne = 0.9
+    decay: Positive = 1.0
+    decay_every: Count = 10
+    w_step: AtLeastZero = 1.0
     w_center: WCenter = WCenter.INDEPENDENCE
     iterate: Iterate = Iterate.LAST
-    warm_start: int = 0
-
-    def __post_init__(self) -> None:
-        at_least_zero("fairness", self.fairness)
-        count("positive-class", self.positive_class, least=0)
-        positive("learning-rate", self.learning_rate)
-        positive("decay", self.decay)
-        count("decay-every", self.decay_every)
-        at_least_zero("w-step", self.w_step)
-        count("warm-start", self.warm_start, least=0)
-        if not 0 <= self.momentum < 1:
-            raise InvalidInput("momentum", self.momentum, "must lie in [0, 1)", "0.9 is usual")
-        for share in self.group_frequencies or ():
-            open_unit("group-frequencies", share)
+    warm_start: Whole = 0
 
 
-# What was signed for a SteFFLe run, and how the server weighs silos; importable without torch.
+# What was signed for a SteFFLe run, and how the server weighs silos.
 
 
 @final
@@ -366,7 +353,7 @@ class Steffle(Algorithm[SteffleState]):
     def update(self, state: SteffleState, received: Received) -> SteffleState:
         gradient = self._summed(received, LOSS_GRADIENT, (self.model.size,))
         if not state.warm or state.frequencies is None:
-            return self._opened(state, gradient, received)
+            return self._open(state, gradient, received)
         of_theta = self._summed(received, H_THETA, (self.model.size,))
         of_w = self._summed(received, H_W, tuple(state.deviation.shape))
         descent = self.rule.advance(state.descent, gradient + self.options.fairness * of_theta)
@@ -375,18 +362,6 @@ class Steffle(Algorithm[SteffleState]):
 
     def theta(self, state: SteffleState) -> Tensor:
         return self.rule.model(state.descent)
-
-    def checkpoint(self, state: SteffleState) -> dict[str, Floats]:
-        arrays = state.descent.arrays() | {"deviation": state.deviation.numpy().astype(np.float64)}
-        arrays["warm"] = np.array(state.warm, dtype=np.float64)
-        if state.frequencies is not None:
-            arrays["frequencies"] = state.frequencies.numpy().astype(np.float64)
-        return arrays
-
-    def restore(self, arrays: Mapping[str, Floats]) -> SteffleState:
-        frequencies = tensor(arrays["frequencies"]) if "frequencies" in arrays else None
-        warm = bool(arrays["warm"])
-        return SteffleState(Descent.of_arrays(arrays), tensor(arrays["deviation"]), frequencies, warm)
 
     def _opening(self, state: SteffleState, silo: SiloTensors, batch: Tensor) -> Message:
         """The first round, where frequencies must be bought or a warm start made: no fairness gradients yet."""
@@ -401,8 +376,8 @@ class Steffle(Algorithm[SteffleState]):
         own = towards_own_minimum(self.model, theta, silo.x, silo.y, iterations)
         return Message(noisy=noisy, clear={LOSS_GRADIENT: own})
 
-    def _opened(self, state: SteffleState, sent: Tensor, received: Received) -> SteffleState:
-        frequencies = self._bought(received) if state.frequencies is None else state.frequencies
+    def _open(self, state: SteffleState, sent: Tensor, received: Received) -> SteffleState:
+        frequencies = self._noisy_shares(received) if state.frequencies is None else state.frequencies
         if state.warm:
             descent = self.rule.advance(state.descent, sent)
         else:
@@ -487,7 +462,7 @@ class Steffle(Algorithm[SteffleState]):
         counts = [np.bincount(silo.s[block == b].numpy(), minlength=self.groups) for b in range(self.blocks)]
         return BoundedContribution(HISTOGRAM, np.stack(counts).astype(np.float64), math.sqrt(2.0), math.sqrt(2.0))
 
-    def _bought(self, received: Received) -> Tensor:
+    def _noisy_shares(self, received: Received) -> Tensor:
         """Shares from the noisy counts, each at least the signed minority fraction."""
         counts = np.sum([values[HISTOGRAM].values for values in received.values() if HISTOGRAM in values], axis=0)
         counts = np.maximum(counts, 0.0)
@@ -510,3 +485,45 @@ def _of_block(by_block: Tensor, block: Tensor) -> Tensor:
 
 def _floats(values: Tensor) -> Floats:
     return values.detach().numpy().astype(np.float64)
+
+
+def build(blueprint: Blueprint[SteffleOptions]) -> Steffle:
+    """SteFFLe with the bounds that were signed."""
+    plan, given = blueprint.plan(StefflePlan), blueprint.options.group_frequencies
+    blueprint.require_groups(plan.groups)
+    if (plan.histogram_noise_ratio is None) == (given is None):
+        raise InvalidInput(
+            "[training] group-frequencies",
+            given,
+            "must be given exactly if [privacy] histogram-noise-ratio is not",
+            "give public frequencies, or pay for a noisy histogram of the groups",
+        )
+    weights = _silo_weights(blueprint, plan)
+    return Steffle(
+        model=blueprint.model,
+        options=blueprint.options,
+        bounds=SteffleBounds(plan.batch_size, plan.minority_fraction, plan.lipschitz, plan.w_radius),
+        weights=weights | dict.fromkeys(blueprint.sensitive, next(iter(weights.values()))),
+        groups=blueprint.groups,
+        rounds=blueprint.rounds,
+        seed=blueprint.seed,
+        centralisation=centralisation_of(blueprint.sensitive),
+    )
+
+
+def _silo_weights(blueprint: Blueprint[SteffleOptions], plan: StefflePlan) -> dict[str, float]:
+    """How the server weighs the silos that hold records."""
+    same_rate = plan.sampling in (SteffleSampling.FULL, SteffleSampling.POISSON)
+    law = BatchLaw.SAME_RATE if same_rate else BatchLaw.SAME_SIZE
+    sizes = {name: size for name, size in blueprint.parties if name not in blueprint.sensitive}
+    if blueprint.sensitive and not same_rate and len(set(sizes.values())) > 1:
+        raise InvalidInput(
+            "[privacy] sampling",
+            plan.sampling.value,
+            "weighs records of unequal silos unequally, which a sensitive silo that sums over all can't follow",
+            'write sampling = "full" or "poisson", or make the silos equal',
+        )
+    return silo_weights(sizes, plan.silo_size, law)
+
+
+RECIPE = Recipe("steffle", SteffleOptions, build, ATTRIBUTE_REPLACED, attributes_apart=True)

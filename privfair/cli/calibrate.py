@@ -78,17 +78,15 @@ class _Algorithms(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name.endswith(".toml"):
-            from calibrate.plans.from_mapping import algorithm_named
-            from privfair.algorithms.registry import baseline_names
             from privfair.plan.file import read_plan_file
 
             named = read_plan_file(Path(name)).algorithm
-            if named in baseline_names():
-                from privfair.cli.unpromised import baseline_command
+            if named in PLAN_OF:
+                return _subcommand(named, Path(name))
+            from privfair.algorithms.registry import recipe_named
+            from privfair.cli.unpromised import baseline_command
 
-                return baseline_command(Path(name), named)
-            algorithm = algorithm_named(named)
-            return _subcommand(algorithm.value, Path(name))
+            return baseline_command(Path(name), recipe_named(named).name)
         return _subcommand(name, None) if name in PLAN_OF else None
 
 

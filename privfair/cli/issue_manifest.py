@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from calibrate.privacy_unit import EpsilonDelta
     from privfair.algorithms.algorithm import Algorithm
     from privfair.data.training_data import TrainingData
+    from privfair.plan.privacy import Parameters
     from privfair.plan.training import TrainingPlan
 
 _SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2}
@@ -93,20 +94,18 @@ def issue_as_printed(plan: Plan, target: EpsilonDelta, file: PlanFile, issuing: 
 def issue_without_promise(file: PlanFile, reason: str, issuing: Issuing) -> BudgetDocument:
     """Sign that a run protects nobody, so that it cannot be taken for a private one."""
     from calibrate.manifest.from_budget import document_without_promise
-    from calibrate.plans.from_mapping import algorithm_named, parameter_names
-    from privfair.plan.file import refuse_unknown
+    from privfair.plan.privacy import Unpriced, unpromised_parameters
     from privfair.plan.training import training_plan
 
     if not reason.strip():
         raise click.UsageError("--no-privacy needs a reason, which stands in every output of the run")
     plan = training_plan(file)
+    rounds, parameters = plan.planned_rounds, None
     if not plan.recipe.baseline:
-        names = parameter_names(algorithm_named(file.algorithm))
-        refuse_unknown("privacy", file.privacy, [name.replace("_", "-") for name in names])
-    subject = _subject(file, issuing, None, plan)
+        parameters = unpromised_parameters(file.algorithm, file.privacy, rounds)
+    subject = _subject(file, issuing, parameters, plan)
     assert subject.algorithm is not None
     known = {value.name: value for value in subject.algorithm.clear_values()}
-    rounds = plan.planned_rounds
     clear = tuple(
         InTheClear(
             name=name,
@@ -117,17 +116,20 @@ def issue_without_promise(file: PlanFile, reason: str, issuing: Issuing) -> Budg
         )
         for name, shape in subject.algorithm.shapes().items()
     )
-    terms = _terms(file, issuing, subject, clear, {})
+    signed = parameters.given if isinstance(parameters, Unpriced) else parameters.parameters() if parameters else {}
+    terms = replace(_terms(file, issuing, subject, clear, {}), parameters=signed)
     document = document_without_promise(file.algorithm, plan.recipe.unit, rounds, reason, file.digest, terms)
     _sign(document, subject, issuing)
     return document
 
 
-def _subject(file: PlanFile, issuing: Issuing, plan: Plan | None, training: TrainingPlan | None = None) -> _Subject:
+def _subject(
+    file: PlanFile, issuing: Issuing, parameters: Parameters, unpromised: TrainingPlan | None = None
+) -> _Subject:
     if not file.data:
         if file.training:
             raise InvalidInput("[data]", None, "is needed beside [training]", "say which data to train on")
-        return _Subject(_binding_without_data(issuing, plan), None, None)
+        return _Subject(_binding_without_data(issuing, parameters), None, None)
     if issuing.silos:
         raise click.UsageError("--silo and the plan's [data] both name silos; drop --silo")
     from privfair.data.training_data import load_training_data
@@ -136,28 +138,24 @@ def _subject(file: PlanFile, issuing: Issuing, plan: Plan | None, training: Trai
     if not file.training:
         data = load_training_data(read_data_plan(file.data, file.folder))
         return _Subject(data.binding, data, None)
+    from privfair.plan.privacy import Unpriced
     from privfair.plan.training import training_plan
-    from privfair.run.prepare import build
+    from privfair.run.prepare import Unsigned, build
 
-    if training is None:
-        training = training_plan(file)
+    training = unpromised or training_plan(file)
+    if unpromised is None and parameters is not None and not isinstance(parameters, Unpriced):
         training.refuse_unpromised_keys()
-    if plan is not None:
-        training.updates(plan.rounds)  # refused here rather than by the engine, once it is signed
+        training.updates(parameters.rounds)  # refused here rather than by the engine, once it is signed
     data = load_training_data(training.data, central=training.recipe.central)
-    return _Subject(data.binding, data, build(training, data)[1])
+    return _Subject(data.binding, data, build(training, data, Unsigned(parameters, promised=unpromised is None))[1])
 
 
-def _binding_without_data(issuing: Issuing, plan: Plan | None) -> DataBinding:
+def _binding_without_data(issuing: Issuing, parameters: Parameters) -> DataBinding:
     """Names and sizes by hand; there is no schema to bind, which the digest of null says."""
     silos = [_named_size(text) for text in issuing.silos]
     if not silos:
-        parameters = {} if plan is None else plan.parameters()
-        sizes = [
-            int(parameters[name]) * times  # type: ignore[arg-type]
-            for name, times in _SIZE_PARAMETERS.items()
-            if parameters.get(name) is not None
-        ]
+        known = {name: getattr(parameters, name, None) for name in _SIZE_PARAMETERS}
+        sizes = [size * _SIZE_PARAMETERS[name] for name, size in known.items() if isinstance(size, int)]
         if not sizes:
             raise click.UsageError(
                 "this plan does not say how many units a silo has: give --silo NAME=SIZE for each silo, "

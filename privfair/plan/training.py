@@ -25,11 +25,16 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from calibrate.errors import InvalidInput, count
+from calibrate.plans.fpfl import FpflPlan
+from calibrate.plans.steffle import StefflePlan
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
-from privfair.algorithms.registry import Recipe, recipe_named
+from privfair.algorithms.parts.options import Options
+from privfair.algorithms.recipe import Recipe
+from privfair.algorithms.registry import recipe_named
 from privfair.plan.data import DataPlan, read_data_plan
 from privfair.plan.file import PlanFile, key_names, read_plan_file, read_section, refuse_unknown
 from privfair.plan.model import MinMaxPlan, ModelPlan, read_min_max_plan, read_model_plan
+from privfair.plan.privacy import Parameters, Unpriced
 
 _LARGEST_BLOCK = 32
 """Where syncing no longer dominates (docs/ledger.md)."""
@@ -75,11 +80,11 @@ class TrainingPlan:
     """A whole plan file, as the engine reads it."""
 
     file: PlanFile
-    recipe: Recipe
+    recipe: Recipe[Any]
     data: DataPlan
     training: TrainingOptions
     model: ModelPlan
-    own: Any
+    own: Options
     """The algorithm's own options, of the recipe's type."""
     min_max: MinMaxPlan | None = None
     """A loss of the user's own, for `gaussian` alone."""
@@ -136,15 +141,12 @@ class TrainingPlan:
                     "drop it, say it under [privacy], and calibrate again",
                 )
 
-    def unpromised_sampling(self, smallest: int) -> Sampling | None:
+    def unpromised_sampling(self, parameters: Parameters, smallest: int) -> Sampling | None:
         """How batches are drawn where nothing is promised; `smallest` is the smallest party's size."""
-        privacy = {key.replace("_", "-"): value for key, value in self.file.privacy.items()}
-        size = self.training.batch_size or privacy.get("batch-size")
-        choice = self.training.sampling
-        if choice is None:
-            # Without noise an algorithm keeps the batches of its private plan, so that runs can be compared.
-            named = privacy.get("sampling", "full" if size is None else "shuffled")
-            choice = BatchChoice(named) if named in {one.value for one in BatchChoice} else BatchChoice.SHUFFLED
+        # Without noise an algorithm keeps the batches of its private plan, so that runs can be compared.
+        named, planned = _planned_batches(parameters)
+        size = self.training.batch_size or planned
+        choice = self.training.sampling or named or (BatchChoice.FULL if size is None else BatchChoice.SHUFFLED)
         return _sampling(choice, smallest, size)
 
 
@@ -163,7 +165,7 @@ def training_plan(file: PlanFile) -> TrainingPlan:
         raise InvalidInput(
             "[privacy]", "(a table)", f"has no meaning for {recipe.name}, which protects nobody", "drop it"
         )
-    options = recipe.options()
+    options = recipe.options
     refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), "model", "min-max"))
     shared = _only(file.training, key_names(TrainingOptions))
     return TrainingPlan(
@@ -177,7 +179,7 @@ def training_plan(file: PlanFile) -> TrainingPlan:
     )
 
 
-def _min_max(file: PlanFile, recipe: Recipe) -> MinMaxPlan | None:
+def _min_max(file: PlanFile, recipe: Recipe[Any]) -> MinMaxPlan | None:
     for key, value in file.training.items():
         if key.replace("_", "-") == "min-max":
             if recipe.name != "gaussian":
@@ -188,6 +190,20 @@ def _min_max(file: PlanFile, recipe: Recipe) -> MinMaxPlan | None:
 
 def _only(section: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key.replace("_", "-") in names}
+
+
+def _planned_batches(parameters: Parameters) -> tuple[BatchChoice | None, int | None]:
+    """How the private plan draws its batches, and their size, as far as it is known."""
+    match parameters:
+        case StefflePlan():
+            return BatchChoice(parameters.sampling.value), parameters.batch_size
+        case FpflPlan():
+            return BatchChoice(parameters.sampling.value), parameters.cohort
+        case Unpriced():
+            named = parameters.given.get("sampling")
+            return None if named is None else BatchChoice(named), parameters.whole("batch_size")
+        case _:
+            return None, None
 
 
 def _sampling(choice: BatchChoice, population: int, size: int | None) -> Sampling | None:

@@ -20,13 +20,14 @@ from calibrate.manifest.verify import Run, VerifiedManifest, authenticate, verif
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Batch, Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.registry import Blueprint
+from privfair.algorithms.recipe import Blueprint
 from privfair.batches.participation import declared_sampling
 from privfair.data.facts import NoPrivacyPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_training_data
 from privfair.ledger import ManifestTerms
 from privfair.models.model import Model
 from privfair.plan.model import build_model
+from privfair.plan.privacy import Parameters, require_signed, signed_parameters
 from privfair.plan.training import TrainingPlan, read_training_plan
 from privfair.round_loop import require_declared
 from privfair.run.metrics import HeldOutRecords
@@ -194,16 +195,27 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
     )
 
 
-def build(
-    plan: TrainingPlan, data: TrainingData, document: BudgetDocument | None = None
-) -> tuple[Model, Algorithm[Any]]:
-    """Model and algorithm of a plan, from the manifest and public facts about the data alone."""
+@dataclass(frozen=True)
+class Unsigned:
+    """What is about to be signed: its parameters, and whether it promises anything."""
+
+    parameters: Parameters
+    promised: bool
+
+
+def build(plan: TrainingPlan, data: TrainingData, signed: BudgetDocument | Unsigned) -> tuple[Model, Algorithm[Any]]:
+    """Model and algorithm of a plan, with the signed parameters and public facts about the data alone."""
+    document = signed if isinstance(signed, BudgetDocument) else None
+    if isinstance(signed, BudgetDocument):
+        promised = not isinstance(signed.guarantee, NoPrivacyPromised)
+        signed = Unsigned(require_signed(signed, plan.file.privacy), promised)
     first = data.parties[0].data
     model = build_model(plan.model, data.feature_shape, first.classes)
     blueprint = Blueprint(
         model=model,
         options=plan.own,
-        privacy={key.replace("_", "-"): value for key, value in plan.file.privacy.items()},
+        parameters=signed.parameters,
+        promised=signed.promised,
         parties=tuple((silo.name, silo.size) for silo in data.binding.silos),
         clients=data.clients,
         sensitive=() if data.apart is None else data.apart.sensitive,
@@ -230,7 +242,7 @@ def _sampling(
         return None
     if promised:
         return declared_sampling(document)
-    return plan.unpromised_sampling(min(silo.size for silo in document.data.silos))
+    return plan.unpromised_sampling(signed_parameters(document), min(silo.size for silo in document.data.silos))
 
 
 def _plan_bytes(path: Path) -> bytes:

@@ -19,38 +19,25 @@ from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
-from privfair.algorithms.ali_dpfl import AliDpfl
-from privfair.algorithms.baselines.agnostic_fl import AgnosticFl
-from privfair.algorithms.baselines.central_erm import CentralErm
-from privfair.algorithms.baselines.fairfed import FairFed
-from privfair.algorithms.baselines.fedavg import FedAvg
-from privfair.algorithms.baselines.feddyn import FedDyn
-from privfair.algorithms.baselines.fedfb import FedFb
-from privfair.algorithms.baselines.fedprox import FedProx
+from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
+from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
+from privfair.algorithms.baselines.central_erm import CentralErm, CentralErmOptions
+from privfair.algorithms.baselines.fairfed import FairFed, FairFedOptions
+from privfair.algorithms.baselines.fedavg import FedAvg, FedAvgOptions
+from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
+from privfair.algorithms.baselines.fedfb import FedFb, FedFbOptions
+from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
 from privfair.algorithms.baselines.fedsgd import FedSgd
-from privfair.algorithms.baselines.local_mmd import LocalMmd
-from privfair.algorithms.baselines.options import (
-    AgnosticOptions,
-    AliDpflOptions,
-    FairFedOptions,
-    FedDynOptions,
-    FedFbOptions,
-    FedProxOptions,
-    LocalMmdOptions,
-    QFflOptions,
-    ScaffoldOptions,
-    TranOptions,
-)
-from privfair.algorithms.baselines.q_ffl import QFfl
-from privfair.algorithms.baselines.scaffold import Scaffold
-from privfair.algorithms.baselines.tran import TranMultipliers
+from privfair.algorithms.baselines.local_mmd import LocalMmd, LocalMmdOptions
+from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
+from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
+from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
-from privfair.algorithms.fair_options import FedFdpOptions, FpflOptions, MmdFedAvgOptions, ModelChoice
-from privfair.algorithms.fedfdp import FedFdp, FedFdpClips
-from privfair.algorithms.fpfl import Fpfl
-from privfair.algorithms.mmd_fedavg import CountsInTheClear, MmdFedAvg, MmdTerms, PaidCounts
+from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
+from privfair.algorithms.fpfl import Fpfl, FpflOptions, ModelChoice
+from privfair.algorithms.mmd_fedavg import CountsInTheClear, MmdFedAvg, MmdFedAvgOptions, MmdTerms, PaidCounts
 from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
-from privfair.algorithms.parts.options import CentralErmOptions, FedAvgOptions, GradientOptions
+from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
 from privfair.batches.participation import Participation

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from calibrate.errors import InvalidInput
 from calibrate.manifest.trust import read_trust
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflState
-from privfair.algorithms.baselines.fedprox import FedProx
-from privfair.algorithms.baselines.options import AliDpflOptions, FedProxOptions, PrivateStepOptions, StepMethod
+from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions, AliDpflState
+from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
+from privfair.algorithms.dp_fedsgd import PrivateStepOptions, StepMethod
 from privfair.algorithms.parts.clients import NOISY, ClippedSums
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression

@@ -13,8 +13,7 @@ from calibrate.budget import calibrate_plan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.fair_options import FpflOptions
-from privfair.algorithms.fpfl import STATISTICS, Fpfl
+from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflOptions
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression
 

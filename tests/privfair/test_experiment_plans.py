@@ -58,7 +58,7 @@ def test_the_ali_dpfl_example_is_whole() -> None:
     training = read_training_plan(DOCS / "examples" / "ali-dpfl.toml")
     file = read_plan_file(DOCS / "examples" / "ali-dpfl.toml")
     assert plan_from_mapping(file.algorithm, file.privacy).rounds == 300
-    assert training.own.adaptive.communications == file.training["communications"]
+    assert training.own.communications == file.training["communications"]
     assert training.own.method.value == file.training["method"]
 
 

@@ -11,18 +11,11 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, on_simplex
-from privfair.algorithms.baselines.feddyn import FedDyn
-from privfair.algorithms.baselines.fedprox import FedProx
-from privfair.algorithms.baselines.options import (
-    AgnosticOptions,
-    FedDynOptions,
-    FedProxOptions,
-    QFflOptions,
-    ScaffoldOptions,
-)
-from privfair.algorithms.baselines.q_ffl import QFfl
-from privfair.algorithms.baselines.scaffold import Scaffold
+from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions, on_simplex
+from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
+from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
+from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
+from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.parts.clients import GRADIENT, LOSS, NOISY, ClippedPairs, ClippedSums
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression

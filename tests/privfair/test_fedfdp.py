@@ -13,9 +13,9 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput
 from privfair.algorithms.algorithm import Message, SiloTensors
-from privfair.algorithms.dp_fedsgd import GRADIENT_SUM, DpFedSgd
-from privfair.algorithms.fair_options import FedFdpOptions, LossClipRule
-from privfair.algorithms.fedfdp import GRADIENT, LOSS, FedFdp, FedFdpClips, FedFdpState
+from privfair.algorithms.dp_fedsgd import DpFedSgd
+from privfair.algorithms.fedfdp import GRADIENT, LOSS, FedFdp, FedFdpClips, FedFdpOptions, FedFdpState, LossClipRule
+from privfair.algorithms.parts.clients import NOISY
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
 from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
@@ -85,7 +85,7 @@ def test_without_fairness_it_is_dp_fedsgd() -> None:
             message = theirs.contribution(other, 0, _silo(party), batches[party])
             mine = _sent(ours.contribution(state, 0, _silo(party), batches[party]))
             np.testing.assert_allclose(mine[GRADIENT], message.noisy[0].values, rtol=1e-12)
-            received[party] = {GRADIENT_SUM: Published(0, party, GRADIENT_SUM, message.noisy[0].values)}
+            received[party] = {NOISY: Published(0, party, NOISY, message.noisy[0].values)}
         state, other = _round(ours, state, batches), theirs.update(other, received)
         np.testing.assert_allclose(ours.theta(state), theirs.theta(other), rtol=1e-10)
 

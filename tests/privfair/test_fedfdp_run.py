@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.fair_options import FedFdpOptions
-from privfair.algorithms.fedfdp import GRADIENT, LOSS, FedFdp, FedFdpClips, FedFdpState
+from privfair.algorithms.fedfdp import GRADIENT, LOSS, FedFdp, FedFdpClips, FedFdpOptions, FedFdpState
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression
 from privfair.transcript import Transcript

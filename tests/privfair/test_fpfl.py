@@ -12,8 +12,7 @@ from torch import Tensor
 from calibrate.errors import CheckFailed, InvalidInput
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.baselines.fedsgd import GRADIENT, FedSgd
-from privfair.algorithms.fair_options import FpflOptions, ModelChoice
-from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflState
+from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflOptions, FpflState, ModelChoice
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
 from privfair.fairness.constraints import FairnessNotion, RateSums, RateValue, rates_of, violations

@@ -11,17 +11,10 @@ from torch import Tensor
 
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.baselines.fairfed import CHANGE, COUNTS, FairFed, distances
-from privfair.algorithms.baselines.fedfb import CELLS, FedFb, reweighed
-from privfair.algorithms.baselines.local_mmd import LocalMmd
-from privfair.algorithms.baselines.options import (
-    FairFedOptions,
-    FedFbOptions,
-    LocalMmdOptions,
-    ReweightedNotion,
-    TranOptions,
-)
-from privfair.algorithms.baselines.tran import TranMultipliers, TranState
+from privfair.algorithms.baselines.fairfed import CHANGE, COUNTS, FairFed, FairFedOptions, distances
+from privfair.algorithms.baselines.fedfb import CELLS, FedFb, FedFbOptions, ReweightedNotion, reweighed
+from privfair.algorithms.baselines.local_mmd import LocalMmd, LocalMmdOptions
+from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions, TranState
 from privfair.contribution import Published
 from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriterion, RateValue
 from privfair.fairness.kernels import GaussianKernel

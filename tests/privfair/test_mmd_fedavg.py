@@ -12,14 +12,16 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination
 from privfair.algorithms.algorithm import Message, SiloTensors
-from privfair.algorithms.fair_options import ClientWeights, MmdFedAvgOptions, NoiseCorrection
 from privfair.algorithms.mmd_fedavg import (
     HISTOGRAM,
     PREDICTIONS,
+    ClientWeights,
     CountsInTheClear,
     MmdFedAvg,
+    MmdFedAvgOptions,
     MmdFedAvgState,
     MmdTerms,
+    NoiseCorrection,
     PaidCounts,
     PublicShares,
 )

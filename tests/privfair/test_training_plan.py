@@ -9,7 +9,9 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from calibrate.sampling import FixedSize, Poisson, ShuffledEpochs, WithReplacement
-from privfair.algorithms.parts.options import CentralErmOptions, FedAvgOptions, GradientOptions
+from privfair.algorithms.baselines.central_erm import CentralErmOptions
+from privfair.algorithms.baselines.fedavg import FedAvgOptions
+from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.registry import recipe_named
 from privfair.data.benchmarks import Benchmark
 from privfair.data.partition import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous
@@ -18,6 +20,7 @@ from privfair.models.model import Activation
 from privfair.models.perceptron import Perceptron
 from privfair.plan.data import BenchmarkSource, FileSource, PoissonUsers, Pooled, UsersOfColumn
 from privfair.plan.model import ModelKind, build_model, read_model_plan
+from privfair.plan.privacy import unpromised_parameters
 from privfair.plan.training import TrainingPlan, read_training_plan
 
 DATA = '[data]\ndataset = "credit-card"\n'
@@ -119,8 +122,8 @@ def test_an_unknown_algorithm_gets_the_nearest(tmp_path: Path) -> None:
 
 
 def test_each_recipe_knows_its_options_without_being_built() -> None:
-    assert recipe_named("fedavg").options() is FedAvgOptions
-    assert recipe_named("central-erm").options() is CentralErmOptions
+    assert recipe_named("fedavg").options is FedAvgOptions
+    assert recipe_named("central-erm").options is CentralErmOptions
     assert recipe_named("central-erm").central
     assert not recipe_named("steffle").baseline
 
@@ -137,7 +140,7 @@ def test_each_recipe_knows_its_options_without_being_built() -> None:
     ],
 )
 def test_batches_without_a_promise(tmp_path: Path, training: str, expected: Any) -> None:
-    found = fedsgd(tmp_path, DATA, TRAINING + training).unpromised_sampling(20)
+    found = fedsgd(tmp_path, DATA, TRAINING + training).unpromised_sampling(None, 20)
     kinds = {"poisson": Poisson, "fixed": FixedSize, "with-replacement": WithReplacement}
     if isinstance(expected, str):
         assert isinstance(found, kinds[expected])
@@ -147,13 +150,14 @@ def test_batches_without_a_promise(tmp_path: Path, training: str, expected: Any)
 
 def test_a_batch_larger_than_the_smallest_silo_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="at most the smallest silo's 20"):
-        fedsgd(tmp_path, DATA, TRAINING + "batch-size = 21\n").unpromised_sampling(20)
+        fedsgd(tmp_path, DATA, TRAINING + "batch-size = 21\n").unpromised_sampling(None, 20)
 
 
 def test_a_plan_without_a_promise_keeps_the_batches_of_its_private_twin(tmp_path: Path) -> None:
     privacy = "[privacy]\nbatch-size = 4\nrounds = 9\n"
     found = plan(tmp_path, f'algorithm = "steffle"\n{privacy}{DATA}[training]\nfairness = 1\n')
-    assert found.unpromised_sampling(20) == ShuffledEpochs(20, 4)
+    parameters = unpromised_parameters("steffle", found.file.privacy, 9)
+    assert found.unpromised_sampling(parameters, 20) == ShuffledEpochs(20, 4)
     assert found.planned_rounds == 9
     assert found.updates(9) == 9
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import AgnosticOptions
 from privfair.algorithms.parts.clients import (
     PairSending,
     PlainMeans,
@@ -21,8 +20,17 @@ from privfair.algorithms.parts.clients import (
     pair_shapes,
     published_pair,
 )
-from privfair.algorithms.parts.local_models import as_floats, as_tensor
+from privfair.algorithms.parts.options import AtLeastZero, Options, Positive
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
+
+
+@dataclass(frozen=True)
+class AgnosticOptions(Options):
+    """`weight_rate` is gamma, the step of the mixture."""
+
+    learning_rate: Positive = 0.5
+    weight_rate: AtLeastZero = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +77,6 @@ class AgnosticFl(Algorithm[AgnosticState]):
     def theta(self, state: AgnosticState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: AgnosticState) -> dict[str, Floats]:
-        return {"theta": as_floats(state.theta), "mixture": state.mixture.copy()}
-
-    def restore(self, arrays: Mapping[str, Floats]) -> AgnosticState:
-        dtype = self.model.initial(self.seed).dtype
-        return AgnosticState(as_tensor(arrays["theta"], dtype), np.array(arrays["mixture"]))
-
 
 def on_simplex(values: Floats) -> Floats:
     """The nearest point with entries of at least 0 that sum to 1 (Held, Wolfe, Crowder 1974)."""
@@ -83,3 +84,11 @@ def on_simplex(values: Floats) -> Floats:
     excess = (np.cumsum(falling) - 1.0) / np.arange(1, len(values) + 1)
     last = int(np.flatnonzero(falling > excess)[-1])
     return np.maximum(values - excess[last], 0.0)
+
+
+def build(blueprint: Blueprint[AgnosticOptions]) -> AgnosticFl:
+    """Agnostic learning of a plan that protects nobody."""
+    return AgnosticFl(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+RECIPE = Recipe("agnostic-fl", AgnosticOptions, build, baseline=True)

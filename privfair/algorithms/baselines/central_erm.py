@@ -13,10 +13,19 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.options import CentralErmOptions
+from privfair.algorithms.parts.options import AtLeastZero, Count, Options
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model, mean_over
 
 MINIMISER = "minimiser"
+
+
+@dataclass(frozen=True)
+class CentralErmOptions(Options):
+    """The minimiser of the mean loss plus l2/2 |theta|^2, up to `iterations` of L-BFGS."""
+
+    l2: AtLeastZero = 0.0
+    iterations: Count = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +72,10 @@ class CentralErm(Algorithm[CentralErmState]):
     def theta(self, state: CentralErmState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: CentralErmState) -> dict[str, Floats]:
-        return {"theta": state.theta.numpy().astype(np.float64)}
 
-    def restore(self, arrays: Mapping[str, Floats]) -> CentralErmState:
-        theta = torch.from_numpy(np.array(arrays["theta"]))
-        return CentralErmState(theta.to(self.model.initial(self.seed).dtype))
+def build(blueprint: Blueprint[CentralErmOptions]) -> CentralErm:
+    """Central training of a plan."""
+    return CentralErm(blueprint.model, blueprint.options, blueprint.seed)
+
+
+RECIPE = Recipe("central-erm", CentralErmOptions, build, baseline=True, central=True)

@@ -13,14 +13,28 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import FairFedOptions
-from privfair.algorithms.parts.local_models import as_floats, as_tensor, local_change
-from privfair.fairness.constraints import MmdCriterion, Score
+from privfair.algorithms.parts.local_models import local_change
+from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions, Positive, Whole
+from privfair.algorithms.recipe import Blueprint, Recipe
+from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import kernel_of
 from privfair.fairness.mmd import conditions, own_gradient
 from privfair.models.model import Model
 
 CHANGE, COUNTS = "change", "counts"
+
+
+@dataclass(frozen=True)
+class FairFedOptions(LocalTrainingOptions):
+    """FairFed with a local MMD penalty (as the MMD paper combines them); `budget` is beta."""
+
+    budget: AtLeastZero = 1.0
+    fairness: AtLeastZero = 0.0
+    criterion: MmdCriterion = MmdCriterion.STATISTICAL_PARITY
+    """Statistical parity or equal opportunity: of the metric and of the local penalty."""
+    kernel: KernelKind = KernelKind.ENERGY
+    kernel_width: Positive = 0.5
+    positive_class: Whole = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +105,6 @@ class FairFed(Algorithm[FairFedState]):
     def theta(self, state: FairFedState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: FairFedState) -> dict[str, Floats]:
-        return {"theta": as_floats(state.theta), "weights": state.weights.copy()}
-
-    def restore(self, arrays: Mapping[str, Floats]) -> FairFedState:
-        dtype = self.model.initial(self.seed).dtype
-        return FairFedState(as_tensor(arrays["theta"], dtype), np.array(arrays["weights"]))
-
     def _counts(self, theta: Tensor, silo: SiloTensors, batch: Tensor) -> Floats:
         """Records, hits; and for each group records and positive predictions, under the condition."""
         y, s = silo.y[batch], silo.s[batch]
@@ -136,3 +143,12 @@ def _metric(row: Floats) -> float | None:
 
 def _centred(values: Floats) -> Floats:
     return values - values.mean()
+
+
+def build(blueprint: Blueprint[FairFedOptions]) -> FairFed:
+    """FairFed of a plan."""
+    blueprint.require_two_groups()
+    return FairFed(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+RECIPE = Recipe("fairfed", FairFedOptions, build, baseline=True)

@@ -10,12 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.options import FedAvgOptions
+from privfair.algorithms.parts.options import LocalTrainingOptions, Positive
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model, mean_over
 
 CHANGE = "change"
+
+
+@dataclass(frozen=True)
+class FedAvgOptions(LocalTrainingOptions):
+    """FedAvg's local training, with longer steps."""
+
+    learning_rate: Positive = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +68,10 @@ class FedAvg(Algorithm[FedAvgState]):
     def theta(self, state: FedAvgState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: FedAvgState) -> dict[str, Floats]:
-        return {"theta": state.theta.numpy().astype(np.float64)}
 
-    def restore(self, arrays: Mapping[str, Floats]) -> FedAvgState:
-        theta = torch.from_numpy(np.array(arrays["theta"]))
-        return FedAvgState(theta.to(self.model.initial(self.seed).dtype))
+def build(blueprint: Blueprint[FedAvgOptions]) -> FedAvg:
+    """FedAvg of a plan."""
+    return FedAvg(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+RECIPE = Recipe("fedavg", FedAvgOptions, build, baseline=True)

@@ -9,9 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import FedDynOptions
 from privfair.algorithms.parts.clients import (
     PlainMeans,
     Sending,
@@ -20,8 +18,19 @@ from privfair.algorithms.parts.clients import (
     gradient_shape,
     published_gradient,
 )
-from privfair.algorithms.parts.local_models import LocalModels, as_floats, as_tensor, averaged, place_of
+from privfair.algorithms.parts.local_models import LocalModels, averaged, place_of
+from privfair.algorithms.parts.options import Count, Options, Positive
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
+
+
+@dataclass(frozen=True)
+class FedDynOptions(Options):
+    """`regularisation` is alpha of the dynamic regulariser."""
+
+    learning_rate: Positive = 0.5
+    local_steps: Count = 5
+    regularisation: Positive = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,14 +89,10 @@ class FedDyn(Algorithm[FedDynState]):
     def theta(self, state: FedDynState) -> Tensor:
         return state.models.theta
 
-    def checkpoint(self, state: FedDynState) -> dict[str, Floats]:
-        own = {"gradients": as_floats(state.gradients), "drift": as_floats(state.drift)}
-        return state.models.arrays() | own
 
-    def restore(self, arrays: Mapping[str, Floats]) -> FedDynState:
-        dtype = self.model.initial(self.seed).dtype
-        return FedDynState(
-            LocalModels.restored(arrays, dtype),
-            as_tensor(arrays["gradients"], dtype),
-            as_tensor(arrays["drift"], dtype),
-        )
+def build(blueprint: Blueprint[FedDynOptions]) -> FedDyn:
+    """FedDyn of a plan that protects nobody."""
+    return FedDyn(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+RECIPE = Recipe("feddyn", FedDynOptions, build, baseline=True)

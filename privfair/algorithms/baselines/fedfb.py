@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import assert_never, final
 
 import numpy as np
@@ -13,11 +14,27 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import FedFbOptions, ReweightedNotion
-from privfair.algorithms.parts.local_models import as_floats, as_tensor, local_change
+from privfair.algorithms.parts.local_models import local_change
+from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
 
 CHANGE, CELLS = "change", "cells"
+
+
+class ReweightedNotion(Enum):
+    """What FedFB equalises."""
+
+    STATISTICAL_PARITY = "statistical-parity"
+    EQUAL_OPPORTUNITY = "equal-opportunity"
+
+
+@dataclass(frozen=True)
+class FedFbOptions(LocalTrainingOptions):
+    """FedFB; `weight_rate` is its alpha."""
+
+    weight_rate: AtLeastZero = 0.05
+    notion: ReweightedNotion = ReweightedNotion.STATISTICAL_PARITY
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +103,6 @@ class FedFb(Algorithm[FedFbState]):
     def theta(self, state: FedFbState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: FedFbState) -> dict[str, Floats]:
-        return {"theta": as_floats(state.theta), "factors": state.factors.copy()}
-
-    def restore(self, arrays: Mapping[str, Floats]) -> FedFbState:
-        dtype = self.model.initial(self.seed).dtype
-        return FedFbState(as_tensor(arrays["theta"], dtype), np.array(arrays["factors"]))
-
     def _cells(self, theta: Tensor, silo: SiloTensors, batch: Tensor) -> Floats:
         """Sums of losses, and numbers of records, of each class and group."""
         y, s = silo.y[batch], silo.s[batch]
@@ -128,3 +138,12 @@ def reweighed(factors: Floats, cells: Floats, options: FedFbOptions) -> Floats:
         case _:
             assert_never(options.notion)
     return weights * total / numbers
+
+
+def build(blueprint: Blueprint[FedFbOptions]) -> FedFb:
+    """FedFB of a plan."""
+    blueprint.require_two_groups()
+    return FedFb(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+RECIPE = Recipe("fedfb", FedFbOptions, build, baseline=True)

@@ -9,9 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import FedProxOptions
 from privfair.algorithms.parts.clients import (
     PlainMeans,
     Sending,
@@ -21,7 +19,18 @@ from privfair.algorithms.parts.clients import (
     published_gradient,
 )
 from privfair.algorithms.parts.local_models import LocalModels, averaged, place_of
+from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
+
+
+@dataclass(frozen=True)
+class FedProxOptions(Options):
+    """`proximal` is mu of the term mu/2 |w - w_global|^2."""
+
+    learning_rate: Positive = 0.5
+    local_steps: Count = 1
+    proximal: AtLeastZero = 0.1
 
 
 @final
@@ -64,8 +73,10 @@ class FedProx(Algorithm[LocalModels]):
     def theta(self, state: LocalModels) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: LocalModels) -> dict[str, Floats]:
-        return state.arrays()
 
-    def restore(self, arrays: Mapping[str, Floats]) -> LocalModels:
-        return LocalModels.restored(arrays, self.model.initial(self.seed).dtype)
+def build(blueprint: Blueprint[FedProxOptions]) -> FedProx:
+    """FedProx of a plan that protects nobody."""
+    return FedProx(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+RECIPE = Recipe("fedprox", FedProxOptions, build, baseline=True)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.options import GradientOptions
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model, mean_over
 
 GRADIENT = "gradient"
@@ -56,9 +56,10 @@ class FedSgd(Algorithm[FedSgdState]):
     def theta(self, state: FedSgdState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: FedSgdState) -> dict[str, Floats]:
-        return {"theta": state.theta.numpy().astype(np.float64), "step": np.array(state.step, dtype=np.float64)}
 
-    def restore(self, arrays: Mapping[str, Floats]) -> FedSgdState:
-        theta = torch.from_numpy(np.array(arrays["theta"]))
-        return FedSgdState(theta.to(self.model.initial(self.seed).dtype), int(arrays["step"]))
+def build(blueprint: Blueprint[GradientOptions]) -> FedSgd:
+    """FedSGD of a plan."""
+    return FedSgd(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+RECIPE = Recipe("fedsgd", GradientOptions, build, baseline=True)

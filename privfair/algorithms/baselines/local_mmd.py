@@ -10,16 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import LocalMmdOptions
-from privfair.algorithms.parts.local_models import as_floats, as_tensor, local_change
+from privfair.algorithms.parts.local_models import local_change
+from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions, Positive, Whole
+from privfair.algorithms.recipe import Blueprint, Recipe
+from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import kernel_of
 from privfair.fairness.measurement import require_score
 from privfair.fairness.mmd import conditions, own_gradient
 from privfair.models.model import Model
 
 CHANGE = "change"
+
+
+@dataclass(frozen=True)
+class LocalMmdOptions(LocalTrainingOptions):
+    """FedAvg whose clients each punish the MMD between the groups among their own records."""
+
+    fairness: AtLeastZero = 1.0
+    criterion: MmdCriterion = MmdCriterion.STATISTICAL_PARITY
+    score: Score = Score.PROBABILITY
+    kernel: KernelKind = KernelKind.ENERGY
+    kernel_width: Positive = 0.5
+    positive_class: Whole = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +85,11 @@ class LocalMmd(Algorithm[LocalMmdState]):
     def theta(self, state: LocalMmdState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: LocalMmdState) -> dict[str, Floats]:
-        return {"theta": as_floats(state.theta)}
 
-    def restore(self, arrays: Mapping[str, Floats]) -> LocalMmdState:
-        return LocalMmdState(as_tensor(arrays["theta"], self.model.initial(self.seed).dtype))
+def build(blueprint: Blueprint[LocalMmdOptions]) -> LocalMmd:
+    """Local MMD penalties of a plan."""
+    blueprint.require_two_groups()
+    return LocalMmd(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+
+
+RECIPE = Recipe("local-mmd", LocalMmdOptions, build, baseline=True)

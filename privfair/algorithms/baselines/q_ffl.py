@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import QFflOptions
 from privfair.algorithms.parts.clients import (
     PairSending,
     PlainMeans,
@@ -22,7 +19,20 @@ from privfair.algorithms.parts.clients import (
     published_pair,
 )
 from privfair.algorithms.parts.local_models import LocalModels, place_of
+from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
+
+
+@dataclass(frozen=True)
+class QFflOptions(Options):
+    """`exponent` is q; 0 is FedAvg."""
+
+    learning_rate: Positive = 0.5
+    local_steps: Count = 1
+    exponent: AtLeastZero = 1.0
+    loss_floor: Positive = 1e-3
+    """A published loss is held above this before it is raised to a power."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +86,6 @@ class QFfl(Algorithm[QFflState]):
     def theta(self, state: QFflState) -> Tensor:
         return state.models.theta
 
-    def checkpoint(self, state: QFflState) -> dict[str, Floats]:
-        return state.models.arrays() | {"losses": np.array(state.losses)}
-
-    def restore(self, arrays: Mapping[str, Floats]) -> QFflState:
-        models = LocalModels.restored(arrays, self.model.initial(self.seed).dtype)
-        return QFflState(models, tuple(float(loss) for loss in arrays["losses"]))
-
     def _combined(self, theta: Tensor, rows: Tensor, losses: tuple[float, ...]) -> Tensor:
         q, lipschitz = self.options.exponent, 1.0 / self.options.learning_rate
         top, bottom = torch.zeros_like(theta), 0.0
@@ -92,3 +95,11 @@ class QFfl(Algorithm[QFflState]):
             top += share * powered * change
             bottom += share * (q * losses[place] ** (q - 1) * float(change @ change) + lipschitz * powered)
         return theta - top / bottom
+
+
+def build(blueprint: Blueprint[QFflOptions]) -> QFfl:
+    """q-FFL of a plan that protects nobody."""
+    return QFfl(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+RECIPE = Recipe("q-ffl", QFflOptions, build, baseline=True)

@@ -9,9 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import ScaffoldOptions
 from privfair.algorithms.parts.clients import (
     PlainMeans,
     Sending,
@@ -20,8 +18,19 @@ from privfair.algorithms.parts.clients import (
     gradient_shape,
     published_gradient,
 )
-from privfair.algorithms.parts.local_models import LocalModels, as_floats, as_tensor, averaged, place_of
+from privfair.algorithms.parts.local_models import LocalModels, averaged, place_of
+from privfair.algorithms.parts.options import Count, Options, Positive
+from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
+
+
+@dataclass(frozen=True)
+class ScaffoldOptions(Options):
+    """`server_rate` is eta_g."""
+
+    learning_rate: Positive = 0.5
+    local_steps: Count = 5
+    server_rate: Positive = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +85,10 @@ class Scaffold(Algorithm[ScaffoldState]):
     def theta(self, state: ScaffoldState) -> Tensor:
         return state.models.theta
 
-    def checkpoint(self, state: ScaffoldState) -> dict[str, Floats]:
-        return state.models.arrays() | {"controls": as_floats(state.controls)}
 
-    def restore(self, arrays: Mapping[str, Floats]) -> ScaffoldState:
-        dtype = self.model.initial(self.seed).dtype
-        return ScaffoldState(LocalModels.restored(arrays, dtype), as_tensor(arrays["controls"], dtype))
+def build(blueprint: Blueprint[ScaffoldOptions]) -> Scaffold:
+    """SCAFFOLD of a plan that protects nobody."""
+    return Scaffold(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
+RECIPE = Recipe("scaffold", ScaffoldOptions, build, baseline=True)

@@ -14,14 +14,30 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import count, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.options import TranOptions
-from privfair.algorithms.parts.local_models import as_floats, as_tensor
-from privfair.algorithms.parts.user_statistics import Layout, Statistics
+from privfair.algorithms.parts.options import Count, Options, Positive, Whole
+from privfair.algorithms.parts.user_statistics import Layout, Statistics, summed_statistics
+from privfair.algorithms.recipe import USER_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
-from privfair.fairness.constraints import Rate, rates_of
+from privfair.fairness.constraints import FairnessNotion, Rate, RateValue, rates_of
 from privfair.models.model import Model
 
 STATISTICS = "user_statistics"
+
+
+@dataclass(frozen=True)
+class TranOptions(Options):
+    """Basic multipliers: no tolerance, no damping, multipliers of at most `largest_multiplier`."""
+
+    learning_rate: Positive = 0.1
+    notion: FairnessNotion = FairnessNotion.DEMOGRAPHIC_PARITY
+    multiplier_rate: Positive = 0.01
+    largest_multiplier: Positive = 1.0
+    rate_value: RateValue = RateValue.PREDICTIONS
+    cohort: Count | None = None
+    """Users per round, the batch size; left out: all of them."""
+    records_per_user: Positive = 2.0
+    least_count: Positive = 1.0
+    positive_class: Whole = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +98,7 @@ class TranMultipliers(Algorithm[TranState]):
         return Message(noisy=(BoundedContribution(STATISTICS, total.numpy(), self.clip, largest),))
 
     def update(self, state: TranState, received: Received) -> TranState:
-        (values,) = received.values()
-        published = torch.from_numpy(np.array(values[STATISTICS].values))
+        published = summed_statistics(received, STATISTICS)
         loss, sums, counts, gradients, _ = (part.numpy() for part in self.statistics.layout.split(published))
         direction = loss / (self.expected_cohort * self.options.records_per_user)
         multipliers = state.multipliers.copy()
@@ -103,9 +118,11 @@ class TranMultipliers(Algorithm[TranState]):
     def theta(self, state: TranState) -> Tensor:
         return state.theta
 
-    def checkpoint(self, state: TranState) -> dict[str, Floats]:
-        return {"theta": as_floats(state.theta), "multipliers": state.multipliers.copy()}
 
-    def restore(self, arrays: Mapping[str, Floats]) -> TranState:
-        dtype = self.model.initial(self.seed).dtype
-        return TranState(as_tensor(arrays["theta"], dtype), np.array(arrays["multipliers"]))
+def build(blueprint: Blueprint[TranOptions]) -> TranMultipliers:
+    """Basic multipliers of a plan that protects nobody."""
+    cohort = float(blueprint.options.cohort or blueprint.units)
+    return TranMultipliers(blueprint.model, blueprint.options, blueprint.groups, cohort, None, blueprint.seed)
+
+
+RECIPE = Recipe("tran", TranOptions, build, USER_ADDED, baseline=True)

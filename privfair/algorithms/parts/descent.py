@@ -5,7 +5,6 @@ Everything here is computed from published values, so it costs no privacy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never, final
@@ -16,8 +15,6 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, positive
-
-# Which of the iterates becomes the model; importable without torch.
 
 
 class Iterate(Enum):
@@ -104,25 +101,7 @@ class Descent:
     kept: Tensor
     kept_times: int
 
-    def arrays(self) -> dict[str, Floats]:
-        return {
-            "theta": _floats(self.theta),
-            "velocity": _floats(self.velocity),
-            "kept": _floats(self.kept),
-            "steps": np.array([self.step, self.kept_times], dtype=np.float64),
-        }
-
-    @classmethod
-    def of_arrays(cls, arrays: Mapping[str, Floats]) -> Descent:
-        step, kept_times = (int(number) for number in arrays["steps"])
-        theta, velocity, kept = (tensor(arrays[name]) for name in ("theta", "velocity", "kept"))
-        return cls(theta, velocity, step, kept, kept_times)
-
 
 def tensor(values: Floats) -> Tensor:
     """A tensor of its own (published arrays are read-only)."""
     return torch.from_numpy(np.array(values, dtype=np.float64))
-
-
-def _floats(values: Tensor) -> Floats:
-    return values.detach().numpy().astype(np.float64)

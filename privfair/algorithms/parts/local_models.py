@@ -66,15 +66,6 @@ class LocalModels:
         """Every client's model, as a copy."""
         return self.theta.repeat(clients, 1) if self.local is None else self.local.clone()
 
-    def arrays(self) -> dict[str, Floats]:
-        arrays = {"theta": as_floats(self.theta), "inner": np.array(self.inner, dtype=np.float64)}
-        return arrays if self.local is None else arrays | {"local": as_floats(self.local)}
-
-    @classmethod
-    def restored(cls, arrays: Mapping[str, Floats], dtype: torch.dtype) -> LocalModels:
-        local = as_tensor(arrays["local"], dtype) if "local" in arrays else None
-        return cls(as_tensor(arrays["theta"], dtype), local, int(arrays["inner"]))
-
 
 def as_floats(values: Tensor) -> Floats:
     return np.asarray(values.numpy(), dtype=np.float64).copy()

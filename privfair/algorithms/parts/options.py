@@ -1,56 +1,81 @@
-"""What the [training] section may say for each algorithm that is trained here, beside what all share."""
+"""The rules that an algorithm's options are annotated with, and the options that several algorithms share.
+
+An options class lists its fields as `learning_rate: Positive = 0.5`; the base class checks every rule at construction,
+and a plan file's [training] section is read into it by name (`privfair.plan.file.read_section`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_args, get_type_hints
 
-from calibrate.errors import InvalidInput, count, positive
+from calibrate.errors import InvalidInput, count, open_unit, positive, rate
 
 
 def at_least_zero(argument: str, value: float) -> float:
-    if not 0 <= value < float("inf"):
+    if not 0 <= value < math.inf:
         raise InvalidInput(argument, value, "must be a finite number of at least 0", "give 0 or more")
     return value
 
 
-@dataclass(frozen=True)
-class GradientOptions:
-    """Steps of `learning_rate / (1 + learning_rate_decay * step)` along the gradient; for fedsgd and gaussian."""
+def below_one(argument: str, value: float) -> float:
+    if not 0 <= value < 1:
+        raise InvalidInput(argument, value, "must lie in [0, 1)", "0 forgets at once, 0.9 averages")
+    return value
 
-    learning_rate: float = 0.5
-    learning_rate_decay: float = 0.0
+
+def whole(argument: str, value: int) -> int:
+    return count(argument, value, least=0)
+
+
+Positive = Annotated[float, positive]
+AtLeastZero = Annotated[float, at_least_zero]
+BelowOne = Annotated[float, below_one]
+Rate = Annotated[float, rate]
+OpenUnit = Annotated[float, open_unit]
+Count = Annotated[int, count]
+Whole = Annotated[int, whole]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the [training] section may say for one algorithm, beside what all share; checked at construction."""
 
     def __post_init__(self) -> None:
-        positive("learning-rate", self.learning_rate)
-        at_least_zero("learning-rate-decay", self.learning_rate_decay)
+        hints = get_type_hints(type(self), include_extras=True)
+        for field in fields(self):
+            _check(field.name.replace("_", "-"), getattr(self, field.name), hints[field.name])
+
+
+def _check(argument: str, value: Any, hint: Any) -> None:
+    """Apply the rule of an annotated type, also inside `tuple[...]` and `... | None`."""
+    if value is None:
+        return
+    for rule in getattr(hint, "__metadata__", ()):
+        rule(argument, value)
+    for part in get_args(hint) if not hasattr(hint, "__metadata__") else ():
+        if hasattr(part, "__metadata__") or get_args(part):
+            for item in value if isinstance(value, tuple) else (value,):
+                _check(argument, item, part)
+
+
+@dataclass(frozen=True)
+class GradientOptions(Options):
+    """Steps of `learning_rate / (1 + learning_rate_decay * step)` along the gradient; for fedsgd and gaussian."""
+
+    learning_rate: Positive = 0.5
+    learning_rate_decay: AtLeastZero = 0.0
 
     def rate(self, step: int) -> float:
+        """The length of a step, counted from 0."""
         return self.learning_rate / (1 + self.learning_rate_decay * step)
 
 
 @dataclass(frozen=True)
-class FedAvgOptions:
-    """Each silo makes `local_epochs` passes over its batch in mini-batches of `local_batch` (all of it at once if
-    left out)."""
+class LocalTrainingOptions(Options):
+    """Each silo makes `local_epochs` passes over its batch in mini-batches of `local_batch` (left out: all at once)."""
 
-    learning_rate: float = 0.5
-    local_epochs: int = 1
-    local_batch: int | None = None
-
-    def __post_init__(self) -> None:
-        positive("learning-rate", self.learning_rate)
-        count("local-epochs", self.local_epochs)
-        if self.local_batch is not None:
-            count("local-batch", self.local_batch)
-
-
-@dataclass(frozen=True)
-class CentralErmOptions:
-    """The minimiser of the mean loss plus l2/2 |theta|^2, up to `iterations` of L-BFGS."""
-
-    l2: float = 0.0
-    iterations: int = 500
-
-    def __post_init__(self) -> None:
-        at_least_zero("l2", self.l2)
-        count("iterations", self.iterations)
+    learning_rate: Positive = 0.1
+    local_epochs: Count = 1
+    local_batch: Count | None = None

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from calibrate.errors import CheckFailed
-from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.algorithm import Received, SiloTensors
 from privfair.fairness.constraints import Rate, RateValue, predicted
 from privfair.models.model import ROUNDING_SLACK, Model, cross_entropy, through_softmax
 
@@ -176,3 +177,8 @@ def rows_of_users(silo: SiloTensors, cohort: Tensor) -> tuple[Tensor, Tensor]:
     rows = (owner >= 0).nonzero()[:, 0]
     order = torch.argsort(owner[rows], stable=True)
     return rows[order], owner[rows][order]
+
+
+def summed_statistics(received: Received, name: str) -> Tensor:
+    """What all parties published under this name, added up: each user belongs to one party."""
+    return torch.from_numpy(np.sum([values[name].values for values in received.values()], axis=0))

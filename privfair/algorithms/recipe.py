@@ -1,0 +1,125 @@
+"""From a plan to an algorithm: what a builder is given, and what the registry knows of each algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from calibrate.errors import InvalidInput
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, RandomizedCategory
+from calibrate.plans.plan import Plan
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from privfair.algorithms.algorithm import Algorithm
+from privfair.algorithms.parts.options import Options
+from privfair.models.model import Model
+from privfair.plan.model import MinMaxPlan
+from privfair.plan.privacy import Parameters, Unpriced
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+PlanT = TypeVar("PlanT", bound=Plan)
+
+RECORD_REPLACED = PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
+RECORD_ADDED = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
+USER_ADDED = PrivacyUnit(Protected.USER, Relation.ADD_REMOVE)
+ATTRIBUTE_REPLACED = PrivacyUnit(Protected.ATTRIBUTE, Relation.REPLACE_ATTRIBUTE)
+
+
+@dataclass(frozen=True, eq=False)
+class Blueprint(Generic[OptionsT]):
+    """All that an algorithm is built from: options, signed parameters, public facts about the data; never records."""
+
+    model: Model
+    options: OptionsT
+    parameters: Parameters
+    """The priced plan as it was signed; what is known of one where nothing is promised; None for a baseline."""
+    promised: bool
+    """Whether privacy is promised to anybody."""
+    parties: tuple[tuple[str, int], ...]
+    """Names and sizes in units, as the manifest binds them."""
+    groups: int
+    rounds: int
+    """The updates to make."""
+    seed: int
+    clients: tuple[tuple[str, int], ...] = ()
+    """Names and sizes of the clients whose records a central party collects."""
+    sensitive: tuple[str, ...] = ()
+    """The parties that hold nothing but attributes; none where every silo holds those of its records."""
+    min_max: MinMaxPlan | None = None
+    """A min-max loss of the user's own, to be trained by noisy Fed-SGDA."""
+    document: BudgetDocument | None = None
+    """The verified manifest; None while it is being issued, when only names and shapes matter."""
+
+    def plan(self, kind: type[PlanT]) -> PlanT:
+        """The parameters as a plan of this kind; refused where [privacy] does not give all of them."""
+        if isinstance(self.parameters, kind):
+            return self.parameters
+        missing = self.parameters.missing if isinstance(self.parameters, Unpriced) else "rounds"
+        raise InvalidInput(f"[privacy] {missing}", None, "is needed to train", f"give {missing} under [privacy]")
+
+    def signed(self, name: str) -> GaussianNoise | LaplaceNoise | RandomizedCategory | None:
+        """The signed noise of a value; None where nothing is promised, or while the manifest is being issued."""
+        found = None if self.document is None else self.document.release(name)
+        return found if isinstance(found, GaussianNoise | LaplaceNoise | RandomizedCategory) else None
+
+    def require_groups(self, planned: int) -> None:
+        """Refuse another number of groups than the data's schema has."""
+        if planned != self.groups:
+            raise InvalidInput(
+                "[privacy] groups", planned, f"is not the data's {self.groups} groups", f"write groups = {self.groups}"
+            )
+
+    def require_two_groups(self) -> None:
+        """Refuse data with more than two groups, for algorithms that compare two."""
+        if self.groups != 2:
+            raise InvalidInput("groups", self.groups, "must be 2 here", "compare two groups")
+
+    def require_users(self, planned: int | None) -> None:
+        """Refuse a number of users other than the one that cohorts are drawn from."""
+        units = self.units
+        if planned is not None and planned != units:
+            raise InvalidInput("[privacy] users", planned, f"is not the data's {units} users", f"write users = {units}")
+
+    @property
+    def units(self) -> int:
+        """The units of all parties together."""
+        return sum(size for _, size in self.parties)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each party's share of all units."""
+        return {name: size / self.units for name, size in self.parties}
+
+    def expected(self, rate: float) -> dict[str, float]:
+        """Each party's expected batch size at this sampling rate."""
+        return {name: rate * size for name, size in self.parties}
+
+
+@dataclass(frozen=True)
+class Recipe(Generic[OptionsT]):
+    """How one algorithm gets from a plan to a run."""
+
+    name: str
+    options: type[OptionsT]
+    """What its [training] section may say."""
+    build: Callable[[Blueprint[OptionsT]], Algorithm[Any]]
+    unit: PrivacyUnit = RECORD_REPLACED
+    """Whom its manifest speaks of, also where it promises nothing."""
+    baseline: bool = False
+    """Whether no private variant exists, so that only a manifest without a promise can be issued."""
+    central: bool = False
+    """Whether all records are trained on in one place."""
+    attributes_apart: bool = False
+    """Whether it can run with attributes held by others than the records."""
+
+
+def refuse_normalisation(ratio: float | None) -> None:
+    """Refuse to pay for statistics that no algorithm here publishes."""
+    if ratio is not None:
+        raise InvalidInput(
+            "[privacy] normalisation-noise-ratio",
+            ratio,
+            "pays for statistics that training does not publish",
+            "drop it: features are scaled by the public bounds of their schema",
+        )
