@@ -43,6 +43,12 @@ _RELATION = {
     Relation.REPLACE_ATTRIBUTE: "having any other value (features and label stay, and are not protected)",
 }
 
+
+def protected_text(guarantee: PrivateGuarantee | AsPrintedGuarantee | NoPrivacyPromised) -> str:
+    """Whom a guarantee speaks of, in words: the unit, and what may differ."""
+    return f"{_UNIT[guarantee.unit]}, {_RELATION[guarantee.adjacency]}"
+
+
 Shown = VerifiedManifest | AuthenticManifest | UnverifiedManifest
 
 
@@ -120,7 +126,7 @@ def _signatures(manifest: AuthenticManifest) -> Iterator[str]:
 
 def _promise(document: BudgetDocument) -> Iterator[str]:
     guarantee = document.guarantee
-    whom = f"{_UNIT[guarantee.unit]}, {_RELATION[guarantee.adjacency]}"
+    whom = protected_text(guarantee)
     if document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY:
         yield (
             "NOBODY IS PROTECTED: the noise is seeded and can be subtracted by whoever has the seed. "

@@ -13,6 +13,7 @@ _COMMANDS = {
     "audit": "does a run keep its promise?",
     "calibrate": "the smallest noise that keeps a promise (epsilon, delta)",
     "demo": "the whole pipeline on real data, in about a minute",
+    "explain": "a budget or an epsilon in plain words",
     "keys": "make keys and say whom to trust",
     "ledger": "what was claimed, charged and released",
     "manifest": "sign, verify and read a budget",

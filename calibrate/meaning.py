@@ -1,0 +1,95 @@
+"""What (epsilon, delta) means to a person: how often an observer guesses right, and what it can come to believe.
+
+An observer who knows everything but one unit's data and sees all that is published decides between two data sets that
+differ in that unit. With false alarms of probability a and misses of probability b, (epsilon, delta)-privacy says
+exactly (Wasserman and Zhou 2010; Kairouz, Oh and Viswanath 2015)
+
+    a + e^epsilon b >= 1 - delta    and    e^epsilon a + b >= 1 - delta.                                    (1)
+
+Everything here follows from (1) and is rounded toward the observer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from calibrate.errors import open_unit
+from calibrate.privacy_unit import EpsilonDelta
+
+_OUTWARD = 1 + 1e-12
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A promise in other words.
+
+    Guarantee: for the unit and relation of the promise, whatever else the observer knows about the other units.
+    """
+
+    promise: EpsilonDelta
+
+    @property
+    def right_guesses(self) -> float:
+        """The largest chance to tell which of two equally likely data sets was used: (e^eps + delta)/(e^eps + 1)."""
+        epsilon, delta = self.promise.epsilon, self.promise.delta
+        return min(1.0, (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)) * _OUTWARD)
+
+    @property
+    def advantage(self) -> float:
+        """By how much true alarms can exceed false ones: the total variation that (1) allows."""
+        return min(1.0, max(0.0, 2 * self.right_guesses - 1))
+
+    def posterior(self, prior: float) -> float:
+        """The most that somebody who held a thing for `prior` likely can come to believe, up to probability delta.
+
+        prior: The probability, between 0 and 1, that was given to one of two possibilities beforehand.
+        """
+        open_unit("prior", prior)
+        return min(1.0, 1 / (1 + (1 - prior) / prior * math.exp(-self.promise.epsilon)) * _OUTWARD)
+
+    def least_misses(self, false_alarms: float) -> float:
+        """The smallest share of misses at a given share of false alarms: the trade-off curve of (1)."""
+        epsilon, delta = self.promise.epsilon, self.promise.delta
+        steep = 1 - delta - math.exp(min(epsilon, 700.0)) * false_alarms
+        flat = math.exp(-epsilon) * (1 - delta - false_alarms)
+        return max(0.0, steep, flat) / _OUTWARD
+
+    def to_json(self) -> dict[str, object]:
+        """The numbers that the command line, the report and a notebook show."""
+        grid = [0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+        return {
+            "epsilon": self.promise.epsilon,
+            "delta": self.promise.delta,
+            "right_guesses": self.right_guesses,
+            "posterior": {f"{prior:g}": self.posterior(prior) for prior in (0.001, 0.01, 0.1, 0.5)},
+            "trade_off": [{"false_alarms": a, "least_misses": self.least_misses(a)} for a in grid],
+        }
+
+    def sentences(self, whom: str) -> tuple[str, ...]:
+        """The promise in plain words; `whom` names the unit, such as "one record"."""
+        coin, rare = _percent(self.right_guesses), _percent(self.posterior(0.01))
+        guess = (
+            f"An observer who sees everything that is published and knows all other data, and has to say which of two "
+            f"equally likely versions of {whom} was used, is right at most {coin} of the time (50% is a coin)."
+        )
+        belief = (
+            f"Somebody who held a thing about {whom} for 1% likely can come to hold it for at most {rare} likely, "
+            f"except with probability {self.promise.delta:g}."
+        )
+        return guess, belief
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: the sentences and the trade-off curve."""
+        points = " ".join(f"{200 * a / 50:.2f},{200 * (1 - self.least_misses(a / 50)):.2f}" for a in range(51))
+        curve = f'<polyline points="{points}" fill="none" stroke="currentColor"/>'
+        frame = '<rect width="200" height="200" fill="none" stroke="currentColor" opacity=".3"/>'
+        text = " ".join(self.sentences("one unit"))
+        picture = f'<svg width="160" viewBox="-2 -2 204 204" role="img">{frame}{curve}</svg>'
+        return f"<p>{text}</p>{picture}<p>False alarms (right) against the least misses (up) that are possible.</p>"
+
+
+def _percent(share: float) -> str:
+    """Rounded up, so that no observer is made to look weaker than the promise allows."""
+    percent = math.ceil(share * 1000) / 10
+    return f"{percent:.1f}%" if percent < 100 or share >= 1 else "nearly 100%"
