@@ -6,19 +6,17 @@ A refutation is a proof: it shows two neighbouring data sets. Its absence proves
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from enum import Enum
 from typing import Any, final
 
 import numpy as np
 
-from audit.sensitivity.ascent import climb
-from audit.sensitivity.claim import DistanceClaim
-from audit.sensitivity.domain import NeighbouringPair
-from audit.sensitivity.neighbours import build_pair
+from audit.sensitivity.ascent import Ascent
+from audit.sensitivity.claim import Arrays, DistanceClaim, Subject
+from audit.sensitivity.domain import Domain, NeighbouringPair, build_pair
 from audit.sensitivity.shrink import Shrinking, floor_of, from_json, table, to_json
 from audit.sensitivity.spaces import RandomChoices
-from audit.sensitivity.subject import Subject
 from calibrate.errors import InvalidInput, count
 
 ROUNDING = 1e-6
@@ -29,24 +27,17 @@ _ENOUGH = 2
 a bound that clipping enforces is a plateau, on which further ascents stand still."""
 
 
-class Word(Enum):
-    """The two things a search can say."""
-
-    REFUTED = "refuted"
-    NOT_REFUTED = "not refuted"
-
-
 @final
 @dataclass(frozen=True)
 class Search:
-    """How hard to look; the same search gives the same finding."""
+    """How hard to look; the same search gives the same result."""
 
     pairs: int = 800
     climbs: int = 6
     steps: int = 80
     seed: int = 0
     ascent_pairs: int = 1500
-    """Pairs that all ascents together may evaluate; numerical slopes take dozens a step, exact ones a single pair."""
+    """Pairs that all ascents together may evaluate; numerical slopes take dozens per step, exact ones a single pair."""
 
     def __post_init__(self) -> None:
         count("ascent_pairs", self.ascent_pairs, least=0)
@@ -58,7 +49,7 @@ class Search:
 
 @final
 @dataclass(frozen=True)
-class Effort:
+class SearchEffort:
     """What was really tried."""
 
     seed: int
@@ -77,14 +68,18 @@ class Effort:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Finding:
+class SearchResult:
     """What the search found; `pair` is the counterexample, or where nothing is refuted the closest pair."""
 
     claim: DistanceClaim
     found: float
-    word: Word
+    refuted: bool
     pair: NeighbouringPair
-    effort: Effort
+    effort: SearchEffort
+
+    @property
+    def verdict(self) -> str:
+        return "refuted" if self.refuted else "not refuted"
 
     @property
     def ratio(self) -> float:
@@ -92,29 +87,29 @@ class Finding:
         return self.found / self.claim.bound
 
     def to_json(self) -> dict[str, Any]:
-        refuted = self.word is Word.REFUTED
+        """Plain values; `replay` computes the counterexample's distance again."""
         return {
             "claimed": self.claim.bound,
             "found": self.found,
             "ratio": self.ratio,
-            "verdict": self.word.value,
+            "verdict": self.verdict,
             "relation": self.claim.relation.value,
             "protected": self.claim.unit.protected.value,
             "norm": self.claim.norm.value,
-            "counterexample": to_json(self.pair) if refuted else None,
+            "counterexample": to_json(self.pair) if self.refuted else None,
             "effort": asdict(self.effort),
         }
 
     def __str__(self) -> str:
         head = (
-            f"{self.word.value}: found {self.found:.6g}, claimed {self.claim.bound:.6g} (ratio {self.ratio:.4g},"
+            f"{self.verdict}: found {self.found:.6g}, claimed {self.claim.bound:.6g} (ratio {self.ratio:.4g},"
             f" {self.claim.norm.value}, {self.claim.relation.value}, unit: {self.claim.unit.protected.value})"
         )
-        shown = f"\n{table(self.pair)}" if self.word is Word.REFUTED else ""
+        shown = f"\n{table(self.pair)}" if self.refuted else ""
         return f"{head}{shown}\nsearched: {self.effort}"
 
 
-def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None) -> Finding:
+def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None) -> SearchResult:
     """The neighbouring data sets furthest apart that the search finds, judged against the claim."""
     search = search or Search()
     generator = np.random.default_rng(search.seed)
@@ -122,7 +117,7 @@ def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None
     evaluations = len(seeds)
     best = seeds[0]
     starts = seeds[: search.climbs] if math.isfinite(best[0]) else []
-    climbs = 0
+    ascent, climbs = Ascent(subject, claim.unit, claim.norm, generator), 0
     for _, start in starts:
         if climbs >= _ENOUGH and 1 - _REACHED <= best[0] / claim.bound <= 1 + ROUNDING:
             break
@@ -130,7 +125,7 @@ def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None
         if room <= 0:
             break
         climbs += 1
-        risen = climb(subject, claim.unit, claim.norm, start, search.steps, generator, room)
+        risen = ascent.climb(start, search.steps, room)
         evaluations += risen.evaluations
         if risen.distance > best[0]:
             best = (risen.distance, risen.pair)
@@ -140,15 +135,30 @@ def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None
     if refuted:
         floor = floor_of(found, claim.bound * (1 + 2 * ROUNDING))
         shrinker = Shrinking(subject, claim.unit, claim.norm, min(floor, found))
-        pair = shrinker.shrunken(pair)
+        pair = shrinker.shrink(pair)
         found, shrinking = subject.distance(pair, claim.norm), shrinker.trials
-    effort = Effort(search.seed, search.pairs, climbs, evaluations + shrinking, shrinking)
-    return Finding(claim, found, Word.REFUTED if refuted else Word.NOT_REFUTED, pair, effort)
+    effort = SearchEffort(search.seed, search.pairs, climbs, evaluations + shrinking, shrinking)
+    return SearchResult(claim, found, refuted, pair, effort)
 
 
 def replay(document: dict[str, Any], subject: Subject, claim: DistanceClaim) -> float:
     """The distance that a counterexample's JSON gives now."""
     return subject.distance(from_json(document, subject.domain), claim.norm)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CataloguedClaim:
+    """A claim by its id, about which function and data sets; `says` is the claim in words with its source."""
+
+    id: str
+    says: str
+    claim: DistanceClaim
+    subject: Subject
+
+    def check(self, search: Search | None = None) -> SearchResult:
+        """Try to refute it."""
+        return falsify(self.subject, self.claim, search)
 
 
 def _random_pairs(
@@ -171,18 +181,37 @@ def _random_pairs(
     return sorted(found, key=lambda each: -each[0])
 
 
-# One claim of the catalogue: what is claimed, about which function, for which data sets.
+# Three lines for a function of one's own: what it takes, what is claimed, and a search that tries to refute it.
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """A claim by its id; `says` is the claim in words with its source."""
+class SensitivityRefuted(AssertionError):
+    """Two neighbouring data sets were found that the claimed bound does not cover."""
 
-    id: str
-    says: str
-    claim: DistanceClaim
-    subject: Subject
+    def __init__(self, result: SearchResult) -> None:
+        self.result = result
+        super().__init__(str(result))
 
-    def check(self, search: Search | None = None) -> Finding:
-        return falsify(self.subject, self.claim, search)
+
+def assert_sensitivity(
+    function: Callable[..., Any],
+    claim: DistanceClaim | float,
+    domain: Domain,
+    *,
+    arrays: Arrays = Arrays.NUMPY,
+    search: Search | None = None,
+) -> SearchResult:
+    """Raise `SensitivityRefuted` with a readable counterexample, or return what was searched.
+
+    function: its parameters are named after the domain's columns and public values.
+    claim: a plain number claims an L2 distance under adding or removing one record.
+    domain: the data sets that the claim speaks of.
+    arrays: what the function takes; through torch, the search has exact gradients.
+    search: how hard to look.
+
+    Not refuted is not proved: the result states its effort and how near the bound it came.
+    """
+    stated = claim if isinstance(claim, DistanceClaim) else DistanceClaim(claim)
+    result = falsify(Subject(function, domain, arrays), stated, search)
+    if result.refuted:
+        raise SensitivityRefuted(result)
+    return result

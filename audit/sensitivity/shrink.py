@@ -8,9 +8,9 @@ from typing import Any, final
 
 import numpy as np
 
-from audit.sensitivity.domain import Column, Domain, NeighbouringPair, Records, rows_kept, size_of
+from audit.sensitivity.claim import Subject
+from audit.sensitivity.domain import Column, Domain, NeighbouringPair, Records, size_of, without_row
 from audit.sensitivity.spaces import Category
-from audit.sensitivity.subject import Subject
 from calibrate.claims import Norm
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -25,7 +25,8 @@ def to_json(pair: NeighbouringPair) -> dict[str, Any]:
     sides = {
         label: {name: values.tolist() for name, values in getattr(pair, part).items()} for part, label in _SIDES.items()
     }
-    return {"in": sides, "public": {name: np.asarray(values).tolist() for name, values in pair.public.items()}}
+    public = {name: np.asarray(values).tolist() for name, values in pair.public.items()}
+    return {"in": sides, "place": pair.place, "public": public}
 
 
 def from_json(document: Mapping[str, Any], domain: Domain) -> NeighbouringPair:
@@ -35,9 +36,9 @@ def from_json(document: Mapping[str, Any], domain: Domain) -> NeighbouringPair:
         public = {name: np.asarray(document["public"][name], dtype=np.float64) for name in domain.public}
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(
-            "counterexample", str(error), "is not a pair of this domain", "replay the JSON of a finding"
+            "counterexample", str(error), "is not a pair of this domain", "replay the JSON of a search"
         ) from error
-    pair = NeighbouringPair(parts["common"], parts["left"], parts["right"], public)
+    pair = NeighbouringPair(parts["common"], parts["left"], parts["right"], public, document.get("place"))
     if not domain.allows(pair):
         raise InvalidInput(
             "counterexample", "in", "breaks a condition of the domain", "replay it with the domain it was found in"
@@ -59,13 +60,15 @@ def _records(columns: Mapping[str, Any], domain: Domain) -> Records:
 
 
 def table(pair: NeighbouringPair) -> str:
-    """One line a record, marked by the data sets it is in; public values below."""
+    """One line per record in its order, marked by the data sets it is in; public values below."""
     names = list(pair.common)
+    shared, place = size_of(pair.common), size_of(pair.common) if pair.place is None else pair.place
+    rows = [("both", pair.common, row) for row in range(place)]
+    rows += [("first", pair.left, row) for row in range(size_of(pair.left))]
+    rows += [("second", pair.right, row) for row in range(size_of(pair.right))]
+    rows += [("both", pair.common, row) for row in range(place, shared)]
     lines = [["data set", *names]]
-    for part, label in _SIDES.items():
-        records = getattr(pair, part)
-        for row in range(size_of(records)):
-            lines.append([label, *(_text(records[name][row]) for name in names)])
+    lines += [[label, *(_text(records[name][row]) for name in names)] for label, records, row in rows]
     widths = [max(len(line[place]) for line in lines) for place in range(len(names) + 1)]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
     text.insert(1, "  ".join("-" * width for width in widths))
@@ -102,11 +105,11 @@ class Shrinking:
     """No pair with a smaller distance is taken."""
     trials: int = field(default=0, init=False)
 
-    def shrunken(self, pair: NeighbouringPair) -> NeighbouringPair:
+    def shrink(self, pair: NeighbouringPair) -> NeighbouringPair:
         """Passes until nothing gets simpler any more."""
         while True:
             before = pair
-            for improve in (self._fewer_records, self._plainer_arrays, self._plainer_entries):
+            for improve in (self._fewer_records, self._unit_last, self._plainer_arrays, self._plainer_entries):
                 pair = improve(pair)
             if pair is before or self.trials >= _MOST_TRIALS:
                 return pair
@@ -119,16 +122,23 @@ class Shrinking:
 
     def _fewer_records(self, pair: NeighbouringPair) -> NeighbouringPair:
         """One record less: of the others; where users are protected, also of the user, on both sides or on one."""
-        for parts in (("common",), *(_OF_USER if self.unit.protected is Protected.USER else ())):
-            place = min(size_of(getattr(pair, part)) for part in parts)
-            while place > 0:
-                place -= 1
-                if parts != ("common",) and min(size_of(getattr(pair, part)) for part in parts) <= 1:
-                    break
-                candidate = replace(pair, **{part: _without(getattr(pair, part), place) for part in parts})
+        for row in range(size_of(pair.common) - 1, -1, -1):
+            candidate = pair.without_common(row)
+            if self._accepts(candidate):
+                pair = candidate
+        for parts in _OF_USER if self.unit.protected is Protected.USER else ():
+            row = min(size_of(getattr(pair, part)) for part in parts)
+            while row > 0 and min(size_of(getattr(pair, part)) for part in parts) > 1:
+                row -= 1
+                candidate = pair.with_parts({part: without_row(getattr(pair, part), row) for part in parts})
                 if self._accepts(candidate):
                     pair = candidate
         return pair
+
+    def _unit_last(self, pair: NeighbouringPair) -> NeighbouringPair:
+        """The unit behind all others, where the order of records does not matter."""
+        last = replace(pair, place=None)
+        return last if pair.place is not None and self._accepts(last) else pair
 
     def _plainer_arrays(self, pair: NeighbouringPair) -> NeighbouringPair:
         """A whole array, or a whole row of it, zero or rounded."""
@@ -169,15 +179,11 @@ class Shrinking:
         space = {**self.subject.domain.columns, **self.subject.domain.public}[name]
         if isinstance(space, Category):
             values = values.astype(np.int64)
-        changed = replace(pair, **{part: {**getattr(pair, part), name: values}})
+        changed = pair.with_parts({part: {**getattr(pair, part), name: values}})
         shared = self.unit.relation is Relation.REPLACE_ATTRIBUTE and name != self.subject.domain.attribute
         if part == "left" and shared:
             return replace(changed, right={**changed.right, name: values})
         return changed
-
-
-def _without(records: Records, place: int) -> Records:
-    return rows_kept(records, np.arange(size_of(records)) != place)
 
 
 def floor_of(found: float, claimed: float) -> float:

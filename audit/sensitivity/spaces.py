@@ -191,7 +191,7 @@ class Ball:
         return -values
 
     def project(self, values: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(values.reshape(len(values), -1), dim=1)
+        norms: Tensor = torch.linalg.vector_norm(values.reshape(len(values), -1), dim=1)
         factors = (self.radius / norms.clamp_min(self.radius)).reshape(-1, *(1,) * len(self.shape))
         return values * factors
 
@@ -274,7 +274,7 @@ class ProbabilitySlopes:
 
     def project(self, values: Tensor) -> Tensor:
         centred = values - values.mean(dim=1, keepdim=True)
-        norms = torch.linalg.matrix_norm(centred, ord=2)
+        norms: Tensor = torch.linalg.matrix_norm(centred, ord=2)
         return centred * (self.lipschitz / norms.clamp_min(self.lipschitz))[:, None, None]
 
     def contains(self, values: Array) -> bool:

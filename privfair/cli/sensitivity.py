@@ -11,12 +11,12 @@ from privfair.cli import sensitivity_report
 from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
-    from audit.sensitivity.falsify import Entry, Finding, Search
+    from audit.sensitivity.falsify import CataloguedClaim, Search, SearchResult
 
 _RELATIONS = ("add-remove", "replace-one", "replace-attribute")
 
 
-@click.group("sensitivity", short_help="refute a claimed sensitivity, or say how hard was tried")
+@click.group("sensitivity", short_help="refute a claimed sensitivity, or say how hard it was tried")
 def command() -> None:
     """Put a sensitivity claim to the test.
 
@@ -35,9 +35,9 @@ command.add_command(sensitivity_report.command)
 @json_option
 def list_all(as_json: bool) -> None:
     """The claims that can be checked by id."""
-    from audit.sensitivity.catalogue import entry_named, ids
+    from audit.sensitivity.catalogue import claim_named, ids
 
-    entries = [entry_named(id) for id in ids()]
+    entries = [claim_named(id) for id in ids()]
     if as_json:
         print_json([{"id": each.id, "says": each.says, "claimed": each.claim.bound} for each in entries])
         return
@@ -47,16 +47,36 @@ def list_all(as_json: bool) -> None:
 
 @command.command("check")
 @click.argument("what", metavar="ID|MODULE:FUNCTION")
-@click.option("--claim", type=float, help="The bound to test; required for a function of your own.")
-@click.option("--relation", type=click.Choice(_RELATIONS), default=None, help="Of neighbours. [default: add-remove]")
-@click.option("--protected", type=click.Choice(["record", "user"]), default=None, help="The unit. [default: record]")
-@click.option("--norm", type=click.Choice(["L1", "L2"]), default=None, help="[default: L2]")
-@click.option("--domain", "domain_name", help="module:name of a Domain. [default: DOMAIN beside the function]")
-@click.option("--arrays", type=click.Choice(["numpy", "torch"]), default=None, help="What it takes. [default: numpy]")
-@click.option("--pairs", type=click.IntRange(min=1), default=800, show_default=True, help="Random pairs.")
-@click.option("--climbs", type=click.IntRange(min=0), default=6, show_default=True, help="Gradient ascents.")
-@click.option("--steps", type=click.IntRange(min=0), default=80, show_default=True, help="Of each ascent.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search.")
+@click.option("--claim", type=float, help="Bound to test; required for a function of your own.")
+@click.option(
+    "--relation",
+    type=click.Choice(_RELATIONS),
+    default=None,
+    help="How neighbouring data sets differ. [default: add-remove]",
+)
+@click.option(
+    "--protected", type=click.Choice(["record", "user"]), default=None, help="Unit that is protected. [default: record]"
+)
+@click.option("--norm", type=click.Choice(["L1", "L2"]), default=None, help="Norm of the distance. [default: L2]")
+@click.option(
+    "--domain",
+    "domain_name",
+    help="Data sets of the claim, as module:name of a Domain. [default: DOMAIN beside the function]",
+)
+@click.option(
+    "--arrays",
+    type=click.Choice(["numpy", "torch"]),
+    default=None,
+    help="Kind of arrays that the function takes. [default: numpy]",
+)
+@click.option(
+    "--pairs", type=click.IntRange(min=1), default=800, show_default=True, help="Number of random pairs of neighbours."
+)
+@click.option("--climbs", type=click.IntRange(min=0), default=6, show_default=True, help="Number of gradient ascents.")
+@click.option(
+    "--steps", type=click.IntRange(min=0), default=80, show_default=True, help="Number of steps of each ascent."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the search.")
 @json_option
 def check(
     what: str,
@@ -81,20 +101,20 @@ def check(
       privfair sensitivity check steffle.lemma-B.1.W
       privfair sensitivity check my_module:clipped_mean --claim 0.25 --relation replace-one --json
     """
-    from audit.sensitivity.falsify import Search, Word
+    from audit.sensitivity.falsify import Search
 
     stated = {"relation": relation, "protected": protected, "norm": norm, "arrays": arrays, "domain": domain_name}
-    entry = _own(what, claim, stated) if ":" in what else _known(what, claim, stated)
-    finding = _checked(entry, Search(pairs, climbs, steps, seed))
+    entry = _claim_of_function(what, claim, stated) if ":" in what else _claim_of_id(what, claim, stated)
+    result = _check(entry, Search(pairs, climbs, steps, seed))
     if as_json:
-        print_json({"id": entry.id} | finding.to_json())
+        print_json({"id": entry.id} | result.to_json())
     else:
         print_rich(f"[bold]{entry.id}[/bold]")
-        click.echo(f"claim: {entry.says}\n{finding}")
-    sys.exit(1 if finding.word is Word.REFUTED else 0)
+        click.echo(f"claim: {entry.says}\n{result}")
+    sys.exit(1 if result.refuted else 0)
 
 
-def _checked(entry: Entry, search: Search) -> Finding:
+def _check(entry: CataloguedClaim, search: Search) -> SearchResult:
     """A function that raises has refuted nothing: it must not leave with the exit code of a refutation."""
     from calibrate.errors import InvalidInput, PrivfairError
 
@@ -106,37 +126,36 @@ def _checked(entry: Entry, search: Search) -> Finding:
         if ":" not in entry.id:
             raise
         rule = f"raised {type(error).__name__} on a data set of its domain ({error})"
-        raise InvalidInput("function", entry.id, rule, "mend the function, or narrow its domain") from error
+        raise InvalidInput("function", entry.id, rule, "fix the function, or narrow its domain") from error
 
 
-def _known(id: str, claim: float | None, stated: dict[str, str | None]) -> Entry:
+def _claim_of_id(id: str, claim: float | None, stated: dict[str, str | None]) -> CataloguedClaim:
     """A claim of the catalogue, perhaps with another bound; what it is about is fixed."""
     from dataclasses import replace
 
-    from audit.sensitivity.catalogue import entry_named
+    from audit.sensitivity.catalogue import claim_named
     from calibrate.errors import InvalidInput
 
     given = [name for name, value in stated.items() if value is not None]
     if given:
         raise InvalidInput(f"--{given[0]}", stated[given[0]], f"is fixed by {id}", "use it with module:function")
-    entry = entry_named(id)
+    entry = claim_named(id)
     if claim is None:
         return entry
     return replace(entry, says=f"{entry.says}; here {claim:g}", claim=replace(entry.claim, bound=claim))
 
 
-def _own(what: str, claim: float | None, stated: dict[str, str | None]) -> Entry:
-    from audit.sensitivity.claim import DistanceClaim
+def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | None]) -> CataloguedClaim:
+    from audit.sensitivity.claim import Arrays, DistanceClaim, Subject
     from audit.sensitivity.domain import Domain
-    from audit.sensitivity.falsify import Entry
-    from audit.sensitivity.subject import Arrays, Subject
+    from audit.sensitivity.falsify import CataloguedClaim
     from calibrate.claims import Norm
     from calibrate.errors import InvalidInput
     from calibrate.privacy_unit import Protected, Relation
 
     if claim is None:
         raise InvalidInput("--claim", None, "is needed for a function of your own", "state the bound to test")
-    domain = _loaded(stated["domain"] or what.partition(":")[0] + ":DOMAIN")
+    domain = _load(stated["domain"] or what.partition(":")[0] + ":DOMAIN")
     if not isinstance(domain, Domain):
         raise InvalidInput("--domain", stated["domain"], "is not a Domain", "name an audit.sensitivity.domain.Domain")
     bound = DistanceClaim(
@@ -145,13 +164,12 @@ def _own(what: str, claim: float | None, stated: dict[str, str | None]) -> Entry
         Protected(stated["protected"] or "record"),
         Norm(stated["norm"] or "L2"),
     )
-    subject = Subject(_loaded(what), domain, Arrays(stated["arrays"] or "numpy"))
-    return Entry(
-        what, f"{what} moves by at most {claim:g} ({bound.norm.value}, {bound.relation.value})", bound, subject
-    )
+    subject = Subject(_load(what), domain, Arrays(stated["arrays"] or "numpy"))
+    says = f"{what} moves by at most {claim:g} ({bound.norm.value}, {bound.relation.value})"
+    return CataloguedClaim(what, says, bound, subject)
 
 
-def _loaded(path: str) -> Any:
+def _load(path: str) -> Any:
     """The object at module:name; the working directory's modules count."""
     import importlib
     import os

@@ -18,10 +18,18 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 
 @click.command("report")
 @click.argument("plan", type=_PATH)
-@click.option("--manifest", type=_PATH, help="The plan's budget. [default: calibrated now for its target]")
-@click.option("--rounds", type=click.IntRange(min=1), default=32, show_default=True, help="To rehearse.")
-@click.option("--units", type=click.IntRange(min=1), default=20, show_default=True, help="To try in each batch.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of their choice.")
+@click.option("--manifest", type=_PATH, help="Signed budget of the plan. [default: calibrated now for its target]")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=32, show_default=True, help="Number of rounds to rehearse."
+)
+@click.option(
+    "--units",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Number of units to leave out or replace in each batch.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed for the choice of units.")
 @json_option
 def command(plan: Path, manifest: Path | None, rounds: int, units: int, seed: int, as_json: bool) -> None:
     """What the units of this very data set move, round by round, beside what the worst case would.

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.sensitivity.claim import DistanceClaim
+from audit.sensitivity.claim import Arrays, DistanceClaim
 from audit.sensitivity.domain import Domain
 from audit.sensitivity.spaces import Box, Category
-from audit.sensitivity.subject import Arrays
 from calibrate.claims import Norm
 from calibrate.privacy_unit import Relation
 

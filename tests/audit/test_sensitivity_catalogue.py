@@ -9,7 +9,7 @@ import pytest
 
 from audit.sensitivity import catalogue
 from audit.sensitivity.engine_claims import UNMOVED
-from audit.sensitivity.falsify import Search, Word, replay
+from audit.sensitivity.falsify import Search, replay
 from calibrate.theorems.steffle import Radius
 
 QUICK = Search(pairs=150, climbs=3, steps=40)
@@ -44,9 +44,9 @@ def test_every_claim_is_judged_here() -> None:
 
 @pytest.mark.parametrize("id", REFUTED)
 def test_false_claims_are_refuted_by_a_few_records_that_replay(id: str) -> None:
-    entry = catalogue.entry_named(id)
+    entry = catalogue.claim_named(id)
     finding = entry.check(QUICK)
-    assert finding.word is Word.REFUTED
+    assert finding.refuted
     assert finding.ratio == pytest.approx(REFUTED[id], rel=0.01)
     assert finding.pair.size <= HANDFUL
     document = json.loads(json.dumps(finding.to_json()))
@@ -55,14 +55,14 @@ def test_false_claims_are_refuted_by_a_few_records_that_replay(id: str) -> None:
 
 @pytest.mark.parametrize("id", TIGHT)
 def test_true_claims_are_approached_and_not_refuted(id: str) -> None:
-    finding = catalogue.entry_named(id).check(QUICK)
-    assert finding.word is Word.NOT_REFUTED
+    finding = catalogue.claim_named(id).check(QUICK)
+    assert not finding.refuted
     assert finding.ratio >= 0.99
     assert finding.to_json()["counterexample"] is None
 
 
 def test_equation_13_fails_by_a_negative_factor() -> None:
-    pair = catalogue.entry_named("fedfdp.equation-13").check(QUICK).pair
+    pair = catalogue.claim_named("fedfdp.equation-13").check(QUICK).pair
     assert 1.0 + 2.0 * (float(pair.left["loss"][0]) - float(pair.public["mean_loss"])) < 0
 
 
@@ -80,28 +80,28 @@ def test_the_entrywise_radius_gets_worse_with_every_class() -> None:
 def test_the_frobenius_radius_holds_for_more_groups_and_classes() -> None:
     entry = catalogue.lemma_b1_theta("l", catalogue.theta_bound(), groups=3, classes=4)
     finding = entry.check(QUICK)
-    assert finding.word is Word.NOT_REFUTED
+    assert not finding.refuted
     assert finding.ratio >= 0.99
 
 
 @pytest.mark.parametrize("id", BOUNDED)
 def test_the_engine_keeps_its_own_bounds(id: str) -> None:
-    finding = catalogue.entry_named(id).check(SMALL)
-    assert finding.word is Word.NOT_REFUTED
+    finding = catalogue.claim_named(id).check(SMALL)
+    assert not finding.refuted
     # A search that stays far from the bound would say nothing.
     assert finding.ratio >= 0.499
 
 
 @pytest.mark.parametrize("id", UNMOVED)
 def test_what_no_attribute_enters_does_not_move_at_all(id: str) -> None:
-    assert catalogue.entry_named(id).check(SMALL).found == 0.0
+    assert catalogue.claim_named(id).check(SMALL).found == 0.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", BOUNDED)
 def test_the_engine_keeps_its_own_bounds_under_a_longer_search(id: str) -> None:
-    finding = catalogue.entry_named(id).check()
-    assert finding.word is Word.NOT_REFUTED
+    finding = catalogue.claim_named(id).check()
+    assert not finding.refuted
     assert finding.ratio >= 0.9
 
 
@@ -109,8 +109,8 @@ def test_the_engine_keeps_its_own_bounds_under_a_longer_search(id: str) -> None:
     "id", ["engine.fedfdp.gradient", "engine.fedfdp.loss", "engine.steffle.h_W", "engine.gaussian.value_1"]
 )
 def test_an_engine_that_signed_a_tenth_too_little_is_caught(id: str) -> None:
-    entry = catalogue.entry_named(id)
+    entry = catalogue.claim_named(id)
     signed = replace(entry, claim=replace(entry.claim, bound=0.9 * entry.claim.bound))
     finding = signed.check(Search(pairs=80, climbs=1, steps=6))
-    assert finding.word is Word.REFUTED
+    assert finding.refuted
     assert finding.pair.size <= HANDFUL

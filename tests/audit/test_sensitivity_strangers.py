@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.sensitivity.assert_sensitivity import SensitivityRefuted, assert_sensitivity
 from audit.sensitivity.domain import Domain
-from audit.sensitivity.falsify import Search, Word
+from audit.sensitivity.falsify import Search, SensitivityRefuted, assert_sensitivity
 from audit.sensitivity.spaces import Box
 from calibrate.errors import InvalidInput
 from tests.audit.stranger_functions import STRANGERS, Stranger
@@ -18,7 +17,7 @@ QUICK = Search(pairs=300, climbs=3, steps=20)
 @pytest.mark.parametrize("each", STRANGERS, ids=lambda each: each.name)
 def test_a_true_claim_is_not_refuted(each: Stranger) -> None:
     finding = assert_sensitivity(each.function, each.true, each.domain, arrays=each.arrays, search=QUICK)
-    assert finding.word is Word.NOT_REFUTED
+    assert not finding.refuted
     assert 0 < finding.ratio <= 1 + 1e-6
 
 
@@ -26,7 +25,7 @@ def test_a_true_claim_is_not_refuted(each: Stranger) -> None:
 def test_a_false_claim_is_refuted_readably(each: Stranger) -> None:
     with pytest.raises(SensitivityRefuted, match="data set") as caught:
         assert_sensitivity(each.function, each.false, each.domain, arrays=each.arrays, search=QUICK)
-    finding = caught.value.finding
+    finding = caught.value.result
     assert finding.ratio > 1.0
     assert finding.pair.size <= each.domain.most
 
@@ -42,7 +41,7 @@ def test_a_value_that_is_not_finite_is_infinitely_far() -> None:
     """The mean of no records is no number; a domain with at least one record has none of it."""
     with pytest.raises(SensitivityRefuted) as caught:
         assert_sensitivity(lambda x: x.mean(), 1.0, Domain({"x": Box(0.0, 1.0)}), search=QUICK)
-    assert caught.value.finding.found == np.inf
+    assert caught.value.result.found == np.inf
     assert assert_sensitivity(lambda x: x.mean(), 1.0, Domain({"x": Box(0.0, 1.0)}, fewest=1), search=QUICK)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,9 +64,6 @@ def test_a_wrong_name_is_refused_by_name() -> None:
 @pytest.mark.slow
 def test_the_fixture_reports_the_best_ratio(tmp_path: Path) -> None:
     """In a process of its own, as a stranger's test suite would have it."""
-    import subprocess
-    import sys
-
     (tmp_path / "test_it.py").write_text(
         "from audit.sensitivity.domain import Domain\n"
         "from audit.sensitivity.falsify import Search\n"
@@ -74,14 +74,32 @@ def test_the_fixture_reports_the_best_ratio(tmp_path: Path) -> None:
         "def test_false(privfair_sensitivity):\n"
         "    privfair_sensitivity(lambda x: x.sum(), 0.5, D, search=Search(40, 1, 2))\n"
     )
-    plugin = ("-p", "privfair.pytest_plugin", "-p", "no:privfair_sensitivity", "-p", "no:cacheprovider")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugin, str(tmp_path / "test_it.py"), "--rootdir", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
+    run = _pytest_in(tmp_path)
     assert "1 failed, 1 passed" in run.stdout
     assert "not refuted, best ratio found 1 " in run.stdout
     assert "refuted, best ratio found 2 " in run.stdout
+
+
+def _pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`python -m pytest` in a stranger's project, which has the working directory first on its path."""
+    plugin = ("-p", "privfair.pytest_plugin", "-p", "no:privfair_sensitivity", "-p", "no:cacheprovider")
+    path = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parents[2]}"}
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, *options, "--rootdir", str(folder), "--confcutdir", "."]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=path, check=False)
+
+
+def test_a_project_with_a_package_audit_of_its_own_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "__init__.py").write_text("OWN = True\n")
+    (tmp_path / "test_own.py").write_text(
+        "import sys\n"
+        "def test_own():\n"
+        "    import audit\n"
+        "    assert audit.OWN\n"
+        "    assert not {'numpy', 'torch', 'calibrate'} & set(sys.modules)\n"
+    )
+    run = _pytest_in(tmp_path)
+    assert "1 passed" in run.stdout, run.stdout + run.stderr
+    (tmp_path / "test_fixture.py").write_text("def test_fixture(privfair_sensitivity):\n    pass\n")
+    run = _pytest_in(tmp_path, "test_fixture.py")
+    assert "keep packages of your own named audit off the path" in run.stdout, run.stdout + run.stderr

@@ -14,7 +14,7 @@ from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, Check, Conclusion, Outcome
 from audit.run_audit import on_trial
 from audit.sensitivity import catalogue
-from audit.sensitivity.falsify import Search, Word
+from audit.sensitivity.falsify import Search
 from audit.transcript.coin_audit import coin_audit
 from audit.verdict import judge
 from calibrate.privacy_unit import Relation
@@ -74,8 +74,8 @@ def _ledger(trained: Trained) -> Iterator[Ledger]:
 def _search(bug: Bug | None) -> list[str]:
     if bug is None or bug.claim is None:
         return []
-    finding = catalogue.entry_named(bug.claim).check(SEARCH)
-    return [str(finding)] if finding.word is Word.REFUTED else []
+    finding = catalogue.claim_named(bug.claim).check(SEARCH)
+    return [str(finding)] if finding.refuted else []
 
 
 def _attack(evidence: RunEvidence) -> list[str]:
