@@ -16,7 +16,7 @@ from audit.canaries.insertion import Canaries, CanarySilo, ReplayedRound, Scalin
 from audit.canaries.production_run import with_model
 from audit.evidence import RunEvidence
 from calibrate.arrays import Floats
-from calibrate.sampling import Poisson, WithReplacement
+from calibrate.sampling import FixedSize, Poisson, RandomAllocation, ShuffledEpochs, WithReplacement
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.batches.participation import declared_sampling
@@ -189,8 +189,10 @@ def participation_rate(evidence: RunEvidence) -> float:
             return rate
         case WithReplacement(population=population, draws=draws):
             return min(1.0, draws / population)
-        case other:
-            return min(1.0, other.size / other.population)
+        case RandomAllocation(batches=batches):
+            return 1 / batches
+        case FixedSize() | ShuffledEpochs() as sized:
+            return min(1.0, sized.size / sized.population)
 
 
 def _knots(rounds: int, kind: CanaryKind) -> list[int]:

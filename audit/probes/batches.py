@@ -20,7 +20,7 @@ from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.manifest.mechanism import NoPrivacyPromised
-from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
 from privfair.batches.participation import declared_sampling
 
 ALPHA = 1e-5
@@ -80,6 +80,8 @@ def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level
             return None if sizes <= {draws} else "a batch has another number of draws"
         case ShuffledEpochs(size=size):
             return _wrong_epochs(units, size, batches)
+        case RandomAllocation(batches=places):
+            return _wrong_allocation(units, places, batches, level)
         case FixedSize(size=size):
             if not sizes <= {size} or _twice_in_a_batch(batches):
                 return f"a batch has not {size} different units"
@@ -88,6 +90,22 @@ def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level
             if _twice_in_a_batch(batches):
                 return "a unit is in a batch twice"
             return _wrong_sizes(units, rate, batches, level) or _wrong_returns(rate, batches, level)
+
+
+def _wrong_allocation(units: int, places: int, batches: Batches, level: float) -> str | None:
+    """Nobody twice in one epoch, nobody left out of a whole one, and no batch larger or smaller than chance makes it."""
+    for epoch in {step // places for step in batches}:
+        members = [batch for step, batch in batches.items() if step // places == epoch]
+        met = np.concatenate(members)
+        if len(np.unique(met)) != len(met):
+            return "a unit is in two batches of one epoch"
+        if len(members) == places and len(met) != units:
+            return "a unit is in no batch of an epoch"
+    law, each = stats.binom(units, 1 / places), level / (2 * len(batches))
+    sizes = np.array([len(batch) for batch in batches.values()])
+    if sizes.min() < law.ppf(each) or sizes.max() > law.isf(each):
+        return f"a batch has {sizes.max()} or {sizes.min()} units where {units / places:.1f} are expected"
+    return None
 
 
 def _twice_in_a_batch(batches: Batches) -> bool:
