@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
 
 from audit.canaries.canary_audit import canary_audit
 from audit.canaries.canary_runs import Effort
@@ -13,13 +12,11 @@ from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
 from audit.noise import check_noise, check_noise_floor
 from audit.probes.check_probes import check_probes
-from audit.report.results import Attack, AuditReport, Layer, Promise, Standing, not_possible
+from audit.report.results import Attack, AuditReport, Layer, Promise, not_possible
 from audit.transcript.coin_audit import coin_audit
 from audit.transcript.decoder import require_decodable
-from audit.verdict import judge
+from audit.verdict import judge, on_trial
 from calibrate.errors import UnsupportedCombination, count, open_unit
-from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.trust import TrustFile
 from calibrate.privacy_unit import Relation
 from privfair.ledger import Ledger
@@ -68,32 +65,6 @@ def audit_run(
         attacks = ()
         checks += (not_possible(Layer.ATTACK, "attack", str(refusal)),)
     return judge(promise, checks, attacks, options.confidence)
-
-
-def on_trial(document: BudgetDocument) -> Promise | None:
-    """The promise to be refuted: the manifest's own, or the paper's claim it quotes."""
-    guarantee = document.guarantee
-    match guarantee:
-        case PrivateGuarantee():
-            return Promise(
-                epsilon=guarantee.epsilon,
-                delta=guarantee.delta,
-                source="promised by the manifest",
-                standing=Standing.PRICED,
-            )
-        case AsPrintedGuarantee():
-            certified = guarantee.epsilon is not None and guarantee.epsilon <= guarantee.claimed_epsilon
-            standing = Standing.CLAIMED if certified else Standing.CONTESTED
-            return Promise(
-                epsilon=guarantee.claimed_epsilon,
-                delta=guarantee.delta,
-                source=f"claimed by {guarantee.claim}",
-                standing=standing,
-            )
-        case NoPrivacyPromised():
-            return None
-        case _:
-            assert_never(guarantee)
 
 
 def _attacks(

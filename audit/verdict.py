@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from audit.bounds import CONCLUSIVE
 from audit.report.results import Attack, AuditReport, Check, Conclusion, Layer, Outcome, Promise, Standing
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 
 Checks = tuple[Check, ...]
 Attacks = tuple[Attack, ...]
+
+
+def on_trial(document: BudgetDocument) -> Promise | None:
+    """The promise to be refuted: the manifest's own, or the paper's claim it quotes."""
+    guarantee = document.guarantee
+    match guarantee:
+        case PrivateGuarantee():
+            return Promise(
+                epsilon=guarantee.epsilon,
+                delta=guarantee.delta,
+                source="promised by the manifest",
+                standing=Standing.PRICED,
+            )
+        case AsPrintedGuarantee():
+            certified = guarantee.epsilon is not None and guarantee.epsilon <= guarantee.claimed_epsilon
+            standing = Standing.CLAIMED if certified else Standing.CONTESTED
+            return Promise(
+                epsilon=guarantee.claimed_epsilon,
+                delta=guarantee.delta,
+                source=f"claimed by {guarantee.claim}",
+                standing=standing,
+            )
+        case NoPrivacyPromised():
+            return None
+        case _:
+            assert_never(guarantee)
 
 
 def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence: float) -> AuditReport:

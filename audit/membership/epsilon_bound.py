@@ -30,6 +30,7 @@ from audit.bounds import (
 from audit.bounds.lower_bound import allowed_failure, refuted_up_to
 from audit.membership.roc import checked_scores
 from audit.report.results import Assignment, Promise
+from audit.verdict import on_trial
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
@@ -54,8 +55,6 @@ class Claim:
     @classmethod
     def of_manifest(cls, document: BudgetDocument) -> Claim | None:
         """None where nothing is promised; refused where the promise is not about a record taking part."""
-        from audit.run_audit import on_trial
-
         promise = on_trial(document)
         if promise is None:
             return None

@@ -16,7 +16,7 @@ from audit.membership.records import AuditedRecords
 from audit.membership.roc import area, area_value, curve, low_rates
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
 from audit.membership.signals import Signals
-from audit.membership.targets.target import Target, UserScore
+from audit.membership.targets import Target, UserScore
 from audit.report.results import (
     Assignment,
     Attack,

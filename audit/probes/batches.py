@@ -148,7 +148,7 @@ def _so_uneven(units: int, rate: float, sizes: NDArray[np.int64], dispersion: fl
 
 def _wrong_returns(rate: float, batches: Batches, level: float) -> str | None:
     """How many units of one batch are in the next one, over pairs of rounds that do not overlap."""
-    in_order = [batches[round] for round in sorted(batches)]
+    in_order = [batches[number] for number in sorted(batches)]
     pairs = list(zip(in_order[::2], in_order[1::2], strict=False))
     again = sum(len(np.intersect1d(one, other)) for one, other in pairs)
     # Given the first batch of a pair, each of its units is in the second with the declared probability; with a
@@ -163,8 +163,8 @@ def _wrong_epochs(units: int, size: int, batches: Batches) -> str | None:
     """Within the rounds of one epoch nobody takes part twice, and only the last batch is smaller."""
     per_epoch = -(-units // size)
     epochs: dict[int, dict[int, NDArray[np.int64]]] = {}
-    for round, batch in batches.items():
-        epochs.setdefault(round // per_epoch, {})[round % per_epoch] = batch
+    for number, batch in batches.items():
+        epochs.setdefault(number // per_epoch, {})[number % per_epoch] = batch
     for epoch, parts in epochs.items():
         joined = np.concatenate(list(parts.values()))
         if len(np.unique(joined)) != len(joined):
@@ -179,7 +179,7 @@ def _same_in_two_silos(sampling: Sampling | None, drawn: Mapping[str, Batches]) 
     if sampling is None:
         return None
     for (one, first), (other, second) in pairwise(drawn.items()):
-        same = all(np.array_equal(batch, second[round]) for round, batch in first.items())
+        same = all(np.array_equal(batch, second[number]) for number, batch in first.items())
         if same and sum(len(batch) for batch in first.values()) >= _TELLING:
             return f"{one} and {other} drew the same units in every round"
     return None

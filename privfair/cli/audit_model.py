@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from audit.membership.membership_audit import MembershipOptions
     from audit.membership.records import AuditedRecords, RecordTables
     from audit.membership.shadow.train import ShadowRecipe
-    from audit.membership.targets.target import Target
+    from audit.membership.targets import Target
     from audit.report.results import AuditReport
     from calibrate.manifest.trust import TrustFile
 
@@ -145,7 +145,7 @@ def judge_model(
     """Read the files, open the model, train shadow models, attack, judge."""
     from audit.membership.membership_audit import audit_model, audit_scores
     from audit.membership.records import RecordTables
-    from audit.membership.targets.target import Direction, read_scores
+    from audit.membership.targets import Direction, read_scores
 
     flags.require_complete(run)
     assert flags.members is not None
@@ -169,8 +169,8 @@ def judge_model(
 
 def open_model(flags: ModelFlags) -> Target:
     """The model that was named, opened as the flags allow."""
-    from audit.membership.targets.open_target import PickleTrust, open_target
-    from audit.membership.targets.target import OutputKind
+    from audit.membership.open_target import PickleTrust, open_target
+    from audit.membership.targets import OutputKind
 
     assert flags.model_path is not None
     pickles = PickleTrust.TRUSTED if flags.trust_pickle else PickleTrust.REFUSED
@@ -203,7 +203,7 @@ def show_membership(report: AuditReport) -> None:
 def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
     """The records of all files as this model takes them."""
     from audit.membership.records import ColumnChoice, RecordTables, encode_tables
-    from audit.membership.targets.run_target import RunTarget
+    from audit.membership.targets import RunTarget
 
     assert flags.members is not None
     assert flags.nonmembers is not None
@@ -351,7 +351,7 @@ def attribute_of_run(
 ) -> Inferred:
     """Of a run; a run that does not allow it (no model yet, images, too few records) says so."""
     from audit.attribute.attribute_audit import AttributeOptions
-    from audit.attribute.of_model import attribute_inference_of_run
+    from audit.attribute.targets import attribute_inference_of_run
     from calibrate.errors import InvalidInput
 
     if not flags.infer:
@@ -366,9 +366,9 @@ def attribute_of_run(
 def attribute_of_model(flags: AttributeFlags, model: ModelFlags, seed: int, confidence: float) -> Inferred:
     """Of a model with two files; only where a column was named."""
     from audit.attribute.attribute_audit import AttributeOptions
-    from audit.attribute.of_model import attribute_inference_of_model
+    from audit.attribute.targets import attribute_inference_of_model
     from audit.membership.records import RecordTables
-    from audit.membership.targets.run_target import RunTarget
+    from audit.membership.targets import RunTarget
 
     if flags.sensitive is None:
         return _not_inferred("no --sensitive COLUMN was named")

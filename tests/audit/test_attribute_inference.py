@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from audit.attribute.attacks import Csmia, Yeom
-from audit.attribute.attribute_audit import AttributeOptions, attribute_inference, difference_interval
-from audit.attribute.mean_interval import mean_interval
+from audit.attribute.attribute_audit import AttributeOptions, attribute_inference, difference_interval, mean_interval
 from audit.attribute.records import Attribute, AttributeRecords, SensitiveInput
 from audit.report.results import AttributeFinding, AttributeInference
 from calibrate.errors import InvalidInput

@@ -10,13 +10,11 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from audit.attribute.attacks import Yeom
+from audit.attribute.attacks import WhiteBox, Yeom
 from audit.attribute.attribute_audit import AttributeOptions
-from audit.attribute.learned import WhiteBox
-from audit.attribute.of_model import AskedByClass, InputTable, attribute_inference_of_model
+from audit.attribute.targets import AskedByClass, InputTable, attribute_inference_of_model
 from audit.membership.records import ColumnChoice, RecordTables, encode_tables
-from audit.membership.targets.sklearn_estimator import SklearnTarget
-from audit.membership.targets.torch_target import TorchTarget
+from audit.membership.targets import SklearnTarget, TorchTarget
 from audit.report.results import AttributeFinding
 from calibrate.errors import InvalidInput
 from tests.audit.attribute_cases import population

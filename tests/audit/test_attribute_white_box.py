@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from audit.attribute.attacks import Yeom
+from audit.attribute.attacks import WhiteBox, Yeom
 from audit.attribute.attribute_audit import AttributeOptions, attribute_inference
-from audit.attribute.learned import WhiteBox
 from audit.attribute.records import AttributeRecords
 from audit.attribute.targets import ModuleWeights, RunModel
 from audit.report.results import AttributeFinding

@@ -15,14 +15,14 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from audit.membership.shadow.stacked_linear import StackedLogistic, StackedPrivateLogistic
+from audit.membership.shadow.stacked_linear import StackedLogistic
 from audit.membership.shadow.stacked_module import StackedModule
 from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
-from audit.membership.targets.sklearn_estimator import ClonedEstimator
-from audit.membership.targets.torch_target import TorchTarget
+from audit.membership.targets import ClonedEstimator, TorchTarget
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from tests.audit.membership_worlds import audited, noisy_records
+from tests.audit.private_shadow_models import StackedPrivateLogistic
 
 NET = StackedPerceptron((16, 12), epochs=12, batch=16, penalty=1e-3)
 LOGISTIC = StackedLogistic(epochs=5)

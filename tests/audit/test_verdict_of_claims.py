@@ -8,8 +8,7 @@ from audit.bounds import LowerBound
 from audit.bounds.lower_bound import GuessCounts, Method
 from audit.bounds.trade_off import CurveFamily
 from audit.report.results import Attack, Conclusion, Layer, Promise, Standing, passed_if
-from audit.run_audit import on_trial
-from audit.verdict import judge
+from audit.verdict import judge, on_trial
 from calibrate.manifest.mechanism import AsPrintedGuarantee
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, Relation

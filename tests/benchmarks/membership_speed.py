@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from audit.membership.attacks import shares_above
-from audit.membership.shadow.stacked_linear import StackedLogistic, StackedPrivateLogistic
+from audit.membership.shadow.stacked_linear import StackedLogistic
 from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
+from tests.audit.private_shadow_models import StackedPrivateLogistic
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "membership.md"
 RECORDS, FEATURES, MODELS, EPOCHS, OWN_BATCH = 4000, 50, 64, 10, 64

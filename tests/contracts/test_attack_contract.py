@@ -17,7 +17,7 @@ from audit.membership.attacks import LiraOffline, LiraOnline, LossThreshold, Mem
 from audit.membership.epsilon_bound import Trial, bound_of, rankings_of
 from audit.membership.roc import area
 from audit.membership.signals import Signals
-from audit.membership.targets.target import UserScore
+from audit.membership.targets import UserScore
 from audit.report.results import Assignment
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import InvalidInput, UnsupportedCombination

@@ -17,8 +17,7 @@ from audit.canaries.insertion import ReplayedRound, Scaling, alone
 from audit.evidence import RunEvidence
 from audit.noise import check_noise_floor
 from audit.report.results import AuditReport, Conclusion, Outcome
-from audit.run_audit import on_trial
-from audit.verdict import judge
+from audit.verdict import judge, on_trial
 from calibrate.manifest.mechanism import GaussianNoise
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.gate import Gate

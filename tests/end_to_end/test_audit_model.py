@@ -149,8 +149,8 @@ def save_onnx(path: Path, *, sigmoid: bool = False) -> None:
 
 def test_an_onnx_file_gives_the_signals_of_its_matrix(tmp_path: Path, files: tuple[object, ...]) -> None:
     pytest.importorskip("onnxruntime")
+    from audit.membership.open_target import open_target
     from audit.membership.signals import phi_from_logits
-    from audit.membership.targets.open_target import open_target
     from tests.audit.membership_worlds import audited
 
     path = tmp_path / "m.onnx"

@@ -12,11 +12,10 @@ from audit.evidence import RunEvidence
 from audit.noise import check_noise, check_noise_floor
 from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, Check, Conclusion, Outcome
-from audit.run_audit import on_trial
 from audit.sensitivity import catalogue
 from audit.sensitivity.falsify import Search
 from audit.transcript.coin_audit import coin_audit
-from audit.verdict import judge
+from audit.verdict import judge, on_trial
 from calibrate.privacy_unit import Relation
 from privfair.ledger import Access, Ledger
 from tests.planted_bugs.bug import Bug, Caught

@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 import numpy as np
+import torch
+from torch import nn
 
 from audit.membership.records import AuditedRecords, class_text
 from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecipe
-from audit.membership.targets.run_target import RunTarget
-from audit.membership.targets.sklearn_estimator import SklearnTarget
-from audit.membership.targets.target import OutputKind, Target, numeric_inputs, phi_of_outputs
-from audit.membership.targets.torch_target import TorchTarget
+from audit.membership.targets import (
+    OutputKind,
+    RunTarget,
+    SklearnTarget,
+    Target,
+    TorchTarget,
+    numeric_inputs,
+    phi_of_outputs,
+)
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, Refused
 
@@ -130,7 +137,7 @@ def open_target(
             "name their column with --score",
         )
     if not path.is_file():
-        raise InvalidInput("--model", str(path), "is not a file", "check the path")
+        raise InvalidInput("--model", str(path), "does not exist or is not a file", "check the path")
     if suffix == ".onnx":
         return OnnxTarget.open(path, outputs)
     if trust is PickleTrust.REFUSED:
@@ -144,8 +151,6 @@ def open_target(
 def _unpickle(path: Path, suffix: str) -> Any:
     try:
         if suffix in (".pt", ".pth"):
-            import torch
-
             return torch.load(path, weights_only=False, map_location="cpu")
         if suffix == ".joblib":
             import joblib
@@ -164,8 +169,6 @@ def _unpickle(path: Path, suffix: str) -> Any:
 
 
 def _target_of(found: Any, path: Path, outputs: OutputKind) -> Target:
-    from torch import nn
-
     if isinstance(found, nn.Module):
         return TorchTarget(found, str(path), outputs)
     if isinstance(found, dict):
