@@ -265,7 +265,7 @@ def test_incomplete_questions_are_refused(words: tuple[object, ...], code: int, 
     ("header", "row", "parts"),
     [
         ("f0,f1,f2,f3,f4,label", "1,2,3,4,5,0", ("b.csv", "'f5'", "missing")),
-        ("f0,f1,f2,f3,f4,f5,label", "1,2,3,4,5,6,7", ("b.csv", "'label'", "line 2", "7")),
+        ("f0,f1,f2,f3,f4,f5,label", "1,2,3,4,5,6,7", ("b.csv", "'label'", "line 2", "(0, 1)")),
         ("f0,f1,f2,f3,f4,f5,label", "1,2,3,4,5,,0", ("b.csv", "'f5'", "line 2", "no value")),
     ],
 )
