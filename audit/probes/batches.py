@@ -93,7 +93,7 @@ def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level
 
 
 def _wrong_allocation(units: int, places: int, batches: Batches, level: float) -> str | None:
-    """Nobody twice in one epoch, nobody left out of a whole one, and no batch larger or smaller than chance makes it."""
+    """Nobody twice in one epoch, nobody left out of a whole one, and no batch larger or smaller than by chance."""
     for epoch in {step // places for step in batches}:
         members = [batch for step, batch in batches.items() if step // places == epoch]
         met = np.concatenate(members)
