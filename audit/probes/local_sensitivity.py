@@ -6,9 +6,7 @@ privacy is a promise for every data set, and these numbers are functions of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import Moment, Scene, record_at, rows_of, sent, units_of, with_attribute, with_record, without
+from audit.report.results import LocalSensitivity, StepShares
 from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import SiloTensors
@@ -27,55 +26,21 @@ NOTE = (
 _MOST_STEPS = 8
 
 
-@dataclass(frozen=True)
-class StepShares:
-    """One step: the largest and the middle distance that a unit of the data made, as shares of the worst case."""
-
-    step: int
-    largest: float
-    median: float
-
-
-@dataclass(frozen=True)
-class LocalSensitivity:
-    """One published value over the rounds."""
-
-    name: str
-    worst_case: float
-    """The distance that one unit may make at most, by the signed bound."""
-    steps: tuple[StepShares, ...]
-
-    @property
-    def largest(self) -> float:
-        return max(one.largest for one in self.steps)
-
-    @property
-    def median(self) -> float:
-        return float(np.median([one.median for one in self.steps]))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "worst_case": self.worst_case,
-            "largest": self.largest * self.worst_case,
-            "largest_share": self.largest,
-            "median_share": self.median,
-            "by_step": [
-                {"step": one.step, "largest_share": one.largest, "median_share": one.median} for one in self.steps
-            ],
-        }
-
-
-@dataclass
-class _Shares:
-    by_step: dict[int, list[float]] = field(default_factory=dict)
-
-    def finish(self, name: str, worst_case: float) -> LocalSensitivity:
-        steps = tuple(
-            StepShares(step, float(max(shares)), float(np.median(shares)))
-            for step, shares in sorted(self.by_step.items())
-        )
-        return LocalSensitivity(name, worst_case, steps)
+def _summary(name: str, worst_case: float, shares: Mapping[int, list[float]]) -> LocalSensitivity:
+    """One value's shares of the worst case by step, as a result."""
+    steps = tuple(
+        StepShares(step=step, largest_share=max(found), median_share=float(np.median(found)))
+        for step, found in sorted(shares.items())
+    )
+    largest = max(one.largest_share for one in steps)
+    return LocalSensitivity(
+        name=name,
+        worst_case=worst_case,
+        largest=largest * worst_case,
+        largest_share=largest,
+        median_share=float(np.median([one.median_share for one in steps])),
+        by_step=steps,
+    )
 
 
 def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> tuple[LocalSensitivity, ...]:
@@ -89,15 +54,15 @@ def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> t
             "plan", rehearsal.document.algorithm, "publishes no value with a bound", "report a plan with noise"
         )
     random = np.random.default_rng(seed)
-    found: dict[str, _Shares] = {}
+    found: dict[str, dict[int, list[float]]] = {}
     for moment in moments:
         for silo in scene.silos:
             (batch,) = (one.batch for one in rehearsal.of(silo.name) if one.step == moment.step)
             for name, share in _of_batch(scene, moment, silo, batch, units, random):
-                found.setdefault(name, _Shares()).by_step.setdefault(moment.step, []).append(share)
-    finish = (shares.finish(name, scene.allowed(name)) for name, shares in found.items())
+                found.setdefault(name, {}).setdefault(moment.step, []).append(share)
+    summaries = (_summary(name, scene.allowed(name), shares) for name, shares in found.items())
     # Records of a draw are exchanged within their cell, so that a count of the cells says nothing here.
-    return tuple(one for one in finish if one.largest > 0 or not scene.algorithm.draws)
+    return tuple(one for one in summaries if one.largest > 0 or not scene.algorithm.draws)
 
 
 def _of_batch(

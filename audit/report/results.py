@@ -348,6 +348,25 @@ class MembershipResult(Result):
         raise InvalidInput("attack", name.value, f"did not run (these did: {ran})", "ask for it")
 
 
+class StepShares(Result):
+    """One step: the largest and the middle distance that a unit of the data made, as shares of the worst case."""
+
+    step: int
+    largest_share: float
+    median_share: float
+
+
+class LocalSensitivity(Result):
+    """How far the units of a data set moved one published value over the rounds."""
+
+    name: str
+    worst_case: float = Field(description="The distance that one unit may make at most, by the signed bound.")
+    largest: float
+    largest_share: float
+    median_share: float
+    by_step: tuple[StepShares, ...]
+
+
 class AuditReport(Result):
     """What `privfair audit --json` prints and `--out` writes."""
 

@@ -10,7 +10,7 @@ import click
 from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
-    from audit.probes.local_sensitivity import LocalSensitivity
+    from audit.report.results import LocalSensitivity
     from calibrate.manifest.document import BudgetDocument
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -99,7 +99,7 @@ def _show(found: tuple[LocalSensitivity, ...], unit: str, note: str) -> None:
     lines: list[object] = [f"[bold]local sensitivity[/bold] for {unit}, as shares of the worst case"]
     for one in found:
         table = Table("step", "largest", "median", title=f"{one.name} (worst case {one.worst_case:.6g})")
-        for step in one.steps:
-            table.add_row(str(step.step), f"{100 * step.largest:.1f}%", f"{100 * step.median:.1f}%")
+        for step in one.by_step:
+            table.add_row(str(step.step), f"{100 * step.largest_share:.1f}%", f"{100 * step.median_share:.1f}%")
         lines.append(table)
     print_rich(*lines, note)
