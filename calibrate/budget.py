@@ -1,82 +1,103 @@
-"""From a plan and a target to a certified budget: the smallest noise that keeps the promise, value by value."""
+"""From a plan and a target to a certified budget: the smallest noise that keeps the promise, value by value.
+
+Published noise is discrete while accountants price continuous noise. What that may cost
+(docs/theorems/discrete-noise.md) is taken from the target before solving, so the noise that is shown is the noise that
+is signed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.registry import Priced, best_epsilon
+from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
 from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.plans.pay_once import PayOncePlan
-from calibrate.plans.plan import Mechanism, NoisyValue, Plan
+from calibrate.plans.plan import NoisyValue, Plan, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import Release, scale_noise
 from calibrate.solve_noise import solve_noise
 
-Json = dict[str, object]
-
 _LARGEST_TARGET = 1000.0
-
-
-@dataclass(frozen=True)
-class CalibratedValue:
-    """One published value with its noise: `sigma` = sensitivity * noise_multiplier, in the value's own scale.
-
-    For Gaussian noise sigma is the standard deviation, for Laplace noise the scale. Randomised response has
-    neither; its `keep_probability` is given instead.
-    """
-
-    name: str
-    sensitivity: float
-    mechanism: Mechanism
-    noise_multiplier: float | None
-    sigma: float | None
-    every_round: bool
-    keep_probability: float | None = None
-
-    def to_json(self) -> Json:
-        json: Json = {
-            "name": self.name,
-            "sensitivity": self.sensitivity,
-            "noise_multiplier": self.noise_multiplier,
-            "sigma": self.sigma,
-            "mechanism": self.mechanism.value,
-            "published": "every round" if self.every_round else "once",
-        }
-        return json if self.keep_probability is None else json | {"keep_probability": self.keep_probability}
+_ROOM_FOR_ROUNDING = 1 - 1e-11
+"""Accountants reach the same price by different roads, so the solver aims this much lower than what is promised."""
+_MOST_CORRECTIONS = 4
 
 
 @dataclass(frozen=True)
 class CertifiedBudget:
     """A plan with its noise, and the certified cost of publishing it.
 
-    Guarantee: under the plan's assumptions the release is (certified.upper, target.delta)-private for the
-    plan's unit, and certified.upper <= target.epsilon. `certified.lower` is the cost that some data set
-    reaches; `optimality_gap` says how much smaller the noise could be at best (None if that is not known).
+    Guarantee: under the plan's assumptions the release with continuous noise is `continuous`-private for the plan's
+    unit by the accountant `first`, and with the discrete noise that the engine draws it is `target`-private, as long
+    as no value has more numbers than its `numbers` (`ProfileSlack.certified`). `factor` scales the plan's template;
+    at `factor_lower` the target is provably broken (0 if no such factor is known).
     """
 
     plan: Plan
     target: EpsilonDelta
+    slack: ProfileSlack
     release: Release
-    certified: EpsilonInterval
-    accountant: str
-    values: tuple[CalibratedValue, ...]
-    joint_noise_multiplier: float | None
-    optimality_gap: float | None
+    first: Priced
+    values: tuple[NoisyValue | RandomizedValue, ...]
+    factor: float | None = None
+    factor_lower: float = 0.0
 
     @property
-    def claimed_epsilon(self) -> float:
-        """What may be promised: the target's epsilon, which certified.upper does not exceed."""
-        return self.target.epsilon
+    def continuous(self) -> EpsilonDelta:
+        """What continuous noise must satisfy, so that discrete noise keeps the target."""
+        return self.slack.continuous(self.target)
 
-    def value(self, name: str) -> CalibratedValue:
+    @cached_property
+    def certified(self) -> EpsilonInterval:
+        """The upper end is what may be promised; the lower end is the cost that some data set reaches."""
+        lower, reached = self.first.interval.lower, self._attained
+        if reached is None:
+            lower = 0.0
+        elif reached != self.release:
+            try:
+                lower = best_epsilon(reached, self.plan.unit, self.continuous.delta).interval.lower
+            except NotCertified:  # not part of the promise, so it is simply not told
+                lower = 0.0
+        return EpsilonInterval(min(lower, self.target.epsilon), self.target.epsilon)
+
+    @cached_property
+    def optimality_gap(self) -> float | None:
+        """By how much, relatively, the noise exceeds noise that is proved to be too little; None if not known."""
+        reached, lower = self._attained, self.factor_lower
+        if self.factor is None or reached is None:
+            return None
+        if reached != self.release:
+            try:
+                lower = self.factor * solve_noise(reached, self.plan.unit, self.continuous).factor_lower
+            except NotCertified:
+                return None
+        return self.factor / lower - 1 if lower > 0 else None
+
+    @property
+    def joint_noise_multiplier(self) -> float | None:
+        """The joint noise multiplier of one round's values; None if they are not Gaussian values of one batch."""
+        joint = self.plan.joint_noise_ratio()
+        return None if joint is None or self.factor is None else joint * self.factor
+
+    @property
+    def _attained(self) -> Release | None:
+        if self.factor is None:
+            return self.release
+        reached = self.plan.attained(self.plan.values(), self.plan.once())
+        return None if reached is None else scale_noise(reached, self.factor)
+
+    def value(self, name: str) -> NoisyValue:
+        """The noisy value of that name, with its calibrated noise."""
         for value in self.values:
-            if value.name == name:
+            if value.name == name and isinstance(value, NoisyValue):
                 return value
         known = ", ".join(value.name for value in self.values)
-        raise InvalidInput("name", name, "is not a value of this budget", f"use {known}")
+        raise InvalidInput("name", name, "is not a noisy value of this budget", f"use {known}")
 
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, object]:
         return {
             "algorithm": self.plan.algorithm.value,
             "epsilon": self.target.epsilon,
@@ -89,17 +110,18 @@ class CertifiedBudget:
             "unprotected": list(self.plan.unprotected()),
             "unit": self.plan.unit.protected.value,
             "relation": self.plan.unit.relation.value,
-            "accountant": self.accountant,
+            "accountant": self.first.accountant_name.value,
             "optimality_gap": self.optimality_gap,
             "parameters": self.plan.parameters(),
         }
 
 
-def calibrate_plan(plan: Plan, target: EpsilonDelta) -> CertifiedBudget:
+def calibrate_plan(plan: Plan, target: EpsilonDelta, numbers: Mapping[str, int] | None = None) -> CertifiedBudget:
     """The smallest noise with which the plan meets the target.
 
-    Guarantee: the returned release's certified upper epsilon at target.delta is at most target.epsilon. The
-    noise of all values keeps the plan's ratios and is scaled by one factor.
+    `numbers` says how many numbers one publication of a value has at most, by name; a value that is not named may
+    have 16.7 million. Guarantee: as `CertifiedBudget` states it. The noise of all values keeps the
+    plan's ratios and is scaled by one factor.
     """
     if target.epsilon > _LARGEST_TARGET:
         raise InvalidInput(
@@ -109,24 +131,41 @@ def calibrate_plan(plan: Plan, target: EpsilonDelta) -> CertifiedBudget:
             "ask for a target below 10, or train without privacy openly (--no-privacy)",
         )
     if isinstance(plan, PayOncePlan):
-        return _pay_once(plan, target)
-    solved = solve_noise(plan.template(), plan.unit, target)
-    reached = plan.attained(plan.values(), plan.once())
-    lower, gap = _lower_end(plan, reached, solved.factor, solved.factor_lower, target)
-    joint = plan.joint_noise_ratio()
+        value = plan.at(target.epsilon * _ROOM_FOR_ROUNDING)
+        first = best_epsilon(value.response, plan.unit, target.delta)
+        return CertifiedBudget(plan, target, NO_SLACK, value.response, first, (value,))
+    known = numbers or {}
+    values = tuple(
+        replace(value, numbers=known.get(value.name, value.numbers)) for value in (*plan.values(), *plan.once())
+    )
+    slack = combined(value.slack(plan.rounds) for value in values)
+    continuous = slack.continuous(target)
+    aim = EpsilonDelta(continuous.epsilon * _ROOM_FOR_ROUNDING, continuous.delta)
+    solved = solve_noise(plan.template(), plan.unit, aim)
+    factor, first = _priced_within(plan, solved.factor, continuous)
     return CertifiedBudget(
         plan=plan,
         target=target,
-        release=scale_noise(plan.template(), solved.factor),
-        certified=EpsilonInterval(min(lower, solved.certified.upper), solved.certified.upper),
-        accountant=solved.accountant,
-        values=tuple(
-            _calibrated(value, solved.factor, every_round)
-            for values, every_round in ((plan.values(), True), (plan.once(), False))
-            for value in values
-        ),
-        joint_noise_multiplier=None if joint is None else joint * solved.factor,
-        optimality_gap=gap,
+        slack=slack,
+        release=scale_noise(plan.template(), factor),
+        first=first,
+        values=tuple(replace(value, noise_multiplier=value.noise_multiplier * factor) for value in values),
+        factor=factor,
+        factor_lower=solved.factor_lower,
+    )
+
+
+def _priced_within(plan: Plan, factor: float, continuous: EpsilonDelta) -> tuple[float, Priced]:
+    """The factor and its price by the accountant that anybody who checks will ask, which may be a hair dearer."""
+    for _ in range(_MOST_CORRECTIONS):
+        priced = best_epsilon(scale_noise(plan.template(), factor), plan.unit, continuous.delta)
+        excess = priced.interval.upper / continuous.epsilon - 1
+        if excess <= 0:
+            return factor, priced
+        factor *= 1 + 1.1 * excess
+    raise NotCertified(
+        f"the solver and the {priced.accountant_name.value} accountant do not agree on the noise for epsilon "
+        f"{continuous.epsilon:g}; report the plan as a bug, and ask for another epsilon until it is fixed"
     )
 
 
@@ -148,7 +187,7 @@ def price_plan(
     if isinstance(plan, PayOncePlan):
         raise InvalidInput("algorithm", plan.algorithm.value, "has no noise multiplier", "its epsilon is its own price")
     given = noise_multipliers if noise_multipliers is not None else _as_multipliers(plan, sigmas or {})
-    values, once = _with_noise(plan.values(), given), _with_noise(plan.once(), given)
+    values, once = with_noise(plan.values(), given), with_noise(plan.once(), given)
     unknown = sorted(set(given) - {value.name for value in (*values, *once)})
     if unknown:
         raise InvalidInput(unknown[0], given[unknown[0]], "is not a value of this plan", "leave it out")
@@ -158,64 +197,14 @@ def price_plan(
     return EpsilonInterval(min(lower, upper), upper)
 
 
-def _lower_end(
-    plan: Plan, reached: Release | None, factor: float, factor_lower: float, target: EpsilonDelta
-) -> tuple[float, float | None]:
-    """The epsilon that is really reached, and by how much the noise could shrink at best.
-
-    Neither is part of the promise, so a lower end that can't be certified is simply not told.
-    """
-    if reached is None:
-        return 0.0, None
-    try:
-        lower = best_epsilon(scale_noise(reached, factor), plan.unit, target.delta).interval.lower
-        if reached != plan.template():
-            factor_lower = solve_noise(reached, plan.unit, target).factor_lower
-    except NotCertified:
-        return 0.0, None
-    return lower, (factor / factor_lower - 1 if factor_lower > 0 else None)
-
-
-def _calibrated(value: NoisyValue, factor: float, every_round: bool) -> CalibratedValue:
-    multiplier = value.noise_ratio * factor
-    sigma = multiplier * value.sensitivity
-    return CalibratedValue(value.name, value.sensitivity, value.mechanism, multiplier, sigma, every_round)
-
-
-def _pay_once(plan: PayOncePlan, target: EpsilonDelta) -> CertifiedBudget:
-    """Randomised response at the target's epsilon; pure, so the promise is kept at every delta."""
-    release = plan.at(target.epsilon)
-    priced = best_epsilon(release, plan.unit, target.delta)
-    value = plan.once()[0]
-    return CertifiedBudget(
-        plan=plan,
-        target=target,
-        release=release,
-        certified=EpsilonInterval(min(priced.interval.lower, target.epsilon), target.epsilon),
-        accountant="randomised response (pure)",
-        values=(
-            CalibratedValue(
-                value.name,
-                value.sensitivity,
-                value.mechanism,
-                noise_multiplier=None,
-                sigma=None,
-                every_round=False,
-                keep_probability=plan.keep_probability(target.epsilon),
-            ),
-        ),
-        joint_noise_multiplier=None,
-        optimality_gap=None,
-    )
+def with_noise(values: tuple[NoisyValue, ...], given: Mapping[str, float]) -> tuple[NoisyValue, ...]:
+    """The values with the noise multipliers given by name; every one is needed."""
+    for value in values:
+        if value.name not in given:
+            raise InvalidInput(value.name, None, "needs its noise", f"give a noise multiplier for {value.name}")
+    return tuple(replace(value, noise_multiplier=positive(value.name, given[value.name])) for value in values)
 
 
 def _as_multipliers(plan: Plan, sigmas: Mapping[str, float]) -> dict[str, float]:
     bounds = {value.name: value.sensitivity for value in (*plan.values(), *plan.once())}
     return {name: positive(name, sigma) / bounds.get(name, 1.0) for name, sigma in sigmas.items()}
-
-
-def _with_noise(values: tuple[NoisyValue, ...], given: Mapping[str, float]) -> tuple[NoisyValue, ...]:
-    for value in values:
-        if value.name not in given:
-            raise InvalidInput(value.name, None, "needs its noise", f"give a number for {value.name}")
-    return tuple(replace(value, noise_ratio=positive(value.name, given[value.name])) for value in values)

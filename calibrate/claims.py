@@ -16,6 +16,25 @@ class Norm(Enum):
     L2 = "L2"
 
 
+class NoiseKind(Enum):
+    """Which law the noise of a value follows; it decides the norm of the bound."""
+
+    GAUSSIAN = "gaussian"
+    LAPLACE = "laplace"
+
+    @property
+    def norm(self) -> Norm:
+        return Norm.L1 if self is NoiseKind.LAPLACE else Norm.L2
+
+
+def bounds_apart(relation: Relation) -> float:
+    """By how many contribution bounds two neighbouring data sets move a plain sum: the factor 2 of replace-one.
+
+    Every other place that needs the factor asks here, so that it is neither forgotten nor charged twice.
+    """
+    return 2.0 if relation is Relation.REPLACE_ONE else 1.0
+
+
 @dataclass(frozen=True)
 class SensitivityClaim:
     """A bound on how far one unit can move a value, and what must hold for it to be true.
@@ -41,3 +60,8 @@ class SensitivityClaim:
             raise InvalidInput(
                 "preconditions", self.preconditions, "must be a tuple of sentences", "write ('...',) or ()"
             )
+
+    @property
+    def distance(self) -> float:
+        """How far apart the values of two neighbouring data sets can be."""
+        return bounds_apart(self.relation) * self.bound

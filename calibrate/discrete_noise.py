@@ -12,17 +12,24 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import assert_never
 
+from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import EpsilonDelta
 
 STEPS_PER_SCALE = 1 << 30
 """The noise's scale is at least this many grid steps, so a slack computed with it covers every release."""
 
+MOST_NUMBERS = 1 << 24
+"""How many numbers one publication has at most where nothing better is known: the slack counts each of them."""
+
 _TAIL_BITS = 256
 _TAIL_EXPONENT = Fraction(178)
 """More than 256 ln 2, so that the tail event of `profile_slack` has probability below 2^-256."""
 _LARGEST_EPSILON = 500.0
+_ROUND_DOWN = 1 - 2.0**-46
+"""Covers the few rounded operations of `ProfileSlack.continuous`, each off by at most 2^-53."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,9 @@ class ProfileSlack:
         """The promise of the discrete mechanism.
 
         Guarantee: D(S) <= exp(eps + e) D'(S) + exp(e) (delta + (1 + exp(eps)) mass) for neighbouring data
-        sets, by chaining the two inequalities above with the accountant's promise
-        (docs/theorems/discrete-noise.md, Theorem 3); the unit is the accountant's. Raises InvalidInput when
-        delta would reach 1: then there is no promise left to make.
+        sets, by chaining the two inequalities above with the accountant's promise (docs/theorems/discrete-noise.md,
+        "Combining", last display); the unit is the accountant's. Raises InvalidInput when delta would reach 1:
+        then there is no promise left to make.
         """
         if continuous.epsilon > _LARGEST_EPSILON:
             raise InvalidInput("epsilon", continuous.epsilon, "promises nothing", "use more noise or fewer rounds")
@@ -57,6 +64,47 @@ class ProfileSlack:
         if self.epsilon:
             epsilon = math.nextafter(epsilon + self.epsilon, math.inf)
         return EpsilonDelta(epsilon, _up(delta * math.exp(self.epsilon)))
+
+    def continuous(self, promise: EpsilonDelta) -> EpsilonDelta:
+        """What the continuous mechanism must satisfy so that the discrete one keeps the promise.
+
+        Guarantee: `certified` of the result is at most `promise`. Raises InvalidInput where nothing is left.
+        """
+        if self == NO_SLACK:
+            return promise
+        epsilon = (promise.epsilon - self.epsilon) * _ROUND_DOWN
+        delta = 0.0
+        if 0 < epsilon < 700:
+            kept_back = (1 + math.exp(promise.epsilon)) * self.mass
+            delta = (promise.delta * math.exp(-self.epsilon) * _ROUND_DOWN - kept_back) * _ROUND_DOWN
+        if not (epsilon > 0 and delta > 0):
+            raise InvalidInput(
+                "promise",
+                (promise.epsilon, promise.delta),
+                f"is used up by the slack of discrete noise ({self.epsilon:.3g}, {self.mass:.3g})",
+                "publish fewer values in fewer rounds, or promise a larger delta",
+            )
+        return EpsilonDelta(epsilon, delta)
+
+
+NO_SLACK = ProfileSlack(0.0, 0.0)
+
+
+def slack_of_noise(kind: NoiseKind, numbers: int, publications: int) -> ProfileSlack:
+    """The slack of publishing so many noisy numbers so often on the engine's grid.
+
+    Guarantee: Theorem 3 (Gaussian) and Theorem 5 (Laplace) of docs/theorems/discrete-noise.md; the grid has at least
+    STEPS_PER_SCALE steps per noise scale.
+    """
+    if not numbers:
+        return NO_SLACK
+    match kind:
+        case NoiseKind.GAUSSIAN:
+            return profile_slack(STEPS_PER_SCALE, numbers, publications)
+        case NoiseKind.LAPLACE:
+            return laplace_distance_slack(STEPS_PER_SCALE, numbers, publications)
+        case _:
+            assert_never(kind)
 
 
 def profile_slack(sigma_in_steps: Fraction | int, dimension: int, rounds: int) -> ProfileSlack:
@@ -68,8 +116,8 @@ def profile_slack(sigma_in_steps: Fraction | int, dimension: int, rounds: int) -
     """
     sigma = _steps("sigma_in_steps", sigma_in_steps)
     values = _values(dimension, rounds)
-    root = _root_up(Fraction(values)) * (1 + 1 / (2 * sigma)) + _root_up(2 * _TAIL_EXPONENT)
-    epsilon = (values + Fraction(values) / sigma**2 + root**2) / (24 * sigma**2)
+    root = _root_up(Fraction(values)) * (1 + 1 / (2 * sigma)) + _root_up(2 * _TAIL_EXPONENT)  # rho / sigma
+    epsilon = (values + Fraction(values) / sigma**2 + root**2) / (24 * sigma**2)  # e_1 of (1), then e_2
     return ProfileSlack(_float_up(epsilon), 2.0**-_TAIL_BITS)
 
 
@@ -94,7 +142,7 @@ def laplace_distance_slack(scale_in_steps: Fraction | int, dimension: int, round
 
 
 def combined(slacks: Iterable[ProfileSlack]) -> ProfileSlack:
-    """The slack of several releases together: both parts add up, with every sum rounded up."""
+    """The slack of several releases together: both parts add up ("Combining"), with every sum rounded up."""
     epsilon, mass = Fraction(0), Fraction(0)
     for slack in slacks:
         epsilon += Fraction(slack.epsilon)

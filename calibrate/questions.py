@@ -182,11 +182,15 @@ def rounds(
     >>> rounds(epsilon=1, delta=1e-5, noise_multiplier=2.0, sampling_rate=0.01)
     2433
     """
+    from calibrate.solve_rounds import solve_rounds
+
     multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
     target = EpsilonDelta(epsilon, delta)
     one = noisy_rounds(multipliers, 1, sampling_rate, sampling, relation, batch, batches)
     epoch = 1 if one.sampling is None else rounds_of(one.sampling)
-    found = _most_repetitions(one, epoch, target)
+    found = solve_rounds(
+        lambda times: replace(one, rounds=times * epoch).published, one.unit, target, MOST_ROUNDS // epoch
+    )
     if not found:
         rule = f"costs more than epsilon = {target.epsilon:g} at delta = {target.delta:g} in its first round"
         raise InvalidInput("noise_multiplier", noise_multiplier, rule, "use more noise, or sample less")
@@ -237,31 +241,6 @@ def price(asked: NoisyRounds, delta: float, accountant: str = "best") -> tuple[E
         lower = 0.0
     lower = min(lower, whole.interval.lower)
     return EpsilonInterval(lower, whole.interval.upper), whole.accountant_name.value
-
-
-def _most_repetitions(one: NoisyRounds, epoch: int, target: EpsilonDelta) -> int:
-    """How many epochs (or rounds, if an epoch is one round) are certified; a bisection on the estimate comes first."""
-    from calibrate.accountants.accountant import total_cost
-    from calibrate.accountants.certified.accountant import CertifiedAccountant
-    from calibrate.accountants.certified.search import TargetCheck, seems_within, surely_within
-    from calibrate.accountants.losses.directions import Side
-    from calibrate.accountants.support import PairCounts
-
-    accountant, check = CertifiedAccountant(), TargetCheck(target, Side.UPPER)
-
-    def pairs(times: int) -> PairCounts:
-        return total_cost(accountant, replace(one, rounds=times * epoch).published, one.unit)
-
-    low, high, most = 0, 1, MOST_ROUNDS // epoch
-    while high <= most and seems_within(pairs(high), target, check):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if seems_within(pairs(middle), target, check) else (low, middle)
-    while low and not surely_within(pairs(low), target):
-        low -= max(1, low // 20_000)
-    return low
 
 
 def noisy_rounds(

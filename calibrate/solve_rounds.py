@@ -1,20 +1,57 @@
-"""For given noise: the most rounds, or the largest sampling rate, with which a plan still keeps a promise."""
+"""For given noise: the most rounds, or the largest sampling rate, with which a release or a plan keeps a promise.
+
+More rounds and larger batches never cost less, so a bisection finds the largest value. As everywhere, what is priced is
+continuous noise; `calibrate_plan` also keeps back what discrete noise may cost, which is a hair more noise.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
+from calibrate.accountants.accountant import total_cost
+from calibrate.accountants.certified.accountant import CertifiedAccountant
+from calibrate.accountants.certified.search import TargetCheck, seems_within, surely_within
+from calibrate.accountants.losses.directions import Side
 from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, positive
 from calibrate.plans.from_mapping import parameter_names, plan_from_mapping
 from calibrate.plans.plan import AlgorithmName, Plan
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
-from calibrate.releases import scale_noise
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
+from calibrate.releases import Release, scale_noise
 
 _MOST_ROUNDS = 10**9
 _RATE_PRECISION = 1e-6
+_ONE_IN = 20_000
+"""Beyond this many rounds the last one in so many is not fought for: deciding it would take a huge lattice."""
+
+
+def solve_rounds(
+    release_at: Callable[[int], Release], unit: PrivacyUnit, target: EpsilonDelta, most: int = _MOST_ROUNDS
+) -> int:
+    """The largest n, at most `most`, for which `release_at(n)` is certified to meet the target; 0 if there is none.
+
+    `release_at` must cost more for larger n. Guarantee: `release_at(n)` is (target.epsilon, target.delta)-private for
+    the unit, by the certified accountant. A bisection on the quick estimate finds the place, which is then certified.
+    """
+    accountant, check = CertifiedAccountant(), TargetCheck(target, Side.UPPER)
+
+    def pairs(times: int) -> PairCounts:
+        return total_cost(accountant, release_at(times), unit)
+
+    low, high = 0, 1
+    while high <= most and seems_within(pairs(high), target, check):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if seems_within(pairs(middle), target, check) else (low, middle)
+    while low and not surely_within(pairs(low), target):
+        low -= max(1, low // _ONE_IN)
+    return low
 
 
 @dataclass(frozen=True)
@@ -49,24 +86,19 @@ def largest_rounds(
 
     Guarantee: the certified upper epsilon of the returned number of rounds is at most the target's.
     """
-
-    def price(rounds: float) -> EpsilonInterval:
-        return _price(algorithm, parameters, "rounds", int(rounds), noise_multiplier, target.delta)
-
-    first = price(1)
-    if first.upper > target.epsilon:
-        raise _not_even("rounds", 1, first, noise_multiplier, target)
-    low, high = 1, 2
-    while price(high).upper <= target.epsilon:
-        low, high = high, high * 2
-        if high > _MOST_ROUNDS:
-            raise InvalidInput(
-                "noise-multiplier", noise_multiplier, f"allows more than {_MOST_ROUNDS} rounds", "use less noise"
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if price(middle).upper <= target.epsilon else (low, middle)
-    return _solved(algorithm, "rounds", low, noise_multiplier, target, price, high)
+    plan_at = _plan_with(algorithm, parameters, "rounds", noise_multiplier)
+    one, factor = plan_at(1)
+    found = solve_rounds(lambda rounds: _release(*plan_at(rounds)), one.unit, target)
+    if not found:
+        raise _too_little_noise("rounds", 1, _price(one, factor, target.delta).upper, target)
+    if found >= _MOST_ROUNDS:
+        raise InvalidInput(
+            "noise-multiplier", noise_multiplier, f"allows more than {_MOST_ROUNDS} rounds", "use less noise"
+        )
+    certified, beyond = (_price(*plan_at(rounds), target.delta) for rounds in (found, found + 1))
+    upper = min(certified.upper, target.epsilon)
+    certified = EpsilonInterval(min(certified.lower, upper), upper)
+    return SolvedParameter(AlgorithmName(algorithm), target, "rounds", found, noise_multiplier, certified, beyond.upper)
 
 
 def largest_rate(
@@ -75,22 +107,21 @@ def largest_rate(
     """The largest sampling rate (or cohort, or batch size), to a relative precision of 1e-6, rounded down."""
     name, largest = _rate_parameter(algorithm, parameters)
     whole = name != "sampling_rate"
+    plan_at = _plan_with(algorithm, parameters, name, noise_multiplier)
 
+    @cache
     def price(value: float) -> EpsilonInterval:
-        given: object = int(value) if whole else value
-        return _price(algorithm, parameters, name, given, noise_multiplier, target.delta)
+        return _price(*plan_at(int(value) if whole else value), target.delta)
 
-    smallest = 1.0 if whole else _RATE_PRECISION
-    at_least = price(smallest)
-    if at_least.upper > target.epsilon:
-        raise _not_even(name, smallest, at_least, noise_multiplier, target)
+    low, high = 1.0 if whole else _RATE_PRECISION, largest
+    if price(low).upper > target.epsilon:
+        raise _too_little_noise(name, low, price(low).upper, target)
     if price(largest).upper <= target.epsilon:
-        return _solved(algorithm, name, largest, noise_multiplier, target, price, largest)
-    low, high = smallest, largest
+        low = largest
     while high - low > (1 if whole else _RATE_PRECISION * low):
         middle = math.floor((low + high) / 2) if whole else math.sqrt(low * high)
         low, high = (middle, high) if price(middle).upper <= target.epsilon else (low, middle)
-    return _solved(algorithm, name, low, noise_multiplier, target, price, high)
+    return SolvedParameter(AlgorithmName(algorithm), target, name, low, noise_multiplier, price(low), price(high).upper)
 
 
 def _rate_parameter(algorithm: AlgorithmName | str, parameters: Mapping[str, object]) -> tuple[str, float]:
@@ -112,47 +143,35 @@ def _rate_parameter(algorithm: AlgorithmName | str, parameters: Mapping[str, obj
     raise InvalidInput("solve", "rate", f"{name.value} has no sampling rate to solve for", "use --solve rounds")
 
 
-def _price(
-    algorithm: AlgorithmName | str,
-    parameters: Mapping[str, object],
-    name: str,
-    value: object,
-    noise_multiplier: float,
-    delta: float,
-) -> EpsilonInterval:
+def _plan_with(
+    algorithm: AlgorithmName | str, parameters: Mapping[str, object], name: str, noise_multiplier: float
+) -> Callable[[float], tuple[Plan, float]]:
+    """The plan as a function of its parameter `name`, and the factor that gives its first value the noise."""
     spelled = {key.replace("-", "_"): given for key, given in parameters.items()}
-    plan = plan_from_mapping(algorithm, spelled | {name: value})
-    return best_epsilon(scale_noise(plan.template(), _factor(plan, noise_multiplier)), plan.unit, delta).interval
+
+    def plan_at(value: float) -> tuple[Plan, float]:
+        plan = plan_from_mapping(algorithm, spelled | {name: value})
+        if not plan.values():
+            raise InvalidInput(
+                "algorithm", plan.algorithm.value, "publishes nothing noisy in its rounds", "they are free already"
+            )
+        return plan, positive("noise-multiplier", noise_multiplier) / plan.values()[0].noise_multiplier
+
+    return plan_at
 
 
-def _factor(plan: Plan, noise_multiplier: float) -> float:
-    values = plan.values()
-    if not values:
-        raise InvalidInput(
-            "algorithm", plan.algorithm.value, "publishes nothing noisy in its rounds", "they are free already"
-        )
-    return positive("noise-multiplier", noise_multiplier) / values[0].noise_ratio
+def _release(plan: Plan, factor: float) -> Release:
+    return scale_noise(plan.template(), factor)
 
 
-def _solved(
-    algorithm: AlgorithmName | str,
-    parameter: str,
-    value: float,
-    noise_multiplier: float,
-    target: EpsilonDelta,
-    price: Callable[[float], EpsilonInterval],
-    next_one: float,
-) -> SolvedParameter:
-    certified, beyond = price(value), price(next_one).upper
-    return SolvedParameter(AlgorithmName(algorithm), target, parameter, value, noise_multiplier, certified, beyond)
+def _price(plan: Plan, factor: float, delta: float) -> EpsilonInterval:
+    return best_epsilon(_release(plan, factor), plan.unit, delta).interval
 
 
-def _not_even(
-    parameter: str, value: float, cost: EpsilonInterval, noise_multiplier: float, target: EpsilonDelta
-) -> InvalidInput:
+def _too_little_noise(parameter: str, least: float, cost: float, target: EpsilonDelta) -> InvalidInput:
     return InvalidInput(
         "noise-multiplier",
-        noise_multiplier,
-        f"costs epsilon {cost.upper:.6g} already at {parameter} = {value:g}, above {target.epsilon:g}",
+        "(as given)",
+        f"costs epsilon {cost:.6g} already at {parameter} = {least:g}, above {target.epsilon:g}",
         "use more noise",
     )

@@ -17,16 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.arrays import Floats
+from calibrate.discrete_noise import MOST_NUMBERS
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.mechanism import (
-    MOST_VALUES_WITHOUT_SHAPE,
-    GaussianNoise,
-    InTheClear,
-    LaplaceNoise,
-    NoiseSource,
-    RandomizedCategory,
-)
+from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, NoiseSource, RandomizedCategory
 from calibrate.manifest.verify import VerifiedManifest
 from privfair.contribution import BoundedContribution, Published
 from privfair.ledger import DEFAULT_BLOCK, Claim, Release
@@ -176,10 +170,10 @@ class Gate:
             )
 
     def _check_shape(self, shape: tuple[int, ...] | None, name: str, values: np.ndarray) -> None:
-        if shape is None and values.size > MOST_VALUES_WITHOUT_SHAPE:
+        if shape is None and values.size > MOST_NUMBERS:
             raise GateRefused(
                 f"{name!r} has {values.size} values, but the manifest signed no shape and so priced the discreteness "
-                f"of its noise for at most {MOST_VALUES_WITHOUT_SHAPE}; have the shape signed"
+                f"of its noise for at most {MOST_NUMBERS}; have the shape signed"
             )
         if shape is not None and values.shape != shape:
             raise GateRefused(f"{name!r} has shape {values.shape}, the manifest signed {shape}")

@@ -51,7 +51,7 @@ def manifest_curve(document: BudgetDocument) -> ProfileCurve | None:
     discrete noise, for the manifest's unit; so a run that does what was signed lies on or above the curve.
     """
     unit, accounting = document.guarantee.privacy_unit(), document.accounting
-    slack = accounting.discrete_noise.slack()
+    slack = accounting.discrete_noise
     points = []
     for delta in _DELTAS:
         epsilon = best_epsilon(accounting.event, unit, delta).interval.upper

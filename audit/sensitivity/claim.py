@@ -6,7 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any, assert_never, final
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from audit.sensitivity.domain import Domain, NeighbouringPair
-from calibrate.accountants.support import shift_of
 from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput, positive
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -28,7 +27,7 @@ class DistanceClaim:
     """|f(D) - f(D')| <= bound for all neighbours D, D'; an audit judges distances and nothing else.
 
     A plan's `SensitivityClaim` bounds one unit's *contribution* under add-remove and replace-one; `from_contribution`
-    turns it into the distance it implies: under replace-one, twice the bound.
+    turns it into the distance it implies.
     """
 
     bound: float
@@ -50,8 +49,7 @@ class DistanceClaim:
     @classmethod
     def from_contribution(cls, claim: SensitivityClaim, protected: Protected = Protected.RECORD) -> DistanceClaim:
         """The distance that a bound on one unit's contribution implies."""
-        contribution = cls(claim.bound, claim.relation, protected, claim.norm)
-        return replace(contribution, bound=shift_of(contribution.unit) * claim.bound)
+        return cls(claim.distance, claim.relation, protected, claim.norm)
 
 
 class Arrays(Enum):

@@ -74,7 +74,7 @@ def _planned(plan: Plan, name: str) -> DistanceClaim:
     """The distance that a plan's bound on one unit's contribution implies under the plan's relation."""
     for value in (*plan.values(), *plan.once()):
         if value.name == name:
-            bound = SensitivityClaim(name, value.sensitivity, value.norm, plan.unit.relation, (), "the plan")
+            bound = SensitivityClaim(name, value.sensitivity, value.kind.norm, plan.unit.relation, (), "the plan")
             return DistanceClaim.from_contribution(bound, plan.unit.protected)
     raise InvalidInput("name", name, "is not a value of the plan", "name a value that the plan publishes")
 

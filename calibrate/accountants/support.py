@@ -47,6 +47,7 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
+from calibrate.claims import bounds_apart
 from calibrate.errors import UnsupportedCombination, count, open_unit
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import (
@@ -95,17 +96,12 @@ def dominating_pairs(leaf: Leaf, unit: PrivacyUnit) -> tuple[DominatingPair, ...
             assert_never(leaf)
 
 
-def shift_of(unit: PrivacyUnit) -> float:
-    """By how many contribution bounds one neighbouring step moves a plain sum."""
-    return 2.0 if unit.relation is Relation.REPLACE_ONE else 1.0
-
-
 def _full_batch_pair(release: Gaussian | Laplace, unit: PrivacyUnit) -> GaussianPair | LaplacePair:
     match release:
         case Gaussian(multiplier):
-            return GaussianPair(shift_of(unit) / multiplier)
+            return GaussianPair(bounds_apart(unit.relation) / multiplier)
         case Laplace(scale):
-            return LaplacePair(scale / shift_of(unit))
+            return LaplacePair(scale / bounds_apart(unit.relation))
         case _:
             assert_never(release)
 
@@ -143,7 +139,7 @@ def _sampled_pair(sampling: Sampling, release: Gaussian | Laplace | Together, un
         )
     _refuse_unproved(sampling, unit)
     revealed = sampling.batch is Batch.REVEALED
-    z, mu = joint.noise_multiplier, shift_of(unit) / joint.noise_multiplier
+    z, mu = joint.noise_multiplier, bounds_apart(unit.relation) / joint.noise_multiplier
     match sampling:
         case Poisson(rate=rate):
             if revealed:

@@ -7,37 +7,29 @@ part that suits them, so every contradiction is named and the document refused.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, assert_never
 
-from calibrate.discrete_noise import STEPS_PER_SCALE, ProfileSlack, combined, laplace_distance_slack, profile_slack
+from calibrate.discrete_noise import combined
 from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
-    GaussianNoise,
     InTheClear,
-    LaplaceNoise,
     NoiseSampler,
     NoiseSource,
     NoPrivacyPromised,
     PrivateGuarantee,
-    RandomizedCategory,
 )
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import (
     Gaussian,
-    InSequence,
     Laplace,
     Leaf,
     NonPrivate,
     RandomizedResponse,
-    Release,
-    Repeated,
     Sampled,
     Together,
     multiplicities,
-    scale_noise,
 )
 from calibrate.sampling import (
     FixedSize,
@@ -51,90 +43,6 @@ from calibrate.sampling import (
 
 if TYPE_CHECKING:
     from calibrate.manifest.document import BudgetDocument
-
-
-# What a promise keeps back because published noise is discrete while accountants price continuous noise.
-#
-# The slack (docs/theorems/discrete-noise.md) is tiny, but a promise that is exactly as large as the price of
-# continuous noise would be false by it. So a budget is priced for a little less than what it promises, and the
-# difference is in the manifest.
-
-NO_SLACK = ProfileSlack(0.0, 0.0)
-_ROUND_DOWN = 1 - 2.0**-46
-"""Covers the few rounded operations of `continuous_target`, each off by at most 2^-53."""
-
-_ROUNDING_OF_PRICES = 1e-11
-"""Relative margin for accountants that reach the same price by different roads."""
-
-
-def slack_of(releases: Iterable[GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear]) -> ProfileSlack:
-    """The slack of everything a document publishes with discrete noise, over all rounds.
-
-    Guarantee: Theorems 3 and 5 of docs/theorems/discrete-noise.md, summed over the declared values and their
-    publications; the engine's grid has at least STEPS_PER_SCALE steps per noise scale. Randomised response is
-    discrete by nature and needs none; seeded research noise promises nothing to take it from.
-    """
-    return combined(_slack(release) for release in releases)
-
-
-def continuous_target(promise: EpsilonDelta, slack: ProfileSlack) -> EpsilonDelta:
-    """What the continuous mechanism must satisfy so that the discrete one keeps the promise.
-
-    Guarantee: `slack.certified(result)` is at most `promise`. Raises InvalidInput where nothing is left.
-    """
-    if slack == NO_SLACK:
-        return promise
-    epsilon = (promise.epsilon - slack.epsilon) * _ROUND_DOWN
-    delta = 0.0
-    if 0 < epsilon < 700:
-        kept_back = (1 + math.exp(promise.epsilon)) * slack.mass
-        delta = (promise.delta * math.exp(-slack.epsilon) * _ROUND_DOWN - kept_back) * _ROUND_DOWN
-    if not (epsilon > 0 and delta > 0):
-        raise InvalidInput(
-            "promise",
-            (promise.epsilon, promise.delta),
-            f"is used up by the slack of discrete noise ({slack.epsilon:.3g}, {slack.mass:.3g})",
-            "declare the releases' shapes, publish fewer values, or promise a larger delta",
-        )
-    return EpsilonDelta(epsilon, delta)
-
-
-def noise_margin(promise: EpsilonDelta, slack: ProfileSlack) -> float:
-    """By which factor to raise noise that was solved for the whole promise, so that it also pays the slack.
-
-    Epsilon falls at least in proportion to the noise, and giving up the share e of delta raises it by about e;
-    the factor 8 leaves room. That it suffices is not taken on trust: the result is priced again.
-    """
-    if slack == NO_SLACK:
-        return 1 + _ROUNDING_OF_PRICES
-    share_of_epsilon = slack.epsilon / promise.epsilon
-    share_of_delta = slack.epsilon + slack.mass * (1 + math.exp(promise.epsilon)) / promise.delta
-    return 1 + 8 * (share_of_epsilon + share_of_delta) + _ROUNDING_OF_PRICES
-
-
-def with_margin(release: Release, factor: float) -> Release:
-    """The release with every noise raised by the factor, and every randomised response's epsilon lowered by it."""
-    match release:
-        case Repeated(inner, times):
-            return Repeated(with_margin(inner, factor), times)
-        case InSequence(parts):
-            return InSequence(tuple(with_margin(part, factor) for part in parts))
-        case RandomizedResponse(epsilon, categories):
-            return RandomizedResponse(epsilon / factor, categories)
-        case Gaussian() | Laplace() | Together() | Sampled() | NonPrivate():
-            return scale_noise(release, factor)
-        case _:
-            assert_never(release)
-
-
-def _slack(release: GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear) -> ProfileSlack:
-    match release:
-        case GaussianNoise() if release.sampler is NoiseSampler.DISCRETE_GRID and release.values_at_most:
-            return profile_slack(STEPS_PER_SCALE, release.values_at_most, release.publications)
-        case LaplaceNoise() if release.sampler is NoiseSampler.DISCRETE_GRID and release.values_at_most:
-            return laplace_distance_slack(STEPS_PER_SCALE, release.values_at_most, release.publications)
-        case _:
-            return NO_SLACK
 
 
 _ROUNDING = 1e-9
@@ -178,7 +86,7 @@ def _noise_against_event(document: BudgetDocument) -> Iterator[str]:
     slots = [slot for leaf, times in _leaves(document) for slot in _slots(leaf, times)]
     left = [times for _, times in slots]
     for declared in sorted(document.releases, key=lambda release: -release.publications):
-        wanted = _primitive(declared)
+        wanted = declared.primitive()
         fitting = [i for i, (priced, _) in enumerate(slots) if priced == wanted]
         if isinstance(declared, InTheClear):
             if not fitting:
@@ -213,7 +121,7 @@ def _sizes_against_event(document: BudgetDocument) -> Iterator[str]:
 
 
 def _price(document: BudgetDocument) -> Iterator[str]:
-    first, second = document.accounting.interval.certified(), document.accounting.second_opinion
+    first, second = document.accounting.interval, document.accounting.second_opinion
     guarantee = document.guarantee
     match guarantee:
         case NoPrivacyPromised():
@@ -234,14 +142,14 @@ def _price(document: BudgetDocument) -> Iterator[str]:
         yield "a price needs a second opinion"
     elif second.accountant == document.accounting.accountant:
         yield f"both opinions are by {second.accountant}"
-    elif not could_both_be_right(first, second.interval.certified()):
+    elif not could_both_be_right(first, second.interval):
         yield "the two accountants contradict each other"
 
 
 def _discreteness(document: BudgetDocument, promise: EpsilonDelta) -> Iterator[str]:
     """The promise must also cover what the accountants do not see: that published noise is discrete."""
-    accounting, needed = document.accounting, slack_of(document.releases)
-    stated = accounting.discrete_noise.slack()
+    accounting, needed = document.accounting, combined(declared.slack for declared in document.releases)
+    stated = accounting.discrete_noise
     if stated.epsilon < needed.epsilon or stated.mass < needed.mass:
         yield f"the slack for discrete noise is at least ({needed.epsilon}, {needed.mass}), not {stated}"
         return
@@ -249,11 +157,11 @@ def _discreteness(document: BudgetDocument, promise: EpsilonDelta) -> Iterator[s
         yield "the price does not say at which delta it holds"
         return
     try:
-        continuous = continuous_target(promise, stated)
+        continuous = stated.continuous(promise)
     except InvalidInput as nothing_left:
         yield str(nothing_left)
         return
-    upper = accounting.interval.certified().upper
+    upper = accounting.interval.upper
     if upper > continuous.epsilon or accounting.delta > continuous.delta:
         yield (
             f"the price ({upper}, {accounting.delta}) leaves less than the slack for discrete noise: "
@@ -285,20 +193,6 @@ def _slots(leaf: Leaf, times: int) -> Iterator[tuple[Primitive, int]]:
             yield from _slots(inner, times * rounds_of(sampling))
         case _:
             assert_never(leaf)
-
-
-def _primitive(declared: GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear) -> Primitive:
-    match declared:
-        case GaussianNoise():
-            return Gaussian(declared.noise_multiplier)
-        case LaplaceNoise():
-            return Laplace(declared.noise_multiplier)
-        case RandomizedCategory():
-            return RandomizedResponse(declared.epsilon, declared.categories)
-        case InTheClear():
-            return NonPrivate(declared.why, declared.depends_on_unit)
-        case _:
-            assert_never(declared)
 
 
 def _population(sampling: Sampling) -> int | None:

@@ -8,8 +8,9 @@ contradict one another, so a signature is never put under one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
@@ -20,17 +21,13 @@ from calibrate.manifest.consistency import contradictions
 from calibrate.manifest.encoding import decode_release, decode_sampling, encode_release, encode_sampling
 from calibrate.manifest.mechanism import (
     Count,
-    GaussianNoise,
+    DeclaredRelease,
     Guarantee,
     Instant,
-    InTheClear,
-    LaplaceNoise,
-    Mechanism,
     Name,
     NoiseSource,
     Nonce,
     OpenUnit,
-    RandomizedCategory,
     Sha256,
     StrictModel,
     Text,
@@ -68,30 +65,42 @@ class SamplingDeclaration(StrictModel):
     enforced_by: Text
 
 
-class Interval(StrictModel):
-    """A certified enclosure of epsilon; None stands for infinity, which JSON cannot write."""
+def _as_interval(value: object) -> EpsilonInterval:
+    """An interval from Python or from JSON, where null stands for infinity, which JSON cannot write."""
+    if not isinstance(value, EpsilonInterval):
+        lower, upper = _numbers(value, "lower", "upper")
+        return EpsilonInterval(math.inf if lower is None else lower, math.inf if upper is None else upper)
+    return EpsilonInterval(float(value.lower), float(value.upper))
 
-    lower: Annotated[float, Field(ge=0)] | None
-    upper: Annotated[float, Field(ge=0)] | None
 
-    @model_validator(mode="after")
-    def _is_an_interval(self) -> Interval:
-        self.certified()
-        return self
+def _interval_to_json(interval: EpsilonInterval) -> dict[str, float | None]:
+    ends = {"lower": interval.lower, "upper": interval.upper}
+    return {name: None if end == math.inf else end for name, end in ends.items()}
 
-    @classmethod
-    def of(cls, interval: EpsilonInterval) -> Interval:
-        infinity = float("inf")
-        return cls(
-            lower=None if interval.lower == infinity else float(interval.lower),
-            upper=None if interval.upper == infinity else float(interval.upper),
-        )
 
-    def certified(self) -> EpsilonInterval:
-        infinity = float("inf")
-        return EpsilonInterval(
-            infinity if self.lower is None else self.lower, infinity if self.upper is None else self.upper
-        )
+def _as_slack(value: object) -> ProfileSlack:
+    if isinstance(value, ProfileSlack):
+        return value
+    epsilon, mass = _numbers(value, "epsilon", "mass")
+    if epsilon is None or mass is None:
+        raise ValueError("must be finite")
+    return ProfileSlack(epsilon, mass)
+
+
+def _numbers(value: object, *names: str) -> list[float | None]:
+    if not isinstance(value, Mapping) or set(value) != set(names):
+        raise ValueError(f"must have exactly the fields {' and '.join(names)}")
+    found = [value[name] for name in names]
+    if any(isinstance(number, bool) or not isinstance(number, int | float | None) for number in found):
+        raise ValueError(f"{' and '.join(names)} must be numbers")
+    return [None if number is None else float(number) for number in found]
+
+
+Enclosure = Annotated[
+    EpsilonInterval, PlainValidator(_as_interval), PlainSerializer(_interval_to_json, return_type=dict[str, Any])
+]
+_Declared = Annotated[DeclaredRelease, Field(discriminator="mechanism")]
+Slack = Annotated[ProfileSlack, PlainValidator(_as_slack), PlainSerializer(asdict, return_type=dict[str, float])]
 
 
 class Opinion(StrictModel):
@@ -100,17 +109,7 @@ class Opinion(StrictModel):
     accountant: Text
     library: Text
     version: Text
-    interval: Interval
-
-
-class DiscreteNoise(StrictModel):
-    """How much dearer discrete noise may be than the continuous noise that was priced."""
-
-    epsilon: Annotated[float, Field(ge=0)]
-    mass: Annotated[float, Field(ge=0)]
-
-    def slack(self) -> ProfileSlack:
-        return ProfileSlack(self.epsilon, self.mass)
+    interval: Enclosure
 
 
 class Accounting(Opinion):
@@ -121,12 +120,13 @@ class Accounting(Opinion):
 
     event: Event
     delta: OpenUnit | None
-    discrete_noise: DiscreteNoise
+    discrete_noise: Slack
+    """How much dearer discrete noise may be than the continuous noise that was priced."""
     assumptions: tuple[Text, ...]
     second_opinion: Opinion | None
 
 
-class Silo(StrictModel):
+class SiloSize(StrictModel):
     """One party's data as the price assumes it; `size` counts protected units: records, or users."""
 
     name: Text
@@ -136,7 +136,7 @@ class Silo(StrictModel):
 class DataBinding(StrictModel):
     """Which data the budget is for: another silo, another size or another schema needs another budget."""
 
-    silos: Annotated[tuple[Silo, ...], Field(min_length=1, max_length=10_000)]
+    silos: Annotated[tuple[SiloSize, ...], Field(min_length=1, max_length=10_000)]
     schema_digest: Sha256
 
     @model_validator(mode="after")
@@ -150,7 +150,7 @@ class DataBinding(StrictModel):
         """The binding of named sizes; the schema digest may carry its `sha256:` prefix."""
         with in_our_words("data"):
             return cls(
-                silos=tuple(Silo(name=name, size=size) for name, size in silos),
+                silos=tuple(SiloSize(name=name, size=size) for name, size in silos),
                 schema_digest=schema_digest.removeprefix("sha256:"),
             )
 
@@ -188,7 +188,7 @@ class BudgetDocument(StrictModel):
     parameters: Annotated[dict[Name, Parameter], Field(max_length=64)]
     """The plan's own parameters, by name: what the engine reads, so that no second place can decide a sensitivity."""
     guarantee: Guarantee
-    releases: Annotated[tuple[Mechanism, ...], Field(min_length=1, max_length=256)]
+    releases: Annotated[tuple[_Declared, ...], Field(min_length=1, max_length=256)]
     rounds: Count
     sampling: Annotated[tuple[SamplingDeclaration, ...], Field(max_length=256)]
     accounting: Accounting
@@ -208,7 +208,7 @@ class BudgetDocument(StrictModel):
             raise ValueError("; ".join(found))
         return self
 
-    def release(self, name: str) -> GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear:
+    def release(self, name: str) -> DeclaredRelease:
         """The declared release of that name; raises `InvalidInput` if the document declares none."""
         for declared in self.releases:
             if declared.name == name:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, assert_never
 
-from calibrate.budget import CalibratedValue, CertifiedBudget
-from calibrate.discrete_noise import ProfileSlack
-from calibrate.errors import InvalidInput, positive
-from calibrate.manifest.consistency import continuous_target, noise_margin, slack_of, with_margin
+from calibrate.budget import CertifiedBudget, with_noise
+from calibrate.claims import NoiseKind
+from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
+from calibrate.errors import InvalidInput
 from calibrate.manifest.document import (
     Accounting,
     BudgetDocument,
     DataBinding,
-    DiscreteNoise,
-    Interval,
     LedgerHead,
     SamplingDeclaration,
     Validity,
 )
-from calibrate.manifest.issue import CrossCheck, cross_check
+from calibrate.manifest.issue import CrossCheck, PricedDocument, cross_check
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
+    DeclaredRelease,
     GaussianNoise,
     InTheClear,
     LaplaceNoise,
@@ -37,9 +37,9 @@ from calibrate.manifest.mechanism import (
     RandomizedCategory,
 )
 from calibrate.manifest.strict_json import Json, NotStrictJson, digest, in_our_words
-from calibrate.plans.plan import AlgorithmName, Mechanism, NoisyValue, PlainValue, Plan
-from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
-from calibrate.releases import InSequence, NonPrivate, RandomizedResponse, Release, Sampled, leaves, multiplicities
+from calibrate.plans.plan import AlgorithmName, NoisyValue, PlainValue, Plan, RandomizedValue
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
+from calibrate.releases import InSequence, Release, Sampled, multiplicities
 
 # What the people behind a budget decide, beside the noise: for which data, until when, and why.
 
@@ -96,20 +96,14 @@ def fresh_nonce() -> str:
     return secrets.token_hex(32)
 
 
-def with_clear(event: Release, clear: tuple[InTheClear, ...]) -> Release:
-    """The event with what is published in the clear beside it, so that the price knows of it."""
-    return InSequence((event, *_in_the_clear(clear))) if clear else event
-
-
-def only_clear(clear: tuple[InTheClear, ...]) -> Release:
-    """The event of a run that publishes nothing with noise."""
-    if not clear:
+def with_clear(event: Release | None, clear: tuple[InTheClear, ...]) -> Release:
+    """The event with what is published in the clear beside it; None for a run without any noise."""
+    if not clear and event is None:
         raise InvalidInput("clear", clear, "must name what is published", "list the releases of the run")
-    return InSequence(_in_the_clear(clear))
-
-
-def _in_the_clear(clear: tuple[InTheClear, ...]) -> tuple[NonPrivate, ...]:
-    return tuple(NonPrivate(release.why, release.depends_on_unit) for release in clear)
+    parts = tuple(release.primitive() for release in clear)
+    if event is None:
+        return InSequence(parts)
+    return InSequence((event, *parts)) if parts else event
 
 
 def declarations(event: Release, enforcement: Enforcement) -> tuple[SamplingDeclaration, ...]:
@@ -160,9 +154,9 @@ def plan_digest(algorithm: str, parameters: Mapping[str, Json]) -> str:
 @in_our_words("document")
 def document_without_promise(
     algorithm: str, unit: PrivacyUnit, rounds: int, why: str, config_digest: str, terms: Terms
-) -> BudgetDocument:
+) -> PricedDocument:
     """The document that promises nothing; all the run publishes stands in `terms.clear`."""
-    return checked_document(
+    document = checked_document(
         terms,
         algorithm=algorithm,
         parameters=dict(terms.parameters),
@@ -181,19 +175,20 @@ def document_without_promise(
             accountant="none",
             library="privfair",
             version=version("privfair"),
-            interval=Interval(lower=0.0, upper=None),
-            event=only_clear(terms.clear),
+            interval=EpsilonInterval(0.0, math.inf),
+            event=with_clear(None, terms.clear),
             delta=None,
-            discrete_noise=DiscreteNoise(epsilon=0.0, mass=0.0),
+            discrete_noise=NO_SLACK,
             assumptions=(),
             second_opinion=None,
         ),
         config_digest=config_digest,
     )
+    return PricedDocument.from_check(document, None)
 
 
-Declared = GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear
-
+_RESERVED = (1e-6, 0.5)
+"""Which shares of a paper's delta are tried to pay for its noise being discrete."""
 _ROUNDED_UP = 1e-6
 """By how much the true price of a paper's noise is rounded up, relatively and absolutely, to leave room."""
 
@@ -206,80 +201,82 @@ class PaperClaim:
     place: str
 
 
-@dataclass(frozen=True)
-class _Price:
-    """Two opinions at one delta, and what discrete noise may add to them."""
-
-    checked: CrossCheck
-    delta: float
-    slack: ProfileSlack
-
-
 @in_our_words("document")
-def document_from_budget(budget: CertifiedBudget, terms: Terms) -> BudgetDocument:
-    """The document that promises what the budget was calibrated for.
+def document_from_budget(budget: CertifiedBudget, terms: Terms) -> PricedDocument:
+    """The document that promises what the budget was calibrated for, with the very noise of the budget.
 
-    The noise is raised by a hair (see `noise_margin`) to pay for being discrete. The event is priced again by
-    two accountants, together with what the terms publish in the clear, and `ManifestRefused` is raised if they
-    disagree or if price and slack exceed the target. Everything needed to recompute epsilon is in the document.
+    A second accountant prices the event, and `ManifestRefused` is raised if it contradicts the first, or if the terms
+    publish something of the protected unit in the clear. Everything needed to recompute epsilon is in the document.
     """
-    plan, target = budget.plan, budget.target
-    slack = slack_of(_declared_all(budget.values, budget.release, plan.rounds, terms))
-    continuous, factor = continuous_target(target, slack), noise_margin(target, slack)
-    raised = with_margin(budget.release, factor)
-    event = with_clear(raised, terms.clear)
-    price = _Price(cross_check(event, plan.unit, continuous.delta, continuous.epsilon), continuous.delta, slack)
-    guarantee = PrivateGuarantee(**_scope(plan, terms), epsilon=target.epsilon, delta=target.delta)
-    values = tuple(_raised(value, factor) for value in budget.values)
-    declared = _declared_all(values, raised, plan.rounds, terms)
-    return _document(plan, guarantee, declared, event, price, terms)
+    plan, continuous = budget.plan, budget.continuous
+    event = with_clear(budget.release, terms.clear)
+    # What does not depend on the unit is free, so the budget's own price is that of the whole event.
+    first = None if any(release.depends_on_unit for release in terms.clear) else budget.first
+    checked = cross_check(event, plan.unit, continuous.delta, continuous.epsilon, first)
+    guarantee = PrivateGuarantee(
+        **_scope(plan, budget.values, terms), epsilon=budget.target.epsilon, delta=budget.target.delta
+    )
+    declared = tuple(_declare(value, plan.rounds, terms) for value in budget.values)
+    return _document(plan, guarantee, declared, event, checked, continuous.delta, budget.slack, terms)
 
 
 @in_our_words("document")
 def document_as_printed(
     plan: Plan, noise_multipliers: Mapping[str, float], delta: float, claim: PaperClaim, terms: Terms
-) -> BudgetDocument:
+) -> PricedDocument:
     """The document of a paper's own noise: its claim beside the certified truth.
 
     Every value of the plan needs its noise multiplier (sigma divided by the value's *true* sensitivity).
     """
-    noisy = tuple(_with_noise(value, noise_multipliers) for value in plan.values())
-    once = tuple(_with_noise(value, noise_multipliers) for value in plan.once())
+    noisy, once = with_noise(plan.values(), noise_multipliers), with_noise(plan.once(), noise_multipliers)
     event = with_clear(plan.publish(noisy, once), terms.clear)
-    values = (*(_calibrated(value, True) for value in noisy), *(_calibrated(value, False) for value in once))
-    declared = _declared_all(values, event, plan.rounds, terms)
-    price, true_epsilon = _true_price(event, plan.unit, delta, slack_of(declared))
+    declared = tuple(_declare(value, plan.rounds, terms) for value in (*noisy, *once))
+    slack = combined(release.slack for release in declared)
+    checked, priced_at, true_epsilon = _true_price(event, plan.unit, delta, slack)
     guarantee = AsPrintedGuarantee(
-        **_scope(plan, terms), epsilon=true_epsilon, delta=delta, claimed_epsilon=claim.epsilon, claim=claim.place
+        **_scope(plan, (*noisy, *once), terms),
+        epsilon=true_epsilon,
+        delta=delta,
+        claimed_epsilon=claim.epsilon,
+        claim=claim.place,
     )
-    return _document(plan, guarantee, declared, event, price, terms)
+    return _document(plan, guarantee, declared, event, checked, priced_at, slack, terms)
 
 
-def _true_price(event: Release, unit: PrivacyUnit, delta: float, slack: ProfileSlack) -> tuple[_Price, float | None]:
-    """What noise that nobody calibrated costs, slack included; None if no finite epsilon is certified."""
-    checked = cross_check(event, unit, delta, None)
-    upper = checked.first.interval.upper
-    if upper is None:
-        return _Price(checked, delta, slack), None
-    true = EpsilonDelta(upper * (1 + _ROUNDED_UP) + 2 * slack.epsilon + _ROUNDED_UP, delta)
-    try:
-        continuous = continuous_target(true, slack)
-    except InvalidInput:
-        return _Price(checked, delta, slack), None
-    again = cross_check(event, unit, continuous.delta, continuous.epsilon)
-    return _Price(again, continuous.delta, slack), true.epsilon
+def _true_price(
+    event: Release, unit: PrivacyUnit, delta: float, slack: ProfileSlack
+) -> tuple[CrossCheck, float, float | None]:
+    """Two prices of noise that nobody calibrated, the delta they hold at, and the epsilon they amount to.
+
+    The epsilon holds at `delta` and includes the slack; None if no finite epsilon is certified.
+    """
+    for reserved in _RESERVED:
+        priced_at = delta * (1 - reserved)
+        checked = cross_check(event, unit, priced_at, None)
+        upper = checked.first.interval.upper
+        if upper == math.inf:
+            return checked, priced_at, None
+        true = EpsilonDelta(upper * (1 + _ROUNDED_UP) + 2 * slack.epsilon + _ROUNDED_UP, delta)
+        try:
+            enough = slack.continuous(true).delta >= priced_at
+        except InvalidInput:
+            break
+        if enough:
+            return checked, priced_at, true.epsilon
+    return checked, priced_at, None
 
 
 def _document(
     plan: Plan,
     guarantee: PrivateGuarantee | AsPrintedGuarantee,
-    declared: tuple[Declared, ...],
+    declared: tuple[DeclaredRelease, ...],
     event: Release,
-    price: _Price,
+    checked: CrossCheck,
+    delta: float,
+    slack: ProfileSlack,
     terms: Terms,
-) -> BudgetDocument:
-    first = price.checked.first
-    return checked_document(
+) -> PricedDocument:
+    document = checked_document(
         terms,
         algorithm=plan.algorithm.value,
         parameters=plan.parameters(),
@@ -288,22 +285,20 @@ def _document(
         rounds=plan.rounds,
         sampling=declarations(event, terms.enforcement),
         accounting=Accounting(
-            accountant=first.accountant,
-            library=first.library,
-            version=first.version,
-            interval=first.interval,
+            **dict(checked.first),
             event=event,
-            delta=price.delta,
-            discrete_noise=DiscreteNoise(epsilon=price.slack.epsilon, mass=price.slack.mass),
+            delta=delta,
+            discrete_noise=slack,
             assumptions=plan.assumptions(),
-            second_opinion=price.checked.second,
+            second_opinion=checked.second,
         ),
         config_digest=terms.config_digest or plan_digest(plan.algorithm.value, plan.parameters()),
     )
+    return PricedDocument.from_check(document, checked)
 
 
-def _scope(plan: Plan, terms: Terms) -> dict[str, Any]:
-    names = ", ".join(value.name for value in (*plan.values(), *plan.once()))
+def _scope(plan: Plan, values: tuple[NoisyValue | RandomizedValue, ...], terms: Terms) -> dict[str, Any]:
+    names = ", ".join(value.name for value in values)
     return {
         "unit": plan.unit.protected,
         "adjacency": plan.unit.relation,
@@ -326,79 +321,31 @@ def _observer(algorithm: AlgorithmName) -> str:
             assert_never(algorithm)
 
 
-def _declared_all(
-    values: tuple[CalibratedValue, ...], event: Release, rounds: int, terms: Terms
-) -> tuple[Declared, ...]:
-    return tuple(_declared(value, event, rounds, terms) for value in values)
-
-
-def _raised(value: CalibratedValue, factor: float) -> CalibratedValue:
-    """Multiplied in the same order as the event, so that both hold the very same number."""
-    if value.noise_multiplier is None:
-        return value
-    multiplier = value.noise_multiplier * factor
-    return replace(value, noise_multiplier=multiplier, sigma=multiplier * value.sensitivity)
-
-
-def _declared(value: CalibratedValue, event: Release, rounds: int, terms: Terms) -> Declared:
-    publications = rounds if value.every_round else 1
+def _declare(value: NoisyValue | RandomizedValue, rounds: int, terms: Terms) -> DeclaredRelease:
+    """The value as it is signed."""
     shape = terms.shapes.get(value.name)
-    match value.mechanism:
-        case Mechanism.GAUSSIAN:
-            return GaussianNoise(
-                name=value.name,
-                publications=publications,
-                shape=shape,
-                sensitivity=value.sensitivity,
-                clip=terms.clips.get(value.name),
-                noise_multiplier=_number(value.name, value.noise_multiplier),
-                sigma=_number(value.name, value.sigma),
-                sampler=sampler_for(terms.noise_source, NoiseSampler.DISCRETE_GRID),
-            )
-        case Mechanism.LAPLACE:
-            return LaplaceNoise(
-                name=value.name,
-                publications=publications,
-                shape=shape,
-                sensitivity=value.sensitivity,
-                clip=terms.clips.get(value.name),
-                noise_multiplier=_number(value.name, value.noise_multiplier),
-                scale=_number(value.name, value.sigma),
-                sampler=sampler_for(terms.noise_source, NoiseSampler.DISCRETE_GRID),
-            )
-        case Mechanism.RANDOMIZED_RESPONSE:
-            response = _randomized_response(value.name, event)
-            return RandomizedCategory(
-                name=value.name,
-                publications=publications,
-                shape=shape,
-                epsilon=response.epsilon,
-                categories=response.categories,
-                sampler=sampler_for(terms.noise_source, NoiseSampler.CATEGORICAL),
-            )
+    if isinstance(value, RandomizedValue):
+        return RandomizedCategory(
+            name=value.name,
+            publications=1,
+            shape=shape,
+            epsilon=value.response.epsilon,
+            categories=value.response.categories,
+            sampler=sampler_for(terms.noise_source, NoiseSampler.CATEGORICAL),
+        )
+    common: dict[str, Any] = {
+        "name": value.name,
+        "publications": rounds if value.every_round else 1,
+        "shape": shape,
+        "sensitivity": float(value.sensitivity),
+        "clip": terms.clips.get(value.name),
+        "noise_multiplier": float(value.noise_multiplier),
+        "sampler": sampler_for(terms.noise_source, NoiseSampler.DISCRETE_GRID),
+    }
+    match value.kind:
+        case NoiseKind.GAUSSIAN:
+            return GaussianNoise(**common, sigma=float(value.sigma))
+        case NoiseKind.LAPLACE:
+            return LaplaceNoise(**common, scale=float(value.sigma))
         case _:
-            assert_never(value.mechanism)
-
-
-def _randomized_response(name: str, event: Release) -> RandomizedResponse:
-    found = [leaf for leaf, _ in leaves(event) if isinstance(leaf, RandomizedResponse)]
-    if len(found) != 1:
-        raise InvalidInput(name, len(found), "must be exactly one randomised response", "publish it once")
-    return found[0]
-
-
-def _with_noise(value: NoisyValue, noise_multipliers: Mapping[str, float]) -> NoisyValue:
-    if value.name not in noise_multipliers:
-        raise InvalidInput(value.name, None, "needs its noise", f"give a noise multiplier for {value.name}")
-    return replace(value, noise_ratio=positive(value.name, noise_multipliers[value.name]))
-
-
-def _calibrated(value: NoisyValue, every_round: bool) -> CalibratedValue:
-    sigma = value.noise_ratio * value.sensitivity
-    return CalibratedValue(value.name, value.sensitivity, value.mechanism, value.noise_ratio, sigma, every_round)
-
-
-def _number(name: str, value: float | None) -> float:
-    if value is None:
-        raise InvalidInput(name, value, "has no noise", "calibrate the plan first")
-    return float(value)
+            assert_never(value.kind)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, assert_never
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, NoReturn, assert_never, final
 
 from calibrate.errors import ManifestRefused
 from calibrate.manifest import keys as signature
-from calibrate.manifest.consistency import continuous_target, could_both_be_right
-from calibrate.manifest.document import PAYLOAD_TYPE, Accounting, BudgetDocument, Interval, Opinion, statement_bytes
+from calibrate.manifest.consistency import could_both_be_right
+from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, Opinion, statement_bytes
 from calibrate.manifest.keys import BrokenEnvelope, SigningKey, open_envelope
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.strict_json import Step
@@ -19,6 +19,7 @@ from calibrate.releases import Release
 if TYPE_CHECKING:
     from calibrate.accountants.registry import Priced
 
+_SEAL = object()
 
 # Two independent accountants must agree before anybody signs.
 #
@@ -34,20 +35,23 @@ class CrossCheck:
     second: Opinion
 
 
-def cross_check(release: Release, unit: PrivacyUnit, delta: float, epsilon: float | None) -> CrossCheck:
+def cross_check(
+    release: Release, unit: PrivacyUnit, delta: float, epsilon: float | None, first: Priced | None = None
+) -> CrossCheck:
     """Prices a release twice; raises `ManifestRefused` unless both agree and the price is within `epsilon`.
 
-    `epsilon` is None where nothing finite is promised: a paper's own noise, priced to show what it costs.
+    `epsilon` is None where nothing finite is promised: a paper's own noise, priced to show what it costs. `first` is
+    the best accountant's price of this very release at this delta, if it is known already.
     """
     # Imported when used: accountants load numerical libraries that reading a manifest must not need.
     from calibrate.accountants import registry
 
-    first = registry.best_epsilon(release, unit, delta)
-    second = registry.second_opinion(release, unit, delta)
+    first = first or registry.best_epsilon(release, unit, delta)
+    second = registry.second_opinion(release, unit, delta, first)
     if not registry.agree(first, second):
         raise Step.PRICE.refuse(
             f"{_words(first)} but {_words(second)}, so there is no second opinion that agrees",
-            "report the event as a bug; until it is mended, choose a sampling that both accountants price alike",
+            "report the event as a bug; until it is fixed, choose a sampling that both accountants price alike",
         )
     if epsilon is not None and first.interval.upper > epsilon:
         raise Step.PRICE.refuse(f"the certified epsilon {first.interval.upper} exceeds the promised {epsilon}")
@@ -59,12 +63,41 @@ def _opinion(priced: Priced) -> Opinion:
         accountant=priced.accountant_name.value,
         library=priced.library,
         version=priced.version,
-        interval=Interval.of(priced.interval),
+        interval=priced.interval,
     )
 
 
 def _words(priced: Priced) -> str:
     return f"{priced.accountant_name.value} certifies [{priced.interval.lower}, {priced.interval.upper}]"
+
+
+@final
+@dataclass(frozen=True)
+class PricedDocument:
+    """A document whose event was priced twice in this process, so that signing it needs no further price."""
+
+    document: BudgetDocument
+    seal: InitVar[object]
+
+    def __post_init__(self, seal: object) -> None:
+        if seal is not _SEAL:
+            raise TypeError("PricedDocument is made by calibrate.manifest.issue and calibrate.manifest.from_budget")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a document is passed on as its signed bytes and priced again, never pickled")
+
+    @classmethod
+    def from_check(cls, document: BudgetDocument, checked: CrossCheck | None) -> PricedDocument:
+        """The document with the opinions that were computed for its event; None where it promises nothing."""
+        accounting = document.accounting
+        if checked is None:
+            expected = isinstance(document.guarantee, NoPrivacyPromised)
+        else:
+            printed = Opinion.model_validate({name: getattr(accounting, name) for name in Opinion.model_fields})
+            expected = printed == checked.first and accounting.second_opinion == checked.second
+        if not expected:
+            raise Step.PRICE.refuse("the document does not print the prices that were computed for it")
+        return cls(document, seal=_SEAL)
 
 
 # Step 12: the price, recomputed from the signed event by two accountants.
@@ -84,38 +117,33 @@ def recompute(document: BudgetDocument) -> CrossCheck | None:
         case NoPrivacyPromised():
             return None
         case PrivateGuarantee() | AsPrintedGuarantee():
-            delta = guarantee.delta if accounting.delta is None else accounting.delta
-            most = _most_for_continuous_noise(guarantee, accounting)
+            delta, most = guarantee.delta if accounting.delta is None else accounting.delta, None
+            if guarantee.epsilon is not None:
+                promise = EpsilonDelta(guarantee.epsilon, guarantee.delta)
+                most = accounting.discrete_noise.continuous(promise).epsilon
             fresh = cross_check(accounting.event, guarantee.privacy_unit(), delta, most)
         case _:
             assert_never(guarantee)
-    printed = accounting.interval.certified()
+    printed = accounting.interval
     for opinion in (fresh.first, fresh.second):
-        if not could_both_be_right(printed, opinion.interval.certified()):
+        if not could_both_be_right(printed, opinion.interval):
             raise Step.PRICE.refuse(
                 f"the document prints [{printed.lower}, {printed.upper}], which {opinion.accountant} excludes"
             )
     return fresh
 
 
-def _most_for_continuous_noise(
-    guarantee: PrivateGuarantee | AsPrintedGuarantee, accounting: Accounting
-) -> float | None:
-    """The largest price that leaves room for the slack of discrete noise."""
-    if guarantee.epsilon is None:
-        return None
-    promise = EpsilonDelta(guarantee.epsilon, guarantee.delta)
-    return continuous_target(promise, accounting.discrete_noise.slack()).epsilon
-
-
-def issue(document: BudgetDocument, key: SigningKey) -> bytes:
+def issue(document: BudgetDocument | PricedDocument, key: SigningKey) -> bytes:
     """The signed manifest of a document, as the bytes of its file.
 
-    Two independent accountants price the embedded event first; `ManifestRefused` if they contradict each
-    other or the document. The result is read back before it is returned, so that nothing is ever issued
-    that verification would not understand.
+    Two independent accountants price the embedded event first, unless they did so while the document was made;
+    `ManifestRefused` if they contradict each other or the document. The result is read back before it is
+    returned, so that nothing is ever issued that verification would not understand.
     """
-    recompute(document)
+    if isinstance(document, PricedDocument):
+        document = document.document
+    else:
+        recompute(document)
     envelope = signature.sign(PAYLOAD_TYPE, statement_bytes(document), key)
     if read_unverified(envelope).document != document:
         raise ManifestRefused(

@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic.alias_generators import to_camel
 
+from calibrate.claims import NoiseKind
+from calibrate.discrete_noise import MOST_NUMBERS, NO_SLACK, ProfileSlack, slack_of_noise
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.releases import Gaussian, Laplace, NonPrivate, RandomizedResponse
 
 # The kinds of value a manifest may hold, each with exactly one spelling.
 #
@@ -148,9 +151,6 @@ Guarantee = Annotated[PrivateGuarantee | AsPrintedGuarantee | NoPrivacyPromised,
 _RELATIVE_ROUNDING = 1e-12
 """sigma and its two factors are doubles; a smaller sigma than this slack explains is less noise than priced."""
 
-MOST_VALUES_WITHOUT_SHAPE = 1 << 24
-"""How many values one publication may have if its shape is not signed; the slack of discrete noise counts them."""
-
 Shape = tuple[Annotated[int, Field(ge=0, le=2**53 - 1)], ...]
 
 
@@ -182,41 +182,64 @@ class _Published(StrictModel):
     shape: Shape | None = None
 
     @property
-    def values_at_most(self) -> int:
-        """How many numbers one publication has at most."""
-        return MOST_VALUES_WITHOUT_SHAPE if self.shape is None else math.prod(self.shape)
+    def slack(self) -> ProfileSlack:
+        """What discrete noise may add to the price of all publications: nothing, unless noise is drawn on a grid."""
+        return NO_SLACK
 
 
-class GaussianNoise(_Published):
-    mechanism: Literal["gaussian"] = "gaussian"
-    norm: Literal["L2"] = "L2"
+class _Noisy(_Published):
+    """Noise on a value that one unit moves by at most `sensitivity`.
+
+    `clip` is the per-unit clipping norm the sensitivity was derived from, where clipping is what bounds it.
+    """
+
+    _kind: ClassVar[NoiseKind]
     sensitivity: Positive
     clip: Positive | None = None
-    """The per-unit clipping norm the sensitivity was derived from, where clipping is what bounds it."""
     noise_multiplier: Positive
-    sigma: Positive
     sampler: NoiseSampler
+
+    @property
+    def slack(self) -> ProfileSlack:
+        """Theorems 3 and 5 of docs/theorems/discrete-noise.md; research noise promises nothing to take it from."""
+        if self.sampler is not NoiseSampler.DISCRETE_GRID:
+            return NO_SLACK
+        numbers = MOST_NUMBERS if self.shape is None else math.prod(self.shape)
+        return slack_of_noise(self._kind, numbers, self.publications)
+
+
+class GaussianNoise(_Noisy):
+    _kind = NoiseKind.GAUSSIAN
+    mechanism: Literal["gaussian"] = "gaussian"
+    norm: Literal["L2"] = "L2"
+    sigma: Positive
 
     @model_validator(mode="after")
     def _noise_is_as_priced(self) -> GaussianNoise:
         _check_scale("sigma", self.sigma, self.noise_multiplier, self.sensitivity)
         return self
 
+    def primitive(self) -> Gaussian:
+        """One publication as the priced event must hold it."""
+        return Gaussian(self.noise_multiplier)
 
-class LaplaceNoise(_Published):
+
+class LaplaceNoise(_Noisy):
+    """`noise_multiplier` is the scale of the Laplace law divided by the L1 bound."""
+
+    _kind = NoiseKind.LAPLACE
     mechanism: Literal["laplace"] = "laplace"
     norm: Literal["L1"] = "L1"
-    sensitivity: Positive
-    clip: Positive | None = None
-    noise_multiplier: Positive
-    """The scale of the Laplace law divided by the L1 bound."""
     scale: Positive
-    sampler: NoiseSampler
 
     @model_validator(mode="after")
     def _noise_is_as_priced(self) -> LaplaceNoise:
         _check_scale("scale", self.scale, self.noise_multiplier, self.sensitivity)
         return self
+
+    def primitive(self) -> Laplace:
+        """One publication as the priced event must hold it."""
+        return Laplace(self.noise_multiplier)
 
 
 class RandomizedCategory(_Published):
@@ -227,6 +250,10 @@ class RandomizedCategory(_Published):
     categories: Annotated[int, Field(ge=2, le=2**31)]
     sampler: NoiseSampler
 
+    def primitive(self) -> RandomizedResponse:
+        """One publication as the priced event must hold it."""
+        return RandomizedResponse(self.epsilon, self.categories)
+
 
 class InTheClear(_Published):
     """Published without noise, with the reason why that is acceptable, or the admission that it is not."""
@@ -235,8 +262,12 @@ class InTheClear(_Published):
     why: Text
     depends_on_unit: bool
 
+    def primitive(self) -> NonPrivate:
+        """One publication as the priced event must hold it."""
+        return NonPrivate(self.why, self.depends_on_unit)
 
-Mechanism = Annotated[GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear, Field(discriminator="mechanism")]
+
+DeclaredRelease = GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear
 
 
 def _check_scale(name: str, scale: float, multiplier: float, sensitivity: float) -> None:

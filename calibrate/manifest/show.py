@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import decimal
+import math
 import textwrap
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from calibrate.manifest.document import BudgetDocument, Interval
+from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.encoding import encode_sampling
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
+    DeclaredRelease,
     GaussianNoise,
     InTheClear,
     LaplaceNoise,
@@ -28,7 +30,7 @@ from calibrate.manifest.verify import (
     VerifiedManifest,
     promises_privacy,
 )
-from calibrate.privacy_unit import Protected, Relation
+from calibrate.privacy_unit import EpsilonInterval, Protected, Relation
 
 WIDTH = 100
 
@@ -172,7 +174,7 @@ def _releases(document: BudgetDocument) -> Iterator[str]:
         yield f"{declared.name}: {_noise(declared)}; {declared.publications} times{shape}"
 
 
-def _noise(declared: GaussianNoise | LaplaceNoise | RandomizedCategory | InTheClear) -> str:
+def _noise(declared: DeclaredRelease) -> str:
     match declared:
         case GaussianNoise():
             return f"Gaussian noise of standard deviation {_at_least(declared.sigma)}{_relative(declared)}"
@@ -221,22 +223,22 @@ def _validity(document: BudgetDocument) -> Iterator[str]:
         yield f"continues the ledger at entry {document.ledger.sequence} ({document.ledger.head})"
 
 
-def _bounds(interval: Interval) -> str:
+def _bounds(interval: EpsilonInterval) -> str:
     return f"{_at_least(interval.lower)} and {_at_most(interval.upper)}"
 
 
-def _at_most(value: float | None) -> str:
+def _at_most(value: float) -> str:
     """Six digits, rounded up: for costs, so that the page never looks better than what was signed."""
     return _six_digits(value, decimal.ROUND_CEILING)
 
 
-def _at_least(value: float | None) -> str:
+def _at_least(value: float) -> str:
     """Six digits, rounded down: for noise."""
     return _six_digits(value, decimal.ROUND_FLOOR)
 
 
-def _six_digits(value: float | None, rounding: str) -> str:
-    if value is None:
+def _six_digits(value: float, rounding: str) -> str:
+    if value == math.inf:
         return "infinity"
     # The decimal text is what was signed (RFC 8785), so it is what gets rounded, not the binary expansion.
     rounded = decimal.Context(prec=6, rounding=rounding).create_decimal(repr(float(value)))

@@ -61,7 +61,7 @@ def in_our_words(argument: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as broken:
-        raise InvalidInput(argument, "(as given)", first_fault(broken), "mend it and try again") from broken
+        raise InvalidInput(argument, "(as given)", first_fault(broken), "fix it and try again") from broken
 
 
 def first_fault(broken: ValidationError) -> str:

@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from calibrate.claims import NoiseKind
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
-from calibrate.plans.mmd_fedavg import MmdFedavgPlan, PredictionNoise
-from calibrate.plans.plan import Mechanism, NoisyValue, Plan, of_one_batch, with_once
+from calibrate.plans.mmd_fedavg import MmdFedavgPlan
+from calibrate.plans.plan import NoisyValue, Plan, of_one_batch, with_once
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 from calibrate.releases import InSequence, Release, Repeated, Sampled
@@ -64,8 +65,8 @@ def explain(plan: Plan, target: EpsilonDelta) -> tuple[Alternative, ...]:
     if not plan.values():
         return ()
     own = _Case("as planned", plan.template(), plan.unit, plan.values()[-1 if _is_steffle(plan) else 0])
-    base = _solved(own, target, None)
-    return (base, *(_solved(case, target, base.sigma) for case in _cases(plan, own)))
+    base = _solve(own, target, None)
+    return (base, *(_solve(case, target, base.sigma) for case in _cases(plan, own)))
 
 
 def _is_steffle(plan: Plan) -> bool:
@@ -73,9 +74,9 @@ def _is_steffle(plan: Plan) -> bool:
     return isinstance(plan, StefflePlan)
 
 
-def _solved(case: _Case, target: EpsilonDelta, base: float | None) -> Alternative:
-    multiplier = solve_noise(case.template, case.unit, target).factor * case.value.noise_ratio
-    spread = math.sqrt(2) if case.value.mechanism is Mechanism.LAPLACE else 1.0
+def _solve(case: _Case, target: EpsilonDelta, base: float | None) -> Alternative:
+    multiplier = solve_noise(case.template, case.unit, target).factor * case.value.noise_multiplier
+    spread = math.sqrt(2) if case.value.kind is NoiseKind.LAPLACE else 1.0
     sigma = multiplier * case.value.sensitivity * spread
     ratio = 1.0 if base is None else sigma / base
     return Alternative(case.description, case.value.name, multiplier, sigma, ratio, case.not_offered)
@@ -110,9 +111,9 @@ def _steffle(plan: StefflePlan, own: _Case) -> Iterator[_Case]:
         yield _Case(description, paid.template(), paid.unit, paid.values()[-1])
     yield _Case(
         "charging h_W alone",
-        plan.publish((replace(own.value, noise_ratio=1.0),), plan.once()),
+        plan.publish((replace(own.value, noise_multiplier=1.0),), plan.once()),
         plan.unit,
-        replace(own.value, noise_ratio=1.0),
+        replace(own.value, noise_multiplier=1.0),
         "h_theta of the same batch is published too",
     )
     if plan.sampling is not SteffleSampling.FULL:
@@ -159,7 +160,7 @@ def _fpfl(plan: FpflPlan, own: _Case) -> Iterator[_Case]:
             description = f"{sampling.value} cohorts ({other.unit.relation.value})"
             yield _Case(description, other.template(), other.unit, own.value)
     if plan.sampling is CohortSampling.FIXED:
-        printed = replace(own.value, noise_ratio=2.0)
+        printed = replace(own.value, noise_multiplier=2.0)
         yield _Case(
             "fixed cohorts with sensitivity C, as in the paper's analysis",
             plan.publish((printed,), plan.once()),
@@ -178,7 +179,7 @@ def _fpfl(plan: FpflPlan, own: _Case) -> Iterator[_Case]:
 
 
 def _mmd(plan: MmdFedavgPlan, own: _Case) -> Iterator[_Case]:
-    for mechanism in PredictionNoise:
+    for mechanism in NoiseKind:
         if mechanism is not plan.mechanism:
             other = replace(plan, mechanism=mechanism)
             description = f"{mechanism.value} noise on the predictions"
@@ -194,7 +195,7 @@ def _mmd(plan: MmdFedavgPlan, own: _Case) -> Iterator[_Case]:
         own.value,
         "a record that changes its group touches both sets",
     )
-    if plan.mechanism is PredictionNoise.GAUSSIAN and plan.samples_per_group < plan.group_size:
+    if plan.mechanism is NoiseKind.GAUSSIAN and plan.samples_per_group < plan.group_size:
         everyone = replace(plan, group_size=plan.samples_per_group)
         yield _Case(
             "without amplification, as if the same records were drawn every round",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from calibrate.claims import Norm
 from calibrate.errors import count, positive, rate
 from calibrate.plans.plan import (
     NORMALISATION_CLIP_FLAG,
@@ -13,14 +12,11 @@ from calibrate.plans.plan import (
     ROUNDS_FLAG,
     AlgorithmName,
     Flag,
-    Mechanism,
     NoisyValue,
-    PlainValue,
-    joint_ratio,
+    Plan,
     normalisation_statistics,
     of_one_batch,
     optional_ratio,
-    plain_parameters,
     with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -31,7 +27,7 @@ GRADIENT, LOSS = "gradient", "loss"
 
 
 @dataclass(frozen=True)
-class FedfdpPlan:
+class FedfdpPlan(Plan):
     """FedFDP for one client; gradient and loss are two values of one and the same Poisson batch.
 
     Guarantee: with |1 + lambda Delta| * ||grad|| clipped to `clip` and each loss to [0, loss_clip], adding or
@@ -42,6 +38,7 @@ class FedfdpPlan:
     `loss_noise_ratio` is sigma_l / sigma, both as multipliers of their own clip.
     """
 
+    algorithm = AlgorithmName.FEDFDP
     summary: ClassVar[str] = (
         "FedFDP: fair clipping with DP-SGD. Protects one record (add-remove); gradient and loss of a batch are one "
         "joint release."
@@ -68,36 +65,20 @@ class FedfdpPlan:
         positive("normalisation-clip", self.normalisation_clip)
 
     @property
-    def algorithm(self) -> AlgorithmName:
-        return AlgorithmName.FEDFDP
-
-    @property
     def unit(self) -> PrivacyUnit:
         return PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
 
     def values(self) -> tuple[NoisyValue, ...]:
-        return (
-            NoisyValue(GRADIENT, self.clip, Norm.L2, 1.0, Mechanism.GAUSSIAN),
-            NoisyValue(LOSS, self.loss_clip, Norm.L2, self.loss_noise_ratio, Mechanism.GAUSSIAN),
-        )
+        return (NoisyValue(GRADIENT, self.clip), NoisyValue(LOSS, self.loss_clip, self.loss_noise_ratio))
 
     def once(self) -> tuple[NoisyValue, ...]:
         if self.normalisation_noise_ratio is None:
             return ()
         return (normalisation_statistics(self.normalisation_clip, self.normalisation_noise_ratio),)
 
-    def template(self) -> Release:
-        return self.publish(self.values(), self.once())
-
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         noisy = Sampled(Poisson(self.sampling_rate, Batch.SECRET), of_one_batch(values))
         return with_once(Repeated(noisy, self.rounds), once)
-
-    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        return self.publish(values, once)
-
-    def joint_noise_ratio(self) -> float | None:
-        return joint_ratio(self.values())
 
     def assumptions(self) -> tuple[str, ...]:
         return (
@@ -126,6 +107,3 @@ class FedfdpPlan:
         if self.normalisation_noise_ratio is not None:
             return (sizes, search)
         return (sizes, search, "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).")
-
-    def parameters(self) -> dict[str, PlainValue]:
-        return plain_parameters(self)

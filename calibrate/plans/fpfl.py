@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar, assert_never
 
-from calibrate.claims import Norm
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.plans.plan import (
     NORMALISATION_CLIP_FLAG,
@@ -14,14 +13,11 @@ from calibrate.plans.plan import (
     ROUNDS_FLAG,
     AlgorithmName,
     Flag,
-    Mechanism,
     NoisyValue,
-    PlainValue,
-    joint_ratio,
+    Plan,
     normalisation_statistics,
     of_one_batch,
     optional_ratio,
-    plain_parameters,
     with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -39,7 +35,7 @@ class CohortSampling(Enum):
 
 
 @dataclass(frozen=True)
-class FpflPlan:
+class FpflPlan(Plan):
     """FPFL with a trusted aggregator and each user's whole vector clipped to `clip`.
 
     Guarantee: the sum of the cohort's vectors moves by at most C when a user is added or removed, and by at
@@ -47,6 +43,7 @@ class FpflPlan:
     replace-one with both C charged (docs/theorems/fpfl.md, "Adjacency"). Unit: all data of one user.
     """
 
+    algorithm = AlgorithmName.FPFL
     summary: ClassVar[str] = (
         "FPFL: fairness by multipliers under user-level privacy. Protects one user from whoever sees the model; the "
         "aggregator is trusted."
@@ -72,10 +69,6 @@ class FpflPlan:
         positive("normalisation-clip", self.normalisation_clip)
 
     @property
-    def algorithm(self) -> AlgorithmName:
-        return AlgorithmName.FPFL
-
-    @property
     def unit(self) -> PrivacyUnit:
         match self.sampling:
             case CohortSampling.FIXED:
@@ -86,15 +79,12 @@ class FpflPlan:
                 assert_never(self.sampling)
 
     def values(self) -> tuple[NoisyValue, ...]:
-        return (NoisyValue(STATISTICS, self.clip, Norm.L2, 1.0, Mechanism.GAUSSIAN),)
+        return (NoisyValue(STATISTICS, self.clip),)
 
     def once(self) -> tuple[NoisyValue, ...]:
         if self.normalisation_noise_ratio is None:
             return ()
         return (normalisation_statistics(self.normalisation_clip, self.normalisation_noise_ratio),)
-
-    def template(self) -> Release:
-        return self.publish(self.values(), self.once())
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         match self.sampling:
@@ -105,12 +95,6 @@ class FpflPlan:
             case _:
                 assert_never(self.sampling)
         return with_once(Repeated(Sampled(cohort, of_one_batch(values)), self.rounds), once)
-
-    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        return self.publish(values, once)
-
-    def joint_noise_ratio(self) -> float | None:
-        return joint_ratio(self.values())
 
     def assumptions(self) -> tuple[str, ...]:
         drawn = {
@@ -136,9 +120,6 @@ class FpflPlan:
         if self.normalisation_noise_ratio is not None:
             return (number, search)
         return (number, search, "Normalisation statistics must be public, or paid for (normalisation-noise-ratio).")
-
-    def parameters(self) -> dict[str, PlainValue]:
-        return plain_parameters(self)
 
 
 def check_cohort(users: int, cohort: int) -> None:

@@ -5,26 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from calibrate.claims import Norm
 from calibrate.errors import InvalidInput, count, positive, rate
-from calibrate.plans.plan import (
-    ROUNDS_FLAG,
-    AlgorithmName,
-    Flag,
-    Mechanism,
-    NoisyValue,
-    PlainValue,
-    joint_ratio,
-    of_one_batch,
-    plain_parameters,
-)
+from calibrate.plans.plan import ROUNDS_FLAG, AlgorithmName, Flag, NoisyValue, Plan, of_one_batch
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Release, Repeated, Sampled
 from calibrate.sampling import Batch, Poisson
 
 
 @dataclass(frozen=True)
-class GaussianPlan:
+class GaussianPlan(Plan):
     """T rounds of one or more Gaussian values of one Poisson batch (rate 1: the full data).
 
     Guarantee: the values of one batch are one release with the joint multiplier inside the sampling
@@ -32,6 +21,7 @@ class GaussianPlan:
     `clip`. `noise` lists the values' noise multipliers relative to one another.
     """
 
+    algorithm = AlgorithmName.GAUSSIAN
     summary: ClassVar[str] = "Any DP-SGD: one or several Gaussian values of a batch, repeated. Protects one record."
     example: ClassVar[str] = "--epsilon 1 --delta 1e-5 --sampling-rate 0.01 --rounds 1000"
     sampling_rate: Annotated[float, Flag("Q", "Probability that a unit joins a batch (Poisson); 1 is the full batch.")]
@@ -54,36 +44,17 @@ class GaussianPlan:
             positive("noise", ratio)
 
     @property
-    def algorithm(self) -> AlgorithmName:
-        return AlgorithmName.GAUSSIAN
-
-    @property
     def unit(self) -> PrivacyUnit:
         return PrivacyUnit.of(self.relation)
 
     def values(self) -> tuple[NoisyValue, ...]:
-        return tuple(
-            NoisyValue(f"value_{index}", self.clip, Norm.L2, ratio, Mechanism.GAUSSIAN)
-            for index, ratio in enumerate(self.noise, start=1)
-        )
-
-    def once(self) -> tuple[NoisyValue, ...]:
-        return ()
-
-    def template(self) -> Release:
-        return self.publish(self.values(), self.once())
+        return tuple(NoisyValue(f"value_{index}", self.clip, ratio) for index, ratio in enumerate(self.noise, start=1))
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         noisy = of_one_batch(values)
         if self.sampling_rate == 1:
             return Repeated(noisy, self.rounds)
         return Repeated(Sampled(Poisson(self.sampling_rate, Batch.SECRET), noisy), self.rounds)
-
-    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        return self.publish(values, once)
-
-    def joint_noise_ratio(self) -> float | None:
-        return joint_ratio(self.values())
 
     def assumptions(self) -> tuple[str, ...]:
         batch = (
@@ -105,6 +76,3 @@ class GaussianPlan:
 
     def unprotected(self) -> tuple[str, ...]:
         return ("Whatever else the training publishes, chooses or tunes on the data is not covered.",)
-
-    def parameters(self) -> dict[str, PlainValue]:
-        return plain_parameters(self)

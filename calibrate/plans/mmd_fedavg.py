@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
-from typing import Annotated, ClassVar, assert_never
+from typing import Annotated, ClassVar
 
-from calibrate.claims import Norm
+from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.plans.fpfl import check_cohort
 from calibrate.plans.plan import (
@@ -19,12 +18,10 @@ from calibrate.plans.plan import (
     ROUNDS_FLAG,
     AlgorithmName,
     Flag,
-    Mechanism,
     NoisyValue,
-    PlainValue,
+    Plan,
     attribute_histogram,
     optional_ratio,
-    plain_parameters,
     with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -37,13 +34,8 @@ HALF_RANGE = 0.5
 """Predictions lie in [0, 1]: within 1/2 of the centre, and replaced by one at most twice that away."""
 
 
-class PredictionNoise(Enum):
-    GAUSSIAN = "gaussian"
-    LAPLACE = "laplace"
-
-
 @dataclass(frozen=True)
-class MmdFedavgPlan:
+class MmdFedavgPlan(Plan):
     """MMD-fair FedAvg with two groups; `group_size` is the size of the smaller one, or any bound below it.
 
     Guarantee: replacing one record, its group included, takes one value out of one group's predictions and puts
@@ -53,6 +45,7 @@ class MmdFedavgPlan:
     replaced.
     """
 
+    algorithm = AlgorithmName.MMD_FEDAVG
     summary: ClassVar[str] = (
         "MMD-fair FedAvg: noisy predictions, and noisy updates if clipped. Protects one record, replaced."
     )
@@ -63,7 +56,7 @@ class MmdFedavgPlan:
     group_size: Annotated[int, Flag("N", "Records in the smaller group.")]
     samples_per_group: Annotated[int, Flag("M", "Noisy predictions published per group and round.")]
     rounds: Annotated[int, ROUNDS_FLAG]
-    mechanism: Annotated[PredictionNoise, Flag("", "Noise on the predictions.")] = PredictionNoise.GAUSSIAN
+    mechanism: Annotated[NoiseKind, Flag("", "Noise on the predictions.")] = NoiseKind.GAUSSIAN
     users: Annotated[int | None, Flag("K", "Clients, where updates are private too.")] = None
     cohort: Annotated[int | None, Flag("M", "Clients in a round, where updates are private too.")] = None
     update_clip: Annotated[
@@ -108,34 +101,19 @@ class MmdFedavgPlan:
         positive("update-clip", self.update_clip)
 
     @property
-    def algorithm(self) -> AlgorithmName:
-        return AlgorithmName.MMD_FEDAVG
-
-    @property
     def unit(self) -> PrivacyUnit:
         return PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
 
     def values(self) -> tuple[NoisyValue, ...]:
-        match self.mechanism:
-            case PredictionNoise.GAUSSIAN:
-                norm, mechanism = Norm.L2, Mechanism.GAUSSIAN
-            case PredictionNoise.LAPLACE:
-                norm, mechanism = Norm.L1, Mechanism.LAPLACE
-            case _:
-                assert_never(self.mechanism)
-        predictions = tuple(NoisyValue(name, HALF_RANGE, norm, 1.0, mechanism) for name in PREDICTIONS)
+        predictions = tuple(NoisyValue(name, HALF_RANGE, kind=self.mechanism) for name in PREDICTIONS)
         if self.update_clip is None:
             return predictions
-        clip, ratio = self.update_clip, self.update_noise_ratio
-        return (*predictions, NoisyValue(UPDATES, clip, Norm.L2, ratio, Mechanism.GAUSSIAN))
+        return (*predictions, NoisyValue(UPDATES, self.update_clip, self.update_noise_ratio))
 
     def once(self) -> tuple[NoisyValue, ...]:
         if self.histogram_noise_ratio is None:
             return ()
         return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
-
-    def template(self) -> Release:
-        return self.publish(self.values(), self.once())
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         one_round = InSequence(tuple(self._published(value) for value in values))
@@ -152,7 +130,7 @@ class MmdFedavgPlan:
         for value in values:
             if value.name == UPDATES:
                 reached = (*reached, self._published(value))
-            elif value.name == PREDICTIONS[0] and value.mechanism is Mechanism.GAUSSIAN:
+            elif value.name == PREDICTIONS[0] and value.kind is NoiseKind.GAUSSIAN:
                 reached = (*reached, scale_noise(self._published(value), spread))
         return Repeated(InSequence(reached), self.rounds) if reached else None
 
@@ -162,7 +140,7 @@ class MmdFedavgPlan:
             assert self.users is not None
             assert self.cohort is not None
             return Sampled(FixedSize(self.users, self.cohort, Batch.SECRET), value.release())
-        if value.mechanism is Mechanism.LAPLACE:
+        if value.kind is NoiseKind.LAPLACE:
             return value.release()
         return Sampled(FixedSize(self.group_size, self.samples_per_group, Batch.SECRET), value.release())
 
@@ -178,7 +156,7 @@ class MmdFedavgPlan:
         secret = (
             "Nobody learns which records, or how many of a client's, are in the draw; the collector that draws and"
             " adds noise is trusted."
-            if self.mechanism is PredictionNoise.GAUSSIAN
+            if self.mechanism is NoiseKind.GAUSSIAN
             else "No amplification by sampling is claimed for Laplace noise, so the draw may be known."
         )
         return (
@@ -219,6 +197,3 @@ class MmdFedavgPlan:
             *((counts,) if self.histogram_noise_ratio is None else ()),
             "The number of records of each client is public.",
         )
-
-    def parameters(self) -> dict[str, PlainValue]:
-        return plain_parameters(self)

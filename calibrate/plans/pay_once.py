@@ -1,14 +1,12 @@
-"""Pay once: each record's sensitive attribute is randomised once, and training may use it for ever."""
+"""Pay once: each record's sensitive attribute is randomised once, and training may use it without limit."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from calibrate.claims import Norm
 from calibrate.errors import count
-from calibrate.plans.plan import AlgorithmName, Flag, Mechanism, NoisyValue, PlainValue, plain_parameters
+from calibrate.plans.plan import AlgorithmName, Flag, NoisyValue, Plan, RandomizedValue
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import RandomizedResponse, Release
 
@@ -16,7 +14,7 @@ ATTRIBUTE = "randomised_attribute"
 
 
 @dataclass(frozen=True)
-class PayOncePlan:
+class PayOncePlan(Plan):
     """k-ary randomised response on the attribute, once; everything afterwards is post-processing.
 
     Guarantee: keeping the true group with probability e^eps / (e^eps + k - 1), and otherwise one of the others
@@ -24,6 +22,7 @@ class PayOncePlan:
     Section 3). It is pure: delta = 0, and rounds are free. Unit: one record's attribute.
     """
 
+    algorithm = AlgorithmName.PAY_ONCE
     summary: ClassVar[str] = (
         "Pay once: randomised response on the attribute. Protects one record's sensitive attribute, purely, for as "
         "many rounds as you like."
@@ -37,38 +36,18 @@ class PayOncePlan:
         count("rounds", self.rounds)
 
     @property
-    def algorithm(self) -> AlgorithmName:
-        return AlgorithmName.PAY_ONCE
-
-    @property
     def unit(self) -> PrivacyUnit:
         return PrivacyUnit(Protected.ATTRIBUTE, Relation.REPLACE_ATTRIBUTE)
 
     def values(self) -> tuple[NoisyValue, ...]:
         return ()
 
-    def once(self) -> tuple[NoisyValue, ...]:
-        return (NoisyValue(ATTRIBUTE, 1.0, Norm.L1, 1.0, Mechanism.RANDOMIZED_RESPONSE),)
-
-    def template(self) -> Release:
-        """Randomised response at epsilon 1; there is no noise to scale, the epsilon itself is the parameter."""
-        return self.at(1.0)
-
-    def at(self, epsilon: float) -> RandomizedResponse:
-        return RandomizedResponse(epsilon, self.groups)
-
-    def keep_probability(self, epsilon: float) -> float:
-        """The probability with which the true group is kept."""
-        return 1 / (1 + (self.groups - 1) * math.exp(-epsilon))
+    def at(self, epsilon: float) -> RandomizedValue:
+        """The randomised attribute at this epsilon; there is no noise to scale, the epsilon is the parameter."""
+        return RandomizedValue(ATTRIBUTE, RandomizedResponse(epsilon, self.groups))
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        return self.template()
-
-    def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        return self.template()
-
-    def joint_noise_ratio(self) -> None:
-        return None
+        return self.at(1.0).response
 
     def assumptions(self) -> tuple[str, ...]:
         return (
@@ -82,6 +61,3 @@ class PayOncePlan:
             "Features and labels, and whatever they alone tell about the attribute.",
             "Group frequencies are estimated from the randomised attribute; exact ones must not be used.",
         )
-
-    def parameters(self) -> dict[str, PlainValue]:
-        return plain_parameters(self)

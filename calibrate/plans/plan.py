@@ -8,18 +8,16 @@ published without noise. Calibration multiplies all noise multipliers of the tem
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Protocol, assert_never, cast
+from typing import ClassVar, assert_never
 
-from calibrate.claims import Norm
-from calibrate.errors import InvalidInput, positive
+from calibrate.claims import NoiseKind, bounds_apart
+from calibrate.discrete_noise import MOST_NUMBERS, ProfileSlack, slack_of_noise
+from calibrate.errors import positive
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from calibrate.releases import Gaussian, InSequence, Laplace, Release, Together
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
+from calibrate.releases import Gaussian, InSequence, Laplace, RandomizedResponse, Release, Together
 
 PlainValue = int | float | str | bool | None | tuple[float, ...]
 """What a plan's parameters are made of, so that they fit a manifest, TOML and JSON."""
@@ -52,144 +50,154 @@ NORMALISATION_CLIP_FLAG = Flag("C", "L2 clip of one unit's normalisation statist
 ROUNDS_FLAG = Flag("T", "Rounds of training.")
 
 
-class Mechanism(Enum):
-    """How a value is made noisy."""
-
-    GAUSSIAN = "gaussian"
-    LAPLACE = "laplace"
-    RANDOMIZED_RESPONSE = "randomized-response"
-
-
 @dataclass(frozen=True)
 class NoisyValue:
-    """One published value: its absolute contribution bound and its noise relative to the other values.
+    """One published value: its contribution bound, and its noise as a multiple of that bound.
 
-    `sensitivity` follows the convention of `releases.py` for the plan's relation. At calibration factor x
-    the noise multiplier is `noise_ratio * x` and the noise itself `sensitivity * noise_ratio * x`
-    (standard deviation for Gaussian, scale for Laplace noise).
+    `sensitivity` follows the convention of `releases.py` for the plan's relation. The values of a plan have noise
+    multipliers that only matter relative to one another; calibration multiplies them all by one factor, and the
+    values of a budget have the multipliers that are signed. `numbers` is how many numbers one publication may have
+    for the budget to pay for their noise being discrete.
     """
 
     name: str
     sensitivity: float
-    norm: Norm
-    noise_ratio: float
-    mechanism: Mechanism
+    noise_multiplier: float = 1.0
+    kind: NoiseKind = NoiseKind.GAUSSIAN
+    every_round: bool = True
+    numbers: int = MOST_NUMBERS
 
     def __post_init__(self) -> None:
         positive(f"sensitivity of {self.name}", self.sensitivity)
-        positive(f"noise ratio of {self.name}", self.noise_ratio)
-        wrong_norm = {Mechanism.GAUSSIAN: Norm.L1, Mechanism.LAPLACE: Norm.L2}.get(self.mechanism)
-        if self.norm is wrong_norm:
-            raise InvalidInput(
-                "norm",
-                self.norm.value,
-                f"does not fit {self.mechanism.value} noise",
-                "use L2 for Gaussian, L1 for Laplace",
-            )
+        positive(f"noise of {self.name}", self.noise_multiplier)
+
+    @property
+    def sigma(self) -> float:
+        """The noise in the value's own scale: the standard deviation, or the scale of Laplace noise."""
+        return self.noise_multiplier * self.sensitivity
 
     def release(self) -> Gaussian | Laplace:
-        """The value as a release at factor 1."""
-        match self.mechanism:
-            case Mechanism.GAUSSIAN:
-                return Gaussian(self.noise_ratio)
-            case Mechanism.LAPLACE:
-                return Laplace(self.noise_ratio)
-            case Mechanism.RANDOMIZED_RESPONSE:
-                raise InvalidInput(
-                    "mechanism", self.mechanism.value, "has no noise multiplier", "price it as RandomizedResponse"
-                )
+        match self.kind:
+            case NoiseKind.GAUSSIAN:
+                return Gaussian(self.noise_multiplier)
+            case NoiseKind.LAPLACE:
+                return Laplace(self.noise_multiplier)
             case _:
-                assert_never(self.mechanism)
+                assert_never(self.kind)
+
+    def slack(self, rounds: int) -> ProfileSlack:
+        """What discrete noise may add to the price of all publications in a run of so many rounds."""
+        return slack_of_noise(self.kind, self.numbers, rounds if self.every_round else 1)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "sensitivity": self.sensitivity,
+            "noise_multiplier": self.noise_multiplier,
+            "sigma": self.sigma,
+            "mechanism": self.kind.value,
+            "published": "every round" if self.every_round else "once",
+        }
 
 
-class Plan(Protocol):
-    """One algorithm with its parameters; frozen, validated at construction, not yet calibrated.
+@dataclass(frozen=True)
+class RandomizedValue:
+    """One category per unit, published once by randomised response: it has a probability instead of noise."""
+
+    name: str
+    response: RandomizedResponse
+
+    @property
+    def keep_probability(self) -> float:
+        """The probability with which the true category is kept."""
+        return 1 / (1 + (self.response.categories - 1) * math.exp(-self.response.epsilon))
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "sensitivity": 1.0,
+            "noise_multiplier": None,
+            "sigma": None,
+            "mechanism": "randomized-response",
+            "published": "once",
+            "keep_probability": self.keep_probability,
+        }
+
+
+class Plan(ABC):
+    """One algorithm with its parameters: a frozen dataclass, validated at construction, not yet calibrated.
 
     Each field is annotated with its `Flag`. `summary` says what the algorithm protects, `example` shows the flags.
     """
 
+    algorithm: ClassVar[AlgorithmName]
     summary: ClassVar[str]
     example: ClassVar[str]
+    rounds: int
 
     @property
-    def algorithm(self) -> AlgorithmName: ...
-
-    @property
+    @abstractmethod
     def unit(self) -> PrivacyUnit: ...
 
-    @property
-    def rounds(self) -> int: ...
-
+    @abstractmethod
     def values(self) -> tuple[NoisyValue, ...]:
         """The noisy values that every round publishes."""
-        ...
 
     def once(self) -> tuple[NoisyValue, ...]:
         """The noisy values published once, outside the rounds."""
-        ...
+        return ()
+
+    @abstractmethod
+    def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        """The release that publishes these values (this plan's own, perhaps with other noise multipliers)."""
 
     def template(self) -> Release:
-        """Everything the budget pays for, with noise multipliers at factor 1."""
-        ...
-
-    def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        """The release that publishes these values (this plan's own, perhaps with other noise ratios)."""
-        ...
+        """Everything the budget pays for, with the plan's relative noise multipliers."""
+        return self.publish(self.values(), self.once())
 
     def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release | None:
         """The part of `publish` whose cost some data set really reaches: the lower end is priced from it.
 
         It is the whole release where the bound is tight, and None where no lower bound is claimed.
         """
-        ...
+        return self.publish(values, once)
 
     def joint_noise_ratio(self) -> float | None:
-        """The joint noise multiplier of one round's values at factor 1; None if they are not one batch."""
-        ...
+        """The joint noise multiplier of one round's values before calibration; None if they are not one batch.
 
+        For Gaussian values of one batch it is (sum of multiplier^-2)^(-1/2) (`releases.joint_gaussian`).
+        """
+        values = self.values()
+        if not values or any(value.kind is not NoiseKind.GAUSSIAN for value in values):
+            return None
+        return 1 / math.sqrt(math.fsum(1 / value.noise_multiplier**2 for value in values))
+
+    @abstractmethod
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for the guarantee to be true, each in one sentence."""
-        ...
 
+    @abstractmethod
     def unprotected(self) -> tuple[str, ...]:
         """What is published without noise or is not paid for, and what must hold for that to be acceptable."""
-        ...
 
     def parameters(self) -> dict[str, PlainValue]:
         """The plan's parameters as plain values; `plan_from_mapping` builds the same plan from them."""
-        ...
+        assert is_dataclass(self)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 def of_one_batch(values: tuple[NoisyValue, ...]) -> Gaussian | Laplace | Together:
-    """Several values of one batch as one release at factor 1."""
+    """Several values of one batch as one release."""
     releases = tuple(value.release() for value in values)
     return releases[0] if len(releases) == 1 else Together(releases)
-
-
-def joint_ratio(values: tuple[NoisyValue, ...]) -> float | None:
-    """(sum of ratio^-2)^(-1/2) for Gaussian values of one batch; None if one of them is not Gaussian."""
-    if any(value.mechanism is not Mechanism.GAUSSIAN for value in values):
-        return None
-    return 1 / math.sqrt(math.fsum(1 / value.noise_ratio**2 for value in values))
-
-
-# A plan's parameters as plain values, and a plan from plain values.
-
-
-def plain_parameters(plan: DataclassInstance) -> dict[str, PlainValue]:
-    """The fields of a plan by name, enums as their values: fit for a manifest, TOML and JSON."""
-    plain: dict[str, PlainValue] = {}
-    for field in fields(plan):
-        value = getattr(plan, field.name)
-        plain[field.name] = cast(PlainValue, value.value if isinstance(value, Enum) else value)
-    return plain
 
 
 # Values that are published once, outside the rounds, and paid from the same budget.
 #
 # Training needs numbers about the data before the first round: how frequent each group is, how to normalise
-# the features. They are data. Either they are public, or they are published with noise once and used for
-# ever after (post-processing); a plan that does not pay for them lists them as unprotected.
+# the features. They are data. Either they are public, or they are published with noise once and used
+# from then on (post-processing); a plan that does not pay for them lists them as unprotected.
 
 HISTOGRAM = "attribute_histogram"
 NORMALISATION = "normalisation_statistics"
@@ -199,27 +207,19 @@ def attribute_histogram(relation: Relation, noise_ratio: float) -> NoisyValue:
     """The noisy number of records in each group.
 
     Guarantee: one unit is one record with one group. Replacing it (or its attribute) takes one from a count
-    and gives one to another, a distance of sqrt(2); adding it moves one count by one. Under replace-one the
-    accountants charge twice the stated bound, which is therefore half the distance.
+    and gives one to another, a distance of sqrt(2); adding it moves one count by one. The stated bound is that
+    distance divided by the number of bounds that the accountants charge for the relation.
     """
-    match relation:
-        case Relation.ADD_REMOVE:
-            bound = 1.0
-        case Relation.REPLACE_ONE:
-            bound = math.sqrt(2) / 2
-        case Relation.REPLACE_ATTRIBUTE:
-            bound = math.sqrt(2)
-        case _:
-            assert_never(relation)
     positive("histogram-noise-ratio", noise_ratio)
-    return NoisyValue(HISTOGRAM, bound, Norm.L2, noise_ratio, Mechanism.GAUSSIAN)
+    distance = 1.0 if relation is Relation.ADD_REMOVE else math.sqrt(2)
+    return NoisyValue(HISTOGRAM, distance / bounds_apart(relation), noise_ratio, every_round=False)
 
 
 def normalisation_statistics(clip: float, noise_ratio: float) -> NoisyValue:
     """Noisy sums of features, of their squares and of ones, each unit's whole vector clipped to `clip` in L2."""
     positive("normalisation-clip", clip)
     positive("normalisation-noise-ratio", noise_ratio)
-    return NoisyValue(NORMALISATION, clip, Norm.L2, noise_ratio, Mechanism.GAUSSIAN)
+    return NoisyValue(NORMALISATION, clip, noise_ratio, every_round=False)
 
 
 def with_once(rounds: Release, once: tuple[NoisyValue, ...]) -> Release:

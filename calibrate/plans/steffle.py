@@ -18,14 +18,11 @@ from calibrate.plans.plan import (
     ROUNDS_FLAG,
     AlgorithmName,
     Flag,
-    Mechanism,
     NoisyValue,
-    PlainValue,
+    Plan,
     attribute_histogram,
-    joint_ratio,
     of_one_batch,
     optional_ratio,
-    plain_parameters,
     with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -45,7 +42,7 @@ class SteffleSampling(Enum):
 
 
 @dataclass(frozen=True)
-class StefflePlan:
+class StefflePlan(Plan):
     """SteFFLe for one silo, with W kept in the Frobenius ball of radius `w_radius`.
 
     Guarantee: replacing one record's attribute moves the batch mean of grad_W psi by at most
@@ -56,6 +53,7 @@ class StefflePlan:
     `theta_share` is the part of a round's budget (of the inverse squared multiplier) spent on h_theta.
     """
 
+    algorithm = AlgorithmName.STEFFLE
     summary: ClassVar[str] = (
         "SteFFLe: private fair federated descent-ascent. Protects one record's sensitive attribute in what a silo "
         "sends; batches count as known, because the loss gradient shows them."
@@ -110,10 +108,6 @@ class StefflePlan:
             )
 
     @property
-    def algorithm(self) -> AlgorithmName:
-        return AlgorithmName.STEFFLE
-
-    @property
     def unit(self) -> PrivacyUnit:
         return PrivacyUnit(Protected.ATTRIBUTE, Relation.REPLACE_ATTRIBUTE)
 
@@ -140,18 +134,12 @@ class StefflePlan:
     def values(self) -> tuple[NoisyValue, ...]:
         theta, w = self.claims()
         theta_ratio, w_ratio = 1 / math.sqrt(self.theta_share), 1 / math.sqrt(1 - self.theta_share)
-        return (
-            NoisyValue(H_THETA, theta.bound, Norm.L2, theta_ratio, Mechanism.GAUSSIAN),
-            NoisyValue(H_W, w.bound, Norm.L2, w_ratio, Mechanism.GAUSSIAN),
-        )
+        return (NoisyValue(H_THETA, theta.bound, theta_ratio), NoisyValue(H_W, w.bound, w_ratio))
 
     def once(self) -> tuple[NoisyValue, ...]:
         if self.histogram_noise_ratio is None:
             return ()
         return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
-
-    def template(self) -> Release:
-        return self.publish(self.values(), self.once())
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         n, m, noisy = self.silo_size, self.batch_size, of_one_batch(values)
@@ -175,9 +163,6 @@ class StefflePlan:
             return self.publish(values, once)
         epoch = ShuffledEpochs(self.silo_size, self.batch_size, Batch.REVEALED)
         return with_once(reached_over_rounds(epoch, of_one_batch(values), self.rounds), once)
-
-    def joint_noise_ratio(self) -> float | None:
-        return joint_ratio(self.values())
 
     def assumptions(self) -> tuple[str, ...]:
         theta, _ = self.claims()
@@ -225,6 +210,3 @@ class StefflePlan:
                 " otherwise pay for them with a noisy histogram (histogram-noise-ratio)."
             ),
         )
-
-    def parameters(self) -> dict[str, PlainValue]:
-        return plain_parameters(self)

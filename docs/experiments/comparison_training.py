@@ -13,13 +13,9 @@ from tempfile import TemporaryDirectory
 import torch
 from comparison_plans import HETEROGENEITY, SETTINGS, SILOS, Method, Setting, Unit, methods, plan_text
 
-from calibrate.budget import CertifiedBudget, calibrate_plan
-from calibrate.manifest.keys import Role, generate, save
+from calibrate.manifest.issue import issue
+from calibrate.manifest.keys import Role, generate
 from calibrate.manifest.trust import TrustedKey, TrustFile
-from calibrate.plans.from_mapping import plan_from_mapping
-from calibrate.plans.plan import Plan
-from calibrate.privacy_unit import EpsilonDelta
-from privfair.cli.issue_manifest import Issuing, issue_manifest, issue_without_promise
 from privfair.data import training_data
 from privfair.data.partition import Heterogeneous, cut_into_silos
 from privfair.data.silos import Silos
@@ -27,6 +23,7 @@ from privfair.data.training_data import load_training_data
 from privfair.fairness.clipping import psi
 from privfair.models.linear import LogisticRegression
 from privfair.plan.file import read_plan_file
+from privfair.plan.issue import Issuing, promise, without_promise
 from privfair.plan.training import read_training_plan
 from privfair.run.folder import RunFolder, load_theta
 from privfair.run.metrics import HeldOutRecords
@@ -104,21 +101,15 @@ def _run(job: Job, setting: Setting, method: Method, folder: Path) -> Row:
 def _sign(plan: Path, folder: Path) -> float | None:
     """A manifest for the plan's bytes, by a key that lives as long as the run; what it truly costs."""
     key, file = generate(), read_plan_file(plan)
-    save(key, Role.PRIVACY_OFFICER, folder / "key.pem")
     start = datetime.now(UTC) - timedelta(days=1)
     trust = TrustFile(keys=(TrustedKey.of(key.public, Role.PRIVACY_OFFICER, start),))
     (folder / "trust.json").write_bytes(trust.to_bytes())
     if not file.target_section:
-        issue_without_promise(file, "reference", Issuing(folder / "budget.json", folder / "key.pem"))
+        (folder / "budget.json").write_bytes(issue(without_promise(file, "reference", Issuing()), key))
         return None
-    budget = _calibrated(plan_from_mapping(file.algorithm, file.privacy), file.target())
-    issue_manifest(budget, file, out=folder / "budget.json", key_path=folder / "key.pem", research_noise=True)
+    budget, document = promise(file, file.target(), Issuing(research_noise=True))
+    (folder / "budget.json").write_bytes(issue(document, key))
     return budget.certified.upper
-
-
-@lru_cache
-def _calibrated(plan: Plan, target: EpsilonDelta) -> CertifiedBudget:
-    return calibrate_plan(plan, target)
 
 
 def _measured(

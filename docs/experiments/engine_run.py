@@ -57,7 +57,7 @@ def promised(algorithm: Algorithm[Any], budget: CertifiedBudget, units: dict[str
         shapes={name: tuple(shape) for name, shape in algorithm.shapes().items()},
         noise_source=NoiseSource.SEEDED_RESEARCH_ONLY,
     )
-    document = document_from_budget(budget, terms)
+    document = document_from_budget(budget, terms).document
     require_declared(algorithm, document)
     sampling = None if algorithm.draws else declared_sampling(document)
     return Signed(_verified(document), sampling, budget.plan.rounds)
@@ -80,7 +80,7 @@ def unpromised(
     terms = Terms(data=_binding(units), validity=valid_for(timedelta(days=1)), justification=_WHY, clear=clear)
     document = document_without_promise(
         "experiment", _RECORD, rounds, "Without privacy, for comparison.", "00" * 32, terms
-    )
+    ).document
     return Signed(_verified(document), sampling, rounds)
 
 

@@ -8,13 +8,11 @@ from fedfdp_settings import PAPER_LOSS_NOISE, PAPER_SAMPLING_RATE, PRINTED_ROUND
 
 from calibrate.budget import price_plan
 from calibrate.plans.fedfdp import GRADIENT, LOSS, FedfdpPlan
-from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
-from calibrate.releases import Gaussian, Sampled, Together
-from calibrate.sampling import Batch, Poisson
-from tests.calibrate.rounds_oracle import solve_rounds
+from calibrate.privacy_unit import EpsilonDelta
+from calibrate.questions import rounds
 
 TARGET = EpsilonDelta(2.0, 1e-5)
-_UNIT = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
+PROMISE = {"epsilon": TARGET.epsilon, "delta": TARGET.delta, "sampling_rate": PAPER_SAMPLING_RATE}
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,10 @@ class Afforded:
 
 def afforded_rounds() -> list[Afforded]:
     """One line for each printed sigma; certified, so that one round more is not promised."""
-    batch = Poisson(PAPER_SAMPLING_RATE, Batch.SECRET)
     rows = []
     for sigma, printed in PRINTED_ROUNDS.items():
-        alone = solve_rounds(Sampled(batch, Gaussian(sigma)), _UNIT, TARGET).rounds
-        pair = Together((Gaussian(sigma), Gaussian(PAPER_LOSS_NOISE)))
-        charged = solve_rounds(Sampled(batch, pair), _UNIT, TARGET).rounds
+        alone = rounds(**PROMISE, noise_multiplier=sigma)
+        charged = rounds(**PROMISE, noise_multiplier=(sigma, PAPER_LOSS_NOISE))
         plan = FedfdpPlan(PAPER_SAMPLING_RATE, printed, 0.1, 2.5, PAPER_LOSS_NOISE / sigma)
         noise = {GRADIENT: sigma, LOSS: PAPER_LOSS_NOISE}
         epsilon = price_plan(plan, TARGET.delta, noise_multipliers=noise).upper

@@ -159,7 +159,13 @@ def _run(
         assert noise_multiplier is not None
         _solve_other(file, target, noise_multiplier, solve, as_json)
         return
-    budget = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), target)
+    if manifest["out"] is None:
+        budget = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), target)
+    else:
+        from privfair.cli.manifest import issuing_from_flags, write_manifest
+        from privfair.plan.issue import promise
+
+        budget, priced = promise(file, target, issuing_from_flags(**manifest))
     document = budget.to_json()
     if explain:
         from calibrate.plans.alternatives import explain as alternatives
@@ -171,9 +177,7 @@ def _run(
         plot_budget(budget, plot)
         document["plot"] = str(plot)
     if manifest["out"] is not None:
-        from privfair.cli.issue_manifest import issue_manifest
-
-        document["manifest"] = issue_manifest(budget, file, **manifest)
+        document["manifest"] = write_manifest(priced, manifest["out"], manifest["key_path"])
     if as_json:
         print_json(document)
     else:
@@ -213,20 +217,24 @@ def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str,
 def _show(budget: CertifiedBudget, document: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from calibrate.plans.plan import RandomizedValue
+
     target, certified = budget.target, budget.certified
     table = Table("value", "published", "sensitivity", "noise multiplier", "sigma")
     for value in budget.values:
-        noise = "" if value.noise_multiplier is None else f"{value.noise_multiplier:.7g}"
-        sigma = f"keep with probability {value.keep_probability:.7g}" if value.sigma is None else f"{value.sigma:.7g}"
+        if isinstance(value, RandomizedValue):
+            table.add_row(value.name, "once", "1", "", f"keep with probability {value.keep_probability:.7g}")
+            continue
         every = "every round" if value.every_round else "once"
-        table.add_row(value.name, every, f"{value.sensitivity:.7g}", noise, sigma)
+        numbers = (f"{number:.7g}" for number in (value.sensitivity, value.noise_multiplier, value.sigma))
+        table.add_row(value.name, every, *numbers)
     lines: list[object] = [
         (
             f"[bold]{budget.plan.algorithm.value}[/bold]: epsilon {target.epsilon:g} at delta {target.delta:g}, "
             f"{budget.plan.rounds} rounds, one {budget.plan.unit.protected.value} ({budget.plan.unit.relation.value})"
         ),
         table,
-        f"certified epsilon {epsilon_text(certified.lower, certified.upper)} ({budget.accountant} accountant)",
+        f"certified epsilon {epsilon_text(certified.lower, certified.upper)} (by {budget.first.accountant_name})",
     ]
     if budget.joint_noise_multiplier is not None:
         lines.append(f"joint noise multiplier of a round: {budget.joint_noise_multiplier:.7g}")

@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from privfair.cli.keys import ask_password, read_trust_file, trust_options
-from privfair.cli.output import json_option, options, print_json
+from privfair.cli.output import json_option, options, print_json, read_bytes, write_bytes
+
+if TYPE_CHECKING:
+    from calibrate.manifest.issue import PricedDocument
+    from privfair.plan.issue import Issuing
 
 _file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+
+
+def issuing_from_flags(
+    *, silos: tuple[str, ...] = (), valid_days: int, why: str, research_noise: bool = False, **_: object
+) -> Issuing:
+    """What the flags of `calibrate --out` say about the manifest, beside where to write it."""
+    from datetime import timedelta
+
+    from privfair.plan.issue import Issuing
+
+    return Issuing(tuple(_named_size(text) for text in silos), timedelta(days=valid_days), why, research_noise)
+
+
+def _named_size(text: str) -> tuple[str, int]:
+    name, equals, size = text.rpartition("=")
+    if not equals or not name.strip() or not size.strip().isdigit() or int(size) < 1:
+        raise click.UsageError(f"--silo {text}: write NAME=SIZE, for example --silo north=7500")
+    return name.strip(), int(size)
+
+
+def write_manifest(document: PricedDocument, out: Path, key_path: Path) -> str:
+    """Sign the document with the key in a file, and write the manifest; its path."""
+    from calibrate.manifest.issue import issue
+    from calibrate.manifest.keys import load_private
+
+    write_bytes(out, issue(document, load_private(key_path, ask_password)))
+    return str(out)
 
 
 @click.group("manifest", short_help="sign, verify and read a budget")
@@ -30,7 +62,6 @@ def sign(file: Path, key_path: Path, out: Path | None, as_json: bool) -> None:
     from calibrate.manifest.issue import add_signature
     from calibrate.manifest.keys import load_private
     from calibrate.manifest.verify import read_unverified
-    from privfair.cli.output import read_bytes, write_bytes
 
     key = load_private(key_path, ask_password)
     signed = add_signature(read_bytes(file, "FILE"), key)
@@ -50,7 +81,6 @@ def sign(file: Path, key_path: Path, out: Path | None, as_json: bool) -> None:
 def verify(file: Path, trust_path: Path, root: Path | None, recompute: bool, as_json: bool) -> None:
     """Check signatures, roles, validity and meaning; exit code 3 and the failed step otherwise."""
     from calibrate.manifest.verify import authenticate
-    from privfair.cli.output import read_bytes
 
     manifest = authenticate(read_bytes(file, "FILE"), read_trust_file(trust_path, root))
     if recompute:
@@ -86,13 +116,11 @@ def show(file: Path, trust_path: Path | None, root: Path | None, as_json: bool) 
     """A page for an officer: what is promised to whom, what is not protected, what it assumes."""
     from calibrate.manifest.show import render
     from calibrate.manifest.verify import authenticate, read_unverified
-    from privfair.cli.output import read_bytes
 
     content = read_bytes(file, "FILE")
-    if trust_path is None:
-        manifest = read_unverified(content)
-    else:
-        manifest = authenticate(content, read_trust_file(trust_path, root))
+    manifest = (
+        read_unverified(content) if trust_path is None else authenticate(content, read_trust_file(trust_path, root))
+    )
     if as_json:
         print_json(
             {"digest": manifest.digest, "verified": trust_path is not None, "document": manifest.document.to_json()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput
+from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import scale_noise
 
@@ -23,7 +23,7 @@ def plot_budget(budget: CertifiedBudget, path: Path) -> None:
     """Two panels: epsilon against rounds at the calibrated noise, and the noise against epsilon."""
     if path.suffix not in _SUFFIXES:
         raise InvalidInput("--plot", str(path), "is not a figure I can write", f"end it in {', '.join(_SUFFIXES)}")
-    if budget.joint_noise_multiplier is None and not budget.plan.values():
+    if budget.factor is None:
         raise InvalidInput("--plot", str(path), "there is no noise to plot: rounds are free", "drop --plot")
     try:
         import matplotlib
@@ -58,22 +58,16 @@ def _epsilon_against_rounds(budget: CertifiedBudget, axes: Axes) -> None:
 
 
 def _cost(budget: CertifiedBudget, rounds: int) -> EpsilonInterval:
-    plan: Any = replace(cast(Any, budget.plan), rounds=rounds)
-    first, calibrated = plan.values()[0], budget.values[0]
-    assert calibrated.noise_multiplier is not None
-    factor = calibrated.noise_multiplier / first.noise_ratio
-    return best_epsilon(scale_noise(plan.template(), factor), plan.unit, budget.target.delta).interval
+    plan = plan_from_mapping(budget.plan.algorithm, budget.plan.parameters() | {"rounds": rounds})
+    assert budget.factor is not None
+    return best_epsilon(scale_noise(plan.template(), budget.factor), plan.unit, budget.target.delta).interval
 
 
 def _noise_against_epsilon(budget: CertifiedBudget, axes: Axes) -> None:
     grid = [budget.target.epsilon * 2 ** (step / 2) for step in range(-_POINTS // 2 + 1, _POINTS // 2 + 1)]
-    for index, value in enumerate(budget.values):
-        if value.sigma is None:
-            continue
-        sigmas = [
-            cast(float, calibrate_plan(budget.plan, EpsilonDelta(epsilon, budget.target.delta)).values[index].sigma)
-            for epsilon in grid
-        ]
+    others = [calibrate_plan(budget.plan, EpsilonDelta(epsilon, budget.target.delta)) for epsilon in grid]
+    for value in budget.values:
+        sigmas = [other.value(value.name).sigma for other in others]
         axes.plot(grid, sigmas, marker="o", markersize=3, label=value.name)
     axes.axvline(budget.target.epsilon, linestyle=":", color="grey")
     axes.set(xlabel="epsilon", ylabel="sigma", xscale="log", yscale="log")

@@ -63,17 +63,12 @@ def command(plan: Path, manifest: Path | None, rounds: int, units: int, seed: in
 
 
 def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
-    """The budget given, or one calibrated for the plan's target and signed with a key that is thrown away."""
-    from tempfile import TemporaryDirectory
-
-    from calibrate.budget import calibrate_plan
+    """The budget given, or one calibrated for the plan's target, which nobody signs."""
     from calibrate.errors import InvalidInput
-    from calibrate.manifest.keys import Role, generate, save
     from calibrate.manifest.mechanism import NoPrivacyPromised
     from calibrate.manifest.verify import read_unverified
-    from calibrate.plans.from_mapping import plan_from_mapping
-    from privfair.cli.issue_manifest import issue_manifest
     from privfair.plan.file import read_plan_file
+    from privfair.plan.issue import Issuing, promise
 
     if manifest is not None:
         if not manifest.is_file():
@@ -85,12 +80,7 @@ def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
             )
         return document
     file = read_plan_file(plan)
-    budget = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), file.target())
-    with TemporaryDirectory(prefix="privfair-report-") as folder:
-        key, out = Path(folder) / "officer.pem", Path(folder) / "budget.json"
-        save(generate(), Role.PRIVACY_OFFICER, key)
-        issue_manifest(budget, file, out=out, key_path=key)
-        return read_unverified(out.read_bytes()).document
+    return promise(file, file.target(), Issuing())[1].document
 
 
 def _show(found: tuple[LocalSensitivity, ...], unit: str, note: str) -> None:

@@ -43,22 +43,25 @@ def baseline_command(path: Path, algorithm: str) -> click.Command:
 
 def no_privacy(file: PlanFile, reason: str, as_json: bool, manifest: dict[str, Any]) -> None:
     """Sign a manifest that promises nothing."""
-    from privfair.cli.issue_manifest import Issuing, issue_without_promise
+    from privfair.cli.manifest import issuing_from_flags, write_manifest
+    from privfair.plan.issue import without_promise
 
     _require_output(manifest, "--no-privacy")
-    document = issue_without_promise(file, reason, Issuing(**manifest))
-    _show(document, manifest, as_json, f"NO PRIVACY PROMISED: {reason}", {})
+    priced = without_promise(file, reason, issuing_from_flags(**manifest))
+    write_manifest(priced, manifest["out"], manifest["key_path"])
+    _show(priced.document, manifest, as_json, f"NO PRIVACY PROMISED: {reason}", {})
 
 
 def as_printed(file: PlanFile, target: EpsilonDelta, as_json: bool, manifest: dict[str, Any]) -> None:
     """Sign a paper's own noise with its claimed and its true epsilon."""
     from calibrate.manifest.mechanism import AsPrintedGuarantee
-    from calibrate.plans.from_mapping import plan_from_mapping
-    from privfair.cli.issue_manifest import Issuing, issue_as_printed
+    from privfair.cli.manifest import issuing_from_flags, write_manifest
+    from privfair.plan import issue
 
     _require_output(manifest, "--as-printed")
-    plan = plan_from_mapping(file.algorithm, file.privacy)
-    document = issue_as_printed(plan, target, file, Issuing(**manifest))
+    priced = issue.as_printed(file, target, issuing_from_flags(**manifest))
+    write_manifest(priced, manifest["out"], manifest["key_path"])
+    document = priced.document
     guarantee = document.guarantee
     assert isinstance(guarantee, AsPrintedGuarantee)
     true = "no finite epsilon" if guarantee.epsilon is None else f"epsilon {guarantee.epsilon:.6g}"
@@ -67,7 +70,7 @@ def as_printed(file: PlanFile, target: EpsilonDelta, as_json: bool, manifest: di
         "claimed_epsilon": target.epsilon,
         "epsilon": guarantee.epsilon,
         "delta": target.delta,
-        "certified": document.accounting.interval.model_dump(),
+        "certified": document.accounting.model_dump(mode="json")["interval"],
     }
     _show(document, manifest, as_json, text, more)
 

@@ -17,11 +17,10 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from calibrate.budget import calibrate_plan
-from calibrate.manifest.keys import Role, generate, save
-from calibrate.plans.from_mapping import plan_from_mapping
-from privfair.cli.issue_manifest import issue_manifest
+from calibrate.manifest.issue import issue
+from calibrate.manifest.keys import generate
 from privfair.plan.file import read_plan_file
+from privfair.plan.issue import Issuing, promise
 from privfair.run.prepare import PreparedRun
 from privfair.training import prepare, train
 from tests.privfair.small_runs import trusting
@@ -57,11 +56,9 @@ def main() -> int:
         plan, budget, trust = folder / "plan.toml", folder / "budget.json", folder / "trust.json"
         plan.write_text(_PLAN, encoding="utf-8")
         key = generate()
-        save(key, Role.PRIVACY_OFFICER, folder / "officer.pem")
         trust.write_bytes(trusting(key).to_bytes())
         file = read_plan_file(plan)
-        calibrated = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), file.target())
-        issue_manifest(calibrated, file, out=budget, key_path=folder / "officer.pem")
+        budget.write_bytes(issue(promise(file, file.target(), Issuing())[1], key))
         wall, processor = time.perf_counter(), time.process_time()
         result = train(plan, manifest=budget, trust=trust, ledger=folder / "ledger.db", out=folder / "run")
         wall, processor = time.perf_counter() - wall, time.process_time() - processor

@@ -13,17 +13,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from calibrate.discrete_noise import STEPS_PER_SCALE, laplace_distance_slack, profile_slack
+from calibrate.discrete_noise import NO_SLACK, STEPS_PER_SCALE, ProfileSlack, laplace_distance_slack, profile_slack
 from calibrate.errors import InvalidInput
-from calibrate.manifest.consistency import NO_SLACK, continuous_target, noise_margin, slack_of
-from calibrate.manifest.document import (
-    BudgetDocument,
-    DataBinding,
-    DiscreteNoise,
-    Interval,
-    SamplingDeclaration,
-    Validity,
-)
+from calibrate.manifest.document import BudgetDocument, DataBinding, Opinion, SamplingDeclaration, Validity
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
     GaussianNoise,
@@ -69,7 +61,7 @@ def priced(event: Release, *releases: Any, rounds: int = 100, **changes: Any) ->
     return samples.document(
         releases=releases,
         rounds=rounds,
-        accounting=samples.accounting(event=event, discrete_noise=DiscreteNoise(epsilon=1e-9, mass=1e-12)),
+        accounting=samples.accounting(event=event, discrete_noise=ProfileSlack(1e-9, 1e-12)),
         **({"sampling": ()} | changes),
     )
 
@@ -202,7 +194,7 @@ def as_printed(**changes: Any) -> AsPrintedGuarantee:
 
 
 def test_a_papers_own_noise_states_both_epsilons() -> None:
-    accounting = samples.accounting(interval=Interval(lower=7.5, upper=7.59), second_opinion=samples.opinion("b", 0, 8))
+    accounting = samples.accounting(interval=EpsilonInterval(7.5, 7.59), second_opinion=samples.opinion("b", 0, 8))
     document = samples.document(guarantee=as_printed(), accounting=accounting)
     assert not promises_privacy(document)
     assert document.to_json()["guarantee"]["claimedEpsilon"] == 1.0  # type: ignore[index, call-overload]
@@ -211,7 +203,7 @@ def test_a_papers_own_noise_states_both_epsilons() -> None:
 
 
 def test_no_finite_epsilon_is_said_with_null() -> None:
-    unbounded = Interval(lower=None, upper=None)
+    unbounded = EpsilonInterval(float("inf"), float("inf"))
     accounting = samples.accounting(interval=unbounded, second_opinion=samples.opinion("b", None, None))
     document = samples.document(guarantee=as_printed(epsilon=None), accounting=accounting)
     assert BudgetDocument.from_json(document.to_json()) == document
@@ -290,11 +282,14 @@ def test_instants_are_utc_seconds() -> None:
 def test_an_interval_keeps_infinity_apart_from_numbers() -> None:
     infinity = float("inf")
     for interval in (EpsilonInterval(1, 2), EpsilonInterval(1, infinity), EpsilonInterval(infinity, infinity)):
-        assert Interval.of(interval).certified() == interval
-    with pytest.raises(ValidationError):
-        Interval(lower=2, upper=1)
-    with pytest.raises(ValidationError):
-        Interval(lower=None, upper=1)
+        opinion = Opinion(accountant="a", library="b", version="c", interval=interval)
+        text = opinion.model_dump_json()
+        assert "nfinity" not in text
+        assert Opinion.model_validate_json(text) == opinion
+    wrong = ({"lower": 2, "upper": 1}, {"lower": None, "upper": 1}, {"lower": 1}, {"lower": "1", "upper": 2}, 1)
+    for interval in (*wrong, {"lower": True, "upper": 2}, {"lower": 0, "upper": 1, "middle": 0}):
+        with pytest.raises(ValidationError):
+            Opinion(accountant="a", library="b", version="c", interval=interval)
 
 
 def test_the_binding_takes_a_prefixed_schema_digest() -> None:
@@ -309,12 +304,12 @@ def test_an_event_that_is_no_release_is_refused_in_words(event: Any) -> None:
 
 def test_the_slack_for_discrete_noise_counts_every_value() -> None:
     """Theorem 3 of docs/theorems/discrete-noise.md: about N / (12 sigma^2) for N values of sigma >= 2^30 steps."""
-    slack = slack_of((noisy("a", 2.0, 10_000, shape=(1000, 1000)),))
+    slack = noisy("a", 2.0, 10_000, shape=(1000, 1000)).slack
     assert slack.epsilon == pytest.approx(10**10 / (12 * 2.0**60), rel=0.01)
-    unshaped = slack_of((noisy("a", 2.0, 1, shape=None),))
+    unshaped = noisy("a", 2.0, 1, shape=None).slack
     assert unshaped.epsilon == pytest.approx(2**24 / (12 * 2.0**60), rel=0.1)
-    assert slack_of((noisy("a", 2.0, 1, sampler=NoiseSampler.SEEDED_RESEARCH_ONLY),)) == NO_SLACK
-    assert slack_of((noisy("a", 2.0, 1, shape=(0,)),)) == NO_SLACK
+    assert noisy("a", 2.0, 1, sampler=NoiseSampler.SEEDED_RESEARCH_ONLY).slack == NO_SLACK
+    assert noisy("a", 2.0, 1, shape=(0,)).slack == NO_SLACK
 
 
 @given(st.floats(1e-6, 100), st.floats(1e-30, 0.1), st.integers(1, 10**12), st.booleans())
@@ -322,7 +317,7 @@ def test_what_is_priced_and_the_slack_make_up_the_promise(epsilon: float, delta:
     promise = EpsilonDelta(epsilon, delta)
     slack = (laplace_distance_slack if laplace else profile_slack)(STEPS_PER_SCALE, n, 1)
     try:
-        continuous = continuous_target(promise, slack)
+        continuous = slack.continuous(promise)
     except InvalidInput:
         assume(False)
     kept = slack.certified(continuous)
@@ -330,5 +325,5 @@ def test_what_is_priced_and_the_slack_make_up_the_promise(epsilon: float, delta:
     assert kept.delta <= promise.delta
 
 
-def test_without_slack_any_promise_has_a_margin() -> None:
-    assert 1 < noise_margin(EpsilonDelta(1e4, 1e-5), NO_SLACK) < 1 + 1e-9
+def test_without_slack_the_promise_is_the_price() -> None:
+    assert NO_SLACK.continuous(EpsilonDelta(1e4, 1e-5)) == EpsilonDelta(1e4, 1e-5)

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from calibrate.manifest.document import DiscreteNoise, Interval, SamplingDeclaration, statement_bytes
+from calibrate.discrete_noise import NO_SLACK
+from calibrate.manifest.document import SamplingDeclaration, statement_bytes
 from calibrate.manifest.keys import Role, generate
 from calibrate.manifest.mechanism import AsPrintedGuarantee, InTheClear, NoiseSampler, NoiseSource, NoPrivacyPromised
 from calibrate.manifest.show import as_json, render
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import authenticate, read_unverified, verify
+from calibrate.privacy_unit import EpsilonInterval
 from calibrate.releases import NonPrivate
 
 samples = SimpleNamespace(**run_path(str(Path(__file__).parent / "tampered" / "samples.py")))
@@ -66,7 +68,7 @@ def test_it_says_what_was_checked() -> None:
 def test_costs_are_rounded_up_and_noise_down() -> None:
     text = page(
         guarantee=samples.private(epsilon=1.00000002),
-        accounting=samples.accounting(interval=Interval(lower=0.99999999, upper=1.0000000001)),
+        accounting=samples.accounting(interval=EpsilonInterval(0.99999999, 1.0000000001)),
     )
     assert "(1.00001, 1e-05)" in text
     assert "between 0.999999 and 1.00001" in text
@@ -114,7 +116,7 @@ def test_no_promise_is_shouted() -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.5, 20.0, 50.0])
 def test_any_epsilon_can_be_shown(epsilon: float) -> None:
-    interval = Interval(lower=0.0, upper=epsilon / 2)
+    interval = EpsilonInterval(0.0, epsilon / 2)
     accounting = samples.accounting(interval=interval, second_opinion=samples.opinion("b", 0.0, None))
     assert "times likelier" in page(guarantee=samples.private(epsilon=epsilon), accounting=accounting)
 
@@ -123,9 +125,7 @@ def test_any_epsilon_can_be_shown(epsilon: float) -> None:
 def test_even_an_absurd_epsilon_can_be_shown(epsilon: float) -> None:
     """Only seeded noise can have one: with discrete noise nothing would be left of delta."""
     seeded = NoiseSampler.SEEDED_RESEARCH_ONLY
-    accounting = samples.accounting(
-        interval=Interval(lower=0.0, upper=epsilon), discrete_noise=DiscreteNoise(epsilon=0.0, mass=0.0)
-    )
+    accounting = samples.accounting(interval=EpsilonInterval(0.0, epsilon), discrete_noise=NO_SLACK)
     text = page(
         releases=(samples.gaussian("h_theta", sampler=seeded), samples.gaussian("h_W", sampler=seeded)),
         noise_source=NoiseSource.SEEDED_RESEARCH_ONLY,

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from calibrate.budget import price_plan
+from calibrate.claims import NoiseKind
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
-from calibrate.plans.mmd_fedavg import PREDICTIONS, MmdFedavgPlan, PredictionNoise
+from calibrate.plans.mmd_fedavg import PREDICTIONS, MmdFedavgPlan
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import Protected, Relation
@@ -41,8 +42,8 @@ def test_steffles_share_splits_the_inverse_squares_and_leaves_the_joint_multipli
     plan = StefflePlan(7500, 256, 1172, 0.4, 3.0, 2.0, theta_share=share)
     theta, w = plan.values()
     assert plan.joint_noise_ratio() == pytest.approx(1.0, rel=1e-14)
-    assert theta.noise_ratio**-2 == pytest.approx(share, rel=1e-14)
-    assert w.noise_ratio**-2 == pytest.approx(1 - share, rel=1e-14)
+    assert theta.noise_multiplier**-2 == pytest.approx(share, rel=1e-14)
+    assert w.noise_multiplier**-2 == pytest.approx(1 - share, rel=1e-14)
 
 
 def test_steffles_batches_are_revealed_whatever_the_sampling() -> None:
@@ -111,10 +112,10 @@ def test_mmd_charges_both_groups_every_round_and_reaches_one() -> None:
 
 
 def test_mmd_prices_laplace_noise_without_amplification_and_claims_no_lower_end() -> None:
-    plan = MmdFedavgPlan(2000, 50, 100, PredictionNoise.LAPLACE)
+    plan = MmdFedavgPlan(2000, 50, 100, NoiseKind.LAPLACE)
     assert multiplicities(plan.template()) == {Laplace(1.0): 200}
     assert plan.attained(plan.values(), ()) is None
-    everybody = MmdFedavgPlan(50, 50, 100, PredictionNoise.LAPLACE)
+    everybody = MmdFedavgPlan(50, 50, 100, NoiseKind.LAPLACE)
     assert everybody.attained(everybody.values(), ()) is None
 
 
@@ -184,7 +185,7 @@ def test_full_rate_needs_no_sampling() -> None:
 @pytest.mark.parametrize("groups", [2, 5])
 def test_pay_once_keeps_the_ratio_of_probabilities_at_exp_epsilon(groups: int) -> None:
     plan, epsilon = PayOncePlan(groups), 1.3
-    keep = plan.keep_probability(epsilon)
+    keep = plan.at(epsilon).keep_probability
     other = (1 - keep) / (groups - 1)
     assert keep / other == pytest.approx(math.exp(epsilon), rel=1e-12)
-    assert plan.at(epsilon) == RandomizedResponse(epsilon, groups)
+    assert plan.at(epsilon).response == RandomizedResponse(epsilon, groups)

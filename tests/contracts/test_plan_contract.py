@@ -9,13 +9,14 @@ import pytest
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
+from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput
 from calibrate.plans.alternatives import explain
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan
-from calibrate.plans.mmd_fedavg import MmdFedavgPlan, PredictionNoise
+from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
@@ -37,7 +38,7 @@ NOISY: dict[str, Plan] = {
     "mmd-updates": MmdFedavgPlan(
         2000, 50, 20, users=300, cohort=30, update_clip=1.5, update_noise_ratio=0.7, histogram_noise_ratio=2.0
     ),
-    "mmd-laplace": MmdFedavgPlan(2000, 50, 20, PredictionNoise.LAPLACE),
+    "mmd-laplace": MmdFedavgPlan(2000, 50, 20, NoiseKind.LAPLACE),
     "gaussian": GaussianPlan(0.01, 200),
     "gaussian-two": GaussianPlan(0.05, 200, noise=(1.0, 2.5)),
     "gaussian-replace": GaussianPlan(0.1, 20, Relation.REPLACE_ONE),

@@ -14,7 +14,7 @@ from calibrate.budget import calibrate_plan
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.from_budget import Terms, document_from_budget, valid_for
 from calibrate.manifest.issue import issue
-from calibrate.manifest.keys import Role, SigningKey, generate
+from calibrate.manifest.keys import Role, SigningKey, generate, load_private
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import Run, VerifiedManifest, verify
@@ -147,16 +147,15 @@ class Desk:
 
     def budget(self, name: str = "budget.json", research_noise: bool = False) -> Path:
         """The signed manifest of the plan: calibrated where the plan has a target, else without a promise."""
-        from calibrate.plans.from_mapping import plan_from_mapping
-        from privfair.cli.issue_manifest import Issuing, issue_manifest, issue_without_promise
         from privfair.plan.file import read_plan_file
+        from privfair.plan.issue import Issuing, promise, without_promise
 
         out, file = self.folder / name, read_plan_file(self.plan)
         if not file.target_section:
-            issue_without_promise(file, "a test", Issuing(out, self.key))
-            return out
-        budget = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), file.target())
-        issue_manifest(budget, file, out=out, key_path=self.key, research_noise=research_noise)
+            document = without_promise(file, "a test", Issuing())
+        else:
+            _, document = promise(file, file.target(), Issuing(research_noise=research_noise))
+        out.write_bytes(issue(document, load_private(self.key)))
         return out
 
     def train(
@@ -201,7 +200,7 @@ def document_of(
         shapes=shapes or {},
         noise_source=noise_source,
     )
-    return document_from_budget(calibrate_plan(plan, target), terms)
+    return document_from_budget(calibrate_plan(plan, target), terms).document
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,9 @@ import pytest
 
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
-from calibrate.releases import Gaussian, Sampled, Together
-from calibrate.sampling import Batch, Poisson
+from calibrate.questions import rounds
 from privfair.plan.file import read_plan_file
 from privfair.plan.training import read_training_plan
-from tests.calibrate.rounds_oracle import solve_rounds
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNITS = {
@@ -67,10 +65,8 @@ def test_the_ali_dpfl_example_is_whole() -> None:
 )
 def test_rounds_that_the_printed_noise_of_fedfdp_affords(sigma: float, printed: int, alone: int, charged: int) -> None:
     """FedFDP, Section VIII: epsilon 2, q = 0.05, delta = 1e-5, sigma_l = 5; the loss on the gradient's batch."""
-    batch, target = Poisson(0.05, Batch.SECRET), EpsilonDelta(2.0, 1e-5)
-    unit = UNITS["record added or removed"]
-    assert solve_rounds(Sampled(batch, Gaussian(sigma)), unit, target).rounds == alone
-    both = Sampled(batch, Together((Gaussian(sigma), Gaussian(5.0))))
-    found = solve_rounds(both, unit, target)
-    assert found.rounds == charged
-    assert (found.rounds < printed) == (sigma >= 2)
+    promise = {"epsilon": 2.0, "delta": 1e-5, "sampling_rate": 0.05}
+    assert rounds(**promise, noise_multiplier=sigma) == alone
+    found = rounds(**promise, noise_multiplier=(sigma, 5.0))
+    assert found == charged
+    assert (found < printed) == (sigma >= 2)

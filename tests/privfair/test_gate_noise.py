@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from calibrate.claims import NoiseKind
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, RandomizedCategory
 from calibrate.plans.gaussian import GaussianPlan
-from calibrate.plans.mmd_fedavg import MmdFedavgPlan, PredictionNoise
+from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.contribution import BoundedContribution
@@ -72,7 +73,7 @@ def test_noise_is_fresh_for_every_round_silo_and_value(tmp_path: Path) -> None:
 
 
 def test_laplace_noise_has_the_signed_scale(tmp_path: Path) -> None:
-    plan = MmdFedavgPlan(group_size=SIZE, samples_per_group=SIZE, rounds=ROUNDS, mechanism=PredictionNoise.LAPLACE)
+    plan = MmdFedavgPlan(group_size=SIZE, samples_per_group=SIZE, rounds=ROUNDS, mechanism=NoiseKind.LAPLACE)
     names = tuple(value.name for value in plan.values())
     values = np.full(SIZE, 0.25)
     transcript = released(tmp_path, plan, names, values, 0.5)

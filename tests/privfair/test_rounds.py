@@ -85,7 +85,7 @@ def unpromised(names: dict[str, tuple[int, ...]], rounds: int) -> BudgetDocument
     )
     terms = Terms(DataBinding.of("ab" * 32, PARTIES), valid_for(), "a test", clear=clear)
     unit = PrivacyUnit.of(Relation.REPLACE_ONE)
-    return document_without_promise("totals", unit, rounds, "a test", "cd" * 32, terms)
+    return document_without_promise("totals", unit, rounds, "a test", "cd" * 32, terms).document
 
 
 def loop(opened: OpenGate, algorithm: Any, sampling: Any = None) -> Rounds[Any]:

@@ -105,13 +105,6 @@ def surely_within(pairs: PairCounts, target: EpsilonDelta) -> bool:
     return not pairs.unprotected and _decide(pairs, TargetCheck(target, Side.UPPER)) <= 0
 
 
-def surely_beyond(pairs: PairCounts, target: EpsilonDelta) -> bool:
-    """Whether the composition is certified to break the target (for pairs that are attained)."""
-    if _plain_gaussian(pairs):
-        return gaussian_interval(pairs, target.delta).lower > target.epsilon
-    return pairs.unprotected or _decide(pairs, TargetCheck(target, Side.LOWER)) > 0
-
-
 def seems_within(pairs: PairCounts, target: EpsilonDelta, check: TargetCheck) -> bool:
     """Whether the estimate meets the target: to steer a search, not to promise anything."""
     if _plain_gaussian(pairs):

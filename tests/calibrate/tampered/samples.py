@@ -6,14 +6,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from calibrate.discrete_noise import ProfileSlack
 from calibrate.manifest import keys as signature
 from calibrate.manifest.document import (
     PAYLOAD_TYPE,
     Accounting,
     BudgetDocument,
     DataBinding,
-    DiscreteNoise,
-    Interval,
     LedgerHead,
     Opinion,
     SamplingDeclaration,
@@ -22,7 +21,7 @@ from calibrate.manifest.document import (
 from calibrate.manifest.keys import SigningKey
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSampler, NoiseSource, PrivateGuarantee
 from calibrate.manifest.verify import Run
-from calibrate.privacy_unit import Protected, Relation
+from calibrate.privacy_unit import EpsilonInterval, Protected, Relation
 from calibrate.releases import Gaussian, InSequence, NonPrivate, Repeated, Sampled, Together
 from calibrate.sampling import ShuffledEpochs
 
@@ -39,8 +38,13 @@ PLAN_DIGEST = "cd" * 32
 RUN = Run(PLAN_DIGEST, DATA)
 
 
+def _interval(lower: float | None, upper: float | None) -> EpsilonInterval:
+    infinity = float("inf")
+    return EpsilonInterval(infinity if lower is None else lower, infinity if upper is None else upper)
+
+
 def opinion(name: str, lower: float | None, upper: float | None) -> Opinion:
-    return Opinion(accountant=name, library=f"lib-{name}", version="1.0", interval=Interval(lower=lower, upper=upper))
+    return Opinion(accountant=name, library=f"lib-{name}", version="1.0", interval=_interval(lower, upper))
 
 
 def accounting(**changes: Any) -> Accounting:
@@ -48,10 +52,10 @@ def accounting(**changes: Any) -> Accounting:
         "accountant": "first",
         "library": "lib-first",
         "version": "1.0",
-        "interval": Interval(lower=0.99, upper=0.999),
+        "interval": EpsilonInterval(0.99, 0.999),
         "event": EVENT,
         "delta": 0.999e-5,
-        "discrete_noise": DiscreteNoise(epsilon=1e-9, mass=1e-30),
+        "discrete_noise": ProfileSlack(1e-9, 1e-30),
         "assumptions": ("Batches are drawn independently of the sensitive attributes.",),
         "second_opinion": opinion("second", 0.0, 1.2),
     }
