@@ -101,7 +101,7 @@ def solve_noise(
     if all(isinstance(pair, GaussianPair) for pair, _ in pairs.counts):
         factor, lower = _exact_gaussian(pairs_at, target)
     else:
-        factor, lower = _searched(pairs_at, pairs, target, certificate, tolerance)
+        factor, lower = _search_factor(pairs_at, pairs, target, certificate, tolerance)
     at_factor = pairs_at(factor)
     achieved = 0.0
     if certificate is Certificate.TWO_SIDED:
@@ -122,15 +122,15 @@ def solve_noise_with(
     def interval(factor: float) -> EpsilonInterval:
         return accountant.epsilon(total_cost(accountant, scale_noise(template, factor), unit), target.delta)
 
-    factor = _bisected(lambda x: interval(x).upper <= target.epsilon, tolerance)[1]
+    factor = _bisect(lambda x: interval(x).upper <= target.epsilon, tolerance)[1]
     lower = 0.0
     if interval(factor / 4).lower > 0:
-        lower = _bisected(lambda x: interval(x).lower <= target.epsilon, tolerance)[0]
+        lower = _bisect(lambda x: interval(x).lower <= target.epsilon, tolerance)[0]
     certified = interval(factor)
     return SolvedNoise(scale_noise(template, factor), factor, lower, certified, accountant.name)
 
 
-def _searched(
+def _search_factor(
     pairs_at: Callable[[float], PairCounts],
     pairs: PairCounts,
     target: EpsilonDelta,
@@ -228,7 +228,7 @@ def _strength(pair: DominatingPair) -> float:
             assert_never(pair)
 
 
-def _bisected(enough: Callable[[float], bool], tolerance: float) -> tuple[float, float]:
+def _bisect(enough: Callable[[float], bool], tolerance: float) -> tuple[float, float]:
     """Neighbouring factors (not enough, enough) within the tolerance, by doubling and then halving."""
     low = high = 1.0
     while not enough(high):

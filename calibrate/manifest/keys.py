@@ -140,7 +140,7 @@ def public_key_from_pem(pem: bytes, where: str) -> PublicKey:
     except (ValueError, UnsupportedAlgorithm) as broken:
         raise TrustRefused(f"{where} is not a public key in PEM form; export it again") from broken
     if not isinstance(loaded, Ed25519PublicKey | EllipticCurvePublicKey):
-        raise _unsupported(where)
+        raise _unsupported_key(where)
     return _public_key(loaded, where)
 
 
@@ -164,7 +164,7 @@ def _secret(path: Path, password: Password | None) -> bytes:
 
 def _signing_key(loaded: object, where: str) -> SigningKey:
     if not isinstance(loaded, Ed25519PrivateKey | EllipticCurvePrivateKey):
-        raise _unsupported(where)
+        raise _unsupported_key(where)
     public = _public_key(loaded.public_key(), where)
     return SigningKey(public, CryptoSigner(loaded, public.verifier))
 
@@ -172,14 +172,14 @@ def _signing_key(loaded: object, where: str) -> SigningKey:
 def _public_key(loaded: Ed25519PublicKey | EllipticCurvePublicKey, where: str) -> PublicKey:
     """Encoded again before hashing: one elliptic-curve point has a compressed and an uncompressed spelling."""
     if isinstance(loaded, EllipticCurvePublicKey) and not isinstance(loaded.curve, SECP256R1):
-        raise _unsupported(where)
+        raise _unsupported_key(where)
     info = serialization.PublicFormat.SubjectPublicKeyInfo
     key_id = hashlib.sha256(loaded.public_bytes(serialization.Encoding.DER, info)).hexdigest()
     pem = loaded.public_bytes(serialization.Encoding.PEM, info).decode("ascii")
     return PublicKey(key_id, pem, SSlibKey.from_crypto(loaded, keyid=key_id))
 
 
-def _unsupported(where: str) -> TrustRefused:
+def _unsupported_key(where: str) -> TrustRefused:
     return TrustRefused(f"{where} holds a key of another kind; use Ed25519 or ECDSA on P-256")
 
 
@@ -243,7 +243,7 @@ def sign(payload_type: str, payload: bytes, key: SigningKey) -> bytes:
     """A new envelope with one signature."""
     envelope = Envelope(payload, payload_type, {})
     envelope.sign(key.signer)
-    return _written(envelope)
+    return _write(envelope)
 
 
 def add_signature(opened: SignedPayload, key: SigningKey) -> bytes:
@@ -254,7 +254,7 @@ def add_signature(opened: SignedPayload, key: SigningKey) -> bytes:
         raise BrokenEnvelope(f"the envelope holds {MOST_SIGNATURES} signatures, the most allowed")
     envelope = opened.envelope()
     envelope.sign(key.signer)
-    return _written(envelope)
+    return _write(envelope)
 
 
 def open_envelope(content: bytes) -> SignedPayload:
@@ -290,7 +290,7 @@ def check_signature(opened: SignedPayload, key: PublicKey) -> None:
         raise BadSignature(f"the signature by {key.key_id} was not the one accepted")
 
 
-def _written(envelope: Envelope) -> bytes:
+def _write(envelope: Envelope) -> bytes:
     return canonical(envelope.to_dict()) + b"\n"
 
 

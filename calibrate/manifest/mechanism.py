@@ -178,7 +178,7 @@ class _Published(StrictModel):
 
     name: Name
     publications: Count
-    """How often it may be published: at most once a round."""
+    """How often it may be published: at most once per round."""
     shape: Shape | None = None
 
     @property

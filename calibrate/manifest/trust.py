@@ -154,7 +154,7 @@ def read_trust(
         fields = _signed_fields(content, root)
     elif "payload" in fields:
         raise TrustRefused("the trust file is signed, but no root key was given to check it; give the root key")
-    trust = _validated(fields)
+    trust = _validate(fields)
     if root is not None:
         _refuse_root_with_role(trust, root)
     now = datetime.now(UTC) if at is None else at
@@ -178,7 +178,7 @@ def _signed_fields(content: bytes, root: PublicKey) -> dict[str, Json]:
         raise TrustRefused(f"the trust file is not signed by the root key: {broken}; sign it again") from broken
 
 
-def _validated(fields: dict[str, Json]) -> TrustFile:
+def _validate(fields: dict[str, Json]) -> TrustFile:
     try:
         text = canonical(fields)
         trust = TrustFile.model_validate_json(text)

@@ -70,7 +70,7 @@ def plan_from_mapping(algorithm: AlgorithmName | str, mapping: Mapping[str, obje
     hints = get_type_hints(plan_type)
     # The types of the values are checked by each plan's own rules at construction.
     build = cast("Callable[..., Plan]", plan_type)
-    return build(**{key: _converted(key, value, hints[key]) for key, value in given.items()})
+    return build(**{key: _convert(key, value, hints[key]) for key, value in given.items()})
 
 
 def _refuse_missing(plan_type: type[DataclassInstance], given: Mapping[str, object], name: AlgorithmName) -> None:
@@ -80,7 +80,7 @@ def _refuse_missing(plan_type: type[DataclassInstance], given: Mapping[str, obje
             raise InvalidInput(flag, None, f"is needed by {name.value}", f"give {flag}")
 
 
-def _converted(key: str, value: object, hint: object) -> object:
+def _convert(key: str, value: object, hint: object) -> object:
     """Text to the enum and lists to the tuple that the field wants; everything else is for the plan to judge."""
     kind = hint
     if get_origin(hint) in (Union, types.UnionType):

@@ -116,7 +116,7 @@ class MmdFedavgPlan(Plan):
         return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        one_round = InSequence(tuple(self._published(value) for value in values))
+        one_round = InSequence(tuple(self._release_of(value) for value in values))
         return with_once(Repeated(one_round, self.rounds), once)
 
     def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release | None:
@@ -129,12 +129,12 @@ class MmdFedavgPlan(Plan):
         reached: tuple[Release, ...] = ()
         for value in values:
             if value.name == UPDATES:
-                reached = (*reached, self._published(value))
+                reached = (*reached, self._release_of(value))
             elif value.name == PREDICTIONS[0] and value.kind is NoiseKind.GAUSSIAN:
-                reached = (*reached, scale_noise(self._published(value), spread))
+                reached = (*reached, scale_noise(self._release_of(value), spread))
         return Repeated(InSequence(reached), self.rounds) if reached else None
 
-    def _published(self, value: NoisyValue) -> Release:
+    def _release_of(self, value: NoisyValue) -> Release:
         """One value of one round. Laplace noise is priced on the full group: no amplification is proved for it."""
         if value.name == UPDATES:
             assert self.users is not None
