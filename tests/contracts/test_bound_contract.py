@@ -238,6 +238,19 @@ def test_the_same_with_two_thousand_replications(name: str, world: str) -> None:
     assert share_above(case.audit, case.family, case.worlds[world], FULL) <= allowed(FULL)
 
 
+@pytest.mark.parametrize("name", ["clopper-pearson/fixed", "joint/fixed", "f-dp/fixed", "one-run/fixed", "e-process"])
+def test_no_default_takes_randomised_response_for_a_gaussian(name: str) -> None:
+    """At epsilon 1 a Gaussian reading is above the truth almost always; what nobody asked for must not happen."""
+    case, world = CASES[name], BINARY["response-1"]
+    assert case.family is CurveFamily.EPSILON_DELTA
+    assert share_above(case.audit, case.family, world, FAST) <= allowed(FAST)
+
+
+@pytest.mark.parametrize("name", ["gaussian/fixed", "f-dp-gaussian/fixed"])
+def test_a_gaussian_reading_of_randomised_response_is_wrong(name: str) -> None:
+    assert share_above(CASES[name].audit, CurveFamily.EPSILON_DELTA, BINARY["response-1"], FAST) > allowed(FAST)
+
+
 # --- the gate can fail ------------------------------------------------------------------------------------------
 
 
