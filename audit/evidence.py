@@ -33,6 +33,7 @@ from privfair.batches.record import BatchRecord
 from privfair.data.training_data import TrainingData, load_training_data
 from privfair.models.model import Model
 from privfair.plan.data import FileSource
+from privfair.plan.privacy import require_signed
 from privfair.plan.training import TrainingPlan, read_training_plan
 from privfair.round_loop import Position
 from privfair.run.folder import RunFolder
@@ -116,7 +117,7 @@ class RunEvidence:
         if given is None:
             _require_files_here(plan)
         data = load_training_data(plan.data, central=plan.recipe.central)
-        model, algorithm = build(plan, data, claimed.document)
+        model, algorithm = build(plan, data, require_signed(claimed.document, plan.file.privacy), claimed.document)
         return cls(
             folder=folder,
             plan_path=plan_path,

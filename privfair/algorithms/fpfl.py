@@ -197,13 +197,6 @@ def build(blueprint: Blueprint[FpflOptions]) -> Fpfl:
     else:
         plan = blueprint.plan(FpflPlan)
         ratio, users, clip, cohort = plan.normalisation_noise_ratio, plan.users, plan.clip, float(plan.cohort)
-        if len(blueprint.parties) != 1 and blueprint.promised:
-            raise InvalidInput(
-                "[data]",
-                [name for name, _ in blueprint.parties],
-                "must be one party under a promise: the cohort is drawn from all users by the trusted aggregator",
-                'write [data.users], or kind = "pooled" under [data.partition]',
-            )
     refuse_normalisation(ratio)
     blueprint.require_users(users)
     return Fpfl(blueprint.model, blueprint.options, blueprint.groups, cohort, clip, blueprint.seed)

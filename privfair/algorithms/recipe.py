@@ -34,8 +34,6 @@ class Blueprint(Generic[OptionsT]):
     options: OptionsT
     parameters: Parameters
     """The priced plan as it was signed; what is known of one where nothing is promised; None for a baseline."""
-    promised: bool
-    """Whether privacy is promised to anybody."""
     parties: tuple[tuple[str, int], ...]
     """Names and sizes in units, as the manifest binds them."""
     groups: int

@@ -37,7 +37,7 @@ from privfair.plan.file import PlanFile
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
 from privfair.plan.training import TrainingPlan, training_plan
 from privfair.round_loop import require_declared
-from privfair.run.prepare import Unsigned, build
+from privfair.run.prepare import build
 
 _SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2}
 """Which parameter of a plan tells how many units there are, and how many times over."""
@@ -131,11 +131,13 @@ def _subject(
         data = load_training_data(read_data_plan(file.data, file.folder))
         return _Subject(data.binding, data)
     training = unpromised or training_plan(file)
-    if unpromised is None and parameters is not None and not isinstance(parameters, Unpriced):
-        training.refuse_unpromised_keys()
-        training.updates(parameters.rounds)  # refused here rather than by the engine, once it is signed
     data = load_training_data(training.data, central=training.recipe.central)
-    return _Subject(data.binding, data, build(training, data, Unsigned(parameters, promised=unpromised is None))[1])
+    if unpromised is None and parameters is not None and not isinstance(parameters, Unpriced):
+        # Refused here rather than by the engine, once it is signed.
+        training.refuse_unpromised_keys()
+        training.updates(parameters.rounds)
+        data.require_allowed(parameters.unit)
+    return _Subject(data.binding, data, build(training, data, parameters)[1])
 
 
 def _binding_without_data(issuing: Issuing, parameters: Parameters) -> DataBinding:

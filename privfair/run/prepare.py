@@ -27,7 +27,7 @@ from privfair.data.training_data import TrainingData, load_training_data
 from privfair.ledger import ManifestTerms
 from privfair.models.model import Model
 from privfair.plan.model import build_model
-from privfair.plan.privacy import Parameters, require_signed, signed_parameters
+from privfair.plan.privacy import Parameters, require_signed
 from privfair.plan.training import TrainingPlan, read_training_plan
 from privfair.round_loop import require_declared
 from privfair.run.metrics import HeldOutRecords
@@ -174,10 +174,10 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
     data = load_training_data(plan.data, central=plan.recipe.central)
     manifest = verify(envelope, trust, Run(plan.file.digest, data.binding))
     data.require_allowed(facts_covered(document))
-    promised = not isinstance(document.guarantee, NoPrivacyPromised)
-    if promised:
+    if not isinstance(document.guarantee, NoPrivacyPromised):
         plan.refuse_unpromised_keys()
-    model, algorithm = build(plan, data, document)
+    parameters = require_signed(document, plan.file.privacy)
+    model, algorithm = build(plan, data, parameters, document)
     require_declared(algorithm, document)
     return PreparedRun(
         plan=plan,
@@ -190,32 +190,25 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
         algorithm=algorithm,
         silos=data.tensors(plan.model.dtype),
         held_out=HeldOutRecords(data.test, plan.model.dtype, plan.training.positive),
-        sampling=_sampling(plan, document, algorithm, promised),
+        sampling=None if algorithm.draws else _sampling(plan, document, parameters),
         updates=plan.updates(document.rounds),
     )
 
 
-@dataclass(frozen=True)
-class Unsigned:
-    """What is about to be signed: its parameters, and whether it promises anything."""
+def build(
+    plan: TrainingPlan, data: TrainingData, parameters: Parameters, document: BudgetDocument | None = None
+) -> tuple[Model, Algorithm[Any]]:
+    """Model and algorithm of a plan, from its parameters and public facts about the data alone.
 
-    parameters: Parameters
-    promised: bool
-
-
-def build(plan: TrainingPlan, data: TrainingData, signed: BudgetDocument | Unsigned) -> tuple[Model, Algorithm[Any]]:
-    """Model and algorithm of a plan, with the signed parameters and public facts about the data alone."""
-    document = signed if isinstance(signed, BudgetDocument) else None
-    if isinstance(signed, BudgetDocument):
-        promised = not isinstance(signed.guarantee, NoPrivacyPromised)
-        signed = Unsigned(require_signed(signed, plan.file.privacy), promised)
+    Under a verified manifest (`document`) the parameters are those that `require_signed` returns; without one they are
+    those about to be signed.
+    """
     first = data.parties[0].data
     model = build_model(plan.model, data.feature_shape, first.classes)
     blueprint = Blueprint(
         model=model,
         options=plan.own,
-        parameters=signed.parameters,
-        promised=signed.promised,
+        parameters=parameters,
         parties=tuple((silo.name, silo.size) for silo in data.binding.silos),
         clients=data.clients,
         sensitive=() if data.apart is None else data.apart.sensitive,
@@ -235,14 +228,10 @@ def build(plan: TrainingPlan, data: TrainingData, signed: BudgetDocument | Unsig
     return model, plan.recipe.build(blueprint)
 
 
-def _sampling(
-    plan: TrainingPlan, document: BudgetDocument, algorithm: Algorithm[Any], promised: bool
-) -> Sampling | None:
-    if algorithm.draws:
-        return None
-    if promised:
-        return declared_sampling(document)
-    return plan.unpromised_sampling(signed_parameters(document), min(silo.size for silo in document.data.silos))
+def _sampling(plan: TrainingPlan, document: BudgetDocument, parameters: Parameters) -> Sampling | None:
+    if isinstance(document.guarantee, NoPrivacyPromised):
+        return plan.unpromised_sampling(parameters, min(silo.size for silo in document.data.silos))
+    return declared_sampling(document)
 
 
 def _plan_bytes(path: Path) -> bytes:

@@ -77,7 +77,7 @@ FPFL = """algorithm = "fpfl"
 epsilon = 8.0
 delta = 1e-3
 [privacy]
-users = 200
+users = 202
 cohort = 40
 rounds = 5
 clip = 1.0

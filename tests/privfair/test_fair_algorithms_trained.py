@@ -33,7 +33,7 @@ loss-noise-ratio = 2.5
 """
 FPFL = """
 [privacy]
-users = 200
+users = 202
 cohort = 40
 rounds = {rounds}
 clip = 3.0
