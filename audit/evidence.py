@@ -28,16 +28,14 @@ from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.steffle import Steffle, parts_of
-from privfair.batches.participation import declared_sampling
 from privfair.batches.record import BatchRecord
-from privfair.data.training_data import TrainingData, load_training_data
-from privfair.models.model import Model
+from privfair.data.training_data import load_training_data
+from privfair.federation.coordinator import Position
 from privfair.plan.data import FileSource
 from privfair.plan.privacy import require_signed
 from privfair.plan.training import TrainingPlan, read_training_plan
-from privfair.round_loop import Position
 from privfair.run.folder import RunFolder
-from privfair.run.prepare import build
+from privfair.run.prepare import PlannedRun, build
 from privfair.run.replay import Session, read_sessions, replay
 from privfair.transcript import Transcript
 
@@ -83,22 +81,15 @@ class RoundEvidence:
     state: Any
 
 
-@dataclass(frozen=True, eq=False)
-class RunEvidence:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunEvidence(PlannedRun):
     """A run folder, opened and understood."""
 
     folder: RunFolder
     plan_path: Path
-    envelope: bytes
-    document: BudgetDocument
     manifest_digest: str
     authentic: AuthenticManifest | None
     """The manifest with its signatures checked; None where no trust file was given."""
-    plan: TrainingPlan
-    data: TrainingData
-    model: Model
-    algorithm: Algorithm[Any]
-    silos: tuple[SiloTensors, ...]
     transcript: Transcript
     sessions: tuple[Session, ...]
     batches: BatchRecord | None
@@ -121,6 +112,7 @@ class RunEvidence:
         return cls(
             folder=folder,
             plan_path=plan_path,
+            plan_bytes=plan_path.read_bytes(),
             envelope=envelope,
             document=claimed.document,
             manifest_digest=claimed.digest,
@@ -150,14 +142,14 @@ class RunEvidence:
         """Whether the auditor can tell who took part: full batches, or batches on record."""
         if self.algorithm.draws:
             return False
-        return self.batches is not None or declared_sampling(self.document) is None
+        return self.batches is not None or self.sampling is None
 
-    def batch(self, round: int, silo: SiloTensors) -> Tensor:
+    def batch(self, round_number: int, silo: SiloTensors) -> Tensor:
         """Who took part; only where `batches_known`."""
         if self.batches is None:
             units = len(silo) if silo.unit_of_row is None else int(silo.unit_of_row.max()) + 1
             return torch.arange(units)
-        return torch.from_numpy(np.asarray(self.batches.batch(round, silo.name), dtype=np.int64))
+        return torch.from_numpy(np.asarray(self.batches.batch(round_number, silo.name), dtype=np.int64))
 
 
 def _same_plan(folder: RunFolder, given: Path | None) -> Path:
@@ -200,9 +192,9 @@ def wrong_answers(
     """What is wrong with a sensitive silo's batches; None if each is what was asked for."""
     numbers = {one.name: one.record_numbers.numpy() for one in silos if one.record_numbers is not None}
     held = numbers[silo.name]
-    for round, batch in batches[silo.name].items():
-        drawn = [numbers[one.name][batches[one.name][round]] for one in silos if one.name not in sensitive]
+    for round_number, batch in batches[silo.name].items():
+        drawn = [numbers[one.name][batches[one.name][round_number]] for one in silos if one.name not in sensitive]
         asked = np.concatenate(drawn)
         if not np.array_equal(np.sort(held[batch]), np.sort(asked[np.isin(asked, held)])):
-            return f"batch {round} is not what the holders of its records drew"
+            return f"batch {round_number} is not what the holders of its records drew"
     return None

@@ -1,35 +1,134 @@
-"""Runs of the production code on coins: same plan, same noise, same gate; only the attribute is drawn afresh.
+"""The one harness that runs the production engine again for an audit: coins, rehearsals and canaries.
 
-Each rerun claims a manifest of the auditor's own (same document, new nonce, the auditor's key) in a ledger of the
-auditor's own, so that nobody's budget is touched. What is tested is the code that trained, not a copy of it.
+Nothing of the engine is copied: verified manifest, ledger claim, parties, gate, noise, transcript and `run_steps` are
+those that trained. Left out is what does not touch a published value: metrics, checkpoints, the saved model. Each rerun
+claims a manifest of the auditor's own (same document, new nonce, the auditor's key) in a ledger of the auditor's own,
+so that nobody's budget is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from audit.evidence import AuditorsManifest, RunEvidence, in_memory
-from calibrate.manifest.document import BudgetDocument
+from calibrate.arrays import Floats
+from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.verify import Run, verify
-from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.batches.record import BatchRecord
+from privfair.contribution import Published
+from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.local_party import LocalParties, RoundObserver
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
-from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.run.replay import read_sessions
-from privfair.run.session import RunSession
+from privfair.run.prepare import PlannedRun, claim_terms, prepare_run
+from privfair.run.replay import FIRST_SESSION
 from privfair.transcript import Transcript
+
+
+@dataclass(eq=False)
+class Sending:
+    """What one silo did in one step: who took part, what it handed to the gate, and what came out."""
+
+    step: int
+    party: str
+    batch: Tensor
+    clean: dict[str, NDArray[Any]] = field(default_factory=dict)
+    published: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Watch(RoundObserver):
+    """Notes every state a step began with and every message, on both sides of the gate."""
+
+    states: list[Any] = field(default_factory=list)
+    sendings: dict[tuple[int, str], Sending] = field(default_factory=dict)
+
+    def on_message(self, step: int, state: Any, party: str, batch: Tensor, message: Message) -> None:
+        if step == len(self.states):
+            self.states.append(state)
+        sending = self.sendings.setdefault((step, party), Sending(step, party, batch.clone()))
+        sending.clean |= {name: np.array(values) for name, values in message.values.items()}
+
+    def on_published(self, step: int, party: str, values: Mapping[str, Published]) -> None:
+        self.sendings[step, party].published |= {name: value.values for name, value in values.items()}
+
+    def rows(self, *, noise: bool) -> dict[tuple[str, str], Floats]:
+        """By party and name one row per publication: as published, or (for a control) before the noise."""
+        found: dict[tuple[str, str], list[NDArray[Any]]] = {}
+        for sending in self.sendings.values():
+            for name, values in (sending.published if noise else sending.clean).items():
+                found.setdefault((sending.party, name), []).append(values.ravel())
+        return {key: np.stack(rows).astype(np.float64, copy=False) for key, rows in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Rerun:
+    """One rerun: what an observer was left with, the final position, and the rounds its ledger charged."""
+
+    evidence: RunEvidence
+    last: Position[Any]
+    charged: int
+
+
+def rerun(
+    run: PlannedRun,
+    auditor: AuditorsManifest,
+    *,
+    seed: int,
+    sizes: Mapping[str, int] | None = None,
+    updates: int | None = None,
+    block: int | None = None,
+    observer: RoundObserver | None = None,
+) -> Rerun:
+    """Train the run once more, in a folder that is thrown away.
+
+    `seed` is that of batches and noise where nobody is protected; `sizes` are the units of each silo if they are not
+    those that were signed; `updates` and `block` default to the run's own.
+    """
+    data = run.document.data if sizes is None else DataBinding.of(run.document.data.schema_digest, sizes.items())
+    envelope = auditor.envelope(run.document.model_copy(update={"data": data}))
+    manifest = verify(envelope, auditor.trust, Run(run.document.config_digest, data))
+    prepared = run.under(manifest, envelope)
+    setup = replace(prepared.setup, seed=seed, block=block or prepared.setup.block)
+    start = Position(run.algorithm.start())
+    with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place:
+        folder = RunFolder(Path(place))
+        with Ledger.open(folder.path / "ledger.db") as ledger:
+            claim = ledger.claim(claim_terms(manifest))
+            with LocalParties.open(setup, claim, folder.transcript, folder.batches, observer=observer) as local:
+                until = prepared.updates if updates is None else min(updates, prepared.updates)
+                last = deque(chain((start,), run_steps(run.algorithm, local.parties, start, until)), maxlen=1).pop()
+                local.finish()
+            charged = claim.charged
+        evidence = RunEvidence(
+            **{name: getattr(prepared, name) for name in PlannedRun.__dataclass_fields__},
+            folder=folder,
+            plan_path=folder.plan,
+            manifest_digest=manifest.digest,
+            authentic=manifest.authentic,
+            transcript=Transcript.read(folder.transcript),
+            sessions=(FIRST_SESSION,),
+            batches=BatchRecord.read(folder.batches) if folder.batches.exists() else None,
+        )
+    return Rerun(evidence, last, charged)
+
+
+# Coins: the same plan with every record's attribute drawn afresh.
 
 Coins = dict[str, NDArray[np.int64]]
 """By silo: the side of each record's coin, 0 or 1, which stands for its attribute."""
-_NEVER = 10**9
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,54 +150,17 @@ def coin_runs(
     random = np.random.default_rng(seed)
     auditor = AuditorsManifest()
     first = prepare_run(plan, auditor.envelope(document), auditor.trust)
-    for run in range(number):
-        prepared = _renewed(first, auditor, int(random.integers(2**31)))
-        apart = prepared.data.apart
-        holding = [silo for silo in prepared.silos if apart is None or silo.name in apart.sensitive]
+    sensitive = first.setup.sensitive
+    for finished in range(1, number + 1):
+        noise_seed = int(random.integers(2**31))
+        holding = [silo for silo in first.silos if not sensitive or silo.name in sensitive]
         coins = {silo.name: random.integers(0, 2, len(silo)) for silo in holding}
-        thrown = (with_coins(s, coins[s.name]) if s.name in coins else s for s in prepared.silos)
-        prepared = replace(prepared, silos=tuple(thrown))
-        with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as folder:
-            yield CoinRun(coins, _trained(prepared, Path(folder), plan))
+        silos = tuple(with_coins(s, coins[s.name]) if s.name in coins else s for s in first.silos)
+        yield CoinRun(coins, rerun(replace(first, silos=silos), auditor, seed=noise_seed).evidence)
         if progress is not None:
-            progress(run + 1)
+            progress(finished)
 
 
 def with_coins(silo: SiloTensors, coins: NDArray[np.int64]) -> SiloTensors:
     """The silo with the coins in the place of its attribute: groups 0 and 1."""
     return replace(silo, s=torch.from_numpy(coins.astype(np.int64)))
-
-
-def _trained(prepared: PreparedRun, place: Path, plan: Path) -> RunEvidence:
-    """One run in a folder of its own, and what it left there; the data are those at hand, not read again."""
-    folder = RunFolder.create(place / "run")
-    with Ledger.open(place / "ledger.db") as ledger, folder.locked():
-        session = RunSession(prepared, folder, ledger)
-        try:
-            session.begin()
-        finally:
-            session.close()
-    return RunEvidence(
-        folder=folder,
-        plan_path=plan,
-        envelope=prepared.envelope,
-        document=prepared.manifest.document,
-        manifest_digest=prepared.manifest.digest,
-        authentic=prepared.manifest.authentic,
-        plan=prepared.plan,
-        data=prepared.data,
-        model=prepared.model,
-        algorithm=prepared.algorithm,
-        silos=prepared.silos,
-        transcript=Transcript.read(folder.transcript),
-        sessions=read_sessions(folder.sessions),
-        batches=BatchRecord.read(folder.batches) if folder.batches.exists() else None,
-    )
-
-
-def _renewed(first: PreparedRun, auditor: AuditorsManifest, seed: int) -> PreparedRun:
-    """The same run for another single use; without metrics, and with research noise (where signed) of its own."""
-    envelope = auditor.envelope(first.manifest.document)
-    manifest = verify(envelope, auditor.trust, Run(first.plan.file.digest, first.data.binding))
-    training = replace(first.plan.training, measure_every=_NEVER, seed=seed)
-    return replace(first, envelope=envelope, manifest=manifest, plan=replace(first.plan, training=training))

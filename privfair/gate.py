@@ -8,7 +8,7 @@ and the value handed on. Nothing else in the engine imports `privfair.noise` (an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import assert_never, final
@@ -41,6 +41,9 @@ class Gate:
     measuring norms in floating point; every round used was charged durably before its noise was drawn; no
     declared value is published more often than signed. So the transcript costs at most what the manifest's
     accounting says, for its unit and under its assumptions, up to `calibrate.discrete_noise`.
+
+    `noise` is the source of each party; `block` is how many rounds are charged ahead; `already` is what an earlier
+    session of the run published.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Gate:
         manifest: VerifiedManifest,
         claim: Claim,
         transcript: TranscriptWriter,
-        noise: NoiseGenerator,
+        noise: Mapping[str, NoiseGenerator],
         block: int = DEFAULT_BLOCK,
         already: Iterable[Release] = (),
     ) -> None:
@@ -95,17 +98,17 @@ class Gate:
         values = _finite(contribution.name, contribution.values)
         self._check_bound(declared, contribution)
         self._check_shape(declared.shape, contribution.name, values)
-        round = self._check_turn(party, contribution.name, declared.publications)
+        round_number = self._check_turn(party, contribution.name, declared.publications)
         match declared:
             case GaussianNoise():
                 scale = self._scale(declared, values.size, declared.sigma, Norm.L2)
-                noisy = self._noise.gaussian(values, scale)
+                noisy = self._noise[party].gaussian(values, scale)
             case LaplaceNoise():
                 scale = self._scale(declared, values.size, declared.scale, Norm.L1)
-                noisy = self._noise.laplace(values, scale)
+                noisy = self._noise[party].laplace(values, scale)
             case _:
                 assert_never(declared)
-        return self._let_out(round, party, contribution.name, noisy)
+        return self._let_out(round_number, party, contribution.name, noisy)
 
     def publish_randomized(self, party: str, name: str, categories: ArrayLike) -> Published:
         """Publish one category per unit through k-ary randomised response."""
@@ -114,9 +117,9 @@ class Gate:
             raise GateRefused(f"{name!r} is declared as {declared.mechanism}, not as randomised response")
         codes = np.asarray(categories)
         self._check_shape(declared.shape, name, codes)
-        round = self._check_turn(party, name, declared.publications)
-        reported = self._noise.randomized_response(codes, declared.categories, declared.epsilon)
-        return self._let_out(round, party, name, reported.astype(np.float64))
+        round_number = self._check_turn(party, name, declared.publications)
+        reported = self._noise[party].randomized_response(codes, declared.categories, declared.epsilon)
+        return self._let_out(round_number, party, name, reported.astype(np.float64))
 
     def publish_in_the_clear(self, party: str, name: str, values: ArrayLike) -> Published:
         """Publish a value without noise; only what the manifest lists in the clear."""
@@ -125,8 +128,8 @@ class Gate:
             raise GateRefused(f"{name!r} is declared with {declared.mechanism} noise and can't be sent in the clear")
         clear = _finite(name, np.asarray(values, dtype=np.float64))
         self._check_shape(declared.shape, name, clear)
-        round = self._check_turn(party, name, declared.publications)
-        return self._let_out(round, party, name, clear.copy())
+        round_number = self._check_turn(party, name, declared.publications)
+        return self._let_out(round_number, party, name, clear.copy())
 
     def flush(self) -> None:
         """Make transcript and ledger records durable, for example before a checkpoint is written."""
@@ -166,7 +169,7 @@ class Gate:
         if given.measured > given.bound * (1 + _ROUNDING):
             raise GateRefused(
                 f"a unit's part of {given.name!r} measures {given.measured:.9g}, above its bound {given.bound:.9g}; "
-                "the clipping is wrong: mend it, the round is not published"
+                "the clipping is wrong: fix it, the round is not published"
             )
 
     def _check_shape(self, shape: tuple[int, ...] | None, name: str, values: np.ndarray) -> None:
@@ -188,11 +191,11 @@ class Gate:
             raise GateRefused(f"{name!r} of {party!r} was published {publications} times, as often as signed")
         return self._round
 
-    def _let_out(self, round: int, party: str, name: str, values: Floats) -> Published:
-        digest = self._transcript.append(round, party, name, values)
-        self._claim.record_release(round, party, name, digest)
+    def _let_out(self, round_number: int, party: str, name: str, values: Floats) -> Published:
+        digest = self._transcript.append(round_number, party, name, values)
+        self._claim.record_release(round_number, party, name, digest)
         self._published[party, name] += 1
-        return Published(round, party, name, values)
+        return Published(round_number, party, name, values)
 
 
 def open_gate(
@@ -208,28 +211,31 @@ def open_gate(
     A transcript that exists is resumed: what it shows as published counts as published, and records that a
     crash kept out of the ledger are added to it.
     """
-    noise = _noise(manifest.document, research_seed)
+    parties = tuple(silo.name for silo in manifest.document.data.silos)
+    noise = _noise_of_parties(manifest.document, parties, research_seed, claim.session)
+    already: tuple[Release, ...] = ()
     if transcript.exists():
         writer = TranscriptWriter.resume(transcript)
         already = Transcript.read(transcript).releases()
         claim.reconcile(already)
     else:
-        already = ()
-        parties = tuple(silo.name for silo in manifest.document.data.silos)
-        writer = TranscriptWriter.create(transcript, TranscriptHeader.of(claim, noise.label, parties, values))
+        header = TranscriptHeader.of(claim, noise[parties[0]].label, parties, values)
+        writer = TranscriptWriter.create(transcript, header)
     return Gate(manifest, claim, writer, noise, block, already)
 
 
-def _noise(document: BudgetDocument, research_seed: int | None) -> NoiseGenerator:
+def _noise_of_parties(
+    document: BudgetDocument, parties: tuple[str, ...], research_seed: int | None, session: int
+) -> dict[str, NoiseGenerator]:
     match document.noise_source:
         case NoiseSource.OPERATING_SYSTEM:
             if research_seed is not None:
                 raise GateRefused("a seed was given but the manifest signed noise from the operating system; drop it")
-            return ExactNoise()
+            return dict.fromkeys(parties, ExactNoise())
         case NoiseSource.SEEDED_RESEARCH_ONLY:
             if research_seed is None:
                 raise GateRefused("the manifest signed seeded research noise; give its seed")
-            return UnsafeSeededResearchNoise(research_seed)
+            return {party: UnsafeSeededResearchNoise(research_seed, party, session) for party in parties}
         case _:
             assert_never(document.noise_source)
 

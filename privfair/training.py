@@ -110,7 +110,7 @@ def execute(
             summary = session.resume() if going_on else session.begin()
         except OSError as error:
             raise RunStopped(
-                f"the run in {folder.path} stopped after step {session.step}: {error}; mend that, then go on with "
+                f"the run in {folder.path} stopped after step {session.step}: {error}; fix that, then go on with "
                 "the same command and --resume"
             ) from error
         finally:

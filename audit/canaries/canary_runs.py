@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from audit.canaries.choice import CanaryDesign
 from audit.canaries.decoder import Seen, Views
-from audit.canaries.production_run import Heard, ProductionRuns
-from audit.evidence import RunEvidence
+from audit.evidence import AuditorsManifest, RunEvidence
+from audit.rerun import Watch, rerun
 from calibrate.arrays import Floats
 from calibrate.errors import count, positive
 from privfair.contribution import Published
@@ -67,7 +67,8 @@ def _as_published(design: CanaryDesign, party: str, step: tuple[Floats, ...]) ->
 _Looks = dict[tuple[str, str, int], Floats]
 """By the silo that looks, the silo that is looked at, and the view."""
 _SHORTEST = 1e-6
-COIN_STREAM, _PILOT_STREAM = 0xC0145, 0x9107
+COIN_STREAM, NOISE_STREAM, _PILOT_STREAM = 0xC0145, 0x4015E, 0x9107
+"""Beside the seed, so that coins, noise and the runs that only measure time share no stream."""
 
 
 @dataclass(frozen=True)
@@ -120,47 +121,68 @@ def run_canaries(
     """Toss, train, listen; as often as the effort allows."""
     # Tagged, because (seed, 0) is the stream of the bare seed, from which canaries' directions are drawn.
     random = np.random.default_rng((seed, COIN_STREAM))
+    engine = _Engine(evidence, AuditorsManifest(), np.random.default_rng((seed, NOISE_STREAM)))
     responses = model_response(design)
     coins, noisy, clean, models = [], [], [], []
-    with ProductionRuns(evidence, seed) as production:
-        for _ in range(effort.runs(lambda: _time_one_run(design, production, seed))):
-            tossed, heard = _run_once(design, production, random)
-            coins.append(np.concatenate([tossed[silo.name] for silo in design.silos]))
-            noisy.append(_look(design, heard, noise=True))
-            clean.append(_look(design, heard, noise=False))
-            if responses is not None:
-                models.append(heard.theta @ responses.T)
-            if progress is not None:
-                progress(len(coins))
+    for _ in range(effort.runs(lambda: _time_one_run(design, engine, seed))):
+        seen = engine.run(design, random)
+        coins.append(np.concatenate([seen.coins[silo.name] for silo in design.silos]))
+        noisy.append(_look(design, seen.watch, noise=True))
+        clean.append(_look(design, seen.watch, noise=False))
+        if responses is not None:
+            models.append(seen.theta @ responses.T)
+        if progress is not None:
+            progress(len(coins))
     model = np.stack(models) if models else None
     return CanaryRuns(np.stack(coins), _group_by_silo(design, noisy), _group_by_silo(design, clean), model)
 
 
-def _run_once(
-    design: CanaryDesign, production: ProductionRuns, random: np.random.Generator
-) -> tuple[dict[str, NDArray[np.int64]], Heard]:
-    tossed = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in design.silos}
-    heard = production.run(
-        design.algorithm,
-        tuple(silo.with_coins(tossed[silo.name]) for silo in design.silos),
-        {silo.name: silo.size(tossed[silo.name]) for silo in design.silos},
-    )
-    return tossed, heard
+@dataclass(frozen=True, eq=False)
+class _SeenRun:
+    """One run: its coins by silo, both sides of the gate, and the final model."""
+
+    coins: dict[str, NDArray[np.int64]]
+    watch: Watch
+    theta: Floats
 
 
-def _time_one_run(design: CanaryDesign, production: ProductionRuns, seed: int) -> float:
+@dataclass(frozen=True, eq=False)
+class _Engine:
+    """The run's own engine on silos with canaries, each time with noise of its own."""
+
+    evidence: RunEvidence
+    auditor: AuditorsManifest
+    seeds: np.random.Generator
+
+    def run(self, design: CanaryDesign, random: np.random.Generator) -> _SeenRun:
+        """Toss the coins of every silo, and train."""
+        coins = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in design.silos}
+        silos = tuple(silo.with_coins(coins[silo.name]) for silo in design.silos)
+        watch = Watch()
+        made = rerun(
+            replace(self.evidence, algorithm=design.algorithm, silos=silos),
+            self.auditor,
+            seed=int(self.seeds.integers(2**62)),
+            sizes={silo.name: silo.size(coins[silo.name]) for silo in design.silos},
+            block=self.evidence.document.rounds,
+            observer=watch,
+        )
+        return _SeenRun(coins, watch, design.algorithm.theta(made.last.state).numpy().astype(np.float64))
+
+
+def _time_one_run(design: CanaryDesign, engine: _Engine, seed: int) -> float:
     """The processor's time of a run with coins that are never looked at."""
     start = time.process_time()
-    _, heard = _run_once(design, production, np.random.default_rng((seed, _PILOT_STREAM)))
+    seen = engine.run(design, np.random.default_rng((seed, _PILOT_STREAM)))
     for noise in (True, False):
-        _look(design, heard, noise=noise)
+        _look(design, seen.watch, noise=noise)
     return time.process_time() - start
 
 
-def _look(design: CanaryDesign, heard: Heard, *, noise: bool) -> _Looks:
+def _look(design: CanaryDesign, watch: Watch, *, noise: bool) -> _Looks:
     """Each silo's looks at each silo's messages that a decoder may need: its own, and those of the next one."""
-    series = heard.published if noise else heard.clean
-    messages = {silo.name: design.scaling.rows(silo.name, series) for silo in design.silos}
+    rows = watch.rows(noise=noise)
+    messages = {silo.name: design.scaling.rows(silo.name, rows) for silo in design.silos}
     out = {}
     for name, following in zip(messages, _next(messages), strict=True):
         for view, signals in enumerate(design.signals[name]):

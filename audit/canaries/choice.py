@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
 from audit.canaries.decoder import CanaryKind, CoinMeaning, Interference, coin_meaning, quiet_directions
 from audit.canaries.insertion import Canaries, CanarySilo, ReplayedRound, Scaling, alone, first_units
-from audit.canaries.production_run import with_model
 from audit.evidence import RunEvidence
 from calibrate.arrays import Floats
 from calibrate.sampling import FixedSize, Poisson, RandomAllocation, ShuffledEpochs, WithReplacement
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.batches.participation import declared_sampling
+from privfair.models.model import Model
 
 # How a canary shows in a message: the direction to look in, and what each side of its coin puts there.
 
@@ -266,7 +266,7 @@ def _make_canaries(
         pooled = np.concatenate([values[0][:, :size] for values in ordinary.values()])
         rows = quiet_directions(pooled, number * len(backgrounds), seed)
         table = torch.from_numpy(np.concatenate((rows, -rows)))
-        algorithm = with_model(evidence.algorithm, CanaryModel(evidence.model, table))
+        algorithm = _with_model(evidence.algorithm, CanaryModel(evidence.model, table))
         return algorithm, {
             name: _gradient_canaries(evidence, silo, np.arange(len(rows))[place :: len(backgrounds)], len(rows))
             for place, (name, (silo, _)) in enumerate(backgrounds.items())
@@ -315,3 +315,9 @@ def _place(evidence: RunEvidence, silo: SiloTensors, canaries: Canaries) -> Cana
         rows.append(int(fitting[0] if len(fitting) else own[0]))
     places = torch.tensor(rows)
     return Canaries(canaries.x, canaries.y, silo.s[places], places)
+
+
+def _with_model(algorithm: Algorithm[Any], model: Model) -> Algorithm[Any]:
+    """The same algorithm on another model; algorithms are frozen and hold their model by that name."""
+    assert is_dataclass(algorithm)
+    return replace(algorithm, model=model)

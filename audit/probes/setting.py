@@ -232,7 +232,6 @@ def sent(scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, seen: R
 
 
 def _published(message: Message, party: str) -> dict[str, Published]:
-    values = {part.name: part.values for part in message.noisy}
-    values |= {name: given.astype(np.float64) for name, given in (message.randomized or {}).items()}
-    values |= dict(message.clear or {})
-    return {name: Published(0, party, name, np.array(given)) for name, given in values.items()}
+    return {
+        name: Published(0, party, name, np.array(given, dtype=np.float64)) for name, given in message.values.items()
+    }

@@ -151,7 +151,11 @@ def authenticate(envelope: bytes, trust: TrustFile, at: datetime | None = None) 
 
 def verify(envelope: bytes, trust: TrustFile, run: Run, at: datetime | None = None) -> VerifiedManifest:
     """Steps 1 to 11: authentic, and for this very plan and data."""
-    authentic = authenticate(envelope, trust, at)
+    return bind(authenticate(envelope, trust, at), run)
+
+
+def bind(authentic: AuthenticManifest, run: Run) -> VerifiedManifest:
+    """Steps 10 and 11: an authentic manifest is for this very plan and data."""
     _step_10_plan(authentic.document, run)
     _step_11_data(authentic.document, run)
     return VerifiedManifest(authentic, run, seal=_SEAL)

@@ -27,12 +27,11 @@ from calibrate.manifest.verify import Run, VerifiedManifest, verify
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.batches.participation import DrawnParticipation, Participation, declared_sampling, word_source
-from privfair.gate import open_gate
+from privfair.batches.participation import declared_sampling
+from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.local_party import LocalParties, PartySetup, require_declared
 from privfair.ledger import Ledger
-from privfair.round_loop import Position, Rounds, require_declared
 from privfair.run.prepare import claim_terms
-from privfair.transcript import ValueSpec
 
 _BLOCK = 32
 _RECORD = PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
@@ -92,30 +91,17 @@ def train(
     watch: Callable[[Position[Any]], None] | None = None,
 ) -> Tensor:
     """The trained parameters; `seed` draws batches and research noise."""
-    document = signed.manifest.document
-    units = {silo.name: silo.size for silo in document.data.silos}
-    sources = {name: word_source(document, seed, name) for name in units}
-    participations: dict[str, Participation | DrawnParticipation] = {}
-    for silo in silos:
-        source = sources[silo.name]
-        if algorithm.draws:
-            participations[silo.name] = DrawnParticipation(silo, algorithm, source)
-        else:
-            participations[silo.name] = Participation(silo.name, units[silo.name], signed.sampling, source)
-    values = tuple(ValueSpec(name, tuple(shape)) for name, shape in algorithm.shapes().items())
-    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
-    start = position = Position(algorithm.start(), 0, None, {})
+    setup = PartySetup(signed.manifest, algorithm, silos, signed.sampling, seed, _BLOCK)
+    start = position = Position(algorithm.start())
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that research noise protects nobody is said on the page
         with Ledger.open(Path(folder) / "ledger.db") as ledger:
             claim = ledger.claim(claim_terms(signed.manifest))
-            place = Path(folder) / "transcript.bin"
-            gate = open_gate(signed.manifest, claim, place, values, seed if research else None, _BLOCK)
-            rounds = Rounds(algorithm, silos, participations, document, gate, claim)
-            for position in rounds.run(start, signed.rounds):
-                if watch is not None:
-                    watch(position)
-            gate.finish()
+            with LocalParties.open(setup, claim, Path(folder) / "transcript.bin") as local:
+                for position in run_steps(algorithm, local.parties, start, signed.rounds):
+                    if watch is not None:
+                        watch(position)
+                local.finish()
     return algorithm.theta(position.state)
 
 

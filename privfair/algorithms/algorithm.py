@@ -61,6 +61,11 @@ class Message:
     """Categories to be sent through randomised response, by name."""
     clear: Mapping[str, Floats] | None = None
 
+    @property
+    def values(self) -> dict[str, NDArray[Any]]:
+        """Every value in the message by name, as it is before the gate."""
+        return {**{value.name: value.values for value in self.noisy}, **(self.randomized or {}), **(self.clear or {})}
+
 
 Received = Mapping[str, Mapping[str, Published]]
 """By silo, then by name: what the gate let out this round."""

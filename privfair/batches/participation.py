@@ -8,14 +8,14 @@ price is an upper bound for it (docs/training.md, "Silos of different sizes").
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, assert_never, final
+from typing import Any, Protocol, assert_never, final
 
 import numpy as np
 
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, count
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
-from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.randomness import (
     Indexes,
@@ -30,12 +30,18 @@ from privfair.batches.randomness import (
 from privfair.batches.record import BatchRecord, BatchWriter
 
 
+class PartyBatches(Protocol):
+    """The batches of one party, one per round; the same batch for the same round."""
+
+    def batch(self, round_number: int) -> Indexes: ...
+
+
 @final
 class Participation:
-    """The batches of one party, one a round.
+    """The batches of one party, drawn from all of its units alike.
 
-    `round` is the ledger's number of the round, so that rounds lost in a crash count as gone: in shuffled
-    epochs each unit takes part in at most one round of `batches_per_epoch` consecutive ones, whatever happened.
+    Rounds are the ledger's, so that rounds lost in a crash count as gone: in shuffled epochs each unit takes part in at
+    most one round of `batches_per_epoch` consecutive ones, whatever happened.
     """
 
     def __init__(
@@ -59,21 +65,24 @@ class Participation:
         if writer is not None and (sampling is None or sampling.batch is Batch.SECRET):
             raise InvalidInput("writer", party, "only batches that count as known are recorded", "leave the writer out")
 
-    def batch(self, round: int) -> Indexes:
+    def batch(self, round_number: int) -> Indexes:
         """The units of this round; asking again for the same round gives the same batch."""
-        if self._last is None or self._last[0] != round:
-            self._last = (round, self._draw(count("round", round, least=0)))
+        if self._last is None or self._last[0] != round_number:
+            self._last = (round_number, self._draw(count("round", round_number, least=0)))
         return self._last[1]
 
-    def _draw(self, round: int) -> Indexes:
+    def _draw(self, round_number: int) -> Indexes:
         sampling = self._sampling
         match sampling:
             case None:
                 return self._everybody
             case ShuffledEpochs(size=size):
                 batches = -(-self.units // size)
-                epoch, place = divmod(round, batches)
+                epoch, place = divmod(round_number, batches)
                 return self._order(epoch)[place * size : (place + 1) * size]
+            case RandomAllocation(batches=batches):
+                epoch, place = divmod(round_number, batches)
+                return np.flatnonzero(self._allocation(epoch, batches) == place).astype(np.int64)
             case Poisson(rate=rate):
                 drawn = bernoulli(self._source, self.units, rate)
             case FixedSize(size=size):
@@ -83,7 +92,7 @@ class Participation:
             case _:
                 assert_never(sampling)
         if self._writer is not None:
-            self._writer.round(round, self.party, drawn)
+            self._writer.round(round_number, self.party, drawn)
         return drawn
 
     def _order(self, epoch: int) -> Indexes:
@@ -94,18 +103,24 @@ class Participation:
             self._orders = {epoch: order}
         return self._orders[epoch]
 
-    def require_order(self, round: int) -> None:
-        """Refuse to go on at `round` in the middle of an epoch whose order is not on record.
+    def _allocation(self, epoch: int, batches: int) -> Indexes:
+        """For each unit the one round of the epoch that it joins; secret, so it is never recorded."""
+        if epoch not in self._orders:
+            self._orders = {epoch: uniform_below(self._source, batches, self.units)}
+        return self._orders[epoch]
+
+    def require_order(self, round_number: int) -> None:
+        """Refuse to go on at `round_number` in the middle of an epoch whose order is not on record.
 
         A new order would let a unit take part twice in one epoch, which is not what was priced.
         """
         if not isinstance(self._sampling, ShuffledEpochs):
             return
-        epoch, place = divmod(round, -(-self.units // self._sampling.size))
+        epoch, place = divmod(round_number, -(-self.units // self._sampling.size))
         if place and epoch not in self._orders:
             raise Refused(
-                f"the run can't go on at round {round}: the batch order of epoch {epoch} of {self.party!r} is not in "
-                "the batch record, and a new one would let records take part twice; put the record back, or "
+                f"the run can't go on at round {round_number}: the batch order of epoch {epoch} of {self.party!r} is "
+                "not in the batch record, and a new one would let records take part twice; put the record back, or "
                 "ask for a new budget"
             )
 
@@ -117,7 +132,7 @@ def declared_sampling(document: BudgetDocument) -> Sampling | None:
         raise UnsupportedCombination(
             f"a run with {len(schemes)} different samplings",
             "the round loop draws one batch for each silo and round",
-            "run an algorithm that publishes on one batch a round",
+            "run an algorithm that publishes on one batch per round",
         )
     return schemes[0] if schemes else None
 
@@ -140,7 +155,7 @@ def word_source(document: BudgetDocument, seed: int, party: str, session: int = 
 
 def _require_population(party: str, units: int, sampling: Sampling | None) -> None:
     match sampling:
-        case None | Poisson():
+        case None | Poisson() | RandomAllocation():
             return
         case FixedSize(population) | ShuffledEpochs(population) | WithReplacement(population):
             if units < population:
@@ -180,19 +195,16 @@ class AskedParticipation:
         self._row[numbers] = np.arange(len(numbers))
         self._last: tuple[int, Indexes] | None = None
 
-    def batch(self, round: int) -> Indexes:
+    def batch(self, round_number: int) -> Indexes:
         """The rows asked for in this round, in ascending order; asking again gives the same."""
-        if self._last is None or self._last[0] != round:
-            drawn = [own[participation.batch(round)] for participation, own in self._holders]
+        if self._last is None or self._last[0] != round_number:
+            drawn = [own[participation.batch(round_number)] for participation, own in self._holders]
             rows = self._row[np.concatenate(drawn)]
             # A record drawn twice by its holder (with replacement) counts twice here as well.
-            self._last = (round, np.sort(rows[rows >= 0]))
+            self._last = (round_number, np.sort(rows[rows >= 0]))
             if self._writer is not None:
-                self._writer.round(round, self.party, self._last[1])
+                self._writer.round(round_number, self.party, self._last[1])
         return self._last[1]
-
-    def require_order(self, round: int) -> None:
-        """Nothing is drawn here, so there is no order to go on with."""
 
 
 # Batches of an algorithm that draws its own parts: so many records of each group, so many clients.
@@ -200,7 +212,7 @@ class AskedParticipation:
 
 @final
 class DrawnParticipation:
-    """One fresh draw a round, all of its randomness from the party's source; nothing of it is recorded."""
+    """One fresh draw per round, all of its randomness from the party's source; nothing of it is recorded."""
 
     def __init__(self, silo: SiloTensors, algorithm: Algorithm[Any], source: WordSource) -> None:
         self.party = silo.name
@@ -209,12 +221,9 @@ class DrawnParticipation:
         self._source = source
         self._last: tuple[int, Indexes] | None = None
 
-    def batch(self, round: int) -> Indexes:
+    def batch(self, round_number: int) -> Indexes:
         """The batch of this round; asking again for the same round gives the same batch."""
-        if self._last is None or self._last[0] != round:
-            count("round", round, least=0)
-            self._last = (round, self._algorithm.draw(self._silo, self._source))
+        if self._last is None or self._last[0] != round_number:
+            count("round", round_number, least=0)
+            self._last = (round_number, self._algorithm.draw(self._silo, self._source))
         return self._last[1]
-
-    def require_order(self, round: int) -> None:
-        """Every round is drawn afresh: there is no order to go on with."""

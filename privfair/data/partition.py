@@ -20,7 +20,7 @@ from privfair.data.silos import Silo, Silos, TrainTest
 
 # Reproducible randomness for splits and partitions; never for noise.
 #
-# Every purpose has its own stream (`privfair.batches.randomness.stream`), so that the same seed does not correlate a split with a partition.
+# Every purpose has its own stream, so that the same seed does not correlate a split with a partition.
 
 
 def permutation(generator: np.random.Generator, size: int) -> Integers:

@@ -15,7 +15,7 @@ from privfair.noise.lattice_sampler import category_array, exact_positive, real_
 from privfair.noise.randomized_response import ResponseLaw
 from privfair.noise.source import Categories
 
-UNSAFE_LABEL = "UNSAFE-seeded-research-noise numpy-pcg64 floating-point"
+UNSAFE_LABEL = "UNSAFE-seeded-research-noise numpy-pcg64 floating-point stream-per-party"
 
 
 class UnsafeNoiseWarning(UserWarning):
@@ -27,13 +27,17 @@ class UnsafeSeededResearchNoise:
     """Noise that whoever knows the seed can subtract, added in floating point. Never for data about people.
 
     It makes no privacy guarantee: the seed repeats, the generator is predictable, and low bits leak.
-    It warns when made, and its label goes into manifest and transcript.
+    It warns when made, and its label goes into manifest and transcript. Each party has a stream of its own, which
+    follows from the seed, the party's name and the session: another session of an interrupted run repeats nothing.
     """
 
     label = UNSAFE_LABEL
 
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.Generator(np.random.PCG64(count("seed", seed, least=0)))
+    def __init__(self, seed: int, party: str = "", session: int = 1) -> None:
+        key = (count("session", session), *party.encode())
+        self._generator = np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence(count("seed", seed, least=0), spawn_key=key))
+        )
         warnings.warn(
             f"{UNSAFE_LABEL}: reproducible noise protects nobody; use ExactNoise for data about people",
             UnsafeNoiseWarning,

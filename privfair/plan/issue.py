@@ -36,7 +36,7 @@ from privfair.plan.data import read_data_plan
 from privfair.plan.file import PlanFile
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
 from privfair.plan.training import TrainingPlan, training_plan
-from privfair.round_loop import require_declared
+from privfair.federation.local_party import require_declared
 from privfair.run.prepare import build
 
 _SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2}

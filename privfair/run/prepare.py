@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -16,22 +17,21 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile
-from calibrate.manifest.verify import Run, VerifiedManifest, authenticate, verify
+from calibrate.manifest.verify import Run, VerifiedManifest, authenticate, bind
 from calibrate.privacy_unit import PrivacyUnit
-from calibrate.sampling import Batch, Sampling
+from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.recipe import Blueprint
 from privfair.batches.participation import declared_sampling
 from privfair.data.facts import NoPrivacyPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_training_data
+from privfair.federation.local_party import PartySetup, require_declared
 from privfair.ledger import ManifestTerms
 from privfair.models.model import Model
 from privfair.plan.model import build_model
 from privfair.plan.privacy import Parameters, require_signed
 from privfair.plan.training import TrainingPlan, read_training_plan
-from privfair.round_loop import require_declared
 from privfair.run.metrics import HeldOutRecords
-from privfair.transcript import ValueSpec
 
 # What a run promises, in the few words that stand in every output, and as the terms the ledger claims.
 
@@ -124,75 +124,104 @@ def claim_terms(manifest: VerifiedManifest) -> ManifestTerms:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedRun:
-    """A verified manifest with the plan, data and algorithm it is for."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedRun:
+    """A plan with its data, model and algorithm under one budget: what training and auditing have in common."""
 
     plan: TrainingPlan
     plan_bytes: bytes
     envelope: bytes
-    manifest: VerifiedManifest
-    promise: Promise
+    document: BudgetDocument
     data: TrainingData
     model: Model
     algorithm: Algorithm[Any]
     silos: tuple[SiloTensors, ...]
-    held_out: HeldOutRecords
-    sampling: Sampling | None
-    """How batches are drawn; None for full batches, and for an algorithm that draws its own parts."""
+
+    @property
+    def promise(self) -> Promise:
+        return promise_of(self.document)
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How batches are drawn; None for full batches, and for an algorithm that draws its own."""
+        if self.algorithm.draws:
+            return None
+        if isinstance(self.document.guarantee, NoPrivacyPromised):
+            smallest = min(silo.size for silo in self.document.data.silos)
+            return self.plan.unpromised_sampling(require_signed(self.document, self.plan.file.privacy), smallest)
+        return declared_sampling(self.document)
+
+    def under(self, manifest: VerifiedManifest, envelope: bytes) -> PreparedRun:
+        """The same run, to be trained under a manifest that was verified for it."""
+        return PreparedRun(
+            plan=self.plan,
+            plan_bytes=self.plan_bytes,
+            envelope=envelope,
+            document=manifest.document,
+            data=self.data,
+            model=self.model,
+            algorithm=self.algorithm,
+            silos=self.silos,
+            manifest=manifest,
+            updates=self.plan.updates(manifest.document.rounds),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedRun(PlannedRun):
+    """A run whose manifest is verified; nothing is spent yet."""
+
+    manifest: VerifiedManifest
     updates: int
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Units of each party, as signed."""
-        return {silo.name: silo.size for silo in self.manifest.document.data.silos}
+    @cached_property
+    def held_out(self) -> HeldOutRecords:
+        """The test records, ready to be measured."""
+        return HeldOutRecords(self.data.test, self.plan.model.dtype, self.plan.training.positive)
 
     @property
-    def block(self) -> int:
-        """Rounds to charge ahead."""
-        return self.plan.block(self.manifest.document.rounds)
-
-    @property
-    def batches_recorded(self) -> bool:
-        """Whether batches count as known, so that an auditor may have them."""
-        return self.sampling is not None and self.sampling.batch is Batch.REVEALED
-
-    @property
-    def values(self) -> tuple[ValueSpec, ...]:
-        """What the transcript holds of each round."""
-        return tuple(ValueSpec(name, tuple(shape)) for name, shape in self.algorithm.shapes().items())
+    def setup(self) -> PartySetup:
+        """What the silos' side of this run is made from."""
+        return PartySetup(
+            manifest=self.manifest,
+            algorithm=self.algorithm,
+            silos=self.silos,
+            sampling=self.sampling,
+            seed=self.plan.training.seed,
+            block=self.plan.block(self.document.rounds),
+            sensitive=() if self.data.apart is None else self.data.apart.sensitive,
+        )
 
 
 def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedRun:
     """Verify and build; raises `Refused` or `InvalidInput`, and has spent nothing by then."""
-    document = authenticate(envelope, trust).document
-    plan_bytes = _plan_bytes(plan_path)
+    authentic = authenticate(envelope, trust)
+    document, plan_bytes = authentic.document, _plan_bytes(plan_path)
     given = hashlib.sha256(plan_bytes).hexdigest()
     if given != document.config_digest:
         raise Step.PLAN.refuse(f"the budget is for the plan {document.config_digest[:12]}, not for {given[:12]}")
     plan = read_training_plan(plan_path)
     data = load_training_data(plan.data, central=plan.recipe.central)
-    manifest = verify(envelope, trust, Run(plan.file.digest, data.binding))
+    manifest = bind(authentic, Run(plan.file.digest, data.binding))
     data.require_allowed(facts_covered(document))
     if not isinstance(document.guarantee, NoPrivacyPromised):
         plan.refuse_unpromised_keys()
     parameters = require_signed(document, plan.file.privacy)
     model, algorithm = build(plan, data, parameters, document)
     require_declared(algorithm, document)
-    return PreparedRun(
+    planned = PlannedRun(
         plan=plan,
         plan_bytes=plan_bytes,
         envelope=envelope,
-        manifest=manifest,
-        promise=promise_of(document),
+        document=document,
         data=data,
         model=model,
         algorithm=algorithm,
         silos=data.tensors(plan.model.dtype),
-        held_out=HeldOutRecords(data.test, plan.model.dtype, plan.training.positive),
-        sampling=None if algorithm.draws else _sampling(plan, document, parameters),
-        updates=plan.updates(document.rounds),
     )
+    prepared = planned.under(manifest, envelope)
+    _ = prepared.held_out, prepared.sampling  # refused now, before anything is spent
+    return prepared
 
 
 def build(
@@ -226,12 +255,6 @@ def build(
             "use steffle, or drop the table",
         )
     return model, plan.recipe.build(blueprint)
-
-
-def _sampling(plan: TrainingPlan, document: BudgetDocument, parameters: Parameters) -> Sampling | None:
-    if isinstance(document.guarantee, NoPrivacyPromised):
-        return plan.unpromised_sampling(parameters, min(silo.size for silo in document.data.silos))
-    return declared_sampling(document)
 
 
 def _plan_bytes(path: Path) -> bytes:

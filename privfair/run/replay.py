@@ -9,18 +9,19 @@ import io
 import json
 import zipfile
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from calibrate.errors import Refused
-from privfair.algorithms.algorithm import Algorithm
+from privfair.algorithms.algorithm import Algorithm, Received
 from privfair.contribution import Published
+from privfair.federation.coordinator import Position
 from privfair.ledger.anchor import replace_file
-from privfair.round_loop import Position, Values
 from privfair.transcript import Ending, Transcript
 
 # The state of a run on disk, as plain arrays (npz without pickle), put in place at one stroke.
@@ -35,15 +36,14 @@ _STATE = "state."
 
 def save_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State], position: Position[State]) -> None:
     """Write a position between two steps; the transcript must be durable up to its round before."""
-    arrays = {f"{_STATE}{name}": values for name, values in algorithm.checkpoint(position.state).items()}
+    arrays: dict[str, Any] = {
+        "manifest": np.array(manifest_digest),
+        "step": np.array(position.step),
+        "round": np.array(-1 if position.round is None else position.round),
+    }
+    arrays |= {f"{_STATE}{name}": values for name, values in algorithm.checkpoint(position.state).items()}
     content = io.BytesIO()
-    np.savez(
-        content,
-        manifest=np.array(manifest_digest),
-        step=np.array(position.step),
-        round=np.array(-1 if position.round is None else position.round),
-        **arrays,
-    )
+    np.savez(content, **arrays)
     replace_file(path, content.getvalue())
 
 
@@ -77,21 +77,21 @@ class Session:
     session: int
     first_round: int
     step: int
-    carried: tuple[int, ...] = ()
+    carried: tuple[int, ...]
 
 
-FIRST_SESSION = Session(1, 0, 0)
+FIRST_SESSION = Session(1, 0, 0, ())
+_SESSION = TypeAdapter(Session)
 
 
 def read_sessions(path: Path) -> tuple[Session, ...]:
     """The sessions of a run so far; an unfinished last line was followed by no publication and is left out."""
     sessions = []
-    lines = path.read_text("utf-8").split("\n") if path.exists() else [""]
+    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            fields = json.loads(line)
-            sessions.append(Session(**(fields | {"carried": tuple(fields["carried"])})))
-        except (ValueError, TypeError, KeyError):
+            sessions.append(_SESSION.validate_json(line, strict=True))
+        except ValidationError:
             raise Refused(f"{path}, line {number}: is not a session; put an untouched copy back") from None
     return tuple(sessions)
 
@@ -108,53 +108,71 @@ def replay(
 ) -> Iterator[Position[State]]:
     """Every position of a run, in order, from `start` (default: the beginning) on.
 
-    The last one may carry values of a round that was perhaps not finished: only the algorithm on its data
-    can say (`privfair.round_loop.completed`). A closed transcript ends with a finished round.
+    The last one may carry values of a round that was perhaps not finished: only its parties can say, and they publish
+    what is missing when they are asked for that step. A closed transcript ends with a finished round.
     """
-    index = _Index(transcript)
-    position = start or Position(algorithm.start(), 0, None, {})
+    published = _PublishedRounds(transcript)
+    steps, left = rounds_of_steps(published.rounds, sessions, closed=transcript.ending is Ending.CLOSED)
+    position = start or Position(algorithm.start())
+    if position.step == len(steps) + 1 and left:
+        steps, left = [*steps, left], ()  # the checkpoint knows that the last round was finished
+    if position.step > len(steps):
+        raise Refused(
+            f"the checkpoint is of step {position.step}, the transcript leads to {len(steps)}; put the transcript "
+            "back, or delete the checkpoint: the run is rebuilt without it"
+        )
     yield position
+    for rounds in steps[position.step :]:
+        state = algorithm.update(position.state, published.values(rounds))
+        position = Position(state, position.step + 1, rounds[-1])
+        yield position
+    if left:
+        yield replace(position, carried=published.values(left))
+
+
+def rounds_of_steps(
+    published: Iterable[int], sessions: tuple[Session, ...], *, closed: bool
+) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    """For each finished step the rounds that published its values, and the rounds of a step perhaps not finished.
+
+    Within a session each round is a step, except for the last one: if the next session carries it, it was left
+    incomplete; after the last session of an open transcript nobody knows yet.
+    """
+    steps: list[tuple[int, ...]] = []
+    left: tuple[int, ...] = ()
+    unread = sorted(published)
     for place, session in enumerate(sessions):
         following = sessions[place + 1] if place + 1 < len(sessions) else None
-        rounds = index.between(session.first_round, None if following is None else following.first_round)
-        if following is not None and position.round is not None and position.round >= following.first_round:
-            continue
-        if position.round is None or position.round < session.first_round:
-            _require_agreement(session, position)
-            position = Position(position.state, position.step, position.round, index.values(session.carried))
-        carried = session.carried if position.carried else ()
-        for round in rounds:
-            if position.round is not None and round <= position.round:
-                carried = ()
-                continue
-            if _unfinished(round, rounds[-1], following, transcript):
-                carried = (*carried, round)
-                position = Position(position.state, position.step, position.round, index.values(carried))
-            else:
-                state = algorithm.update(position.state, index.values((*carried, round)))
-                position = Position(state, position.step + 1, round, {})
-                carried = ()
-            yield position
+        if session.step != len(steps):
+            raise Refused(
+                f"session {session.session} says it began at step {session.step}, the transcript leads to "
+                f"{len(steps)}; put untouched copies of sessions.jsonl and the transcript back"
+            )
+        end = len(unread) if following is None else bisect_left(unread, following.first_round)
+        own, unread = unread[:end], unread[end:]
+        if own and own[0] < session.first_round:
+            raise _nobodys_round(own[0])
+        left = session.carried
+        for round_number in own:
+            left = (*left, round_number)
+            unknown = following is None and not closed
+            carried_on = following is not None and round_number in following.carried
+            if round_number != own[-1] or not (unknown or carried_on):
+                steps.append(left)
+                left = ()
+    if unread:
+        raise _nobodys_round(unread[0])
+    return steps, left
 
 
-def _unfinished(round: int, last: int, following: Session | None, transcript: Transcript) -> bool:
-    """Only the last round of a session can be: the next session says so, or nobody knows yet."""
-    if round != last:
-        return False
-    if following is None:
-        return transcript.ending is not Ending.CLOSED
-    return round in following.carried
+def _nobodys_round(round_number: int) -> Refused:
+    return Refused(
+        f"the transcript has round {round_number}, which no session published; put untouched copies of sessions.jsonl "
+        "and the transcript back"
+    )
 
 
-def _require_agreement(session: Session, position: Position[State]) -> None:
-    if session.step != position.step:
-        raise Refused(
-            f"session {session.session} says it began at step {session.step}, the transcript leads to "
-            f"{position.step}; put untouched copies of sessions.jsonl and the transcript back"
-        )
-
-
-class _Index:
+class _PublishedRounds:
     """The transcript's values by round."""
 
     def __init__(self, transcript: Transcript) -> None:
@@ -164,17 +182,13 @@ class _Index:
         for key in transcript.keys:
             value = (header.parties[key.party], header.values[key.name].name)
             self._keys.setdefault(key.round, []).append(value)
-        self._rounds = sorted(self._keys)
+        self.rounds = sorted(self._keys)
 
-    def between(self, first: int, end: int | None) -> list[int]:
-        upper = len(self._rounds) if end is None else bisect_left(self._rounds, end)
-        return self._rounds[bisect_left(self._rounds, first) : upper]
-
-    def values(self, rounds: tuple[int, ...]) -> Values:
+    def values(self, rounds: tuple[int, ...]) -> Received:
         """What these rounds published, by party and name, as one step's values."""
         found: dict[str, dict[str, Published]] = {}
-        for round in rounds:
-            for party, name in self._keys.get(round, ()):
-                values = np.asarray(self._transcript.value(round, party, name), dtype=np.float64)
-                found.setdefault(party, {})[name] = Published(round, party, name, values)
+        for round_number in rounds:
+            for party, name in self._keys.get(round_number, ()):
+                values = np.asarray(self._transcript.value(round_number, party, name), dtype=np.float64)
+                found.setdefault(party, {})[name] = Published(round_number, party, name, values)
         return found

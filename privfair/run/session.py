@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
-import numpy as np
-
 from calibrate.errors import Refused
-from privfair.batches.participation import AskedParticipation, DrawnParticipation, Participation, word_source
-from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
-from privfair.data.attributes import HeldApart
-from privfair.gate import Gate, open_gate
+from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.local_party import LocalParties
 from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, Ledger, UnknownClaim
 from privfair.ledger.anchor import replace_file
-from privfair.round_loop import AnyParticipation, Position, Rounds, completed
 from privfair.run.folder import RunFolder, save_model
 from privfair.run.metrics import MetricsLog
 from privfair.run.prepare import PreparedRun, claim_terms
-from privfair.run.replay import FIRST_SESSION, Session, load_checkpoint, read_sessions, replay, save_checkpoint
+from privfair.run.replay import Session, load_checkpoint, read_sessions, replay, save_checkpoint
 from privfair.run.summary import Status, receipts, summary
 from privfair.transcript import Ending, Transcript
 
@@ -66,7 +61,7 @@ class RunSession:
         except (AlreadyClaimed, BudgetExceeded, ClaimEnded):
             folder.discard()
             raise
-        return self._go_on(claim, FIRST_SESSION, self._start())
+        return self._go_on(claim, self._start())
 
     def resume(self) -> dict[str, Any]:
         """Go on with the run of this folder: fresh rounds only, from the state that the transcript leads to."""
@@ -76,9 +71,9 @@ class RunSession:
         if transcript is None:
             if claim is None:
                 raise self._lost_transcript()
-            return self._go_on(claim, _next_session(claim, self._start()), self._start())
+            return self._go_on(claim, self._start())
         transcript.verify_against(self._ledger)
-        position = self._rebuilt(transcript)
+        position = self._rebuild(transcript)
         if transcript.ending is Ending.CLOSED:
             if claim is not None:
                 claim.reconcile(transcript.releases())
@@ -87,56 +82,50 @@ class RunSession:
             return self._end(position)
         if claim is None:
             raise self._lost_transcript()
-        return self._go_on(claim, _next_session(claim, position), position)
+        return self._go_on(claim, position)
 
-    def _go_on(self, claim: Claim, session: Session, position: Position[Any]) -> dict[str, Any]:
-        run, folder = self._run, self._folder
-        seed = _noise_seed(run.plan.training.seed, claim.session) if run.promise.research_noise else None
-        gate = open_gate(run.manifest, claim, folder.transcript, run.values, seed, run.block)
-        writer = None
-        try:
-            participations, writer = self._participations(claim)
-            folder.append_session(session)
-            rounds = Rounds(run.algorithm, run.silos, participations, run.manifest.document, gate, claim)
-            reached = self._train(rounds, gate, claim, writer, position)
+    def _go_on(self, claim: Claim, position: Position[Any]) -> dict[str, Any]:
+        carried = sorted({value.round for values in position.carried.values() for value in values.values()})
+
+        def write_session(step: int) -> None:
+            before = tuple(carried) if step == position.step else ()
+            self._folder.append_session(Session(claim.session, claim.held.start, step, before))
+
+        setup, folder = self._run.setup, self._folder
+        with LocalParties.open(setup, claim, folder.transcript, folder.batches, position, write_session) as parties:
+            reached = self._train(parties, claim, position)
             self._save_model(reached)
-            gate.finish()
-        finally:
-            gate.close()
-            if writer is not None:
-                writer.close()
+            parties.finish()
         return self._end(reached)
 
-    def _train(
-        self, rounds: Rounds[Any], gate: Gate, claim: Claim, writer: BatchWriter | None, position: Position[Any]
-    ) -> Position[Any]:
-        """The rounds, with a checkpoint at the end of each block and at the end of all."""
-        updates = self._run.updates
+    def _train(self, parties: LocalParties, claim: Claim, position: Position[Any]) -> Position[Any]:
+        """The steps, with a checkpoint at the end of each block and at the end of all."""
+        run, gate = self._run, parties.gate
         reached, self.step, due = position, position.step, None
         try:
-            for reached in rounds.run(position, updates):
+            for reached in run_steps(run.algorithm, parties.parties, position, run.updates):
                 self.step = reached.step
                 if due is not None:
                     # By now the next block is charged, and with it everything before was made durable.
-                    self._checkpoint(writer, due)
+                    self._checkpoint(parties, due)
                     due = None
-                self._report(reached, claim.charged, last=reached.step == updates or rounds.exhausted)
-                if rounds.at_end_of_block:
+                self._report(reached, claim.charged, last=reached.step == run.updates or gate.exhausted)
+                if gate.at_end_of_block:
                     due = reached
         except KeyboardInterrupt:
             gate.flush()
-            self._checkpoint(writer, reached)
+            self._checkpoint(parties, reached)
             self._write_summary(Status.INTERRUPTED, reached.step)
             raise
         gate.flush()
-        self._checkpoint(writer, reached)
+        self._checkpoint(parties, reached)
         return reached
 
     def close(self) -> None:
         self._log.close()
 
     def _start(self) -> Position[Any]:
-        return Position(self._run.algorithm.start(), 0, None, {})
+        return Position(self._run.algorithm.start())
 
     def _claim_again(self, transcript: Transcript | None) -> Claim | None:
         """The claim of this folder's token; None if it was closed, for then only files are left to be written."""
@@ -150,40 +139,14 @@ class RunSession:
                 raise
             return self._ledger.claim(claim_terms(self._run.manifest), token)
 
-    def _rebuilt(self, transcript: Transcript) -> Position[Any]:
+    def _rebuild(self, transcript: Transcript) -> Position[Any]:
         """The state after the last finished step; steps that a crash left unmeasured are measured now."""
         run, folder = self._run, self._folder
         start = load_checkpoint(folder.checkpoint, run.manifest.digest, run.algorithm)
         position = self._start()
         for position in replay(run.algorithm, transcript, read_sessions(folder.sessions), start):
             self._measure(position, last=position.step == run.updates)
-        position = completed(run.algorithm, run.silos, position)
-        self._measure(position, last=position.step == run.updates)
         return position
-
-    def _participations(self, claim: Claim) -> tuple[Mapping[str, AnyParticipation], BatchWriter | None]:
-        run, path = self._run, self._folder.batches
-        sources = {
-            name: word_source(run.manifest.document, run.plan.training.seed, name, claim.session) for name in run.sizes
-        }
-        recorded, writer = None, None
-        if run.algorithm.draws:
-            drawn = {s.name: DrawnParticipation(s, run.algorithm, sources[s.name]) for s in run.silos}
-            return drawn, None
-        if run.batches_recorded:
-            assert run.sampling is not None
-            label = next(iter(sources.values())).label
-            header = BatchHeader(run.manifest.digest, tuple(run.sizes), run.sampling, label)
-            recorded = BatchRecord.read(path) if path.exists() else None
-            writer = BatchWriter.resume(path, header) if recorded else BatchWriter.create(path, header)
-        participations = {
-            name: Participation(name, size, run.sampling, sources[name], writer, recorded)
-            for name, size in run.sizes.items()
-            if run.data.apart is None or name in run.data.apart.holders
-        }
-        for participation in participations.values():
-            participation.require_order(claim.held.start)
-        return _with_asked(run.data.apart, participations, writer), writer
 
     def _report(self, position: Position[Any], charged: int, *, last: bool) -> None:
         metrics = self._measure(position, last=last)
@@ -199,10 +162,10 @@ class RunSession:
         theta = run.algorithm.theta(position.state)
         return self._log.append(run.held_out.measure(run.model, theta, step, position.round))
 
-    def _checkpoint(self, writer: BatchWriter | None, position: Position[Any]) -> None:
+    def _checkpoint(self, parties: LocalParties, position: Position[Any]) -> None:
         """Only after the transcript is durable up to this position, so that a checkpoint is never ahead of it."""
-        if writer is not None:
-            writer.sync()
+        if parties.record is not None:
+            parties.record.sync()
         if not position.carried:
             save_checkpoint(self._folder.checkpoint, self._run.manifest.digest, self._run.algorithm, position)
 
@@ -244,27 +207,3 @@ class RunSession:
             f"the ledger closed this run, but {self._folder.transcript} is missing or has no end; put the untouched "
             "file back, nothing can be published any more"
         )
-
-
-def _next_session(claim: Claim, position: Position[Any]) -> Session:
-    carried = {value.round for values in position.carried.values() for value in values.values()}
-    return Session(claim.session, claim.held.start, position.step, tuple(sorted(carried)))
-
-
-def _with_asked(
-    apart: HeldApart | None, drawn: Mapping[str, Participation], writer: BatchWriter | None
-) -> Mapping[str, AnyParticipation]:
-    """The holders' batches, and those of sensitive silos, which follow from them."""
-    if apart is None:
-        return drawn
-    numbers = dict(zip(apart.parties.names, apart.numbers, strict=True))
-    holders = [(drawn[name], numbers[name]) for name in apart.holders]
-    asked = {name: AskedParticipation(name, numbers[name], holders, writer) for name in apart.sensitive}
-    return {**drawn, **asked}
-
-
-def _noise_seed(seed: int, session: int) -> int:
-    """Research noise of a resumed run must not repeat that of its earlier rounds."""
-    if session == 1:
-        return seed
-    return int(np.random.SeedSequence((seed, session)).generate_state(1, np.uint64)[0] >> np.uint64(1))

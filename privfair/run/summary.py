@@ -32,7 +32,7 @@ def summary(
     charged: ManifestStatus | None,
 ) -> dict[str, Any]:
     """The document of run.json."""
-    document = run.manifest.document
+    document = run.document
     return {
         "version": 1,
         "status": status.value,
@@ -47,11 +47,11 @@ def summary(
         },
         "plan": run.plan.file.digest,
         "ledger": ledger_id,
-        "data": {"silos": run.sizes, "schema_digest": document.data.schema_digest},
+        "data": {"silos": run.setup.sizes, "schema_digest": document.data.schema_digest},
         "noise_source": document.noise_source.value,
         "batches": {
             "sampling": None if run.sampling is None else encode_sampling(run.sampling),
-            "recorded": run.batches_recorded,
+            "recorded": run.setup.batches_recorded,
         },
         "rounds": {
             "signed": document.rounds,

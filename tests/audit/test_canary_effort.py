@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from audit.canaries.canary_runs import COIN_STREAM, Effort
+from audit.canaries.canary_runs import COIN_STREAM, NOISE_STREAM, Effort
 from audit.canaries.decoder import CoinMeaning
 from audit.canaries.insertion import Canaries, CanarySilo
-from audit.canaries.production_run import ProductionRuns
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import SiloTensors
 
@@ -36,12 +32,9 @@ def test_nothing_is_timed_where_there_is_nothing_to_choose() -> None:
 
 def test_coins_noise_and_directions_come_from_different_streams() -> None:
     """(seed, 0) would be the stream of the bare seed."""
-    evidence: Any = SimpleNamespace(
-        document=SimpleNamespace(rounds=1), plan=SimpleNamespace(updates=lambda rounds: rounds)
-    )
     for seed in (0, 7):
         streams = (
-            ProductionRuns(evidence, seed)._seeds,
+            np.random.default_rng((seed, NOISE_STREAM)),
             np.random.default_rng((seed, COIN_STREAM)),
             np.random.default_rng(seed),
         )

@@ -17,14 +17,13 @@ from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.verify import VerifiedManifest
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.batches.participation import DrawnParticipation, Participation
-from privfair.batches.randomness import SeededWords
+from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.local_party import LocalParties, PartySetup, require_declared
 from privfair.gate import open_gate
 from privfair.ledger import Ledger
-from privfair.round_loop import Position, Rounds, require_declared
 from privfair.run.prepare import claim_terms
 from privfair.run.replay import FIRST_SESSION, replay
-from privfair.transcript import Transcript, ValueSpec
+from privfair.transcript import Transcript
 from tests.contracts.algorithm_cases import CASES, MODELS, NETS, ROUNDS, USERS, Case, silo
 from tests.privfair.small_runs import OpenGate, document_of, verified
 
@@ -65,35 +64,23 @@ def _units(party: SiloTensors) -> int:
     return USERS if party.unit_of_row is not None else len(party)
 
 
-def _open(
-    case: Case, kind: str, folder: Path, seed: int = 0
-) -> tuple[Algorithm[Any], OpenGate, tuple[SiloTensors, ...], Rounds[Any]]:
+def _open(case: Case, kind: str, folder: Path, seed: int = 0) -> tuple[Algorithm[Any], OpenGate, LocalParties]:
     algorithm = case.build(MODELS[kind]())
-    shapes = {name: tuple(shape) for name, shape in algorithm.shapes().items()}
     manifest, place = _manifest(case, kind), folder / "transcript.bin"
     ledger = Ledger.open(folder / "ledger.db")
     claim = ledger.claim(claim_terms(manifest))
-    values = tuple(ValueSpec(name, shape) for name, shape in shapes.items())
-    with pytest.warns(UserWarning, match="research"):
-        gate = open_gate(manifest, claim, place, values, seed, 2)
-    opened = OpenGate(gate, claim, ledger, place, manifest.document)
     silos = tuple(silo(name, MODELS[kind]()) for name in case.parties)
-    participations: dict[str, Participation | DrawnParticipation] = {}
-    for party in silos:
-        source = SeededWords(seed, party.name)
-        if algorithm.draws:
-            participations[party.name] = DrawnParticipation(party, algorithm, source)
-        else:
-            participations[party.name] = Participation(party.name, _units(party), case.samplings[0], source)
-    rounds = Rounds(algorithm, silos, participations, manifest.document, gate, claim)
-    return algorithm, opened, silos, rounds
+    setup = PartySetup(manifest, algorithm, silos, None if algorithm.draws else case.samplings[0], seed)
+    with pytest.warns(UserWarning, match="research"):
+        gate = open_gate(manifest, claim, place, setup.values, seed, 2)
+    return algorithm, OpenGate(gate, claim, ledger, place, manifest), LocalParties.behind(gate, setup, claim)
 
 
 @every_private
 def test_a_run_can_be_rebuilt_from_its_transcript(case: Case, kind: str, tmp_path: Path) -> None:
     """Interrupted after any step, the state follows from what was published, noise and all."""
-    algorithm, opened, _, rounds = _open(case, kind, tmp_path)
-    live = list(rounds.run(Position(algorithm.start(), 0, None, {}), ROUNDS))
+    algorithm, opened, local = _open(case, kind, tmp_path)
+    live = list(run_steps(algorithm, local.parties, Position(algorithm.start()), ROUNDS))
     assert len(live) == ROUNDS
     opened.gate.finish()
     transcript = Transcript.read(opened.transcript)
@@ -111,7 +98,8 @@ def test_a_run_can_be_rebuilt_from_its_transcript(case: Case, kind: str, tmp_pat
 @every_private
 def test_noise_is_as_signed(case: Case, kind: str, tmp_path: Path) -> None:
     """What the gate adds has the signed deviation: within five standard errors over all entries of all rounds."""
-    algorithm, opened, silos, _ = _open(case, kind, tmp_path, seed=1)
+    algorithm, opened, _ = _open(case, kind, tmp_path, seed=1)
+    silos = tuple(silo(name, MODELS[kind]()) for name in case.parties)
     state = algorithm.start()
     added: dict[str, list[float]] = {}
     exact = [
@@ -139,8 +127,8 @@ def test_noise_is_as_signed(case: Case, kind: str, tmp_path: Path) -> None:
 @every_private
 def test_the_gate_refuses_what_was_not_signed(case: Case, kind: str, tmp_path: Path) -> None:
     """A larger bound, a unit beyond its bound, another shape, another name, the same value twice in a round."""
-    algorithm, opened, silos, _ = _open(case, kind, tmp_path, seed=2)
-    party = silos[0]
+    algorithm, opened, _ = _open(case, kind, tmp_path, seed=2)
+    party = silo(case.parties[0], MODELS[kind]())
     (contribution, *_) = algorithm.contribution(algorithm.start(), 0, party, _first_units(party)).noisy
     opened.gate.next_round()
     for wrong in (

@@ -11,9 +11,9 @@ from calibrate.sampling import Poisson
 from privfair.algorithms.steffle import Steffle
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import subset
+from privfair.federation.local_party import StepGate
 from privfair.gate import Gate
 from privfair.ledger import Claim
-from privfair.round_loop import Rounds
 from tests.planted_bugs.bug import Bug, Caught, sending, together, with_values
 from tests.planted_bugs.workshop import Engine
 
@@ -60,8 +60,8 @@ def _half_the_steps() -> AbstractContextManager[Any]:
         patch.object(Gate, "next_round", next_round),
         patch.object(Gate, "_check_turn", lambda self, party, name, publications: self._round),
         patch.object(Claim, "record_release", record_release),
-        patch.object(Rounds, "exhausted", property(lambda self: False)),
-        patch.object(Rounds, "at_end_of_block", property(lambda self: False)),
+        patch.object(StepGate, "exhausted", property(lambda self: False)),
+        patch.object(StepGate, "at_end_of_block", property(lambda self: False)),
     )
 
 

@@ -211,7 +211,11 @@ class OpenGate:
     claim: Claim
     ledger: Ledger
     transcript: Path
-    document: BudgetDocument
+    manifest: VerifiedManifest
+
+    @property
+    def document(self) -> BudgetDocument:
+        return self.manifest.document
 
 
 def gate_for(document: BudgetDocument, folder: Path, shapes: dict[str, tuple[int, ...]], **options: Any) -> OpenGate:
@@ -222,4 +226,4 @@ def gate_for(document: BudgetDocument, folder: Path, shapes: dict[str, tuple[int
     claim = ledger.claim(claim_terms(manifest))
     values = tuple(ValueSpec(name, shape) for name, shape in shapes.items())
     place = folder / "transcript.bin"
-    return OpenGate(open_gate(manifest, claim, place, values, **options), claim, ledger, place, document)
+    return OpenGate(open_gate(manifest, claim, place, values, **options), claim, ledger, place, manifest)

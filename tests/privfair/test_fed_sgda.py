@@ -14,10 +14,9 @@ from calibrate.privacy_unit import EpsilonDelta, Relation
 from calibrate.sampling import Batch, Poisson
 from privfair.algorithms.fed_sgda import OF_THETA, OF_W, FedSgda
 from privfair.algorithms.parts.descent import DescentRule
-from privfair.batches.participation import Participation
-from privfair.batches.randomness import SeededWords
 from privfair.fairness import fermi
-from privfair.round_loop import Position, Rounds
+from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.local_party import LocalParties, PartySetup
 from tests.privfair.small_runs import document_of, gate_for
 from tests.privfair.steffle_cases import everybody, logistic, noisy_values, numeric_gradient, silo_of, without_noise
 
@@ -153,14 +152,11 @@ def test_it_trains_through_the_gate_under_a_gaussian_plan(tmp_path) -> None:
     plan = GaussianPlan(rate, rounds, Relation.REPLACE_ONE, noise=(1.0, 1.0))
     document = document_of(plan, EpsilonDelta(8.0, 1e-5), shapes=dict(algorithm.shapes()))
     opened = gate_for(document, tmp_path / "run", dict(algorithm.shapes()))
-    participations = {
-        silo.name: Participation(silo.name, len(silo), Poisson(rate, Batch.SECRET), SeededWords(0, silo.name))
-        for silo in silos
-    }
-    loop = Rounds(algorithm, silos, participations, document, opened.gate, opened.claim)
-    positions = list(loop.run(Position(algorithm.start(), 0, None, {}), rounds))
+    setup = PartySetup(opened.manifest, algorithm, silos, Poisson(rate, Batch.SECRET))
+    local = LocalParties.behind(opened.gate, setup, opened.claim)
+    positions = list(run_steps(algorithm, local.parties, Position(algorithm.start()), rounds))
     assert positions[-1].step == rounds
-    assert loop.exhausted
+    assert local.gate.exhausted
     assert torch.isfinite(algorithm.theta(positions[-1].state)).all()
     opened.gate.finish()
     opened.ledger.close()

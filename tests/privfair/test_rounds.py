@@ -22,10 +22,10 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.sampling import Poisson
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.batches.participation import Participation
-from privfair.batches.randomness import SystemWords
 from privfair.contribution import BoundedContribution
-from privfair.round_loop import Position, Rounds, completed, require_declared
+from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.local_party import LocalParties, PartySetup, require_declared
+from privfair.federation.party import StepRefused
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import OpenGate, document_of, gate_for
 
@@ -88,13 +88,16 @@ def unpromised(names: dict[str, tuple[int, ...]], rounds: int) -> BudgetDocument
     return document_without_promise("totals", unit, rounds, "a test", "cd" * 32, terms).document
 
 
-def loop(opened: OpenGate, algorithm: Any, sampling: Any = None) -> Rounds[Any]:
-    parties = {name: Participation(name, size, sampling, SystemWords()) for name, size in PARTIES}
-    return Rounds(algorithm, silos(), parties, opened.document, opened.gate, opened.claim)
+def local_parties(
+    opened: OpenGate, algorithm: Any, sampling: Any = None, position: Position[Any] | None = None
+) -> LocalParties:
+    setup = PartySetup(opened.manifest, algorithm, silos(), sampling)
+    return LocalParties.behind(opened.gate, setup, opened.claim, position=position)
 
 
-def start(algorithm: Any) -> Position[Any]:
-    return Position(algorithm.start(), 0, None, {})
+def steps(opened: OpenGate, algorithm: Any, until: int, sampling: Any = None) -> list[Position[Any]]:
+    parties = local_parties(opened, algorithm, sampling).parties
+    return list(run_steps(algorithm, parties, Position(algorithm.start()), until))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +110,7 @@ def test_every_silo_sends_once_a_round_and_the_state_sees_published_values_alone
     private: BudgetDocument, tmp_path: Path
 ) -> None:
     opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
-    positions = list(loop(opened, Totals()).run(start(Totals()), 5))
+    positions = steps(opened, Totals(), 5)
     assert [(p.step, p.round) for p in positions] == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
     opened.gate.finish()
     transcript = Transcript.read(opened.transcript)
@@ -118,34 +121,32 @@ def test_every_silo_sends_once_a_round_and_the_state_sees_published_values_alone
 
 def test_the_loop_stops_with_the_signed_rounds(private: BudgetDocument, tmp_path: Path) -> None:
     opened = gate_for(private, tmp_path, Totals().shapes())
-    rounds = loop(opened, Totals())
-    assert len(list(rounds.run(start(Totals()), 99))) == 5
-    assert rounds.exhausted
+    assert len(steps(opened, Totals(), 99)) == 5
     assert opened.claim.remaining == 0
 
 
 def test_fewer_updates_than_signed_leave_rounds_uncharged(private: BudgetDocument, tmp_path: Path) -> None:
     opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
-    assert len(list(loop(opened, Totals()).run(start(Totals()), 3))) == 3
+    assert len(steps(opened, Totals(), 3)) == 3
     assert opened.claim.charged == 4
 
 
 def test_the_end_of_a_block_is_seen(private: BudgetDocument, tmp_path: Path) -> None:
     opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
-    rounds = loop(opened, Totals())
-    ends = [rounds.at_end_of_block for _ in rounds.run(start(Totals()), 5)]
+    local = local_parties(opened, Totals())
+    ends = [local.gate.at_end_of_block for _ in run_steps(Totals(), local.parties, Position(()), 5)]
     assert ends == [False, True, False, True, True]
 
 
 def test_an_empty_batch_still_sends_noise(private: BudgetDocument, tmp_path: Path) -> None:
     opened = gate_for(private, tmp_path, Totals().shapes())
-    positions = list(loop(opened, Totals(), Poisson(1e-9)).run(start(Totals()), 2))
+    positions = steps(opened, Totals(), 2, Poisson(1e-9))
     assert all(total != 0 for total in positions[-1].state)
 
 
 def test_a_promise_of_nothing_sends_noisy_values_in_the_clear(tmp_path: Path) -> None:
     opened = gate_for(unpromised({"value_1": (2,)}, 3), tmp_path, Totals().shapes())
-    positions = list(loop(opened, Totals(noisy=True)).run(start(Totals()), 3))
+    positions = steps(opened, Totals(noisy=True), 3)
     assert positions[-1].state == (16.0 + 36.0,) * 3
 
 
@@ -161,7 +162,7 @@ def test_a_promise_never_sends_a_noisy_value_in_the_clear(tmp_path: Path) -> Non
             return Message(noisy=(BoundedContribution("value_2", np.zeros(2), 1.0, 1.0),))
 
     with pytest.raises(GateRefused, match="not as a noisy value"):
-        next(loop(opened, Other()).run(start(Other()), 1))
+        steps(opened, Other(), 1)
 
 
 def test_what_the_manifest_does_not_declare_is_refused_before_the_claim(private: BudgetDocument) -> None:
@@ -191,8 +192,7 @@ def test_values_of_an_interrupted_step_are_sent_again_and_not_drawn_again(
     opened.gate.next_round()
     old = opened.gate.publish("north", BoundedContribution("value_1", np.zeros(2), 1.0, 1.0))
     position = Position((), 0, None, {"north": {"value_1": old}})
-    assert completed(Totals(), silos(), position) is position
-    reached = next(loop(opened, Totals()).run(position, 1))
+    (reached,) = run_steps(Totals(), local_parties(opened, Totals(), position=position).parties, position, 1)
     opened.gate.finish()
     transcript = Transcript.read(opened.transcript)
     assert transcript.rounds("north", "value_1").tolist() == [0]
@@ -210,10 +210,40 @@ def test_a_step_whose_values_all_went_out_is_completed_without_another_round(
         name: {"value_1": opened.gate.publish(name, BoundedContribution("value_1", np.zeros(2), 1.0, 1.0))}
         for name, _ in PARTIES
     }
-    reached = completed(Totals(), silos(), Position((), 0, None, values))
+    position = Position((), 0, None, values)
+    charged = opened.claim.charged
+    (reached,) = run_steps(Totals(), local_parties(opened, Totals(), position=position).parties, position, 1)
     assert (reached.step, reached.round, reached.carried) == (1, 0, {})
-    greeting = completed(Totals(greets=True), silos(), Position((), 0, None, values))
-    assert greeting.step == 0, "the greeting is still missing"
+    assert opened.claim.charged == charged
+    assert opened.gate.round == 0
+    greeter = Totals(greets=True)
+    asked = run_steps(greeter, local_parties(opened, greeter, position=position).parties, position, 1)
+    with pytest.raises(GateRefused, match="'greeting' is not declared"):
+        next(asked)
+    assert opened.gate.round == 1, "the greeting is still missing, and needs a round"
+
+
+def test_a_step_is_answered_once_and_for_one_state(private: BudgetDocument, tmp_path: Path) -> None:
+    """Every engine delivers at least once: the same question has the same answer, another one is refused."""
+    opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
+    north, south = local_parties(opened, Totals()).parties
+    state = Totals().checkpoint(())
+    first = north.contribute(0, state)
+    again = north.contribute(0, {"totals": np.array(state["totals"])})
+    np.testing.assert_array_equal(first["value_1"].values, again["value_1"].values)
+    assert first["value_1"].round == again["value_1"].round == 0
+    with pytest.raises(StepRefused, match="answered already"):
+        north.contribute(0, {"totals": np.array([1.0])})
+    south.contribute(0, state)
+    later = {"totals": np.array([1.0])}
+    assert north.contribute(1, later)["value_1"].round == 1
+    with pytest.raises(StepRefused, match="answered already"):
+        north.contribute(0, state)
+    opened.gate.finish()
+    transcript = Transcript.read(opened.transcript)
+    assert transcript.rounds("north", "value_1").tolist() == [0, 1]
+    assert transcript.rounds("south", "value_1").tolist() == [0]
+    assert (north.hello().step, south.hello().step) == (2, 1)
 
 
 def test_one_aggregator_sends_for_a_cohort_of_users(tmp_path: Path) -> None:
@@ -239,9 +269,9 @@ def test_one_aggregator_sends_for_a_cohort_of_users(tmp_path: Path) -> None:
     opened = gate_for(document, tmp_path, {"user_statistics": (1,)})
     owners = torch.arange(120) % (users - 5)  # five users hold nothing and still count
     records = SiloTensors("users", torch.zeros(120, 1), torch.zeros(120), torch.zeros(120), owners)
-    parties = {"users": Participation("users", users, declared.scheme, SystemWords())}
-    rounds = Rounds(Cohorts(), (records,), parties, document, opened.gate, opened.claim)
-    positions = list(rounds.run(start(Cohorts()), 4))
+    setup = PartySetup(opened.manifest, Cohorts(), (records,), declared.scheme)
+    parties = LocalParties.behind(opened.gate, setup, opened.claim).parties
+    positions = list(run_steps(Cohorts(), parties, Position(()), 4))
     assert len(positions) == 4
     assert all(rows <= cohort for cohort, rows in seen)
     assert all(len(cohort) == 10 and cohort <= set(range(users)) for cohort, _ in seen)

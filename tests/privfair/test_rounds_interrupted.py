@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput, Refused
+from privfair.federation.coordinator import Position
 from privfair.ledger import Claim, Ledger
-from privfair.round_loop import Position
 from privfair.run.folder import RunFolder
 from privfair.run.replay import load_checkpoint, read_sessions, replay
 from privfair.training import prepare
@@ -102,7 +102,7 @@ def test_three_interruptions_at_one_step_and_an_idle_session(
             with pytest.raises(Killed):
                 desk.train(manifest, "often", resume=True)
     with monkeypatch.context() as patched:
-        patched.setattr("privfair.run.session.Rounds.run", lambda *_: (_ for _ in ()).throw(Killed()))
+        patched.setattr(TranscriptWriter, "append", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             desk.train(manifest, "often", resume=True)
     desk.train(manifest, "often", resume=True)
@@ -182,7 +182,7 @@ def test_death_right_after_the_claim_can_be_resumed_from(
 ) -> None:
     manifest = desk.budget("claimed.json")
     with monkeypatch.context() as patched:
-        patched.setattr("privfair.run.session.open_gate", lambda *_: (_ for _ in ()).throw(Killed()))
+        patched.setattr("privfair.federation.local_party.open_gate", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             desk.train(manifest, "claimed")
     with pytest.raises(Refused, match="a manifest is claimed once"):

@@ -1,0 +1,443 @@
+"""The silo's half of a round: batches, contribution, gate, ledger, transcript. Nothing else touches its records.
+
+A party is asked by step and answers a step once. All parties of one process share a claim, a gate, a transcript and a
+batch record (`LocalParties`); a silo in a process of its own is the same with one party.
+
+With user-level privacy there is one party, the aggregator: its units are users, its batch is the round's cohort, and
+the contribution groups rows by `SiloTensors.unit_of_row`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar, assert_never, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrate.errors import GateRefused
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import (
+    AsPrintedGuarantee,
+    InTheClear,
+    NoiseSource,
+    NoPrivacyPromised,
+    PrivateGuarantee,
+)
+from calibrate.manifest.verify import VerifiedManifest
+from calibrate.sampling import Batch, Sampling
+from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
+from privfair.batches.participation import (
+    AskedParticipation,
+    DrawnParticipation,
+    Participation,
+    PartyBatches,
+    word_source,
+)
+from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
+from privfair.contribution import BoundedContribution, Published
+from privfair.federation.coordinator import Position
+from privfair.federation.party import Greeting, PublicState, Receipt, RoundsSpent, StepRefused
+from privfair.gate import Gate, open_gate
+from privfair.ledger import DEFAULT_BLOCK, Claim
+from privfair.transcript import ValueSpec
+
+State = TypeVar("State")
+
+
+class RoundObserver:
+    """Looks on while parties work, and decides nothing. An audit overrides what it wants to see."""
+
+    def on_message(self, step: int, state: Any, party: str, batch: Tensor, message: Message) -> None:
+        """Before the gate: the state a party was asked with, its batch, and what it is about to send."""
+
+    def on_published(self, step: int, party: str, values: Mapping[str, Published]) -> None:
+        """After the gate: all values that the party published in this step so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartySetup:
+    """What the silos' side of a run is made from."""
+
+    manifest: VerifiedManifest
+    algorithm: Algorithm[Any]
+    silos: tuple[SiloTensors, ...]
+    sampling: Sampling | None = None
+    """How batches are drawn; None for full batches, and for an algorithm that draws its own."""
+    seed: int = 0
+    """Of batches and noise where nobody is protected; else unused."""
+    block: int = DEFAULT_BLOCK
+    """Rounds to charge ahead."""
+    sensitive: tuple[str, ...] = ()
+    """Parties that hold nothing but attributes, and are asked for the records that others drew."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Units of each party, as signed."""
+        return {silo.name: silo.size for silo in self.manifest.document.data.silos}
+
+    @property
+    def values(self) -> tuple[ValueSpec, ...]:
+        """What the transcript holds of each round."""
+        return tuple(ValueSpec(name, tuple(shape)) for name, shape in self.algorithm.shapes().items())
+
+    @property
+    def batches_recorded(self) -> bool:
+        """Whether batches count as known, so that an auditor may have them."""
+        return self.sampling is not None and self.sampling.batch is Batch.REVEALED
+
+
+@final
+class StepGate:
+    """The gate, asked by step: a step's round is opened when the first value of the step is to be published."""
+
+    def __init__(self, gate: Gate, claim: Claim, document: BudgetDocument, first: Callable[[int], None]) -> None:
+        self._gate = gate
+        self._claim = claim
+        self._before_first_round = first
+        self._step: int | None = None
+        self._receipt: str | None = None
+        # Only a manifest that promises nothing may turn a noisy value into a plain one.
+        self._plain = frozenset[str]()
+        if _promises_nothing(document):
+            self._plain = frozenset(value.name for value in document.releases if isinstance(value, InTheClear))
+
+    @property
+    def at_end_of_block(self) -> bool:
+        """Whether the next round must be charged first: the time for a checkpoint."""
+        return self._gate.round is None or self._gate.round + 1 not in self._claim.held
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no signed round is left."""
+        return self.at_end_of_block and self._claim.remaining == 0
+
+    def open(self, step: int) -> int:
+        """The round of this step; opened now, and charged durably before, unless it is open already."""
+        if self._step != step:
+            if self.exhausted:
+                raise RoundsSpent(
+                    f"step {step} would need a round beyond the {self._claim.rounds} signed ones; the budget is spent: "
+                    "stop here, or ask for a new budget"
+                )
+            if self._step is None:
+                self._before_first_round(step)
+            self._gate.next_round()
+            self._step = step
+        assert self._gate.round is not None
+        return self._gate.round
+
+    def send(self, party: str, message: Message, sent: dict[str, Published]) -> None:
+        """Publish what of the message is not in `sent` yet, and add it there value by value."""
+        for contribution in message.noisy:
+            if contribution.name not in sent:
+                sent[contribution.name] = self._publish(party, contribution)
+        for name, categories in (message.randomized or {}).items():
+            if name not in sent and name in self._plain:
+                sent[name] = self._gate.publish_in_the_clear(party, name, categories)
+            elif name not in sent:
+                sent[name] = self._gate.publish_randomized(party, name, categories)
+        for name, values in (message.clear or {}).items():
+            if name not in sent:
+                sent[name] = self._gate.publish_in_the_clear(party, name, values)
+
+    def _publish(self, party: str, contribution: BoundedContribution) -> Published:
+        if contribution.name in self._plain:
+            return self._gate.publish_in_the_clear(party, contribution.name, contribution.values)
+        return self._gate.publish(party, contribution)
+
+    def flush(self) -> None:
+        """Make transcript and ledger records durable."""
+        self._gate.flush()
+
+    def finish(self) -> str:
+        """End transcript and claim, once; the transcript's digest."""
+        if self._receipt is None:
+            self._receipt = self._gate.finish()
+        return self._receipt
+
+    def close(self) -> None:
+        """Let go of the transcript without ending the run, so that it can be resumed."""
+        self._gate.close()
+
+
+@final
+class StateReader(Generic[State]):
+    """The state behind the arrays a coordinator sends, and their digest; all parties of a process share one."""
+
+    def __init__(self, algorithm: Algorithm[State]) -> None:
+        self._algorithm = algorithm
+        self._last: tuple[PublicState, State, str] | None = None
+
+    def read(self, arrays: PublicState) -> tuple[State, str]:
+        if self._last is None or self._last[0] is not arrays:
+            self._last = (arrays, self._algorithm.restore(arrays), _digest(arrays))
+        return self._last[1], self._last[2]
+
+
+@dataclass(eq=False)
+class _Answer(Generic[State]):
+    """What a party published for one step, and for which question."""
+
+    step: int
+    sent: dict[str, Published]
+    interrupted: bool = False
+    """Whether `sent` began with values of an interrupted attempt."""
+    state: State | None = None
+    asked: str | None = None
+    """Digest of the state it was first asked with."""
+    contributed: bool = False
+    received: str | None = None
+    """Digest of what it replied to."""
+    replied: bool = False
+
+
+@final
+class LocalParty(Generic[State]):
+    """One silo in this process.
+
+    Guarantee: its records leave only as values that the gate published, at most one message (and one reply) per step:
+    asked again with the same state it sends the same values, with another state it refuses, so that no engine that
+    delivers twice can have noise drawn twice.
+    """
+
+    def __init__(
+        self,
+        silo: SiloTensors,
+        algorithm: Algorithm[State],
+        batches: PartyBatches,
+        gate: StepGate,
+        claim: Claim,
+        states: StateReader[State],
+        position: Position[State],
+        observer: RoundObserver,
+    ) -> None:
+        self._silo = silo
+        self._algorithm = algorithm
+        self._batches = batches
+        self._gate = gate
+        self._claim = claim
+        self._states = states
+        self._observer = observer
+        carried = dict(position.carried.get(silo.name, {}))
+        self._answer: _Answer[State] = _Answer(position.step, carried, interrupted=bool(carried))
+
+    @property
+    def name(self) -> str:
+        return self._silo.name
+
+    def hello(self) -> Greeting:
+        answer = self._answer
+        done = answer.replied if self._algorithm.replies else answer.contributed
+        return Greeting(
+            self.name, self._claim.manifest, self._claim.ledger, self._claim.session, answer.step + int(done)
+        )
+
+    def contribute(self, step: int, state: PublicState) -> Mapping[str, Published]:
+        """See `Party.contribute`."""
+        restored, digest = self._states.read(state)
+        answer = self._open_answer(step, restored, digest)
+        if not answer.contributed:
+            self._publish(answer, lambda batch: self._algorithm.contribution(restored, step, self._silo, batch))
+            answer.contributed = True
+        return dict(answer.sent)
+
+    def reply(self, step: int, received: Received) -> Mapping[str, Published]:
+        """See `Party.reply`."""
+        answer = self._answer
+        if answer.step != step or not answer.contributed or answer.state is None:
+            raise StepRefused(f"step {step} of {self.name!r} was not begun; ask for its contribution first")
+        state, digest = answer.state, _digest_of_values(received)
+        if answer.received not in (None, digest):
+            raise StepRefused(f"step {step} of {self.name!r} replied to other values; a step is answered once")
+        if not answer.replied:
+            answer.received = digest
+            self._publish(answer, lambda batch: self._algorithm.reply(state, step, self._silo, batch, received))
+            answer.replied = True
+        return dict(answer.sent)
+
+    def finish(self) -> Receipt:
+        """See `Party.finish`; the first party that is asked ends the claim they share."""
+        return Receipt(self.name, self._claim.manifest, self._claim.ledger, self._gate.finish())
+
+    def _open_answer(self, step: int, state: State, digest: str) -> _Answer[State]:
+        if step > self._answer.step:
+            self._answer = _Answer(step, {})
+        answer = self._answer
+        if step < answer.step or answer.asked not in (None, digest):
+            raise StepRefused(
+                f"step {step} of {self.name!r} was answered already, for another state or a step before; go on with "
+                f"step {answer.step + 1}, or take the published values from the transcript"
+            )
+        answer.state, answer.asked = state, digest
+        return answer
+
+    def _publish(self, answer: _Answer[State], message_on: Callable[[Tensor], Message]) -> None:
+        """Publish what the step still owes, in its round; a message that went out before an interruption opens none.
+
+        Which names a message has does not depend on records (`Algorithm.contribution`), so a few units tell them.
+        """
+        if answer.interrupted and message_on(self._few_units()).values.keys() <= answer.sent.keys():
+            return
+        batch = torch.from_numpy(self._batches.batch(self._gate.open(answer.step)))
+        message = message_on(batch)
+        self._observer.on_message(answer.step, answer.state, self.name, batch, message)
+        self._gate.send(self.name, message, answer.sent)
+        self._observer.on_published(answer.step, self.name, answer.sent)
+
+    def _few_units(self) -> Tensor:
+        owners = self._silo.unit_of_row
+        return torch.arange(min(2, len(self._silo) if owners is None else int(owners.max()) + 1))
+
+
+@dataclass(frozen=True, eq=False)
+class LocalParties:
+    """All parties of this process under one claim; a context that lets go of the files it opened."""
+
+    parties: tuple[LocalParty[Any], ...]
+    gate: StepGate
+    record: BatchWriter | None
+
+    @classmethod
+    def open(
+        cls,
+        setup: PartySetup,
+        claim: Claim,
+        transcript: Path,
+        batches: Path | None = None,
+        position: Position[Any] | None = None,
+        before_first_round: Callable[[int], None] = lambda step: None,
+        observer: RoundObserver | None = None,
+    ) -> LocalParties:
+        """Open gate, transcript and batch record (where batches count as known and a path is given).
+
+        `position` is where the run stands, with what an interrupted step already published; `before_first_round` is
+        called with the step before this session opens its first round.
+        """
+        research = setup.manifest.document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+        seed = setup.seed if research else None
+        gate = open_gate(setup.manifest, claim, transcript, setup.values, seed, setup.block)
+        try:
+            return cls.behind(gate, setup, claim, batches, position, before_first_round, observer)
+        except BaseException:
+            gate.close()
+            raise
+
+    @classmethod
+    def behind(
+        cls,
+        gate: Gate,
+        setup: PartySetup,
+        claim: Claim,
+        batches: Path | None = None,
+        position: Position[Any] | None = None,
+        before_first_round: Callable[[int], None] = lambda step: None,
+        observer: RoundObserver | None = None,
+    ) -> LocalParties:
+        """The parties behind a gate that is open already; the other arguments are those of `open`."""
+        drawn, record = _open_batches(setup, claim, batches)
+        step_gate = StepGate(gate, claim, setup.manifest.document, before_first_round)
+        states = StateReader(setup.algorithm)
+        here = Position(setup.algorithm.start()) if position is None else position
+        watching = RoundObserver() if observer is None else observer
+        parties = tuple(
+            LocalParty(silo, setup.algorithm, drawn[silo.name], step_gate, claim, states, here, watching)
+            for silo in setup.silos
+        )
+        return cls(parties, step_gate, record)
+
+    def __enter__(self) -> LocalParties:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def finish(self) -> tuple[Receipt, ...]:
+        return tuple(party.finish() for party in self.parties)
+
+    def close(self) -> None:
+        self.gate.close()
+        if self.record is not None:
+            self.record.close()
+
+
+def _open_batches(
+    setup: PartySetup, claim: Claim, path: Path | None
+) -> tuple[dict[str, PartyBatches], BatchWriter | None]:
+    """Each party's batches, and the record they are written to."""
+    document = setup.manifest.document
+    sources = {name: word_source(document, setup.seed, name, claim.session) for name in setup.sizes}
+    if setup.algorithm.draws:
+        return {s.name: DrawnParticipation(s, setup.algorithm, sources[s.name]) for s in setup.silos}, None
+    recorded, writer = None, None
+    if path is not None and setup.sampling is not None and setup.batches_recorded:
+        label = next(iter(sources.values())).label
+        header = BatchHeader(setup.manifest.digest, tuple(setup.sizes), setup.sampling, label)
+        recorded = BatchRecord.read(path) if path.exists() else None
+        writer = BatchWriter.resume(path, header) if recorded else BatchWriter.create(path, header)
+    holders = {
+        name: Participation(name, size, setup.sampling, sources[name], writer, recorded)
+        for name, size in setup.sizes.items()
+        if name not in setup.sensitive
+    }
+    for participation in holders.values():
+        participation.require_order(claim.held.start)
+    numbers = {s.name: s.record_numbers.numpy() for s in setup.silos if s.record_numbers is not None}
+    held = [(holders[name], numbers[name]) for name in holders] if setup.sensitive else []
+    asked = {name: AskedParticipation(name, numbers[name], held, writer) for name in setup.sensitive}
+    return {**holders, **asked}, writer
+
+
+def require_declared(algorithm: Algorithm[State], document: BudgetDocument) -> None:
+    """Refuse, before anything is claimed, an algorithm that sends what the manifest does not declare."""
+    declared = {release.name: release for release in document.releases}
+    for name, shape in algorithm.shapes().items():
+        if name not in declared:
+            raise GateRefused(
+                f"the algorithm publishes {name!r}, which the manifest does not declare (it allows "
+                f"{', '.join(declared)}); have the budget issued from this very plan file"
+            )
+        signed = declared[name].shape
+        if signed is not None and signed != tuple(shape):
+            raise GateRefused(
+                f"the algorithm publishes {name!r} with shape {tuple(shape)}, the manifest signed {signed}; "
+                "have the budget issued from this very plan file"
+            )
+    for value in algorithm.clear_values():
+        if not isinstance(declared.get(value.name), InTheClear):
+            raise GateRefused(
+                f"the algorithm sends {value.name!r} in the clear, the manifest does not; have it signed so, or "
+                "run the algorithm that was signed"
+            )
+
+
+def _promises_nothing(document: BudgetDocument) -> bool:
+    match document.guarantee:
+        case NoPrivacyPromised():
+            return True
+        case PrivateGuarantee() | AsPrintedGuarantee():
+            return False
+        case _:
+            assert_never(document.guarantee)
+
+
+def _digest(arrays: PublicState) -> str:
+    hasher = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        hasher.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        hasher.update(array.tobytes())
+    return hasher.hexdigest()
+
+
+def _digest_of_values(received: Received) -> str:
+    return _digest(
+        {f"{v.round} {party} {name}": v.values for party, values in received.items() for name, v in values.items()}
+    )

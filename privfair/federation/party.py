@@ -1,0 +1,68 @@
+"""The seam: one silo as the coordinator sees it. In process, behind a socket or behind an engine: the same calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from calibrate.arrays import Floats
+from calibrate.errors import Refused
+from privfair.algorithms.algorithm import Received
+from privfair.contribution import Published
+
+PublicState = Mapping[str, Floats]
+"""`Algorithm.checkpoint(state)`: public, because it follows from published values alone. Never changed after it is
+handed out."""
+
+
+class RoundsSpent(Refused):
+    """No signed round is left for another release; what was published stays published."""
+
+
+class StepRefused(Refused):
+    """A step is answered once: for one state, and in order."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """Who answers, under which manifest and ledger, and how far it is."""
+
+    party: str
+    manifest: str
+    ledger: str
+    session: int
+    """How often the claim was taken up; 1 for a run that was never interrupted."""
+    step: int
+    """The step to be asked for next."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a party says when it has ended its part: its transcript's digest, which its ledger now holds."""
+
+    party: str
+    manifest: str
+    ledger: str
+    transcript: str
+
+
+class Party(Protocol):
+    """A silo that can be asked for published values and for nothing else."""
+
+    @property
+    def name(self) -> str: ...
+
+    def hello(self) -> Greeting: ...
+
+    def contribute(self, step: int, state: PublicState) -> Mapping[str, Published]:
+        """The values of this step by name. Asked again with the same state: the same values; with another: refused."""
+        ...
+
+    def reply(self, step: int, received: Received) -> Mapping[str, Published]:
+        """All values of this step, those computed from `received` included; asked again, the same."""
+        ...
+
+    def finish(self) -> Receipt:
+        """End the run on this side; nothing is published after it."""
+        ...
