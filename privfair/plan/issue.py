@@ -32,11 +32,11 @@ from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from calibrate.theorems.printed import printed_noise
 from privfair.algorithms.algorithm import Algorithm
 from privfair.data.training_data import TrainingData, load_training_data
+from privfair.federation.local_party import require_declared
 from privfair.plan.data import read_data_plan
 from privfair.plan.file import PlanFile
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
 from privfair.plan.training import TrainingPlan, training_plan
-from privfair.federation.local_party import require_declared
 from privfair.run.prepare import build
 
 _SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2}
