@@ -68,7 +68,7 @@ class AuditorsManifest:
 
     def envelope(self, document: BudgetDocument) -> bytes:
         """The document for another single use."""
-        copy = document.model_copy(update={"nonce": fresh_nonce(), "validity": valid_for(), "ledger": None})
+        copy = document.model_copy(update={"nonce": fresh_nonce(), "validity": valid_for(), "ledgers": ()})
         return signature.sign(PAYLOAD_TYPE, statement_bytes(copy), self.key)
 
 

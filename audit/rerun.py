@@ -99,7 +99,7 @@ def rerun(
     """
     data = run.document.data if sizes is None else DataBinding.of(run.document.data.schema_digest, sizes.items())
     envelope = auditor.envelope(run.document.model_copy(update={"data": data}))
-    manifest = verify(envelope, auditor.trust, Run(run.document.config_digest, data))
+    manifest = verify(envelope, auditor.trust, Run(run.document.config_digest, data, run.document.code_digests()))
     prepared = run.under(manifest, envelope)
     setup = replace(prepared.setup, seed=seed, block=block or prepared.setup.block)
     start = Position(run.algorithm.start())

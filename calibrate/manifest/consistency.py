@@ -59,6 +59,7 @@ def contradictions(document: BudgetDocument) -> tuple[str, ...]:
         *_sizes_against_event(document),
         *_price(document),
         *_noise_source(document),
+        *_bindings(document),
     )
 
 
@@ -176,6 +177,16 @@ def _noise_source(document: BudgetDocument) -> Iterator[str]:
             continue
         if (declared.sampler is NoiseSampler.SEEDED_RESEARCH_ONLY) != research_source:
             yield f"the sampler of {declared.name} does not fit the noise source {document.noise_source.value}"
+
+
+def _bindings(document: BudgetDocument) -> Iterator[str]:
+    """A ledger for all silos or one for each of them; no file of code named twice."""
+    named = [bound.silo for bound in document.ledgers]
+    if named not in ([], [None]) and sorted(map(str, named)) != sorted(silo.name for silo in document.data.silos):
+        yield "ledgers must be one for all silos, or one for each silo"
+    files = [code.name for code in document.code]
+    for name in sorted({name for name in files if files.count(name) > 1}):
+        yield f"the code {name} has two digests"
 
 
 def _leaves(document: BudgetDocument) -> tuple[tuple[Leaf, int], ...]:

@@ -174,11 +174,30 @@ Parameter = bool | int | float | Text | tuple[float, ...] | None
 """A parameter of a plan as JSON holds it."""
 
 
-class LedgerHead(StrictModel):
-    """The state of the ledger this budget continues from; absent for a ledger yet to be opened."""
+class DataIdentity(StrictModel):
+    """Which data set the custodian says this is, whatever its size today: what total budgets are kept for."""
 
-    sequence: Annotated[int, Field(ge=0, le=2**53 - 1)]
-    head: Sha256
+    name: Text
+    custodian: Text
+    version: Text
+
+    def digest(self) -> str:
+        """The key of this data set in a ledger."""
+        return digest(self.model_dump(mode="json", by_alias=True))
+
+
+class LedgerBinding(StrictModel):
+    """The one ledger in which this budget may be claimed: for all silos, or for the silo that is named."""
+
+    ledger: Sha256
+    silo: Text | None = None
+
+
+class OwnCode(StrictModel):
+    """A Python file of the user's own that sees records; only these very bytes may be run under the budget."""
+
+    name: Text
+    sha256: Sha256
 
 
 class BudgetDocument(StrictModel):
@@ -198,7 +217,11 @@ class BudgetDocument(StrictModel):
     nonce: Nonce
     """Single use: the ledger accepts one claim per nonce, ever."""
     validity: Validity
-    ledger: LedgerHead | None
+    dataset: DataIdentity | None
+    """None if nobody declared one; then each binding of silos and sizes counts as a data set of its own."""
+    ledgers: Annotated[tuple[LedgerBinding, ...], Field(max_length=10_000)]
+    """One for all silos, or one for each; empty if the budget is not bound, and may be claimed in any ledger."""
+    code: Annotated[tuple[OwnCode, ...], Field(max_length=64)]
     justification: Text
 
     @model_validator(mode="after")
@@ -215,6 +238,14 @@ class BudgetDocument(StrictModel):
                 return declared
         known = ", ".join(declared.name for declared in self.releases)
         raise InvalidInput("release", name, "is not declared in the manifest", f"publish one of: {known}")
+
+    def code_digests(self) -> dict[str, str]:
+        """The signed SHA-256 of each file of the user's own code."""
+        return {code.name: code.sha256 for code in self.code}
+
+    def ledger_of(self, silo: str) -> str | None:
+        """The id of the ledger that this silo's claim must be made in; None if the budget is not bound to one."""
+        return next((bound.ledger for bound in self.ledgers if bound.silo in (None, silo)), None)
 
     def to_json(self) -> dict[str, Json]:
         value: dict[str, Any] = self.model_dump(mode="json", by_alias=True)

@@ -19,7 +19,9 @@ from calibrate.manifest.document import (
     Accounting,
     BudgetDocument,
     DataBinding,
-    LedgerHead,
+    DataIdentity,
+    LedgerBinding,
+    OwnCode,
     SamplingDeclaration,
     Validity,
 )
@@ -78,7 +80,11 @@ class Terms:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     clips: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     config_digest: str | None = None
-    ledger: LedgerHead | None = None
+    dataset: DataIdentity | None = None
+    ledgers: tuple[LedgerBinding, ...] = ()
+    code: tuple[OwnCode, ...] = ()
+    not_protected: tuple[str, ...] = ()
+    """What the way from the files to the records leaves unprotected, such as records that are held out for testing."""
     parameters: Mapping[str, PlainValue] = field(default_factory=lambda: MappingProxyType({}))
     """What [privacy] says where nothing is promised; a priced plan brings its own."""
 
@@ -129,7 +135,9 @@ def checked_document(terms: Terms, **fields: object) -> BudgetDocument:
             noise_source=terms.noise_source,
             nonce=fresh_nonce(),
             validity=terms.validity,
-            ledger=terms.ledger,
+            dataset=terms.dataset,
+            ledgers=terms.ledgers,
+            code=terms.code,
             justification=terms.justification,
         )
 
@@ -304,7 +312,7 @@ def _scope(plan: Plan, values: tuple[NoisyValue | RandomizedValue, ...], terms: 
         "adjacency": plan.unit.relation,
         "scope": terms.scope or _observer(plan.algorithm),
         "covered": (f"All noisy values of all {plan.rounds} rounds together: {names}.",),
-        "not_protected": (*plan.unprotected(), ALWAYS_UNPROTECTED),
+        "not_protected": (*plan.unprotected(), *terms.not_protected, ALWAYS_UNPROTECTED),
     }
 
 

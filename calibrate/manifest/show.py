@@ -209,18 +209,28 @@ def _price(document: BudgetDocument) -> Iterator[str]:
 
 
 def _binding(document: BudgetDocument) -> Iterator[str]:
+    if document.dataset is None:
+        yield "no data set is declared"
+    else:
+        named = document.dataset
+        yield f"data set {named.name}, version {named.version}, kept by {named.custodian}"
     for silo in document.data.silos:
         yield f"{silo.name}: {silo.size} {'users' if document.guarantee.unit is Protected.USER else 'records'}"
     yield f"schema {document.data.schema_digest}"
     yield f"plan {document.config_digest}"
+    for code in document.code:
+        yield f"own code {code.name}, which sees the records: {code.sha256}"
 
 
 def _validity(document: BudgetDocument) -> Iterator[str]:
     window = document.validity
     yield f"from {instant_to_text(window.not_before)} until {instant_to_text(window.not_after)}"
     yield f"issued {instant_to_text(window.issued_at)}; usable once (nonce {document.nonce[:16]}...)"
-    if document.ledger is not None:
-        yield f"continues the ledger at entry {document.ledger.sequence} ({document.ledger.head})"
+    for bound in document.ledgers:
+        who = "" if bound.silo is None else f"by {bound.silo} "
+        yield f"to be claimed {who}in the ledger {bound.ledger} and in no other"
+    if not document.ledgers:
+        yield "NOT BOUND TO A LEDGER: whoever has a second ledger can claim it a second time"
 
 
 def _bounds(interval: EpsilonInterval) -> str:

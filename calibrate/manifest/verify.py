@@ -10,8 +10,10 @@ The engine imports this module; it therefore prices nothing. Step 12, the price,
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import NoReturn, assert_never, final
 
 from pydantic import ValidationError
@@ -88,10 +90,14 @@ class SiloData:
 
 @dataclass(frozen=True)
 class Run:
-    """What is about to be run: the digest of the plan, and the data of all silos or of one."""
+    """What is about to be run: the digest of the plan, the data of all silos or of one, and the user's own code.
+
+    `code` has the SHA-256 of the bytes of each file of the user's own that will be run.
+    """
 
     config_digest: str
     data: DataBinding | SiloData
+    code: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @final
@@ -150,12 +156,12 @@ def authenticate(envelope: bytes, trust: TrustFile, at: datetime | None = None) 
 
 
 def verify(envelope: bytes, trust: TrustFile, run: Run, at: datetime | None = None) -> VerifiedManifest:
-    """Steps 1 to 11: authentic, and for this very plan and data."""
+    """Steps 1 to 11: authentic, and for this very plan, code and data."""
     return bind(authenticate(envelope, trust, at), run)
 
 
 def bind(authentic: AuthenticManifest, run: Run) -> VerifiedManifest:
-    """Steps 10 and 11: an authentic manifest is for this very plan and data."""
+    """Steps 10 and 11, for a manifest that is authentic already."""
     _step_10_plan(authentic.document, run)
     _step_11_data(authentic.document, run)
     return VerifiedManifest(authentic, run, seal=_SEAL)
@@ -268,6 +274,16 @@ def _step_10_plan(document: BudgetDocument, run: Run) -> None:
         raise Step.PLAN.refuse(
             f"the budget is for the plan {document.config_digest[:12]}, not for {run.config_digest[:12]}"
         )
+    require_signed_code(document, run.code)
+
+
+def require_signed_code(document: BudgetDocument, code: Mapping[str, str]) -> None:
+    """Refuse the user's own files unless they are the signed ones, by name and digest; raises at step 10."""
+    signed = document.code_digests()
+    for name in sorted(signed.keys() | code.keys()):
+        if signed.get(name) != code.get(name):
+            why = "was not signed" if name not in signed else "is not the file that was signed"
+            raise Step.PLAN.refuse(f"the plan's own code {name} {why}")
 
 
 def _step_11_data(document: BudgetDocument, run: Run) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from privfair.cli.output import epsilon_text, json_option, options, print_json, print_rich
+from privfair.cli.output import epsilon_text, json_option, ledger_option, options, print_json, print_rich
 from privfair.cli.plan_flags import PLAN_OF, parameter_flags
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ _output = options(
         metavar="NAME=SIZE",
         help="A silo that the budget is for; for --out, once per silo.",
     ),
+    ledger_option,
     click.option(
         "--valid-days",
         type=click.IntRange(min=1),
@@ -194,8 +195,8 @@ def _refuse_contradictions(
         raise click.UsageError(f"--explain, --plot and --out go with --solve sigma, not with --solve {solve}")
     if (manifest["out"] is None) != (manifest["key_path"] is None):
         raise click.UsageError("--out and --key go together: a manifest is never written unsigned")
-    if manifest["out"] is None and (manifest["silos"] or manifest["why"]):
-        raise click.UsageError("--silo and --why describe a manifest; give --out and --key as well")
+    if manifest["out"] is None and (manifest["silos"] or manifest["why"] or manifest["ledgers"]):
+        raise click.UsageError("--silo, --ledger and --why describe a manifest; give --out and --key as well")
 
 
 def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from privfair.cli.keys import ask_password, read_trust_file, trust_options
 from privfair.cli.output import json_option, options, print_json, read_bytes, write_bytes
 
 if TYPE_CHECKING:
+    from calibrate.manifest.document import LedgerBinding
     from calibrate.manifest.issue import PricedDocument
     from privfair.plan.issue import Issuing
 
@@ -18,14 +19,43 @@ _file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 
 
 def issuing_from_flags(
-    *, silos: tuple[str, ...] = (), valid_days: int, why: str, research_noise: bool = False, **_: object
+    *,
+    silos: tuple[str, ...] = (),
+    ledgers: tuple[str, ...] = (),
+    valid_days: int,
+    why: str,
+    research_noise: bool = False,
+    **_: object,
 ) -> Issuing:
     """What the flags of `calibrate --out` say about the manifest, beside where to write it."""
     from datetime import timedelta
 
     from privfair.plan.issue import Issuing
 
-    return Issuing(tuple(_named_size(text) for text in silos), timedelta(days=valid_days), why, research_noise)
+    return Issuing(
+        silos=tuple(_named_size(text) for text in silos),
+        ledgers=tuple(_ledger(text) for text in ledgers),
+        lifetime=timedelta(days=valid_days),
+        why=why,
+        research_noise=research_noise,
+    )
+
+
+def _ledger(text: str) -> LedgerBinding:
+    """`ID`, `PATH` or a PostgreSQL URL, or one of them after `SILO=`; an id has 64 hexadecimal digits."""
+    import re
+
+    from calibrate.manifest.document import LedgerBinding
+    from privfair.ledger import Access, Ledger
+
+    named = re.fullmatch(r"(?:([^=/:]+)=)?(.+)", text)
+    if named is None:
+        raise click.UsageError("--ledger: name a ledger by its path or by its id, for example --ledger ledger.db")
+    silo, place = named.groups()
+    if not re.fullmatch(r"[0-9a-f]{64}", place):
+        with Ledger.open(place, access=Access.READ) as ledger:
+            place = ledger.status().ledger
+    return LedgerBinding(ledger=place, silo=silo)
 
 
 def _named_size(text: str) -> tuple[str, int]:

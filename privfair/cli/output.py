@@ -41,6 +41,13 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from error
 
 
+ledger_option = click.option(
+    "--ledger",
+    "ledgers",
+    multiple=True,
+    metavar="[SILO=]PATH|ID",
+    help="The one ledger in which the manifest may be claimed, by its path or id; once per silo with SILO=.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output and nothing else there.")
 
 

@@ -19,13 +19,14 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 
 def baseline_command(path: Path, algorithm: str) -> click.Command:
     """The command for a plan whose algorithm has no private variant."""
-    from privfair.cli.output import json_option
+    from privfair.cli.output import json_option, ledger_option
 
     @click.command(algorithm, help=f"{algorithm} protects nobody: sign that, with the reason, and train with it.")
     @click.option("--no-privacy", "reason", metavar="WHY", help="Why nobody is protected; stands in every output.")
     @click.option("--out", type=_PATH, help="Write the manifest here, signed with --key.")
     @click.option("--key", "key_path", type=_PATH, help="Signing key for --out.")
     @click.option("--valid-days", type=click.IntRange(min=1), default=90, show_default=True)
+    @ledger_option
     @click.option("--why", default="", metavar="TEXT", help="The justification to put on record.")
     @json_option
     def run(reason: str | None, as_json: bool, **manifest: Any) -> None:

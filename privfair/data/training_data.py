@@ -76,6 +76,10 @@ class TrainingData:
                     "group records by user exactly when users are promised privacy",
                 )
 
+    def not_protected(self) -> tuple[str, ...]:
+        """What the steps from the files to these records leave out of a promise, one sentence each."""
+        return ()
+
     def tensors(self, dtype: torch.dtype) -> tuple[SiloTensors, ...]:
         """The parties' training records; features in the model's own number format."""
         owners = None if self.users is None else torch.from_numpy(_owners(self.users))

@@ -25,6 +25,11 @@
     kind = "poisson"                     # poisson (mean) | column (column)
     mean = 2.0
 
+    [data.identity]                      # which data set this is, whatever its size: budgets add up under this name
+    name = "patients"
+    custodian = "North Hospital"
+    version = "2026"
+
     [data.attributes]                    # left out: every silo holds the attributes of its own records
     silos = ["registry"]                 # attributes lie in these silos, dealt out at random by the seed;
     # files = ["registry.csv"]           #   or as these files say (the attribute, and the column `record`
@@ -39,6 +44,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.manifest.document import DataIdentity
+from calibrate.manifest.strict_json import in_our_words
 from privfair.data.benchmark_files import BenchmarkScaling
 from privfair.data.benchmarks import Benchmark
 from privfair.data.partition import (
@@ -127,6 +134,7 @@ class DataPlan:
     seed: int = 0
     unfair: UnfairImages | None = None
     attributes: DealtAttributes | AttributesInFiles | None = None
+    identity: DataIdentity | None = None
 
     def __post_init__(self) -> None:
         if self.attributes is not None and self.users is not None:
@@ -164,7 +172,7 @@ _PARTITIONS: dict[str, type[Partition | Pooled]] = {
     "pooled": Pooled,
 }
 _USERS: dict[str, type[PoissonUsers | UsersOfColumn]] = {"poisson": PoissonUsers, "column": UsersOfColumn}
-_TABLES = ("partition", "users", "unfair", "attributes")
+_TABLES = ("partition", "users", "unfair", "attributes", "identity")
 
 Kind = TypeVar("Kind")
 
@@ -194,7 +202,13 @@ def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
         seed=common.seed,
         unfair=read_section(UnfairImages, "data.unfair", tables["unfair"]) if "unfair" in tables else None,
         attributes=_attributes(tables["attributes"], folder) if "attributes" in tables else None,
+        identity=_identity(tables["identity"]) if "identity" in tables else None,
     )
+
+
+def _identity(table: Mapping[str, Any]) -> DataIdentity:
+    with in_our_words("[data.identity]"):
+        return DataIdentity.model_validate(dict(table))
 
 
 def _partition(table: Mapping[str, Any], source: BenchmarkSource | FileSource) -> Partition | Pooled:

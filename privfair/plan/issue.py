@@ -14,7 +14,7 @@ from typing import Any
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.discrete_noise import MOST_NUMBERS
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from calibrate.manifest.document import DataBinding
+from calibrate.manifest.document import DataBinding, DataIdentity, LedgerBinding, OwnCode
 from calibrate.manifest.from_budget import (
     PaperClaim,
     Terms,
@@ -46,9 +46,10 @@ _NO_REASON = "No reason was given when this budget was issued."
 
 @dataclass(frozen=True)
 class Issuing:
-    """What the issuer decides beside the plan: the silos where the plan names no data, for how long, and why."""
+    """What the issuer decides beside the plan: silos where the plan names no data, in which ledgers, how long, why."""
 
     silos: tuple[tuple[str, int], ...] = ()
+    ledgers: tuple[LedgerBinding, ...] = ()
     lifetime: timedelta = timedelta(days=90)
     why: str = ""
     research_noise: bool = False
@@ -61,6 +62,8 @@ class _Subject:
     binding: DataBinding
     data: TrainingData | None = None
     algorithm: Algorithm[Any] | None = None
+    dataset: DataIdentity | None = None
+    code: tuple[OwnCode, ...] = ()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -128,8 +131,9 @@ def _subject(
     if issuing.silos:
         raise InvalidInput("--silo", issuing.silos, "and the plan's [data] both name silos", "drop --silo")
     if not file.training:
-        data = load_training_data(read_data_plan(file.data, file.folder))
-        return _Subject(data.binding, data)
+        plan = read_data_plan(file.data, file.folder)
+        data = load_training_data(plan)
+        return _Subject(data.binding, data, dataset=plan.identity)
     training = unpromised or training_plan(file)
     data = load_training_data(training.data, central=training.recipe.central)
     if unpromised is None and parameters is not None and not isinstance(parameters, Unpriced):
@@ -137,7 +141,13 @@ def _subject(
         training.refuse_unpromised_keys()
         training.updates(parameters.rounds)
         data.require_allowed(parameters.unit)
-    return _Subject(data.binding, data, build(training, data, parameters)[1])
+    return _Subject(
+        data.binding,
+        data,
+        build(training, data, parameters)[1],
+        training.data.identity,
+        tuple(OwnCode(name=name, sha256=digest) for name, digest in training.code_digests().items()),
+    )
 
 
 def _binding_without_data(issuing: Issuing, parameters: Parameters) -> DataBinding:
@@ -209,6 +219,10 @@ def _terms(
         shapes=subject.shapes,
         clips=clips,
         config_digest=file.digest,
+        dataset=subject.dataset,
+        ledgers=issuing.ledgers,
+        code=subject.code,
+        not_protected=() if subject.data is None else subject.data.not_protected(),
     )
 
 

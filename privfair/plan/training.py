@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -94,6 +95,10 @@ class TrainingPlan:
         files = {} if self.min_max is None else {str(self.min_max.code.file): self.min_max.code.source()}
         code = self.model.code()
         return files if code is None else files | {str(self.model.file): code}
+
+    def code_digests(self) -> dict[str, str]:
+        """The SHA-256 of each of the user's own files: what a manifest signs and a run must have."""
+        return {name: hashlib.sha256(content).hexdigest() for name, content in self.own_code().items()}
 
     @property
     def algorithm(self) -> str:

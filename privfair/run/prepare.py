@@ -202,7 +202,7 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
         raise Step.PLAN.refuse(f"the budget is for the plan {document.config_digest[:12]}, not for {given[:12]}")
     plan = read_training_plan(plan_path)
     data = load_training_data(plan.data, central=plan.recipe.central)
-    manifest = bind(authentic, Run(plan.file.digest, data.binding))
+    manifest = bind(authentic, Run(plan.file.digest, data.binding, plan.code_digests()))
     data.require_allowed(facts_covered(document))
     if not isinstance(document.guarantee, NoPrivacyPromised):
         plan.refuse_unpromised_keys()

@@ -9,7 +9,7 @@ import pytest
 
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput, ManifestRefused
-from calibrate.manifest.document import BudgetDocument, DataBinding, LedgerHead
+from calibrate.manifest.document import BudgetDocument, DataBinding, DataIdentity, LedgerBinding, OwnCode
 from calibrate.manifest.from_budget import (
     BY_THE_TRAINER,
     PaperClaim,
@@ -108,21 +108,27 @@ def test_the_signed_noise_is_the_budgets_bit_for_bit(steffle: CertifiedBudget) -
 
 
 def test_the_terms_are_in_the_document(steffle: CertifiedBudget) -> None:
-    head = LedgerHead(sequence=7, head="01" * 32)
+    bound = (LedgerBinding(ledger="01" * 32),)
+    named, code = DataIdentity(name="a", custodian="b", version="c"), (OwnCode(name="net.py", sha256="02" * 32),)
     given = terms(
         enforcement=BY_THE_TRAINER,
         scope="the auditors",
         shapes={"h_theta": (100,)},
         clips={"h_theta": 3.0},
         config_digest="77" * 32,
-        ledger=head,
+        ledgers=bound,
+        dataset=named,
+        code=code,
+        not_protected=("Records held out.",),
         noise_source=NoiseSource.SEEDED_RESEARCH_ONLY,
     )
     document = document_from_budget(steffle, given).document
     release = document.release("h_theta")
     assert isinstance(release, GaussianNoise)
     assert (release.shape, release.clip) == ((100,), 3.0)
-    assert (document.guarantee.scope, document.config_digest, document.ledger) == ("the auditors", "77" * 32, head)
+    assert (document.guarantee.scope, document.config_digest) == ("the auditors", "77" * 32)
+    assert (document.ledgers, document.dataset, document.code) == (bound, named, code)
+    assert "Records held out." in document.guarantee.not_protected
     assert not document.sampling[0].assumption_enforced
     assert document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
 

@@ -119,14 +119,14 @@ def test_a_silo_that_sees_only_itself_checks_itself(officer: SigningKey) -> None
     envelope, trust = samples.signed(PAYLOAD, officer), trust_in(entry(officer, Role.PRIVACY_OFFICER))
     schema = samples.DATA.schema_digest
     mine = SiloData("south hospital", 7600, schema)
-    assert verify(envelope, trust, Run(samples.PLAN_DIGEST, mine), NOW).run.data == mine
+    assert verify(envelope, trust, Run(samples.PLAN_DIGEST, mine, samples.CODE), NOW).run.data == mine
     for wrong in (
         SiloData("south hospital", 7599, schema),
         SiloData("north hospital", 7600, schema),
         SiloData("south hospital", 7600, "00" * 32),
     ):
         with pytest.raises(ManifestRefused) as refusal:
-            verify(envelope, trust, Run(samples.PLAN_DIGEST, wrong), NOW)
+            verify(envelope, trust, Run(samples.PLAN_DIGEST, wrong, samples.CODE), NOW)
         assert step_of(refusal) == 11
 
 

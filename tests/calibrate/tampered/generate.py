@@ -22,7 +22,7 @@ sys.path.insert(0, str(__file__).rsplit("/", 1)[0])
 import samples
 from samples import DATA, HERE, NOW, PLAN_DIGEST, document, signed
 
-from calibrate.manifest.document import DataBinding, Validity, statement_bytes
+from calibrate.manifest.document import DataBinding, OwnCode, Validity, statement_bytes
 from calibrate.manifest.keys import KeyAlgorithm, Role, generate
 from calibrate.manifest.trust import TRUST_PAYLOAD_TYPE, Revocation, TrustedKey, TrustFile
 
@@ -211,6 +211,14 @@ def step_7() -> Iterator[Fault]:
     yield "window-ends-before-it-starts", predicate("validity", "notAfter", value="2030-01-01T00:00:00Z")
     yield "nonce-too-short", predicate("nonce", value="ef" * 31)
     yield "two-silos-of-one-name", predicate("data", "silos", 1, "name", value="north hospital")
+    yield "ledgers-left-out", payload(lambda f: f["predicate"].pop("ledgers"))
+    yield "ledger-id-too-short", predicate("ledgers", 0, "ledger", value="0a" * 31)
+    yield "ledger-for-one-of-two-silos", predicate("ledgers", 0, "silo", value="north hospital")
+    yield "two-ledgers-for-all-silos", payload(lambda f: f["predicate"]["ledgers"].append(f["predicate"]["ledgers"][0]))
+    yield "ledger-for-a-silo-that-is-not-there", predicate("ledgers", 0, "silo", value="east hospital")
+    yield "data-set-without-custodian", payload(lambda f: f["predicate"]["dataset"].pop("custodian"))
+    yield "code-without-digest", predicate("code", 0, "sha256", value=None)
+    yield "code-named-twice", payload(lambda f: f["predicate"]["code"].append(f["predicate"]["code"][0]))
     yield "two-releases-of-one-name", predicate("releases", 1, "name", value="h_theta")
     yield from contradictions()
 
@@ -274,6 +282,11 @@ def step_9() -> Iterator[Fault]:
 def step_10() -> Iterator[Fault]:
     assert PLAN_DIGEST != "11" * 32
     yield "another-plan", signed(statement_bytes(document(config_digest="11" * 32)), OFFICER, OWNER)
+    yield "code-not-signed", signed(statement_bytes(document(code=())), OFFICER, OWNER)
+    exchanged = (OwnCode(name="net.py", sha256="0d" * 32),)
+    yield "code-exchanged-after-signing", signed(statement_bytes(document(code=exchanged)), OFFICER, OWNER)
+    more = (*document().code, OwnCode(name="loss.py", sha256="0e" * 32))
+    yield "signed-code-left-out", signed(statement_bytes(document(code=more)), OFFICER, OWNER)
 
 
 def step_11() -> Iterator[Fault]:

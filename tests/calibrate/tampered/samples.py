@@ -13,8 +13,10 @@ from calibrate.manifest.document import (
     Accounting,
     BudgetDocument,
     DataBinding,
-    LedgerHead,
+    DataIdentity,
+    LedgerBinding,
     Opinion,
+    OwnCode,
     SamplingDeclaration,
     Validity,
 )
@@ -35,7 +37,8 @@ EVENT = InSequence(
 )
 DATA = DataBinding.of("ab" * 32, [("north hospital", 7500), ("south hospital", 7600)])
 PLAN_DIGEST = "cd" * 32
-RUN = Run(PLAN_DIGEST, DATA)
+CODE = {"net.py": "0c" * 32}
+RUN = Run(PLAN_DIGEST, DATA, CODE)
 
 
 def _interval(lower: float | None, upper: float | None) -> EpsilonInterval:
@@ -108,7 +111,9 @@ def document(**changes: Any) -> BudgetDocument:
         "validity": Validity(
             issued_at=NOW - timedelta(days=1), not_before=NOW - timedelta(hours=1), not_after=NOW + timedelta(days=30)
         ),
-        "ledger": LedgerHead(sequence=3, head="01" * 32),
+        "dataset": DataIdentity(name="admissions", custodian="the hospitals' trust", version="2029"),
+        "ledgers": (LedgerBinding(ledger="0a" * 32),),
+        "code": tuple(OwnCode(name=name, sha256=digest) for name, digest in CODE.items()),
         "justification": "A fair model of treatment success, approved by the ethics board.",
     }
     return BudgetDocument(**(fields | changes))
