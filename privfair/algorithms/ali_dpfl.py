@@ -7,19 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from calibrate.errors import InvalidInput, count
-from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.clients import (
-    ClippedSums,
-    gradient_in_the_clear,
-    gradient_message,
-    gradient_shape,
-    published_gradient,
-)
-from privfair.algorithms.parts.local_models import LocalModels, averaged, place_of
+from privfair.algorithms.algorithm import Received
+from privfair.algorithms.parts.clients import ClippedSums, LocalSteps
+from privfair.algorithms.parts.local_models import LocalModels, averaged
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.models.model import Model
 
@@ -59,7 +52,7 @@ class AliDpflState:
 
 @final
 @dataclass(frozen=True, eq=False)
-class AliDpfl(Algorithm[AliDpflState]):
+class AliDpfl(LocalSteps[AliDpflState]):
     """Ling et al. (arXiv:2308.10457): w_k <- w_k - eta g_k, averaged after tau steps; tau by `local_steps`.
 
     Guarantee: none of its own. Each local step publishes one sum of gradients clipped to `sending.clip`, and a
@@ -87,24 +80,14 @@ class AliDpfl(Algorithm[AliDpflState]):
         if not 0 <= self.noise < math.inf:
             raise InvalidInput("noise", self.noise, "must be a finite number of at least 0", "give sigma")
 
-    def clear_values(self) -> tuple[ClearValue, ...]:
-        return gradient_in_the_clear(self.sending)
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return gradient_shape(self.sending, self.model)
-
     def start(self) -> AliDpflState:
         theta, known = self.model.initial(self.seed), self.options.strong_convexity
         return AliDpflState(LocalModels(theta), self._allowed(self.options.first_steps, 0, 0), 0, 0, known)
 
-    def contribution(self, state: AliDpflState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
-        theta = state.models.of(place_of(silo.name, self.weights))
-        return gradient_message(self.sending, self.model, theta, silo, batch)
-
     def update(self, state: AliDpflState, received: Received) -> AliDpflState:
         models = state.models
         before = models.rows(len(self.weights))
-        gradients = torch.stack([self._gradient(party, received, before.dtype) for party in self.weights])
+        gradients = self.gradients(received, before)
         rows, spent = before - self.options.learning_rate * gradients, state.spent + 1
         estimated = self.options.strong_convexity is None
         first = state.first if models.inner else (gradients if estimated else None)
@@ -119,8 +102,8 @@ class AliDpfl(Algorithm[AliDpflState]):
         following = self._allowed(wanted, spent, made)
         return AliDpflState(LocalModels(averaged(self.weights, rows)), following, spent, made, curvature)
 
-    def theta(self, state: AliDpflState) -> Tensor:
-        return state.models.theta
+    def local_models(self, state: AliDpflState) -> LocalModels:
+        return state.models
 
     def local_steps(self, curvature: float, last: int) -> int:
         """tau* = sqrt(1 + (4/mu^2 + 3 C^2 + 2 mu Gamma T + V) / ((2 + 2/T) (C^2 + V))), rounded, in [1, most].
@@ -136,10 +119,6 @@ class AliDpfl(Algorithm[AliDpflState]):
         best = math.sqrt(1 + top / ((2 + 2 / horizon) * (squared + variance)))
         # Compared before rounding: a curvature near zero asks for more steps than a whole number can say.
         return self.options.most_steps if best >= self.options.most_steps else max(1, math.floor(best + 0.5))
-
-    def _gradient(self, party: str, received: Received, dtype: torch.dtype) -> Tensor:
-        published = published_gradient(self.sending, party, received[party])
-        return torch.from_numpy(published.copy()).to(dtype)
 
     def _curvature(self, moved: Tensor, changed: Tensor) -> float | None:
         """sum_k p_k |change of gradient| / |move|, the noise's share of the squared change taken off; None if nothing

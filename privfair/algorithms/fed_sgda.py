@@ -91,7 +91,7 @@ class FedSgda(Algorithm[FedSgdaState]):
         each = vmap(grad(self.loss, argnums=(0, 1)), in_dims=(None, None, 0, 0, 0))
         totals = [torch.zeros_like(theta), torch.zeros_like(w)]
         largest = [0.0, 0.0]
-        for rows in batch.split(self.chunk) if len(batch) else ():
+        for rows in torch.split(batch, self.chunk) if len(batch) else ():
             gradients = each(theta, w, silo.x[rows].to(theta.dtype), silo.y[rows], silo.s[rows])
             for place, (parts, limit) in enumerate(zip(gradients, (self.theta_clip, self.w_clip), strict=True)):
                 clipped = self._clipped(parts, limit)
@@ -119,7 +119,8 @@ class FedSgda(Algorithm[FedSgdaState]):
         """Each record's gradient clipped to `limit`, in units in which that is `clip`, with room for rounding."""
         norms = torch.linalg.vector_norm(parts, dim=1)
         factors = (limit / norms).clamp_max(1.0) * (self.clip / limit / (1.0 + ROUNDING_SLACK))
-        return parts * factors[:, None]
+        clipped: Tensor = parts * factors[:, None]
+        return clipped
 
     def _mean(self, received: Received, name: str, limit: float) -> Tensor:
         total = np.sum([values[name].values for values in received.values()], axis=0)

@@ -384,7 +384,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         order = stream(self.seed, f"local steps of round {step}, client {client}")
         for _ in range(self.options.local_epochs):
             shuffled = rows[torch.from_numpy(order.permutation(len(rows)))] if size < len(rows) else rows
-            for part in shuffled.split(size):
+            for part in torch.split(shuffled, size):
                 gradient = penalty.gradient(theta, silo.x[part], silo.y[part], silo.s[part])
                 theta = theta - rate * gradient
         return (theta - start.double()) * self._weight(client)

@@ -147,7 +147,8 @@ def project_blocks(deviation: Tensor, radius: float) -> Tensor:
     """Each block onto the Frobenius ball of this radius, rounding included."""
     norms = torch.linalg.vector_norm(deviation, dim=(1, 2), keepdim=True)
     inside = radius * (1.0 - 2.0**-40)
-    return deviation * (inside / norms.clamp_min(inside))
+    projected: Tensor = deviation * (inside / norms.clamp_min(inside))
+    return projected
 
 
 def largest_w_distance(probabilities: Tensor, block: Tensor, frequencies: Tensor) -> float:

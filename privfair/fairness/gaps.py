@@ -214,7 +214,8 @@ def _gap(confusion: Confusion, rates: Any, measure: Measure, needed: str) -> Gap
 
 def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> AnyFloats:
     result = np.full(np.broadcast_shapes(part.shape, whole.shape), np.nan)
-    return np.divide(part, whole, out=result, where=whole > 0)
+    np.divide(part, whole, out=result, where=whole > 0)
+    return result
 
 
 def _require_class(confusion: Confusion, positive: int) -> None:

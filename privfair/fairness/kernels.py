@@ -54,7 +54,7 @@ class GaussianKernel:
         positive("amplitude", self.amplitude)
 
     def values(self, u: AnyFloats) -> AnyFloats:
-        return self.amplitude * np.exp(-(u**2) / (2 * self.width**2))
+        return np.asarray(self.amplitude * np.exp(-(u**2) / (2 * self.width**2)))
 
     def derivative(self, u: AnyFloats) -> AnyFloats:
         return -u / self.width**2 * self.values(u)
@@ -129,7 +129,7 @@ class GaussianLaplaceKernel:
         scaled = np.exp(-(u**2) / (2 * self.width**2)) * erfcx(np.maximum(z, 0.0))
         # For z < 0 the exponent is below -ratio^2 / 2; the minimum only silences the branch not taken.
         direct = np.exp(np.minimum(ratio**2 / 2 - u / self.scale, 0.0)) * erfc(z)
-        return np.where(z >= 0, scaled, direct)
+        return np.asarray(np.where(z >= 0, scaled, direct))
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class TwoLaplaceKernel:
         x = a * abs(1 / self.scale - 1 / self.width)
         with np.errstate(invalid="ignore", divide="ignore"):
             shape = np.where(x == 0, 1.0, -np.expm1(-x) / x)
-        return np.exp(-a / max(self.width, self.scale)) * shape * a / self.width
+        return np.asarray(np.exp(-a / max(self.width, self.scale)) * shape * a / self.width)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class SmoothedEnergyKernel:
         match self.noise:
             case GaussianNoise(deviation):
                 bump = deviation * math.sqrt(2 / math.pi) * np.exp(-(u**2) / (2 * deviation**2))
-                return -self.amplitude * (bump + u * erf(u / (deviation * math.sqrt(2))))
+                return np.asarray(-self.amplitude * (bump + u * erf(u / (deviation * math.sqrt(2)))))
             case LaplaceNoise(scale):
                 a = np.abs(u)
                 return -self.amplitude * (a + scale * np.exp(-a / scale))
@@ -213,7 +213,7 @@ class SharpenedGaussianKernel:
         return -u / self.width**2 * self._gaussian(u) * (1 + 3 * ratio - ratio * (u / self.width) ** 2)
 
     def _gaussian(self, u: AnyFloats) -> AnyFloats:
-        return self.amplitude * np.exp(-(u**2) / (2 * self.width**2))
+        return np.asarray(self.amplitude * np.exp(-(u**2) / (2 * self.width**2)))
 
 
 Kernel = (

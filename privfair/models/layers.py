@@ -7,7 +7,7 @@ outputs gives, for each record, the two things its weight gradients are made of.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, final
 
@@ -55,7 +55,8 @@ class OuterProducts:
     def squared_norms(self) -> Tensor:
         went_in = torch.linalg.vector_norm(self.left, dim=1).square_()
         came_back = torch.linalg.vector_norm(self.right, dim=1).square_().add_(underflow(self.right))
-        return came_back * (went_in.add_(1.0) if self.intercept else went_in)
+        norms: Tensor = came_back * (went_in.add_(1.0) if self.intercept else went_in)
+        return norms
 
     def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:
         """The weighted sums for the weight (outputs, inputs) and the intercept."""
@@ -115,7 +116,11 @@ def refuse_the_infinite(norms: Tensor, coefficients: Tensor) -> NoReturn:
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _UNIT = 2.0**-53
-_CONVOLUTIONS = {nn.Conv1d: conv1d_weight, nn.Conv2d: conv2d_weight, nn.Conv3d: conv3d_weight}
+_CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Conv1d: conv1d_weight,
+    nn.Conv2d: conv2d_weight,
+    nn.Conv3d: conv3d_weight,
+}
 _EXACT_COSTS = 2
 """A float64 product takes twice the time of a float32 one."""
 _RECORDS_IN_CACHE = 32
@@ -230,9 +235,9 @@ def _convolution(layer: Convolution, went_in: Tensor, came_back: Tensor) -> Laye
     shape = tuple(layer.weight.shape)
     positions = math.prod(came_back.shape[2:])
     if type(layer) is nn.Conv2d and layer.groups == 1 and _ghost_is_cheaper(positions, math.prod(shape[1:]), shape[0]):
-        patches = functional.unfold(went_in, layer.kernel_size, layer.dilation, layer.padding, layer.stride).transpose(
-            1, 2
-        )
+        assert not isinstance(layer.padding, str)  # see `_plain`
+        unfolded = functional.unfold(went_in, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        patches = unfolded.transpose(1, 2)
         right = came_back.flatten(2).transpose(1, 2)
         return GhostProducts(patches.to(EXACT), right.to(EXACT), shape, intercept)
     weight = _convolution_weights(layer, went_in, came_back)
@@ -272,7 +277,7 @@ def _any_layer(
     """The layer's own backward, one record at a time, vectorised by torch.func."""
 
     def one(record: Tensor, pulled: Tensor) -> tuple[Tensor, ...]:
-        _, pull = vjp(lambda own: functional_call(layer, own, (record[None],)), dict(parameters))
+        pull = vjp(lambda own: functional_call(layer, own, (record[None],)), dict(parameters))[1]
         return tuple(pull(pulled[None])[0].values())
 
     return StoredGradients.of(*vmap(one)(went_in, came_back))
@@ -378,7 +383,8 @@ class LayerTrace:
 
     @property
     def logits(self) -> Tensor:
-        return self._scores.detach()
+        scores: Tensor = self._scores.detach()
+        return scores
 
     @property
     def values_held(self) -> int:
@@ -437,7 +443,7 @@ class WholeTrace:
 
     def parts(self, in_scores: Tensor) -> ModuleParts:
         def one(record: Tensor, pulled: Tensor) -> tuple[Tensor, ...]:
-            _, pull = vjp(lambda own: functional_call(self._module, own, (record[None],)), dict(self._parameters))
+            pull = vjp(lambda own: functional_call(self._module, own, (record[None],)), dict(self._parameters))[1]
             return tuple(pull(pulled[None])[0].values())
 
         stored = StoredGradients.of(*vmap(one)(self._x, in_scores))
@@ -447,4 +453,5 @@ class WholeTrace:
 def scores_record_by_record(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """The scores of each record as if it were alone, vectorised; a module that looks at values can't pass."""
     with torch.no_grad():
-        return vmap(lambda record: functional_call(module, dict(parameters), (record[None],))[0])(x)
+        scores: Tensor = vmap(lambda record: functional_call(module, dict(parameters), (record[None],))[0])(x)
+        return scores

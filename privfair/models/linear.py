@@ -163,7 +163,8 @@ class _LinearParts:
         if self.right.ndim == 1:
             return self.right.abs().mul_(_extended_norms(self.left))
         lengths = torch.linalg.vector_norm(self.right, dim=1).square_().add_(underflow(self.right)).sqrt_()
-        return lengths.mul_(_extended_norms(self.left))
+        norms: Tensor = lengths.mul_(_extended_norms(self.left))
+        return norms
 
     def weighted(self, coefficients: Tensor) -> Tensor:
         if self.right.ndim == 1:
@@ -189,4 +190,5 @@ def _binary_cross_entropy(score: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _extended_norms(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=1).square_().add_(1.0).sqrt_()
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1).square_().add_(1.0).sqrt_()
+    return norms

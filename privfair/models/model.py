@@ -74,7 +74,7 @@ class ParameterLayout:
             raise InvalidInput(
                 "theta", tuple(theta.shape), f"must be a vector of {self.size} entries", "start from initial()"
             )
-        pieces = theta.split([math.prod(shape) for shape in self.shapes])
+        pieces = torch.split(theta, [math.prod(shape) for shape in self.shapes])
         return {name: piece.view(shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
 
     def join(self, values: Mapping[str, Tensor]) -> Tensor:

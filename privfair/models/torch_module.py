@@ -301,7 +301,8 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     own = copy.deepcopy(module).train()
     for layer in own.modules():
         if getattr(layer, "inplace", False) is True:
-            layer.inplace = False  # what a layer returned must stay as it was until its gradient is formed
+            # What a layer returned must stay as it was until its gradient is formed.
+            object.__setattr__(layer, "inplace", False)
     return own
 
 

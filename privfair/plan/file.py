@@ -171,7 +171,9 @@ def read_plan_file(path: Path) -> PlanFile:
         parsed = tomllib.loads(content.decode("utf-8"))
     except OSError as error:
         raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", "check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise InvalidInput("plan", str(path), "is nested too deeply", "fix the file") from None
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise InvalidInput("plan", str(path), f"is not TOML: {error}", "fix the file") from error
     for key, value in parsed.items():
         if key == "algorithm":
@@ -181,9 +183,9 @@ def read_plan_file(path: Path) -> PlanFile:
             raise InvalidInput(f"{path}: {key}", value, "is not part of a plan", f"use algorithm and {known}")
     if "algorithm" not in parsed:
         raise InvalidInput(f"{path}: algorithm", None, "is needed", 'write algorithm = "steffle" at the top')
-    sections = [parsed.get(section, {}) for section in _SECTIONS]
+    target, privacy, data, training = (parsed.get(section, {}) for section in _SECTIONS)
     digest = hashlib.sha256(content).hexdigest()
-    return PlanFile(str(parsed["algorithm"]), *sections, digest, path.parent)
+    return PlanFile(str(parsed["algorithm"]), target, privacy, data, training, digest, path.parent)
 
 
 def plan_from_flags(algorithm: str, path: Path | None, flags: Mapping[str, Any]) -> PlanFile:

@@ -83,7 +83,7 @@ def on_simplex(values: Floats) -> Floats:
     falling = np.sort(values)[::-1]
     excess = (np.cumsum(falling) - 1.0) / np.arange(1, len(values) + 1)
     last = int(np.flatnonzero(falling > excess)[-1])
-    return np.maximum(values - excess[last], 0.0)
+    return np.asarray(np.maximum(values - excess[last], 0.0))
 
 
 def build(blueprint: Blueprint[AgnosticOptions]) -> AgnosticFl:

@@ -8,11 +8,11 @@ from typing import final
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
 from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.parts.local_models import minimum
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model, mean_over
@@ -61,9 +61,7 @@ class CentralErm(Algorithm[CentralErmState]):
             return value, found.total.numpy().astype(np.float64) + l2 * flat
 
         begin = state.theta.numpy().astype(np.float64)
-        limits = {"maxiter": self.options.iterations, "maxfun": 4 * self.options.iterations, "gtol": 1e-8}
-        found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=limits)
-        return Message(clear={MINIMISER: np.asarray(found.x, dtype=np.float64)})
+        return Message(clear={MINIMISER: minimum(objective, begin, self.options.iterations, slope=1e-8)})
 
     def update(self, state: CentralErmState, received: Received) -> CentralErmState:
         (values,) = received.values()

@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import local_change
+from privfair.algorithms.parts.local_models import local_change, with_mean_change
 from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
@@ -94,13 +94,13 @@ class FairFed(Algorithm[FairFedState]):
 
     def update(self, state: FairFedState, received: Received) -> FairFedState:
         counts = np.stack([received[party][COUNTS].values for party in self.weights])
-        weights = state.weights - self.options.budget * _centred(distances(counts))
+        weights = state.weights - self.options.budget * _centre(distances(counts))
         weights = np.maximum(weights, 0.0)
         if not weights.any():
             weights = np.array(tuple(self.weights.values()))
         shares = weights / weights.sum()
-        mean = sum(share * received[party][CHANGE].values for party, share in zip(self.weights, shares, strict=True))
-        return FairFedState(state.theta + torch.from_numpy(np.asarray(mean)).to(state.theta.dtype), weights)
+        named = dict(zip(self.weights, shares.tolist(), strict=True))
+        return FairFedState(with_mean_change(state.theta, named, received, CHANGE), weights)
 
     def theta(self, state: FairFedState) -> Tensor:
         return state.theta
@@ -121,7 +121,7 @@ class FairFed(Algorithm[FairFedState]):
 
 
 def distances(counts: Floats) -> Floats:
-    """Delta_k of each client, from one row of counts a client."""
+    """Delta_k of each client, from one row of counts per client."""
     total = counts.sum(axis=0)
     overall, accuracy = _metric(total), total[1] / max(1.0, total[0])
     out = np.zeros(len(counts))
@@ -141,8 +141,8 @@ def _metric(row: Floats) -> float | None:
     return float(row[3] / row[2] - row[5] / row[4])
 
 
-def _centred(values: Floats) -> Floats:
-    return values - values.mean()
+def _centre(values: Floats) -> Floats:
+    return np.asarray(values - values.mean())
 
 
 def build(blueprint: Blueprint[FairFedOptions]) -> FairFed:

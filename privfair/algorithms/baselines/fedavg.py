@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.parts.local_models import local_change, with_mean_change
 from privfair.algorithms.parts.options import LocalTrainingOptions, Positive
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model, mean_over
@@ -53,17 +52,15 @@ class FedAvg(Algorithm[FedAvgState]):
         return FedAvgState(self.model.initial(self.seed))
 
     def contribution(self, state: FedAvgState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
-        theta, size = state.theta, self.options.local_batch or max(1, len(batch))
-        for _ in range(self.options.local_epochs):
-            for rows in torch.split(batch, size):
-                mean = mean_over(max(1, len(rows)))
-                gradient = self.model.weighted_gradient(theta, silo.x[rows], silo.y[rows], mean).total
-                theta = theta - self.options.learning_rate * gradient
-        return Message(clear={CHANGE: (theta - state.theta).numpy().astype(np.float64)})
+        def gradient(theta: Tensor, rows: Tensor) -> Tensor:
+            return self.model.weighted_gradient(theta, silo.x[rows], silo.y[rows], mean_over(len(rows))).total
+
+        own = self.options
+        change = local_change(state.theta, batch, own.local_epochs, own.local_batch, own.learning_rate, gradient)
+        return Message(clear={CHANGE: change})
 
     def update(self, state: FedAvgState, received: Received) -> FedAvgState:
-        mean = sum(self.weights[party] * values[CHANGE].values for party, values in received.items())
-        return FedAvgState(state.theta + torch.from_numpy(np.asarray(mean)).to(state.theta.dtype))
+        return FedAvgState(with_mean_change(state.theta, self.weights, received, CHANGE))
 
     def theta(self, state: FedAvgState) -> Tensor:
         return state.theta

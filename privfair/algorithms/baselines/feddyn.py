@@ -9,16 +9,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.clients import (
-    PlainMeans,
-    Sending,
-    gradient_in_the_clear,
-    gradient_message,
-    gradient_shape,
-    published_gradient,
-)
-from privfair.algorithms.parts.local_models import LocalModels, averaged, place_of
+from privfair.algorithms.algorithm import Received
+from privfair.algorithms.parts.clients import LocalSteps, PlainMeans, Sending
+from privfair.algorithms.parts.local_models import LocalModels, averaged
 from privfair.algorithms.parts.options import Count, Options, Positive
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
@@ -36,15 +29,15 @@ class FedDynOptions(Options):
 @dataclass(frozen=True, eq=False)
 class FedDynState:
     models: LocalModels
-    gradients: Tensor
-    """Each client's estimate of its gradient at its last local optimum, one row a client."""
+    estimates: Tensor
+    """Each client's estimate of its gradient at its last local optimum, one row per client."""
     drift: Tensor
     """The server's h."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class FedDyn(Algorithm[FedDynState]):
+class FedDyn(LocalSteps[FedDynState]):
     """Acar et al. (ICLR 2021), Algorithm 1, with local steps instead of an exact local minimum, full participation.
 
     w <- w - eta (g - d_k + alpha (w - w_global)); then d_k <- d_k - alpha (w_k - w_global),
@@ -57,37 +50,25 @@ class FedDyn(Algorithm[FedDynState]):
     sending: Sending = field(default_factory=PlainMeans)
     seed: int = 0
 
-    def clear_values(self) -> tuple[ClearValue, ...]:
-        return gradient_in_the_clear(self.sending)
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return gradient_shape(self.sending, self.model)
-
     def start(self) -> FedDynState:
         theta = self.model.initial(self.seed)
         nothing = theta.new_zeros(len(self.weights), len(theta))
         return FedDynState(LocalModels(theta), nothing, torch.zeros_like(theta))
 
-    def contribution(self, state: FedDynState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
-        theta = state.models.of(place_of(silo.name, self.weights))
-        return gradient_message(self.sending, self.model, theta, silo, batch)
-
     def update(self, state: FedDynState, received: Received) -> FedDynState:
         models, alpha = state.models, self.options.regularisation
         rows = models.rows(len(self.weights))
-        for place, party in enumerate(self.weights):
-            gradient = torch.from_numpy(published_gradient(self.sending, party, received[party]).copy())
-            pull = alpha * (rows[place] - models.theta) - state.gradients[place]
-            rows[place] -= self.options.learning_rate * (gradient.to(rows.dtype) + pull)
+        pull = alpha * (rows - models.theta) - state.estimates
+        rows = rows - self.options.learning_rate * (self.gradients(received, rows) + pull)
         if models.inner + 1 < self.options.local_steps:
-            return FedDynState(LocalModels(models.theta, rows, models.inner + 1), state.gradients, state.drift)
+            return FedDynState(LocalModels(models.theta, rows, models.inner + 1), state.estimates, state.drift)
         moved = rows - models.theta
         drift = state.drift - alpha * averaged(self.weights, moved)
         theta = averaged(self.weights, rows) - drift / alpha
-        return FedDynState(LocalModels(theta), state.gradients - alpha * moved, drift)
+        return FedDynState(LocalModels(theta), state.estimates - alpha * moved, drift)
 
-    def theta(self, state: FedDynState) -> Tensor:
-        return state.models.theta
+    def local_models(self, state: FedDynState) -> LocalModels:
+        return state.models
 
 
 def build(blueprint: Blueprint[FedDynOptions]) -> FedDyn:

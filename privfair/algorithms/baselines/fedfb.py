@@ -14,7 +14,7 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import local_change
+from privfair.algorithms.parts.local_models import local_change, with_mean_change
 from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
@@ -84,20 +84,13 @@ class FedFb(Algorithm[FedFbState]):
             shares = factors[y, s] / len(rows)
             return self.model.weighted_gradient(theta, silo.x[rows], y, lambda norms, losses: shares).total
 
-        change = local_change(
-            state.theta,
-            batch,
-            self.options.local_epochs,
-            self.options.local_batch,
-            self.options.learning_rate,
-            gradient,
-        )
+        own = self.options
+        change = local_change(state.theta, batch, own.local_epochs, own.local_batch, own.learning_rate, gradient)
         return Message(clear={CHANGE: change, CELLS: self._cells(state.theta, silo, batch)})
 
     def update(self, state: FedFbState, received: Received) -> FedFbState:
-        mean = sum(share * received[party][CHANGE].values for party, share in self.weights.items())
         cells = sum(received[party][CELLS].values for party in self.weights)
-        theta = state.theta + torch.from_numpy(np.asarray(mean)).to(state.theta.dtype)
+        theta = with_mean_change(state.theta, self.weights, received, CHANGE)
         return FedFbState(theta, reweighed(state.factors, np.asarray(cells), self.options))
 
     def theta(self, state: FedFbState) -> Tensor:
@@ -137,7 +130,7 @@ def reweighed(factors: Floats, cells: Floats, options: FedFbOptions) -> Floats:
             weights[1, 0] = kept_class - weights[1, 1]
         case _:
             assert_never(options.notion)
-    return weights * total / numbers
+    return np.asarray(weights * total / numbers)
 
 
 def build(blueprint: Blueprint[FedFbOptions]) -> FedFb:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import local_change
+from privfair.algorithms.parts.local_models import local_change, with_mean_change
 from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
@@ -79,8 +77,7 @@ class LocalMmd(Algorithm[LocalMmdState]):
         return Message(clear={CHANGE: change})
 
     def update(self, state: LocalMmdState, received: Received) -> LocalMmdState:
-        mean = sum(share * received[party][CHANGE].values for party, share in self.weights.items())
-        return LocalMmdState(state.theta + torch.from_numpy(np.asarray(mean)).to(state.theta.dtype))
+        return LocalMmdState(with_mean_change(state.theta, self.weights, received, CHANGE))
 
     def theta(self, state: LocalMmdState) -> Tensor:
         return state.theta

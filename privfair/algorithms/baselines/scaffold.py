@@ -6,19 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-import torch
 from torch import Tensor
 
-from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.clients import (
-    PlainMeans,
-    Sending,
-    gradient_in_the_clear,
-    gradient_message,
-    gradient_shape,
-    published_gradient,
-)
-from privfair.algorithms.parts.local_models import LocalModels, averaged, place_of
+from privfair.algorithms.algorithm import Received
+from privfair.algorithms.parts.clients import LocalSteps, PlainMeans, Sending
+from privfair.algorithms.parts.local_models import LocalModels, averaged
 from privfair.algorithms.parts.options import Count, Options, Positive
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
@@ -37,12 +29,12 @@ class ScaffoldOptions(Options):
 class ScaffoldState:
     models: LocalModels
     controls: Tensor
-    """c_i, one row a client; the server's c is their weighted mean."""
+    """c_i, one row per client; the server's c is their weighted mean."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Scaffold(Algorithm[ScaffoldState]):
+class Scaffold(LocalSteps[ScaffoldState]):
     """Karimireddy et al. (ICML 2020), Algorithm 1 with option II and full participation.
 
     y_i <- y_i - eta (g_i - c_i + c); after K steps c_i <- c_i - c + (x - y_i) / (K eta) and
@@ -56,34 +48,22 @@ class Scaffold(Algorithm[ScaffoldState]):
     sending: Sending = field(default_factory=PlainMeans)
     seed: int = 0
 
-    def clear_values(self) -> tuple[ClearValue, ...]:
-        return gradient_in_the_clear(self.sending)
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return gradient_shape(self.sending, self.model)
-
     def start(self) -> ScaffoldState:
         theta = self.model.initial(self.seed)
         return ScaffoldState(LocalModels(theta), theta.new_zeros(len(self.weights), len(theta)))
 
-    def contribution(self, state: ScaffoldState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
-        theta = state.models.of(place_of(silo.name, self.weights))
-        return gradient_message(self.sending, self.model, theta, silo, batch)
-
     def update(self, state: ScaffoldState, received: Received) -> ScaffoldState:
         models, rate, steps = state.models, self.options.learning_rate, self.options.local_steps
         rows, common = models.rows(len(self.weights)), averaged(self.weights, state.controls)
-        for place, party in enumerate(self.weights):
-            gradient = torch.from_numpy(published_gradient(self.sending, party, received[party]).copy())
-            rows[place] -= rate * (gradient.to(rows.dtype) - state.controls[place] + common)
+        rows = rows - rate * (self.gradients(received, rows) - state.controls + common)
         if models.inner + 1 < steps:
             return ScaffoldState(LocalModels(models.theta, rows, models.inner + 1), state.controls)
         controls = state.controls - common + (models.theta - rows) / (steps * rate)
         moved = models.theta + self.options.server_rate * averaged(self.weights, rows - models.theta)
         return ScaffoldState(LocalModels(moved), controls)
 
-    def theta(self, state: ScaffoldState) -> Tensor:
-        return state.models.theta
+    def local_models(self, state: ScaffoldState) -> LocalModels:
+        return state.models
 
 
 def build(blueprint: Blueprint[ScaffoldOptions]) -> Scaffold:

@@ -6,16 +6,19 @@ the correction is post-processing. So algorithms that differ in their correction
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
-from privfair.algorithms.algorithm import ClearValue, Message, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors, State
+from privfair.algorithms.parts.local_models import LocalModels, place_of
 from privfair.contribution import BoundedContribution, Published
 from privfair.fairness.clipping import clipped_losses, mean_of_losses
 from privfair.models.model import Model, clipped_to, mean_over
@@ -79,6 +82,39 @@ def gradient_in_the_clear(sending: Sending) -> tuple[ClearValue, ...]:
     if isinstance(sending, PlainMeans):
         return (ClearValue(PLAIN, "Plain gradients are sent; nobody is protected.", True),)
     return ()
+
+
+class LocalSteps(Algorithm[State]):
+    """Clients that step along their published gradients and are averaged now and then; a base class.
+
+    What is sent, and so what is private, is the same for all of them; they differ in what the server makes of it.
+    """
+
+    model: Model
+    weights: Mapping[str, float]
+    sending: Sending
+
+    @abstractmethod
+    def local_models(self, state: State) -> LocalModels:
+        """The global model and the clients' own."""
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        return gradient_in_the_clear(self.sending)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return gradient_shape(self.sending, self.model)
+
+    def contribution(self, state: State, step: int, silo: SiloTensors, batch: Tensor) -> Message:
+        theta = self.local_models(state).of(place_of(silo.name, self.weights))
+        return gradient_message(self.sending, self.model, theta, silo, batch)
+
+    def theta(self, state: State) -> Tensor:
+        return self.local_models(state).theta
+
+    def gradients(self, received: Received, like: Tensor) -> Tensor:
+        """The (noisy) mean gradients that the clients published, one row per client, in the precision of `like`."""
+        found = [published_gradient(self.sending, party, received[party]) for party in self.weights]
+        return torch.from_numpy(np.stack(found)).to(like.dtype)
 
 
 # A client's gradient together with its loss on the same batch: plain means, or two clipped sums for the gate.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
+from privfair.algorithms.algorithm import Received
 from privfair.models.model import Model, mean_over
 
 # The rows of a batch, without copying them when the batch is everybody.
@@ -67,19 +68,17 @@ class LocalModels:
         return self.theta.repeat(clients, 1) if self.local is None else self.local.clone()
 
 
-def as_floats(values: Tensor) -> Floats:
-    return np.asarray(values.numpy(), dtype=np.float64).copy()
-
-
-def as_tensor(values: Floats, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(np.array(values, dtype=np.float64)).to(dtype)
-
-
 def place_of(party: str, weights: Mapping[str, float]) -> int:
     """A client's row; clients stand in the order of their weights."""
     if party not in weights:
         raise InvalidInput("client", party, f"is none of {', '.join(weights)}", "give it a weight")
     return tuple(weights).index(party)
+
+
+def with_mean_change(theta: Tensor, weights: Mapping[str, float], received: Received, name: str) -> Tensor:
+    """The model moved by the weighted mean of the changes that clients published under this name."""
+    mean = sum(share * received[party][name].values for party, share in weights.items())
+    return theta + torch.from_numpy(np.asarray(mean)).to(theta.dtype)
 
 
 def averaged(weights: Mapping[str, float], rows: Tensor) -> Tensor:
@@ -106,6 +105,21 @@ def towards_own_minimum(model: Model, theta: Tensor, x: Tensor, y: Tensor, itera
         found = model.weighted_gradient(torch.from_numpy(flat), x, y, weigh)
         return float(found.losses.mean()), found.total.numpy().astype(np.float64)
 
-    limits = {"maxiter": iterations, "maxfun": 4 * iterations}
-    found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=limits)
-    return begin - np.asarray(found.x, dtype=np.float64)
+    return begin - minimum(objective, begin, iterations)
+
+
+def minimum(
+    objective: Callable[[Floats], tuple[float, Floats]], begin: Floats, iterations: int, slope: float = 1e-5
+) -> Floats:
+    """Where up to `iterations` of L-BFGS end that start at `begin`, or where no entry of the gradient exceeds `slope`.
+
+    `objective` returns the value and the gradient at a point.
+    """
+    found = minimize(
+        objective,
+        begin,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": iterations, "maxfun": 4 * iterations, "gtol": slope},
+    )
+    return np.asarray(found.x, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""One vector a user: sums over the user's records, laid out alike for everybody, clipped as a whole, added up.
+"""One vector per user: sums over the user's records, laid out alike for everybody, clipped as a whole, added up.
 
 Users are not records: the gradient of a user is the sum of their records' gradients, and only its own norm may be
 clipped. So gradients of single records are formed here, a block of them at a time, and added user by user.
@@ -44,7 +44,8 @@ class Layout:
     def split(self, vector: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Loss gradient; values, counts (rates, groups); gradients (rates, groups, parameters); (records, hits)."""
         p, cells, shape = self.parameters, self.cells, (self.rates, self.groups)
-        pieces = vector.split((p, cells, cells, cells * p, vector.numel() - p - 2 * cells - cells * p))
+        sizes = [p, cells, cells, cells * p, vector.numel() - p - 2 * cells - cells * p]
+        pieces = torch.split(vector, sizes)
         loss, values, counts, gradients, rest = pieces
         return loss, values.view(shape), counts.view(shape), gradients.view(*shape, p), rest
 
