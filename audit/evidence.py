@@ -107,8 +107,10 @@ class RunEvidence(PlannedRun):
         plan = read_training_plan(plan_path)
         if given is None:
             _require_files_here(plan)
-        data = load_training_data(plan.data, central=plan.recipe.central)
-        model, algorithm = build(plan, data, require_signed(claimed.document, plan.file.privacy), claimed.document)
+        unit = claimed.document.guarantee.privacy_unit()
+        data = load_training_data(plan.data, central=plan.recipe.central, unit=unit)
+        parameters = require_signed(claimed.document, plan.file.privacy)
+        model, algorithm = build(plan, data, parameters, claimed.document.data, claimed.document)
         return cls(
             folder=folder,
             plan_path=plan_path,

@@ -23,6 +23,7 @@ from audit.membership.targets import Target as MembershipTarget
 from audit.report.results import AttributeInference
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
+from calibrate.manifest.verify import read_unverified
 from privfair.data.read import BadData
 from privfair.data.silos import Silos
 from privfair.data.training_data import TrainingData, load_training_data
@@ -308,7 +309,8 @@ def attribute_inference_of_run(
     if not folder.model.exists():
         raise InvalidInput("RUN", str(run), "has no model yet", "let the training finish")
     plan = read_training_plan(folder.plan if plan_path is None else plan_path)
-    data = load_training_data(plan.data, central=plan.recipe.central)
+    unit = read_unverified(folder.manifest.read_bytes()).document.guarantee.privacy_unit()
+    data = load_training_data(plan.data, central=plan.recipe.central, unit=unit)
     first = data.parties[0].data
     if len(data.feature_shape) != 1:
         raise InvalidInput("RUN", str(run), "was trained on images", "attack it in Python, with features")

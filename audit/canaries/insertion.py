@@ -184,4 +184,5 @@ def first_units(silo: SiloTensors, number: int) -> SiloTensors:
         rows = (silo.unit_of_row < number).nonzero()[:, 0]
     owners = None if silo.unit_of_row is None else silo.unit_of_row[rows]
     clients = None if silo.client_of_row is None else silo.client_of_row[rows]
-    return replace(silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], unit_of_row=owners, client_of_row=clients)
+    first = replace(silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], unit_of_row=owners, client_of_row=clients)
+    return replace(first, users=0)

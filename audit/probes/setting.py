@@ -107,7 +107,7 @@ def _some_moments(evidence: RunEvidence) -> tuple[Moment, ...]:
 
 def units_of(silo: SiloTensors) -> int:
     """How many protected units a silo holds."""
-    return len(silo) if silo.unit_of_row is None else int(silo.unit_of_row.max()) + 1
+    return silo.units
 
 
 def rows_of(silo: SiloTensors, unit: int) -> Tensor:
@@ -131,6 +131,7 @@ def _beginning(silo: SiloTensors) -> SiloTensors:
         y=silo.y[kept],
         s=silo.s[kept],
         unit_of_row=None if owners is None else owners[kept],
+        users=0,
         client_of_row=None if silo.client_of_row is None else silo.client_of_row[kept],
         record_numbers=None if silo.record_numbers is None else silo.record_numbers[kept],
     )

@@ -127,7 +127,11 @@ class Accounting(Opinion):
 
 
 class SiloSize(StrictModel):
-    """One party's data as the price assumes it; `size` counts protected units: records, or users."""
+    """One party's data as the price assumes it; `size` counts protected units: records, or users.
+
+    Under add-remove it is a public lower bound of their number, because the exact number tells who is in the data;
+    under the other relations, and where nothing is promised, it is their number.
+    """
 
     name: Text
     size: Count

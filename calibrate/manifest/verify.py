@@ -25,14 +25,16 @@ from calibrate.manifest.document import (
     STATEMENT_TYPE,
     BudgetDocument,
     DataBinding,
+    SiloSize,
     Statement,
     expected_subjects,
     read_statement,
 )
 from calibrate.manifest.keys import BadSignature, BrokenEnvelope, Role, SignedPayload, check_signature, open_envelope
-from calibrate.manifest.mechanism import NoiseSource, PrivateGuarantee, instant_to_text
+from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised, PrivateGuarantee, instant_to_text
 from calibrate.manifest.strict_json import NotStrictJson, Step, digest_of_bytes, first_fault
 from calibrate.manifest.trust import TrustedKey, TrustFile
+from calibrate.privacy_unit import Relation
 
 _SEAL = object()
 """Held by this module alone: without it neither of the two results below can be constructed."""
@@ -290,21 +292,43 @@ def _step_11_data(document: BudgetDocument, run: Run) -> None:
     signed = document.data
     match run.data:
         case DataBinding():
-            if run.data.schema_digest != signed.schema_digest:
-                raise Step.DATA.refuse("the data has another schema than the budget is for")
-            if run.data != signed:
-                raise Step.DATA.refuse(f"the budget is for {_sizes(signed)}, the run has {_sizes(run.data)}")
+            misfit = misfit_of_data(document, run.data)
         case SiloData(name, size, schema_digest):
-            if schema_digest != signed.schema_digest:
-                raise Step.DATA.refuse("the data has another schema than the budget is for")
-            if (name, size) not in {(silo.name, silo.size) for silo in signed.silos}:
-                raise Step.DATA.refuse(f"the budget is for {_sizes(signed)}, this silo is {name} with {size}")
+            own = tuple(silo for silo in signed.silos if silo.name == name)
+            if not own:
+                raise Step.DATA.refuse(f"the budget is for {_names(signed)}, this silo is {name}")
+            misfit = misfit_of_data(document, DataBinding.of(schema_digest, [(name, size)]), own)
         case _:
             assert_never(run.data)
+    if misfit is not None:
+        raise Step.DATA.refuse(misfit)
 
 
-def _sizes(data: DataBinding) -> str:
-    return ", ".join(f"{silo.name} with {silo.size}" for silo in data.silos)
+def misfit_of_data(
+    document: BudgetDocument, found: DataBinding, among: tuple[SiloSize, ...] | None = None
+) -> str | None:
+    """Why data of these names, sizes and schema are not those of a document; None if they are.
+
+    Guarantee: where units can be added or removed a size is compared with a signed lower bound and never told, so
+    that two neighbouring data sets above the bound are accepted alike; else sizes are public and must be equal.
+    """
+    silos = document.data.silos if among is None else among
+    if found.schema_digest != document.data.schema_digest:
+        return "the data has another schema than the budget is for"
+    if tuple(silo.name for silo in found.silos) != tuple(silo.name for silo in silos):
+        return f"the budget is for {_names(document.data)}, the run has {_names(found)}"
+    guarantee = document.guarantee
+    bounds = not isinstance(guarantee, NoPrivacyPromised) and guarantee.adjacency is Relation.ADD_REMOVE
+    for signed, given in zip(silos, found.silos, strict=True):
+        if bounds and given.size < signed.size:
+            return f"{signed.name} has fewer than the {signed.size} units that the budget needs"
+        if not bounds and given.size != signed.size:
+            return f"the budget is for {signed.name} with {signed.size}, the run has {given.size}"
+    return None
+
+
+def _names(data: DataBinding) -> str:
+    return ", ".join(silo.name for silo in data.silos)
 
 
 def _instant(at: datetime | None) -> datetime:

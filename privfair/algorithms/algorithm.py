@@ -34,6 +34,8 @@ class SiloTensors:
     s: Tensor
     unit_of_row: Tensor | None = None
     """For user-level privacy: which user each row belongs to; None where a unit is a record."""
+    users: int = 0
+    """For user-level privacy: how many users there are, those without a row included; 0 where the rows say it."""
     client_of_row: Tensor | None = None
     """For a party that collects several clients' records: which client each row is from; units stay records."""
     record_numbers: Tensor | None = None
@@ -41,6 +43,13 @@ class SiloTensors:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def units(self) -> int:
+        """How many protected units there are: records, or users."""
+        if self.unit_of_row is None:
+            return len(self)
+        return max(self.users, int(self.unit_of_row.max()) + 1 if len(self) else 0)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ _DATA = """
 [data]
 dataset = "credit-card"
 seed = 0
+at-least = 7000                 # training records that each silo has for sure, where records can be added
 
 [data.partition]
 kind = "equal"
@@ -130,7 +131,7 @@ seed = 0
 
 [data.users]
 kind = "poisson"
-mean = 2.0
+users = 16958
 
 [training]
 learning-rate = 0.8

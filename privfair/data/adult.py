@@ -11,6 +11,7 @@ Source: UCI Machine Learning Repository, "Adult", CC BY 4.0.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from privfair.data.encode import encode, resolve
 from privfair.data.read import RawTable, parse_csv, read_table
 from privfair.data.scaling import PublicMeanScale, Scaling, Transform
 from privfair.data.schema import CodedColumn, Schema
+from privfair.data.stability import COMPLETE_ROWS
 
 RECORDS = 45_222
 CLASSES = ("<=50K", ">50K")
@@ -83,12 +85,13 @@ def schema(scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Schema:
 
 def load_adult(path: Path | None = None, scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Dataset:
     """Load Adult from a CSV, from UCI's folder with `adult.data` and `adult.test`, or from the data package."""
-    if path is not None and Path(path).is_dir():
-        table = _uci_folder(Path(path))
+    folder = path is not None and Path(path).is_dir()
+    if folder:
+        table = _uci_folder(Path(str(path)))
     else:
         table = _decoded(read_table(data_file("adult", "adult.csv.zip", path)))
     resolved, derived = resolve(schema(scaling), [table])
-    return encode(table, resolved, derived)
+    return replace(encode(table, resolved, derived), steps=(COMPLETE_ROWS,) if folder else ())
 
 
 def _decoded(table: RawTable) -> RawTable:

@@ -15,6 +15,7 @@ from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.data.facts import DerivedFact, NoPrivacyPromised, require_allowed
 from privfair.data.schema import Schema
+from privfair.data.stability import Stability
 
 EVERYONE: tuple[str, ...] = ("everyone",)
 """The group names of a data set without a sensitive attribute."""
@@ -27,8 +28,9 @@ class Dataset:
     `label[i]` indexes `class_names` and `group[i]` indexes `group_names`. The numbering comes from the
     schema, once for all silos: two data sets with the same `schema_digest` number alike. `features` has one
     row per record; further axes are free (images). `side_columns` are kept for partitions and are never
-    features. `unscaled_features` still wait for non-private standardisation. `schema` is what a table was encoded
-    with, every list filled in; images and made-up data have none.
+    features. `steps` are the steps that only this data set's loader makes. `unscaled_features` still wait for
+    non-private standardisation. `schema` is what a table was encoded with, every list filled in; images and made-up
+    data have none.
     """
 
     features: AnyFloats
@@ -41,6 +43,7 @@ class Dataset:
     schema: Schema | None = None
     side_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     derived: tuple[DerivedFact, ...] = ()
+    steps: tuple[Stability, ...] = ()
     unscaled_features: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ def _read(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None) ->
     if own.schema.silo_column is None:
         return own, [(silo_name(file), table) for file, table in zip(files, tables, strict=True)]
     if len(tables) == 1:
-        return own, _by_silo_column(tables[0], own.schema.silo_column)
+        return own, _by_silo_column(tables[0], own.schema.silo_column, own.schema.silo_names)
     raise InvalidInput(
         "files",
         len(files),
@@ -119,13 +119,14 @@ def silo_name(file: Path) -> str:
     return Path(name.removesuffix(".zip")).stem
 
 
-def _by_silo_column(table: RawTable, column: str) -> NamedTables:
+def _by_silo_column(table: RawTable, column: str, declared: tuple[str, ...] | None) -> NamedTables:
     names = table.names(column)
     missing = np.isin(np.char.lower(names), sorted(MISSING))
     if missing.any():
         line = table.line(int(np.argmax(missing)))
         raise BadData(table.file, "has no value", "give every record a silo", column=column, line=line)
-    return [(str(name), table.rows(np.flatnonzero(names == name))) for name in np.unique(names)]
+    silos = [str(name) for name in np.unique(names)] if declared is None else declared
+    return [(name, table.rows(np.flatnonzero(names == name))) for name in silos]
 
 
 def _require_columns(table: RawTable, schema: Schema) -> None:

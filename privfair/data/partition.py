@@ -1,7 +1,12 @@
 """Ways to cut one table into silos, for experiments; real silos arrive cut.
 
-Each way is a type; `assign` is the only function that draws. All of them give every record to exactly one
-silo, and the same seed gives the same silos.
+Each way is a type; `assign` is the only function that draws. All of them give every record to at most one
+silo, and the same seed gives the same silos. Every purpose has its own stream of the seed, so that a split is not
+correlated with a partition.
+
+By position, a record's fate depends on the seed, on its place in the file and on how many records there are: one row
+more moves others. By record (`RecordHash`) it depends on the record alone, as a promise to units that can be added or
+removed needs (docs/theorems/stability.md).
 """
 
 from __future__ import annotations
@@ -17,10 +22,15 @@ from calibrate.errors import InvalidInput, count, open_unit, positive
 from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset
 from privfair.data.silos import Silo, Silos, TrainTest
-
-# Reproducible randomness for splits and partitions; never for noise.
-#
-# Every purpose has its own stream, so that the same seed does not correlate a split with a partition.
+from privfair.data.stability import (
+    CUT_BY_POSITION,
+    CUT_BY_RANK,
+    CUT_BY_RECORD,
+    SILOS_DECLARED,
+    SILOS_READ_OFF,
+    RecordHash,
+    Stability,
+)
 
 
 def permutation(generator: np.random.Generator, size: int) -> Integers:
@@ -47,9 +57,33 @@ def split_dataset(
     return dataset.rows(order[tests:]), dataset.rows(order[:tests])
 
 
-def split_silos(silos: Silos, seed: int, test_fraction: float = PAPERS_TEST_FRACTION) -> TrainTest:
-    """Split every silo on its own; a silo's split depends on its name, not on its place among the others."""
-    parts = [split_dataset(silo.data, seed, test_fraction, f"split {silo.name}") for silo in silos]
+def split_by_record(dataset: Dataset, seed: int, test_fraction: float, by: RecordHash) -> tuple[Dataset, Dataset]:
+    """Training and test records: each is a test record if a coin of its own says so, whatever other records do."""
+    tests = by.below(dataset, seed, "split", open_unit("test_fraction", test_fraction))
+    if tests.all() or not tests.any():
+        raise InvalidInput(
+            "[data] test-fraction",
+            test_fraction,
+            "leaves a silo without training or without test records",
+            "give more records, or test-files",
+        )
+    return dataset.rows(np.flatnonzero(~tests)), dataset.rows(np.flatnonzero(tests))
+
+
+def split_silos(
+    silos: Silos, seed: int, test_fraction: float = PAPERS_TEST_FRACTION, by: RecordHash | None = None
+) -> TrainTest:
+    """Split every silo on its own: record by record, or by position if `by` is None.
+
+    By position a silo's split depends on its name, not on its place among the others; by record copies go to the same
+    side in all silos.
+    """
+    parts = [
+        split_dataset(silo.data, seed, test_fraction, f"split {silo.name}")
+        if by is None
+        else split_by_record(silo.data, seed, test_fraction, by)
+        for silo in silos
+    ]
     return TrainTest(
         train=Silos(tuple(Silo(s.name, train) for s, (train, _) in zip(silos, parts, strict=True))),
         test=Silos(tuple(Silo(s.name, test) for s, (_, test) in zip(silos, parts, strict=True))),
@@ -58,7 +92,7 @@ def split_silos(silos: Silos, seed: int, test_fraction: float = PAPERS_TEST_FRAC
 
 @dataclass(frozen=True)
 class EqualAtRandom:
-    """`silos` random parts whose sizes differ by at most one."""
+    """`silos` random parts; by position their sizes differ by at most one."""
 
     silos: int
 
@@ -70,15 +104,19 @@ class EqualAtRandom:
 class Heterogeneous:
     """SteFFLe's Algorithm 3: a fraction `h` of each silo comes from its own slice of `column`, the rest is mixed.
 
-    h = 0 is `EqualAtRandom`; h = 1 sorts the table by the column and cuts it.
+    h = 0 is `EqualAtRandom`; h = 1 sorts the table by the column and cuts it. With `cuts`, public values of the
+    column in ascending order, the slices are fixed beforehand and each record is dealt on its own.
     """
 
     silos: int
     column: str
     h: float
+    cuts: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         count("silos", self.silos)
+        if self.cuts is not None and (len(self.cuts) != self.silos - 1 or sorted(set(self.cuts)) != [*self.cuts]):
+            raise InvalidInput("cuts", self.cuts, "must be one fewer than silos, in ascending order", "list each once")
         if not 0 <= self.h <= 1:
             raise InvalidInput("h", self.h, "must lie in [0, 1]", "0 is homogeneous, 1 fully heterogeneous")
 
@@ -87,7 +125,7 @@ class Heterogeneous:
 class DirichletByLabel:
     """Each class is shared out in proportions drawn from Dirichlet(beta, ..., beta); small beta is uneven.
 
-    Draws are repeated until every silo has at least `least` records.
+    By position draws are repeated until every silo has at least `least` records; by record there is one draw.
     """
 
     silos: int
@@ -102,13 +140,19 @@ class DirichletByLabel:
 
 @dataclass(frozen=True)
 class ByColumn:
-    """One silo for each value of a side column, in sorted order; values with fewer than `least` records go."""
+    """One silo for each value of a side column, in sorted order; values with fewer than `least` records go.
+
+    With `names`, the public list of silos, the silos are these, and records of other values go.
+    """
 
     column: str
     least: int = 1
+    names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         count("least", self.least)
+        if self.names is not None and (self.least > 1 or len(set(self.names)) != len(self.names) or not self.names):
+            raise InvalidInput("names", self.names, "must be distinct, not empty, and without least", "drop least")
 
 
 Partition = EqualAtRandom | Heterogeneous | DirichletByLabel | ByColumn
@@ -118,26 +162,62 @@ LEFT_OUT = -1
 """The assignment of a record that `ByColumn(least=...)` leaves out."""
 
 
-def cut_into_silos(dataset: Dataset, partition: Partition, seed: int) -> Silos:
+def stability_of(partition: Partition, by: RecordHash | None) -> Stability:
+    """What a partition does to neighbouring files."""
+    match partition:
+        case ByColumn(names=names):
+            return SILOS_READ_OFF if names is None else SILOS_DECLARED
+        case EqualAtRandom():
+            return CUT_BY_POSITION if by is None else CUT_BY_RECORD
+        case Heterogeneous(cuts=cuts):
+            return CUT_BY_RANK if cuts is None else CUT_BY_RECORD
+        case DirichletByLabel():
+            return CUT_BY_RANK if by is None else CUT_BY_RECORD
+        case _:
+            assert_never(partition)
+
+
+def cut_into_silos(dataset: Dataset, partition: Partition, seed: int, by: RecordHash | None = None) -> Silos:
     """The silos that a partition makes of a data set, as `silo-0`, `silo-1`, ... or by the column's values."""
-    assignment, names = assign(dataset, partition, seed)
+    assignment, names = assign(dataset, partition, seed, by)
     # One sort instead of one scan for each silo; stable, so records keep the order of the table.
     order = np.argsort(assignment, kind="stable")
     ends = np.searchsorted(assignment[order], np.arange(len(names) + 1))
     return Silos(tuple(Silo(name, dataset.rows(order[ends[k] : ends[k + 1]])) for k, name in enumerate(names)))
 
 
-def assign(dataset: Dataset, partition: Partition, seed: int) -> tuple[Integers, tuple[str, ...]]:
-    """For each record the number of its silo (or `LEFT_OUT`), and the silos' names."""
+def assign(
+    dataset: Dataset, partition: Partition, seed: int, by: RecordHash | None = None
+) -> tuple[Integers, tuple[str, ...]]:
+    """For each record the number of its silo (or `LEFT_OUT`), and the silos' names; by position if `by` is None."""
     match partition:
-        case ByColumn(column, least):
-            return _by_column(dataset, column, least)
+        case ByColumn(column, least, names):
+            if names is None:
+                return _by_column(dataset, column, least)
+            numbers = {name: number for number, name in enumerate(names)}
+            values = (str(value) for value in dataset.side_column(column).tolist())
+            return np.array([numbers.get(value, LEFT_OUT) for value in values], dtype=np.int64), names
         case EqualAtRandom(silos):
-            assignment = _heterogeneous(np.zeros(len(dataset)), silos, 0.0, seed)
-        case Heterogeneous(silos, column, h):
-            assignment = _heterogeneous(dataset.side_column(column), silos, h, seed)
+            if by is None:
+                assignment = _heterogeneous(np.zeros(len(dataset)), silos, 0.0, seed)
+            else:
+                assignment = by.one_of(dataset, seed, "silo", silos)
+        case Heterogeneous(silos, column, h, cuts):
+            if cuts is None:
+                assignment = _heterogeneous(dataset.side_column(column), silos, h, seed)
+            else:
+                by = by or RecordHash()
+                own = np.searchsorted(np.array(cuts), dataset.side_column(column), side="right").astype(np.int64)
+                kept = by.below(dataset, seed, "own slice", h)
+                assignment = np.where(kept, own, by.one_of(dataset, seed, "silo", silos))
         case DirichletByLabel(silos, beta, least):
-            assignment = _dirichlet(dataset.label, silos, beta, least, seed)
+            if by is None:
+                assignment = _dirichlet(dataset.label, silos, beta, least, seed)
+            else:
+                shares = stream(seed, "dirichlet").dirichlet(np.full(silos, beta), size=dataset.classes)
+                place = by.words(dataset, seed, "silo") / 2.0**64
+                ends = np.cumsum(shares, axis=1)[dataset.label, :-1]
+                assignment = (place[:, np.newaxis] >= ends).sum(axis=1).astype(np.int64)
         case _:
             assert_never(partition)
     return assignment, tuple(f"silo-{k}" for k in range(silos))

@@ -98,6 +98,7 @@ class Schema:
     numeric: tuple[NumericColumn, ...] = ()
     categorical: tuple[CodedColumn, ...] = ()
     silo_column: str | None = None
+    silo_names: tuple[str, ...] | None = None
     coverage: Coverage = Coverage.ALL_GROUPS_TWO_CLASSES
     side_columns: tuple[str, ...] = ()
 

@@ -27,6 +27,7 @@
 
     [silos]                            # only if one file holds several silos, or to relax the check
     column = "branch"
+    names = ["north", "south"]         # optional: the public list of silos; records of others are left out
     each_holds = "all-groups"          # or "anything"
 
     [file]
@@ -146,6 +147,7 @@ class _Numeric:
 @dataclass(frozen=True)
 class _Silos:
     column: str | None = None
+    names: Names | None = None
     each_holds: Coverage = Coverage.ALL_GROUPS_TWO_CLASSES
 
 
@@ -202,6 +204,7 @@ def _own_format(document: Mapping[str, Any]) -> OwnFormat:
             for name, table in _tables(document, "categorical").items()
         ),
         silo_column=silos.column,
+        silo_names=None if silos.names is None else tuple(str(name) for name in silos.names),
         coverage=silos.each_holds,
         side_columns=tuple(str(name) for name in layout.keep),
     )

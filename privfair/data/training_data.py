@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, assert_never
 
 import numpy as np
 import torch
 
 from calibrate.arrays import Integers
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding
-from calibrate.privacy_unit import PrivacyUnit, Protected
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.data.attributes import AttributeFiles, HeldApart, dealt_out, held_by_column, read_attribute_files
 from privfair.data.benchmark_files import Standardisation, fit_standardisation
@@ -19,11 +22,31 @@ from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
 from privfair.data.facts import NoPrivacyPromised
 from privfair.data.own_files import load_own_silos, load_own_train_test, silo_name
-from privfair.data.partition import EqualAtRandom, cut_into_silos, split_silos
+from privfair.data.partition import EqualAtRandom, cut_into_silos, split_silos, stability_of
+from privfair.data.schema import Schema
 from privfair.data.schema_toml import OwnFormat, load_schema
 from privfair.data.silos import Silo, Silos, TrainTest
+from privfair.data.stability import (
+    ATTRIBUTES_APART,
+    BATCHES,
+    ENCODED,
+    POOLED,
+    READ,
+    SEPARATE_TEST_FILES,
+    SILOS_DECLARED,
+    SILOS_READ_OFF,
+    SPLIT_BEFORE_DEALING,
+    SPLIT_BY_POSITION,
+    SPLIT_BY_RECORD,
+    SPLIT_BY_USER,
+    USERS_DEALT_BY_POSITION,
+    USERS_DEALT_BY_RECORD,
+    USERS_OF_COLUMN,
+    RecordHash,
+    Stability,
+)
 from privfair.data.unfair_images import unfair_images
-from privfair.data.users import UserRecords, poisson_users, users_by_column
+from privfair.data.users import UserRecords, poisson_users, users_by_column, users_by_record
 from privfair.plan.data import (
     AttributesInFiles,
     BenchmarkSource,
@@ -32,6 +55,7 @@ from privfair.plan.data import (
     FileSource,
     PoissonUsers,
     Pooled,
+    SplitRule,
     UsersOfColumn,
 )
 
@@ -53,11 +77,57 @@ class TrainingData:
     """Whose records a central party holds, one client after the other: names and sizes."""
     apart: HeldApart | None = None
     """Where attributes are held apart from records: who holds which; its parties are `parties`."""
+    steps: tuple[Stability, ...] = ()
+    """Every step from the files to the parties, with its claim about neighbouring files."""
+    at_least: int | Mapping[str, int] | None = None
+    """A public lower bound of each party's units."""
+    shared_with_test: str | None = None
+    """Why the test files are not apart from the training files; None if they are."""
 
     @property
     def binding(self) -> DataBinding:
-        """What a manifest binds: parties, sizes in protected units, schema digest."""
+        """Parties, exact sizes in protected units, schema digest."""
         return self.parties.binding() if self.users is None else self.users.binding(USERS)
+
+    def binding_for(self, unit: PrivacyUnit) -> DataBinding:
+        """What a manifest signs under a promise to `unit`.
+
+        Guarantee: where units can be added or removed the sizes are declared lower bounds, the same for two
+        neighbouring files; else they are exact, and equal for neighbours.
+        """
+        exact = self.binding
+        if unit.relation is not Relation.ADD_REMOVE:
+            return exact
+        bounds = [(silo.name, self._lower_bound(silo.name)) for silo in exact.silos]
+        for silo, (_, bound) in zip(exact.silos, bounds, strict=True):
+            if silo.size < bound:
+                raise InvalidInput("[data] at-least", bound, f"exceeds what {silo.name!r} has", "declare less")
+        return DataBinding.of(exact.schema_digest, bounds)
+
+    def _lower_bound(self, party: str) -> int:
+        bound = self.at_least.get(party) if isinstance(self.at_least, Mapping) else self.at_least
+        if bound is None:
+            raise InvalidInput(
+                "[data] at-least",
+                self.at_least,
+                f"is needed for {party!r}: where units can be added or removed, an exact size tells who is in the file",
+                "write at-least = 1000, for example, a public number of units that each silo has for sure",
+            )
+        return bound
+
+    def not_protected(self, unit: PrivacyUnit) -> tuple[str, ...]:
+        """What is known of the data beside the noise, each in one sentence, for the manifest."""
+        who, sizes = f"{unit.protected.value}s", "exactly the signed number"
+        if unit.relation is Relation.ADD_REMOVE:
+            sizes = "at least the signed number"
+        held_out = "Records in the test files" if SEPARATE_TEST_FILES in self.steps else "Records held out of the files"
+        public_silo = "Which silo a record belongs to, and which names the silos have."
+        return (
+            f"{held_out} for measuring: exact metrics on them are written.",
+            f"That each silo has {sizes} of {'records' if unit.protected is Protected.ATTRIBUTE else who}.",
+            "Whether the files pass the checks made before training: a refusal is seen by whoever starts it.",
+            *((public_silo,) if len(self.parties) > 1 else ()),
+        )
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
@@ -75,10 +145,14 @@ class TrainingData:
                     f"does not fit a promise to each {promise.protected.value}",
                     "group records by user exactly when users are promised privacy",
                 )
-
-    def not_protected(self) -> tuple[str, ...]:
-        """What the steps from the files to these records leave out of a promise, one sentence each."""
-        return ()
+            for step in self.steps:
+                step.require(promise)
+            if self.shared_with_test is not None:
+                raise UnsupportedCombination(
+                    "a promise with these test-files",
+                    f"{self.shared_with_test}, and exact metrics on them are written",
+                    "give test-files without training records, or leave test-files out",
+                )
 
     def tensors(self, dtype: torch.dtype) -> tuple[SiloTensors, ...]:
         """The parties' training records; features in the model's own number format."""
@@ -86,7 +160,8 @@ class TrainingData:
         sizes = torch.tensor([size for _, size in self.clients])
         clients = torch.repeat_interleave(torch.arange(len(sizes)), sizes) if self.clients else None
         if self.apart is None:
-            return tuple(_tensors(silo, dtype, owners, clients) for silo in self.parties)
+            users = 0 if self.users is None else len(self.users)
+            return tuple(replace(_tensors(silo, dtype, owners, clients), users=users) for silo in self.parties)
         return tuple(
             replace(_tensors(silo, dtype, owners, clients), record_numbers=torch.from_numpy(numbers))
             for silo, numbers in zip(self.parties, self.apart.numbers, strict=True)
@@ -105,47 +180,114 @@ class TrainingData:
         }
 
 
-def load_training_data(plan: DataPlan, *, central: bool = False) -> TrainingData:
-    """Load, cut, split and scale; `central` puts all training records into one party and keeps the test silos."""
+def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUnit | None = None) -> TrainingData:
+    """Load, cut, split and scale; `central` puts all training records into one party and keeps the test silos.
+
+    `unit` is the one that the manifest speaks of: where it can be added or removed, records are split and dealt one by
+    one, and by user where users are protected. None is for data of which nothing is promised.
+    """
     own = load_schema(plan.source.schema) if isinstance(plan.source, FileSource) else None
-    parts = _train_test(plan, own)
-    standardisation, delimiter = None, "," if own is None else own.delimiter
+    by = _decider(plan, unit)
+    parts, steps = _train_test(plan, own, by)
+    loaded = TrainingData(
+        parties=parts.train,
+        test=parts.test,
+        standardisation=None,
+        delimiter="," if own is None else own.delimiter,
+        steps=(READ, *parts.train[0].data.steps, ENCODED, *steps, BATCHES),
+        at_least=plan.at_least,
+        shared_with_test=_shared_with_test(plan, parts),
+    )
     if parts.train[0].data.unscaled_features:
-        standardisation = fit_standardisation(parts.train)
-        parts = TrainTest(standardisation.apply_to_silos(parts.train), standardisation.apply_to_silos(parts.test))
+        fitted = fit_standardisation(parts.train)
+        parts = TrainTest(fitted.apply_to_silos(parts.train), fitted.apply_to_silos(parts.test))
+        loaded = replace(loaded, parties=parts.train, test=parts.test, standardisation=fitted)
     if plan.users is not None:
-        users = _by_user(plan.users, parts.train.pooled(), plan.seed)
-        party = Silos((Silo(USERS, users.data),))
-        return TrainingData(party, parts.test, standardisation, users, delimiter)
+        return _by_user(loaded, plan.users, plan.seed)
     if plan.attributes is not None:
         apart = _held_apart(plan, parts.train, central)
-        return TrainingData(apart.parties, parts.test, standardisation, None, delimiter, apart=apart)
+        return replace(loaded, parties=apart.parties, apart=apart, steps=(*loaded.steps, ATTRIBUTES_APART))
     if not central:
-        return TrainingData(parts.train, parts.test, standardisation, None, delimiter)
+        return loaded
     clients = tuple(zip(parts.train.names, parts.train.sizes, strict=True))
-    parties = Silos((Silo(CENTRAL, parts.train.pooled()),))
-    return TrainingData(parties, parts.test, standardisation, None, delimiter, clients)
+    return replace(loaded, parties=Silos((Silo(CENTRAL, parts.train.pooled()),)), clients=clients)
 
 
-def _train_test(plan: DataPlan, own: OwnFormat | None) -> TrainTest:
+def _decider(plan: DataPlan, unit: PrivacyUnit | None) -> RecordHash | None:
+    """What decides a record's silo and side; None for its position."""
+    if unit is not None and unit.protected is Protected.USER and isinstance(plan.users, UsersOfColumn):
+        return RecordHash(plan.users.column)
+    rule = plan.split
+    if rule is None:
+        replaced = unit is None or (unit.relation is not Relation.ADD_REMOVE and unit.protected is not Protected.USER)
+        rule = SplitRule.POSITION if replaced else SplitRule.RECORD
+    return RecordHash(plan.id_column) if rule is SplitRule.RECORD else None
+
+
+def _train_test(
+    plan: DataPlan, own: OwnFormat | None, by: RecordHash | None
+) -> tuple[TrainTest, tuple[Stability, ...]]:
+    """The silos' training and test records, and the steps that led to them."""
     match plan.source:
         case BenchmarkSource(dataset, path, scaling):
             whole = load_benchmark(dataset, path, scaling)
             if plan.unfair is not None:
-                whole = unfair_images(whole, plan.unfair, plan.seed)
-            return split_silos(_cut(whole, plan), plan.seed, plan.test_fraction)
+                whole = unfair_images(whole, plan.unfair, plan.seed, None if by is None else RecordHash())
+            silos, steps = _cut(whole, plan, by)
         case FileSource(files=files, test_files=test_files):
             assert own is not None
             held = _attribute_files(plan, own)
+            steps = () if own.schema.silo_column is None else (_of_silo_column(own.schema),)
             if test_files:
                 _refuse_cutting(plan)
-                return load_own_train_test(files, test_files, own, held)
+                return load_own_train_test(files, test_files, own, held), (*steps, SEPARATE_TEST_FILES)
             silos = load_own_silos(files, own, held)
             if plan.partition is not None:
-                silos = _cut(silos.pooled(), plan)
-            return split_silos(silos, plan.seed, plan.test_fraction)
+                silos, cut = _cut(silos.pooled(), plan, by)
+                steps = (*steps, *cut)
         case _:
             assert_never(plan.source)
+    return split_silos(silos, plan.seed, plan.test_fraction, by), (*steps, _of_split(plan, by))
+
+
+def _of_silo_column(schema: Schema) -> Stability:
+    return SILOS_READ_OFF if schema.silo_names is None else SILOS_DECLARED
+
+
+def _of_split(plan: DataPlan, by: RecordHash | None) -> Stability:
+    if by is None:
+        return SPLIT_BY_POSITION
+    if isinstance(plan.users, PoissonUsers):
+        return SPLIT_BEFORE_DEALING
+    return SPLIT_BY_RECORD if plan.users is None else SPLIT_BY_USER
+
+
+_MOST_ALIKE = 0.1
+"""Honest test records may equal training records; where more than this share does, and no id column tells them apart,
+the files are taken to overlap."""
+
+
+def _shared_with_test(plan: DataPlan, parts: TrainTest) -> str | None:
+    """Why test files are not apart from training files: the same file, the same ids, or too many equal records."""
+    if not isinstance(plan.source, FileSource) or not plan.source.test_files:
+        return None
+    if _identities(plan.source.files) & _identities(plan.source.test_files):
+        return "a test file is a training file"
+    by = RecordHash(plan.id_column)
+    train, test = (by.words(part.pooled(), plan.seed, "overlap") for part in (parts.train, parts.test))
+    alike = float(np.isin(test, train).mean())
+    if plan.id_column is not None:
+        return "training and test files share ids" if alike > 0 else None
+    return "many test records equal training records" if alike > _MOST_ALIKE else None
+
+
+def _identities(files: tuple[Path, ...]) -> set[object]:
+    """What makes two names the same file: its place on disk, or its content."""
+    found: set[object] = set()
+    for file in files:
+        status = file.stat()
+        found |= {(status.st_dev, status.st_ino), hashlib.sha256(file.read_bytes()).digest()}
+    return found
 
 
 def _attribute_files(plan: DataPlan, own: OwnFormat) -> AttributeFiles | None:
@@ -170,14 +312,14 @@ def _held_apart(plan: DataPlan, train: Silos, central: bool) -> HeldApart:
             assert_never(plan.attributes)
 
 
-def _cut(whole: Dataset, plan: DataPlan) -> Silos:
+def _cut(whole: Dataset, plan: DataPlan, by: RecordHash | None) -> tuple[Silos, tuple[Stability, ...]]:
     match plan.partition:
         case None:
-            return cut_into_silos(whole, EqualAtRandom(1), plan.seed)
+            return cut_into_silos(whole, EqualAtRandom(1), plan.seed), (POOLED,)
         case Pooled():
-            return Silos((Silo("all", whole),))
+            return Silos((Silo("all", whole),)), (POOLED,)
         case partition:
-            return cut_into_silos(whole, partition, plan.seed)
+            return cut_into_silos(whole, partition, plan.seed, by), (stability_of(partition, by),)
 
 
 def _refuse_cutting(plan: DataPlan) -> None:
@@ -190,14 +332,20 @@ def _refuse_cutting(plan: DataPlan) -> None:
         )
 
 
-def _by_user(kind: PoissonUsers | UsersOfColumn, records: Dataset, seed: int) -> UserRecords:
+def _by_user(loaded: TrainingData, kind: PoissonUsers | UsersOfColumn, seed: int) -> TrainingData:
+    """All training records as one party whose units are users; a declared number of them is a public bound."""
+    records, at_least = loaded.parties.pooled(), loaded.at_least
     match kind:
-        case PoissonUsers(mean):
-            return poisson_users(records, seed, mean)
+        case PoissonUsers(mean=mean, users=None):
+            users, step = poisson_users(records, seed, mean), USERS_DEALT_BY_POSITION
+        case PoissonUsers(users=int(number)):
+            users, step, at_least = users_by_record(records, seed, number), USERS_DEALT_BY_RECORD, number
         case UsersOfColumn(column):
-            return users_by_column(records, column)
+            users, step = users_by_column(records, column), USERS_OF_COLUMN
         case _:
-            assert_never(kind)
+            raise AssertionError("users are dealt, or named by a column")
+    party = Silos((Silo(USERS, users.data),))
+    return replace(loaded, parties=party, users=users, at_least=at_least, steps=(*loaded.steps, POOLED, step))
 
 
 def _owners(users: UserRecords) -> Integers:

@@ -17,6 +17,7 @@ from calibrate.errors import InvalidInput, count
 from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset
 from privfair.data.facts import digest
+from privfair.data.stability import WRITERS_BY_POSITION, WRITERS_BY_RECORD, RecordHash
 
 GROUPS = ("black-pen", "blue-pen", "chalk")
 WRITER = "writer"
@@ -45,10 +46,11 @@ class UnfairImages:
         return pens, pens, self.writers - 2 * pens
 
 
-def unfair_images(data: Dataset, how: UnfairImages, seed: int) -> Dataset:
+def unfair_images(data: Dataset, how: UnfairImages, seed: int, by: RecordHash | None = None) -> Dataset:
     """Grey images of light strokes on a dark ground as colour images of three groups; pixels stay in [0, 1].
 
-    Equation 19 can leave [0, 1]; here its result is cut back. All randomness depends on `seed` alone.
+    Equation 19 can leave [0, 1]; here its result is cut back. All randomness depends on `seed` and a record's
+    position; with `by` it depends on the seed and the record alone.
     """
     shape = data.feature_shape
     if len(shape) != 3 or shape[0] != 1 or shape[1] != shape[2]:
@@ -60,31 +62,40 @@ def unfair_images(data: Dataset, how: UnfairImages, seed: int) -> Dataset:
         )
     generator = stream(seed, "unfair images")
     writer = generator.integers(how.writers, size=len(data))
+    keys = None
+    if by is not None:
+        writer, keys = by.one_of(data, seed, "writer", how.writers), by.words(data, seed, "chalk")
     group = np.repeat(np.arange(3), how.of_each_group)[writer]
     return replace(
         data,
-        features=_drawn(data.features[:, 0].astype(np.float32), group, generator),
+        features=_drawn(data.features[:, 0].astype(np.float32), group, generator, keys),
         group=group.astype(np.int64),
         group_names=GROUPS,
         schema_digest=digest({"unfair": data.schema_digest, "groups": [*GROUPS]}),
         side_columns={**data.side_columns, WRITER: writer},
+        steps=(*data.steps, WRITERS_BY_POSITION if by is None else WRITERS_BY_RECORD),
     )
 
 
-def _drawn(strokes: Images, group: Integers, generator: np.random.Generator) -> Images:
+def _drawn(strokes: Images, group: Integers, generator: np.random.Generator, keys: NDArray[np.uint64] | None) -> Images:
     """Colour channels first: (records, 3, height, width)."""
     paper = np.repeat(1 - strokes[:, np.newaxis], 3, axis=1)
     blue, chalk = group == GROUPS.index("blue-pen"), group == GROUPS.index("chalk")
     paper[blue, _BLUE] = 1.0
-    paper[chalk] = _on_blackboard(strokes[chalk], generator)[:, np.newaxis]
+    dust = generator if keys is None else [np.random.Generator(np.random.PCG64(int(key))) for key in keys[chalk]]
+    paper[chalk] = _on_blackboard(strokes[chalk], dust)[:, np.newaxis]
     return paper
 
 
-def _on_blackboard(strokes: Images, generator: np.random.Generator) -> Images:
+def _on_blackboard(strokes: Images, generator: np.random.Generator | list[np.random.Generator]) -> Images:
     """(x + noise * kappa_2) * kappa_1 with Gaussian kernels of deviations 2 and 1, turned by 90 degrees."""
     from scipy.ndimage import gaussian_filter  # here, so that reading a plan stays quick
 
-    noise = generator.standard_normal(strokes.shape).astype(np.float32)
+    if isinstance(generator, list):  # one for each image
+        drawn = [one.standard_normal(strokes.shape[1:]) for one in generator]
+        noise = np.array(drawn, dtype=np.float32).reshape(strokes.shape)
+    else:
+        noise = generator.standard_normal(strokes.shape).astype(np.float32)
     dust = gaussian_filter(noise, (0, _NOISE_BLUR, _NOISE_BLUR))
     blurred = gaussian_filter(strokes + dust, (0, _CHALK_BLUR, _CHALK_BLUR))
     return np.rot90(np.clip(blurred, 0.0, 1.0), axes=(1, 2)).astype(np.float32)

@@ -14,6 +14,7 @@ from calibrate.errors import InvalidInput, positive
 from calibrate.manifest.document import DataBinding
 from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset
+from privfair.data.stability import RecordHash
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,6 +71,11 @@ def group_by_user(dataset: Dataset, user: Integers, users: int) -> UserRecords:
         raise InvalidInput("user", user.shape, f"must number each record's user from 0 to {users - 1}", "renumber")
     order = np.argsort(user, kind="stable")
     return UserRecords(dataset.rows(order), np.concatenate([[0], np.cumsum(np.bincount(user, minlength=users))]))
+
+
+def users_by_record(dataset: Dataset, seed: int, users: int) -> UserRecords:
+    """Hand each record to one of a declared number of users, which its own content and the seed decide."""
+    return group_by_user(dataset, RecordHash().one_of(dataset, seed, "user", users), users)
 
 
 def poisson_users(dataset: Dataset, seed: int, mean: float = 2.0) -> UserRecords:

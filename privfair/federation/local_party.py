@@ -78,8 +78,14 @@ class PartySetup:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Units of each party, as signed."""
+        """Units of each party as signed: exactly so many, or a lower bound where units can be added or removed."""
         return {silo.name: silo.size for silo in self.manifest.document.data.silos}
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Units that each party really has, to draw batches from; never to be shown. Users may have no row."""
+        signed = self.sizes
+        return {s.name: s.units if s.unit_of_row is None else max(s.units, signed[s.name]) for s in self.silos}
 
     @property
     def values(self) -> tuple[ValueSpec, ...]:
@@ -384,7 +390,7 @@ def _open_batches(
         writer = BatchWriter.resume(path, header) if recorded else BatchWriter.create(path, header)
     holders = {
         name: Participation(name, size, setup.sampling, sources[name], writer, recorded)
-        for name, size in setup.sizes.items()
+        for name, size in setup.units.items()
         if name not in setup.sensitive
     }
     for participation in holders.values():

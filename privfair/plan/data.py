@@ -11,19 +11,25 @@
     # test-files = ["n-test.csv", ...]   #   test records in files of their own
     test-fraction = 0.25                 # of every silo's records; they train nothing
     seed = 0                             # of partition and split
+    # split = "record"                   # record | position; left out: by record where units can be added or removed
+    # id-column = "patient"              # by record: decided by this kept column, not by features and class
+    at-least = 5000                      # units that each silo has for sure, where units can be added or removed;
+                                         #   or a table [data.at-least] with a number for each silo
 
     [data.partition]                     # left out: files are silos, a benchmark is one silo
     kind = "heterogeneous"               # equal | heterogeneous | dirichlet | by-column | pooled
     silos = 3
     column = "AGE"
     h = 0.75
+    # cuts = [30, 40]                    # public cuts, needed where records are protected
 
     [data.unfair]                        # grey images only: FPFL's pens and chalk, three groups (docs/data.md)
     writers = 3383
 
     [data.users]                         # user-level privacy: one aggregator, records grouped by user
-    kind = "poisson"                     # poisson (mean) | column (column)
+    kind = "poisson"                     # poisson (mean, users) | column (column)
     mean = 2.0
+    users = 1000                         # their public number, needed where users are protected
 
     [data.identity]                      # which data set this is, whatever its size: budgets add up under this name
     name = "patients"
@@ -39,7 +45,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,12 +92,15 @@ class Pooled:
 
 @dataclass(frozen=True)
 class PoissonUsers:
-    """Records handed to users at random, `mean` per user."""
+    """Records handed to users at random, `mean` per user; with `users`, to that many, each record on its own."""
 
     mean: float = 2.0
+    users: int | None = None
 
     def __post_init__(self) -> None:
         positive("[data.users] mean", self.mean)
+        if self.users is not None:
+            count("[data.users] users", self.users)
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,17 @@ class AttributesInFiles:
             raise InvalidInput("[data.attributes] files", (), "must not be empty", "name one for each silo")
 
 
+class SplitRule(Enum):
+    """What decides whether a record trains or measures: the record itself, or its position in the file."""
+
+    RECORD = "record"
+    POSITION = "position"
+
+
 @dataclass(frozen=True)
 class DataPlan:
+    """The [data] section; `at_least` is a public lower bound of each silo's units, for all silos or by name."""
+
     source: BenchmarkSource | FileSource
     partition: Partition | Pooled | None = None
     users: PoissonUsers | UsersOfColumn | None = None
@@ -135,8 +154,14 @@ class DataPlan:
     unfair: UnfairImages | None = None
     attributes: DealtAttributes | AttributesInFiles | None = None
     identity: DataIdentity | None = None
+    split: SplitRule | None = None
+    id_column: str | None = None
+    at_least: int | Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
+        for bound in self.at_least.values() if isinstance(self.at_least, Mapping) else (self.at_least,):
+            if bound is not None:
+                count("[data] at-least", bound)
         if self.attributes is not None and self.users is not None:
             raise InvalidInput("[data.attributes]", "(a table)", "excludes [data.users]", "drop one of the two tables")
         if isinstance(self.attributes, AttributesInFiles) and not isinstance(self.source, FileSource):
@@ -162,6 +187,9 @@ class DataPlan:
 class _Common:
     test_fraction: float = PAPERS_TEST_FRACTION
     seed: int = 0
+    split: SplitRule | None = None
+    id_column: str | None = None
+    at_least: int | Mapping[str, int] | None = None
 
 
 _PARTITIONS: dict[str, type[Partition | Pooled]] = {
@@ -198,8 +226,7 @@ def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
         source=source,
         partition=_partition(tables["partition"], source) if "partition" in tables else None,
         users=_of_kind("data.users", tables["users"], _USERS) if "users" in tables else None,
-        test_fraction=common.test_fraction,
-        seed=common.seed,
+        **{field.name: getattr(common, field.name) for field in fields(_Common)},
         unfair=read_section(UnfairImages, "data.unfair", tables["unfair"]) if "unfair" in tables else None,
         attributes=_attributes(tables["attributes"], folder) if "attributes" in tables else None,
         identity=_identity(tables["identity"]) if "identity" in tables else None,

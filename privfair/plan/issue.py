@@ -28,7 +28,7 @@ from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.strict_json import digest
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.plan import Plan
-from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
+from calibrate.privacy_unit import EpsilonDelta
 from calibrate.theorems.printed import printed_noise
 from privfair.algorithms.algorithm import Algorithm
 from privfair.data.training_data import TrainingData, load_training_data
@@ -64,6 +64,7 @@ class _Subject:
     algorithm: Algorithm[Any] | None = None
     dataset: DataIdentity | None = None
     code: tuple[OwnCode, ...] = ()
+    not_protected: tuple[str, ...] = ()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -74,7 +75,6 @@ def promise(file: PlanFile, target: EpsilonDelta, issuing: Issuing) -> tuple[Cer
     """The calibrated budget of a plan file, and the document that promises exactly it."""
     plan = plan_from_mapping(file.algorithm, file.privacy)
     subject = _subject(file, issuing, plan)
-    _require_allowed(subject, plan.unit)
     _require_covered(subject)
     # Smaller shapes are not made use of, so that the noise is what `calibrate` shows for the same plan without data.
     numbers = {name: max(MOST_NUMBERS, math.prod(shape)) for name, shape in subject.shapes.items()}
@@ -88,7 +88,6 @@ def as_printed(file: PlanFile, target: EpsilonDelta, issuing: Issuing) -> Priced
     plan = plan_from_mapping(file.algorithm, file.privacy)
     printed = printed_noise(plan, target)
     subject = _subject(file, issuing, plan)
-    _require_allowed(subject, plan.unit)
     terms = _terms(file, issuing, subject, _clear_values(subject, plan.rounds), _clips(plan))
     claim = PaperClaim(target.epsilon, printed.place)
     return _require_fit(document_as_printed(plan, printed.noise_multipliers, target.delta, claim, terms), subject)
@@ -130,24 +129,35 @@ def _subject(
         return _Subject(_binding_without_data(issuing, parameters))
     if issuing.silos:
         raise InvalidInput("--silo", issuing.silos, "and the plan's [data] both name silos", "drop --silo")
+    plan = None if unpromised is not None or isinstance(parameters, Unpriced) else parameters
     if not file.training:
-        plan = read_data_plan(file.data, file.folder)
-        data = load_training_data(plan)
-        return _Subject(data.binding, data, dataset=plan.identity)
+        plan_of_data = read_data_plan(file.data, file.folder)
+        data = load_training_data(plan_of_data, unit=None if plan is None else plan.unit)
+        known = () if plan is None else data.not_protected(plan.unit)
+        return _Subject(_binding(data, plan), data, dataset=plan_of_data.identity, not_protected=known)
     training = unpromised or training_plan(file)
-    data = load_training_data(training.data, central=training.recipe.central)
-    if unpromised is None and parameters is not None and not isinstance(parameters, Unpriced):
-        # Refused here rather than by the engine, once it is signed.
+    if plan is not None:
         training.refuse_unpromised_keys()
-        training.updates(parameters.rounds)
-        data.require_allowed(parameters.unit)
+        training.updates(plan.rounds)  # refused here rather than by the engine, once it is signed
+    unit = training.recipe.unit if plan is None else plan.unit
+    data = load_training_data(training.data, central=training.recipe.central, unit=unit)
+    binding, known = _binding(data, plan), () if plan is None else data.not_protected(unit)
     return _Subject(
-        data.binding,
+        binding,
         data,
-        build(training, data, parameters)[1],
+        build(training, data, parameters, binding)[1],
         training.data.identity,
         tuple(OwnCode(name=name, sha256=digest) for name, digest in training.code_digests().items()),
+        known,
     )
+
+
+def _binding(data: TrainingData, plan: Plan | None) -> DataBinding:
+    """What is signed of the data, once every step from the files to it is known to keep the plan's promise."""
+    if plan is None:
+        return data.binding
+    data.require_allowed(plan.unit)
+    return data.binding_for(plan.unit)
 
 
 def _binding_without_data(issuing: Issuing, parameters: Parameters) -> DataBinding:
@@ -165,11 +175,6 @@ def _binding_without_data(issuing: Issuing, parameters: Parameters) -> DataBindi
             )
         silos = (("silo-1", sizes[0]),)
     return DataBinding.of(digest(None), silos)
-
-
-def _require_allowed(subject: _Subject, unit: PrivacyUnit) -> None:
-    if subject.data is not None:
-        subject.data.require_allowed(unit)
 
 
 def _require_covered(subject: _Subject) -> None:
@@ -222,7 +227,7 @@ def _terms(
         dataset=subject.dataset,
         ledgers=issuing.ledgers,
         code=subject.code,
-        not_protected=() if subject.data is None else subject.data.not_protected(),
+        not_protected=subject.not_protected,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile
@@ -201,13 +201,13 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
     if given != document.config_digest:
         raise Step.PLAN.refuse(f"the budget is for the plan {document.config_digest[:12]}, not for {given[:12]}")
     plan = read_training_plan(plan_path)
-    data = load_training_data(plan.data, central=plan.recipe.central)
+    data = load_training_data(plan.data, central=plan.recipe.central, unit=document.guarantee.privacy_unit())
     manifest = bind(authentic, Run(plan.file.digest, data.binding, plan.code_digests()))
     data.require_allowed(facts_covered(document))
     if not isinstance(document.guarantee, NoPrivacyPromised):
         plan.refuse_unpromised_keys()
     parameters = require_signed(document, plan.file.privacy)
-    model, algorithm = build(plan, data, parameters, document)
+    model, algorithm = build(plan, data, parameters, document.data, document)
     require_declared(algorithm, document)
     planned = PlannedRun(
         plan=plan,
@@ -225,12 +225,16 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
 
 
 def build(
-    plan: TrainingPlan, data: TrainingData, parameters: Parameters, document: BudgetDocument | None = None
+    plan: TrainingPlan,
+    data: TrainingData,
+    parameters: Parameters,
+    signed: DataBinding,
+    document: BudgetDocument | None = None,
 ) -> tuple[Model, Algorithm[Any]]:
     """Model and algorithm of a plan, from its parameters and public facts about the data alone.
 
-    Under a verified manifest (`document`) the parameters are those that `require_signed` returns; without one they are
-    those about to be signed.
+    Under a verified manifest (`document`) the parameters are those that `require_signed` returns, and `signed` are its
+    names and sizes; without one they are those about to be signed.
     """
     first = data.parties[0].data
     model = build_model(plan.model, data.feature_shape, first.classes)
@@ -238,7 +242,7 @@ def build(
         model=model,
         options=plan.own,
         parameters=parameters,
-        parties=tuple((silo.name, silo.size) for silo in data.binding.silos),
+        parties=tuple((silo.name, silo.size) for silo in signed.silos),
         clients=data.clients,
         sensitive=() if data.apart is None else data.apart.sensitive,
         min_max=plan.min_max,

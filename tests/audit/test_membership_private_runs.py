@@ -35,6 +35,7 @@ relation = "replace-one"
 files = ["members.csv"]
 test-files = ["nonmembers.csv"]
 schema = "schema.toml"
+at-least = 300
 [training]
 learning-rate = 1.0
 [training.model]

@@ -16,6 +16,7 @@ from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk
 _DATA = """[data]
 files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
+at-least = 100
 """
 _TARGET = "[target]\nepsilon = 4.0\ndelta = 1e-5\n"
 MMD = f"""algorithm = "mmd-fedavg"

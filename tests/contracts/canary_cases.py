@@ -17,6 +17,7 @@ delta = 1e-4
 [data]
 files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
+at-least = 100
 {data}
 [training]
 seed = {seed}
@@ -24,7 +25,7 @@ seed = {seed}
 """
 _STEPS = "sampling-rate = 0.4\nrounds = 8\nclip = 1.0\n"
 _USERS = "users = 202\ncohort = 81\nrounds = 8\nclip = 1.0\n"
-_BY_USER = '[data.users]\nkind = "poisson"\nmean = 2.0\n'
+_BY_USER = '[data.users]\nkind = "poisson"\nusers = 202\n'
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ noise = {noise}
 [data]
 files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
+at-least = 100
 [training]
 learning-rate = 2.0
 [training.min-max]
@@ -74,6 +75,7 @@ def test_a_loss_of_ones_own_is_trained_under_a_signed_budget(tmp_path: Path) -> 
 
 def test_without_noise_it_learns_and_w_weighs_the_worse_group_up(tmp_path: Path) -> None:
     desk = desk_with(tmp_path, more="w-step = 0.5\nmomentum = 0.5")
+    desk.plan.write_text(desk.plan.read_text().replace("at-least = 100", 'split = "position"'))
     why = ("--no-privacy", "a test of the method")
     key = ("--out", desk.folder / "budget.json", "--key", desk.key)
     assert privfair("calibrate", desk.plan, *why, *key).code == 0

@@ -22,6 +22,7 @@ from tests.privfair.small_runs import GAUSSIAN, Desk
 _DATA = """[data]
 files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
+at-least = 100
 """
 _STEFFLE = """algorithm = "steffle"
 [target]

@@ -67,6 +67,7 @@ clip = 1.0
 [data]
 files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
+at-least = 100
 [training]
 learning-rate = 1.0
 {more}
@@ -86,7 +87,7 @@ files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
 [data.users]
 kind = "poisson"
-mean = 2.0
+users = 200
 [training]
 learning-rate = 0.1
 """

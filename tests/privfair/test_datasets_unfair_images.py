@@ -151,7 +151,7 @@ def test_fpfl_trains_on_it(tmp_path: Path) -> None:
 epsilon = 8.0
 delta = 1e-3
 [privacy]
-users = 60
+users = 35
 cohort = 20
 rounds = 2
 clip = 1.0
@@ -159,6 +159,7 @@ sampling = "poisson"
 [data]
 dataset = "mnist"
 path = "digits"
+at-least = 35
 [data.unfair]
 writers = 60
 [data.users]

@@ -20,6 +20,7 @@ DATA = """
 [data]
 files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
+at-least = 100
 """
 TARGET = "\n[target]\nepsilon = 8.0\ndelta = 1e-5\n"
 
@@ -42,7 +43,7 @@ sampling = "{sampling}"
 USERS = """
 [data.users]
 kind = "poisson"
-mean = 2.0
+users = 200
 """
 MMD = """
 [privacy]

@@ -31,6 +31,7 @@ loss-noise-ratio = 2.5
 [data]
 files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
+at-least = 100
 [training]
 learning-rate = 1e-9
 measure-every = 6

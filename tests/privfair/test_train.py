@@ -65,7 +65,7 @@ def test_the_summary_says_what_ran_and_binds_the_files(finished: Desk) -> None:
     summary = json.loads((run / "run.json").read_text())
     assert summary["status"] == "finished"
     assert summary["promise"]["epsilon"] == 8.0
-    assert summary["data"]["silos"] == {"north": 120, "south": 150, "west": 135}
+    assert summary["data"]["silos"] == {"north": 100, "south": 100, "west": 100}, "the signed bounds, not who is in it"
     assert summary["rounds"] == {"signed": 40, "charged": 40, "planned_steps": 40, "steps": 40, "sessions": 1}
     assert summary["batches"]["recorded"] is False
     for name, digest in summary["digests"].items():
@@ -172,7 +172,7 @@ def test_facts_read_off_private_records_are_refused_at_issuing(tmp_path: Path) -
 
 
 def test_users_are_promised_privacy_exactly_when_records_are_grouped_by_user(tmp_path: Path) -> None:
-    desk = Desk.at(tmp_path, FPFL.replace('[data.users]\nkind = "poisson"\nmean = 2.0\n', ""))
+    desk = Desk.at(tmp_path, FPFL.replace('[data.users]\nkind = "poisson"\nusers = 200\n', ""))
     with pytest.raises(InvalidInput, match="does not fit a promise to each user"):
         desk.budget()
 

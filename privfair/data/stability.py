@@ -1,0 +1,186 @@
+"""What each step between the file and the contribution does to neighbouring files: one changed unit stays one.
+
+A promise speaks of the file that was handed in, and a price of the units that the algorithm sees. They are the same
+promise only if every step in between is *stable*: one unit added, removed or replaced in the file changes at most so
+many units after the step. Each step says so by a `Stability` claim, proved in docs/theorems/stability.md; a step
+without a claim for the promised unit is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.errors import UnsupportedCombination, count
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+
+if TYPE_CHECKING:
+    from privfair.data.dataset import Dataset
+
+ATTRIBUTE = PrivacyUnit(Protected.ATTRIBUTE, Relation.REPLACE_ATTRIBUTE)
+RECORD_ADDED = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)
+RECORD_REPLACED = PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
+USER_ADDED = PrivacyUnit(Protected.USER, Relation.ADD_REMOVE)
+USER_REPLACED = PrivacyUnit(Protected.USER, Relation.REPLACE_ONE)
+EVERY_UNIT = (ATTRIBUTE, RECORD_ADDED, RECORD_REPLACED, USER_ADDED, USER_REPLACED)
+
+
+@dataclass(frozen=True)
+class Change:
+    """How data after a step differ, if the files before it differ in one unit: in `units` units, by `relation`."""
+
+    units: int
+    relation: Relation
+
+
+@dataclass(frozen=True)
+class Stability:
+    """The claim of one step: for each unit of the file with a proof, what changes after the step.
+
+    `step` names the step in a refusal, `remedy` what to do instead, `proof` the statement of
+    docs/theorems/stability.md that proves the claim.
+    """
+
+    step: str
+    changes: Mapping[PrivacyUnit, Change]
+    proof: str
+    remedy: str = ""
+
+    @classmethod
+    def one_to_one(cls, step: str, units: Iterable[PrivacyUnit], proof: str, remedy: str = "") -> Stability:
+        """A step after which one unit, changed in the same way, is all that differs."""
+        return cls(step, {unit: Change(1, unit.relation) for unit in units}, proof, remedy)
+
+    def require(self, unit: PrivacyUnit) -> None:
+        """Refuse the step under a promise to `unit`, unless one changed unit provably stays one.
+
+        Guarantee: if this returns for every step of a run, two files that are neighbours in the unit's relation
+        become parties' data that are equal or neighbours in the same relation, so that the signed price is the
+        price of the file (docs/theorems/stability.md, Theorem 1).
+        """
+        change = self.changes.get(unit)
+        if change == Change(1, unit.relation):
+            return
+        if change is None:
+            why = "no proof says how many units after it one unit of the file changes"
+        else:
+            why = f"one unit of the file can become {change.units} of {change.relation.value}, which nothing prices"
+        raise UnsupportedCombination(
+            f"{self.step} with {unit.relation.value} privacy of one {unit.protected.value}", why, self.remedy
+        )
+
+
+READ = Stability.one_to_one("reading the files", EVERY_UNIT, "Lemma 1")
+ENCODED = Stability.one_to_one("encoding and scaling by the schema's public constants", EVERY_UNIT, "Lemma 2")
+POOLED = Stability.one_to_one("pooling", EVERY_UNIT, "Lemma 3")
+BATCHES = Stability.one_to_one("drawing batches", EVERY_UNIT, "Lemma 8")
+COMPLETE_ROWS = Stability(
+    "dropping the records with a missing cell",
+    {unit: Change(1, unit.relation) for unit in (ATTRIBUTE, RECORD_ADDED, USER_ADDED, USER_REPLACED)}
+    | {RECORD_REPLACED: Change(1, Relation.ADD_REMOVE)},
+    "Lemma 2",
+    "give a file without missing cells",
+)
+SEPARATE_TEST_FILES = Stability.one_to_one("test records in files of their own", EVERY_UNIT, "Lemma 3")
+SPLIT_BY_POSITION = Stability.one_to_one(
+    "splitting train and test by position",
+    (ATTRIBUTE, RECORD_REPLACED),
+    "Lemma 4",
+    'leave split out or write split = "record" under [data], or give test-files',
+)
+SPLIT_BY_RECORD = Stability(
+    "splitting train and test by record",
+    {unit: Change(1, unit.relation) for unit in (ATTRIBUTE, RECORD_ADDED)}
+    | {RECORD_REPLACED: Change(2, Relation.ADD_REMOVE)},
+    "Lemma 5",
+    'write split = "position" under [data], or give test-files',
+)
+SPLIT_BY_USER = Stability.one_to_one(
+    "splitting train and test by user", (ATTRIBUTE, USER_ADDED, USER_REPLACED), "Lemma 5", "give test-files"
+)
+SPLIT_BEFORE_DEALING = Stability.one_to_one(
+    "splitting records that are then dealt to users", (ATTRIBUTE, USER_ADDED, USER_REPLACED), "Lemma 7"
+)
+USERS_OF_COLUMN = Stability.one_to_one("grouping by user", (ATTRIBUTE, USER_ADDED, USER_REPLACED), "Lemma 6")
+USERS_DEALT_BY_RECORD = Stability.one_to_one(
+    "dealing records to a declared number of users", (ATTRIBUTE, USER_ADDED, USER_REPLACED), "Lemma 7"
+)
+USERS_DEALT_BY_POSITION = Stability.one_to_one(
+    "dealing records to users by position",
+    (),
+    "",
+    "write the public number of users, users = 1000 for example, under [data.users], or group by a column",
+)
+CUT_BY_POSITION = Stability.one_to_one(
+    "cutting into silos by position", (ATTRIBUTE, RECORD_REPLACED), "Lemma 4", "give one file per silo"
+)
+CUT_BY_RANK = Stability.one_to_one(
+    "cutting into silos by the rank of a column, or by a share of each class",
+    (ATTRIBUTE,),
+    "Lemma 4",
+    "declare public cuts = [...] under [data.partition], use another partition, or give one file per silo",
+)
+CUT_BY_RECORD = Stability(
+    "cutting into silos by record",
+    {unit: Change(1, unit.relation) for unit in (ATTRIBUTE, RECORD_ADDED)}
+    | {RECORD_REPLACED: Change(2, Relation.ADD_REMOVE)},
+    "Lemma 5",
+    "give one file per silo",
+)
+SILOS_READ_OFF = Stability.one_to_one(
+    "silos named by a column of the file",
+    (ATTRIBUTE,),
+    "Lemma 4",
+    "declare the silos' public names: names = [...] beside the column, without least",
+)
+SILOS_DECLARED = Stability.one_to_one("silos declared by name", EVERY_UNIT, "Lemma 5")
+ATTRIBUTES_APART = Stability.one_to_one(
+    "attributes held apart from records", (ATTRIBUTE,), "Lemma 4", "drop [data.attributes]"
+)
+WRITERS_BY_POSITION = Stability.one_to_one(
+    "unfair images drawn by position", (ATTRIBUTE, RECORD_REPLACED), "Lemma 4", "use an algorithm that protects users"
+)
+WRITERS_BY_RECORD = Stability.one_to_one(
+    "unfair images drawn by record", (ATTRIBUTE, RECORD_ADDED, USER_ADDED, USER_REPLACED), "Lemma 7"
+)
+
+
+@dataclass(frozen=True)
+class RecordHash:
+    """64 uniform bits for each record, which no other record influences: equal records get equal bits.
+
+    With `column` they depend on that side column (a record's id, or its user's), else on features and class; never
+    on the protected attribute. The seed is the key: public, and signed with the plan.
+    """
+
+    column: str | None = None
+
+    def words(self, data: Dataset, seed: int, purpose: str) -> NDArray[np.uint64]:
+        """The bits of each record for one purpose; different purposes give independent-looking bits."""
+        key = hashlib.blake2b(str(count("seed", seed, least=0)).encode(), digest_size=32).digest()
+        start = hashlib.blake2b(purpose.encode() + b"\0", digest_size=8, key=key)
+        digests = bytearray()
+        for content in self._contents(data):
+            one = start.copy()
+            one.update(content)
+            digests += one.digest()
+        return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
+
+    def _contents(self, data: Dataset) -> Iterable[bytes]:
+        if self.column is not None:
+            return (str(value).encode() for value in data.side_column(self.column).tolist())
+        features, labels = np.ascontiguousarray(data.features), data.label.astype("<i8")
+        return (row.tobytes() + label.tobytes() for row, label in zip(features, labels, strict=True))
+
+    def below(self, data: Dataset, seed: int, purpose: str, probability: float) -> NDArray[np.bool_]:
+        """A coin of each record's own that falls true with `probability`."""
+        return self.words(data, seed, purpose) < np.uint64(min(int(probability * 2.0**64), 2**64 - 1))
+
+    def one_of(self, data: Dataset, seed: int, purpose: str, choices: int) -> NDArray[np.int64]:
+        """A number of each record's own, uniform on 0 .. choices - 1 up to 2^-64 times `choices`."""
+        return (self.words(data, seed, purpose) % np.uint64(choices)).astype(np.int64)
