@@ -82,7 +82,7 @@ def test_a_plan_that_is_not_signed_yet_is_built_with_the_parameters_that_will_be
     training = read_training_plan(desk.plan)
     data = load_training_data(training.data)
     plan = plan_from_mapping("gaussian", {"sampling-rate": 0.5, "rounds": 3, "clip": 0.125})
-    _, algorithm = build(training, data, plan)
+    _, algorithm = build(training, data, plan, data.binding)
     assert isinstance(algorithm, DpFedSgd)
     assert algorithm.clip == 0.125
 
