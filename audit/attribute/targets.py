@@ -150,9 +150,10 @@ def _attack(
     options: AttributeOptions,
 ) -> AttributeInference:
     audited = AttributeRecords(table[: records.audited], records.labels[: records.audited], codes)
-    members = np.flatnonzero(records.is_member)
-    others = np.flatnonzero(~records.is_member)
-    return attribute_inference(target, attribute, audited.rows(members), audited.rows(others), options)
+    coins = records.coins()
+    rows = coins.first_rows
+    members, others = audited.rows(rows[coins.is_member]), audited.rows(rows[~coins.is_member])
+    return attribute_inference(target, attribute, members, others, options)
 
 
 def _values(tables: RecordTables, column: str) -> tuple[tuple[str, ...], Codes]:

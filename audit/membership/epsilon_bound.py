@@ -11,10 +11,11 @@ record by another. Records on their own, if each had a coin: turning it over add
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from scipy.stats import binomtest
 
 from audit.bounds import (
     EpsilonDeltaCurve,
@@ -71,6 +72,8 @@ class Claim:
 SHARES = (0.02, 0.1, 0.4)
 """Of the guesses, strongest first: how many count. Declared here, before any score is seen."""
 _FEWEST = 12
+COIN_LEVEL = 1e-3
+"""Fair coins are wrongly refused with this probability at most."""
 _MOST_EPSILON = 200.0
 """No number of guesses refutes more."""
 _METHOD = OneRun()
@@ -115,16 +118,49 @@ class Trial:
 def bound_of(scores: Floats, is_member: Booleans, trial: Trial) -> LowerBound:
     """The largest epsilon that the guesses refute, the choice of how many count included."""
     rankings = rankings_of(scores, is_member, trial)
+    if trial.assignment is Assignment.COINS:
+        require_coins(is_member)
     comparisons = len(rankings) * len(SHARES)
     failure = allowed_failure(trial.confidence) / comparisons
     found = [
         (_largest_refuted(counts, trial, failure), counts)
         for ranking in rankings
-        for counts in (counts_at((ranking,), number_of_guesses(share, ranking.coins)) for share in SHARES)
+        for counts in (_without_head_start(ranking, share, is_member, trial) for share in SHARES)
     ]
     epsilon, evidence = max(found, key=lambda pair: pair[0])
     bound = LowerBound(epsilon, trial.delta, 1 - failure, _METHOD.method, _METHOD.family, evidence)
     return bound.selected_by(Selection.BONFERRONI, comparisons, trial.confidence)
+
+
+def require_coins(is_member: Booleans) -> None:
+    """Refuse numbers of members that fair coins hardly ever give: an exact test, two-sided, at `COIN_LEVEL`."""
+    members, records = int(is_member.sum()), len(is_member)
+    p_value = float(binomtest(members, records).pvalue)
+    if p_value < COIN_LEVEL:
+        raise InvalidInput(
+            "assignment",
+            "coins",
+            f"cannot be believed: {members} of {records} are members, and fair coins give so uneven numbers with "
+            f"probability {p_value:.2g}",
+            "say how members were chosen: exchangeable, for a random part of fixed size",
+        )
+
+
+def _without_head_start(ranking: RankedGuesses, share: float, is_member: Booleans, trial: Trial) -> GuessCounts:
+    """The right guesses less those that the numbers of members and non-members give away.
+
+    Given the numbers, guessing "member" k times is right k * members / records times without any look at the model.
+    What exceeds k / 2 is taken off, rounded up: fewer right guesses only lower the bound, so it stays valid.
+    """
+    counts = counts_at((ranking,), number_of_guesses(share, ranking.coins))
+    if trial.paired:
+        return counts
+    guessed = np.argsort(-ranking.strength, kind="stable")[: counts.guesses]
+    said_member = ranking.correct[guessed] == is_member[guessed]
+    members = float(is_member.mean())
+    expected = float(np.where(said_member, members, 1 - members).sum())
+    ahead = max(0, math.ceil(expected - counts.guesses / 2 - 1e-9))
+    return replace(counts, correct=max(0, counts.correct - ahead))
 
 
 def power_of(epsilon: float, trial: Trial, coins: int, success: tuple[tuple[float, ...], ...]) -> float:

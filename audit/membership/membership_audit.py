@@ -12,8 +12,8 @@ from audit.bounds import GuessCounts
 from audit.membership.attacks import OFFLINE_ATTACKS, ONLINE_ATTACKS, WITHOUT_MODELS, MembershipAttack
 from audit.membership.blind import blind_rule, check_alike
 from audit.membership.epsilon_bound import Claim, Trial, bound_of, coins_of, power_of, success_rates
-from audit.membership.records import AuditedRecords
-from audit.membership.roc import area, area_value, curve, low_rates
+from audit.membership.records import AuditedRecords, Coins
+from audit.membership.roc import area, area_value, checked_scores, curve, low_rates
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
 from audit.membership.signals import Signals
 from audit.membership.targets import Target, UserScore
@@ -27,9 +27,10 @@ from audit.report.results import (
     MembershipResult,
     ShadowDesign,
     ShadowFacts,
+    not_possible,
 )
 from audit.verdict import judge
-from calibrate.arrays import Booleans, Floats
+from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput, count, open_unit
 from calibrate.privacy_unit import Relation
 
@@ -73,33 +74,47 @@ def audit_model(
     `options.assignment` says (docs/theorems/membership.md); each attack has its share of the error. Where a rule that
     never sees the model tells members apart, no bound is drawn.
     """
+    coins = records.coins()
     recipe = None
     if options.shadow_models:
         recipe = options.recipe or target.shadow_recipe(records)
     everyone = target.signal(records)
-    signals = _with_shadow_models(everyone, records, recipe, options, executor, progress)
+    signals = _with_shadow_models(everyone, records, coins, recipe, options, executor, progress)
     attacks = _attacks_for(records, recipe)
     facts = None
     if recipe is not None:
         design = ShadowDesign.OFFLINE if records.has_population else ShadowDesign.ONLINE
         facts = ShadowFacts(kind=recipe.kind, models=options.shadow_models, design=design, training=recipe.training)
-    rule = blind_rule(
-        records.features[: records.audited], records.labels[: records.audited], records.is_member, options.seed
-    )
-    case = _Case(signals, records.is_member, attacks, options, claim, rule.tells_apart)
-    return case.judge(AuditedModel(kind=target.kind, source=target.source), facts, (check_alike(rule),))
+    rows = coins.first_rows
+    rule = blind_rule(records.features[rows], records.labels[rows], coins.is_member, options.seed)
+    case = _Case(signals, coins.is_member, attacks, options, claim, rule.tells_apart)
+    return case.judge(AuditedModel(kind=target.kind, source=target.source), facts, (coins.check, check_alike(rule)))
 
 
 def audit_scores(
-    scores: Floats, is_member: Booleans, source: str, options: MembershipOptions, claim: Claim | None = None
+    scores: Floats,
+    is_member: Booleans,
+    source: str,
+    options: MembershipOptions,
+    claim: Claim | None = None,
+    units: Integers | None = None,
 ) -> AuditReport:
-    """The same for scores that somebody else computed; without shadow models there is no control, and no power."""
+    """The same for scores that somebody else computed; without shadow models there is no control, and no power.
+
+    `units` numbers the record (or person) of each score, so that repeated ones have one coin; None takes each score
+    for a unit of its own.
+    """
     if np.shape(scores) != np.shape(is_member):
         raise InvalidInput(
             "is_member", np.shape(is_member), f"must be one mark for each of {np.shape(scores)} scores", "mark each"
         )
-    case = _Case(Signals.alone(scores), is_member, (UserScore(),), options, claim, False)
-    return case.judge(AuditedModel(kind="scores", source=source), None, ())
+    coins = Coins.of(np.arange(len(is_member)) if units is None else units, is_member)
+    check = coins.check
+    if units is None:
+        check = not_possible(check.layer, check.name, "scores alone do not tell whether a record is repeated")
+    signals = Signals.alone(coins.mean(checked_scores("scores", scores)))
+    case = _Case(signals, coins.is_member, (UserScore(),), options, claim, False)
+    return case.judge(AuditedModel(kind="scores", source=source), None, (check,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,21 +217,22 @@ def _attacks_for(records: AuditedRecords, recipe: ShadowRecipe | None) -> tuple[
 def _with_shadow_models(
     everyone: Floats,
     records: AuditedRecords,
+    coins: Coins,
     recipe: ShadowRecipe | None,
     options: MembershipOptions,
     executor: Executor | None,
     progress: Progress | None,
 ) -> Signals:
-    """Shadow models learn from random halves of the population if there is one, else of the audited records."""
+    """Shadow models learn from random halves of the population's units if there are any, else of the audited ones."""
+    audited = len(coins.is_member)
     if recipe is None:
-        return Signals.alone(everyone[: records.audited])
-    included = np.zeros((options.shadow_models, len(everyone)), dtype=np.bool_)
-    trained_on = slice(records.audited, None) if records.has_population else slice(0, records.audited)
-    part = included[:, trained_on]
+        return Signals.alone(coins.mean(everyone)[:audited])
+    included = np.zeros((options.shadow_models, coins.units), dtype=np.bool_)
+    part = included[:, audited:] if records.has_population else included[:, :audited]
     part[:] = random_halves(options.shadow_models, part.shape[1], options.seed)
     data = ShadowRecords(records.features, records.labels, len(records.class_names))
-    shadow = train_shadow_models(recipe, data, included, options.seed, executor, progress)
-    return Signals(everyone, shadow, included)
+    shadow = train_shadow_models(recipe, data, coins.rows(included), options.seed, executor, progress)
+    return Signals(coins.mean(everyone), coins.mean(shadow), included)
 
 
 def _mean_area(controls: list[tuple[Floats, Booleans]]) -> float | None:

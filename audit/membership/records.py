@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.report.results import Check, Layer, passed_if
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
 from privfair.data.read import MISSING, BadData, RawTable, read_table
@@ -32,8 +33,8 @@ class RecordTables:
         for table in self.all:
             if table.records < 2:
                 raise BadData(table.file, f"holds {table.records} records", "give at least two")
-        known = _rows(self.members, tuple(self.members.columns))
-        if known >= _rows(self.nonmembers, tuple(self.members.columns)):
+        known = set(_cells(self.members, tuple(self.members.columns)))
+        if known >= set(_cells(self.nonmembers, tuple(self.members.columns))):
             raise BadData(
                 self.nonmembers.file,
                 f"holds no record that is not in {self.members.file} too",
@@ -52,6 +53,13 @@ class RecordTables:
         two = (self.members, self.nonmembers)
         return two if self.population is None else (*two, self.population)
 
+    def units(self, column: str | None = None) -> Integers:
+        """For each row of all files the number of its unit: equal rows are one record, or equal cells of `column`."""
+        names = tuple(self.members.columns) if column is None else (column,)
+        rows = [row for table in self.all for row in _cells(table, names)]
+        numbers: dict[tuple[str, ...], int] = {}
+        return np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
+
 
 @dataclass(frozen=True, eq=False)
 class AuditedRecords:
@@ -66,6 +74,8 @@ class AuditedRecords:
     columns: Mapping[str, NDArray[np.generic]]
     """The feature columns as in the files: numbers, or text where a column holds none."""
     label_column: str = ""
+    units: Integers | None = None
+    """Of every row the number of its unit (a record, or a person); None: equal rows are one record."""
 
     def __post_init__(self) -> None:
         if self.features.shape[0] != len(self.labels) or self.audited > len(self.labels):
@@ -94,6 +104,91 @@ class AuditedRecords:
         """Of the audited records."""
         return np.arange(self.audited) < self.members
 
+    def coins(self) -> Coins:
+        """The rows as units; refused where files overlap."""
+        numbers = self.units
+        if numbers is None:
+            table = np.column_stack((self.features.reshape(len(self.labels), -1), self.labels))
+            numbers = np.unique(table, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        return Coins.of(numbers, self.is_member)
+
+
+MOST_OVERLAP = 0.01
+"""The largest share of a file's units that may stand in another file too; they are left out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coins:
+    """Rows as units, each with one coin: copies of a record, or the records of one person, share its fate.
+
+    A unit that stands among members and among non-members has no coin, and is left out.
+    """
+
+    unit_of_row: Integers
+    """Members first, then non-members, then the population; -1 for rows that are left out."""
+    is_member: Booleans
+    """Of the units that are audited."""
+    check: Check
+
+    @classmethod
+    def of(cls, numbers: Integers, is_member: Booleans) -> Coins:
+        """`numbers` tells the unit of every row; rows beyond `is_member` are the population."""
+        audited = len(is_member)
+        _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+        numbers = np.argsort(np.argsort(first))[inverse.reshape(-1)]  # in the order of the rows
+        inside, outside = np.unique(numbers[:audited][is_member]), np.unique(numbers[:audited][~is_member])
+        others = np.unique(numbers[audited:])
+        both = np.intersect1d(inside, outside)
+        seen = np.intersect1d(others, np.union1d(inside, outside))
+        _require_apart("members and non-members", len(both), min(len(inside), len(outside)))
+        _require_apart("the population and the audited records", len(seen), len(others))
+        order = np.concatenate((np.setdiff1d(inside, both), np.setdiff1d(outside, both), np.setdiff1d(others, seen)))
+        place = np.full(len(first), -1, dtype=np.int64)
+        place[order] = np.arange(len(order))
+        units = place[numbers]
+        coins = len(inside) + len(outside) - 2 * len(both)
+        units[audited:][units[audited:] < coins] = -1
+        text = (
+            f"{audited} audited rows are {coins} units, each with one coin; {len(both)} units stand among members and "
+            f"non-members, and {len(seen)} in the population too: these are left out"
+        )
+        marks = np.arange(coins) < len(inside) - len(both)
+        return cls(units, marks, passed_if(Layer.PROBE, "one coin for each unit", True, text))
+
+    @property
+    def units(self) -> int:
+        """Those of the population included."""
+        return int(self.unit_of_row.max()) + 1
+
+    @property
+    def first_rows(self) -> Integers:
+        """One row of each audited unit."""
+        found, rows = np.unique(self.unit_of_row, return_index=True)
+        return np.asarray(rows[(found >= 0) & (found < len(self.is_member))])
+
+    def mean(self, values: Floats) -> Floats:
+        """The mean of each unit's rows, along the last axis."""
+        kept = self.unit_of_row >= 0
+        units = self.unit_of_row[kept]
+        table = np.atleast_2d(values)[:, kept]
+        sums = np.stack([np.bincount(units, weights=row, minlength=self.units) for row in table])
+        means = sums / np.bincount(units, minlength=self.units)
+        return means.reshape((*np.shape(values)[:-1], self.units))
+
+    def rows(self, of_units: Booleans) -> Booleans:
+        """What is true of units, said of their rows; false for rows that are left out."""
+        return np.where(self.unit_of_row >= 0, of_units[..., np.maximum(self.unit_of_row, 0)], False)
+
+
+def _require_apart(files: str, shared: int, units: int) -> None:
+    if shared > MOST_OVERLAP * units:
+        raise InvalidInput(
+            files,
+            f"{shared} of {units} units in common",
+            f"must share at most {100 * MOST_OVERLAP:g}%",
+            "remove them from one of the files, or name the column that tells people apart (--unit)",
+        )
+
 
 @dataclass(frozen=True)
 class ColumnChoice:
@@ -102,6 +197,12 @@ class ColumnChoice:
     label: str | None = None
     dropped: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
+    unit: str | None = None
+    """The column that tells people apart; it is not a feature."""
+
+    @property
+    def not_features(self) -> tuple[str, ...]:
+        return self.dropped if self.unit is None else (*self.dropped, self.unit)
 
 
 def encode_tables(
@@ -113,9 +214,9 @@ def encode_tables(
     """Labels by the model's own order of classes; features standardised, text one-hot, for shadow models."""
     label = choice.label or _likely_label(tables, choice, model_features)
     tables.members.column(label)
-    for name in choice.dropped:
+    for name in choice.not_features:
         tables.members.column(name)
-    names = [name for name in tables.members.columns if name != label and name not in choice.dropped]
+    names = [name for name in tables.members.columns if name != label and name not in choice.not_features]
     if not names:
         raise BadData(tables.members.file, "has no feature column left", "drop fewer columns")
     classes = choice.classes or model_classes or _counted_classes(tables, label)
@@ -128,11 +229,12 @@ def encode_tables(
         tables.nonmembers.records,
         columns,
         label,
+        tables.units(choice.unit),
     )
 
 
-def _rows(table: RawTable, names: tuple[str, ...]) -> set[tuple[str, ...]]:
-    return set(zip(*(table.column(name).astype(np.str_).tolist() for name in names), strict=True))
+def _cells(table: RawTable, names: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return list(zip(*(table.column(name).astype(np.str_).tolist() for name in names), strict=True))
 
 
 def class_text(value: object) -> str:
@@ -144,7 +246,7 @@ def class_text(value: object) -> str:
 
 def _likely_label(tables: RecordTables, choice: ColumnChoice, model_features: tuple[str, ...] | None) -> str:
     """The one column that the model does not take as a feature, or one with a usual name; else the user must say."""
-    names = [name for name in tables.members.columns if name not in choice.dropped]
+    names = [name for name in tables.members.columns if name not in choice.not_features]
     left = [name for name in names if model_features is not None and name not in model_features]
     usual = [name for name in names if name.lower() in _USUAL_LABELS]
     for candidates in (left, usual):

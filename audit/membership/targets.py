@@ -332,8 +332,8 @@ class RunTarget:
         """Of the run's files, and so of the records'."""
         return str(self.folder.read_json(self.folder.encoding)["delimiter"])
 
-    def encode(self, tables: RecordTables) -> AuditedRecords:
-        """The records as the run encoded its own."""
+    def encode(self, tables: RecordTables, unit: str | None = None) -> AuditedRecords:
+        """The records as the run encoded its own; `unit` names the column that tells people apart."""
         encoding = self.folder.read_json(self.folder.encoding)
         if encoding["schema"] is None:
             raise InvalidInput("--model", self.source, "was trained on images, which come in no table", "use Python")
@@ -350,6 +350,7 @@ class RunTarget:
             tables.members.records,
             tables.nonmembers.records,
             {name: features[:, place] for place, name in enumerate(names)},
+            units=tables.units(unit),
         )
 
     def signal(self, records: AuditedRecords) -> Floats:

@@ -38,6 +38,7 @@ model_options = options(
     click.option("--nonmembers", type=_FILE, help="Records from the same source that were not."),
     click.option("--population", type=_FILE, help="Other records: shadow models are trained on these alone (offline)."),
     click.option("--label", help="Column with the class, needed if the model does not tell it."),
+    click.option("--unit", help="Column that tells people apart; all records of one person share one coin."),
     click.option("--drop", multiple=True, help="Column that is not a feature; may be given several times."),
     click.option("--classes", help="Classes in the order of the model's outputs, as A,B,..."),
     click.option(
@@ -106,6 +107,7 @@ class ModelFlags:
     nonmembers: Path | None
     population: Path | None
     label: str | None
+    unit: str | None
     drop: tuple[str, ...]
     classes: str | None
     outputs: str
@@ -155,10 +157,10 @@ def judge_model(
         tables = RecordTables.read(flags.members, flags.nonmembers)
         direction = Direction.SMALLER if flags.smaller_is_member else Direction.LARGER
         scores = read_scores(tables, flags.score, direction)
-        is_member = _member_marks(tables)
-        return audit_scores(
-            scores, is_member, flags.score, _options(flags, None, seed, confidence), _claim(flags, trust)
-        )
+        alone = flags.unit is None and set(tables.members.columns) == {flags.score}
+        units = None if alone else tables.units(flags.unit)
+        chosen = _options(flags, None, seed, confidence)
+        return audit_scores(scores, _member_marks(tables), flags.score, chosen, _claim(flags, trust), units)
     target = open_model(flags)
     claim = _claim(flags, trust)
     records = records_for(flags, target)
@@ -209,10 +211,10 @@ def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
     assert flags.nonmembers is not None
     if isinstance(target, RunTarget):
         tables = RecordTables.read(flags.members, flags.nonmembers, flags.population, target.delimiter)
-        return target.encode(tables)
+        return target.encode(tables, flags.unit)
     tables = RecordTables.read(flags.members, flags.nonmembers, flags.population)
     classes = None if flags.classes is None else tuple(name.strip() for name in flags.classes.split(","))
-    choice = ColumnChoice(flags.label, flags.drop, classes)
+    choice = ColumnChoice(flags.label, flags.drop, classes, flags.unit)
     records = encode_tables(tables, choice, target.class_names, target.feature_names)
     if flags.label is None:
         click.echo(f"  class column: {records.label_column} (name another with --label)", err=True)

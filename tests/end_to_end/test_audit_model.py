@@ -315,7 +315,7 @@ def test_models_that_cannot_be_asked_are_refused(tmp_path: Path, files: tuple[ob
     assert "cannot be opened" in audit("--model", path, *files, "--trust-pickle").err
     (tmp_path / "m.onnx").write_bytes(b"nonsense")
     if pytest.importorskip("onnxruntime"):
-        assert "no ONNX model" in audit("--model", tmp_path / "m.onnx", *files).err
+        assert "not an ONNX model" in audit("--model", tmp_path / "m.onnx", *files).err
 
 
 def test_classes_with_names_need_the_models_order(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_classes_with_names_need_the_models_order(tmp_path: Path) -> None:
 def test_an_interrupt_leaves_nothing_behind(
     tmp_path: Path, files: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from audit.membership.targets import sklearn_estimator as cloned_estimator
+    from audit.membership import targets as cloned_estimator
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt

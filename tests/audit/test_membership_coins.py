@@ -1,0 +1,133 @@
+"""What a membership bound assumes of its files: fair coins, one for each record or person, and files that are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from audit.membership.epsilon_bound import Claim, Trial, bound_of
+from audit.membership.membership_audit import MembershipOptions, audit_scores
+from audit.membership.records import AuditedRecords, Coins
+from audit.report.results import Assignment, Conclusion, Outcome
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import Relation
+from tests.end_to_end.command_line import privfair
+
+CLAIM = Claim.said(1.0, 1e-5, Relation.ADD_REMOVE)
+BY_COINS = MembershipOptions(0, assignment=Assignment.COINS)
+AT_RANDOM = MembershipOptions(0, assignment=Assignment.EXCHANGEABLE)
+TRIALS = [Trial(assignment, Relation.ADD_REMOVE, 1e-5) for assignment in Assignment]
+REPLICATIONS = 200
+
+
+def share_above_zero(bounded: Callable[[np.random.Generator], float]) -> float:
+    """How often a bound of scores that know nothing exceeds the truth, which is 0."""
+    return float(np.mean([bounded(np.random.default_rng((seed, 5))) > 0 for seed in range(REPLICATIONS)]))
+
+
+ALLOWED = 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPLICATIONS)
+
+
+def test_coins_are_not_believed_if_the_files_are_uneven() -> None:
+    scores = np.random.default_rng(0).normal(size=2200)
+    uneven = np.arange(2200) < 2000
+    with pytest.raises(InvalidInput, match="2000 of 2200 are members"):
+        audit_scores(scores, uneven, "score", BY_COINS, CLAIM)
+    found = audit_scores(scores, uneven, "score", AT_RANDOM, CLAIM)
+    assert found.verdict is not Conclusion.VIOLATED
+    assert found.epsilon_lower == 0.0
+
+
+def test_fair_coins_are_believed() -> None:
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        audit_scores(random.normal(size=500), random.random(500) < 0.5, "score", BY_COINS, CLAIM)
+
+
+def test_uneven_numbers_that_coins_may_give_are_no_head_start() -> None:
+    """With 1070 of 2000 members a guess is right more often than not, without any look at the model."""
+    member = np.arange(2000) < 1070
+    trial = Trial(Assignment.COINS, Relation.ADD_REMOVE, 1e-5)
+    assert share_above_zero(lambda random: bound_of(random.normal(size=2000), member, trial).epsilon) <= ALLOWED
+
+
+@pytest.mark.parametrize(("distinct", "copies"), [(200, 5), (100, 10)])
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.assignment.value)
+def test_copies_of_a_record_do_not_make_a_bound_surer_than_it_says(distinct: int, copies: int, trial: Trial) -> None:
+    units = np.repeat(np.arange(distinct), copies)
+
+    def bounded(random: np.random.Generator, told: bool = True) -> float:
+        member = random.permutation(distinct) < distinct // 2
+        scores = random.normal(size=distinct)
+        coins = Coins.of(units if told else np.arange(len(units)), member[units])
+        return bound_of(coins.mean(scores[units]), coins.is_member, trial).epsilon
+
+    assert share_above_zero(bounded) <= ALLOWED
+    if copies == 10:
+        assert share_above_zero(lambda random: bounded(random, told=False)) > 0.1, "each copy with a coin: too sure"
+
+
+@pytest.mark.parametrize(("members", "nonmembers"), [(300, 60), (60, 300), (40, 400)])
+def test_files_of_unequal_size_keep_the_coverage(members: int, nonmembers: int) -> None:
+    member = np.arange(members + nonmembers) < members
+
+    def bounded(random: np.random.Generator) -> float:
+        trial = Trial(Assignment.EXCHANGEABLE, Relation.ADD_REMOVE, 1e-5)
+        return bound_of(random.normal(size=len(member)), random.permutation(member), trial).epsilon
+
+    assert share_above_zero(bounded) <= ALLOWED
+
+
+def test_one_unit_in_both_files_is_counted_and_left_out_and_more_are_refused() -> None:
+    member = np.arange(800) < 400
+    units = np.arange(800)
+    units[400] = 0
+    coins = Coins.of(units, member)
+    assert len(coins.is_member) == 798
+    assert coins.unit_of_row[0] == coins.unit_of_row[400] == -1
+    assert "1 units stand among members and non-members" in coins.check.finding
+    assert coins.check.outcome is Outcome.PASSED
+    units[400:405] = np.arange(5)
+    with pytest.raises(InvalidInput, match=r"5 of 400 units in common"):
+        Coins.of(units, member)
+
+
+def test_audited_records_in_the_population_are_refused() -> None:
+    random = np.random.default_rng(0)
+    features, labels = random.normal(size=(300, 3)), random.integers(0, 2, 300)
+    features[200:250], labels[200:250] = features[:50], labels[:50]
+    with pytest.raises(InvalidInput, match="population"):
+        AuditedRecords.of(features, labels, 2, 100, 100).coins()
+
+
+def test_copies_stay_together_in_shadow_models_and_share_one_signal() -> None:
+    features = np.repeat(np.arange(6.0), 2)[:, np.newaxis]
+    coins = AuditedRecords.of(features, np.zeros(12, dtype=np.int64), 2, 6, 6).coins()
+    assert coins.is_member.tolist() == [True] * 3 + [False] * 3
+    halves = np.array([[True, False, True, False, False, True]])
+    assert coins.rows(halves)[0].tolist() == np.repeat(halves[0], 2).tolist()
+    assert coins.mean(np.arange(12.0)).tolist() == [0.5, 2.5, 4.5, 6.5, 8.5, 10.5]
+
+
+def _write(path: Path, rows: list[str]) -> Path:
+    path.write_text("\n".join(["person,score", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_the_records_of_one_person_share_a_coin(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    rows = [[f"{side}{one % 40},{random.normal():.6f}" for one in range(200)] for side in ("m", "n")]
+    files = ("--members", _write(tmp_path / "m.csv", rows[0]), "--nonmembers", _write(tmp_path / "n.csv", rows[1]))
+    outcome = privfair("audit", *files, "--score", "score", "--unit", "person", "--json")
+    assert outcome.code == 0, outcome.err
+    found = outcome.json()
+    assert (found["membership"]["members"], found["membership"]["nonmembers"]) == (40, 40)
+    assert "400 audited rows are 80 units" in found["checks"][0]["finding"]
+    both = _write(tmp_path / "both.csv", rows[0][:100] + rows[1][:100])
+    refused = privfair("audit", *files[:2], "--nonmembers", both, "--score", "score", "--unit", "person")
+    assert refused.code == 2
+    assert "--unit" in refused.err
