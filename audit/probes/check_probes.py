@@ -12,7 +12,7 @@ from audit.probes.fresh_noise import check_fresh_noise
 from audit.probes.isolation import check_isolation
 from audit.probes.rehearsal import DEFAULT_ROUNDS, Rehearsal, rehearse
 from audit.probes.sensitivity import check_sensitivity
-from audit.probes.setting import Scene
+from audit.probes.setting import ProbeSetting
 from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.errors import PrivfairError
 from calibrate.manifest.mechanism import NoPrivacyPromised
@@ -96,10 +96,10 @@ def check_probes(
     if isinstance(evidence.document.guarantee, NoPrivacyPromised):
         why = "no privacy is promised, so there is no bound to keep"
         return (not_possible(Layer.PROBE, "probes", why),)
-    scene = Scene.of(evidence)
+    setting = ProbeSetting.of(evidence)
     return (
-        *check_sensitivity(scene, seed),
-        *check_isolation(scene, seed),
+        *check_sensitivity(setting, seed),
+        *check_isolation(setting, seed),
         *check_scaling(evidence),
         check_steps(evidence, ledger),
         *_rehearse(evidence, min(rounds, _affordable(evidence))),

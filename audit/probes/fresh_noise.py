@@ -39,7 +39,7 @@ def check_fresh_noise(rehearsal: Rehearsal) -> tuple[Check, ...]:
         wrong = [f"{one.name}: {one.finding}" for one in judged if one.outcome is Outcome.FAILED]
         text = "; ".join(wrong) or f"{len(judged)} tests of {sum(one.rows.size for one in found)} residuals"
         checks.append(passed_if(Layer.PROBE, "noise in a rehearsal", not wrong, text))
-        checks.append(_repeated(found))
+        checks.append(_check_repetition(found))
     return tuple(checks)
 
 
@@ -61,7 +61,7 @@ def _residuals(rehearsal: Rehearsal) -> tuple[Residuals, ...]:
     return tuple(Residuals(party, name, np.asarray(of)) for (party, name), of in rows.items())
 
 
-def _repeated(found: tuple[Residuals, ...]) -> Check:
+def _check_repetition(found: tuple[Residuals, ...]) -> Check:
     """Exact repetition of a whole message's noise, between any two silos and rounds."""
     twice = []
     for name in sorted({one.name for one in found}):
@@ -69,9 +69,9 @@ def _repeated(found: tuple[Residuals, ...]) -> Check:
         if not of_name or len(of_name[0][2]) < _SHORTEST:
             continue
         of_name.sort(key=lambda each: float(each[2][0]))
-        for (party, round, row), (other, again, next_row) in pairwise(of_name):
+        for (party, number, row), (other, again, next_row) in pairwise(of_name):
             if float(np.abs(row - next_row).max()) < _SAME:
-                twice.append(f"{name} of {party} in round {round} and of {other} in round {again}")
+                twice.append(f"{name} of {party} in round {number} and of {other} in round {again}")
     text = f"the same noise in {twice[0]} ({len(twice)} such)" if twice else "no noise was used twice"
     return passed_if(Layer.PROBE, "noise is drawn anew", not twice, text)
 

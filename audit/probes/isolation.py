@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from audit.probes.setting import (
-    Moment,
+    MessageValues,
+    ProbeSetting,
+    ReachedState,
     Record,
-    Scene,
-    Sent,
+    message_values,
     record_at,
     rows_of,
-    sent,
     units_of,
     with_attribute,
     with_record,
@@ -33,18 +33,18 @@ _TOLERANCE = 1e-4
 _BATCH = 12
 
 
-def check_isolation(scene: Scene, seed: int = 0) -> tuple[Check, ...]:
+def check_isolation(setting: ProbeSetting, seed: int = 0) -> tuple[Check, ...]:
     """Records apart from one another in the model and in every message; messages pure and alike in all silos."""
     random = np.random.default_rng(seed)
-    checks = (_batch_norm(scene), _model(scene), _pure(scene, random))
-    if not scene.bounded:
+    checks = (_batch_norm(setting), _model(setting), _pure(setting, random))
+    if not setting.bounded:
         return checks
-    return (*checks, _apart(scene, random), _in_any_order(scene, random), _alike_in_all_silos(scene, random))
+    return (*checks, _apart(setting, random), _in_any_order(setting, random), _alike_in_all_silos(setting, random))
 
 
-def _batch_norm(scene: Scene) -> Check:
+def _batch_norm(setting: ProbeSetting) -> Check:
     """By name, wherever a torch module is found in the model."""
-    layers = [layer for module in _modules(scene.model) for layer in module.modules()]
+    layers = [layer for module in _modules(setting.model) for layer in module.modules()]
     named = sorted({type(layer).__name__ for layer in layers if isinstance(layer, _BatchNorm)})
     text = f"the model has {', '.join(named)}" if named else "no layer normalises over the batch"
     return passed_if(Layer.PROBE, "batch normalisation", not named, text)
@@ -60,15 +60,15 @@ def _modules(holder: object, depth: int = 3) -> Iterator[nn.Module]:
         yield from _modules(vars(holder), depth - 1)
 
 
-def _model(scene: Scene) -> Check:
+def _model(setting: ProbeSetting) -> Check:
     """The first record's gradient in two batches that share no other record."""
-    silo, theta = scene.silos[0], scene.algorithm.theta(scene.moments[-1].state)
+    silo, theta = setting.silos[0], setting.algorithm.theta(setting.reached_states[-1].state)
     half = min(_BATCH, len(silo) // 2)
     if half < 2:
         return not_possible(Layer.PROBE, "gradients of single records", "the silo has too few records")
     here, there = slice(0, half), slice(half, 2 * half)
     moved = influence_of_others(
-        scene.model, theta, (silo.x[here], silo.y[here]), (3.0 * silo.x[there] + 1.0, silo.y[there])
+        setting.model, theta, (silo.x[here], silo.y[here]), (3.0 * silo.x[there] + 1.0, silo.y[there])
     )
     text = f"other records move a record's gradient by {moved:.2g} of its norm"
     return passed_if(Layer.PROBE, "gradients of single records", moved <= _TOLERANCE, text)
@@ -76,54 +76,54 @@ def _model(scene: Scene) -> Check:
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    moment: Moment
+    reached: ReachedState
     silo: SiloTensors
     batch: Tensor
     unit: int
 
 
-def _places(scene: Scene, random: np.random.Generator) -> Iterator[_Place]:
-    silo = scene.silos[0]
-    for moment in scene.moments:
-        if scene.algorithm.draws:
+def _places(setting: ProbeSetting, random: np.random.Generator) -> Iterator[_Place]:
+    silo = setting.silos[0]
+    for reached in setting.reached_states:
+        if setting.algorithm.draws:
             words = SeededWords(int(random.integers(2**31)), "probe")
-            batch = torch.from_numpy(scene.algorithm.draw(silo, words))
+            batch = torch.from_numpy(setting.algorithm.draw(silo, words))
             unit = int(batch[batch < units_of(silo)][0])
         else:
             owned = torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
             batch = owned[torch.from_numpy(np.sort(random.permutation(len(owned))[:_BATCH]))]
             unit = int(batch[-1])
-        yield _Place(moment, silo, batch, unit)
+        yield _Place(reached, silo, batch, unit)
 
 
-def _apart(scene: Scene, random: np.random.Generator) -> Check:
+def _apart(setting: ProbeSetting, random: np.random.Generator) -> Check:
     """The difference a unit makes, among its real neighbours and among altered ones: one and the same."""
     worst, where = 0.0, ""
-    for place in _places(scene, random):
-        crowds = (place.silo, _others_altered(scene, place))
-        base = sent(scene, place.moment, crowds[0], place.batch)
-        differences = [_difference(scene, place, crowd, base) for crowd in crowds]
+    for place in _places(setting, random):
+        crowds = (place.silo, _others_altered(setting, place))
+        base = message_values(setting, place.reached, crowds[0], place.batch)
+        differences = [_difference(setting, place, crowd, base) for crowd in crowds]
         for name in differences[0]:
-            apart = scene.distance(name, differences[0][name], differences[1][name]) / scene.allowed(name)
+            apart = setting.distance(name, differences[0][name], differences[1][name]) / setting.allowed(name)
             if apart > worst:
-                worst, where = apart, f" ({name}, step {place.moment.step})"
+                worst, where = apart, f" ({name}, step {place.reached.step})"
     text = f"what one unit adds depends on the others by {worst:.2g} of the signed bound{where}"
     return passed_if(Layer.PROBE, "messages of single units", worst <= _TOLERANCE, text)
 
 
-def _difference(scene: Scene, place: _Place, crowd: SiloTensors, base: Sent) -> dict[str, np.ndarray]:
+def _difference(setting: ProbeSetting, place: _Place, crowd: SiloTensors, base: MessageValues) -> dict[str, np.ndarray]:
     row = int(rows_of(crowd, place.unit)[0])
     own = record_at(place.silo, row)
-    if scene.unit.relation is Relation.REPLACE_ATTRIBUTE:
+    if setting.unit.relation is Relation.REPLACE_ATTRIBUTE:
         other = with_attribute(crowd, row, 1 - own.s if own.s < 2 else 0)
     else:
         other = with_record(crowd, place.unit, Record(2.0 * own.x.flip(-1) + 1.0, own.y, own.s))
-    one = sent(scene, place.moment, crowd, place.batch, base.seen)
-    two = sent(scene, place.moment, other, place.batch, base.seen)
-    return {name: two.noisy[name] - one.noisy[name] for name in one.noisy if name in scene.bounded}
+    one = message_values(setting, place.reached, crowd, place.batch, base.seen)
+    two = message_values(setting, place.reached, other, place.batch, base.seen)
+    return {name: two.noisy[name] - one.noisy[name] for name in one.noisy if name in setting.bounded}
 
 
-def _others_altered(scene: Scene, place: _Place) -> SiloTensors:
+def _others_altered(setting: ProbeSetting, place: _Place) -> SiloTensors:
     """All other units' features, far away from where they were; a client's own records count as the unit's."""
     silo, rows = place.silo, rows_of(place.silo, place.unit)
     kept = torch.zeros(len(silo), dtype=torch.bool)
@@ -131,29 +131,29 @@ def _others_altered(scene: Scene, place: _Place) -> SiloTensors:
     if silo.client_of_row is not None:
         kept |= silo.client_of_row == silo.client_of_row[rows[0]]
     x = torch.where(kept.reshape(-1, *(1,) * (silo.x.ndim - 1)), silo.x, 3.0 * silo.x.flip(-1) + 1.0)
-    s = torch.where(kept, silo.s, silo.s.flip(0)) if not scene.algorithm.draws else silo.s
+    s = torch.where(kept, silo.s, silo.s.flip(0)) if not setting.algorithm.draws else silo.s
     return replace(silo, x=x, s=s)
 
 
-def _pure(scene: Scene, random: np.random.Generator) -> Check:
+def _pure(setting: ProbeSetting, random: np.random.Generator) -> Check:
     """Asked twice, and after other questions, the same answer."""
     changed = set[str]()
-    for place in _places(scene, random):
-        first = sent(scene, place.moment, place.silo, place.batch)
-        sent(scene, place.moment, _others_altered(scene, place), place.batch, first.seen)
-        again = sent(scene, place.moment, place.silo, place.batch, first.seen)
+    for place in _places(setting, random):
+        first = message_values(setting, place.reached, place.silo, place.batch)
+        message_values(setting, place.reached, _others_altered(setting, place), place.batch, first.seen)
+        again = message_values(setting, place.reached, place.silo, place.batch, first.seen)
         changed |= {name for name, values in first.values.items() if not np.array_equal(values, again.values[name])}
     text = f"{', '.join(sorted(changed))} changed" if changed else "the same messages when asked again"
     return passed_if(Layer.PROBE, "messages carry nothing over", not changed, text)
 
 
-def _in_any_order(scene: Scene, random: np.random.Generator) -> Check:
+def _in_any_order(setting: ProbeSetting, random: np.random.Generator) -> Check:
     """Records listed in another order give the same sums; a numbering by first appearance does not."""
     name = "messages in any order"
-    if scene.algorithm.draws:
+    if setting.algorithm.draws:
         return not_possible(Layer.PROBE, name, "the algorithm lists drawn records in their order")
     worst = 0.0
-    for place in _places(scene, random):
+    for place in _places(setting, random):
         silo = place.silo
         order = _another_group_first(silo, torch.from_numpy(random.permutation(len(silo))))
         owners = None if silo.unit_of_row is None else silo.unit_of_row[order]
@@ -161,7 +161,7 @@ def _in_any_order(scene: Scene, random: np.random.Generator) -> Check:
         batch = place.batch
         if silo.unit_of_row is None:
             batch = torch.argsort(order)[batch]
-        worst = max(worst, _apart_by(scene, place.moment, (silo, place.batch), (turned, batch)))
+        worst = max(worst, _apart_by(setting, place.reached, (silo, place.batch), (turned, batch)))
     text = f"another order of the records moves a message by {worst:.2g} of the signed bound"
     return passed_if(Layer.PROBE, name, worst <= _TOLERANCE, text)
 
@@ -176,27 +176,27 @@ def _another_group_first(silo: SiloTensors, order: Tensor) -> Tensor:
     return head
 
 
-def _alike_in_all_silos(scene: Scene, random: np.random.Generator) -> Check:
+def _alike_in_all_silos(setting: ProbeSetting, random: np.random.Generator) -> Check:
     """The same records under every silo's name, at the start: the same message, and so the same group numbers."""
-    moment = Moment(0, scene.algorithm.start())
-    place = next(_places(scene, random))
+    reached = ReachedState(0, setting.algorithm.start())
+    place = next(_places(setting, random))
     worst = 0.0
-    for other in scene.silos[1:]:
+    for other in setting.silos[1:]:
         named = replace(place.silo, name=other.name)
-        worst = max(worst, _apart_by(scene, moment, (place.silo, place.batch), (named, place.batch)))
+        worst = max(worst, _apart_by(setting, reached, (place.silo, place.batch), (named, place.batch)))
     text = f"the same records in another silo give a message {worst:.2g} of the signed bound away"
     return passed_if(Layer.PROBE, "messages alike in all silos", worst <= _TOLERANCE, text)
 
 
 def _apart_by(
-    scene: Scene, moment: Moment, one: tuple[SiloTensors, Tensor], other: tuple[SiloTensors, Tensor]
+    setting: ProbeSetting, reached: ReachedState, one: tuple[SiloTensors, Tensor], other: tuple[SiloTensors, Tensor]
 ) -> float:
-    first, second = sent(scene, moment, *one), sent(scene, moment, *other)
+    first, second = message_values(setting, reached, *one), message_values(setting, reached, *other)
     return max(
         (
-            scene.distance(name, values, second.noisy[name]) / scene.allowed(name)
+            setting.distance(name, values, second.noisy[name]) / setting.allowed(name)
             for name, values in first.noisy.items()
-            if name in scene.bounded and name in second.noisy
+            if name in setting.bounded and name in second.noisy
         ),
         default=0.0,
     )

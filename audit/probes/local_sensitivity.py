@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from audit.probes.rehearsal import Rehearsal
-from audit.probes.setting import Moment, Scene, record_at, rows_of, sent, units_of, with_attribute, with_record, without
+from audit.probes.setting import (
+    ProbeSetting,
+    ReachedState,
+    message_values,
+    record_at,
+    rows_of,
+    units_of,
+    with_attribute,
+    with_record,
+    without,
+)
 from audit.report.results import LocalSensitivity, StepShares
 from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import Relation
@@ -47,43 +57,48 @@ def local_sensitivity(rehearsal: Rehearsal, units: int = 20, seed: int = 0) -> t
     """Some units of each watched batch, left out or given what another record of the silo has; one entry per value."""
     count("units", units)
     chosen = np.unique(np.linspace(0, rehearsal.steps - 1, min(_MOST_STEPS, rehearsal.steps)).astype(int))
-    moments = tuple(Moment(int(step), rehearsal.states[step]) for step in chosen)
-    scene = Scene(rehearsal.algorithm, rehearsal.model, rehearsal.silos, rehearsal.document, moments)
-    if not scene.bounded:
+    reached_states = tuple(ReachedState(int(step), rehearsal.states[step]) for step in chosen)
+    setting = ProbeSetting(rehearsal.algorithm, rehearsal.model, rehearsal.silos, rehearsal.document, reached_states)
+    if not setting.bounded:
         raise InvalidInput(
             "plan", rehearsal.document.algorithm, "publishes no value with a bound", "report a plan with noise"
         )
     random = np.random.default_rng(seed)
     found: dict[str, dict[int, list[float]]] = {}
-    for moment in moments:
-        for silo in scene.silos:
-            (batch,) = (one.batch for one in rehearsal.of(silo.name) if one.step == moment.step)
-            for name, share in _of_batch(scene, moment, silo, batch, units, random):
-                found.setdefault(name, {}).setdefault(moment.step, []).append(share)
-    summaries = (_summary(name, scene.allowed(name), shares) for name, shares in found.items())
+    for reached in reached_states:
+        for silo in setting.silos:
+            (batch,) = (one.batch for one in rehearsal.of(silo.name) if one.step == reached.step)
+            for name, share in _of_batch(setting, reached, silo, batch, units, random):
+                found.setdefault(name, {}).setdefault(reached.step, []).append(share)
+    summaries = (_summary(name, setting.allowed(name), shares) for name, shares in found.items())
     # Records of a draw are exchanged within their cell, so that a count of the cells says nothing here.
-    return tuple(one for one in summaries if one.largest > 0 or not scene.algorithm.draws)
+    return tuple(one for one in summaries if one.largest > 0 or not setting.algorithm.draws)
 
 
 def _of_batch(
-    scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, units: int, random: np.random.Generator
+    setting: ProbeSetting,
+    reached: ReachedState,
+    silo: SiloTensors,
+    batch: Tensor,
+    units: int,
+    random: np.random.Generator,
 ) -> Iterator[tuple[str, float]]:
     present = [unit for unit in batch.tolist() if unit < units_of(silo)]
     if not present:
         return
-    base = sent(scene, moment, silo, batch)
+    base = message_values(setting, reached, silo, batch)
     for unit in random.permutation(present)[:units].tolist():
-        other, rest = _neighbour(scene, silo, batch, unit, random)
-        moved = sent(scene, moment, other, rest, base.seen)
+        other, rest = _neighbour(setting, silo, batch, unit, random)
+        moved = message_values(setting, reached, other, rest, base.seen)
         for name, values in base.noisy.items():
-            if name in scene.bounded:
-                yield name, scene.distance(name, values, moved.noisy[name]) / scene.allowed(name)
+            if name in setting.bounded:
+                yield name, setting.distance(name, values, moved.noisy[name]) / setting.allowed(name)
 
 
 def _neighbour(
-    scene: Scene, silo: SiloTensors, batch: Tensor, unit: int, random: np.random.Generator
+    setting: ProbeSetting, silo: SiloTensors, batch: Tensor, unit: int, random: np.random.Generator
 ) -> tuple[SiloTensors, Tensor]:
-    relation, rows = scene.unit.relation, rows_of(silo, unit)
+    relation, rows = setting.unit.relation, rows_of(silo, unit)
     if relation is Relation.ADD_REMOVE:
         return without(silo, unit, batch)
     if len(rows) == 0:
@@ -92,7 +107,7 @@ def _neighbour(
         groups = [group for group in torch.unique(silo.s).tolist() if group != int(silo.s[rows[0]])]
         return (with_attribute(silo, unit, groups[0]) if groups else silo), batch
     candidates = np.arange(len(silo))
-    if scene.algorithm.draws:
+    if setting.algorithm.draws:
         # A record's cell decides its place in a draw; neighbours of one draw differ in what stands there.
         alike = (silo.y == silo.y[rows[0]]) & (silo.s == silo.s[rows[0]])
         candidates = alike.nonzero()[:, 0].numpy()

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from audit.probes.setting import (
-    Moment,
+    MessageValues,
+    ProbeSetting,
+    ReachedState,
     Record,
-    Scene,
-    Sent,
     crowd_of,
+    message_values,
     record_at,
     rows_of,
-    sent,
     units_of,
     with_attribute,
     with_record,
@@ -43,18 +43,18 @@ _SURE = (0.0, 1.0, 4.0)
 """Multiples of a well-classified record: from in doubt to ever surer, and so to an ever smaller loss."""
 
 
-def extremes(scene: Scene, moment: Moment, silo: SiloTensors, facing: Record) -> tuple[Record, ...]:
+def extremes(setting: ProbeSetting, reached: ReachedState, silo: SiloTensors, facing: Record) -> tuple[Record, ...]:
     """Far along and against `facing`, with every label; and far where the model does not look."""
     records = [
         Record(sign * FAR * facing.x, label, facing.s)
         for sign in (1.0, -1.0)
-        for label in range(min(_MOST_CLASSES, scene.model.classes))
+        for label in range(min(_MOST_CLASSES, setting.model.classes))
     ]
-    theta = scene.algorithm.theta(moment.state)
-    return (*records, *_quiet_but_steep(scene, theta, silo))
+    theta = setting.algorithm.theta(reached.state)
+    return (*records, *_quiet_but_steep(setting, theta, silo))
 
 
-def _quiet_but_steep(scene: Scene, theta: Tensor, silo: SiloTensors) -> tuple[Record, ...]:
+def _quiet_but_steep(setting: ProbeSetting, theta: Tensor, silo: SiloTensors) -> tuple[Record, ...]:
     """Records of small loss whose gradient is huge: a step to where no score changes leaves the loss and grows x.
 
     A weight that falls with the loss, and may become negative, escapes its clip at just such records.
@@ -62,21 +62,21 @@ def _quiet_but_steep(scene: Scene, theta: Tensor, silo: SiloTensors) -> tuple[Re
     x, y = silo.x[:_LOOKED_AT], silo.y[:_LOOKED_AT]
     if len(y) == 0:
         return ()
-    losses = scene.model.weighted_gradient(theta, x, y, mean_over(len(y))).losses
+    losses = setting.model.weighted_gradient(theta, x, y, mean_over(len(y))).losses
     best = record_at(silo, int(losses.argmin()))
     found = []
     for times in _SURE:
         at = times * best.x
-        found.append(Record(at + FAR * _unseen_direction(scene, theta, at), best.y, best.s))
+        found.append(Record(at + FAR * _unseen_direction(setting, theta, at), best.y, best.s))
     return tuple(found)
 
 
-def _unseen_direction(scene: Scene, theta: Tensor, at: Tensor) -> Tensor:
+def _unseen_direction(setting: ProbeSetting, theta: Tensor, at: Tensor) -> Tensor:
     """A unit vector along which, to first order, no score of the record changes; zero if there is none."""
     flat = at.detach().reshape(-1).to(torch.float64)
 
     def scores(point: Tensor) -> Tensor:
-        return scene.model.logits(theta, point.reshape(at.shape).to(at.dtype)[None])[0].to(torch.float64)
+        return setting.model.logits(theta, point.reshape(at.shape).to(at.dtype)[None])[0].to(torch.float64)
 
     slopes = torch.func.jacrev(scores)(flat)
     start = torch.ones_like(flat)
@@ -96,8 +96,8 @@ _SIZES = (1, 2, 8, 48)
 class Neighbours:
     """The messages of two neighbouring data sets."""
 
-    one: Sent
-    other: Sent
+    one: MessageValues
+    other: MessageValues
     where: str
 
 
@@ -115,52 +115,52 @@ class _Reach:
             self.ratio, self.where = ratio, where
 
 
-def check_sensitivity(scene: Scene, seed: int = 0) -> tuple[Check, ...]:
+def check_sensitivity(setting: ProbeSetting, seed: int = 0) -> tuple[Check, ...]:
     """One check per bounded value, one for values in the clear, one for randomised ones."""
-    reach = {name: _Reach() for name in scene.bounded}
+    reach = {name: _Reach() for name in setting.bounded}
     moved, changed, pairs = set[str](), 0, 0
-    for pair in neighbours(scene, seed):
+    for pair in neighbours(setting, seed):
         pairs += 1
         for name in pair.one.noisy:
             if name in reach:
-                distance = scene.distance(name, pair.one.noisy[name], pair.other.noisy[name])
-                reach[name].add(distance / scene.allowed(name), pair.where)
-        moved |= {name for name in scene.independent & set(pair.one.clear) if _differs(pair, name)}
-        for name in scene.randomised & set(pair.one.randomised):
+                distance = setting.distance(name, pair.one.noisy[name], pair.other.noisy[name])
+                reach[name].add(distance / setting.allowed(name), pair.where)
+        moved |= {name for name in setting.independent & set(pair.one.clear) if _differs(pair, name)}
+        for name in setting.randomised & set(pair.one.randomised):
             entries = int((pair.one.randomised[name] != pair.other.randomised[name]).sum())
             changed = max(changed, entries)
     checks = [_check_bound(name, one) for name, one in reach.items() if one.pairs]
-    if scene.independent:
+    if setting.independent:
         text = f"{', '.join(sorted(moved))} moved with the protected unit" if moved else "none moved"
         text += f", in {pairs} pairs of neighbouring data sets"
         checks.append(passed_if(Layer.PROBE, "values in the clear", not moved, text))
-    if scene.randomised:
+    if setting.randomised:
         text = f"one unit changes at most {changed} of the randomised entries"
         checks.append(passed_if(Layer.PROBE, "randomised values", changed <= 1, text))
     return tuple(checks)
 
 
-def neighbours(scene: Scene, seed: int) -> Iterator[Neighbours]:
+def neighbours(setting: ProbeSetting, seed: int) -> Iterator[Neighbours]:
     """Pairs of messages: every state in the first silo, the last state in the others."""
     random = np.random.default_rng(seed)
-    places = [(moment, scene.silos[0]) for moment in scene.moments]
-    places += [(scene.moments[-1], silo) for silo in scene.silos[1:]]
-    for moment, silo in places:
-        for batch in _batches(scene, silo, random):
+    places = [(reached, setting.silos[0]) for reached in setting.reached_states]
+    places += [(setting.reached_states[-1], silo) for silo in setting.silos[1:]]
+    for reached, silo in places:
+        for batch in _batches(setting, silo, random):
             facing = record_at(silo, int(random.integers(len(silo))))
-            where = f"step {moment.step}, {silo.name}, batch of {len(batch)}"
-            for unit in _units(scene, silo, batch, random):
+            where = f"step {reached.step}, {silo.name}, batch of {len(batch)}"
+            for unit in _units(setting, silo, batch, random):
                 try:
-                    yield from list(_of_batch(scene, moment, silo, batch, unit, facing, where))
+                    yield from list(_of_batch(setting, reached, silo, batch, unit, facing, where))
                 except PrivfairError:
                     # The algorithm refuses such records outright: nothing would have been sent.
                     continue
 
 
-def _batches(scene: Scene, silo: SiloTensors, random: np.random.Generator) -> Iterator[Tensor]:
+def _batches(setting: ProbeSetting, silo: SiloTensors, random: np.random.Generator) -> Iterator[Tensor]:
     """Small batches and larger ones; where the algorithm draws its own parts, a draw of its own."""
-    if scene.algorithm.draws:
-        drawn = scene.algorithm.draw(silo, SeededWords(int(random.integers(2**31)), "probe"))
+    if setting.algorithm.draws:
+        drawn = setting.algorithm.draw(silo, SeededWords(int(random.integers(2**31)), "probe"))
         yield torch.from_numpy(drawn)
         return
     owned = torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
@@ -169,19 +169,25 @@ def _batches(scene: Scene, silo: SiloTensors, random: np.random.Generator) -> It
         yield owned[torch.from_numpy(np.sort(chosen))]
 
 
-def _units(scene: Scene, silo: SiloTensors, batch: Tensor, random: np.random.Generator) -> tuple[int, ...]:
+def _units(setting: ProbeSetting, silo: SiloTensors, batch: Tensor, random: np.random.Generator) -> tuple[int, ...]:
     """Whom to exchange: somebody of the batch; of a draw by cells, the first and the last record."""
     drawn = batch[batch < units_of(silo)]
-    if scene.algorithm.draws:
+    if setting.algorithm.draws:
         return int(drawn[0]), int(drawn[-1])
     return (int(drawn[int(random.integers(len(drawn)))]),)
 
 
 def _of_batch(
-    scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, unit: int, facing: Record, where: str
+    setting: ProbeSetting,
+    reached: ReachedState,
+    silo: SiloTensors,
+    batch: Tensor,
+    unit: int,
+    facing: Record,
+    where: str,
 ) -> Iterator[Neighbours]:
     """The unit among the batch's own records, and among copies of one record that it faces or opposes."""
-    drawing = scene.algorithm.draws
+    drawing = setting.algorithm.draws
     rows = rows_of(silo, unit)
     if len(rows) == 0:
         return
@@ -190,33 +196,39 @@ def _of_batch(
     if not drawing and len(batch) > 1:
         others.append((crowd_of(silo, unit, batch, facing), "copies of one record"))
     for context, among in others:
-        given = extremes(scene, moment, context, facing)
+        given = extremes(setting, reached, context, facing)
         if drawing:
             # A record's cell decides its place in a draw; neighbours of one draw differ in what stands there.
             given = tuple(Record(record.x, own.y, own.s) for record in given)
-        yield from _pairs(scene, moment, context, batch, unit, (own, *given), f"{where} of {among}")
+        yield from _pairs(setting, reached, context, batch, unit, (own, *given), f"{where} of {among}")
 
 
 def _pairs(
-    scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, unit: int, records: tuple[Record, ...], where: str
+    setting: ProbeSetting,
+    reached: ReachedState,
+    silo: SiloTensors,
+    batch: Tensor,
+    unit: int,
+    records: tuple[Record, ...],
+    where: str,
 ) -> Iterator[Neighbours]:
-    relation = scene.unit.relation
+    relation = setting.unit.relation
     if relation is Relation.REPLACE_ATTRIBUTE:
         groups = sorted({int(group) for group in torch.unique(silo.s)} | {0, 1})
         for record in records:
             here = with_record(silo, unit, record)
-            base = sent(scene, moment, here, batch)
+            base = message_values(setting, reached, here, batch)
             for group in groups:
                 if group != record.s:
                     there = with_attribute(here, unit, group)
-                    yield Neighbours(base, sent(scene, moment, there, batch, base.seen), where)
+                    yield Neighbours(base, message_values(setting, reached, there, batch, base.seen), where)
         return
     if relation is Relation.ADD_REMOVE:
         smaller, rest = without(silo, unit, batch)
-        base = sent(scene, moment, smaller, rest)
+        base = message_values(setting, reached, smaller, rest)
     else:
-        base = sent(scene, moment, silo, batch)
-    messages = [sent(scene, moment, with_record(silo, unit, each), batch, base.seen) for each in records]
+        base = message_values(setting, reached, silo, batch)
+    messages = [message_values(setting, reached, with_record(silo, unit, each), batch, base.seen) for each in records]
     for message in messages:
         yield Neighbours(message, base, where)
     if relation is Relation.REPLACE_ONE:

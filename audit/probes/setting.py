@@ -25,7 +25,7 @@ _MOST_RECORDS = 512
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
+class ReachedState:
     """A state that the run really was in, and how many updates had led to it."""
 
     step: int
@@ -33,25 +33,25 @@ class Moment:
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class ProbeSetting:
     """One run, ready to be asked what its algorithm would send on other data."""
 
     algorithm: Algorithm[Any]
     model: Model
     silos: tuple[SiloTensors, ...]
     document: BudgetDocument
-    moments: tuple[Moment, ...]
+    reached_states: tuple[ReachedState, ...]
 
     @classmethod
-    def of(cls, evidence: RunEvidence) -> Scene:
+    def of(cls, evidence: RunEvidence) -> ProbeSetting:
         """The run's first two states, one of the middle and the last before a round."""
-        moments = _some_moments(evidence) or (Moment(0, evidence.algorithm.start()),)
+        reached_states = _some_states(evidence) or (ReachedState(0, evidence.algorithm.start()),)
         sensitive = sensitive_silos(evidence.algorithm, evidence.silos)
         holders = [silo for silo in evidence.silos if silo.name not in sensitive]
         silos = (*_some(silo for silo in evidence.silos if silo.name in sensitive), *_some(holders))
         if not evidence.algorithm.draws:
             silos = tuple(_beginning(silo) for silo in silos)
-        return cls(evidence.algorithm, evidence.model, silos, evidence.document, moments)
+        return cls(evidence.algorithm, evidence.model, silos, evidence.document, reached_states)
 
     @property
     def unit(self) -> PrivacyUnit:
@@ -91,13 +91,13 @@ def _some(silos: Iterable[SiloTensors]) -> tuple[SiloTensors, ...]:
     return tuple(silo for silo in silos if len(silo))[:_MOST_SILOS]
 
 
-def _some_moments(evidence: RunEvidence) -> tuple[Moment, ...]:
+def _some_states(evidence: RunEvidence) -> tuple[ReachedState, ...]:
     """Only these are held in memory: states of a network are large, and runs are long."""
     middle = len({key.round for key in evidence.transcript.keys}) // 2
-    found: dict[int, Moment] = {}
-    last: Moment | None = None
+    found: dict[int, ReachedState] = {}
+    last: ReachedState | None = None
     for place, one in enumerate(evidence.rounds()):
-        last = Moment(one.step, one.state)
+        last = ReachedState(one.step, one.state)
         if place in (0, 1, middle):
             found[one.step] = last
     if last is not None:
@@ -199,7 +199,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class MessageValues:
     """One round's values by name, apart by how they leave the gate."""
 
     noisy: Arrays
@@ -213,15 +213,17 @@ class Sent:
         return {**self.noisy, **self.randomised, **self.clear}
 
 
-def sent(scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, seen: Received | None = None) -> Sent:
+def message_values(
+    setting: ProbeSetting, reached: ReachedState, silo: SiloTensors, batch: Tensor, seen: Received | None = None
+) -> MessageValues:
     """The production `contribution()`, and `reply()` to what was seen (default: this very message, without noise)."""
-    algorithm = scene.algorithm
-    first = algorithm.contribution(moment.state, moment.step, silo, batch)
+    algorithm = setting.algorithm
+    first = algorithm.contribution(reached.state, reached.step, silo, batch)
     messages = [first]
     given: Received = {} if seen is None else seen
     if algorithm.replies:
         given = given or {silo.name: _published(first, silo.name)}
-        messages.append(algorithm.reply(moment.state, moment.step, silo, batch, given))
+        messages.append(algorithm.reply(reached.state, reached.step, silo, batch, given))
     noisy: dict[str, Any] = {}
     randomised: dict[str, Any] = {}
     clear: dict[str, Any] = {}
@@ -229,7 +231,7 @@ def sent(scene: Scene, moment: Moment, silo: SiloTensors, batch: Tensor, seen: R
         noisy |= {part.name: np.array(part.values) for part in message.noisy}
         randomised |= {name: np.array(values) for name, values in (message.randomized or {}).items()}
         clear |= {name: np.array(values) for name, values in (message.clear or {}).items()}
-    return Sent(noisy, randomised, clear, given)
+    return MessageValues(noisy, randomised, clear, given)
 
 
 def _published(message: Message, party: str) -> dict[str, Published]:

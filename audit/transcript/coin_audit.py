@@ -37,8 +37,8 @@ def coin_audit(
     guesses, controls = [], []
     for run in coin_runs(plan, document, runs, seed, progress):
         decoded = decode(run)
-        guesses.append(_ranked(run, decoded, noisy=True))
-        controls.append(_ranked(run, decoded, noisy=False))
+        guesses.append(_rank_guesses(run, decoded, noisy=True))
+        controls.append(_rank_guesses(run, decoded, noisy=False))
     coins = len(guesses[0].strength)
     grid = _grid(document, coins)
     method = OneRun()
@@ -60,7 +60,7 @@ def _grid(document: BudgetDocument, coins: int) -> tuple[int, ...]:
     return tuple(max(1, round(share * coins)) for share in _SHARES)
 
 
-def _ranked(run: CoinRun, decoded: dict[str, Decoded], *, noisy: bool) -> RankedGuesses:
+def _rank_guesses(run: CoinRun, decoded: dict[str, Decoded], *, noisy: bool) -> RankedGuesses:
     parties = sorted(run.coins)
     scores = [decoded[party].scores if noisy else decoded[party].without_noise for party in parties]
     coins = [run.coins[party] for party in parties]

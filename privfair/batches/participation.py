@@ -92,14 +92,14 @@ class Participation:
             case _:
                 assert_never(sampling)
         if self._writer is not None:
-            self._writer.round(round_number, self.party, drawn)
+            self._writer.write_round(round_number, self.party, drawn)
         return drawn
 
     def _order(self, epoch: int) -> Indexes:
         if epoch not in self._orders:
             order = permutation(self._source, self.units)
             if self._writer is not None:
-                self._writer.epoch(epoch, self.party, order)
+                self._writer.write_epoch(epoch, self.party, order)
             self._orders = {epoch: order}
         return self._orders[epoch]
 
@@ -203,7 +203,7 @@ class AskedParticipation:
             # A record drawn twice by its holder (with replacement) counts twice here as well.
             self._last = (round_number, np.sort(rows[rows >= 0]))
             if self._writer is not None:
-                self._writer.round(round_number, self.party, self._last[1])
+                self._writer.write_round(round_number, self.party, self._last[1])
         return self._last[1]
 
 

@@ -75,16 +75,16 @@ class BatchRecord:
     def read(cls, path: Path) -> BatchRecord:
         return cls(path)
 
-    def batch(self, round: int, party: str) -> Indexes:
+    def batch(self, round_number: int, party: str) -> Indexes:
         """The units of `party` that took part in a round, as the contribution saw them."""
         sampling = self.header.sampling
         # A sensitive silo draws nothing: its rounds are recorded one by one beside the holders' epochs.
-        if not isinstance(sampling, ShuffledEpochs) or self._recorded(FrameKind.ROUND, round, party):
-            return self._units(FrameKind.ROUND, round, party)
-        if round < 0:
-            raise self._missing(FrameKind.ROUND, round, party)
+        if not isinstance(sampling, ShuffledEpochs) or self._recorded(FrameKind.ROUND, round_number, party):
+            return self._units(FrameKind.ROUND, round_number, party)
+        if round_number < 0:
+            raise self._missing(FrameKind.ROUND, round_number, party)
         order = self.epoch_order(0, party)
-        epoch, place = divmod(round, -(-len(order) // sampling.size))
+        epoch, place = divmod(round_number, -(-len(order) // sampling.size))
         return self.epoch_order(epoch, party)[place * sampling.size : (place + 1) * sampling.size]
 
     def epoch_order(self, epoch: int, party: str) -> Indexes:
@@ -150,10 +150,11 @@ class BatchWriter:
         os.ftruncate(descriptor, found.whole_bytes)
         return cls(descriptor, header)
 
-    def round(self, round: int, party: str, units: Indexes) -> None:
-        self._write(FrameKind.ROUND, round, party, units)
+    def write_round(self, round_number: int, party: str, units: Indexes) -> None:
+        """The batch of one round, as the contribution sees it."""
+        self._write(FrameKind.ROUND, round_number, party, units)
 
-    def epoch(self, epoch: int, party: str, order: Indexes) -> None:
+    def write_epoch(self, epoch: int, party: str, order: Indexes) -> None:
         """Durable at once: whoever resumes in the middle of an epoch must go on with this very order."""
         self._write(FrameKind.EPOCH, epoch, party, order)
         self.sync()

@@ -1,4 +1,4 @@
-"""A trained model on disk: a torch state dict, and readable JSON for linear models."""
+"""A run folder: what a run leaves behind, and how each file is written and read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.run.replay import Session, session_line
 
-# What a run leaves behind, one file a purpose; all of it may go to an auditor except the claim token.
+# What a run leaves behind, one file per purpose; all of it may go to an auditor except the claim token.
 #
 # ::
 #
@@ -32,10 +32,10 @@ from privfair.run.replay import Session, session_line
 #     budget.json     the signed manifest that was spent
 #     run.json        what ran: promise, digests, versions, how far it got, the last metrics
 #     claim.token     the secret that lets this run go on after a crash (mode 0600)
-#     sessions.jsonl  one line a process: which rounds are its own
+#     sessions.jsonl  one line per process: which rounds are its own
 #     transcript.bin  every published value
 #     batches.bin     who took part in each round, only where the manifest counts that as known
-#     metrics.jsonl   one line a measured step, on the test records; not private
+#     metrics.jsonl   one line per measured step, on the test records; not private
 #     checkpoint.npz  the state at the end of the last block
 #     encoding.json   how a record becomes features, for predictions
 #     model.pt        the parameters, as a torch state dict;  model.json  the same for linear models
@@ -159,7 +159,7 @@ class RunFolder:
 
 
 def save_model(folder: RunFolder, model: Model, theta: Tensor, encoding: dict[str, Any], promise: str) -> None:
-    """Write model.pt, and model.json where the model is linear; each at one stroke."""
+    """Write model.pt, and model.json where the model is linear; each in one atomic step."""
     content = io.BytesIO()
     torch.save(state_dict(model, theta), content)
     replace_file(folder.model, content.getvalue())
@@ -195,9 +195,9 @@ def readable_difference(folder: RunFolder, model: LogisticRegression, theta: Ten
     """By how much model.json differs from the given parameters; infinite if it is another model's, or damaged."""
     weight, bias = state_dict(model, theta).values()
     try:
-        told = json.loads(folder.linear_model.read_text("utf-8"))
-        rows = torch.tensor([told["weights"][name] for name in told["weights"]], dtype=weight.dtype)
-        intercepts = torch.tensor([told["intercepts"][name] for name in told["weights"]], dtype=bias.dtype)
+        found = json.loads(folder.linear_model.read_text("utf-8"))
+        rows = torch.tensor([found["weights"][name] for name in found["weights"]], dtype=weight.dtype)
+        intercepts = torch.tensor([found["intercepts"][name] for name in found["weights"]], dtype=bias.dtype)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return math.inf
     if rows.shape != weight.shape or intercepts.shape != bias.shape:

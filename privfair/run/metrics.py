@@ -59,7 +59,7 @@ class HeldOutRecords:
         self._y = torch.cat([torch.tensor(silo.data.label) for silo in silos])
         self._positive = _class_number(silos.class_names, positive)
 
-    def measure(self, model: Model, theta: Tensor, step: int, round: int | None) -> StepMetrics:
+    def measure(self, model: Model, theta: Tensor, step: int, round_number: int | None) -> StepMetrics:
         """The numbers of the model with parameters `theta`."""
         with torch.no_grad():
             logits = torch.cat([model.logits(theta, part) for part in torch.split(self._x, _CHUNK)])
@@ -71,7 +71,7 @@ class HeldOutRecords:
         )
         return StepMetrics(
             step=step,
-            round=round,
+            round=round_number,
             loss=float(losses.mean()),
             silo_losses={name: float(part.mean()) for name, part in zip(self._silos.names, by_silo, strict=True)},
             measured=measured,
@@ -80,7 +80,7 @@ class HeldOutRecords:
 
 @final
 class MetricsLog:
-    """metrics.jsonl: one line a measured step, rising; what a crash left unfinished at its end is cut off."""
+    """metrics.jsonl: one line per measured step, rising; what a crash left unfinished at its end is cut off."""
 
     def __init__(self, path: Path) -> None:
         content = path.read_bytes() if path.exists() else b""

@@ -38,7 +38,7 @@ from privfair.run.metrics import HeldOutRecords
 
 @dataclass(frozen=True)
 class Promise:
-    """`epsilon` is None where nothing finite is promised; `claimed_epsilon` is a paper's word for its own noise."""
+    """`epsilon` is None where nothing finite is promised; `claimed_epsilon` is what a paper claims of its own noise."""
 
     kind: str
     text: str

@@ -58,13 +58,13 @@ def load_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State
                     f"checkpoint {path} belongs to another manifest; delete it, the run is rebuilt without it"
                 )
             arrays = {name.removeprefix(_STATE): found[name] for name in found.files if name.startswith(_STATE)}
-            step, round = int(found["step"]), int(found["round"])
+            step, last_round = int(found["step"]), int(found["round"])
             state = algorithm.restore(arrays)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as broken:
         raise Refused(
             f"checkpoint {path} cannot be read ({broken}); delete it, the run is rebuilt without it"
         ) from broken
-    return Position(state, step, None if round < 0 else round, {})
+    return Position(state, step, None if last_round < 0 else last_round)
 
 
 @dataclass(frozen=True)

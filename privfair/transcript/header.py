@@ -167,18 +167,18 @@ def published_bytes(spec: ValueSpec, values: NDArray[np.floating]) -> bytes:
     if array.shape != spec.shape:
         raise InvalidInput(spec.name, array.shape, f"must have shape {spec.shape}", "publish what was declared")
     if not np.isfinite(array).all():
-        raise InvalidInput(spec.name, "(not finite)", "must be finite", "mend the contribution before the gate")
+        raise InvalidInput(spec.name, "(not finite)", "must be finite", "fix the contribution before the gate")
     return array.astype(spec.format.value, copy=False).tobytes()
 
 
-def release_digest(manifest: str, round: int, party: str, spec: ValueSpec, content: bytes) -> str:
+def release_digest(manifest: str, round_number: int, party: str, spec: ValueSpec, content: bytes) -> str:
     """SHA-256 over a fixed word, manifest, round, party, name, format, shape and bytes, each with its length in front.
 
     The lengths make it injective: no two different releases share the text that is hashed.
     """
     hasher = hashlib.sha256()
     shape = ",".join(str(side) for side in spec.shape)
-    for part in (_DOMAIN, manifest, str(round), party, spec.name, spec.format.value, shape):
+    for part in (_DOMAIN, manifest, str(round_number), party, spec.name, spec.format.value, shape):
         raw = part.encode("utf-8")
         hasher.update(struct.pack("<Q", len(raw)) + raw)
     hasher.update(struct.pack("<Q", len(content)))

@@ -127,11 +127,11 @@ class Transcript:
             stacked[place] = self._array(key)
         return stacked
 
-    def value(self, round: int, party: str, name: str) -> NDArray[np.floating]:
+    def value(self, round_number: int, party: str, name: str) -> NDArray[np.floating]:
         """One published value, for sending the very same bytes again."""
-        key = ValueKey(round, self._party(party), self._name(name))
+        key = ValueKey(round_number, self._party(party), self._name(name))
         if key not in self._places:
-            raise _refused(self.path, f"{party!r} published no {name!r} in round {round}", "ask for another")
+            raise _refused(self.path, f"{party!r} published no {name!r} in round {round_number}", "ask for another")
         return self._array(key).copy()
 
     def arrays(self) -> Mapping[tuple[str, str], NDArray[np.floating]]:

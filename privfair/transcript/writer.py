@@ -25,11 +25,11 @@ from privfair.transcript.reader import Ending, Transcript
 
 
 class TranscriptWriter:
-    """Appends what leaves the gate, one whole frame a value, straight to the operating system.
+    """Appends what leaves the gate, one whole frame per value, straight to the operating system.
 
     A killed process loses nothing that `append` returned from; a power cut may lose what was appended
     since the last `sync`. Sync before the ledger's records are written, then every recorded release is
-    in the transcript. One writer a file: a second one is refused.
+    in the transcript. One writer per file: a second one is refused.
     """
 
     def __init__(self, descriptor: int, path: Path, header: TranscriptHeader) -> None:
@@ -86,13 +86,13 @@ class TranscriptWriter:
             raise
         return writer
 
-    def append(self, round: int, party: str, name: str, values: NDArray[np.floating]) -> str:
+    def append(self, round_number: int, party: str, name: str, values: NDArray[np.floating]) -> str:
         """Add one published value and return its release digest, the one to record in the ledger."""
-        key, spec = self._locate(round, party, name)
+        key, spec = self._locate(round_number, party, name)
         if key in self._written:
             raise _refused(
                 self.path,
-                f"{name!r} of {party!r} in round {round} is there already",
+                f"{name!r} of {party!r} in round {round_number} is there already",
                 "send the published bytes again, never draw new ones",
             )
         content = published_bytes(spec, values)
@@ -126,14 +126,14 @@ class TranscriptWriter:
     ) -> None:
         self.close()
 
-    def _locate(self, round: int, party: str, name: str) -> tuple[ValueKey, ValueSpec]:
-        count("round", round, least=0)
+    def _locate(self, round_number: int, party: str, name: str) -> tuple[ValueKey, ValueSpec]:
+        count("round", round_number, least=0)
         if party not in self._parties:
             raise InvalidInput("party", party, "is not in the header", f"use one of {self.header.parties}")
         if name not in self._names:
             raise InvalidInput("name", name, "is not in the header", f"use one of {tuple(self._names)}")
         number = self._names[name]
-        return ValueKey(int(round), self._parties[party], number), self.header.values[number]
+        return ValueKey(int(round_number), self._parties[party], number), self.header.values[number]
 
     def _write(self, kind: FrameKind, payload: bytes) -> None:
         if self._broken:
