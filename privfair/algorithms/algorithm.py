@@ -134,7 +134,7 @@ class Algorithm(ABC, Generic[State]):
 
     def restore(self, arrays: Mapping[str, Floats]) -> State:
         """The state that `checkpoint` wrote as these arrays."""
-        restored: State = _restored(self.start(), arrays)
+        restored: State = _restore(self.start(), arrays)
         return restored
 
 
@@ -153,14 +153,14 @@ def _arrays(state: Any) -> dict[str, Floats]:
     return arrays
 
 
-def _restored(like: Any, arrays: Mapping[str, Floats]) -> Any:
+def _restore(like: Any, arrays: Mapping[str, Floats]) -> Any:
     """A state of the type of `like`, a starting state, which also tells the precision of the tensors."""
     hints, values = get_type_hints(type(like)), {}
     precision = next((value.dtype for value in vars(like).values() if isinstance(value, Tensor)), torch.float64)
     for field in fields(like):
         before, hint = getattr(like, field.name), hints[field.name]
         if is_dataclass(before):
-            values[field.name] = _restored(before, arrays)
+            values[field.name] = _restore(before, arrays)
         elif isinstance(before, Mapping):
             prefix = f"{field.name} of "
             named = {name: array for name, array in arrays.items() if name.startswith(prefix)}

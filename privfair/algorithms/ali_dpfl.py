@@ -12,7 +12,7 @@ from torch import Tensor
 from calibrate.errors import InvalidInput, count
 from privfair.algorithms.algorithm import Received
 from privfair.algorithms.parts.clients import ClippedSums, LocalSteps
-from privfair.algorithms.parts.local_models import LocalModels, averaged
+from privfair.algorithms.parts.local_models import LocalModels, weighted_mean
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.models.model import Model
 
@@ -82,7 +82,7 @@ class AliDpfl(LocalSteps[AliDpflState]):
 
     def start(self) -> AliDpflState:
         theta, known = self.model.initial(self.seed), self.options.strong_convexity
-        return AliDpflState(LocalModels(theta), self._allowed(self.options.first_steps, 0, 0), 0, 0, known)
+        return AliDpflState(LocalModels(theta), self._allowed_steps(self.options.first_steps, 0, 0), 0, 0, known)
 
     def update(self, state: AliDpflState, received: Received) -> AliDpflState:
         models = state.models
@@ -99,8 +99,8 @@ class AliDpfl(LocalSteps[AliDpflState]):
             curvature = self._curvature(before - models.theta, gradients - first) or curvature
         made = state.communications + 1
         wanted = state.steps if curvature is None else self.local_steps(curvature, state.steps)
-        following = self._allowed(wanted, spent, made)
-        return AliDpflState(LocalModels(averaged(self.weights, rows)), following, spent, made, curvature)
+        following = self._allowed_steps(wanted, spent, made)
+        return AliDpflState(LocalModels(weighted_mean(self.weights, rows)), following, spent, made, curvature)
 
     def local_models(self, state: AliDpflState) -> LocalModels:
         return state.models
@@ -131,7 +131,7 @@ class AliDpfl(LocalSteps[AliDpflState]):
             found += share * math.sqrt(max(square, 0.0)) / length if length > 0 else 0.0
         return found if found > 0 else None
 
-    def _allowed(self, wanted: int, spent: int, made: int) -> int:
+    def _allowed_steps(self, wanted: int, spent: int, made: int) -> int:
         """As many steps as wanted, but no more than are left, and enough to use them in the communications left."""
         left = self.budget - spent
         if self.options.communications >= self.budget:

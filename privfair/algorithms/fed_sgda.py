@@ -94,7 +94,7 @@ class FedSgda(Algorithm[FedSgdaState]):
         for rows in torch.split(batch, self.chunk) if len(batch) else ():
             gradients = each(theta, w, silo.x[rows].to(theta.dtype), silo.y[rows], silo.s[rows])
             for place, (parts, limit) in enumerate(zip(gradients, (self.theta_clip, self.w_clip), strict=True)):
-                clipped = self._clipped(parts, limit)
+                clipped = self._clip(parts, limit)
                 totals[place] += clipped.sum(dim=0)
                 largest[place] = max(largest[place], float(torch.linalg.vector_norm(clipped, dim=1).max()))
         return Message(
@@ -115,7 +115,7 @@ class FedSgda(Algorithm[FedSgdaState]):
     def theta(self, state: FedSgdaState) -> Tensor:
         return self.rule.model(state.descent)
 
-    def _clipped(self, parts: Tensor, limit: float) -> Tensor:
+    def _clip(self, parts: Tensor, limit: float) -> Tensor:
         """Each record's gradient clipped to `limit`, in units in which that is `clip`, with room for rounding."""
         norms = torch.linalg.vector_norm(parts, dim=1)
         factors = (limit / norms).clamp_max(1.0) * (self.clip / limit / (1.0 + ROUNDING_SLACK))

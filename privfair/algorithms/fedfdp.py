@@ -91,7 +91,7 @@ class FedFdpState:
     theta: Tensor
     """The global model of the last aggregation."""
     local: Tensor | None
-    """Each client's model between two aggregations, one row a client; None right after one."""
+    """Each client's model between two aggregations, one row per client; None right after one."""
     inner: int
     """Local steps since the last aggregation."""
     mean_loss: float
@@ -185,7 +185,7 @@ class FedFdp(Algorithm[FedFdpState]):
             means.append(mean)
             clips.append(self._next_clip(mean, state.loss_clips[place]))
         following = replace(state, local=local, inner=state.inner + 1, loss_clips=tuple(clips))
-        return following if following.inner < self.options.local_steps else self._aggregated(following, means)
+        return following if following.inner < self.options.local_steps else self._aggregate(following, means)
 
     def theta(self, state: FedFdpState) -> Tensor:
         return state.theta
@@ -212,7 +212,7 @@ class FedFdp(Algorithm[FedFdpState]):
             return current
         return next_loss_clip(mean, self.options.loss_headroom, self.options.loss_floor, self.clips.loss)
 
-    def _aggregated(self, state: FedFdpState, means: list[float]) -> FedFdpState:
+    def _aggregate(self, state: FedFdpState, means: list[float]) -> FedFdpState:
         assert state.local is not None
         shares = torch.tensor(tuple(self.weights.values()), dtype=state.local.dtype)
         mean_loss = math.fsum(p * mean for p, mean in zip(self.weights.values(), means, strict=True))

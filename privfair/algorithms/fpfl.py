@@ -25,7 +25,7 @@ from privfair.fairness.constraints import (
     RateSums,
     RateValue,
     Violations,
-    ascended,
+    ascend,
     descent,
     rates_of,
     violations,
@@ -101,7 +101,7 @@ class Fpfl(Algorithm[FpflState]):
     options: FpflOptions
     groups: int
     expected_cohort: float
-    """The (expected) number of users a round, which is public."""
+    """The (expected) number of users per round, which is public."""
     clip: float | None = None
     seed: int = 0
 
@@ -149,11 +149,11 @@ class Fpfl(Algorithm[FpflState]):
             violations(RateSums(sums[j], gradients[j], counts[j]), self.options.tolerance, self.options.least_count)
             for j in range(len(self.rates))
         ]
-        best, accuracy = self._selected(state, found, selection)
+        best, accuracy = self._select(state, found, selection)
         direction = loss / (self.expected_cohort * self.options.records_per_user)
         multipliers = state.multipliers.copy()
         for j, violated in enumerate(found):
-            multipliers[j] = ascended(multipliers[j], violated, self.options.multiplier_rate)
+            multipliers[j] = ascend(multipliers[j], violated, self.options.multiplier_rate)
             direction = descent(direction, multipliers[j], self.options.damping, violated)
         step = torch.from_numpy(direction).to(state.theta.dtype) * self.options.learning_rate
         theta, steps = state.theta - step, state.steps + 1
@@ -172,7 +172,7 @@ class Fpfl(Algorithm[FpflState]):
             case _:
                 assert_never(self.options.choice)
 
-    def _selected(self, state: FpflState, found: list[Violations], selection: Floats) -> tuple[Tensor, float]:
+    def _select(self, state: FpflState, found: list[Violations], selection: Floats) -> tuple[Tensor, float]:
         """The better of the best so far and the model that these statistics were computed with.
 
         A model is fair if every gap is known and within the tolerance; all of it as published, noise included.

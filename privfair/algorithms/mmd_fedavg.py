@@ -293,7 +293,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         cell = cell_of_rows(self.given, silo.y[rows], silo.s[rows]).numpy()
         scores = self._scores(state.theta, silo, rows)
         published = {
-            name: np.concatenate([self._filled(scores[cell == number]) for number in self._cells_of(group)])
+            name: np.concatenate([self._fill(scores[cell == number]) for number in self._cells_of(group)])
             for group, name in enumerate(PREDICTIONS)
         }
         noisy, clear = self._histogram(silo) if step == 0 else ((), {})
@@ -351,7 +351,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         found = score_values(self.options.compared, self.model, theta, x, y, self.options.positive_class)
         return np.asarray(found.numpy(), dtype=np.float64)
 
-    def _filled(self, scores: Floats) -> Floats:
+    def _fill(self, scores: Floats) -> Floats:
         """Exactly the declared number: what a draw leaves open is filled with a constant."""
         out = np.full(self.terms.samples, HALF_RANGE)
         out[: min(len(scores), len(out))] = scores[: len(out)]

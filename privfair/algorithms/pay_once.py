@@ -1,4 +1,4 @@
-"""Pay once: the attribute leaves each silo a single time, randomised, and training may use that for ever.
+"""Pay once: the attribute leaves each silo a single time, randomised, and training may use that without limit.
 
 In round 0 every silo sends each record's group through k-ary randomised response. All later messages are computed from
 features, labels, published responses and published values, so they are post-processing of round 0: they go in the
@@ -146,7 +146,7 @@ class PayOnce(Algorithm[PayOnceState]):
 
     def contribution(self, state: PayOnceState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if not state.responses:
-            return Message(randomized={ATTRIBUTE: self._filled_up(silo)}, clear=self._warm(state, silo))
+            return Message(randomized={ATTRIBUTE: self._fill_up(silo)}, clear=self._warm(state, silo))
         if silo.name not in state.responses:
             raise InvalidInput("silo", silo.name, "published no responses in round 0", "let every silo take part in it")
         public = _PublicRecords(silo.x, silo.y, state.responses[silo.name][: len(silo)])
@@ -155,9 +155,9 @@ class PayOnce(Algorithm[PayOnceState]):
     def update(self, state: PayOnceState, received: Received) -> PayOnceState:
         if not state.responses:
             given = {party: tensor(values[ATTRIBUTE].values).long() for party, values in received.items()}
-            return replace(state, responses=given, descent=self._started(state, received))
-        gradient = self._summed(received, GRADIENT)
-        joint = self._summed(received, JOINT)
+            return replace(state, responses=given, descent=self._start_descent(state, received))
+        gradient = self._sum(received, GRADIENT)
+        joint = self._sum(received, JOINT)
         if state.joint is not None:
             joint = self.options.memory * state.joint + (1 - self.options.memory) * joint
         return replace(state, descent=self.rule.advance(state.descent, gradient), joint=joint)
@@ -176,12 +176,12 @@ class PayOnce(Algorithm[PayOnceState]):
         theta = state.descent.theta
         return {GRADIENT: towards_own_minimum(self.model, theta, silo.x, silo.y, iterations)}
 
-    def _started(self, state: PayOnceState, received: Received) -> Descent:
+    def _start_descent(self, state: PayOnceState, received: Received) -> Descent:
         if self.options.warm_start == 0:
             return state.descent
-        return self.rule.start(state.descent.theta - self._summed(received, GRADIENT))
+        return self.rule.start(state.descent.theta - self._sum(received, GRADIENT))
 
-    def _filled_up(self, silo: SiloTensors) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _fill_up(self, silo: SiloTensors) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if len(silo) > self.largest_silo:
             raise InvalidInput(
                 f"records of {silo.name}",
@@ -223,7 +223,7 @@ class PayOnce(Algorithm[PayOnceState]):
             gradient = gradient + self.options.fairness / size * pull
         return Message(clear={GRADIENT: _floats(gradient), JOINT: _floats(joint)})
 
-    def _summed(self, received: Received, name: str) -> Tensor:
+    def _sum(self, received: Received, name: str) -> Tensor:
         parts = [self.weights[party] * values[name].values for party, values in received.items()]
         return tensor(np.sum(parts, axis=0))
 

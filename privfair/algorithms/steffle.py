@@ -330,7 +330,7 @@ class Steffle(Algorithm[SteffleState]):
         """The W in use: (blocks, groups, classes)."""
         match self.options.w_center:
             case WCenter.INDEPENDENCE:
-                return fermi.independence_point(self._known(state), self.model.classes) + state.deviation
+                return fermi.independence_point(self._frequencies(state), self.model.classes) + state.deviation
             case WCenter.ORIGIN:
                 return state.deviation
             case _:
@@ -351,11 +351,11 @@ class Steffle(Algorithm[SteffleState]):
         return Message(noisy=noisy, clear=clear)
 
     def update(self, state: SteffleState, received: Received) -> SteffleState:
-        gradient = self._summed(received, LOSS_GRADIENT, (self.model.size,))
+        gradient = self._sum(received, LOSS_GRADIENT, (self.model.size,))
         if not state.warm or state.frequencies is None:
             return self._open(state, gradient, received)
-        of_theta = self._summed(received, H_THETA, (self.model.size,))
-        of_w = self._summed(received, H_W, tuple(state.deviation.shape))
+        of_theta = self._sum(received, H_THETA, (self.model.size,))
+        of_w = self._sum(received, H_W, tuple(state.deviation.shape))
         descent = self.rule.advance(state.descent, gradient + self.options.fairness * of_theta)
         moved = state.deviation + self.options.w_step * of_w
         return replace(state, descent=descent, deviation=fermi.project_blocks(moved, self.bounds.w_radius))
@@ -364,7 +364,7 @@ class Steffle(Algorithm[SteffleState]):
         return self.rule.model(state.descent)
 
     def _opening(self, state: SteffleState, silo: SiloTensors, batch: Tensor) -> Message:
-        """The first round, where frequencies must be bought or a warm start made: no fairness gradients yet."""
+        """The first round, where frequencies must be paid for or a warm start made: no fairness gradients yet."""
         parts = parts_of(self.centralisation, silo.name)
         noisy = (self._histogram(silo),) if parts.fairness and state.frequencies is None else ()
         if not parts.loss:
@@ -386,7 +386,7 @@ class Steffle(Algorithm[SteffleState]):
             descent = self.rule.start(state.descent.theta - sent / weights)
         return replace(state, descent=descent, frequencies=frequencies, warm=True)
 
-    def _known(self, state: SteffleState) -> Tensor:
+    def _frequencies(self, state: SteffleState) -> Tensor:
         if state.frequencies is None:
             raise InvalidInput(
                 "group-frequencies", None, "are not known yet", "publish the histogram in the first round"
@@ -399,7 +399,7 @@ class Steffle(Algorithm[SteffleState]):
         The mean weighs groups by their frequencies: around the independence point it then cancels the common slope
         up to second order, so that `g` hardly moves with W.
         """
-        frequencies = self._known(state)
+        frequencies = self._frequencies(state)
         slopes = fermi.attribute_slopes(self.w(state), frequencies)
         shares = frequencies / frequencies.sum(dim=1, keepdim=True)
         mean = (shares[:, :, None] * slopes).sum(dim=1)
@@ -439,7 +439,7 @@ class Steffle(Algorithm[SteffleState]):
         return largest
 
     def _h_w(self, state: SteffleState, x: Tensor, s: Tensor, block: Tensor) -> BoundedContribution:
-        frequencies, size = self._known(state), self.bounds.batch_size
+        frequencies, size = self._frequencies(state), self.bounds.batch_size
         probabilities = self.model.probabilities(state.descent.theta, x).to(torch.float64)
         # Single precision may leave a sum above 1, and a vector longer than 1, by a rounding error.
         probabilities = probabilities / probabilities.sum(dim=1, keepdim=True)
@@ -469,7 +469,7 @@ class Steffle(Algorithm[SteffleState]):
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
         return tensor(np.maximum(shares, self.bounds.minority_fraction))
 
-    def _summed(self, received: Received, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _sum(self, received: Received, name: str, shape: tuple[int, ...]) -> Tensor:
         """What silos sent under this name, by their weights."""
         total = np.zeros(shape)
         for party, values in received.items():

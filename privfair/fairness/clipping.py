@@ -62,7 +62,7 @@ def next_loss_clip(mean: float, headroom: float, floor: float, signed: float) ->
 
     The paper takes the mean itself (headroom = 1). Clipped at c, losses have a mean of at most c, so that clip only
     ever shrinks, and at zero it stays there for good. With headroom > 1 a clip that cuts every loss grows again by
-    that factor a round, and the floor keeps it positive.
+    that factor per round, and the floor keeps it positive.
     """
     return min(max(headroom * mean, floor), signed)
 
@@ -166,7 +166,7 @@ def optimal_fairness(constants: ConvergenceConstants) -> OptimalFairness:
 
 
 def _positive_root(cubic: tuple[float, float, float, float]) -> float:
-    """Negative at 0 and rising for ever: one sign change, bracketed by doubling."""
+    """Negative at 0 and always rising: one sign change, bracketed by doubling."""
     high = 1.0
     while _value(cubic, high) < 0:
         high *= 2

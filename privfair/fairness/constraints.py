@@ -116,7 +116,7 @@ def rates_of(notion: FairnessNotion, classes: int, positive_class: int) -> tuple
             assert_never(notion)
 
 
-def predicted(probabilities: Tensor, value: RateValue) -> Tensor:
+def counted_values(probabilities: Tensor, value: RateValue) -> Tensor:
     """What a rate counts for each record: probabilities, or the predicted class with weight one."""
     match value:
         case RateValue.PROBABILITIES:
@@ -184,7 +184,7 @@ def violations(sums: RateSums, tolerance: float, least_count: float) -> Violatio
     return Violations(size, gradient, gaps)
 
 
-def ascended(multipliers: Floats, found: Violations, step: float) -> Floats:
+def ascend(multipliers: Floats, found: Violations, step: float) -> Floats:
     """lambda + step * g."""
     return multipliers + step * found.size
 

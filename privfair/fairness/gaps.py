@@ -69,7 +69,7 @@ def count_confusion(
     class_names: tuple[str, ...],
     group_names: tuple[str, ...],
 ) -> Confusion:
-    """Count in one pass; all three arrays hold codes (positions in the names), one a record."""
+    """Count in one pass; all three arrays hold codes (positions in the names), one per record."""
     classes, groups = len(class_names), len(group_names)
     coded = (("label", label, classes), ("prediction", prediction, classes), ("group", group, groups))
     length = np.asarray(label).shape

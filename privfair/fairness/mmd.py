@@ -47,7 +47,7 @@ _BLOCK = 2**22
 """Kernel values held at once, so that two samples of 10^5 scores need no matrix of 10^10."""
 
 
-def convolved(kernel: Kernel, noise: Noise) -> Kernel:
+def convolve(kernel: Kernel, noise: Noise) -> Kernel:
     """The kernel E v(u + xi): what `kernel` becomes when one of its two points carries the noise.
 
     For bounded kernels this is Proposition 5.2 of the MMD paper; for a Gaussian kernel of width s and noise of

@@ -82,11 +82,11 @@ def weigh_parts(parts: Parts, losses: Tensor, weigh: Weigh) -> WeightedGradient:
     """Measure, weigh, sum."""
     norms = parts.norms()
     exact_losses = losses.to(EXACT)
-    coefficients = weighed(weigh, norms, exact_losses)
+    coefficients = coefficients_of(weigh, norms, exact_losses)
     return WeightedGradient(parts.weighted(coefficients), norms, exact_losses, coefficients)
 
 
-def weighed(weigh: Weigh, norms: Tensor, losses: Tensor) -> Tensor:
+def coefficients_of(weigh: Weigh, norms: Tensor, losses: Tensor) -> Tensor:
     """The coefficients; norms, their squares and the coefficients are finite, or training stops here."""
     coefficients = weigh(norms, losses).to(EXACT)
     # A NaN or an infinity in either makes its sum of squares infinite or NaN; squares can't cancel.

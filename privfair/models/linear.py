@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count
-from privfair.models.layers import refuse_the_infinite, underflow, weigh_parts, weighed
+from privfair.models.layers import coefficients_of, refuse_the_infinite, underflow, weigh_parts
 from privfair.models.model import (
     EXACT,
     ClippedTo,
@@ -52,7 +52,7 @@ def binary_weighted_gradient(theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) 
     norms += 1.0
     np.sqrt(norms, out=norms)
     norms *= residual
-    coefficients = _weighed(weigh, norms, losses)
+    coefficients = _weigh(weigh, norms, losses)
     residual *= sign
     residual *= coefficients
     total = np.empty(len(weights))
@@ -62,9 +62,9 @@ def binary_weighted_gradient(theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) 
     return WeightedGradient(wrap(total), wrap(norms), wrap(losses), wrap(coefficients))
 
 
-def _weighed(weigh: Weigh, norms: Floats, losses: Floats) -> Floats:
+def _weigh(weigh: Weigh, norms: Floats, losses: Floats) -> Floats:
     if not isinstance(weigh, ClippedTo):
-        return weighed(weigh, torch.from_numpy(norms), torch.from_numpy(losses)).numpy()
+        return coefficients_of(weigh, torch.from_numpy(norms), torch.from_numpy(losses)).numpy()
     coefficients = weigh.of_array(norms)
     if not math.isfinite(norms.dot(norms)):  # the coefficients are then finite too
         refuse_the_infinite(torch.from_numpy(norms), torch.from_numpy(coefficients))
@@ -125,7 +125,7 @@ class LogisticRegression:
     def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
         flat = x.flatten(1)
         pulled = through_softmax(self.probabilities(theta, flat), coefficients.to(flat.dtype))
-        return _summed(flat.to(EXACT), self._free(pulled).to(EXACT))
+        return _sum(flat.to(EXACT), self._free(pulled).to(EXACT))
 
     def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
         flat = x.flatten(1)
@@ -168,11 +168,11 @@ class _LinearParts:
 
     def weighted(self, coefficients: Tensor) -> Tensor:
         if self.right.ndim == 1:
-            return _summed(self.left, self.right * coefficients)
-        return _summed(self.left, self.right * coefficients[:, None])
+            return _sum(self.left, self.right * coefficients)
+        return _sum(self.left, self.right * coefficients[:, None])
 
 
-def _summed(left: Tensor, right: Tensor) -> Tensor:
+def _sum(left: Tensor, right: Tensor) -> Tensor:
     """The sum of the outer products of (left_i, 1) with right_i, flattened."""
     if right.ndim == 1:
         return torch.cat((right @ left, right.sum(dim=0, keepdim=True)))

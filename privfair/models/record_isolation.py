@@ -68,7 +68,7 @@ def require_isolated(module: nn.Module, parameters: Mapping[str, Tensor], exampl
         raise InvalidInput(
             "module",
             f"scores of shape {tuple(scores.shape)} for {len(example)} records",
-            "must be one row a record and one column a class",
+            "must be one row per record and one column per class",
             "return two columns for two classes, as for torch.nn.CrossEntropyLoss",
         )
     if any(not torch.equal(before[name], buffer) for name, buffer in module.named_buffers()):

@@ -20,9 +20,9 @@ from privfair.models.layers import (
     ModuleParts,
     Unit,
     WholeTrace,
+    coefficients_of,
     units_of,
     weigh_parts,
-    weighed,
 )
 from privfair.models.model import (
     EXACT,
@@ -86,7 +86,7 @@ def trace(
 
 def try_module(module: nn.Module, layout: ParameterLayout, theta: Tensor, example: Tensor) -> Trial:
     """Refuse a module whose records are not isolated; else the fastest route that is right."""
-    parameters = layout.split(_stirred(theta))
+    parameters = layout.split(_stir(theta))
     require_isolated(module, parameters, example)
     with torch.no_grad():
         classes = functional_call(module, parameters, (example,)).shape[1]
@@ -121,7 +121,7 @@ def _no_route(module: nn.Module, why: str) -> UnsupportedCombination:
     )
 
 
-def _stirred(theta: Tensor) -> Tensor:
+def _stir(theta: Tensor) -> Tensor:
     """A little away from the start: layers that start at zero would hide what lies before them."""
     generator = torch.Generator().manual_seed(2)
     return theta + 0.05 * torch.randn(theta.shape, generator=generator, dtype=EXACT)
@@ -174,7 +174,7 @@ class TorchModule:
         self._build = build
         self._example = example.to(EXACT) if example.dtype.is_floating_point else example
         self._values_at_once = values_at_once
-        module = _seeded(build, 0)
+        module = _build_seeded(build, 0)
         refuse_by_name(module)
         self._layout = _layout(module)
         self._modules = {EXACT: module.to(EXACT)}
@@ -199,7 +199,7 @@ class TorchModule:
 
     def initial(self, seed: int) -> Tensor:
         """The trainable parameters of a module built under this seed."""
-        module = _seeded(self._build, seed)
+        module = _build_seeded(self._build, seed)
         if _layout(module) != self._layout:
             rule = "builds modules with different parameters"
             raise InvalidInput("build", self._build, rule, "let it build the same module each time")
@@ -231,9 +231,9 @@ class TorchModule:
                 losses, parts = back(*pieces[0])
                 return weigh_parts(parts, losses, weigh)
             measured = [(losses, parts.norms()) for losses, parts in (back(*piece) for piece in pieces)]
-            all_losses = _joined([losses for losses, _ in measured])
-            norms = _joined([norms for _, norms in measured])
-            coefficients = weighed(weigh, norms, all_losses)
+            all_losses = _join([losses for losses, _ in measured])
+            norms = _join([norms for _, norms in measured])
+            coefficients = coefficients_of(weigh, norms, all_losses)
             total = torch.zeros(self.size, dtype=EXACT)
             for piece, own in zip(pieces, self._pieces(coefficients, like=x), strict=True):
                 total += back(*piece)[1].weighted(own)
@@ -291,7 +291,7 @@ class TorchModule:
         return (values[start : start + at_once] for start in range(0, records, at_once))
 
 
-def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def _build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module of our own, built under a seed; the caller's random numbers are left as they were."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -318,5 +318,5 @@ def _layout(module: nn.Module) -> ParameterLayout:
     return layout
 
 
-def _joined(pieces: list[Tensor]) -> Tensor:
+def _join(pieces: list[Tensor]) -> Tensor:
     return torch.cat(pieces).to(EXACT) if pieces else torch.zeros(0, dtype=EXACT)

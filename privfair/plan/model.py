@@ -196,7 +196,7 @@ def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Mo
             f"[training.model] {plan.function}",
             model.classes,
             f"must give one score for each of {classes} classes",
-            "mend the module's last layer",
+            "fix the module's last layer",
         )
     return model
 

@@ -26,7 +26,7 @@ from privfair.fairness.kernels import (
     TwoLaplaceKernel,
 )
 from privfair.fairness.mmd import (
-    convolved,
+    convolve,
     kernel_before_noise,
     mmd_squared_u,
     mmd_squared_v,
@@ -52,14 +52,14 @@ def _by_quadrature(kernel: Kernel, noise: Noise, u: float) -> float:
 @pytest.mark.parametrize("noise", NOISES, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_convolution_by_quadrature(kernel: Kernel, noise: Noise) -> None:
-    after = convolved(kernel, noise)
+    after = convolve(kernel, noise)
     for u in (0.0, 0.01, -0.3, 0.5, 1.0, -2.5, 6.0):
         assert after.values(np.array([u]))[0] == pytest.approx(_by_quadrature(kernel, noise, u), rel=1e-8, abs=1e-10)
 
 
 def test_corollary_5_3_with_its_amplitude() -> None:
     """Gaussian stays Gaussian: variance s^2 + t^2, and the amplitude shrinks by s / sqrt(s^2 + t^2)."""
-    after = convolved(GaussianKernel(0.3), GaussianNoise(0.4))
+    after = convolve(GaussianKernel(0.3), GaussianNoise(0.4))
     assert isinstance(after, GaussianKernel)
     assert (after.width, after.amplitude) == (pytest.approx(0.5), pytest.approx(0.6))
 
@@ -73,7 +73,7 @@ def test_the_chosen_kernel_becomes_the_wanted_one(wanted: float, noise: Noise) -
     for u in (0.0, 0.2, -0.9, 2.0):
         expected = kernel.values(np.array([u]))[0]
         assert _by_quadrature(before, noise, u) == pytest.approx(expected, rel=1e-8, abs=1e-10)
-    again = convolved(before, noise)
+    again = convolve(before, noise)
     assert isinstance(again, GaussianKernel)
     assert (again.width, again.amplitude) == (pytest.approx(wanted), pytest.approx(1.7))
 
@@ -85,9 +85,9 @@ def test_impossible_wishes_are_refused() -> None:
         with pytest.raises(UnsupportedCombination, match="rounds off every kink"):
             kernel_before_noise(wanted, GaussianNoise(0.1))
     with pytest.raises(UnsupportedCombination, match="no closed form"):
-        convolved(TwoLaplaceKernel(1, 1), GaussianNoise(1))
+        convolve(TwoLaplaceKernel(1, 1), GaussianNoise(1))
     with pytest.raises(UnsupportedCombination, match="no closed form"):
-        convolved(SharpenedGaussianKernel(1, 2), LaplaceNoise(1))
+        convolve(SharpenedGaussianKernel(1, 2), LaplaceNoise(1))
     for make in (GaussianKernel, LaplaceKernel, EnergyKernel, GaussianNoise, LaplaceNoise):
         with pytest.raises(InvalidInput, match="greater than 0"):
             make(0.0)
@@ -95,7 +95,7 @@ def test_impossible_wishes_are_refused() -> None:
 
 ALL = [
     *KERNELS,
-    *(convolved(kernel, noise) for kernel in KERNELS for noise in NOISES),
+    *(convolve(kernel, noise) for kernel in KERNELS for noise in NOISES),
     kernel_before_noise(GaussianKernel(0.6), LaplaceNoise(0.4)),
 ]
 
@@ -204,7 +204,7 @@ def test_proposition_5_2_by_simulation(kernel: Kernel) -> None:
     rng = np.random.default_rng(6)
     y0, y1, z, noise = rng.random(8), rng.random(6), np.array([0.1, 0.8]), GaussianNoise(0.3)
     draws = np.array([witness(z, y0 + rng.normal(0, 0.3, 8), y1 + rng.normal(0, 0.3, 6), kernel) for _ in range(4000)])
-    expected = witness(z, y0, y1, convolved(kernel, noise))
+    expected = witness(z, y0, y1, convolve(kernel, noise))
     assert (np.abs(draws.mean(axis=0) - expected) < 4.5 * draws.std(axis=0) / math.sqrt(len(draws))).all()
 
 

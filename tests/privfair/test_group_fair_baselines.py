@@ -12,7 +12,7 @@ from torch import Tensor
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.baselines.fairfed import CHANGE, COUNTS, FairFed, FairFedOptions, distances
-from privfair.algorithms.baselines.fedfb import CELLS, FedFb, FedFbOptions, ReweightedNotion, reweighed
+from privfair.algorithms.baselines.fedfb import CELLS, FedFb, FedFbOptions, ReweightedNotion, reweigh
 from privfair.algorithms.baselines.local_mmd import LocalMmd, LocalMmdOptions
 from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions, TranState
 from privfair.contribution import Published
@@ -169,19 +169,19 @@ def test_fedfb_moves_weights_against_the_gap() -> None:
     options = FedFbOptions(weight_rate=0.04)
     rates = (100 - sums[1] + sums[0]) / 200
     assert rates[0] > rates[1]
-    factors = reweighed(np.ones((2, 2)), np.stack((sums, numbers)), options)
+    factors = reweigh(np.ones((2, 2)), np.stack((sums, numbers)), options)
     weights = factors * 0.25
     np.testing.assert_allclose(weights[1], [0.25 - 0.04 / np.sqrt(2), 0.25 + 0.04 / np.sqrt(2)])
     np.testing.assert_allclose(weights.sum(axis=0), [0.5, 0.5])
     chance = FedFbOptions(weight_rate=0.04, notion=ReweightedNotion.EQUAL_OPPORTUNITY)
-    weights = reweighed(np.ones((2, 2)), np.stack((sums, numbers)), chance) * 0.25
+    weights = reweigh(np.ones((2, 2)), np.stack((sums, numbers)), chance) * 0.25
     np.testing.assert_allclose(weights[1], [0.21, 0.29], rtol=1e-9)
     np.testing.assert_allclose(weights[0], [0.25, 0.25])
     for _ in range(50):
-        factors = reweighed(factors, np.stack((sums, numbers)), options)
+        factors = reweigh(factors, np.stack((sums, numbers)), options)
     assert (factors >= 0).all()
     missing = np.stack((sums, np.array([[5.0, 0.0], [5.0, 5.0]])))
-    np.testing.assert_array_equal(reweighed(np.ones((2, 2)), missing, options), np.ones((2, 2)))
+    np.testing.assert_array_equal(reweigh(np.ones((2, 2)), missing, options), np.ones((2, 2)))
 
 
 def test_tran_ignores_the_sign_and_caps_its_multipliers() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from privfair.algorithms.algorithm import Received
 from privfair.algorithms.parts.clients import LocalSteps, PlainMeans, Sending
-from privfair.algorithms.parts.local_models import LocalModels, averaged
+from privfair.algorithms.parts.local_models import LocalModels, weighted_mean
 from privfair.algorithms.parts.options import Count, Options, Positive
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
@@ -63,8 +63,8 @@ class FedDyn(LocalSteps[FedDynState]):
         if models.inner + 1 < self.options.local_steps:
             return FedDynState(LocalModels(models.theta, rows, models.inner + 1), state.estimates, state.drift)
         moved = rows - models.theta
-        drift = state.drift - alpha * averaged(self.weights, moved)
-        theta = averaged(self.weights, rows) - drift / alpha
+        drift = state.drift - alpha * weighted_mean(self.weights, moved)
+        theta = weighted_mean(self.weights, rows) - drift / alpha
         return FedDynState(LocalModels(theta), state.estimates - alpha * moved, drift)
 
     def local_models(self, state: FedDynState) -> LocalModels:

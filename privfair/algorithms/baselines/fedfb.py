@@ -91,7 +91,7 @@ class FedFb(Algorithm[FedFbState]):
     def update(self, state: FedFbState, received: Received) -> FedFbState:
         cells = sum(received[party][CELLS].values for party in self.weights)
         theta = with_mean_change(state.theta, self.weights, received, CHANGE)
-        return FedFbState(theta, reweighed(state.factors, np.asarray(cells), self.options))
+        return FedFbState(theta, reweigh(state.factors, np.asarray(cells), self.options))
 
     def theta(self, state: FedFbState) -> Tensor:
         return state.theta
@@ -108,7 +108,7 @@ class FedFb(Algorithm[FedFbState]):
         return out.numpy()
 
 
-def reweighed(factors: Floats, cells: Floats, options: FedFbOptions) -> Floats:
+def reweigh(factors: Floats, cells: Floats, options: FedFbOptions) -> Floats:
     """The next factors; cells without records keep theirs, and nothing moves while a whole group is missing."""
     sums, numbers = cells
     total, by_group, by_class = numbers.sum(), numbers.sum(axis=0), numbers.sum(axis=1)

@@ -8,7 +8,7 @@ from typing import final
 
 from privfair.algorithms.algorithm import Received
 from privfair.algorithms.parts.clients import LocalSteps, PlainMeans, Sending
-from privfair.algorithms.parts.local_models import LocalModels, averaged
+from privfair.algorithms.parts.local_models import LocalModels, weighted_mean
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
@@ -46,7 +46,7 @@ class FedProx(LocalSteps[LocalModels]):
         rows = rows - self.options.learning_rate * (self.gradients(received, rows) + pull)
         if state.inner + 1 < self.options.local_steps:
             return LocalModels(state.theta, rows, state.inner + 1)
-        return LocalModels(averaged(self.weights, rows))
+        return LocalModels(weighted_mean(self.weights, rows))
 
     def local_models(self, state: LocalModels) -> LocalModels:
         return state

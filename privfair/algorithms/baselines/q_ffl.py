@@ -81,12 +81,12 @@ class QFfl(Algorithm[QFflState]):
         losses = tuple(fresh) if models.inner == 0 else state.losses
         if models.inner + 1 < self.options.local_steps:
             return QFflState(LocalModels(models.theta, rows, models.inner + 1), losses)
-        return QFflState(LocalModels(self._combined(models.theta, rows, losses)), losses)
+        return QFflState(LocalModels(self._combine(models.theta, rows, losses)), losses)
 
     def theta(self, state: QFflState) -> Tensor:
         return state.models.theta
 
-    def _combined(self, theta: Tensor, rows: Tensor, losses: tuple[float, ...]) -> Tensor:
+    def _combine(self, theta: Tensor, rows: Tensor, losses: tuple[float, ...]) -> Tensor:
         q, lipschitz = self.options.exponent, 1.0 / self.options.learning_rate
         top, bottom = torch.zeros_like(theta), 0.0
         for place, share in enumerate(self.weights.values()):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from privfair.algorithms.algorithm import Received
 from privfair.algorithms.parts.clients import LocalSteps, PlainMeans, Sending
-from privfair.algorithms.parts.local_models import LocalModels, averaged
+from privfair.algorithms.parts.local_models import LocalModels, weighted_mean
 from privfair.algorithms.parts.options import Count, Options, Positive
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model
@@ -54,12 +54,12 @@ class Scaffold(LocalSteps[ScaffoldState]):
 
     def update(self, state: ScaffoldState, received: Received) -> ScaffoldState:
         models, rate, steps = state.models, self.options.learning_rate, self.options.local_steps
-        rows, common = models.rows(len(self.weights)), averaged(self.weights, state.controls)
+        rows, common = models.rows(len(self.weights)), weighted_mean(self.weights, state.controls)
         rows = rows - rate * (self.gradients(received, rows) - state.controls + common)
         if models.inner + 1 < steps:
             return ScaffoldState(LocalModels(models.theta, rows, models.inner + 1), state.controls)
         controls = state.controls - common + (models.theta - rows) / (steps * rate)
-        moved = models.theta + self.options.server_rate * averaged(self.weights, rows - models.theta)
+        moved = models.theta + self.options.server_rate * weighted_mean(self.weights, rows - models.theta)
         return ScaffoldState(LocalModels(moved), controls)
 
     def local_models(self, state: ScaffoldState) -> LocalModels:

@@ -64,14 +64,14 @@ class DescentRule:
         velocity = self.momentum * at.velocity + gradient.to(at.theta.dtype)
         theta = at.theta - self.rate(at.step) * (1 - self.momentum) * velocity
         step = at.step + 1
-        kept, times = self._kept(at, theta, step)
+        kept, times = self._keep(at, theta, step)
         return Descent(theta, velocity, step, kept, times)
 
     def model(self, at: Descent) -> Tensor:
         """The parameter vector to be used, were the run to end here."""
         return at.kept if at.kept_times > 0 else at.theta
 
-    def _kept(self, at: Descent, theta: Tensor, step: int) -> tuple[Tensor, int]:
+    def _keep(self, at: Descent, theta: Tensor, step: int) -> tuple[Tensor, int]:
         match self.iterate:
             case Iterate.LAST:
                 return theta, 1

@@ -53,7 +53,7 @@ def local_change(
 @final
 @dataclass(frozen=True, eq=False)
 class LocalModels:
-    """The global model, and one row a client while local steps are under way."""
+    """The global model, and one row per client while local steps are under way."""
 
     theta: Tensor
     local: Tensor | None = None
@@ -81,7 +81,7 @@ def with_mean_change(theta: Tensor, weights: Mapping[str, float], received: Rece
     return theta + torch.from_numpy(np.asarray(mean)).to(theta.dtype)
 
 
-def averaged(weights: Mapping[str, float], rows: Tensor) -> Tensor:
+def weighted_mean(weights: Mapping[str, float], rows: Tensor) -> Tensor:
     """The weighted mean of the clients' rows."""
     return torch.tensor(tuple(weights.values()), dtype=rows.dtype) @ rows
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import Received, SiloTensors
-from privfair.fairness.constraints import Rate, RateValue, predicted
+from privfair.fairness.constraints import Rate, RateValue, counted_values
 from privfair.models.model import ROUNDING_SLACK, Model, cross_entropy, through_softmax
 
 _BLOCK = 2**23
@@ -69,7 +69,7 @@ class Statistics:
         Without a clip no user's own vector is needed: the sums are taken at once, and nothing is measured.
         """
         if clip is None:
-            return self._unclipped(theta, silo, rows_of_users(silo, cohort)[0]), 0.0
+            return self._sum_unclipped(theta, silo, rows_of_users(silo, cohort)[0]), 0.0
         total, largest = torch.zeros(self.layout.size, dtype=torch.float64), 0.0
         for rows, owner, users in self._blocks(silo, cohort):
             vectors = self._vectors(theta, silo, rows, owner, users)
@@ -85,7 +85,7 @@ class Statistics:
             largest = max(largest, float(norms.max()))
         return total, largest
 
-    def _unclipped(self, theta: Tensor, silo: SiloTensors, rows: Tensor) -> Tensor:
+    def _sum_unclipped(self, theta: Tensor, silo: SiloTensors, rows: Tensor) -> Tensor:
         out, layout = torch.zeros(self.layout.size, dtype=torch.float64), self.layout
         if len(rows) == 0:
             return out
@@ -93,7 +93,7 @@ class Statistics:
         loss, values, counts, gradients, selection = layout.split(out)
         loss += self.model.weighted_gradient(theta, x, y, lambda norms, losses: torch.ones_like(losses)).total
         probabilities = self.model.probabilities(theta, x)
-        counted = predicted(probabilities, self.rate_value)
+        counted = counted_values(probabilities, self.rate_value)
         for number, rate in enumerate(self.rates):
             directions = rate.directions(y, self.model.classes)
             for group in range(layout.groups):
@@ -132,7 +132,7 @@ class Statistics:
         logits = self.model.logits(theta, x)
         probabilities = torch.softmax(logits, dim=1)
         out[:, :p].index_add_(0, owner, self._gradients(theta, x, cross_entropy(logits, y)[1]))
-        counted = predicted(probabilities, self.rate_value)
+        counted = counted_values(probabilities, self.rate_value)
         gradients = out[:, p + 2 * cells : p + 2 * cells + cells * p].view(users, cells, p)
         for number, rate in enumerate(self.rates):
             inside = rate.members(y).nonzero()[:, 0]
