@@ -1,4 +1,7 @@
-"""What an audit concludes: consistent, violated, or inconclusive; never "passed" because the attack was weak."""
+"""What an audit concludes: consistent, violated or inconclusive; without a promise, whether a leak was found.
+
+Never "passed" because the attack was weak.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,12 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
     refutation = _refutation(promise, checks, attacks, confidence, lower)
     if refutation is not None:
         conclusion, why = Conclusion.VIOLATED, refutation
+    elif promise is None and lower is not None:
+        conclusion, why = _without_promise(attacks, lower, confidence)
     elif _is_powerful(promise, checks, attacks):
-        conclusion, why = Conclusion.CONSISTENT, _support(promise, attacks, lower)
+        conclusion, why = Conclusion.CONSISTENT, _support(attacks)
     else:
-        conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise, lower)
+        conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise)
     return AuditReport(
         verdict=conclusion,
         why=why,
@@ -104,17 +109,13 @@ def _is_contested(promise: Promise | None) -> bool:
     return promise is not None and promise.standing is Standing.CONTESTED
 
 
-def _support(promise: Promise | None, attacks: Attacks, lower: float | None) -> str:
-    if promise is None and lower is not None:
-        return _nothing_promised(lower)
+def _support(attacks: Attacks) -> str:
     if any(attack.power >= CONCLUSIVE for attack in attacks):
         return "no check failed, and an attack that could have refuted the promise did not"
     return "no check failed, and the published values were measured to carry all of the signed noise"
 
 
-def _doubt(promise: Promise | None, lower: float | None) -> str:
-    if promise is None and lower is not None:
-        return _nothing_promised(lower)
+def _doubt(promise: Promise | None) -> str:
     if _is_contested(promise):
         return (
             "nothing refutes the claim, but the certified cost of the signed noise is above it, and an attack that "
@@ -123,5 +124,14 @@ def _doubt(promise: Promise | None, lower: float | None) -> str:
     return "no check failed, but no attack had an even chance of refuting the promise"
 
 
-def _nothing_promised(lower: float) -> str:
-    return f"nothing was promised that could be refuted; epsilon is at least {lower:.3f}"
+def _without_promise(attacks: Attacks, lower: float, confidence: float) -> tuple[Conclusion, str]:
+    """What is proved where nothing was promised that could be refuted."""
+    if lower > 0:
+        why = f"no epsilon below {lower:.3f} is true, with {100 * confidence:g}% confidence"
+        return Conclusion.LEAKS, why
+    if any(attack.power >= CONCLUSIVE for attack in attacks):
+        return (
+            Conclusion.NO_LEAK_FOUND,
+            "no epsilon is refuted, and an attack that finds unprotected models found nothing",
+        )
+    return Conclusion.NO_LEAK_FOUND, "no epsilon is refuted, but these attacks would hardly have found a leak"

@@ -176,9 +176,9 @@ class _Case:
         if rates:
             success = np.mean(rates, axis=0)
             compared = f"at most {100 * success.max():.1f}% on shadow models in the target's place"
-            if self.claim is not None:
-                rows = tuple(tuple(float(rate) for rate in row) for row in success)
-                power = power_of(self.claim.promise.epsilon, trial, coins_of(self.is_member, trial), rows)
+            rows = tuple(tuple(float(rate) for rate in row) for row in success)
+            claimed = 0.0 if self.claim is None else self.claim.promise.epsilon
+            power = power_of(claimed, trial, coins_of(self.is_member, trial), rows)
         counts = bound.evidence
         assert isinstance(counts, GuessCounts)
         what = "pairs of a member and a non-member" if trial.paired else "records"

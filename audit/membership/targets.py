@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -152,6 +154,39 @@ def read_scores(tables: RecordTables, column: str, direction: Direction = Direct
 
 # A torch module, from memory or from a file that the auditor trusts.
 
+_WRAPPERS = {"opacus": ("_module", "module"), "torch.nn.parallel": ("module",), "torch._dynamo": ("_orig_mod",)}
+"""Where wrappers of Opacus, of parallel training and of the compiler keep the model itself."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def plain_module(module: nn.Module) -> nn.Module:
+    """The model itself: out of its wrappers, and without the hooks that Opacus leaves in its layers.
+
+    Parameters are shared with the module that was given, which stays as it was.
+    """
+    for package, places in _WRAPPERS.items():
+        for place in places:
+            inner = getattr(module, place, None)
+            if type(module).__module__.startswith(package) and isinstance(inner, nn.Module):
+                return plain_module(inner)
+    return _without_hooks(module) if any(_opacus_hooks(layer) for layer in module.modules()) else module
+
+
+def _opacus_hooks(layer: nn.Module) -> list[tuple[str, int]]:
+    hooks = ((kind, key, hook) for kind in _HOOKS for key, hook in getattr(layer, kind).items())
+    return [(kind, key) for kind, key, hook in hooks if getattr(hook, "func", hook).__module__.startswith("opacus")]
+
+
+def _without_hooks(module: nn.Module) -> nn.Module:
+    plain = copy.copy(module)
+    for kind in _HOOKS:
+        gone = {key for found, key in _opacus_hooks(module) if found == kind}
+        kept = ((key, hook) for key, hook in getattr(module, kind).items() if key not in gone)
+        setattr(plain, kind, OrderedDict(kept))
+    children = module._modules.items()
+    plain._modules = {name: None if layer is None else _without_hooks(layer) for name, layer in children}
+    return plain
+
 
 _AT_ONCE = 4096
 
@@ -167,6 +202,9 @@ class TorchTarget:
     class_names: tuple[str, ...] | None = None
     kind: ClassVar[str] = "torch"
     feature_names: ClassVar[tuple[str, ...] | None] = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "module", plain_module(self.module))
 
     def signal(self, records: AuditedRecords) -> Floats:
         first = next(self.module.parameters(), None)

@@ -22,6 +22,8 @@ _MEANING = {
     Conclusion.CONSISTENT: "The audit found nothing against the promise, and would have noticed a breach.",
     Conclusion.VIOLATED: "The evidence contradicts the promise. Do not rely on it.",
     Conclusion.INCONCLUSIVE: "The audit found nothing against the promise, but would hardly have noticed a breach.",
+    Conclusion.LEAKS: "Members of the training data can be told from others. No privacy was promised.",
+    Conclusion.NO_LEAK_FOUND: "These attacks did not tell members of the training data from others.",
 }
 _LAYERS = {"conformance": "papers", "L0": "probes (L0)", "L1": "noise (L1)", "L2": "attack (L2)"}
 

@@ -89,6 +89,10 @@ class Conclusion(Enum):
     """Evidence contradicts the promise, at the stated confidence."""
     INCONCLUSIVE = "inconclusive"
     """Nothing contradicts the promise, but the audit would hardly have noticed."""
+    LEAKS = "leaks"
+    """Without a promise: members are told from others, so no small epsilon is true."""
+    NO_LEAK_FOUND = "no-leak-found"
+    """Without a promise: these attacks refute no epsilon at all."""
 
 
 class Standing(Enum):

@@ -47,7 +47,7 @@ class PromiseOnTrial(StrictModel):
 class AuditPredicate(StrictModel):
     """What the auditor says: the conclusion, what it rests on, and the digest of the whole report."""
 
-    verdict: Literal["consistent", "violated", "inconclusive"]
+    verdict: Literal["consistent", "violated", "inconclusive", "leaks", "no-leak-found"]
     why: Text
     epsilon_lower: NonNegative | None
     """The model leaks at least this much, with probability 1 - alpha of being right."""

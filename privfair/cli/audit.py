@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +31,44 @@ if TYPE_CHECKING:
     from calibrate.manifest.trust import TrustFile
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
-_COLOURS = {"consistent": "green", "violated": "red", "inconclusive": "yellow"}
+_COLOURS = {
+    "consistent": "green",
+    "violated": "red",
+    "inconclusive": "yellow",
+    "leaks": "red",
+    "no-leak-found": "green",
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What must not be proved: an epsilon above `value`, or an area under the curve of a membership attack."""
+
+    value: float
+    of_area: bool
+
+    def exceeded(self, report: AuditReport) -> str | None:
+        """The sentence that says so, if the report proves it: by the bound, or by the lower end of an interval."""
+        if not self.of_area:
+            lower = report.epsilon_lower
+            return None if lower is None or lower <= self.value else f"epsilon >= {lower:.3f}, above {self.value:g}"
+        areas = () if report.membership is None else report.membership.attacks
+        found = max((one.auc.lower for one in areas), default=0.0)
+        return None if found <= self.value else f"area >= {found:.3f} for a membership attack, above {self.value:g}"
+
+
+class _LimitType(click.ParamType):
+    name = "limit"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
+        kind, _, number = str(value).rpartition("=")
+        try:
+            limit = Limit(float(number), kind.strip().lower() == "auc")
+        except ValueError:
+            self.fail(f"{value!r} is not a number; give an epsilon (2) or an area (auc=0.6)", param, ctx)
+        if kind.strip().lower() not in ("", "auc", "epsilon") or not 0 <= limit.value < math.inf:
+            self.fail(f"{value!r} is not a limit; give an epsilon (2) or an area (auc=0.6)", param, ctx)
+        return limit
 
 
 class _WithVerify(click.Command):
@@ -77,6 +115,15 @@ class _WithVerify(click.Command):
     show_default=True,
     help="Confidence of the lower bound on epsilon and of all intervals.",
 )
+@click.option(
+    "--fail-above",
+    "limits",
+    type=_LimitType(),
+    multiple=True,
+    metavar="EPSILON|auc=AREA",
+    help="Exit code 1 if epsilon, or the area of a membership attack (auc=0.6), is proved to be above this.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show the checks that passed, too.")
 @output_options
 @attribute_options
 @model_options
@@ -91,6 +138,8 @@ def command(
     reruns: int,
     seed: int,
     confidence: float,
+    limits: tuple[Limit, ...],
+    verbose: bool,
     out: Path | None,
     junit: Path | None,
     sign_path: Path | None,
@@ -112,8 +161,9 @@ def command(
     Beside them: can the attribute be guessed from the model better than without it, for members only?
     Or of a model (docs/audit-membership.md), with members and non-members of its training data:
       privfair audit --model M --members A.csv --nonmembers B.csv --label COLUMN [--sensitive COLUMN]
+    Without a claimed --epsilon the verdict is leaks or no-leak-found, with the largest epsilon that is refuted.
     Signed audits are checked by: privfair audit verify STATEMENT --trust auditors.json --run RUN
-    Exit code 1 when violated.
+    Exit code 1 if the promise is refuted, or what --fail-above names is exceeded; 0 otherwise.
     """
     from privfair.cli.keys import read_trust_file
 
@@ -124,6 +174,8 @@ def command(
         report = judge_model(flags, run, trust, seed, confidence)
         inferred = attribute_of_model(attribute, flags, seed, confidence)
         subjects = model_subjects(flags.model_path)
+    elif any(limit.of_area for limit in limits):
+        raise click.UsageError("--fail-above auc=... needs --model: a run has no membership attack")
     elif run is None:
         raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
     else:
@@ -137,10 +189,13 @@ def command(
     if as_json:
         print_json(report.to_json())
     else:
-        _show(report)
         show_membership(report)
         show_attribute(report)
-    if report.verdict.value == "violated":
+        _show(report, verbose)
+    exceeded = [text for text in (limit.exceeded(report) for limit in limits) if text is not None]
+    for text in exceeded:
+        _say(text)
+    if exceeded or report.verdict.value == "violated":
         sys.exit(1)
 
 
@@ -167,20 +222,26 @@ def _say(text: str) -> None:
     click.echo(f"  {text}", err=True)
 
 
-def _show(report: AuditReport) -> None:
+def _show(report: AuditReport, verbose: bool) -> None:
+    """Tables first, then what each attack found, the verdict last."""
     from rich.markup import escape
     from rich.table import Table
 
-    colour = _COLOURS[report.verdict.value]
-    lines: list[object] = [f"[bold {colour}]{report.verdict.value.upper()}[/]  {escape(report.why)}"]
-    if report.promised is not None:
-        lines.append(f"on trial: epsilon {report.promised.epsilon:g} at delta {report.promised.delta:g}")
+    lines: list[object] = []
+    shown = [check for check in report.checks if verbose or check.outcome.value != "passed"]
+    if shown:
+        table = Table("layer", "check", "outcome", "finding")
+        for check in shown:
+            table.add_row(check.layer.value, escape(check.name), check.outcome.value, escape(check.finding))
+        lines.append(table)
+    passed = sum(check.outcome.value == "passed" for check in report.checks)
+    lines.append(f"{passed} of {len(report.checks)} checks passed{'' if verbose or not passed else ' (-v shows them)'}")
     for attack in report.attacks:
         lines.append(
             f"{attack.name}: epsilon is at least {attack.bound.epsilon:.3f} with "
             f"{100 * report.confidence:g}% confidence; {escape(attack.evidence)}; power {attack.power:.2f}"
         )
-    table = Table("layer", "check", "outcome", "finding")
-    for check in report.checks:
-        table.add_row(check.layer.value, escape(check.name), check.outcome.value, escape(check.finding))
-    print_rich(*lines, table)
+    if report.promised is not None:
+        lines.append(f"on trial: epsilon {report.promised.epsilon:g} at delta {report.promised.delta:g}")
+    word = report.verdict.value
+    print_rich(*lines, f"[bold {_COLOURS[word]}]{word.upper()}[/]  {escape(report.why)}")

@@ -120,8 +120,8 @@ def test_a_torch_module(tmp_path: Path, files: tuple[object, ...]) -> None:
     assert outcome.code == 0, outcome.err
     found = outcome.json()
     assert found["membership"]["target"]["kind"] == "torch"
-    assert found["verdict"] == "inconclusive"
-    assert "nothing was promised" in found["why"]
+    assert found["verdict"] == "no-leak-found"
+    assert "no epsilon is refuted" in found["why"]
     assert found["membership"]["shadow"]["kind"] == "the target's own architecture"
     torch.save(net().state_dict(), path)
     assert "state dict" in audit("--model", path, *files, "--trust-pickle").err
@@ -221,6 +221,46 @@ def test_the_kind_of_shadow_models_can_be_chosen(shadow: str, tmp_path: Path, fi
     outcome = audit(*words, "--jobs", 2, *QUICK)
     assert outcome.code == 0, outcome.err
     assert outcome.json()["membership"]["shadow"]["kind"] == shadow
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["GradSampleModule", "its _module"])
+def test_a_module_that_opacus_wrapped_is_no_fault_of_ours(
+    inner: bool, tmp_path: Path, files: tuple[object, ...]
+) -> None:
+    """Its hooks broke the training of shadow models, and the traceback's exit code said "violated"."""
+    opacus = pytest.importorskip("opacus")
+    wrapped = opacus.GradSampleModule(net())
+    nn.functional.cross_entropy(wrapped(torch.zeros(4, FEATURES)), torch.zeros(4, dtype=torch.int64)).backward()
+    torch.save(wrapped._module if inner else wrapped, tmp_path / "net.pt")
+    outcome = audit("--model", tmp_path / "net.pt", *files, "--trust-pickle", *QUICK)
+    assert outcome.code == 0, outcome.err
+    assert outcome.json()["membership"]["shadow"]["kind"] == "the target's own architecture"
+
+
+def test_without_a_claim_an_overfitted_model_leaks_and_only_a_limit_fails_it(
+    tmp_path: Path, files: tuple[object, ...]
+) -> None:
+    joblib.dump(forest(), tmp_path / "m.joblib")
+    words = ("--model", tmp_path / "m.joblib", *files, "--trust-pickle", *QUICK)
+    outcome = audit(*words)
+    assert outcome.code == 0, outcome.err
+    found = outcome.json()
+    assert found["verdict"] == "leaks"
+    assert found["why"].startswith(f"no epsilon below {found['epsilon_lower']:.3f} is true")
+    assert max(attack["power"] for attack in found["attacks"]) > 0.5
+    lower = found["epsilon_lower"]
+    assert [audit(*words, "--fail-above", limit).code for limit in (lower + 0.1, lower - 0.1, "auc=0.99")] == [0, 1, 0]
+    failed = audit(*words, "--fail-above", "auc=0.6")
+    assert failed.code == 1
+    assert "above 0.6" in failed.err
+    assert audit(*words, "--fail-above", "auc").code == 2
+
+
+def test_tables_come_first_and_the_verdict_last(tmp_path: Path, files: tuple[object, ...]) -> None:
+    joblib.dump(forest(), tmp_path / "m.joblib")
+    outcome = privfair("audit", "--model", tmp_path / "m.joblib", *files, "--trust-pickle", *QUICK)
+    places = [outcome.out.index(word) for word in ("AUC", "checks passed", "LEAKS")]
+    assert places == sorted(places)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
