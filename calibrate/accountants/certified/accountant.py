@@ -12,20 +12,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from calibrate.accountants.certified.contour import (
     Cumulants,
     LossTransform,
     chernoff_epsilon,
+    chernoff_log_delta,
     log_delta,
     saddle_for_delta,
     saddle_for_epsilon,
+    tilt_below,
 )
 from calibrate.accountants.certified.side import LatticeSide, log_cut, on_lattice
+from calibrate.accountants.certified.single import single_interval
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
 from calibrate.accountants.losses.directions import Composition, Side, compositions
 from calibrate.accountants.losses.law import UNIT_ROUNDOFF
-from calibrate.accountants.pairs import GaussianPair
+from calibrate.accountants.pairs import DominatingPair, Free, GaussianPair, Unbounded
 from calibrate.accountants.support import CountingAccountant, PairCounts
 from calibrate.errors import NotCertified, open_unit, positive
 from calibrate.privacy_unit import EpsilonInterval
@@ -33,7 +37,8 @@ from calibrate.privacy_unit import EpsilonInterval
 _FALLBACK_PRECISION = 1e-4
 """Precision of log delta where the contour integral does not converge and the lattice answers instead."""
 _FALLBACK_POINTS = 1 << 18
-_LARGEST_SECOND_LOOK = 1 << 20
+_SHORT = 1 << 16
+_LARGEST_SECOND_LOOK = 1 << 18
 """A second, finer look at an end is not taken with more lattice points than this."""
 
 
@@ -52,34 +57,39 @@ class CertifiedAccountant(CountingAccountant):
         self.relative_precision = positive("relative precision", relative_precision)
 
     def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval:
-        """Both ends, each verified on its own lattice."""
-        return EpsilonInterval(self.epsilon_lower(cost, delta), self.epsilon_upper(cost, delta))
+        """Both ends, each verified on its own lattice; in closed form where nothing is composed."""
+        known = _closed_form(cost, delta)
+        if known is not None:
+            return known
+        lower, upper = self._lower(cost, delta), self._upper(cost, delta)
+        return EpsilonInterval(min(lower, upper), upper)
 
     def epsilon_lower(self, cost: PairCounts, delta: float) -> float:
         """The lower end alone, from the direction that looks the costlier one."""
         open_unit("delta", delta)
-        if cost.unprotected:
-            return math.inf
-        if cost.chance_of_taking_part <= delta:
-            return 0.0
-        if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
-            return gaussian_interval(cost, delta).lower
-        directions = [_locate(each, math.log(delta)) for each in compositions(cost, Side.LOWER)]
-        costlier = max(directions, key=lambda where: where.guess)
-        at_zero = (
-            estimate(costlier.transform, 0.0, math.log(delta), costlier.saddle.tilt)[0] if costlier.guess == 0 else 0.0
-        )
-        return 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER)
+        known = _closed_form(cost, delta)
+        return self._lower(cost, delta) if known is None else known.lower
 
     def epsilon_upper(self, cost: PairCounts, delta: float) -> float:
         """The upper end alone, in half the time."""
         open_unit("delta", delta)
-        if cost.unprotected:
-            return math.inf
-        if cost.chance_of_taking_part <= delta:
-            return 0.0
-        if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
-            return gaussian_interval(cost, delta).upper
+        known = _closed_form(cost, delta)
+        return self._upper(cost, delta) if known is None else known.upper
+
+    def _lower(self, cost: PairCounts, delta: float) -> float:
+        # Any direction is a lower bound. One whose loss is bounded has no tail, and is not the costlier one.
+        forward, *backward = compositions(cost, Side.LOWER)
+        looked_at = [forward, *(each for each in backward if math.isinf(each.largest))]
+        directions = [_locate(each, math.log(delta)) for each in looked_at]
+        costlier = max(directions, key=lambda where: where.guess)
+        at_zero = (
+            estimate(costlier.transform, 0.0, math.log(delta), costlier.saddle.tilt)[0] if costlier.guess == 0 else 0.0
+        )
+        composed = 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER)
+        # Whoever sees all rounds sees one of them.
+        return max(composed, *(_single(pair, delta).lower for pair, _ in cost.counts))
+
+    def _upper(self, cost: PairCounts, delta: float) -> float:
         upper = 0.0
         for composition in compositions(cost, Side.UPPER):
             upper = self._upper_end(composition, math.log(delta), upper)
@@ -100,7 +110,7 @@ class CertifiedAccountant(CountingAccountant):
 
     def _upper_end(self, composition: Composition, log_target: float, known: float) -> float:
         """The smallest verified epsilon of one direction, at least `known`."""
-        if composition.largest <= known:
+        if composition.largest <= known or (known > 0 and _surely_within(composition, known, log_target)):
             return known
         where = _locate(composition, log_target)
         if where.guess <= known:
@@ -122,6 +132,38 @@ class CertifiedAccountant(CountingAccountant):
             second, _ = _crossing(lattice, epsilon, where.log_target)
             epsilon = min(epsilon, second) if side is Side.UPPER else max(epsilon, second)
         return epsilon
+
+
+def _closed_form(cost: PairCounts, delta: float) -> EpsilonInterval | None:
+    """The interval where no lattice is needed: nothing or everything is shown, only Gaussians, or a single release."""
+    if cost.unprotected:
+        return EpsilonInterval(math.inf, math.inf)
+    if cost.chance_of_taking_part <= delta:
+        return EpsilonInterval(0.0, 0.0)
+    if all(isinstance(pair, GaussianPair) for pair, _ in cost.counts):
+        return gaussian_interval(cost, delta)
+    return _single(cost.counts[0][0], delta) if cost.rounds == 1 else None
+
+
+def _single(pair: DominatingPair, delta: float) -> EpsilonInterval:
+    if isinstance(pair, Free | Unbounded):
+        raise NotCertified(f"{pair!r} has no loss to price")
+    if PairCounts(((pair, 1),)).chance_of_taking_part <= delta:
+        return EpsilonInterval(0.0, 0.0)
+    return single_interval(pair, delta)
+
+
+def _surely_within(composition: Composition, epsilon: float, log_target: float) -> bool:
+    """Whether the lattice certifies delta at `epsilon`, at a tilt where already Chernoff's bound is below the target.
+
+    For the direction that costs less this is a coarse and cheap proof; False says nothing.
+    """
+    transform = LossTransform(composition, log_cut(log_target))
+    at = tilt_below(transform, epsilon, log_target - 1.0)
+    if at is None:
+        return False
+    spare = log_target - chernoff_log_delta(at, epsilon)
+    return on_lattice(transform, Side.UPPER, at, epsilon, log_target, spare / 2).log_delta(epsilon) <= log_target
 
 
 def gaussian_interval(cost: PairCounts, delta: float) -> EpsilonInterval:
@@ -166,6 +208,7 @@ class _Location:
         return on_lattice(self.transform, side, self.saddle, epsilon, self.log_target, precision)
 
 
+@lru_cache(maxsize=4)
 def _locate(composition: Composition, log_target: float) -> _Location:
     """From Chernoff's epsilon, which is too large, by secants on the estimate to about the true one."""
     transform = LossTransform(composition, log_cut(log_target))
@@ -196,7 +239,10 @@ def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[fl
 
     low, high = _bracket(excess, guess, lattice.composed.tilt)
     slope = lattice.composed.tilt
-    while high[0] - low[0] > 1e-9 * high[0] and low[1] - high[1] > 1e-9 * abs(log_target):
+    close = (
+        1e-9 if lattice.composed.length < _SHORT else 1e-6
+    )  # an evaluation of a long one costs as much as a transform
+    while high[0] - low[0] > close * high[0] and low[1] - high[1] > close * abs(log_target):
         slope = (low[1] - high[1]) / (high[0] - low[0])
         # The secant, kept off the ends; then a hair past the root it points to, so that both ends close in.
         share = min(0.99, max(0.01, low[1] / (low[1] - high[1])))

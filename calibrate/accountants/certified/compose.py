@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -43,7 +43,8 @@ _TERM_ROUNDINGS = 64.0
 """Relative error of one term of the final sum, in units of roundoff."""
 _FIXED_SLACK = 1e-10
 """Relative error of the final sum, on top of the above."""
-_LARGEST_LENGTH = 1 << 25
+_LARGEST_LENGTH = 1 << 21
+"""Lattice points of one composition: about a tenth of a gibibyte and less than a second."""
 _SURPLUS_TILTS = np.array([0.35, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0])
 """Further tilts, in inverse deviations, at which Chernoff's bound above the window is tried."""
 
@@ -69,6 +70,7 @@ class LatticeComposition:
     """The tilted transform of a composition on Z/N, at the frequencies that matter.
 
     `wobble` bounds the relative rounding error of each G_k, `left_out` the sum of |G_k| over the other k.
+    All losses are counted from `offset`, which only lower bounds use; it is rounded down.
     `surplus` holds further tilts and the growth of log M they bring, for Chernoff's bound above the window.
     """
 
@@ -84,6 +86,7 @@ class LatticeComposition:
     infinite: float
     relative_slack: float
     surplus: tuple[Floats, Floats]
+    offset: float
 
     @property
     def period(self) -> float:
@@ -91,12 +94,14 @@ class LatticeComposition:
 
     def delta_upper(self, epsilon: float) -> float:
         """Delta at `epsilon`, rounded up; a certificate if the laws were pessimistic."""
+        epsilon -= self.offset
         value, error = self._sum(epsilon)
         bound = (max(value, 0.0) + error) * (1 + self._slack(epsilon)) + math.exp(-self.tilt * self.period)
         return _safe_exp(self.log_normaliser - self.tilt * epsilon + math.log(bound)) + self.infinite
 
     def delta_lower(self, epsilon: float) -> float:
         """Delta at `epsilon`, rounded down; a certificate if the laws were optimistic."""
+        epsilon -= self.offset
         value, error = self._sum(epsilon)
         wrapped = _above(self.surplus, epsilon + self.period) + math.exp(-self.tilt * self.period)
         bound = (value - error - wrapped) * (1 - self._slack(epsilon))
@@ -107,12 +112,13 @@ class LatticeComposition:
 
     def wrapped_share(self, epsilon: float) -> float:
         """How much of the result at `epsilon` may be loss from above the window: a longer one would be tighter."""
+        epsilon -= self.offset
         value, _ = self._sum(epsilon)
         return _above(self.surplus, epsilon + self.period) / max(value, 1e-300)
 
     def _slack(self, epsilon: float) -> float:
         """Relative rounding error of exp(log M - c eps) times the sum."""
-        return self.relative_slack + 8 * UNIT_ROUNDOFF * (abs(self.log_normaliser) + self.tilt * epsilon)
+        return self.relative_slack + 8 * UNIT_ROUNDOFF * (abs(self.log_normaliser) + self.tilt * abs(epsilon))
 
     def _sum(self, epsilon: float) -> tuple[float, float]:
         """(1/N) sum_k G_k I_k(eps) and a bound on its error (rounding and left-out frequencies).
@@ -159,7 +165,8 @@ def compose(laws: CountedLaws, step: float, window: Window) -> LatticeCompositio
     tilted = [_tilt(law, step, c) for law, _ in laws]
     log_m = sum(count * part for (_, part), (_, count) in zip(tilted, laws, strict=True))
     surplus = _surplus_tilts(laws, step, c, log_m, window.deviation)
-    length = _length(window, step, surplus)
+    offset = math.fsum(count * law.offset for law, count in laws)
+    length = _length(replace(window, epsilon=window.epsilon - offset), step, surplus)
     roundoff = _COEFFICIENT_ROUNDINGS * UNIT_ROUNDOFF * math.log2(length)
     spectra, shift = [], 0
     for (law, count), (weights, _) in zip(laws, tilted, strict=True):
@@ -189,12 +196,13 @@ def compose(laws: CountedLaws, step: float, window: Window) -> LatticeCompositio
         infinite=infinite * (1 + 1e-6) if infinite < 1e-6 else min(1.0, infinite * math.exp(infinite)),
         relative_slack=_FIXED_SLACK + _STEP_ROUNDINGS * UNIT_ROUNDOFF * steps,
         surplus=surplus,
+        offset=offset - 4 * UNIT_ROUNDOFF * abs(offset),
     )
 
 
 def log_normaliser(laws: CountedLaws, step: float, tilt: float) -> float:
     """log E exp(tilt * total loss) of a composition of lattice laws."""
-    return sum(count * _tilt(law, step, tilt)[1] for law, count in laws)
+    return sum(count * (_tilt(law, step, tilt)[1] + tilt * law.offset) for law, count in laws)
 
 
 def _tilt(law: LatticeLaw, step: float, tilt: float) -> tuple[Floats, float]:
@@ -213,7 +221,7 @@ def _surplus_tilts(
     laws: CountedLaws, step: float, tilt: float, log_m: float, deviation: float
 ) -> tuple[Floats, Floats]:
     tilts = _SURPLUS_TILTS / deviation
-    growth = np.array([log_normaliser(laws, step, tilt + extra) for extra in tilts])
+    growth = np.array([sum(n * _tilt(law, step, tilt + extra)[1] for law, n in laws) for extra in tilts])
     return tilts, growth - log_m
 
 
@@ -226,7 +234,8 @@ def _above(surplus: tuple[Floats, Floats], loss: float) -> float:
 def _length(window: Window, step: float, surplus: tuple[Floats, Floats]) -> int:
     """How many lattice points the window needs so that wrap-around is negligible on both sides."""
     period = window.period
-    while _above(surplus, window.epsilon + period) > window.wrap and period < 60 * window.deviation:
+    longest = min(60 * window.deviation, _LARGEST_LENGTH * step / 1.3)
+    while _above(surplus, window.epsilon + period) > window.wrap and period < longest:
         period *= 1.2
     if period / step > _LARGEST_LENGTH:
         raise NotCertified(

@@ -32,6 +32,7 @@ Complexes = NDArray[np.complex128]
 
 _BLOCK = 24
 _LARGEST_BLOCKS = 40
+_BLOCKS_BEFORE_GIVING_UP = 5
 _LARGEST_WORK = 2_000_000
 """Nodes times points on the contour; beyond this the lattice is the faster answer."""
 _RELATIVE_TAIL = 1e-11
@@ -115,8 +116,9 @@ class LossTransform:
         return self._points
 
     def _cut(self, law: PrivacyLossLaw, count: int) -> _Points:
-        nodes = law.nodes(self._good_up_to)
-        inside = np.searchsorted(nodes.losses, law.span(self._log_cut - math.log(count))[1], side="right")
+        largest = law.span(self._log_cut - math.log(count))[1]
+        nodes = law.nodes(self._good_up_to, largest)
+        inside = np.searchsorted(nodes.losses, largest, side="right")
         log_weights, losses = nodes.log_weights[:inside], nodes.losses[:inside]
         atoms = [atom for atom in law.atoms if atom.mass > 0]
         if atoms:
@@ -181,6 +183,26 @@ def chernoff_epsilon(at: Cumulants, log_delta: float) -> float:
     """An upper estimate of epsilon at delta from the tilt of `at`."""
     c = at.tilt
     return (at.value + c * math.log(c) - (1 + c) * math.log1p(c) - log_delta) / c
+
+
+def chernoff_log_delta(at: Cumulants, epsilon: float) -> float:
+    """Chernoff's bound on log delta at `epsilon` from the tilt of `at`, as accurate as the quadrature is."""
+    c = at.tilt
+    return at.value - c * epsilon + c * math.log(c) - (1 + c) * math.log1p(c)
+
+
+def tilt_below(transform: LossTransform, epsilon: float, log_delta: float) -> Cumulants | None:
+    """A tilt whose Chernoff bound at `epsilon` is at most `log_delta`, the smallest of a few; None if there is none."""
+    before = math.inf
+    for power in range(16):
+        at = transform.cumulants(0.5 * 3.0**power)
+        bound = chernoff_log_delta(at, epsilon)
+        if bound <= log_delta:
+            return at
+        if bound > before:
+            return None
+        before = bound
+    return None
 
 
 def _newton(transform: LossTransform, slope: Callable[[Cumulants], tuple[float, float]], guess: float) -> Cumulants:
@@ -268,6 +290,9 @@ def _integral(transform: LossTransform, tilt: float, epsilon: float, period: flo
         if first == 0:
             terms[0] *= 0.5
         total += float(terms.sum())
-        if float(np.abs(values[-6:]).max()) < _RELATIVE_TAIL * abs(total):
+        last = float(np.abs(values[-6:]).max())
+        if block == _BLOCKS_BEFORE_GIVING_UP and last > 1e-4 * abs(total):
+            return None
+        if last < _RELATIVE_TAIL * abs(total):
             return step / math.pi * total if total > 0 else None
     return None

@@ -31,11 +31,12 @@ _NODE_ROUNDINGS = 64.0
 
 @dataclass(frozen=True)
 class LatticeLaw:
-    """P-masses at `index * step`, ascending, and the mass at infinity."""
+    """P-masses at `offset + index * step`, ascending, and the mass at infinity."""
 
     index: Integers
     mass: Floats
     infinite: float
+    offset: float = 0.0
 
 
 def lattice_edges(nodes: Nodes, span: tuple[float, float], step: float, tilt: float, narrowest: float) -> Integers:
@@ -102,9 +103,9 @@ def _edge_error(loss: Floats) -> Floats:
     return 8 * UNIT_ROUNDOFF * (1 + np.maximum(np.abs(loss[1:]), np.abs(loss[:-1])))
 
 
-def optimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw:
+def optimistic(law: PrivacyLossLaw, edges: Integers, step: float, offset: float = 0.0) -> LatticeLaw:
     """A law whose profile stays below H: what lies outside the edges is dropped."""
-    loss: Floats = edges.astype(np.float64) * step
+    loss: Floats = edges.astype(np.float64) * step + offset
     halves = np.empty(2 * len(edges) - 1, dtype=np.float64)
     halves[::2] = loss
     halves[1::2] = (loss[1:] + loss[:-1]) / 2
@@ -116,7 +117,34 @@ def optimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw:
     q = np.where(p > 0, q, 0.0)
     nodes = _lower_chords(p, q, np.diff(loss))
     index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _lower_atom(atom, step)])
-    return LatticeLaw(index, masses, 0.0)
+    return LatticeLaw(index, masses, 0.0, offset)
+
+
+def optimistic_with_merged_bulk(
+    law: PrivacyLossLaw, nodes: Nodes, span: tuple[float, float], step: float, tilt: float, narrowest: float
+) -> LatticeLaw | None:
+    """The same for a law of rare large losses: all small ones are merged into one atom, which the lattice starts from.
+
+    Where a unit hardly ever takes part, nearly all mass has a loss far smaller than the step, and moving it to a
+    lattice point in every round costs more than everything else. Merging outcomes is post-processing, so the profile
+    falls; the atom's loss is log(p/q), rounded down. None for laws with atoms of their own, or without large losses.
+    """
+    threshold = 2 * step
+    if law.atoms or not span[0] < threshold < span[1] - 4 * step:
+        return None
+    bulk = law.buckets(np.array([span[0], threshold]))
+    p, q = float(bulk.p[0] - bulk.p_error[0]), float(bulk.q[0] + bulk.q_error[0])
+    if not p > 0:
+        return None
+    offset = math.log(p / q) - 16 * UNIT_ROUNDOFF * (1 + abs(math.log(p / q)))
+    first = math.ceil((threshold - offset) / step * (1 + 1e-12)) + 1
+    shifted = Nodes(nodes.log_weights, nodes.losses - offset)
+    edges = lattice_edges(shifted, (first * step, span[1] - offset), step, tilt, narrowest)
+    edges = edges[edges >= first]
+    if len(edges) < 3:
+        return None
+    large = optimistic(law, edges, step, offset)
+    return LatticeLaw(np.append(0, large.index), np.append(p, large.mass), 0.0, offset)
 
 
 def _lower_chords(p: Floats, q: Floats, width: Floats) -> Floats:

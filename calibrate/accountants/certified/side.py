@@ -16,17 +16,17 @@ from scipy.special import logsumexp
 
 from calibrate.accountants.certified.compose import CountedLaws, LatticeComposition, Window, compose, log_normaliser
 from calibrate.accountants.certified.contour import Cumulants, LossTransform, narrow_tilt, shortest_period
-from calibrate.accountants.certified.grid import lattice_edges, optimistic, pessimistic
+from calibrate.accountants.certified.grid import lattice_edges, optimistic, optimistic_with_merged_bulk, pessimistic
 from calibrate.accountants.losses.directions import Composition, Side
 from calibrate.accountants.losses.law import PrivacyLossLaw
 
-_MOST_POINTS = 1 << 22
-"""The lattice is not made finer than this many points in the window, a few seconds' work."""
+_MOST_POINTS = 1 << 19
+"""The lattice is not made finer than this many points in the window, about a second of work."""
 
 
 def log_cut(log_delta: float) -> float:
     """Losses that together are rarer than this cannot matter at the given delta."""
-    return log_delta - 30.0
+    return log_delta - 18.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _fine_enough(
     best, in_vain = None, 0
     while True:
         step = _align(composition, max(step, coarsest))
-        laws, before = _lattice_laws(composition, side, step, saddle, window)
+        laws, before = _lattice_laws(composition, side, step, saddle, window, precision)
         moved = abs(log_normaliser(laws, step, window.tilt) - before) * (c / window.tilt) ** 2
         # A finer lattice that hardly helps may be an unlucky one; twice means that it is not the remedy.
         in_vain += best is not None and not moved < 0.5 * best[0]
@@ -97,11 +97,12 @@ def _fine_enough(
 
 
 def _lattice_laws(
-    composition: Composition, side: Side, step: float, saddle: Cumulants, window: Window
+    composition: Composition, side: Side, step: float, saddle: Cumulants, window: Window, precision: float
 ) -> tuple[CountedLaws, float]:
     """Each law on the lattice, and log E exp(tilt L) of the laws before that, cut off at the same losses.
 
-    What is cut off above stays far below delta even after all steps.
+    What is cut off above stays far below delta even after all steps. A law that is moved by more than the precision
+    from below is tried with its bulk merged into one atom as well.
     """
     put = pessimistic if side is Side.UPPER else optimistic
     laws, before = [], 0.0
@@ -113,15 +114,20 @@ def _lattice_laws(
         # A law that is composed rarely may be put down coarsely: its error is not multiplied.
         narrowest = step * math.sqrt(composition.steps / (count * len(composition.terms)))
         span = (max(low, unseen), high)
-        edges = lattice_edges(law.nodes(saddle.tilt), span, step, saddle.tilt, narrowest)
-        laws.append((put(law, edges, step), count))
+        nodes = law.nodes(saddle.tilt, high)
+        placed = put(law, lattice_edges(nodes, span, step, saddle.tilt, narrowest), step)
+        if side is Side.LOWER and count * (log_moment - log_normaliser([(placed, 1)], step, window.tilt)) > precision:
+            merged = optimistic_with_merged_bulk(law, nodes, (low, high), step, saddle.tilt, narrowest)
+            candidates = [placed] if merged is None else [placed, merged]
+            placed = max(candidates, key=lambda each: log_normaliser([(each, 1)], step, window.tilt))
+        laws.append((placed, count))
         before += count * log_moment
     return laws, before
 
 
 def _log_moment(law: PrivacyLossLaw, tilt: float, largest: float) -> float:
     """log E exp(tilt L) over losses up to `largest`, by quadrature."""
-    nodes = law.nodes(tilt)
+    nodes = law.nodes(tilt, largest)
     exponents = (nodes.log_weights + tilt * nodes.losses)[nodes.losses <= largest]
     atoms = [math.log(atom.mass) + tilt * atom.loss for atom in law.atoms if atom.mass > 0]
     return float(logsumexp(np.append(exponents, atoms)))

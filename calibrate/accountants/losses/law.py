@@ -88,8 +88,11 @@ class PrivacyLossLaw(ABC):
         """Masses of the continuous part in the loss intervals between ascending `edges`."""
 
     @abstractmethod
-    def nodes(self, largest_tilt: float) -> Nodes:
-        """Quadrature nodes good for every tilt up to `largest_tilt`."""
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
+        """Quadrature nodes good for every tilt up to `largest_tilt`; losses above `largest_loss` may be left out.
+
+        How many there are must not grow faster than the logarithm of the tilt once `largest_loss` is finite.
+        """
 
 
 # Gaussian mixtures on the line: interval masses with error bounds, and trapezoidal nodes.
@@ -145,15 +148,17 @@ def mixture_buckets(x: Floats, p: Mixture, q: Mixture, deviation: float) -> Buck
     )
 
 
-def trapezoid(low: float, high: float, deviation: float) -> tuple[Floats, float]:
-    """Equidistant x from `low` to `high` with `DEVIATIONS_COVERED` deviations on both sides, and their spacing.
+def trapezoid(high: float, deviation: float, last: float = math.inf) -> tuple[Floats, float]:
+    """Equidistant x from 0 to `high` with `DEVIATIONS_COVERED` deviations on both sides, and their spacing.
+
+    Beyond `last` no x is needed, except what resolves the deviation there.
 
     The trapezoidal rule converges geometrically here; the spacing resolves the Gaussian (deviation), the
     logarithmic singularities of the likelihood ratio, which lie pi * deviation^2 away from the real line, and
     the oscillation of exp(i t L) at the frequencies that the contour integral needs.
     """
     spacing = min(0.125 * deviation, 0.175 * deviation**2)
-    start, stop = low - DEVIATIONS_COVERED * deviation, high + DEVIATIONS_COVERED * deviation
+    start, stop = -DEVIATIONS_COVERED * deviation, min(high + DEVIATIONS_COVERED * deviation, last + deviation)
     count = math.ceil((stop - start) / spacing) + 1
     return start + spacing * np.arange(count, dtype=np.float64), spacing
 

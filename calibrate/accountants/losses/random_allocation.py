@@ -84,7 +84,7 @@ class RandomAllocationLoss(PrivacyLossLaw):
         errors = rounding * p_mass, rounding * q_mass
         return Buckets(p_mass, q_mass, *errors, below * (1 + 1e-12), above * (1 + 1e-12))
 
-    def nodes(self, largest_tilt: float) -> Nodes:
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
         losses, p = self._points()
         return Nodes(np.log(p), losses)
 

@@ -40,8 +40,8 @@ class GaussianLoss(PrivacyLossLaw):
     def buckets(self, edges: Floats) -> Buckets:
         return mixture_buckets(edges / self.mu + self.mu / 2, {self.mu: 1.0}, {0.0: 1.0}, 1.0)
 
-    def nodes(self, largest_tilt: float) -> Nodes:
-        offset, spacing = trapezoid(0.0, largest_tilt * self.mu, 1.0)
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
+        offset, spacing = trapezoid(largest_tilt * self.mu, 1.0, largest_loss / self.mu - self.mu / 2)
         return Nodes(
             log_weights=log_normal_density(offset, 1.0) + math.log(spacing), losses=self.mu * offset + self.mu**2 / 2
         )
@@ -85,7 +85,7 @@ class LaplaceLoss(PrivacyLossLaw):
         above = (1 - math.exp(-(1 - x[-1]) / self.scale)) / 2 if edges[-1] < self.largest else 0.0
         return Buckets(p, q, p_error, q_error, below=below, above=above)
 
-    def nodes(self, largest_tilt: float) -> Nodes:
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
         """Panels that double away from the upper end, where a tilt concentrates the mass."""
         finest = min(1.0, self.scale / (1 + 2 * largest_tilt))
         doublings = np.arange(math.ceil(math.log2(1 / finest)) + 1)
@@ -121,7 +121,7 @@ class RandomizedResponseLoss(PrivacyLossLaw):
         nothing = np.zeros(len(edges) - 1)
         return Buckets(nothing, nothing, nothing, nothing, below=0.0, above=0.0)
 
-    def nodes(self, largest_tilt: float) -> Nodes:
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
         return Nodes(np.empty(0), np.empty(0))
 
 
@@ -177,13 +177,14 @@ class MixedGaussianLoss(PrivacyLossLaw):
         p_total, q_total, p_errors, q_errors = totals
         return Buckets(p_total, q_total, p_errors, q_errors, below, above)
 
-    def nodes(self, largest_tilt: float) -> Nodes:
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
         """One equidistant grid that resolves the narrowest component serves them all."""
         if not self.components:
             return Nodes(np.empty(0), np.empty(0))
         spacing = 0.25 * min(mu for _, mu in self.components)
         low = min(mu**2 / 2 - DEVIATIONS_COVERED * mu for _, mu in self.components)
         high = max((0.5 + largest_tilt) * mu**2 + DEVIATIONS_COVERED * mu for _, mu in self.components)
+        high = min(high, max(largest_loss, 0.0) + spacing)
         losses = low + spacing * np.arange(math.ceil((high - low) / spacing) + 1, dtype=np.float64)
         weights, mus = np.array(self.components).T
         offsets = (losses[:, None] - mus**2 / 2) / mus

@@ -55,9 +55,9 @@ class SubsampledRemoval(PrivacyLossLaw):
         q = self.rate
         return mixture_buckets(self.position(edges), {0.0: 1 - q, 1.0: q}, {0.0: 1.0}, self.noise_multiplier)
 
-    def nodes(self, largest_tilt: float) -> Nodes:
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
         z = self.noise_multiplier
-        x, spacing = trapezoid(0.0, 1 + largest_tilt, z)
+        x, spacing = trapezoid(1 + largest_tilt, z, _last(self, largest_loss))
         losses = self.loss(x)
         return Nodes(log_normal_density(x, z) + losses + math.log(spacing), losses)
 
@@ -89,10 +89,12 @@ class SubsampledAddition(PrivacyLossLaw):
         q = self.rate
         return mixture_buckets(self.position(edges), {0.0: 1.0}, {0.0: 1 - q, -1.0: q}, self.noise_multiplier)
 
-    def nodes(self, largest_tilt: float) -> Nodes:
-        # exp(tilt * loss) moves the mode by tilt times the posterior of taking part, which is below q for y >= 0.
-        z = self.noise_multiplier
-        y, spacing = trapezoid(0.0, largest_tilt * self.rate, z)
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
+        # exp(tilt * loss) moves the mode to y = tilt * (posterior of taking part), which is below
+        # tilt * q / (1-q) * exp(-(y + 1/2) / z^2): then y exp(y / z^2) < moved and y < z^2 log(1 + moved / z^2).
+        z, q = self.noise_multiplier, self.rate
+        moved = largest_tilt * q / (1 - q) * math.exp(-0.5 / z**2)
+        y, spacing = trapezoid(min(largest_tilt * q, z * z * math.log1p(moved / z**2)), z)
         return Nodes(log_normal_density(y, z) + math.log(spacing), self.loss(y))
 
 
@@ -140,10 +142,10 @@ class SubsampledReplacement(PrivacyLossLaw):
         q = self.rate
         return mixture_buckets(self.position(edges), {0.0: 1 - q, 1.0: q}, {0.0: 1 - q, -1.0: q}, self.noise_multiplier)
 
-    def nodes(self, largest_tilt: float) -> Nodes:
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
         # The slope of the loss is at most (1 + q) / z^2 for x >= 0, which bounds how far a tilt moves the mode.
         z = self.noise_multiplier
-        x, spacing = trapezoid(0.0, 1 + largest_tilt * (1 + self.rate), z)
+        x, spacing = trapezoid(1 + largest_tilt * (1 + self.rate), z, _last(self, largest_loss))
         losses = self.loss(x)
         return Nodes(log_normal_density(x, z) + self._log_ratio(x) + math.log(spacing), losses)
 
@@ -199,15 +201,21 @@ class LargerOfBothDirections(PrivacyLossLaw):
             above=right.above if edges[-1] >= 0 else 1.0,
         )
 
-    def nodes(self, largest_tilt: float) -> Nodes:
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
         z = self.noise_multiplier
-        x, log_weights = _half_line(1 + largest_tilt + DEVIATIONS_COVERED * z, min(z, z * z))
+        last = max(_last(self._positive, largest_loss), 0.5) + z
+        x, log_weights = _half_line(min(1 + largest_tilt + DEVIATIONS_COVERED * z, last), min(z, z * z))
         losses = self._positive.loss(x)
         log_null = log_normal_density(x, z) + log_weights
         return Nodes(
             log_weights=np.concatenate((log_null[::-1], log_null + losses)),
             losses=np.concatenate((-losses[::-1], losses)),
         )
+
+
+def _last(law: SubsampledRemoval | SubsampledReplacement, largest_loss: float) -> float:
+    """The x beyond which every loss exceeds `largest_loss`."""
+    return float(law.position(np.array([largest_loss]))[0]) if largest_loss < math.inf else math.inf
 
 
 def _within(buckets: Buckets, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Buckets:
