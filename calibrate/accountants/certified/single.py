@@ -46,6 +46,8 @@ def single_interval(pair: PricedPair, delta: float) -> EpsilonInterval:
         case SubsampledGaussianPair(rate, z) | FixedSizeReplacePair(rate, z):
             return _subsampled(rate, z, delta)
         case SubsampledReplacePair(rate, z):
+            if rate == 1:
+                return single_interval(GaussianPair(2 / z), delta)
             ends = (_crossing(partial(_replacement_log_delta, rate, z, sign), delta, sign) for sign in (-1, 1))
             return _interval(*ends)
         case MixedGaussianPair():
