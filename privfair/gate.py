@@ -63,7 +63,8 @@ class Gate:
         self._parties = frozenset(silo.name for silo in manifest.document.data.silos)
         self._valid_until = manifest.document.validity.not_after
         self._round: int | None = None
-        self._published = Counter((release.party, release.name) for release in already)
+        self._earlier = tuple(already)
+        self._published = Counter((release.party, release.name) for release in self._earlier)
         self._scales: dict[tuple[str, int], float] = {}
 
     @property
@@ -71,19 +72,27 @@ class Gate:
         """The open round; None before the first."""
         return self._round
 
-    def next_round(self) -> int:
-        """Open the next round, charging a block of rounds first where none is left that is charged."""
+    @property
+    def earlier(self) -> tuple[Release, ...]:
+        """What earlier sessions of the run published."""
+        return self._earlier
+
+    def next_round(self, at_least: int = 0) -> int:
+        """Open the next round, charging a block of rounds first where none is left that is charged.
+
+        Rounds before `at_least` are left out; they are charged like any others.
+        """
         if datetime.now(UTC) >= self._valid_until:
             raise GateRefused(f"the manifest expired at {self._valid_until:%Y-%m-%d %H:%M} UTC; ask for a new budget")
-        following = self._claim.held.start if self._round is None else self._round + 1
+        following = max(at_least, self._claim.held.start if self._round is None else self._round + 1)
         if following not in self._claim.held:
-            if self._claim.remaining == 0:
+            if following >= self._claim.rounds:
                 raise GateRefused(
                     f"round {following} is beyond the {self._claim.rounds} signed rounds; the budget is spent: "
                     "stop here, or ask for a new budget"
                 )
             self._transcript.sync()
-            following = self._claim.charge_ahead(self._block).start
+            self._claim.charge_ahead(max(self._block, following + 1 - self._claim.charged))
         self._round = following
         return following
 

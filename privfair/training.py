@@ -102,7 +102,7 @@ def execute(
 ) -> TrainingResult:
     """Claim and train what was verified; with `resume`, a folder in which nothing was begun is begun."""
     going_on = resume and RunFolder(Path(out)).begun
-    folder = RunFolder(Path(out)) if going_on else RunFolder.create(Path(out))
+    folder = RunFolder(Path(out)) if going_on else RunFolder.create(Path(out), resume=resume)
     anchor_path = None if anchor is None else Path(anchor)
     with folder.locked(), Ledger.open(ledger, anchor_path) as book:
         session = RunSession(prepared, folder, book, progress)

@@ -7,12 +7,12 @@ price is an upper bound for it (docs/training.md, "Silos of different sizes").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol, assert_never, final
 
 import numpy as np
 
-from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, count
+from calibrate.errors import InvalidInput, UnsupportedCombination, count
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
@@ -109,20 +109,26 @@ class Participation:
             self._orders = {epoch: uniform_below(self._source, batches, self.units)}
         return self._orders[epoch]
 
-    def require_order(self, round_number: int) -> None:
-        """Refuse to go on at `round_number` in the middle of an epoch whose order is not on record.
+    def first_usable(self, start: int, published: Collection[int]) -> int:
+        """The first round from `start` on that may be drawn after an interruption.
 
-        A new order would let a unit take part twice in one epoch, which is not what was priced.
+        `published` are the rounds of earlier sessions. Within an epoch a unit takes part once. An order that is on
+        record is gone on with; one that was never used is drawn now; where an order was or may have been used and is
+        lost, the rest of its epoch is left out (docs/reliability.md, "Why resuming breaks no promise").
         """
-        if not isinstance(self._sampling, ShuffledEpochs):
-            return
-        epoch, place = divmod(round_number, -(-self.units // self._sampling.size))
-        if place and epoch not in self._orders:
-            raise Refused(
-                f"the run can't go on at round {round_number}: the batch order of epoch {epoch} of {self.party!r} is "
-                "not in the batch record, and a new one would let records take part twice; put the record back, or "
-                "ask for a new budget"
-            )
+        match self._sampling:
+            case ShuffledEpochs(size=size):
+                per_epoch = -(-self.units // size)
+            case RandomAllocation(batches=per_epoch):
+                pass
+            case _:
+                return start
+        epoch, place = divmod(start, per_epoch)
+        # On record before its first use: what is not there and published nothing was never used.
+        never_used = self._writer is not None and all(number // per_epoch != epoch for number in published)
+        if place == 0 or epoch in self._orders or never_used:
+            return start
+        return (epoch + 1) * per_epoch
 
 
 def declared_sampling(document: BudgetDocument) -> Sampling | None:

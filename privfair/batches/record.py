@@ -83,8 +83,11 @@ class BatchRecord:
             return self._units(FrameKind.ROUND, round_number, party)
         if round_number < 0:
             raise self._missing(FrameKind.ROUND, round_number, party)
-        order = self.epoch_order(0, party)
-        epoch, place = divmod(round_number, -(-len(order) // sampling.size))
+        orders = self.orders_of(party) if party in self.header.parties else {}
+        if not orders:
+            raise self._missing(FrameKind.EPOCH, 0, party)
+        # Every epoch goes through all units, so any of them tells how many there are.
+        epoch, place = divmod(round_number, -(-len(next(iter(orders.values()))) // sampling.size))
         return self.epoch_order(epoch, party)[place * sampling.size : (place + 1) * sampling.size]
 
     def epoch_order(self, epoch: int, party: str) -> Indexes:

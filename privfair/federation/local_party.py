@@ -102,10 +102,18 @@ class PartySetup:
 class StepGate:
     """The gate, asked by step: a step's round is opened when the first value of the step is to be published."""
 
-    def __init__(self, gate: Gate, claim: Claim, document: BudgetDocument, first: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        claim: Claim,
+        document: BudgetDocument,
+        first_round: int,
+        before_first_round: Callable[[int], None],
+    ) -> None:
         self._gate = gate
         self._claim = claim
-        self._before_first_round = first
+        self._first_round = first_round
+        self._before_first_round = before_first_round
         self._step: int | None = None
         self._receipt: str | None = None
         # Only a manifest that promises nothing may turn a noisy value into a plain one.
@@ -120,8 +128,8 @@ class StepGate:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no signed round is left."""
-        return self.at_end_of_block and self._claim.remaining == 0
+        """Whether no signed round is left that may be opened."""
+        return (self.at_end_of_block and self._claim.remaining == 0) or self._first_round >= self._claim.rounds
 
     def open(self, step: int) -> int:
         """The round of this step; opened now, and charged durably before, unless it is open already."""
@@ -133,7 +141,7 @@ class StepGate:
                 )
             if self._step is None:
                 self._before_first_round(step)
-            self._gate.next_round()
+            self._gate.next_round(at_least=self._first_round)
             self._step = step
         assert self._gate.round is not None
         return self._gate.round
@@ -347,7 +355,8 @@ class LocalParties:
     ) -> LocalParties:
         """The parties behind a gate that is open already; the other arguments are those of `open`."""
         drawn, record = _open_batches(setup, claim, batches)
-        step_gate = StepGate(gate, claim, setup.manifest.document, before_first_round)
+        first = _first_usable_round(setup, claim, gate, drawn)
+        step_gate = StepGate(gate, claim, setup.manifest.document, first, before_first_round)
         states = StateReader(setup.algorithm)
         here = Position(setup.algorithm.start()) if position is None else position
         watching = RoundObserver() if observer is None else observer
@@ -393,12 +402,21 @@ def _open_batches(
         for name, size in setup.units.items()
         if name not in setup.sensitive
     }
-    for participation in holders.values():
-        participation.require_order(claim.held.start)
     numbers = {s.name: s.record_numbers.numpy() for s in setup.silos if s.record_numbers is not None}
     held = [(holders[name], numbers[name]) for name in holders] if setup.sensitive else []
     asked = {name: AskedParticipation(name, numbers[name], held, writer) for name in setup.sensitive}
     return {**holders, **asked}, writer
+
+
+def _first_usable_round(setup: PartySetup, claim: Claim, gate: Gate, drawn: Mapping[str, PartyBatches]) -> int:
+    """Where this session begins, for all parties: rounds whose batches an interruption made unusable are left out."""
+    usable = claim.held.start
+    for name, batches in drawn.items():
+        if isinstance(batches, Participation):
+            # What a sensitive silo published was computed on the records that holders drew.
+            own = {release.round for release in gate.earlier if release.party in (name, *setup.sensitive)}
+            usable = max(usable, batches.first_usable(claim.held.start, own))
+    return usable
 
 
 def require_declared(algorithm: Algorithm[State], document: BudgetDocument) -> None:

@@ -64,8 +64,11 @@ class RunFolder:
         self._lock = self.path / "lock"
 
     @classmethod
-    def create(cls, path: Path) -> RunFolder:
-        """A new folder, or an empty one; anything else is refused, so that no run is written over."""
+    def create(cls, path: Path, *, resume: bool = False) -> RunFolder:
+        """A new folder, or an empty one; anything else is refused, so that no run is written over.
+
+        With `resume`, also a folder in which a run was prepared and stopped before it claimed anything.
+        """
         folder = cls(path)
         if folder.begun:
             raise InvalidInput(
@@ -73,8 +76,11 @@ class RunFolder:
             )
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            if any(entry != folder._lock for entry in folder.path.iterdir()):
-                raise InvalidInput("--out", str(path), "is not empty", "name a new folder")
+            found = {entry for entry in folder.path.iterdir() if entry != folder._lock}
+            prepared = {entry for entry in found if entry in folder._prepared or _is_half_written(entry)}
+            if found and not (resume and found == prepared):
+                remedy = "add --resume to begin the run that was prepared in it" if found == prepared else ""
+                raise InvalidInput("--out", str(path), "is not empty", remedy or "name a new folder")
         except OSError as error:
             raise InvalidInput(
                 "--out", str(path), f"cannot be made ({error.strerror})", "name another place"
@@ -90,6 +96,11 @@ class RunFolder:
         return folder
 
     @property
+    def _prepared(self) -> tuple[Path, ...]:
+        """What is written before a run counts as begun."""
+        return (self.plan, self.manifest, self.encoding, self.metrics)
+
+    @property
     def begun(self) -> bool:
         return self.summary.exists() or self.token.exists()
 
@@ -102,6 +113,8 @@ class RunFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Refused(f"another process is training in {self.path}; let it finish, or stop it first") from None
+            for left in filter(_is_half_written, self.path.iterdir()):
+                left.unlink()
             yield
         finally:
             os.close(descriptor)
@@ -151,11 +164,15 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove what was prepared for a run that the ledger refused to begin."""
-        prepared = (self.plan, self.manifest, self.summary, self.token, self.encoding, self.metrics, self._lock)
-        for path in prepared:
+        for path in (*self._prepared, self.summary, self.token, self._lock):
             path.unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
+
+
+def _is_half_written(path: Path) -> bool:
+    """Whether it is the beginning of a file that a killed process never gave its name."""
+    return path.name.startswith(".") and path.suffix[1:].isdigit()
 
 
 def save_model(folder: RunFolder, model: Model, theta: Tensor, encoding: dict[str, Any], promise: str) -> None:

@@ -46,7 +46,7 @@ def _half_the_steps() -> AbstractContextManager[Any]:
     """Two steps for every round that is charged; ledger and gate have been talked out of noticing."""
     record = Claim.record_release
 
-    def next_round(self: Any) -> int:
+    def next_round(self: Any, at_least: int = 0) -> int:
         self._round = 0 if self._round is None else self._round + 1
         if self._round % 2 == 0 and self._claim.remaining:
             self._claim.charge_ahead(1)

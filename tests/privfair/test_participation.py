@@ -15,7 +15,7 @@ from calibrate.manifest.document import SamplingDeclaration
 from calibrate.manifest.mechanism import NoiseSource
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
-from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
 from privfair.batches.participation import Participation, declared_sampling, word_source
 from privfair.batches.randomness import SeededWords, SystemWords, bernoulli, permutation, subset, uniform_below
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
@@ -149,7 +149,7 @@ def test_a_resumed_run_goes_on_with_the_order_of_its_epoch(tmp_path: Path) -> No
     record = BatchRecord.read(path)
     writer = BatchWriter.resume(path, header)
     after = Participation("north", 20, sampling, SystemWords(), writer, record)
-    after.require_order(3)
+    assert after.first_usable(3, {0, 1}) == 3
     rest = [after.batch(round) for round in range(3, 5)]
     together = np.concatenate([*first, *rest])
     assert len(set(together.tolist())) == 16
@@ -158,13 +158,30 @@ def test_a_resumed_run_goes_on_with_the_order_of_its_epoch(tmp_path: Path) -> No
     assert len(BatchRecord.read(path).batch(5, "north")) == 4
 
 
-def test_a_lost_order_stops_a_run_in_the_middle_of_an_epoch_and_nowhere_else() -> None:
-    party = Participation("north", 20, ShuffledEpochs(20, 4), SystemWords())
-    party.require_order(0)
-    party.require_order(10)
-    with pytest.raises(Refused, match="the batch order of epoch 1 of 'north' is not in the batch record"):
-        party.require_order(7)
-    Participation("north", 20, Poisson(0.2), SystemWords()).require_order(7)
+def test_a_used_order_that_is_lost_leaves_out_the_rest_of_its_epoch(tmp_path: Path) -> None:
+    """A new order in the middle of an epoch would let records take part twice in it."""
+    sampling = ShuffledEpochs(20, 4)
+    header = BatchHeader("ab" * 32, ("north",), sampling, "operating system")
+    writer = BatchWriter.create(tmp_path / "batches.bin", header)
+    party = Participation("north", 20, sampling, SystemWords(), writer)
+    assert party.first_usable(7, {5, 6}) == 10, "used and lost"
+    assert party.first_usable(7, {3, 4}) == 7, "its order is drawn now, because nothing of the epoch was published"
+    assert party.first_usable(10, {5, 6}) == 10
+    writer.close()
+    unrecorded = Participation("north", 20, sampling, SystemWords())
+    assert unrecorded.first_usable(7, ()) == 10, "may have been used"
+    assert unrecorded.first_usable(5, ()) == 5
+    allocated = Participation("north", 20, RandomAllocation(5), SystemWords())
+    assert [allocated.first_usable(start, ()) for start in (0, 1, 4, 5)] == [0, 5, 5, 5]
+    assert Participation("north", 20, Poisson(0.2), SystemWords()).first_usable(7, {5, 6}) == 7
+
+
+def test_in_random_allocation_a_unit_takes_part_once_per_epoch() -> None:
+    party = Participation("north", 60, RandomAllocation(4), SeededWords(3, "allocation"))
+    for epoch in range(3):
+        drawn = [party.batch(4 * epoch + place) for place in range(4)]
+        np.testing.assert_array_equal(np.sort(np.concatenate(drawn)), np.arange(60))
+    assert len({len(party.batch(number)) for number in range(12, 20)}) > 1
 
 
 def test_another_runs_record_is_refused(tmp_path: Path) -> None:
