@@ -1,0 +1,363 @@
+"""One unit of the *file* moves what is sent by no more than was signed: neighbouring files through the real loader.
+
+A budget is signed once, for one set of files. Every neighbour of them, with a row (or a user's rows) added, removed or
+changed at the start, in the middle and at the end, must be accepted by the same signature, and what the algorithm
+sends on all of its units must lie within the signed distance of what it sends on the first files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from audit.probes.setting import Moment, Scene, Sent, sent
+from calibrate.errors import UnsupportedCombination
+from privfair.batches.randomness import SeededWords
+from privfair.data.own_files import load_own_silos
+from privfair.data.schema_toml import load_schema
+from privfair.data.stability import RecordHash
+from privfair.data.training_data import TrainingData, load_training_data
+from privfair.noise.source import ExactNoise
+from privfair.plan.training import read_training_plan
+from privfair.run.prepare import PreparedRun
+from privfair.training import prepare
+from privfair.transcript import Transcript
+from tests.privfair.small_runs import SCHEMA, Desk
+
+Rows = dict[str, list[str]]
+"""The records of each file, without its header."""
+HEADER = "age,income,job,sex,default,user,id,town"
+NAMES = ("north", "south")
+STRANGE = "98,16.000,other,male,yes,u-new,i-new,t1"
+"""Somebody unlike everybody else."""
+
+
+def _rows(size: int = 64, seed: int = 0) -> Rows:
+    generator = np.random.default_rng(seed)
+    rows: Rows = {}
+    for name in NAMES:
+        rows[name] = [
+            f"{generator.integers(18, 90)},{generator.normal(10, 2):.3f},{generator.choice(['clerk', 'nurse'])},"
+            f"{'male' if number % 2 else 'female'},{'yes' if generator.random() < 0.5 else 'no'},"
+            f"u{generator.integers(24)},i-{name}-{number},t{number % 2}"
+            for number in range(size)
+        ]
+        rows[name][7] = rows[name][3]  # a copy, id and all
+    return rows
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan and what one unit of its promise is: `units` makes neighbours of the files."""
+
+    algorithm: str
+    privacy: str
+    units: Callable[[Rows, Path], Iterator[Rows]]
+    data: str = ""
+    training: str = ""
+
+    @property
+    def plan(self) -> str:
+        return (
+            f'algorithm = "{self.algorithm}"\n[target]\nepsilon = 8.0\ndelta = 1e-3\n[privacy]\n{self.privacy}'
+            f'[data]\nfiles = ["north.csv", "south.csv"]\nschema = "schema.toml"\n{self.data}'
+            f"[training]\nseed = 0\n{self.training}"
+        )
+
+
+def _places(rows: list[str]) -> tuple[int, int, int]:
+    return 0, len(rows) // 2, len(rows) - 1
+
+
+def _with(rows: Rows, name: str, changed: list[str]) -> Rows:
+    return {**rows, name: changed}
+
+
+def records_added_or_removed(rows: Rows, folder: Path) -> Iterator[Rows]:
+    for name in NAMES:
+        own = rows[name]
+        for place in _places(own):
+            yield _with(rows, name, own[:place] + own[place + 1 :])
+            yield _with(rows, name, [*own[:place], STRANGE, *own[place:]])
+    own = rows["north"]
+    yield _with(rows, "north", [*own, own[3]])  # one more copy
+    yield _with(rows, "north", own[:7] + own[8:])  # one copy fewer
+
+
+def records_replaced(rows: Rows, folder: Path) -> Iterator[Rows]:
+    for name in NAMES:
+        own = rows[name]
+        for place in (*_places(own), 7):
+            yield _with(rows, name, [*own[:place], STRANGE, *own[place + 1 :]])
+
+
+def records_replaced_in_their_cell(rows: Rows, folder: Path) -> Iterator[Rows]:
+    """Another age, income and job: a draw from the cells of class and group keeps its places."""
+    for name in NAMES:
+        own = rows[name]
+        for place in (*_places(own), 7):
+            _, _, _, *rest = own[place].split(",")
+            yield _with(rows, name, [*own[:place], ",".join(("98", "16.000", "other", *rest)), *own[place + 1 :]])
+
+
+def attributes_replaced(rows: Rows, folder: Path) -> Iterator[Rows]:
+    other = {"male": "female", "female": "male"}
+    for name in NAMES:
+        own = rows[name]
+        for place in (*_places(own), 3, 7):
+            cells = own[place].split(",")
+            cells[3] = other[cells[3]]
+            yield _with(rows, name, [*own[:place], ",".join(cells), *own[place + 1 :]])
+
+
+def users_added_or_removed(rows: Rows, folder: Path) -> Iterator[Rows]:
+    """A user's rows lie in both files; a new one brings many, all over the place."""
+    for user in ("u0", "u11", "u23"):
+        yield {name: [row for row in own if row.split(",")[5] != user] for name, own in rows.items()}
+    for count in (1, 15):
+        more = {name: list(own) for name, own in rows.items()}
+        for place in range(count):
+            more["north"].insert(4 * place, STRANGE)
+            more["south"].insert(3 * place, STRANGE.replace("yes", "no"))
+        yield more
+
+
+def dealt_users_removed(rows: Rows, folder: Path) -> Iterator[Rows]:
+    """All training rows of some users that the records were dealt to."""
+    data = load_own_silos([folder / f"{name}.csv" for name in NAMES], load_schema(folder / "schema.toml"))
+    for user in range(0, 20, 4):
+        fewer: Rows = {}
+        for silo in data:
+            dealt = RecordHash().one_of(silo.data, 0, "user", 20) == user
+            tests = RecordHash().below(silo.data, 0, "split", 0.25)
+            fewer[silo.name] = [row for row, gone in zip(rows[silo.name], dealt & ~tests, strict=True) if not gone]
+        yield fewer
+
+
+POISSON = "sampling-rate = 0.5\nrounds = 3\n"
+AT_LEAST = "at-least = 20\n"
+MMD = "group-size = 10\nsamples-per-group = 8\nrounds = 3\nusers = 2\ncohort = 1\nupdate-clip = 0.5\n"
+MMD += "histogram-noise-ratio = 4.0\n"
+STEFFLE = 'silo-size = 48\nsampling = "full"\nrounds = 3\nminority-fraction = 0.2\nlipschitz = 1.0\nw-radius = 0.5\n'
+FPFL = "users = {users}\ncohort = 10\nrounds = 3\nclip = 1.0\n"
+CASES = {
+    "gaussian": Case("gaussian", POISSON, records_added_or_removed, AT_LEAST),
+    "gaussian, split by id": Case("gaussian", POISSON, records_added_or_removed, AT_LEAST + 'id-column = "id"\n'),
+    "gaussian, cut equally": Case(
+        "gaussian", POISSON, records_added_or_removed, AT_LEAST + '[data.partition]\nkind = "equal"\nsilos = 3\n'
+    ),
+    "gaussian, cut by class": Case(
+        "gaussian",
+        POISSON,
+        records_added_or_removed,
+        'at-least = 1\n[data.partition]\nkind = "dirichlet"\nsilos = 2\nbeta = 3.0\n',
+    ),
+    "gaussian, cut by age": Case(
+        "gaussian",
+        POISSON,
+        records_added_or_removed,
+        AT_LEAST + '[data.partition]\nkind = "heterogeneous"\nsilos = 2\nh = 0.5\ncolumn = "age"\ncuts = [50]\n',
+    ),
+    "gaussian, cut by town": Case(
+        "gaussian",
+        POISSON,
+        records_added_or_removed,
+        AT_LEAST + '[data.partition]\nkind = "by-column"\ncolumn = "town"\nnames = ["t0", "t1"]\n',
+    ),
+    "gaussian, pooled": Case(
+        "gaussian", POISSON, records_added_or_removed, AT_LEAST + '[data.partition]\nkind = "pooled"\n'
+    ),
+    "gaussian, replaced": Case("gaussian", POISSON + 'relation = "replace-one"\n', records_replaced),
+    "gaussian, replaced, cut equally": Case(
+        "gaussian",
+        POISSON + 'relation = "replace-one"\n',
+        records_replaced,
+        '[data.partition]\nkind = "equal"\nsilos = 3\n',
+    ),
+    "fedfdp": Case(
+        "fedfdp", POISSON + "clip = 1.0\nloss-clip = 2.0\nloss-noise-ratio = 2.5\n", records_added_or_removed, AT_LEAST
+    ),
+    "mmd-fedavg": Case(
+        "mmd-fedavg",
+        MMD + "histogram-noise-ratio = 4.0\n",
+        records_replaced_in_their_cell,
+        training="kernel-width = 5.0\n",
+    ),
+    "steffle": Case("steffle", STEFFLE, attributes_replaced, training="group-frequencies = [0.5, 0.5]\n"),
+    "steffle, cut by age": Case(
+        "steffle",
+        STEFFLE,
+        attributes_replaced,
+        '[data.partition]\nkind = "heterogeneous"\nsilos = 2\nh = 0.75\ncolumn = "age"\n',
+        "group-frequencies = [0.5, 0.5]\n",
+    ),
+    "pay-once": Case("pay-once", "rounds = 3\n", attributes_replaced),
+    "fpfl, users of a column": Case(
+        "fpfl",
+        FPFL.format(users=12) + 'sampling = "poisson"\n',
+        users_added_or_removed,
+        'at-least = 12\n[data.users]\nkind = "column"\ncolumn = "user"\n',
+    ),
+    "fpfl, dealt users": Case(
+        "fpfl",
+        FPFL.format(users=20) + 'sampling = "poisson"\n',
+        dealt_users_removed,
+        '[data.users]\nkind = "poisson"\nusers = 20\n',
+    ),
+}
+
+
+def _write(folder: Path, rows: Rows) -> None:
+    for name, own in rows.items():
+        (folder / f"{name}.csv").write_text("\n".join((HEADER, *own)) + "\n", encoding="utf-8")
+
+
+def _signed(folder: Path, case: Case) -> tuple[Desk, Rows, bytes]:
+    desk, rows = Desk.at(folder, case.plan), _rows()
+    (folder / "schema.toml").write_text(SCHEMA + '[file]\nkeep = ["age", "user", "id", "town"]\n', encoding="utf-8")
+    _write(folder, rows)
+    return desk, rows, desk.budget().read_bytes()
+
+
+def _prepare(desk: Desk, envelope: bytes) -> PreparedRun:
+    (desk.folder / "budget.json").write_bytes(envelope)
+    return prepare(desk.plan, desk.folder / "budget.json", desk.trust)
+
+
+def _sendings(run: PreparedRun) -> tuple[Scene, dict[str, Sent]]:
+    """What each party sends of all its units in the first round."""
+    moment = Moment(0, run.algorithm.start())
+    scene = Scene(run.algorithm, run.model, run.silos, run.manifest.document, (moment,))
+    found = {}
+    for silo in run.silos:
+        batch = torch.arange(silo.units)
+        if run.algorithm.draws:
+            batch = torch.from_numpy(run.algorithm.draw(silo, SeededWords(0, "draw")))
+        found[silo.name] = sent(scene, moment, silo, batch)
+    return scene, found
+
+
+def _default_or_slow() -> Iterator[object]:
+    """One case for each private algorithm by default; the other steps and units among the slow tests."""
+    default = ("gaussian", "fedfdp", "mmd-fedavg", "steffle", "pay-once", "fpfl, users of a column")
+    for name in CASES:
+        yield pytest.param(name, marks=() if name in default else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", _default_or_slow())
+def test_one_unit_of_the_file_moves_what_is_sent_by_no_more_than_signed(name: str, tmp_path: Path) -> None:
+    desk, rows, envelope = _signed(tmp_path, CASES[name])
+    scene, base = _sendings(_prepare(desk, envelope))
+    seen = 0
+    for neighbour in list(CASES[name].units(rows, tmp_path)):
+        _write(tmp_path, neighbour)
+        _, other = _sendings(_prepare(desk, envelope))
+        assert list(other) == list(base)
+        moved = 0
+        for party, values in base.items():
+            apart = [
+                scene.distance(of, sums, other[party].noisy[of]) / scene.allowed(of)
+                for of, sums in values.noisy.items()
+            ]
+            assert all(share <= 1 + 1e-9 for share in apart), (party, apart)
+            for of, answers in values.randomised.items():
+                apart.append(float((answers != other[party].randomised[of]).sum()))
+                assert apart[-1] <= 1
+            for of in scene.independent & set(values.clear):
+                np.testing.assert_allclose(values.clear[of], other[party].clear[of], atol=1e-9)
+            moved += any(share > 1e-9 for share in apart)
+        assert moved <= 1, "a unit is in one silo only"
+        seen += moved
+    assert seen > 1, "some neighbours differ in a training record, or the test shows nothing"
+
+
+def _training_records(data: TrainingData) -> Counter[bytes]:
+    whole = data.parties.pooled()
+    return Counter(
+        x.tobytes() + bytes([y, s]) for x, y, s in zip(whole.features, whole.label, whole.group, strict=True)
+    )
+
+
+def test_one_row_fewer_shifts_no_other_row_between_training_and_test(tmp_path: Path) -> None:
+    """402 rows and 401: by position both give as many training records, and more than a hundred change sides."""
+    desk, _, _ = _signed(tmp_path, CASES["gaussian, pooled"])
+    plan, unit = read_training_plan(desk.plan).data, read_training_plan(desk.plan).recipe.unit
+    rows = _rows(201)
+    _write(tmp_path, rows)
+    whole = load_training_data(plan, unit=unit)
+    by_position = _training_records(load_training_data(plan))
+    for place in (0, 100, 200):
+        _write(tmp_path, _with(rows, "north", rows["north"][:place] + rows["north"][place + 1 :]))
+        fewer = load_training_data(plan, unit=unit)
+        assert (_training_records(whole) - _training_records(fewer)).total() <= 1
+        assert (_training_records(fewer) - _training_records(whole)).total() == 0
+    _write(tmp_path, _with(rows, "north", rows["north"][1:]))
+    shifted = _training_records(load_training_data(plan)) - by_position
+    assert shifted.total() > 50, "what a split by position does, and why it is refused"
+
+
+@pytest.mark.parametrize(
+    ("case", "data", "words"),
+    [
+        ("gaussian", 'split = "position"\n', "splitting train and test by position with add-remove"),
+        (
+            "gaussian",
+            '[data.partition]\nkind = "heterogeneous"\nsilos = 2\nh = 1\ncolumn = "age"\n',
+            "declare public cuts",
+        ),
+        ("gaussian", '[data.partition]\nkind = "by-column"\ncolumn = "town"\n', "declare the silos' public names"),
+        ("gaussian, replaced", 'split = "record"\n', "splitting train and test by record with replace-one"),
+        (
+            "gaussian, replaced",
+            '[data.partition]\nkind = "dirichlet"\nsilos = 2\nbeta = 3.0\n',
+            "by a share of each class with replace-one",
+        ),
+        ("fpfl, dealt users", "", "write the public number of users"),
+    ],
+)
+def test_a_step_without_a_proof_is_refused_by_name(case: str, data: str, words: str, tmp_path: Path) -> None:
+    kept = CASES[case].data if case.startswith("fpfl") else data
+    plan = replace(CASES[case], data=AT_LEAST + kept).plan.replace("users = 20\n[training]", "[training]")
+    desk = Desk.at(tmp_path, plan)
+    (tmp_path / "schema.toml").write_text(SCHEMA + '[file]\nkeep = ["age", "user", "id", "town"]\n', encoding="utf-8")
+    _write(tmp_path, _rows())
+    with pytest.raises(UnsupportedCombination, match=words):
+        desk.budget()
+
+
+def test_neighbouring_files_are_accepted_alike_and_told_apart_by_no_size(tmp_path: Path) -> None:
+    """Under add-remove the manifest carries the declared bound, and says which; the exact number is nowhere."""
+    desk, rows, envelope = _signed(tmp_path, CASES["gaussian"])
+    for own in (rows["north"], [*rows["north"], STRANGE], rows["north"][1:]):
+        _write(tmp_path, _with(rows, "north", own))
+        document = _prepare(desk, envelope).manifest.document
+        assert {silo.name: silo.size for silo in document.data.silos} == {"north": 20, "south": 20}
+    assert any("at least the signed number of records" in said for said in document.guarantee.not_protected)
+    assert any("held out of the files" in said for said in document.guarantee.not_protected)
+    exact, _, signed = _signed(tmp_path / "exact", CASES["gaussian, replaced"])
+    guarantee = _prepare(exact, signed).manifest.document.guarantee
+    assert any("exactly the signed number of records" in said for said in guarantee.not_protected)
+
+
+def test_the_whole_engine_without_noise_publishes_neighbouring_sums(tmp_path: Path) -> None:
+    """Loader, ledger, gate and transcript as they are; only the noise is off, and every record is in the batch."""
+    case = Case("gaussian", "sampling-rate = 1.0\nrounds = 2\n", records_added_or_removed, AT_LEAST)
+    desk, rows, _ = _signed(tmp_path, case)
+    published = []
+    for number, own in enumerate((rows["north"], [STRANGE, *rows["north"]], rows["north"][1:])):
+        _write(tmp_path, _with(rows, "north", own))
+        with patch.object(ExactNoise, "gaussian", lambda self, values, sigma: np.array(values, dtype=np.float64)):
+            result = desk.train(desk.budget(f"budget-{number}.json"), out=f"run-{number}")
+        transcript = Transcript.read(result.run / "transcript.bin")
+        published.append({party: transcript.value(0, party, "value_1") for party in NAMES})
+    for other in published[1:]:
+        apart = [float(np.linalg.norm(published[0][party] - other[party])) for party in NAMES]
+        assert max(apart) <= 1 + 1e-5
+        assert sum(distance > 1e-5 for distance in apart) <= 1
