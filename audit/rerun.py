@@ -105,7 +105,7 @@ def rerun(
     start = Position(run.algorithm.start())
     with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place:
         folder = RunFolder(Path(place))
-        with Ledger.open(folder.path / "ledger.db") as ledger:
+        with Ledger.create(folder.path / "ledger.db") as ledger:
             claim = ledger.claim(claim_terms(manifest))
             with LocalParties.open(setup, claim, folder.transcript, folder.batches, observer=observer) as local:
                 until = prepared.updates if updates is None else min(updates, prepared.updates)

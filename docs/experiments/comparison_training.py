@@ -21,6 +21,7 @@ from privfair.data.partition import Heterogeneous, cut_into_silos
 from privfair.data.silos import Silos
 from privfair.data.training_data import load_training_data
 from privfair.fairness.clipping import psi
+from privfair.ledger import Ledger
 from privfair.models.linear import LogisticRegression
 from privfair.plan.file import read_plan_file
 from privfair.plan.issue import Issuing, promise, without_promise
@@ -81,6 +82,7 @@ def _run(job: Job, setting: Setting, method: Method, folder: Path) -> Row:
     plan = folder / "plan.toml"
     plan.write_text(plan_text(method, setting, job.epsilon, job.seed), "utf-8")
     true_epsilon = _sign(plan, folder)
+    Ledger.create(folder / "ledger.db").close()
     start = time.process_time()
     train(
         plan,

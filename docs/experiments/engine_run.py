@@ -95,7 +95,7 @@ def train(
     start = position = Position(algorithm.start())
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that research noise protects nobody is said on the page
-        with Ledger.open(Path(folder) / "ledger.db") as ledger:
+        with Ledger.create(Path(folder) / "ledger.db") as ledger:
             claim = ledger.claim(claim_terms(signed.manifest))
             with LocalParties.open(setup, claim, Path(folder) / "transcript.bin") as local:
                 for position in run_steps(algorithm, local.parties, start, signed.rounds):

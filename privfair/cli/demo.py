@@ -235,6 +235,7 @@ class Demo:
         officer, trust, budget = (self._path("officer.pem"), self._path("trust.json"), self._path("budget.json"))
         self._show("keys", "generate", "--role", "privacy-officer", "--out", officer)
         self._show("keys", "trust", "--key", officer, "--role", "privacy-officer", "--out", trust)
+        self._show("ledger", "init", self._path("ledger.db"))
         printed = ("--as-printed",) if as_printed else ()
         self._answer("calibrate", plan, *printed, "--why", "demonstration", "--out", budget, "--key", officer)
         self._show("manifest", "show", budget, "--trust", trust)

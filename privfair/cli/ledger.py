@@ -1,59 +1,121 @@
-"""`privfair ledger`: what was claimed, charged and released."""
+"""`privfair ledger`: make a ledger, look at it, cap what a data set may spend, and keep it safe."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from privfair.cli.output import json_option, options, print_json, print_rich
+from privfair.cli.output import json_option, options, print_json
 
-_location = options(
-    click.argument("location", metavar="LEDGER"),
-    click.option(
-        "--anchor",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Anchor file; default: LEDGER.anchor beside a file.",
-    ),
-)
+if TYPE_CHECKING:
+    from privfair.ledger import DataBudgetStatus, LedgerStatus, ManifestStatus
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_anchor_option = click.option("--anchor", type=_FILE, help="Anchor file; LEDGER.anchor beside a file unless given.")
+_location = options(click.argument("location", metavar="LEDGER"), _anchor_option)
+_BAR = 20
 
 
 @click.group("ledger", short_help="what was claimed, charged and released")
 def command() -> None:
-    """Look at a ledger: a file path, or a URL postgresql+psycopg://... ."""
+    """Make and read a ledger: a file path, or a URL postgresql+psycopg://... ."""
+
+
+@command.command("init")
+@_location
+@json_option
+def init(location: str, anchor: Path | None, as_json: bool) -> None:
+    """Make a ledger with an identity of its own; no other command makes one.
+
+    Sign budgets for this identity: every other ledger then refuses them.
+    """
+    from privfair.ledger import Ledger
+
+    with Ledger.create(location, anchor) as ledger:
+        identity = ledger.identity
+    if as_json:
+        print_json({"ledger": location, "id": identity})
+    else:
+        click.echo(f"made ledger {identity} at {location}; keep its anchor on other storage if you can")
 
 
 @command.command("status")
 @_location
 @json_option
 def status(location: str, anchor: Path | None, as_json: bool) -> None:
-    """Rounds signed, charged and released, manifest by manifest."""
+    """What was spent and is left per data set and unit, and every manifest claimed."""
     from privfair.ledger import Access, Ledger
 
     with Ledger.open(location, anchor, Access.READ) as ledger:
         found = ledger.status()
-    rows = [
-        {
-            "manifest": one.manifest_digest,
-            "state": one.state.value,
-            "rounds_signed": one.rounds,
-            "rounds_charged": one.charged,
-            "rounds_released": one.released_rounds,
-            "epsilon": one.epsilon,
-            "delta": one.delta,
-        }
-        for one in found.manifests
-    ]
     if as_json:
-        print_json({"ledger": location, "entries": found.entries, "head": found.head.hash, "manifests": rows})
+        print_json(_status_json(location, found))
         return
-    from rich.table import Table
+    click.echo(f"{location}: ledger {found.ledger[:16]}, {found.entries} entries, head {found.head.hash[:16]}")
+    for budget in found.budgets:
+        click.echo(f"\n{budget.dataset}\n  {_spent_text(budget)}")
+    for manifest in found.manifests:
+        click.echo(_manifest_text(manifest))
 
-    table = Table("manifest", "state", "signed", "charged", "released", "epsilon", "delta", title=str(location))
-    for row in rows:
-        shown = ("none promised" if row[key] is None else str(row[key]) for key in list(row)[1:])
-        table.add_row(str(row["manifest"])[:12], *shown)
-    print_rich(table, f"{found.entries} entries, head {found.head.hash[:16]}")
+
+def _status_json(location: str, found: LedgerStatus) -> dict[str, object]:
+    return {
+        "ledger": location,
+        "id": found.ledger,
+        "entries": found.entries,
+        "head": found.head.hash,
+        "anchor": found.anchor.value,
+        "budgets": [asdict(budget) | {"left": budget.left} for budget in found.budgets],
+        "manifests": [
+            {
+                "manifest": one.manifest_digest,
+                "state": one.state.value,
+                "rounds_signed": one.rounds,
+                "rounds_charged": one.charged,
+                "rounds_released": one.released_rounds,
+                "epsilon": one.epsilon,
+                "delta": one.delta,
+                "unit": one.unit,
+                "dataset": one.dataset,
+                "purpose": one.purpose,
+                "signers": list(one.signers),
+                "claimed_at": one.claimed_at,
+                "valid_until": one.valid_until,
+                "claimant": one.claimant,
+                "abandoned": one.abandoned,
+            }
+            for one in found.manifests
+        ],
+    }
+
+
+def _spent_text(budget: DataBudgetStatus) -> str:
+    """One line with a bar: how much of the budget is spent, or that there is none."""
+    if budget.claimed_epsilon is None:
+        return f"{budget.unit}: nothing bounds what was released (a claim promised this unit no privacy)"
+    spent = f"{budget.unit}: epsilon {budget.claimed_epsilon:g}"
+    if budget.epsilon is None or budget.left is None:
+        return f"{spent} claimed, no budget is set"
+    filled = round(_BAR * min(1.0, 1 - budget.left / budget.epsilon))
+    why = ", spent by a restore" if budget.spent_by_restore else ""
+    bar = "#" * filled + "." * (_BAR - filled)
+    return f"{spent} of {budget.epsilon:g} [{bar}] {budget.left:g} left{why}"
+
+
+def _manifest_text(one: ManifestStatus) -> str:
+    promise = "no privacy promised" if one.epsilon is None else f"epsilon {one.epsilon:g}, delta {one.delta:g}"
+    lines = [
+        f"\nmanifest {one.manifest_digest[:12]}: {one.state.value}, claimed {one.claimed_at}",
+        f"  {promise} for {one.unit}",
+        f"  {one.charged} of {one.rounds} rounds charged, {one.released_rounds} released; data set {one.dataset}",
+        f"  purpose: {one.purpose or 'not said'}; signed by {', '.join(one.signers) or 'nobody known'}",
+    ]
+    if one.abandoned is not None:
+        lines.append(f"  abandoned: {one.abandoned}")
+    return "\n".join(lines)
 
 
 @command.command("verify")
@@ -84,3 +146,147 @@ def anchor(location: str, anchor: Path | None, as_json: bool) -> None:
         print_json({"seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger})
     else:
         click.echo(f"{found.head.seq} {found.head.hash}")
+
+
+@command.command("adopt")
+@click.argument("location", metavar="LEDGER")
+@click.option("--anchor", type=_FILE, required=True, help="The new anchor file to write.")
+@click.option("--seq", type=click.IntRange(min=1), required=True, help="Number of an entry that the ledger had.")
+@click.option("--head", required=True, help="Digest of that entry, noted elsewhere than in the ledger.")
+@json_option
+def adopt(location: str, anchor: Path, seq: int, head: str, as_json: bool) -> None:
+    """Give an existing ledger a new anchor file, given an end it is known to have had.
+
+    Number and digest must come from elsewhere: another host's anchor, a signed report, the officer's notes.
+    """
+    from privfair.ledger import Head, Ledger
+
+    with Ledger.adopt(location, anchor, Head(seq, head)) as ledger:
+        found = ledger.anchor()
+    if as_json:
+        print_json({"seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger, "anchor": str(anchor)})
+    else:
+        click.echo(f"{anchor} is now the anchor of ledger {found.ledger[:16]}, at entry {found.head.seq}")
+
+
+@command.command("backup")
+@_location
+@click.option("--out", type=_FILE, required=True, help="New file for the copy.")
+@json_option
+def backup(location: str, anchor: Path | None, out: Path, as_json: bool) -> None:
+    """Copy every entry to a new file, on whichever database the ledger is."""
+    from privfair.ledger import Access, Ledger
+
+    with Ledger.open(location, anchor, Access.READ) as ledger:
+        found = ledger.backup(out)
+    if as_json:
+        print_json({"backup": str(out), "seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger})
+    else:
+        click.echo(f"{out} holds {found.head.seq} entries, head {found.head.hash}")
+
+
+@command.command("restore")
+@click.argument("backup", type=_FILE)
+@_location
+@json_option
+def restore(backup: Path, location: str, anchor: Path | None, as_json: bool) -> None:
+    """Make a ledger of a BACKUP, at a place that has none, and say what that costs.
+
+    Nothing is lost if the anchor file is still there and shows that the backup is complete. Otherwise nobody knows
+    what was claimed afterwards: the ledger gets a new identity, open runs are over, and every budget counts as spent.
+    """
+    from privfair.ledger import Ledger
+    from privfair.ledger.ledger import read_backup
+
+    before = read_backup(backup)[1].ledger
+    with Ledger.restore(backup, location, anchor) as ledger:
+        found = ledger.status()
+    lost = found.ledger != before
+    if as_json:
+        print_json(_status_json(location, found) | {"complete": not lost})
+        return
+    click.echo(f"{location}: {found.entries} entries are back")
+    if lost:
+        click.echo(
+            "Entries after the backup are lost, so:\n"
+            f"- the ledger is now {found.ledger}; manifests signed for {before[:16]} are refused\n"
+            "- runs that were open can't go on; their rounds stay spent\n"
+            "- every budget counts as spent, because lost claims may have used it\n"
+            "Have new manifests signed for the new identity."
+        )
+    else:
+        click.echo("The anchor shows that the backup is complete: nothing is lost.")
+
+
+@command.command("abandon")
+@_location
+@click.option("--manifest", required=True, help="Digest of the claimed manifest, or how it begins.")
+@click.option("--why", required=True, help="Reason, which stays on record.")
+@json_option
+def abandon(location: str, anchor: Path | None, manifest: str, why: str, as_json: bool) -> None:
+    """Give a run up: it can't be resumed, and the rounds it charged stay spent."""
+    from calibrate.errors import InvalidInput
+    from privfair.ledger import Ledger
+
+    with Ledger.open(location, anchor) as ledger:
+        known = [one.manifest_digest for one in ledger.status().manifests]
+        meant = [digest for digest in known if manifest and digest.startswith(manifest)]
+        if len(meant) != 1:
+            raise InvalidInput(
+                "--manifest", manifest, f"fits {len(meant)} claims", "give the digest that `ledger status` shows"
+            )
+        found = ledger.abandon(meant[0], why)
+    if as_json:
+        print_json({"manifest": meant[0], "rounds_charged": found.charged, "state": found.state.value})
+    else:
+        click.echo(f"manifest {meant[0][:12]} is abandoned; {found.charged} of its {found.rounds} rounds stay spent")
+
+
+@command.group("budget", short_help="cap what all claims on a data set may promise together")
+def budget() -> None:
+    """Cap what all claims on a data set may promise together."""
+
+
+@budget.command("set")
+@click.argument("dataset", metavar="DATASET")
+@click.option("--ledger", "location", required=True, metavar="LEDGER", help="Ledger that keeps the budget.")
+@_anchor_option
+@click.option(
+    "--unit", type=click.Choice(["record", "user", "attribute"]), required=True, help="Unit that the budget protects."
+)
+@click.option(
+    "--relation",
+    type=click.Choice(["add-remove", "replace-one"]),
+    default="add-remove",
+    show_default=True,
+    help="How neighbouring data sets differ, for a record or a user.",
+)
+@click.option("--epsilon", type=float, required=True, help="Largest total epsilon.")
+@click.option("--delta", type=float, required=True, help="Largest total delta.")
+@json_option
+def set_budget(
+    dataset: str,
+    location: str,
+    anchor: Path | None,
+    unit: str,
+    relation: str,
+    epsilon: float,
+    delta: float,
+    as_json: bool,
+) -> None:
+    """Set the total for a DATASET, named as its manifests declare it; it is set once and never raised.
+
+    A claim about a coarser unit (user, record) also spends the budgets of finer ones (record, attribute).
+    """
+    from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+    from privfair.ledger import Ledger
+
+    meant = "replace-attribute" if unit == "attribute" else relation
+    with Ledger.open(location, anchor) as ledger:
+        ledger.set_budget(dataset, PrivacyUnit(Protected(unit), Relation(meant)), epsilon, delta)
+        found = [one for one in ledger.status().budgets if one.dataset == dataset]
+    if as_json:
+        print_json([asdict(one) | {"left": one.left} for one in found])
+    else:
+        for one in found:
+            click.echo(f"{dataset}\n  {_spent_text(one)}")

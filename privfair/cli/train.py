@@ -52,6 +52,7 @@ A fair model, one record's sensitive attribute protected: replace the first line
 Commands:
   privfair keys generate --role privacy-officer --out officer.pem
   privfair keys trust --key officer.pem --role privacy-officer --out trust.json
+  privfair ledger init ledger.db
   privfair calibrate plan.toml --out budget.json --key officer.pem
   privfair train plan.toml --manifest budget.json --trust trust.json --ledger ledger.db --out run/
   privfair predict run/ --input new.csv --out predictions.csv
@@ -89,8 +90,13 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 @click.argument("plan", type=_PATH)
 @click.option("--manifest", type=_PATH, required=True, help="The signed budget for this plan and data.")
 @trust_options
-@click.option("--ledger", required=True, metavar="LEDGER", help="File or postgresql+psycopg:// URL to charge.")
-@click.option("--anchor", type=_PATH, help="The ledger's anchor; default: LEDGER.anchor beside a file.")
+@click.option(
+    "--ledger",
+    required=True,
+    metavar="LEDGER",
+    help="Ledger to charge: the file or postgresql+psycopg:// URL of `privfair ledger init`.",
+)
+@click.option("--anchor", type=_PATH, help="Anchor file of the ledger; LEDGER.anchor beside a file unless given.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the run.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 @click.option("--quiet", is_flag=True, help="No progress display.")

@@ -1,6 +1,7 @@
 """The privacy ledger: what was claimed, charged and released, on disk before any noise is drawn.
 
-`Ledger.open(...)`, `ledger.claim(terms)`, `claim.charge_ahead()`, `claim.record_release(...)`.
+`Ledger.create(...)` once, `Ledger.open(...)`, `ledger.claim(terms)`, `claim.charge_ahead()`,
+`claim.record_release(...)`.
 See docs/ledger.md for what it promises and what a crash loses.
 """
 
@@ -20,6 +21,7 @@ from privfair.ledger.entries import (
     RoundsExhausted,
     Unavailable,
     UnknownClaim,
+    WrongLedger,
 )
 from privfair.ledger.ledger import Ledger
 from privfair.ledger.status import ClaimState, DataBudgetStatus, LedgerStatus, ManifestStatus
@@ -53,4 +55,5 @@ __all__ = [
     "RoundsExhausted",
     "Unavailable",
     "UnknownClaim",
+    "WrongLedger",
 ]

@@ -127,6 +127,11 @@ class AnchorFile:
         except OSError as error:
             raise self._unavailable(error) from error
 
+    def set_aside(self) -> None:
+        """Give the place of an anchor free, keeping its file under another name."""
+        if self.path.exists():
+            os.replace(self.path, self.path.with_name(f"{self.path.name}.lost"))
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)

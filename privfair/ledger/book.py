@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import assert_never
 
+from calibrate.compose import Cost, cost_for, exact
+from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.entries import (
     GENESIS,
+    UNIT_OF_TEXT,
     AlreadyClaimed,
     AlreadyReleased,
     BudgetExceeded,
@@ -30,10 +33,12 @@ from privfair.ledger.entries import (
     Opened,
     Refusal,
     Released,
+    Restored,
     Resumed,
     RoundNotHeld,
     RoundsExhausted,
     UnknownClaim,
+    WrongLedger,
     broken,
     read_link,
 )
@@ -52,7 +57,7 @@ class Account:
     releases: int = 0
     released_rounds: set[int] = field(default_factory=set)
     digests: dict[tuple[int, str, str], str] = field(default_factory=dict)
-    closed: Closed | None = None
+    closed: Closed | Restored | None = None
 
     @property
     def remaining(self) -> int:
@@ -64,9 +69,11 @@ class Book:
 
     def __init__(self) -> None:
         self.ledger = ""
+        self.identities: set[str] = set()
         self.hashes: list[str] = [GENESIS.hash]
         self.accounts: dict[str, Account] = {}
-        self.budgets: dict[str, BudgetSet] = {}
+        self.budgets: dict[tuple[str, PrivacyUnit], BudgetSet] = {}
+        self.restored: Restored | None = None
         self._nonces: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
 
@@ -110,7 +117,7 @@ class Book:
             raise broken(entry.seq, "a ledger begins with one opening entry")
         match entry:
             case Opened():
-                self.ledger = entry.ledger
+                self._take_identity(entry.ledger)
             case BudgetSet():
                 self._admit_budget(entry)
             case Claimed():
@@ -123,39 +130,45 @@ class Book:
                 self._admit_releases(entry)
             case Closed():
                 self._admit_close(entry)
+            case Restored():
+                self._admit_restore(entry)
             case _:
                 assert_never(entry)
         self.hashes.append(digest)
 
-    def spent_on(self, data: str) -> tuple[Fraction, Fraction]:
-        """Sum of epsilon and of delta over all claims on one data set, exactly as the decimals were signed.
+    def spent_on(self, dataset: str, unit: PrivacyUnit) -> Cost | None:
+        """What all claims on a data set cost one unit of it, exactly as the decimals were signed.
 
-        Claims that promise nothing are never found beside a budget, see `_admit_budget` and `_check_budget`.
+        None where a claim bounds nothing for the unit: it promises no privacy, or protects a finer unit only.
         """
-        claims = [a.claim for a in self.accounts.values() if a.claim.data == data]
-        return sum((exact(c.epsilon) for c in claims if c.epsilon is not None), Fraction(0)), sum(
-            (exact(c.delta) for c in claims), Fraction(0)
-        )
+        total = Cost(Fraction(0), Fraction(0))
+        for account in self.accounts.values():
+            if account.claim.dataset == dataset:
+                cost = _cost(account.claim, unit)
+                if cost is None:
+                    return None
+                total = Cost(total.epsilon + cost.epsilon, total.delta + cost.delta)
+        return total
 
     def _admit_budget(self, entry: BudgetSet) -> None:
-        subject = f"a budget for data {short(entry.data)}"
-        if entry.data in self.budgets:
+        subject, unit = f"a budget for data set {entry.dataset!r}", UNIT_OF_TEXT[entry.unit]
+        if (entry.dataset, unit) in self.budgets:
             raise BudgetExceeded(
-                subject, "it has one already, which is never raised", "go on with the budget that is set"
+                subject, "it has one for this unit already, which is never raised", "go on with the budget that is set"
             )
-        earlier = [a.claim for a in self.accounts.values() if a.claim.data == entry.data]
-        if any(claim.epsilon is None for claim in earlier):
-            raise BudgetExceeded(
-                subject, "an earlier claim on this data promised no privacy", "no budget can bound what was lost"
-            )
-        units = {claim.unit for claim in earlier}
-        if units - {entry.unit}:
+        if self.restored is not None:
             raise BudgetExceeded(
                 subject,
-                f"an earlier claim protects {', '.join(sorted(units))}, the budget {entry.unit}",
-                "set the budget in the unit of the claims",
+                f"the ledger was restored from a backup in entry {self.restored.seq}, so earlier claims may be missing",
+                "keep data collected since then in a new ledger",
             )
-        self.budgets[entry.data] = entry
+        if self.spent_on(entry.dataset, unit) is None:
+            raise BudgetExceeded(
+                subject,
+                f"an earlier claim on this data set promised nothing for {entry.unit}",
+                "no budget can bound what was lost; set one for a unit that all claims protect",
+            )
+        self.budgets[entry.dataset, unit] = entry
 
     def _admit_claim(self, entry: Claimed, digest: str) -> None:
         subject = f"to claim manifest {short(entry.manifest)}"
@@ -172,39 +185,47 @@ class Book:
             raise AlreadyClaimed(subject, "its token belongs to another claim", "let the ledger make a fresh token")
         if entry.valid_until <= entry.at:
             raise ClaimEnded(subject, f"the manifest expired at {entry.valid_until}", _NEW_MANIFEST)
+        if entry.ledgers and self.ledger not in entry.ledgers:
+            raise WrongLedger(
+                subject,
+                f"it was signed for ledger {' or '.join(map(short, entry.ledgers))}, and this is {short(self.ledger)}",
+                "use the ledger it names, or have it signed for this one",
+            )
         self._check_budget(entry, subject)
         self.accounts[entry.manifest] = Account(entry, Head(entry.seq, digest))
         self._nonces[entry.nonce] = entry.seq
         self._tokens[entry.token] = entry.manifest
 
     def _check_budget(self, entry: Claimed, subject: str) -> None:
-        budget = self.budgets.get(entry.data)
-        if budget is None:
-            return
-        if entry.epsilon is None:
-            raise BudgetExceeded(
-                subject,
-                f"it promises no privacy, and data {short(entry.data)} has a budget of epsilon {budget.epsilon}",
-                "use other data, or a manifest that promises privacy",
-            )
-        if budget.unit != entry.unit:
-            raise BudgetExceeded(
-                subject,
-                f"it protects {entry.unit}, the data set's budget {budget.unit}, which cannot be added up",
-                "have it signed in the budget's unit",
-            )
-        epsilon, delta = self.spent_on(entry.data)
-        for name, spent, asked, most in (
-            ("epsilon", epsilon, entry.epsilon, budget.epsilon),
-            ("delta", delta, entry.delta, budget.delta),
-        ):
-            if spent + exact(asked) > exact(most):
+        for (dataset, unit), budget in self.budgets.items():
+            if dataset != entry.dataset:
+                continue
+            cost, spent = _cost(entry, unit), self.spent_on(dataset, unit)
+            named = f"data set {dataset!r} has a budget for {budget.unit}"
+            if cost is None or spent is None:
+                what = "promises no privacy" if entry.epsilon is None else f"protects {entry.unit}"
                 raise BudgetExceeded(
                     subject,
-                    f"data {short(entry.data)} has {name} budget {most}, earlier claims took {float(spent)} "
-                    f"and this one asks for {asked}",
-                    "ask the privacy officer for a smaller promise; what was claimed is never refunded",
+                    f"it {what}, and {named}, which would bound nothing any more",
+                    "use other data, or a manifest that protects the budget's unit",
                 )
+            if self.restored is not None:
+                raise BudgetExceeded(
+                    subject,
+                    f"{named}, which counts as spent since entry {self.restored.seq} restored a backup",
+                    "have manifests on other data signed",
+                )
+            for name, before, asked, most in (
+                ("epsilon", spent.epsilon, cost.epsilon, budget.epsilon),
+                ("delta", spent.delta, cost.delta, budget.delta),
+            ):
+                if before + asked > exact(most):
+                    raise BudgetExceeded(
+                        subject,
+                        f"{named} of {name} {most}, earlier claims took {float(before):g} and this one asks for "
+                        f"{float(asked):g}",
+                        "ask the privacy officer for a smaller promise; what was claimed is never refunded",
+                    )
 
     def _admit_resume(self, entry: Resumed) -> None:
         account = self._open_account(entry.manifest, "to resume")
@@ -261,6 +282,18 @@ class Book:
         # Only an open claim can release, so only an open claim needs to know what was released already.
         account.digests.clear()
 
+    def _take_identity(self, ledger: str) -> None:
+        self.ledger = ledger
+        self.identities.add(ledger)
+
+    def _admit_restore(self, entry: Restored) -> None:
+        self._take_identity(entry.ledger)
+        self.restored = entry
+        for account in self.accounts.values():
+            if account.closed is None:
+                account.closed = entry
+                account.digests.clear()
+
     def _open_account(self, manifest: str, act: str) -> Account:
         account = self.account(manifest)
         if account.closed is not None:
@@ -298,9 +331,10 @@ def _release_subject(manifest: str, key: tuple[int, str, str]) -> str:
     return f"to release {name!r} of {party!r} in round {number} of manifest {short(manifest)}"
 
 
-def exact(decimal: float) -> Fraction:
-    """The decimal a person signed: ten times 0.1 is 1, not a little more."""
-    return Fraction(repr(decimal))
+def _cost(claim: Claimed, unit: PrivacyUnit) -> Cost | None:
+    if claim.epsilon is None:
+        return None
+    return cost_for(claim.epsilon, claim.delta, UNIT_OF_TEXT[claim.unit], unit)
 
 
 def short(digest: str) -> str:

@@ -144,7 +144,7 @@ class Claim:
 
         def last(book: Book) -> Iterator[Draft]:
             yield from self._unwritten(book)
-            yield self._draft(Closed, transcript=transcript_digest)
+            yield self._draft(Closed, transcript=transcript_digest, abandoned=None)
 
         with self._journal.lock:
             self._journal.append(last)

@@ -1,4 +1,4 @@
-"""The seven kinds of ledger entry, and their one canonical spelling.
+"""The eight kinds of ledger entry, and their one canonical spelling.
 
 An entry is written as canonical JSON (RFC 8785). Reading is strict: no unknown or missing field, no
 other type, and the bytes must be exactly what writing the parsed entry again gives, which also refuses
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from calibrate.compose import UNITS
 from calibrate.errors import LedgerRefused
 from calibrate.privacy_unit import PrivacyUnit
 
@@ -27,6 +28,7 @@ from calibrate.privacy_unit import PrivacyUnit
 #         ├── NotIntact             a row, the chain or the append-only guard was changed
 #         ├── RolledBack            the ledger is older than its anchor, or than what was already seen
 #         ├── AlreadyClaimed        the manifest, or its single-use nonce, was claimed before
+#         ├── WrongLedger           the manifest was signed for another ledger
 #         ├── UnknownClaim          no claim in this ledger belongs to the token
 #         ├── ClaimSuperseded       the claim was resumed elsewhere, or the object crossed a fork
 #         ├── ClaimEnded            the claim is closed, or the manifest has expired
@@ -57,6 +59,10 @@ class RolledBack(Refusal):
 
 class AlreadyClaimed(Refusal):
     """The manifest, or its single-use nonce, was claimed before."""
+
+
+class WrongLedger(Refusal):
+    """The manifest was signed for other ledgers, or there is a ledger already where one is to be made."""
 
 
 class UnknownClaim(Refusal):
@@ -98,6 +104,23 @@ RoundNumber = Annotated[int, Field(ge=0, lt=2**53)]
 Moment = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\z")]
 Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Delta = Annotated[float, Field(ge=0, lt=1)]
+
+
+def unit_text(unit: PrivacyUnit) -> str:
+    """A privacy unit as entries spell it, for example "record by replace-one"."""
+    return f"{unit.protected.value} by {unit.relation.value}"
+
+
+UNIT_OF_TEXT = {unit_text(unit): unit for unit in UNITS}
+
+
+def _known_unit(text: str) -> str:
+    if text not in UNIT_OF_TEXT:
+        raise ValueError("there is no such unit")
+    return text
+
+
+UnitText = Annotated[str, AfterValidator(_known_unit)]
 ReleasedValue = tuple[RoundNumber, Label, Label, Digest]
 
 
@@ -115,22 +138,26 @@ class Opened(_Entry):
     """The first entry: gives the ledger an identity, so that an anchor cannot be mistaken for another's."""
 
     kind: Literal["open"] = "open"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     ledger: Digest
 
 
 class BudgetSet(_Entry):
-    """The most that all claims on one data set may add up to, by basic composition."""
+    """The most that all claims on one data set may add up to for one unit, by basic composition."""
 
     kind: Literal["budget"] = "budget"
-    data: Digest
-    unit: Label
+    dataset: Label
+    unit: UnitText
     epsilon: Epsilon
     delta: Delta
 
 
 class Claimed(_Entry):
-    """A manifest is taken into use, once; `token` is the digest of the claimer's secret."""
+    """A manifest is taken into use, once; `token` is the digest of the claimer's secret.
+
+    `dataset` is the declared identity of the data, by which budgets are kept; `data` the digest of names and sizes.
+    `ledgers` are those that the manifest was signed for.
+    """
 
     kind: Literal["claim"] = "claim"
     manifest: Digest
@@ -139,8 +166,12 @@ class Claimed(_Entry):
     rounds: Count
     epsilon: Epsilon | None
     delta: Delta
+    dataset: Label
     data: Digest
-    unit: Label
+    unit: UnitText
+    ledgers: tuple[Digest, ...]
+    purpose: Annotated[str, Field(max_length=200)]
+    signers: tuple[Label, ...]
     valid_until: Moment
     claimant: Label
     token: Digest
@@ -175,15 +206,30 @@ class Released(_Entry):
 
 
 class Closed(_Entry):
-    """The claim is over; `transcript` is the final digest of what an observer saw, where one was kept."""
+    """The claim is over; `transcript` is the final digest of what an observer saw, where one was kept.
+
+    `abandoned` says why, where a run was given up; its rounds stay spent.
+    """
 
     kind: Literal["close"] = "close"
     manifest: Digest
     session: Count
     transcript: Digest | None
+    abandoned: Label | None
 
 
-Entry = Opened | BudgetSet | Claimed | Resumed | Charged | Released | Closed
+class Restored(_Entry):
+    """The entries up to here come from a backup, and nobody knows what followed them.
+
+    So the ledger gets a new identity, which no manifest was signed for, open claims are over, and every budget counts
+    as spent.
+    """
+
+    kind: Literal["restore"] = "restore"
+    ledger: Digest
+
+
+Entry = Opened | BudgetSet | Claimed | Resumed | Charged | Released | Closed | Restored
 _ADAPTER: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
 
 
@@ -220,11 +266,6 @@ def decode(body: str) -> Entry:
 def stored_bytes(body: str) -> bytes:
     """The bytes behind a stored text, also where somebody stored bytes that are not UTF-8."""
     return body.encode("utf-8", "surrogateescape")
-
-
-def unit_text(unit: PrivacyUnit) -> str:
-    """A privacy unit as entries spell it, for example "record by replace-one"."""
-    return f"{unit.protected.value} by {unit.relation.value}"
 
 
 # The hash chain: each entry's canonical text contains its number and the digest of the one before.
@@ -277,6 +318,13 @@ def read_link(row: Link, after: Head) -> Entry:
     try:
         entry = decode(row.body)
     except UnreadableEntry as error:
+        if row.seq == 1 and '"version":1' in row.body:
+            raise Unavailable(
+                "this ledger",
+                "it was made by version 1 of the format, which kept no data set's identity",
+                "make a new one with `privfair ledger init` and have new manifests signed for it; what was claimed "
+                "in this one is spent",
+            ) from error
         raise broken(row.seq, f"its text is not an entry of this version ({error})") from error
     if (entry.seq, entry.prev) != (row.seq, row.prev):
         raise broken(row.seq, "its text was written for another place in the chain")

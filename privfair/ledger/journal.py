@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -18,12 +18,29 @@ from sqlalchemy import Connection
 
 from privfair.ledger.anchor import Anchor, AnchorFile, AnchorState, check_anchor
 from privfair.ledger.book import Book
-from privfair.ledger.entries import ClaimSuperseded, Entry, Head, Link, Opened, RolledBack, Unavailable, decode, link
+from privfair.ledger.entries import (
+    ClaimSuperseded,
+    Entry,
+    Head,
+    Link,
+    Opened,
+    Restored,
+    RolledBack,
+    Unavailable,
+    WrongLedger,
+    decode,
+    link,
+)
 from privfair.ledger.store import Access, Store
 from privfair.ledger.terms import timestamp
 
 Draft = Callable[..., Entry]
 """An entry but for its place in the chain: called with seq, prev and at."""
+
+
+def fresh_identity() -> str:
+    """What tells a ledger from all others."""
+    return secrets.token_hex(32)
 
 
 class Journal:
@@ -39,18 +56,53 @@ class Journal:
         self._seen = self._book.head
         self._process = os.getpid()
 
+    def create(self) -> None:
+        """Make the ledger where there is neither a ledger nor an anchor; one of several at once succeeds."""
+        identity = fresh_identity()
+
+        def first(book: Book) -> tuple[Draft]:
+            if book.head.seq:
+                raise self._occupied()
+            return (partial(Opened, ledger=identity),)
+
+        self._prepare()
+        self.append(first)
+
+    def restore(self, rows: Sequence[Link], complete: bool) -> None:
+        """Make the ledger of a backup's rows; unless it is `complete`, an entry says so and takes the rest back.
+
+        A crash in between leaves a ledger without an anchor, which is refused.
+        """
+        if self.store.exists():
+            raise self._occupied()
+        self.anchor_file.set_aside()
+        self._prepare()
+        with self._forgetting_on_error(), self.store.writing() as connection:
+            self.store.append(connection, rows)
+        identity = fresh_identity()
+        self.append(lambda book: () if complete else (partial(Restored, ledger=identity),))
+        self.move_anchor()
+
+    def _prepare(self) -> None:
+        if not self.store.exists():
+            check_anchor(self.anchor_file.read(), Book())
+            self.store.close()  # a PostgreSQL connection goes on remembering that the table was not there
+            self.store.create_if_absent()
+        self.store.check()
+
+    def _occupied(self) -> WrongLedger:
+        return WrongLedger(
+            self.store.label, "there is a ledger here already, which is never made anew", "choose another place"
+        )
+
     def begin(self) -> None:
-        """Verify the whole ledger and hold it against its anchor; create it where there is neither."""
+        """Verify the whole ledger and hold it against its anchor."""
+        if self._access is Access.WRITE and not self.store.exists():
+            check_anchor(self.anchor_file.read(), Book())
+        self.store.check()
         if self._access is Access.READ:
-            self.store.check()
             self.refresh()
             return
-        anchor = self.anchor_file.read()
-        if anchor is None:
-            self.store.create_if_absent()
-        elif not self.store.exists():
-            check_anchor(anchor, Book())
-        self.store.check()
         _, state = self.refresh()
         if state is AnchorState.ABSENT and self._book.head.seq > 1:
             raise RolledBack(
@@ -59,8 +111,9 @@ class Journal:
                 "put the anchor back, or adopt the ledger with an end that was noted elsewhere",
             )
         if self._book.head.seq == 0:
-            identity = secrets.token_hex(32)
-            self.append(lambda book: () if book.head.seq else (partial(Opened, ledger=identity),))
+            raise Unavailable(
+                self.store.label, "it is empty: making it was interrupted", "make it with `privfair ledger init`"
+            )
         self.move_anchor()
 
     def append(self, plan: Callable[[Book], Iterable[Draft]]) -> Book:

@@ -13,25 +13,31 @@ from sqlalchemy.exc import ArgumentError
 
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit
-from privfair.ledger.anchor import Anchor, AnchorFile
+from privfair.ledger.anchor import Anchor, AnchorFile, check_anchor, write_new_file
 from privfair.ledger.book import Book
 from privfair.ledger.claim import Claim
-from privfair.ledger.entries import BudgetSet, Claimed, Head, Released, Resumed, unit_text
+from privfair.ledger.entries import (
+    BudgetSet,
+    Claimed,
+    Closed,
+    Head,
+    Link,
+    NotIntact,
+    Released,
+    Resumed,
+    Unavailable,
+    UnreadableEntry,
+    decode,
+    encode,
+    link,
+    unit_text,
+)
 from privfair.ledger.journal import Draft, Journal
 from privfair.ledger.postgres import PostgresTable
 from privfair.ledger.sqlite import SqliteFile
 from privfair.ledger.status import LedgerStatus, ManifestStatus, describe, describe_manifest
 from privfair.ledger.store import Access, Backend, Store
-from privfair.ledger.terms import (
-    ClaimToken,
-    ManifestTerms,
-    Release,
-    claimant_here,
-    digest_text,
-    label,
-    promise,
-    timestamp,
-)
+from privfair.ledger.terms import ClaimToken, ManifestTerms, Release, claimant_here, label, promise, timestamp
 
 # From what the user wrote to a database: a file path, or a PostgreSQL URL.
 
@@ -41,6 +47,8 @@ _DRIVER = "postgresql+psycopg"
 def backend_for(location: str | Path, access: Access) -> Backend:
     """The database behind a location."""
     if not _is_url(location):
+        if not Path(location).name:
+            raise _bad_location(location)
         return SqliteFile(Path(location), access)
     try:
         url = make_url(str(location))
@@ -75,6 +83,24 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+def read_backup(path: Path) -> tuple[tuple[Link, ...], Book]:
+    """The rows of a backup and what they add up to, verified by all rules."""
+    try:
+        lines = Path(path).read_text("utf-8", errors="surrogateescape").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise InvalidInput("backup", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    rows, book = [], Book()
+    for line in filter(None, lines):
+        try:
+            rows.append(link(decode(line)))
+        except UnreadableEntry as error:
+            raise NotIntact(f"backup {path}", f"line {len(rows) + 1} is not an entry", "use another copy") from error
+        book.replay(rows[-1])
+    if not rows:
+        raise NotIntact(f"backup {path}", "it is empty", "use another copy")
+    return tuple(rows), book
+
+
 class Ledger:
     """One open ledger. Safe for several threads; each process opens its own.
 
@@ -96,17 +122,56 @@ class Ledger:
         access: Access = Access.WRITE,
         now: Callable[[], datetime] = _utc_now,
     ) -> Ledger:
-        """Open the ledger at a file path or a PostgreSQL URL, verify all of it, and check it by its anchor.
+        """Open the ledger that was made at a file path or a PostgreSQL URL, verify all of it, and check its anchor.
 
         Without `anchor`, a file's anchor is `<file>.anchor` beside it; a PostgreSQL ledger that is to be
         written needs one to be named. A ledger that is to be written and whose anchor is missing is
         refused: `Ledger.adopt` is the way to give it a new one.
         """
+        return cls._with_journal(location, anchor, access, now, Journal.begin)
+
+    @classmethod
+    def create(cls, location: str | Path, anchor: Path | None = None, now: Callable[[], datetime] = _utc_now) -> Ledger:
+        """Make a ledger, with an identity of its own, where there is none; the only way in which one comes to be."""
+        return cls._with_journal(location, anchor, Access.WRITE, now, Journal.create)
+
+    @classmethod
+    def restore(
+        cls, backup: Path, location: str | Path, anchor: Path | None = None, now: Callable[[], datetime] = _utc_now
+    ) -> Ledger:
+        """Make a ledger of a backup, at a place that has none.
+
+        Where the anchor file is still there and says that the backup ends where the ledger ended, nothing is lost and
+        the ledger goes on. Otherwise nobody knows which claims and charges came after the backup. Then, so that no
+        promise can be broken: the ledger gets a new identity, so that manifests signed for the old one are refused;
+        claims that were open are over; every budget of a data set counts as spent. The old anchor is kept beside the
+        new one with `.lost` at its end.
+        """
+        rows, book = read_backup(backup)
+        path = default_anchor(location, Access.WRITE) if anchor is None else Path(anchor)
+        assert path is not None
+        found = AnchorFile(path).read()
+        if found is not None and found.ledger not in book.identities:
+            check_anchor(found, book)
+        complete = found is not None and found.head == book.head
+        return cls._with_journal(
+            location, path, Access.WRITE, now, lambda journal: journal.restore(rows, complete=complete)
+        )
+
+    @classmethod
+    def _with_journal(
+        cls,
+        location: str | Path,
+        anchor: Path | None,
+        access: Access,
+        now: Callable[[], datetime],
+        begin: Callable[[Journal], None],
+    ) -> Ledger:
         store = Store(backend_for(location, access))
-        path = default_anchor(location, access) if anchor is None else Path(anchor)
-        journal = Journal(store, None if path is None else AnchorFile(path), access, now)
         try:
-            journal.begin()
+            path = default_anchor(location, access) if anchor is None else Path(anchor)
+            journal = Journal(store, None if path is None else AnchorFile(path), access, now)
+            begin(journal)
         except BaseException:
             store.close()
             raise
@@ -138,8 +203,12 @@ class Ledger:
             rounds=int(terms.rounds),
             epsilon=None if terms.epsilon is None else float(terms.epsilon),
             delta=float(terms.delta),
+            dataset=terms.dataset,
             data=terms.data_digest,
             unit=unit_text(terms.unit),
+            ledgers=tuple(terms.ledgers),
+            purpose=" ".join(terms.purpose.split())[:200],
+            signers=tuple(terms.signers),
             valid_until=timestamp(terms.valid_until),
             claimant=label("claimant", claimant_here() if claimant is None else claimant),
             token=token.digest,
@@ -161,22 +230,53 @@ class Ledger:
             book = self._journal.append(next_session)
             return Claim(self._journal, token, book.ledger, book.account_of_token(token.digest))
 
-    def set_budget(self, data_digest: str, unit: PrivacyUnit, epsilon: float, delta: float) -> None:
-        """Cap what all claims on one data set may promise together; set once, never raised.
+    def set_budget(self, dataset: str, unit: PrivacyUnit, epsilon: float, delta: float) -> None:
+        """Cap what all claims on one data set may promise together for one unit; set once, never raised.
 
-        Guarantee: the claims on `data_digest` together are (epsilon, delta)-DP for `unit`, by basic
-        composition with adaptively chosen parameters (docs/ledger.md), as long as each manifest's own
-        promise holds and the same people's data does not appear under another digest or ledger.
+        Guarantee: the claims on `dataset` together are (epsilon, delta)-DP for `unit`, by basic composition with
+        adaptively chosen parameters (docs/ledger.md), as long as each manifest's own promise holds and the same
+        people's data does not appear under another name or in another ledger.
         """
         promise(epsilon, delta)
         draft = partial(
             BudgetSet,
-            data=digest_text("data_digest", data_digest),
+            dataset=label("data set", dataset),
             unit=unit_text(unit),
             epsilon=float(epsilon),
             delta=float(delta),
         )
         self._journal.append(lambda book: (draft,))
+
+    def abandon(self, manifest_digest: str, why: str) -> ManifestStatus:
+        """Give a run up: its claim is over, its rounds stay spent, and `why` stays on record."""
+        reason = label("why", why)
+
+        def last(book: Book) -> tuple[Draft]:
+            session = book.account(manifest_digest).session
+            return (partial(Closed, manifest=manifest_digest, session=session, transcript=None, abandoned=reason),)
+
+        with self._journal.lock:
+            return describe_manifest(self._journal.append(last).account(manifest_digest))
+
+    def backup(self, out: Path) -> Anchor:
+        """Write every entry to a new file, one per line, and return the end that the backup has."""
+        with self._journal.lock:
+            lines = [encode(entry) for entry in self._journal.entries()]
+            found = self.anchor()
+        if len(lines) != found.head.seq:
+            raise Unavailable(self._journal.store.label, "it grew while it was copied", "make the backup again")
+        try:
+            write_new_file(Path(out), "".join(f"{line}\n" for line in lines).encode("utf-8"), mode=0o600)
+        except OSError as error:
+            raise InvalidInput(
+                "--out", str(out), f"cannot be written ({error.strerror})", "name a new file in an existing folder"
+            ) from error
+        return found
+
+    @property
+    def identity(self) -> str:
+        """What manifests name, to say that they are for this ledger and no other."""
+        return self.anchor().ledger
 
     def status(self) -> LedgerStatus:
         """Rounds signed, charged and released, for each manifest, as of now."""

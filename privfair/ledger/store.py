@@ -24,7 +24,7 @@ _ROWS = Table(
 
 
 class Access(Enum):
-    """WRITE creates the ledger where there is none; READ adds nothing, not even to the anchor."""
+    """READ adds nothing, not even to the anchor."""
 
     WRITE = "write"
     READ = "read"
@@ -107,7 +107,7 @@ class Store:
         """Refuse a place without a ledger, or whose ledger has lost its guard or its durability."""
         if not self.exists():
             raise Unavailable(
-                self.label, "there is no ledger here", "check the place; opening it for writing creates one"
+                self.label, "there is no ledger here", "check the place, or make one with `privfair ledger init`"
             )
         with self.reading() as connection:
             self._backend.check(connection)
@@ -119,6 +119,8 @@ class Store:
             yield Link(seq, prev, digest, body)
 
     def append(self, connection: Connection, links: Sequence[Link]) -> None:
+        if not links:
+            return
         rows = [{"seq": n.seq, "prev": n.prev, "hash": n.hash, "body": n.body} for n in links]
         connection.execute(insert(_ROWS), rows)
 

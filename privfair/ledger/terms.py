@@ -38,8 +38,9 @@ class ManifestTerms:
     """The part of a verified manifest that the ledger enforces; digests are SHA-256 in lower-case hex.
 
     `epsilon` and `delta` are the promise for all `rounds` together; an `epsilon` of None promises nothing
-    finite, and is refused on data that has a budget. `data_digest` names the data the promise is about, `unit`
-    whom it protects; claims are only added up where both agree.
+    finite, and is refused on data that has a budget. `dataset` is the declared identity of the data the promise is
+    about and `unit` whom it protects: claims on one data set are added up. `data_digest` is that of the silos' names
+    and sizes. `ledgers` are the identities of the ledgers it was signed for; every other one refuses it.
     """
 
     manifest_digest: str
@@ -48,15 +49,24 @@ class ManifestTerms:
     rounds: int
     epsilon: float | None
     delta: float
+    dataset: str
     data_digest: str
     valid_until: datetime
     unit: PrivacyUnit
+    ledgers: tuple[str, ...] = ()
+    purpose: str = ""
+    signers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         digest_text("manifest_digest", self.manifest_digest)
         digest_text("envelope_digest", self.envelope_digest)
         digest_text("data_digest", self.data_digest)
         label("nonce", self.nonce)
+        label("dataset", self.dataset)
+        for ledger in self.ledgers:
+            digest_text("ledgers", ledger)
+        for signer in self.signers:
+            label("signers", signer)
         count("rounds", self.rounds)
         promise(1.0 if self.epsilon is None else self.epsilon, self.delta)
         if self.valid_until.tzinfo is None:

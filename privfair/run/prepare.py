@@ -118,9 +118,12 @@ def claim_terms(manifest: VerifiedManifest) -> ManifestTerms:
         rounds=document.rounds,
         epsilon=promise.epsilon,
         delta=promise.delta,
+        dataset=f"data {document.data.digest()[:16]}",
         data_digest=document.data.digest(),
         valid_until=document.validity.not_after,
         unit=promise.unit,
+        purpose=document.justification,
+        signers=tuple(f"{one.role.value} {one.key_id[:16]}" for one in manifest.signatures),
     )
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import Ledger, ManifestTerms
 from privfair.transcript import Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
+from tests.privfair.ledgers import DATASET, open_ledger
 
 ROUNDS = 1200
 PARTIES = ("silo a", "silo b", "silo c")
@@ -41,6 +42,7 @@ def terms(name: str) -> ManifestTerms:
         rounds=ROUNDS,
         epsilon=1.0,
         delta=1e-5,
+        dataset=DATASET,
         data_digest=hashlib.sha256(b"data").hexdigest(),
         valid_until=datetime.now(UTC) + timedelta(days=1),
         unit=PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE),
@@ -102,7 +104,7 @@ def row(name: str, times: list[float], against: float) -> str:
 
 
 def measure(folder: Path, repeats: int, blocks: tuple[int, ...], location: str | None) -> None:
-    ledger = Ledger.open(location or folder / "ledger.db", folder / "anchor")
+    ledger = open_ledger(location or folder / "ledger.db", folder / "anchor")
     times: dict[str, list[float]] = {"peer, one commit a round": []}
     for _ in range(repeats):
         times["peer, one commit a round"].append(seconds(lambda: peer(folder)))
@@ -121,16 +123,16 @@ def measure_reading(folder: Path, runs: int = 20) -> None:
     print(f"\n| history of runs | entries | file, MB | open, s |\n{'| ---: ' * 4}|")
     place = folder / "history.db"
     for number in range(1, runs + 1):
-        with Ledger.open(place) as ledger:
+        with open_ledger(place) as ledger:
             run(ledger, folder, 32)
         if number in (1, 5, runs):
-            opened = statistics.median(seconds(lambda: Ledger.open(place).close()) for _ in range(3))
-            with Ledger.open(place) as ledger:
+            opened = statistics.median(seconds(lambda: open_ledger(place).close()) for _ in range(3))
+            with open_ledger(place) as ledger:
                 entries = ledger.status().entries
             print(f"| {number} | {entries} | {place.stat().st_size / 1e6:.1f} | {opened:.2f} |")
     newest = max(folder.glob("?" * 16), key=lambda path: path.stat().st_mtime)
     read = seconds(lambda: Transcript.read(newest).arrays())
-    with Ledger.open(place) as ledger:
+    with open_ledger(place) as ledger:
         check = seconds(lambda: Transcript.read(newest).verify_against(ledger))
     size = newest.stat().st_size / 1e6
     print(f"\nTranscript of one run: {size:.1f} MB; read {read:.2f} s; verify against the ledger {check:.2f} s")

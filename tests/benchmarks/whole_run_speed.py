@@ -19,6 +19,7 @@ import torch
 
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate
+from privfair.ledger import Ledger
 from privfair.plan.file import read_plan_file
 from privfair.plan.issue import Issuing, promise
 from privfair.run.prepare import PreparedRun
@@ -59,6 +60,7 @@ def main() -> int:
         trust.write_bytes(trusting(key).to_bytes())
         file = read_plan_file(plan)
         budget.write_bytes(issue(promise(file, file.target(), Issuing())[1], key))
+        Ledger.create(folder / "ledger.db").close()
         wall, processor = time.perf_counter(), time.process_time()
         result = train(plan, manifest=budget, trust=trust, ledger=folder / "ledger.db", out=folder / "run")
         wall, processor = time.perf_counter() - wall, time.process_time() - processor

@@ -20,11 +20,11 @@ from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.local_party import LocalParties, PartySetup, require_declared
 from privfair.gate import open_gate
-from privfair.ledger import Ledger
 from privfair.run.prepare import claim_terms
 from privfair.run.replay import FIRST_SESSION, replay
 from privfair.transcript import Transcript
 from tests.contracts.algorithm_cases import CASES, MODELS, NETS, ROUNDS, USERS, Case, silo
+from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import OpenGate, document_of, verified
 
 KINDS = ("logistic", *NETS)
@@ -67,7 +67,7 @@ def _units(party: SiloTensors) -> int:
 def _open(case: Case, kind: str, folder: Path, seed: int = 0) -> tuple[Algorithm[Any], OpenGate, LocalParties]:
     algorithm = case.build(MODELS[kind]())
     manifest, place = _manifest(case, kind), folder / "transcript.bin"
-    ledger = Ledger.open(folder / "ledger.db")
+    ledger = open_ledger(folder / "ledger.db")
     claim = ledger.claim(claim_terms(manifest))
     silos = tuple(silo(name, MODELS[kind]()) for name in case.parties)
     setup = PartySetup(manifest, algorithm, silos, None if algorithm.draws else case.samplings[0], seed)

@@ -50,6 +50,7 @@ class Audited:
         role = ("--role", "privacy-officer")
         self.must("keys", "generate", *role, "--out", key)
         self.must("keys", "trust", "--key", key, *role, "--out", trust)
+        self.must("ledger", "init", folder / "ledger.db")
         self.must("calibrate", plan, *how, "--out", folder / "budget.json", "--key", key)
         self.ledger = ("--ledger", folder / "ledger.db")
         chain = ("--manifest", folder / "budget.json", "--trust", trust, *self.ledger)

@@ -40,6 +40,7 @@ def test_the_plan_trains(name: str, at_least: float, tmp_path: Path) -> None:
     budget, signed_by = tmp_path / "budget.json", ("--role", "privacy-officer", "--out")
     assert privfair("keys", "generate", *signed_by, officer).code == 0
     assert privfair("keys", "trust", "--key", officer, *signed_by, trust).code == 0
+    assert privfair("ledger", "init", tmp_path / "ledger.db").code == 0
     calibrated = privfair("calibrate", plan, "--out", budget, "--key", officer, "--json")
     assert calibrated.code == 0, calibrated.err
     files = ("--manifest", budget, "--trust", trust, "--ledger", tmp_path / "ledger.db")

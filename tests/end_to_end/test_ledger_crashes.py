@@ -23,6 +23,7 @@ import pytest
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import Access, Claim, ClaimEnded, ClaimToken, Ledger, ManifestTerms, UnknownClaim
 from privfair.transcript import Ending, Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
+from tests.privfair.ledgers import DATASET, open_ledger
 
 ROUNDS, BLOCK, PARTIES = 60, 8, ("a", "b")
 SPEC = ValueSpec("weights", (20,))
@@ -37,6 +38,7 @@ def terms(number: int) -> ManifestTerms:
         rounds=ROUNDS,
         epsilon=1.0,
         delta=1e-5,
+        dataset=DATASET,
         data_digest=hashlib.sha256(b"data").hexdigest(),
         valid_until=datetime.now(UTC) + timedelta(days=1),
         unit=PrivacyUnit.of(Relation.REPLACE_ONE),
@@ -62,7 +64,7 @@ def claimed(ledger: Ledger, folder: Path, number: int) -> Claim:
 def publish(folder: Path, number: int) -> None:
     """Spend the whole manifest, as far as it goes; every line of this may be the last one of a life."""
     place = folder / f"transcript {number}"
-    with Ledger.open(folder / "ledger.db") as ledger:
+    with open_ledger(folder / "ledger.db") as ledger:
         try:
             claim = claimed(ledger, folder, number)
         except ClaimEnded:
@@ -100,7 +102,7 @@ def let_go(folder: Path, line: str) -> None:
 
 def publish_before_charging(folder: Path, number: int) -> None:
     """The planted bug: a round goes out before its charge, and there is time to be killed in between."""
-    with Ledger.open(folder / "ledger.db") as ledger:
+    with open_ledger(folder / "ledger.db") as ledger:
         claim = claimed(ledger, folder, number)
         let_go(folder, f"{number} {claim.charged} a {'0' * 64}\n")
         signal.pause()

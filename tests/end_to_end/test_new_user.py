@@ -73,6 +73,7 @@ def signed(folder: Path) -> Outcome:
 
 def test_from_three_files_to_predictions(folder: Path) -> None:
     assert signed(folder).code == 0
+    assert privfair("ledger", "init", folder / "ledger.db").code == 0
     words = ("--manifest", folder / "budget.json", "--trust", folder / "trust.json")
     more = ("--ledger", folder / "ledger.db", "--out", folder / "run", "--json")
     outcome = privfair("train", folder / "plan.toml", *words, *more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from privfair.ledger import Ledger
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk
 
@@ -23,7 +24,8 @@ def test_the_report_of_a_plan(tmp_path: Path) -> None:
         assert value["worst_case"] == float(clip)
         assert [one["step"] for one in value["by_step"]] == [0, 1, 2, 3]
         shares[clip] = value["largest_share"]
-        assert not desk.ledger.exists()
+        with Ledger.open(desk.ledger) as ledger:
+            assert not ledger.status().manifests
     assert 0.9 < shares["1.0"] <= 1 + 1e-9
     assert 0 < shares["50.0"] < 0.2
 

@@ -47,6 +47,7 @@ class Office:
         assert self("keys", "generate", "--role", "privacy-officer", "--out", folder / "officer.pem").code == 0
         trust = ("--key", folder / "officer.pem", "--role", "privacy-officer", "--out", folder / "trust.json")
         assert self("keys", "trust", *trust).code == 0
+        assert self("ledger", "init", folder / "ledger.db").code == 0
 
     def __call__(self, *words: object) -> Outcome:
         return privfair(*words)
@@ -304,7 +305,7 @@ def test_the_examples_of_the_help_text_work_as_written(
         plan = head + blocks["With"] + tail
     (tmp_path / "plan.toml").write_text(plan)
     *commands, predicting = blocks["Commands:"].splitlines()
-    assert [command.split()[1] for command in commands] == ["keys", "keys", "calibrate", "train"]
+    assert [command.split()[1] for command in commands] == ["keys", "keys", "ledger", "calibrate", "train"]
     for command in commands:
         done = privfair(*command.split()[1:])
         assert done.code == 0, done.err

@@ -29,7 +29,7 @@ REPLACE_ATTRIBUTE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)
 TINY = 1e-3
 """The pld upper side exceeds the exact value by less than this share on the settings drawn here."""
 
-few = settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 rates = st.floats(0.005, 0.6)
 multipliers = st.floats(0.8, 5.0)

@@ -40,7 +40,7 @@ REPLACE_ONE = PrivacyUnit.of(Relation.REPLACE_ONE)
 REPLACE_ATTRIBUTE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)
 
 some = settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-few = settings(some, max_examples=6)
+few = settings(some, max_examples=4)
 many = settings(some, max_examples=80)
 
 rates = st.floats(-2.5, -0.05).map(lambda x: 10**x)
@@ -85,7 +85,7 @@ def overlap_at_two_precisions(leaf: Leaf, unit: PrivacyUnit, times: int, delta: 
     assert coarse.overlaps(fine)
 
 
-@some
+@few
 @given(leaves(), rounds, deltas)
 @example((Sampled(Poisson(1e-5), Gaussian(0.6)), ADD_REMOVE), 3, 1e-5)
 @example((Sampled(Poisson(0.001), Gaussian(0.84)), ADD_REMOVE), 3000, 1e-6)
@@ -203,6 +203,7 @@ def test_solved_noise_is_safe_and_a_thousandth_less_breaks(
     assert accountant.epsilon_upper(cost, delta) <= epsilon * (1 + 1e-3)
 
 
+@pytest.mark.slow
 @settings(some, max_examples=3)
 @given(st.floats(0.01, 0.3), st.integers(5, 200), st.floats(0.5, 4.0))
 @example(0.01, 1000, 1.0)

@@ -25,7 +25,6 @@ from privfair.ledger import (
     ClaimEnded,
     ClaimState,
     ClaimSuperseded,
-    Ledger,
     ManifestTerms,
     NotIntact,
     RolledBack,
@@ -34,6 +33,7 @@ from privfair.ledger import (
 )
 from privfair.ledger.book import Book
 from privfair.ledger.entries import (
+    UNIT_OF_TEXT,
     Charged,
     Claimed,
     Closed,
@@ -46,6 +46,7 @@ from privfair.ledger.entries import (
     encode,
     link,
 )
+from tests.privfair.ledgers import DATASET, open_ledger
 
 BYTES = hashlib.sha256(b"bytes").hexdigest()
 PARTIES = st.sampled_from(["a", "b"])
@@ -87,7 +88,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.ledger = Ledger.open(self.folder / "ledger.db")
+        self.ledger = open_ledger(self.folder / "ledger.db")
         self.models: dict[str, Model] = {}
 
     @rule(target=sessions, name=MANIFESTS, rounds=st.integers(1, 12))
@@ -99,6 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
             rounds=rounds,
             epsilon=1.0,
             delta=1e-5,
+            dataset=DATASET,
             data_digest=digest("data"),
             valid_until=datetime.now(UTC) + timedelta(days=1),
             unit=PrivacyUnit.of(Relation.REPLACE_ONE),
@@ -181,7 +183,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def open_again(self) -> None:
-        with Ledger.open(self.folder / "ledger.db") as second:
+        with open_ledger(self.folder / "ledger.db") as second:
             assert second.verify() == self.ledger.verify()
 
     @rule()
@@ -195,7 +197,7 @@ class LedgerMachine(RuleBasedStateMachine):
         (self.folder / "ledger.db").write_bytes(self.backup)
         if seq > self.backup_seq:
             with pytest.raises(RolledBack):
-                Ledger.open(self.folder / "ledger.db")
+                open_ledger(self.folder / "ledger.db")
             with pytest.raises(RolledBack):
                 self.ledger.status()
         (self.folder / "ledger.db").write_bytes(newest)
@@ -242,8 +244,12 @@ def history() -> tuple[Link, ...]:
             rounds=9,
             epsilon=1.5,
             delta=1e-5,
+            dataset=DATASET,
             data=digest("d"),
             unit="record by replace-one",
+            ledgers=(digest("ledger"),),
+            purpose="a test",
+            signers=("privacy-officer",),
             valid_until="2031-01-01T00:00:00Z",
             claimant="c",
             token=digest("t"),
@@ -252,7 +258,7 @@ def history() -> tuple[Link, ...]:
         partial(Released, manifest=manifest, session=1, values=((0, "a", "w", BYTES), (3, "b", "w", BYTES))),
         partial(Resumed, manifest=manifest, session=2, claimant="c"),
         partial(Charged, manifest=manifest, session=2, first=4, end=9),
-        partial(Closed, manifest=manifest, session=2, transcript=None),
+        partial(Closed, manifest=manifest, session=2, transcript=None, abandoned=None),
     ]
     links: list[Link] = []
     for seq, draft in enumerate(drafts, start=1):
@@ -358,8 +364,12 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
         rounds=NUMBERS,
         epsilon=st.floats(min_value=1e-300, allow_infinity=False),
         delta=st.floats(min_value=0, max_value=1, exclude_max=True),
+        dataset=LABELS,
         data=DIGESTS,
-        unit=LABELS,
+        unit=st.sampled_from(sorted(UNIT_OF_TEXT)),
+        ledgers=st.lists(DIGESTS, max_size=3).map(tuple),
+        purpose=st.text(st.characters(codec="utf-8"), max_size=50),
+        signers=st.lists(LABELS, max_size=3).map(tuple),
         valid_until=st.just("2031-01-01T00:00:00Z"),
         claimant=LABELS,
         token=DIGESTS,

@@ -259,8 +259,12 @@ def test_two_thousand_tampered_payloads_under_the_old_signatures() -> None:
     assert sum(tamper_with_payloads(2000, seed=12).values()) > 1950
 
 
-def test_two_thousand_tampered_payloads_signed_anew() -> None:
-    assert set(sign_nonsense(2000, seed=13)) >= {step.number for step in Step if 5 <= step.number <= 8}
+@pytest.mark.parametrize(
+    ("number", "steps"), [(400, {5, 7, 8}), pytest.param(2000, {5, 6, 7, 8}, marks=pytest.mark.slow)]
+)
+def test_tampered_payloads_signed_anew(number: int, steps: set[int]) -> None:
+    """Few of them are as rare as a change of the predicate type alone, which step 6 refuses."""
+    assert set(sign_nonsense(number, seed=13)) >= steps
 
 
 def _object_paths(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

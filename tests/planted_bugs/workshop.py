@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from audit.evidence import AuditorsManifest, RunEvidence
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.verify import read_unverified
-from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import prepare_run
 from privfair.run.session import RunSession
 from tests.planted_bugs.fixed_randomness import fixed_randomness
+from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import GAUSSIAN, Desk
 
 _DATA = """[data]
@@ -133,6 +133,6 @@ class Workshop:
         if updates is not None:
             prepared = replace(prepared, updates=updates)
         folder = RunFolder.create(place / "run")
-        with Ledger.open(place / "ledger.db") as ledger, folder.locked():
+        with open_ledger(place / "ledger.db") as ledger, folder.locked():
             RunSession(prepared, folder, ledger).begin()
         return Trained(folder.path, plan, place / "ledger.db")

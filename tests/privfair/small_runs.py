@@ -26,6 +26,7 @@ from privfair.run.prepare import claim_terms
 from privfair.run.session import Progress
 from privfair.training import TrainingResult, train
 from privfair.transcript import ValueSpec
+from tests.privfair.ledgers import open_ledger
 
 SCHEMA = """
 version = 1
@@ -128,6 +129,7 @@ class Desk:
         key = generate()
         save(key, Role.PRIVACY_OFFICER, desk.key)
         desk.trust.write_bytes(trusting(key).to_bytes())
+        open_ledger(desk.ledger).close()
         return desk
 
     @property
@@ -223,7 +225,7 @@ def gate_for(document: BudgetDocument, folder: Path, shapes: dict[str, tuple[int
     """Claim the document's manifest in a fresh ledger and open its gate."""
     manifest = verified(document)
     folder.mkdir(exist_ok=True)
-    ledger = Ledger.open(folder / "ledger.db")
+    ledger = open_ledger(folder / "ledger.db")
     claim = ledger.claim(claim_terms(manifest))
     values = tuple(ValueSpec(name, shape) for name, shape in shapes.items())
     place = folder / "transcript.bin"

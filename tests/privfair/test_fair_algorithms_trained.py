@@ -10,6 +10,7 @@ import pytest
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from privfair.contribution import BoundedContribution, Published
 from privfair.gate import Gate
+from privfair.ledger import Ledger
 from privfair.run.replay import read_sessions, replay
 from privfair.run.session import Progress
 from privfair.training import RunStopped, prepare
@@ -212,7 +213,8 @@ def test_a_private_run_that_cannot_be_private_spends_nothing(
     budget = desk.budget()
     with pytest.raises(error, match=says):
         desk.train(budget)
-    assert not desk.ledger.exists()
+    with Ledger.open(desk.ledger) as ledger:
+        assert not ledger.status().manifests
 
 
 @pytest.mark.parametrize(

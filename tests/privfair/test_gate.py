@@ -18,6 +18,7 @@ from calibrate.privacy_unit import EpsilonDelta
 from privfair.contribution import BoundedContribution
 from privfair.noise import UnsafeNoiseWarning
 from privfair.transcript import Transcript, TranscriptRefused
+from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import OpenGate, document_of, gate_for
 
 SHAPES = {"value_1": (4,), "plain": (2,)}
@@ -199,14 +200,13 @@ def test_a_resumed_gate_goes_on_with_fresh_rounds_and_remembers_what_was_publish
     document: BudgetDocument, tmp_path: Path
 ) -> None:
     from privfair.gate import open_gate
-    from privfair.ledger import Ledger
     from privfair.run.prepare import claim_terms
     from privfair.transcript import ValueSpec
     from tests.privfair.small_runs import verified
 
     manifest = verified(document)
     specs = tuple(ValueSpec(name, shape) for name, shape in SHAPES.items())
-    with Ledger.open(tmp_path / "ledger.db") as ledger:
+    with open_ledger(tmp_path / "ledger.db") as ledger:
         claim = ledger.claim(claim_terms(manifest))
         gate = open_gate(manifest, claim, tmp_path / "transcript.bin", specs, block=2)
         gate.next_round()

@@ -12,6 +12,7 @@ import pytest
 
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import Access, AnchorState, Claim, Head, Ledger, ManifestTerms, RolledBack, Unavailable
+from tests.privfair.ledgers import DATASET, open_ledger
 
 
 def terms(name: str = "m") -> ManifestTerms:
@@ -22,6 +23,7 @@ def terms(name: str = "m") -> ManifestTerms:
         rounds=10,
         epsilon=1.5,
         delta=1e-5,
+        dataset=DATASET,
         data_digest=hashlib.sha256(b"data").hexdigest(),
         valid_until=datetime.now(UTC) + timedelta(days=1),
         unit=PrivacyUnit.of(Relation.REPLACE_ONE),
@@ -35,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def claim(path: Path) -> Claim:
-    return Ledger.open(path).claim(terms())
+    return open_ledger(path).claim(terms())
 
 
 def anchor_of(path: Path) -> Path:
@@ -65,7 +67,7 @@ def test_a_running_process_notices_that_the_rows_went_back(path: Path, claim: Cl
 
 
 def test_reading_everything_again_does_not_forget_what_was_seen(path: Path) -> None:
-    ledger = Ledger.open(path)
+    ledger = open_ledger(path)
     claim = ledger.claim(terms())
     old, old_anchor = path.read_bytes(), anchor_of(path).read_bytes()
     claim.charge(2)
@@ -91,7 +93,7 @@ def test_a_deleted_ledger_is_not_silently_begun_anew(path: Path, claim: Claim) -
     claim.charge(10)
     path.unlink()
     with pytest.raises(RolledBack, match="it is empty, but its anchor knows 3 entries"):
-        Ledger.open(path)
+        open_ledger(path)
     assert not path.exists()
 
 
@@ -103,7 +105,7 @@ def test_a_crash_between_commit_and_anchor_is_fine(path: Path, claim: Claim) -> 
     with Ledger.open(path, access=Access.READ) as reader:
         assert reader.status().anchor is AnchorState.BEHIND
     assert anchor_of(path).read_bytes() == before
-    with Ledger.open(path) as ledger:
+    with open_ledger(path) as ledger:
         assert ledger.status().anchor is AnchorState.CURRENT
     assert anchor_of(path).read_bytes() == after
 
@@ -123,7 +125,7 @@ def test_a_late_anchor_writer_does_not_move_it_back(path: Path, claim: Claim) ->
 def test_a_missing_anchor_stops_writing_but_not_reading(path: Path, claim: Claim) -> None:
     anchor_of(path).unlink()
     with pytest.raises(RolledBack, match=r"2 entries but its anchor .* is missing"):
-        Ledger.open(path)
+        open_ledger(path)
     with Ledger.open(path, access=Access.READ) as reader:
         assert reader.status().anchor is AnchorState.ABSENT
         reader.verify()
@@ -144,16 +146,16 @@ def test_a_ledger_is_adopted_only_with_an_end_it_had(path: Path, claim: Claim, t
 
 def test_anchors_are_not_mixed_up(path: Path, claim: Claim, tmp_path: Path) -> None:
     other = tmp_path / "other.db"
-    Ledger.open(other).close()
+    Ledger.create(other).close()
     with pytest.raises(RolledBack, match="the anchor belongs to"):
-        Ledger.open(path, tmp_path / "other.db.anchor")
+        open_ledger(path, tmp_path / "other.db.anchor")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b"\xff", b'{"version":2}'])
 def test_a_file_that_is_no_anchor_is_refused(path: Path, claim: Claim, content: bytes) -> None:
     anchor_of(path).write_bytes(content)
     with pytest.raises(RolledBack, match="not an anchor"):
-        Ledger.open(path)
+        open_ledger(path)
 
 
 def test_an_anchor_that_cannot_be_written_grants_nothing(path: Path, claim: Claim, tmp_path: Path) -> None:
@@ -171,20 +173,20 @@ def test_an_anchor_that_cannot_be_written_grants_nothing(path: Path, claim: Clai
     anchor_of(path).rmdir()
     hidden.rename(anchor_of(path))
     assert claim.charge(2) == range(3, 5)
-    assert len(Ledger.open(path).releases(claim.manifest)) == 1
+    assert len(open_ledger(path).releases(claim.manifest)) == 1
 
 
 def test_a_creation_cut_short_before_the_anchor_is_completed(path: Path) -> None:
-    Ledger.open(path).close()
+    open_ledger(path).close()
     anchor_of(path).unlink()
-    with Ledger.open(path) as ledger:
+    with open_ledger(path) as ledger:
         assert ledger.status().entries == 1
     assert anchor_of(path).exists()
 
 
 def test_an_anchor_may_live_in_another_folder(path: Path, tmp_path: Path) -> None:
     (tmp_path / "usb").mkdir()
-    with Ledger.open(path, tmp_path / "usb" / "anchor.json") as ledger:
+    with open_ledger(path, tmp_path / "usb" / "anchor.json") as ledger:
         ledger.claim(terms()).charge(1)
     assert not anchor_of(path).exists()
-    Ledger.open(path, tmp_path / "usb" / "anchor.json").verify()
+    open_ledger(path, tmp_path / "usb" / "anchor.json").verify()

@@ -10,9 +10,21 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import BudgetExceeded, Ledger, ManifestTerms
+from privfair.ledger import (
+    BudgetExceeded,
+    ClaimEnded,
+    ClaimState,
+    Ledger,
+    ManifestTerms,
+    NotIntact,
+    RolledBack,
+    Unavailable,
+    WrongLedger,
+)
+from tests.privfair.ledgers import DATASET, LEDGER, new_ledger, open_ledger
 
 UNIT = PrivacyUnit.of(Relation.REPLACE_ONE)
+ATTRIBUTE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)
 DATA = hashlib.sha256(b"data").hexdigest()
 
 
@@ -24,6 +36,7 @@ def terms(name: str = "m", **changes: object) -> ManifestTerms:
         "rounds": 10,
         "epsilon": 1.0,
         "delta": 1e-5,
+        "dataset": DATASET,
         "data_digest": DATA,
         "valid_until": datetime.now(UTC) + timedelta(days=1),
         "unit": UNIT,
@@ -33,40 +46,163 @@ def terms(name: str = "m", **changes: object) -> ManifestTerms:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger.open(tmp_path / "ledger.db")
+    return open_ledger(tmp_path / "ledger.db")
 
 
 def test_the_data_sets_budget_adds_decimals_exactly(ledger: Ledger) -> None:
     """Ten claims of 0.1 fit a budget of 1, though ten floats of 0.1 add up to a little less or more."""
-    ledger.set_budget(DATA, UNIT, epsilon=1.0, delta=1e-4)
+    ledger.set_budget(DATASET, UNIT, epsilon=1.0, delta=1e-4)
     for number in range(10):
         ledger.claim(terms(f"m{number}", epsilon=0.1, delta=1e-5))
-    with pytest.raises(BudgetExceeded, match=r"epsilon budget 1\.0, earlier claims took 1\.0"):
+    with pytest.raises(BudgetExceeded, match=r"epsilon 1\.0, earlier claims took 1 and this one asks for 1e-09"):
         ledger.claim(terms("m10", epsilon=1e-9, delta=1e-5))
-    ledger.claim(terms("elsewhere", epsilon=5.0, data_digest="0" * 64))
-    (budget,) = ledger.status().budgets
-    assert (budget.claimed_epsilon, budget.claimed_delta) == (1.0, 1e-4)
+    ledger.claim(terms("elsewhere", epsilon=5.0, dataset="another data set"))
+    budget, elsewhere = ledger.status().budgets
+    assert (budget.claimed_epsilon, budget.claimed_delta, budget.left) == (1.0, 1e-4, 0.0)
+    assert (elsewhere.epsilon, elsewhere.claimed_epsilon, elsewhere.left) == (None, 5.0, None)
+
+
+def test_one_record_fewer_is_the_same_data_set(ledger: Ledger) -> None:
+    """The declared identity is what a budget is kept by, not the digest of names and sizes."""
+    ledger.set_budget(DATASET, UNIT, epsilon=1.0, delta=1e-4)
+    ledger.claim(terms("all records", epsilon=0.75))
+    with pytest.raises(BudgetExceeded):
+        ledger.claim(terms("one record fewer", epsilon=0.75, data_digest="0" * 64))
 
 
 def test_delta_has_a_budget_too(ledger: Ledger) -> None:
-    ledger.set_budget(DATA, UNIT, epsilon=10.0, delta=1e-5)
+    ledger.set_budget(DATASET, UNIT, epsilon=10.0, delta=1e-5)
     ledger.claim(terms("first", delta=1e-5))
-    with pytest.raises(BudgetExceeded, match="delta budget"):
+    with pytest.raises(BudgetExceeded, match="of delta 1e-05"):
         ledger.claim(terms("second", delta=1e-9))
     ledger.claim(terms("pure", delta=0.0))
 
 
-def test_a_budget_is_set_once_counts_what_was_claimed_before_and_needs_one_unit(ledger: Ledger) -> None:
+def test_a_budget_is_set_once_and_counts_what_was_claimed_before(ledger: Ledger) -> None:
     ledger.claim(terms("before", epsilon=0.75))
-    with pytest.raises(BudgetExceeded, match="unit of the claims"):
-        ledger.set_budget(DATA, PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE), 1.0, 1e-4)
-    ledger.set_budget(DATA, UNIT, 1.0, 1e-4)
+    ledger.set_budget(DATASET, UNIT, 1.0, 1e-4)
     with pytest.raises(BudgetExceeded, match="never raised"):
-        ledger.set_budget(DATA, UNIT, 2.0, 1e-4)
+        ledger.set_budget(DATASET, UNIT, 2.0, 1e-4)
     with pytest.raises(BudgetExceeded, match="epsilon"):
         ledger.claim(terms("after", epsilon=0.5))
-    with pytest.raises(BudgetExceeded, match="cannot be added up"):
-        ledger.claim(terms("unit", epsilon=0.1, unit=PrivacyUnit.of(Relation.ADD_REMOVE)))
+
+
+def test_a_release_about_a_record_spends_the_attributes_budget_too(ledger: Ledger) -> None:
+    ledger.set_budget(DATASET, ATTRIBUTE, 1.0, 1e-4)
+    ledger.claim(terms("records", epsilon=0.75))
+    with pytest.raises(BudgetExceeded, match="attribute by replace-attribute of epsilon"):
+        ledger.claim(terms("attributes", epsilon=0.5, unit=ATTRIBUTE))
+    ledger.claim(terms("less", epsilon=0.25, unit=ATTRIBUTE))
+
+
+def test_an_add_remove_promise_counts_twice_where_units_are_replaced(ledger: Ledger) -> None:
+    ledger.set_budget(DATASET, UNIT, 1.0, 1e-4)
+    with pytest.raises(BudgetExceeded, match=r"asks for 1\.2"):
+        ledger.claim(terms("too much", epsilon=0.6, unit=PrivacyUnit.of(Relation.ADD_REMOVE)))
+    ledger.claim(terms("enough", epsilon=0.5, unit=PrivacyUnit.of(Relation.ADD_REMOVE)))
+    assert ledger.status().budgets[0].claimed_epsilon == 1.0
+
+
+def test_a_promise_about_attributes_does_not_fit_a_budget_for_records(ledger: Ledger) -> None:
+    ledger.set_budget(DATASET, UNIT, 1.0, 1e-4)
+    with pytest.raises(BudgetExceeded, match="would bound nothing any more"):
+        ledger.claim(terms("attributes", epsilon=0.1, unit=ATTRIBUTE))
+
+
+def test_every_other_ledger_refuses_a_manifest(tmp_path: Path, ledger: Ledger) -> None:
+    with Ledger.create(tmp_path / "second.db") as second, pytest.raises(WrongLedger, match="signed for ledger 1e1e1e"):
+        second.claim(terms(ledgers=(LEDGER,)))
+    ledger.claim(terms(ledgers=("0" * 64, LEDGER)))
+
+
+def test_opening_makes_no_ledger(tmp_path: Path) -> None:
+    """A typo in a path must not give a budget a second life."""
+    with pytest.raises(Unavailable, match="privfair ledger init"):
+        Ledger.open(tmp_path / "typo.db")
+    assert not list(tmp_path.iterdir())
+    Ledger.create(tmp_path / "ledger.db").close()
+    with pytest.raises(WrongLedger, match="never made anew"):
+        Ledger.create(tmp_path / "ledger.db")
+    (tmp_path / "ledger.db").unlink()
+    with pytest.raises(RolledBack):
+        Ledger.create(tmp_path / "ledger.db")
+
+
+def test_an_abandoned_run_stays_spent_and_says_why(ledger: Ledger) -> None:
+    claim = ledger.claim(terms())
+    claim.charge(4)
+    ledger.abandon(claim.manifest, "the machine is gone")
+    (status,) = ledger.status().manifests
+    assert (status.state, status.charged, status.abandoned) == (ClaimState.ABANDONED, 4, "the machine is gone")
+    with pytest.raises(ClaimEnded):
+        claim.charge(1)
+    with pytest.raises(ClaimEnded):
+        ledger.abandon(claim.manifest, "again")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A backup of a ledger in which one run is open, and a budget is partly spent."""
+    with new_ledger(tmp_path / "first.db") as ledger:
+        ledger.set_budget(DATASET, UNIT, 2.0, 1e-4)
+        ledger.claim(terms("before", ledgers=(LEDGER,))).charge(4)
+        ledger.backup(tmp_path / "backup")
+    return tmp_path / "backup"
+
+
+def test_a_backup_that_is_complete_goes_on(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "first.db").unlink()
+    with Ledger.restore(saved, tmp_path / "first.db") as ledger:
+        assert ledger.identity == LEDGER
+        assert ledger.status().manifests[0].state is ClaimState.OPEN
+        ledger.claim(terms("next", ledgers=(LEDGER,)))
+
+
+@pytest.mark.parametrize("anchor", ["is ahead", "is lost"])
+def test_a_restore_that_may_have_lost_claims_lets_nothing_be_spent_twice(
+    saved: Path, tmp_path: Path, anchor: str
+) -> None:
+    with Ledger.open(tmp_path / "first.db") as ledger:
+        ledger.claim(terms("forgotten", ledgers=(LEDGER,)))
+    (tmp_path / "first.db").unlink()
+    if anchor == "is lost":
+        (tmp_path / "first.db.anchor").unlink()
+    with Ledger.restore(saved, tmp_path / "first.db") as restored:
+        assert restored.identity != LEDGER
+        (status,) = restored.status().manifests
+        assert (status.state, status.charged) == (ClaimState.CLOSED, 4)
+        assert restored.status().budgets[0].left == 0.0
+        with pytest.raises(WrongLedger):
+            restored.claim(terms("forgotten", ledgers=(LEDGER,)))
+        with pytest.raises(BudgetExceeded, match="counts as spent"):
+            restored.claim(terms("new", epsilon=0.1, ledgers=(restored.identity,)))
+        with pytest.raises(BudgetExceeded, match="earlier claims may be missing"):
+            restored.set_budget("another data set", UNIT, 1.0, 1e-5)
+        restored.claim(terms("other data", dataset="another data set", ledgers=(restored.identity,)))
+        restored.verify()
+    with Ledger.open(tmp_path / "first.db") as again:
+        assert again.verify()[0] == 6
+
+
+def test_a_restore_takes_no_place_that_is_taken_and_no_damaged_backup(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(WrongLedger):
+        Ledger.restore(saved, tmp_path / "first.db")
+    lines = saved.read_text().splitlines()
+    for damaged in ([], lines[1:], [lines[0], lines[2]], [lines[0], "{}"], [lines[0].replace("open", "shut")]):
+        other = tmp_path / "damaged"
+        other.write_text("\n".join(damaged))
+        with pytest.raises(NotIntact):
+            Ledger.restore(other, tmp_path / "second.db")
+    assert not (tmp_path / "second.db").exists()
+
+
+def test_a_ledger_of_the_first_format_says_what_to_do(tmp_path: Path) -> None:
+    from privfair.ledger.book import Book
+    from privfair.ledger.entries import Link
+
+    body = f'{{"at":"2026-01-01T00:00:00Z","kind":"open","ledger":"{LEDGER}","prev":"{"0" * 64}","seq":1,"version":1}}'
+    with pytest.raises(Unavailable, match="privfair ledger init"):
+        Book().replay(Link(1, "0" * 64, hashlib.sha256(body.encode()).hexdigest(), body))
 
 
 @pytest.mark.parametrize(
@@ -105,4 +241,4 @@ def test_terms_are_checked_when_made(field: str, value: object) -> None:
 )
 def test_a_place_that_cannot_be_a_ledger_is_refused(location: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
-        Ledger.open(location)
+        open_ledger(location)

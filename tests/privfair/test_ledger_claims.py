@@ -29,6 +29,7 @@ from privfair.ledger import (
     Unavailable,
     UnknownClaim,
 )
+from tests.privfair.ledgers import DATASET, open_ledger
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 UNIT = PrivacyUnit.of(Relation.REPLACE_ONE)
@@ -44,6 +45,7 @@ def terms(name: str = "m", **changes: object) -> ManifestTerms:
         "rounds": 10,
         "epsilon": 1.0,
         "delta": 1e-5,
+        "dataset": DATASET,
         "data_digest": DATA,
         "valid_until": START + timedelta(days=1),
         "unit": UNIT,
@@ -68,7 +70,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(tmp_path: Path, clock: Clock) -> Ledger:
-    return Ledger.open(tmp_path / "ledger.db", now=clock)
+    return open_ledger(tmp_path / "ledger.db", now=clock)
 
 
 def test_a_run_from_claim_to_close_is_all_in_the_status(ledger: Ledger) -> None:
@@ -285,7 +287,7 @@ def test_a_reader_does_not_create_a_ledger(tmp_path: Path) -> None:
 
 
 def test_two_open_ledgers_see_each_others_entries(ledger: Ledger, tmp_path: Path, clock: Clock) -> None:
-    other = Ledger.open(tmp_path / "ledger.db", now=clock)
+    other = open_ledger(tmp_path / "ledger.db", now=clock)
     claim = ledger.claim(terms())
     with pytest.raises(AlreadyClaimed):
         other.claim(terms())

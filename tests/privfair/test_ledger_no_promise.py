@@ -10,7 +10,8 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import BudgetExceeded, Ledger, ManifestTerms
+from privfair.ledger import BudgetExceeded, ManifestTerms
+from tests.privfair.ledgers import DATASET, open_ledger
 
 UNIT = PrivacyUnit.of(Relation.REPLACE_ONE)
 DATA = hashlib.sha256(b"data").hexdigest()
@@ -24,6 +25,7 @@ def terms(name: str, epsilon: float | None) -> ManifestTerms:
         rounds=5,
         epsilon=epsilon,
         delta=1e-5,
+        dataset=DATASET,
         data_digest=DATA,
         valid_until=datetime.now(UTC) + timedelta(days=1),
         unit=UNIT,
@@ -31,28 +33,28 @@ def terms(name: str, epsilon: float | None) -> ManifestTerms:
 
 
 def test_it_is_claimed_charged_and_shown_without_an_epsilon(tmp_path: Path) -> None:
-    with Ledger.open(tmp_path / "ledger.db") as ledger:
+    with open_ledger(tmp_path / "ledger.db") as ledger:
         claim = ledger.claim(terms("baseline", None))
         assert claim.charge(5) == range(5)
-    with Ledger.open(tmp_path / "ledger.db") as again:
+    with open_ledger(tmp_path / "ledger.db") as again:
         (shown,) = again.status().manifests
         assert shown.epsilon is None
         assert shown.charged == 5
 
 
 def test_data_with_a_budget_refuses_it(tmp_path: Path) -> None:
-    with Ledger.open(tmp_path / "ledger.db") as ledger:
-        ledger.set_budget(DATA, UNIT, epsilon=2.0, delta=1e-4)
+    with open_ledger(tmp_path / "ledger.db") as ledger:
+        ledger.set_budget(DATASET, UNIT, epsilon=2.0, delta=1e-4)
         with pytest.raises(BudgetExceeded, match="promises no privacy"):
             ledger.claim(terms("baseline", None))
         ledger.claim(terms("private", 1.0))
 
 
 def test_no_budget_is_set_on_data_that_was_used_without_a_promise(tmp_path: Path) -> None:
-    with Ledger.open(tmp_path / "ledger.db") as ledger:
+    with open_ledger(tmp_path / "ledger.db") as ledger:
         ledger.claim(terms("baseline", None))
-        with pytest.raises(BudgetExceeded, match="promised no privacy"):
-            ledger.set_budget(DATA, UNIT, epsilon=2.0, delta=1e-4)
+        with pytest.raises(BudgetExceeded, match="promised nothing for record by replace-one"):
+            ledger.set_budget(DATASET, UNIT, epsilon=2.0, delta=1e-4)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])

@@ -16,6 +16,7 @@ import rfc8785
 from calibrate.errors import LedgerRefused
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import Access, Ledger, ManifestTerms, NotIntact, RolledBack, Unavailable
+from tests.privfair.ledgers import DATASET, open_ledger
 
 TABLE = "privfair_ledger"
 SECOND = f"(SELECT hash FROM {TABLE} WHERE seq = 2)"
@@ -30,6 +31,7 @@ def terms(name: str = "m") -> ManifestTerms:
         rounds=10,
         epsilon=1.5,
         delta=1e-5,
+        dataset=DATASET,
         data_digest=hashlib.sha256(b"data").hexdigest(),
         valid_until=datetime.now(UTC) + timedelta(days=1),
         unit=PrivacyUnit.of(Relation.REPLACE_ONE),
@@ -40,7 +42,7 @@ def terms(name: str = "m") -> ManifestTerms:
 def path(tmp_path: Path) -> Path:
     """A ledger with an entry of each kind; claim 'm' has 8 of 10 rounds charged and is open."""
     place = tmp_path / "ledger.db"
-    with Ledger.open(place) as ledger:
+    with open_ledger(place) as ledger:
         ledger.set_budget("0" * 64, PrivacyUnit.of(Relation.REPLACE_ONE), 1.0, 1e-5)
         done = ledger.claim(terms("done"))
         done.close()
@@ -129,11 +131,11 @@ def test_an_edit_to_any_column_of_any_row_is_found_and_named(path: Path, column:
             connection.execute(f"UPDATE {TABLE} SET {column} = {new} WHERE seq = ?", (seq,))
         # Moving the last row leaves a chain that is short but whole: the anchor finds that one.
         with pytest.raises((NotIntact, RolledBack), match=r"entry \d+"):
-            Ledger.open(path)
+            open_ledger(path)
 
 
 def test_verify_finds_an_edit_made_while_the_ledger_is_open(path: Path) -> None:
-    ledger = Ledger.open(path)
+    ledger = open_ledger(path)
     entries, head = ledger.verify()
     assert (entries, head) == (len(rows(path)), ledger.anchor().head)
     with surgery(path) as connection:
@@ -198,7 +200,7 @@ def test_a_new_history_with_correct_digests_fails_at_the_anchor(path: Path) -> N
         (lambda h: h[5].update(refund=4), "not an entry"),
         (lambda h: h[5].pop("session"), "not an entry"),
         (lambda h: h[5].update(kind="refund"), "not an entry"),
-        (lambda h: h[0].update(version=2), "not an entry"),
+        (lambda h: h[0].update(version=3), "not an entry"),
         (lambda h: h[4].update(epsilon="1.5"), "not an entry"),
         (lambda h: h[4].update(token=None), "not an entry"),
     ],
@@ -245,12 +247,12 @@ def test_a_file_of_something_else_is_not_written_to(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("these are notes, not a database " * 100)
     with pytest.raises(Unavailable, match="not a database"):
-        Ledger.open(text)
+        open_ledger(text)
     other = tmp_path / "other.db"
     with closing(sqlite3.connect(other)) as connection:
         connection.execute("CREATE TABLE patients (name TEXT)")
     with pytest.raises(NotIntact, match="something else"):
-        Ledger.open(other)
+        open_ledger(other)
 
 
 def test_a_ledger_switched_to_the_write_ahead_log_is_switched_back(path: Path) -> None:
@@ -258,6 +260,6 @@ def test_a_ledger_switched_to_the_write_ahead_log_is_switched_back(path: Path) -
         connection.execute("PRAGMA journal_mode=WAL")
     with pytest.raises(Unavailable, match="journal_mode is 'wal'"):
         Ledger.open(path, access=Access.READ)
-    Ledger.open(path).verify()
+    open_ledger(path).verify()
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)

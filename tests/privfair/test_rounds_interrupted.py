@@ -17,6 +17,7 @@ from privfair.run.folder import RunFolder
 from privfair.run.replay import load_checkpoint, read_sessions, replay
 from privfair.training import prepare
 from privfair.transcript import Ending, Transcript, TranscriptWriter
+from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk
 
 PLAN = FEDSGD.replace("batch-size = 32", 'sampling = "full"').format(rounds=6, more="signed-rounds = 40\nblock = 4")
@@ -85,7 +86,7 @@ def test_a_resumed_run_ends_with_the_model_of_an_uninterrupted_one(
     transcript = Transcript.read(desk.folder / out / "transcript.bin")
     assert len(transcript.keys) == 18, "six steps of three silos, each published once"
     assert transcript.ending is Ending.CLOSED
-    with Ledger.open(desk.ledger) as ledger:
+    with open_ledger(desk.ledger) as ledger:
         assert not transcript.verify_against(ledger).unrecorded
         assert ledger.manifest_status(result.summary["manifest"]["digest"]).releases == 18
     lines = (desk.folder / out / "metrics.jsonl").read_text().splitlines()
@@ -198,6 +199,7 @@ def test_a_run_is_resumed_with_its_own_manifest_plan_and_ledger(desk: Desk, monk
         desk.train(other, "own", resume=True)
     from privfair.training import train
 
+    Ledger.create(desk.folder / "another.db").close()
     with pytest.raises(Refused, match="was begun with the ledger"):
         train(
             desk.plan,

@@ -17,11 +17,11 @@ from scipy import stats
 import privfair
 from calibrate.errors import InvalidInput, ManifestRefused, Refused, UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise
-from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
 from privfair.run.replay import read_sessions, replay
 from privfair.training import prepare
 from privfair.transcript import Transcript
+from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, SCHEMA, Desk, write_silos
 
 
@@ -82,7 +82,7 @@ def test_ledger_transcript_and_receipts_tell_one_story(finished: Desk) -> None:
     run = finished.folder / "run"
     receipts = json.loads((run / "receipts.json").read_text())
     transcript = Transcript.read(run / "transcript.bin")
-    with Ledger.open(finished.ledger) as ledger:
+    with open_ledger(finished.ledger) as ledger:
         assert transcript.verify_against(ledger).recorded == 120
         assert ledger.anchor().ledger == receipts["ledger"]
     assert receipts["releases"] == 120
@@ -157,7 +157,8 @@ def test_one_changed_byte_is_refused_before_anything_is_claimed(tmp_path: Path, 
     with pytest.raises(ManifestRefused):
         desk.train(manifest)
     assert not (tmp_path / "run").exists()
-    assert not desk.ledger.exists()
+    with open_ledger(desk.ledger) as ledger:
+        assert not ledger.status().manifests
 
 
 def test_facts_read_off_private_records_are_refused_at_issuing(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from privfair.transcript import (
     ValueSpec,
     release_digest,
 )
+from tests.privfair.ledgers import DATASET, open_ledger
 
 PARTIES = ("hospital a", "hospital b")
 WEIGHTS = ValueSpec("weights", (3, 4))
@@ -33,7 +34,7 @@ LOSS = ValueSpec("loss", (), FloatFormat.FLOAT32)
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    return Ledger.open(tmp_path / "ledger.db")
+    return open_ledger(tmp_path / "ledger.db")
 
 
 @pytest.fixture
@@ -46,6 +47,7 @@ def claim(ledger: Ledger) -> Claim:
             rounds=10,
             epsilon=1.0,
             delta=1e-5,
+            dataset=DATASET,
             data_digest=hashlib.sha256(b"data").hexdigest(),
             valid_until=datetime.now(UTC) + timedelta(days=1),
             unit=PrivacyUnit.of(Relation.REPLACE_ONE),
