@@ -31,7 +31,11 @@ class Poisson:
 
 @dataclass(frozen=True)
 class FixedSize:
-    """A uniformly random subset of exactly `size` out of `population` units, fresh each round."""
+    """A uniformly random subset of exactly `size` out of `population` units, fresh each round.
+
+    Under add-remove `population` counts the unit in question and may be any lower bound on the number of units of the
+    larger one of two neighbouring data sets: a larger data set samples each unit more rarely.
+    """
 
     population: int
     size: int

@@ -43,7 +43,9 @@ class _SubsampledPair:
 
 @dataclass(frozen=True)
 class SubsampledGaussianPair(_SubsampledPair):
-    """Secret Poisson batch, add-remove: ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2)) **and** its mirror image.
+    """Secret batch, add-remove: ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2)) **and** its mirror image.
+
+    For Poisson batches z is the release's multiplier, for batches of fixed size half of it.
 
     The two directions differ, and a bound must cover both (compose each alone, then take the larger).
     """

@@ -11,7 +11,7 @@ Gaussian            GaussianPair(1/z)       GaussianPair(2/z)          GaussianP
 Laplace             LaplacePair(b)          LaplacePair(b/2)           LaplacePair(b)
 randomised resp.    refused                 RandomizedResponsePair     RandomizedResponsePair
 Poisson, secret     SubsampledGaussianPair  SubsampledReplacePair      refused
-fixed size, secret  refused                 FixedSizeReplacePair(z/2)  refused
+fixed size, secret  Subsampled..Pair(z/2)   FixedSizeReplacePair(z/2)  refused
 shuffled, secret    refused                 refused                    refused
 w/ repl., secret    refused                 refused                    refused
 allocated, secret   RandomAllocationPair    refused                    refused
@@ -148,7 +148,11 @@ def _sampled_pair(sampling: Sampling, release: Gaussian | Laplace | Together, un
                 return SubsampledGaussianPair(rate, z)
             return SubsampledReplacePair(rate, z)
         case FixedSize():
-            return _participation_pair(sampling.rate, mu) if revealed else FixedSizeReplacePair(sampling.rate, 1 / mu)
+            if revealed:
+                return _participation_pair(sampling.rate, mu)
+            # The unit takes the place of another one, so the sum moves by two bounds under either relation.
+            added = unit.relation is Relation.ADD_REMOVE
+            return SubsampledGaussianPair(sampling.rate, z / 2) if added else FixedSizeReplacePair(sampling.rate, z / 2)
         case ShuffledEpochs():
             return GaussianPair(mu)
         case WithReplacement(population, draws):
@@ -165,11 +169,17 @@ def _refuse_unproved(sampling: Sampling, unit: PrivacyUnit) -> None:
     """Raise for each combination of sampling, batch and relation without a proved pair."""
     name = f"{sampling.batch.value} {_name(sampling)} batches x {unit.relation.value}"
     if unit.relation is Relation.ADD_REMOVE:
-        if not isinstance(sampling, Poisson | RandomAllocation):
+        if isinstance(sampling, FixedSize) and sampling.size == sampling.population:
+            raise UnsupportedCombination(
+                name,
+                f"without the unit fewer than {sampling.size} are left to fill a batch",
+                "draw fewer than there are units, or use replace-one",
+            )
+        if not isinstance(sampling, Poisson | RandomAllocation | FixedSize):
             raise UnsupportedCombination(
                 name,
                 "the batches of this sampling depend on the number of units, which add-remove changes",
-                "use replace-one (two bounds), Poisson sampling or random allocation",
+                "use replace-one (two bounds), Poisson or fixed-size sampling, or random allocation",
             )
         if sampling.batch is Batch.REVEALED:
             raise UnsupportedCombination(

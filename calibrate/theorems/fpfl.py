@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from functools import partial
 
-from calibrate.budget import price_plan
+from calibrate.accountants.registry import best_epsilon
 from calibrate.errors import InvalidInput, count, open_unit, positive
-from calibrate.plans.fpfl import STATISTICS, CohortSampling, FpflPlan
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.releases import Gaussian, Repeated, Sampled
+from calibrate.sampling import FixedSize
 from calibrate.theorems.printed import fixed_size_sigma
 from calibrate.theorems.theorem import Parameter, Setting, Theorem
 from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
@@ -19,21 +22,35 @@ _USERS = 16280
 _whole = partial(count, least=1)
 
 
+class Neighbours(Enum):
+    """How neighbouring data sets differ: by one user more, as in the paper's Definition 1, or by another user."""
+
+    ADD_REMOVE = "add-remove"
+    REPLACE_ONE = "replace-one"
+
+
 def _algorithm_1(s: Setting) -> Finding:
-    """sigma by the cited accountant with sensitivity C; the truth by the relation that accountant speaks of."""
+    """sigma by the cited accountant with sensitivity C; the truth under the paper's own relation and the other."""
     users, cohort, rounds = s.whole("users"), s.whole("cohort"), s.whole("rounds")
-    claimed, delta = s.number("epsilon"), s.number("delta")
-    plan = FpflPlan(users, cohort, rounds, 1.0, CohortSampling.FIXED)
-    if cohort == users:
+    claimed, delta, asked = s.number("epsilon"), s.number("delta"), s.choice("relation", Neighbours)
+    if cohort >= users:
         raise InvalidInput("cohort", cohort, "is everybody, so nothing is sampled", "use a smaller cohort")
     sigma = fixed_size_sigma(cohort / users, rounds, claimed, delta, s.whole("largest_order"))
-    true = price_plan(plan, delta, noise_multipliers={STATISTICS: sigma})
+    published = Repeated(Sampled(FixedSize(users, cohort), Gaussian(sigma)), rounds)
+    costs = {
+        each: best_epsilon(published, PrivacyUnit(Protected.USER, Relation(each.value)), delta).interval
+        for each in Neighbours
+    }
+    added, replaced = costs[Neighbours.ADD_REMOVE], costs[Neighbours.REPLACE_ONE]
     why = (
-        f"the cited accountant, told that the sensitivity is C, returns sigma = {sigma:.4g}; but its fixed-size"
-        f" sampling speaks of replacing a user, which moves the clipped sum by 2C, and then the cost lies between"
-        f" {true.lower:.4g} and {true.upper:.4g}, where {claimed:g} is promised"
+        f"the cited accountant, told that the sensitivity is C, returns sigma = {sigma:.4g}; but in a cohort of fixed"
+        " size a user takes another one's place, which moves the clipped sum by 2C; added or removed, a user then costs"
+        f" {added.upper:.5g}, replaced between {replaced.lower:.4g} and {replaced.upper:.4g}; {claimed:g} is promised"
     )
-    return Finding(EpsilonComparison(claimed, true), why, details={"sigma": sigma})
+    details = {"sigma": sigma} | {
+        each.value: {"lower": cost.lower, "upper": cost.upper} for each, cost in costs.items()
+    }
+    return Finding(EpsilonComparison(claimed, costs[asked]), why, details=details)
 
 
 def _gaussian_rdp(s: Setting) -> Finding:
@@ -61,6 +78,7 @@ THEOREMS = (
             Parameter("epsilon", 2.0, "the promised epsilon", positive, ("eps",)),
             Parameter("delta", 1 / _USERS, "the promised delta, 1/K in the paper", open_unit),
             Parameter("largest_order", 64, "Rényi orders 2 .. this are tried", partial(count, least=2)),
+            Parameter("relation", Neighbours.ADD_REMOVE, "how neighbouring data sets differ; the paper's Definition 1"),
         ),
         conditions=(),
         compute=_algorithm_1,

@@ -58,6 +58,15 @@ def test_account_gives_both_sides_for_fixed_cohorts() -> None:
     assert answer["upper"] == pytest.approx(5.13, abs=0.005)
 
 
+def test_account_prices_fixed_cohorts_when_a_user_is_added_or_removed() -> None:
+    words = "account --noise-multiplier 1.41463 --sampling-rate 0.01 --rounds 1000 --delta 1e-5 --json"
+    fixed = privfair(*words.split(), "--sampling", "fixed").json()["epsilon"]
+    halved = words.replace("1.41463", "0.707315")
+    poisson = privfair(*halved.split(), "--sampling", "poisson").json()["epsilon"]
+    assert fixed == pytest.approx(poisson, rel=1e-9)
+    assert fixed["upper"] == pytest.approx(4.48, abs=0.005)
+
+
 def test_account_never_takes_a_rounded_share_for_more_batches_per_epoch_than_there_are() -> None:
     words = "account --noise-multiplier 1 --sampling shuffled --rounds 4 --delta 1e-5 --relation replace-attribute"
     outcome = privfair(*words.split(), "--sampling-rate", "0.3333")
@@ -188,7 +197,11 @@ def test_plot_writes_a_figure(tmp_path: Path) -> None:
         ("account --noise-multiplier 1 --delta 1e-5 --sampling poisson", "--sampling-rate"),
         ("account --noise-multiplier 1 --delta 1e-5 --sampling poisson --sampling-rate x", "--sampling-rate"),
         ("account --noise-multiplier 1 --delta 1e-5 --sampling-rate 0.1", "--sampling-rate"),
-        ("account --noise-multiplier 1 --delta 1e-5 --sampling fixed --sampling-rate 0.1", "fixed-size"),
+        ("account --noise-multiplier 1 --delta 1e-5 --sampling fixed --sampling-rate 1/1", "fixed-size"),
+        (
+            "account --noise-multiplier 1 --delta 1e-5 --sampling fixed --sampling-rate 0.1 --batch revealed",
+            "fixed-size",
+        ),
         (
             """account --noise-multiplier 1 --delta 1e-5 --sampling shuffled --sampling-rate 0.1 --batch secret
             --relation replace-one""",
@@ -247,7 +260,10 @@ def test_theorem_3_3_findings() -> None:
 def test_fpfl_findings() -> None:
     assert check("fpfl.algorithm-1")["verdict"] == "fails"
     assert check("fpfl.algorithm-1", "rounds=250")["verdict"] == "fails"
-    assert check("fpfl.algorithm-1", "rounds=250", "cohort=1000")["verdict"] == "undecided"
+    own = check("fpfl.algorithm-1", "rounds=250", "cohort=1000")
+    assert own["verdict"] == "holds"
+    assert own["true_epsilon"] == pytest.approx(1.9605, abs=1e-3)
+    assert check("fpfl.algorithm-1", "rounds=250", "cohort=1000", "relation=replace-one")["verdict"] == "undecided"
 
 
 def test_fedfdp_literal_reading_is_true_but_useless() -> None:

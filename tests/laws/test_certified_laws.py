@@ -8,8 +8,10 @@ overlap would prove that one of them is wrong.
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -17,7 +19,8 @@ from hypothesis import strategies as st
 
 from calibrate.accountants.accountant import epsilon_of, total_cost
 from calibrate.accountants.certified.accountant import CertifiedAccountant
-from calibrate.accountants.gaussian import gaussian_epsilon
+from calibrate.accountants.gaussian import gaussian_delta, gaussian_epsilon
+from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import (
@@ -214,3 +217,37 @@ def test_solved_noise_is_safe_for_dp_accounting(rate: float, times: int, epsilon
         solved.factor, sampling_prob=rate, value_discretization_interval=2e-5, use_connect_dots=True
     )
     assert law.self_compose(times).get_epsilon_for_delta(1e-5) <= epsilon * (1 + 1e-6) + 1e-7
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    values=st.lists(st.floats(-1, 1), min_size=3, max_size=6),
+    size=st.integers(1, 4),
+    z=st.floats(0.3, 4.0),
+    epsilon=st.floats(0.0, 3.0),
+)
+def test_a_user_added_to_fixed_cohorts_costs_at_most_the_proved_pair(
+    values: list[float], size: int, z: float, epsilon: float
+) -> None:
+    """All cohorts of a small population listed: both directions lie below the pair of half the noise."""
+    size = min(size, len(values) - 1)
+
+    def sums(users: list[float]) -> list[float]:
+        return [math.fsum(cohort) for cohort in combinations(users, size)]
+
+    x = np.linspace(-size - 9 * z, size + 9 * z, 6001)
+
+    def density(users: list[float]) -> Floats:
+        means = sums(users)
+        return np.mean([np.exp(-(((x - mean) / z) ** 2) / 2) for mean in means], axis=0) / (z * math.sqrt(2 * math.pi))
+
+    larger, smaller = density(values), density(values[1:])
+    rate, spacing = size / len(values), x[1] - x[0]
+    removed = float(np.maximum(larger - math.exp(epsilon) * smaller, 0).sum() * spacing)
+    added = float(np.maximum(smaller - math.exp(epsilon) * larger, 0).sum() * spacing)
+    bound = rate * gaussian_delta(2 / z, math.log1p(math.expm1(epsilon) / rate))
+    assert removed <= bound + 1e-9
+    assert added <= bound + 1e-9
+    worst = [1.0, *([-1.0] * (len(values) - 1))]
+    reached = np.maximum(density(worst) - math.exp(epsilon) * density(worst[1:]), 0).sum() * spacing
+    assert float(reached) == pytest.approx(bound, abs=1e-6)

@@ -144,21 +144,30 @@ def test_fedfdp_the_loss_release_was_not_charged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cohort", "rounds", "sigma", "lower", "upper", "outcome"),
+    ("cohort", "rounds", "sigma", "added", "replaced", "outcomes"),
     [
-        (200, 1000, 1.705, 2.85, 3.44, Outcome.FAILS),
-        (200, 250, 1.001, 7.93, 8.45, Outcome.FAILS),
-        (1000, 250, 3.959, 1.96, 2.21, Outcome.UNDECIDED),
+        (200, 1000, 1.705, 2.8453, (2.85, 3.44), (Outcome.FAILS, Outcome.FAILS)),
+        (200, 250, 1.001, 7.933, (7.93, 8.45), (Outcome.FAILS, Outcome.FAILS)),
+        (1000, 250, 3.959, 1.9605, (1.96, 2.21), (Outcome.HOLDS, Outcome.UNDECIDED)),
     ],
 )
-def test_fpfl_mixed_adjacency(
-    cohort: int, rounds: int, sigma: float, lower: float, upper: float, outcome: Outcome
+def test_fpfl_under_its_own_relation_and_under_replacement(
+    cohort: int,
+    rounds: int,
+    sigma: float,
+    added: float,
+    replaced: tuple[float, float],
+    outcomes: tuple[Outcome, Outcome],
 ) -> None:
-    verdict = judge("fpfl.algorithm-1", cohort=cohort, rounds=rounds)
-    assert verdict.outcome is outcome
-    assert verdict.finding.details["sigma"] == pytest.approx(sigma, abs=5e-4)
-    assert true(verdict).lower == pytest.approx(lower, abs=6e-3)
-    assert true(verdict).upper == pytest.approx(upper, abs=6e-3)
+    own = judge("fpfl.algorithm-1", cohort=cohort, rounds=rounds)
+    other = judge("fpfl.algorithm-1", cohort=cohort, rounds=rounds, relation="replace-one")
+    assert (own.outcome, other.outcome) == outcomes
+    assert own.finding.details["sigma"] == pytest.approx(sigma, abs=5e-4)
+    assert true(own).lower == pytest.approx(added, abs=1e-3)
+    assert true(own).upper == pytest.approx(added, abs=1e-3)
+    assert true(other).lower == pytest.approx(replaced[0], abs=6e-3)
+    assert true(other).upper == pytest.approx(replaced[1], abs=6e-3)
+    assert own.finding.details["replace-one"] == {"lower": true(other).lower, "upper": true(other).upper}
 
 
 def test_fpfl_poisson_cohorts_need_far_less_noise() -> None:
