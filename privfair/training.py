@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.keys import load_public
-from calibrate.manifest.trust import read_trust
+from calibrate.manifest.trust import TrustSeen, read_trust
+from calibrate.manifest.verify import AuthenticManifest, require_still_signed
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import PreparedRun, prepare_run
@@ -62,6 +64,30 @@ class TrainingResult:
         return value
 
 
+@final
+class TrustInForce:
+    """The trust file of a run, read again while the run goes on, so that a revocation takes effect.
+
+    The file may be replaced by a later one of the same sequence; an earlier one is refused, here and by the ledger.
+    """
+
+    def __init__(self, path: str | Path, root: str | Path | None = None) -> None:
+        self._path = Path(path)
+        self._root = None if root is None else load_public(Path(root), _no_password)
+        self.file = read_trust(_read("trust", self._path), self._root)
+
+    @property
+    def seen(self) -> TrustSeen:
+        """What the ledger is to remember of the file that was read last."""
+        return self.file.seen(self._root)
+
+    def require_signed(self, manifest: AuthenticManifest, at: datetime | None = None) -> None:
+        """Refuse to go on unless the manifest is still signed by every role, with keys that are live at `at`."""
+        content = _read("trust", self._path)
+        self.file = read_trust(content, self._root, at, least_sequence=self.file.sequence)
+        require_still_signed(manifest, self.file, at)
+
+
 def train(
     plan: str | Path,
     *,
@@ -82,14 +108,16 @@ def train(
 
     A run that was interrupted goes on with `resume=True`; rounds that were charged stay spent.
     """
-    return execute(prepare(plan, manifest, trust, root), out, ledger, anchor, resume, progress)
+    trusted = TrustInForce(trust, root)
+    return execute(prepare(plan, manifest, trusted), out, ledger, anchor, resume, progress, trusted)
 
 
-def prepare(plan: str | Path, manifest: str | Path, trust: str | Path, root: str | Path | None = None) -> PreparedRun:
+def prepare(
+    plan: str | Path, manifest: str | Path, trust: str | Path | TrustInForce, root: str | Path | None = None
+) -> PreparedRun:
     """Read and verify everything, spending nothing."""
-    root_key = None if root is None else load_public(Path(root), _no_password)
-    trusted = read_trust(_read("trust", Path(trust)), root_key)
-    return prepare_run(Path(plan), _read("manifest", Path(manifest)), trusted)
+    trusted = trust if isinstance(trust, TrustInForce) else TrustInForce(trust, root)
+    return prepare_run(Path(plan), _read("manifest", Path(manifest)), trusted.file)
 
 
 def execute(
@@ -99,13 +127,17 @@ def execute(
     anchor: str | Path | None = None,
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
+    trust: TrustInForce | None = None,
 ) -> TrainingResult:
-    """Claim and train what was verified; with `resume`, a folder in which nothing was begun is begun."""
+    """Claim and train what was verified; with `resume`, a folder in which nothing was begun is begun.
+
+    With `trust`, the ledger remembers the trust file, and the run stops at the next block after a key was revoked.
+    """
     going_on = resume and RunFolder(Path(out)).begun
     folder = RunFolder(Path(out)) if going_on else RunFolder.create(Path(out), resume=resume)
     anchor_path = None if anchor is None else Path(anchor)
     with folder.locked(), Ledger.open(ledger, anchor_path) as book:
-        session = RunSession(prepared, folder, book, progress)
+        session = RunSession(prepared, folder, book, progress, trust)
         try:
             summary = session.resume() if going_on else session.begin()
         except OSError as error:

@@ -14,9 +14,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from audit.report.figures import draw_figures
 from audit.report.results import AuditReport, Conclusion, Outcome
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee, instant_to_text
 from calibrate.manifest.show import as_json as manifest_json
-from calibrate.manifest.verify import UnverifiedManifest
+from calibrate.manifest.verify import AuthenticManifest, UnverifiedManifest
 
 _MEANING = {
     Conclusion.CONSISTENT: "The audit found nothing against the promise, and would have noticed a breach.",
@@ -32,7 +32,7 @@ _LAYERS = {"conformance": "papers", "L0": "probes (L0)", "L1": "noise (L1)", "L2
 class ReportContent:
     """Everything the page shows; `manifest` is None for a model without a run, `audit` where there was none."""
 
-    manifest: UnverifiedManifest | None
+    manifest: AuthenticManifest | UnverifiedManifest | None
     audit: AuditReport | None
     metrics: tuple[dict[str, Any], ...]
     budget: tuple[tuple[int, float], ...]
@@ -62,11 +62,18 @@ def render(content: ReportContent) -> str:
         layers=_LAYERS,
         cost=cost,
         document=document,
+        signed=_signed(manifest) if isinstance(manifest, AuthenticManifest) else None,
         headline=None if document is None else _headline(document),
         figures=draw_figures(audit, None if document is None else document.guarantee, content.metrics, content.budget),
         subjects=subjects,
         manifest_text=None if manifest is None else json.dumps(manifest_json(manifest), indent=2),
     )
+
+
+def _signed(manifest: AuthenticManifest) -> str:
+    """Who signed the manifest, and when that was checked."""
+    signers = " and ".join(f"the {each.role.value} (key {each.key_id[:12]})" for each in manifest.signatures)
+    return f"The budget is signed by {signers}; checked at {instant_to_text(manifest.checked_at)}."
 
 
 def _subject(content: ReportContent) -> str:

@@ -47,6 +47,10 @@ class Role(Enum):
     """Signs statements about finished runs and models, never budgets."""
 
 
+ROOT = "root"
+"""What stands in the place of a role above a key that signs trust files; it holds no role."""
+
+
 class KeyAlgorithm(Enum):
     ED25519 = "ed25519"
     """The default: short, fast, and without a random number that could go wrong while signing."""
@@ -91,10 +95,10 @@ def generate(algorithm: KeyAlgorithm = KeyAlgorithm.ED25519) -> SigningKey:
     return _signing_key(serialization.load_pem_private_key(fresh.private_bytes, None), "the fresh key")
 
 
-def save(key: SigningKey, role: Role, path: Path, password: bytes | None = None) -> Path:
+def save(key: SigningKey, role: Role | None, path: Path, password: bytes | None = None) -> Path:
     """Writes the private key (readable by its owner alone) and, beside it, `.pub` with the public one.
 
-    The role is noted above the key for people to read; what counts is the trust file. An existing file is
+    The role is noted above the key for people to read (None: a root key); what counts is the trust file. An existing file is
     never overwritten: a lost key cannot be made again.
     """
     public_path = path.with_name(path.name + ".pub")
@@ -106,7 +110,7 @@ def save(key: SigningKey, role: Role, path: Path, password: bytes | None = None)
     locked = serialization.NoEncryption() if password is None else serialization.BestAvailableEncryption(password)
     loaded = serialization.load_pem_private_key(key.signer.private_bytes, None)
     private = loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
-    heading = f"privfair key {key.key_id}\nrole: {role.value}\n\n".encode()
+    heading = f"privfair key {key.key_id}\nrole: {ROOT if role is None else role.value}\n\n".encode()
     _write_new(path, heading + private, 0o600)
     _write_new(public_path, heading + key.public.pem.encode(), 0o644)
     return public_path

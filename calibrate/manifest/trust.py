@@ -5,12 +5,15 @@ role which is valid and not revoked*. A file with an officer's key only asks for
 owner's key makes both necessary. Revoking all keys of a role does not remove the role: nothing passes until
 the role has a new key. Auditors may be listed too; they sign audits, and a budget never needs or takes their word.
 
-A key holds one role. The file may itself be signed by a root key, whose holder decides who the officers are.
+A key holds one role. The file itself is signed by a root key, whose holder decides who the officers are; an unsigned
+file is for trying things out. Each change makes the next file in the sequence. A ledger remembers the last file that
+it has seen (`TrustSeen`) and refuses to go back to an earlier one, in which a key is not revoked yet.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal
 
@@ -29,7 +32,7 @@ from calibrate.manifest.keys import (
     sign,
 )
 from calibrate.manifest.mechanism import Count, Instant, Sha256, StrictModel, Text
-from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, parse_object
+from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, digest, parse_object
 
 TRUST_TYPE: Final = "urn:privfair:trust:v1"
 TRUST_PAYLOAD_TYPE = "application/vnd.privfair.trust.v1+json"
@@ -87,6 +90,20 @@ class TrustedKey(StrictModel):
         return None
 
 
+@dataclass(frozen=True)
+class TrustSeen:
+    """What a ledger remembers of a trust file: whose it is, which one it was, and what it said.
+
+    `root` is the id of the root key that signed it, or None; `first_key` the id of the first key that it lists, which
+    stays the first in every later file.
+    """
+
+    root: str | None
+    first_key: str
+    sequence: int
+    digest: str
+
+
 class TrustFile(StrictModel):
     """Roles and keys; every change makes a new file with the next sequence number."""
 
@@ -115,7 +132,7 @@ class TrustFile(StrictModel):
 
     def with_key(self, key: TrustedKey) -> TrustFile:
         """The next file, with one more key; a key that is in it already is refused."""
-        return TrustFile(sequence=self.sequence + 1, valid_until=self.valid_until, keys=(*self.keys, key))
+        return self._followed_by((*self.keys, key))
 
     def with_revoked(self, key_id: str, revocation: Revocation) -> TrustFile:
         """The next file, with one key revoked; what is revoked stays listed, so that its role stays required."""
@@ -126,6 +143,24 @@ class TrustFile(StrictModel):
         keys = tuple(
             key.model_copy(update={"revoked": revocation}) if key.key_id == key_id else key for key in self.keys
         )
+        return self._followed_by(keys)
+
+    def with_rotated(self, key_id: str, successor: PublicKey, at: datetime, valid_until: datetime) -> TrustFile:
+        """The next file, in which a new key takes the role of an old one, which is revoked at the same instant."""
+        revoked = self.with_revoked(key_id, Revocation(at=at, why=f"replaced by key {successor.key_id}"))
+        role = next(key.role for key in self.keys if key.key_id == key_id)
+        return self._followed_by((*revoked.keys, TrustedKey.of(successor, role, at, valid_until)))
+
+    def until(self, valid_until: datetime) -> TrustFile:
+        """The next file, which is stale from `valid_until` on."""
+        return self._followed_by(self.keys).model_copy(update={"valid_until": valid_until})
+
+    def seen(self, root: PublicKey | None = None) -> TrustSeen:
+        """What a ledger is to remember of this file, given the root key that its signature was checked with."""
+        content = digest(self.model_dump(mode="json", by_alias=True))
+        return TrustSeen(None if root is None else root.key_id, self.keys[0].key_id, self.sequence, content)
+
+    def _followed_by(self, keys: tuple[TrustedKey, ...]) -> TrustFile:
         return TrustFile(sequence=self.sequence + 1, valid_until=self.valid_until, keys=keys)
 
     def to_bytes(self) -> bytes:

@@ -62,6 +62,8 @@ class AuthenticManifest:
     unknown_key_ids: tuple[str, ...]
     """Further signatures by keys the trust file does not know; they count for nothing."""
     checked_at: datetime
+    for_reading: bool
+    """Whether it was not asked if the budget is in force."""
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
@@ -136,15 +138,21 @@ def promises_privacy(document: BudgetDocument) -> bool:
     return private and document.noise_source is NoiseSource.OPERATING_SYSTEM
 
 
-def authenticate(envelope: bytes, trust: TrustFile, at: datetime | None = None) -> AuthenticManifest:
-    """Steps 1 to 9: signed by every role, with live keys, one meaning, a known version, in force at `at`."""
+def authenticate(
+    envelope: bytes, trust: TrustFile, at: datetime | None = None, *, for_reading: bool = False
+) -> AuthenticManifest:
+    """Steps 1 to 9: signed by every role, with live keys, one meaning, a known version, in force at `at`.
+
+    `for_reading` leaves out step 9, for a page about a run of the past; such a manifest can't be bound to a run.
+    """
     now = _instant(at)
     opened = _step_1_envelope(envelope)
     _step_2_payload_type(opened)
     signers = _step_3_signatures(opened, trust)
     live = _step_4_key_status(signers, trust, now)
     document = _understood(opened.payload)
-    _step_9_validity(document, now)
+    if not for_reading:
+        _step_9_validity(document, now)
     known = {key.key_id for key in trust.keys}
     return AuthenticManifest(
         document=document,
@@ -153,6 +161,7 @@ def authenticate(envelope: bytes, trust: TrustFile, at: datetime | None = None) 
         signatures=tuple(Signature(key.role, key.key_id) for key in live),
         unknown_key_ids=tuple(key_id for key_id in opened.key_ids if key_id not in known),
         checked_at=now,
+        for_reading=for_reading,
         seal=_SEAL,
     )
 
@@ -164,9 +173,25 @@ def verify(envelope: bytes, trust: TrustFile, run: Run, at: datetime | None = No
 
 def bind(authentic: AuthenticManifest, run: Run) -> VerifiedManifest:
     """Steps 10 and 11, for a manifest that is authentic already."""
+    if authentic.for_reading:
+        raise Step.VALIDITY.refuse("the budget was authenticated for reading only", "authenticate it for a run")
     _step_10_plan(authentic.document, run)
     _step_11_data(authentic.document, run)
     return VerifiedManifest(authentic, run, seal=_SEAL)
+
+
+def require_still_signed(authentic: AuthenticManifest, trust: TrustFile, at: datetime | None = None) -> None:
+    """Step 4 again, in the middle of a run: every role of a newer trust file has signed with a key that is live now.
+
+    The signatures themselves were verified before, and a key's id is the digest of the key, so only the trust file
+    and the clock can have changed. Raises `ManifestRefused`.
+    """
+    now, signed = _instant(at), {signature.key_id for signature in authentic.signatures}
+    signers = tuple(key for key in trust.keys if key.key_id in signed)
+    for role in trust.roles:
+        if not any(key.role is role for key in signers):
+            raise Step.SIGNATURES.refuse(f"no trusted key of the role {role.value} has signed")
+    _step_4_key_status(signers, trust, now)
 
 
 def read_unverified(envelope: bytes) -> UnverifiedManifest:
@@ -216,7 +241,9 @@ def _step_3_signatures(opened: SignedPayload, trust: TrustFile) -> tuple[Trusted
             try:
                 check_signature(opened, key.key())
             except BadSignature as broken:
-                raise Step.SIGNATURES.refuse(f"role {role.value}: {broken}") from broken
+                raise Step.SIGNATURES.refuse(
+                    f"role {role.value}: {broken}: the manifest is forged, or was changed after it was signed"
+                ) from broken
         signers.extend(present)
     return tuple(signers)
 

@@ -51,7 +51,7 @@ _output = options(
     ledger_option,
     click.option(
         "--valid-days",
-        type=click.IntRange(min=1),
+        type=click.IntRange(1, 36_500),
         default=90,
         show_default=True,
         help="Days until the manifest expires.",

@@ -270,7 +270,8 @@ class Demo:
             if stop.code != 1:
                 raise
         report = self._path("report.html")
-        self._show("report", self._path("run"), "--audit", out, "--out", report)
+        trust = ("--trust", self._path("trust.json"))
+        self._show("report", self._path("run"), "--audit", out, *trust, "--out", report)
         verdict: dict[str, Any] = json.loads(out.read_text("utf-8"))
         return verdict, report
 

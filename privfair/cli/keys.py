@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from privfair.cli.output import json_option, options, print_json
+from privfair.cli.output import json_option, options, print_json, read_bytes, write_bytes
+
+if TYPE_CHECKING:
+    from calibrate.manifest.keys import SigningKey
+    from calibrate.manifest.trust import TrustFile
 
 ROLES = ("privacy-officer", "data-owner", "auditor")
+_PATH = click.Path(path_type=Path, dir_okay=False)
+_DAYS = click.IntRange(min=1, max=36_500)
 
-role_option = click.option("--role", type=click.Choice(ROLES), required=True, help="For whom the key speaks.")
 trust_options = options(
     click.option(
         "--trust",
@@ -38,32 +44,52 @@ def ask_password() -> bytes:
     return (given if given else click.prompt("Password of the key", hide_input=True, err=True)).encode()
 
 
-def read_trust_file(path: Path, root: Path | None):  # type: ignore[no-untyped-def]
+def read_trust_file(path: Path, root: Path | None) -> TrustFile:
     """The trust file at `path`, checked by the root key where one is given."""
     from calibrate.manifest.keys import load_public
     from calibrate.manifest.trust import read_trust
-    from privfair.cli.output import read_bytes
 
     return read_trust(read_bytes(path, "--trust"), None if root is None else load_public(root, ask_password))
+
+
+_out = click.option("--out", type=_PATH, required=True, help="The trust file, which is written anew.")
+_root = click.option("--root", "root_path", type=_PATH, help="The private root key that signs the trust file.")
+_file_days = click.option(
+    "--file-valid-days", type=_DAYS, help="Days until the trust file itself is stale and a newer one is asked for."
+)
+_key_days = click.option(
+    "--valid-days", type=_DAYS, default=730, show_default=True, help="Days for which signatures of the key count."
+)
 
 
 @click.group("keys", short_help="make keys and say whom to trust")
 def command() -> None:
     """Make signing keys, and write the trust file that says whose signatures a budget needs.
 
+    Each change writes the next trust file in a sequence. With a root key the file is signed, and a ledger that has
+    seen it takes no earlier one; without a root key it is for trying things out.
+
     \b
     Example:
+      privfair keys generate --role root --out root.pem
       privfair keys generate --role privacy-officer --out officer.pem
-      privfair keys trust --key officer.pem --role privacy-officer --out trust.json
-      privfair keys generate --role data-owner --out owner.pem
-      privfair keys trust --key owner.pem --role data-owner --out trust.json --append
+      privfair keys trust --key officer.pem --role privacy-officer --out trust.json --root root.pem
+      privfair keys generate --role privacy-officer --out successor.pem
+      privfair keys rotate --key-id ID --key successor.pem --out trust.json --root root.pem
+      privfair keys revoke --key-id ID --why "the laptop was stolen" --out trust.json --root root.pem
     """
 
 
 @command.command("generate")
-@role_option
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="New PEM file.")
-@click.option("--algorithm", type=click.Choice(["ed25519", "ecdsa-p256"]), default="ed25519", show_default=True)
+@click.option("--role", type=click.Choice((*ROLES, "root")), required=True, help="For whom the key speaks.")
+@click.option("--out", type=_PATH, required=True, help="New PEM file.")
+@click.option(
+    "--algorithm",
+    type=click.Choice(["ed25519", "ecdsa-p256"]),
+    default="ed25519",
+    show_default=True,
+    help="Kind of key; ecdsa-p256 is for key stores that have no Ed25519.",
+)
 @click.option("--encrypt", is_flag=True, help="Protect the file by a password (asked for, or PRIVFAIR_KEY_PASSWORD).")
 @json_option
 def generate(role: str, out: Path, algorithm: str, encrypt: bool, as_json: bool) -> None:
@@ -71,7 +97,8 @@ def generate(role: str, out: Path, algorithm: str, encrypt: bool, as_json: bool)
     from calibrate.manifest import keys
 
     key = keys.generate(keys.KeyAlgorithm(algorithm))
-    public = keys.save(key, keys.Role(role), out, ask_password() if encrypt else None)
+    named = None if role == keys.ROOT else keys.Role(role)
+    public = keys.save(key, named, out, ask_password() if encrypt else None)
     if as_json:
         print_json({"key_id": key.key_id, "role": role, "private": str(out), "public": str(public)})
     else:
@@ -79,33 +106,41 @@ def generate(role: str, out: Path, algorithm: str, encrypt: bool, as_json: bool)
 
 
 @command.command("trust")
-@click.option("--key", "key_path", type=click.Path(path_type=Path, dir_okay=False), required=True)
-@role_option
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Trust file.")
+@click.option("--key", "key_path", type=_PATH, required=True, help="The key to trust; its public half is enough.")
+@click.option("--role", type=click.Choice(ROLES), required=True, help="For whom the key speaks.")
+@_out
 @click.option("--append", is_flag=True, help="Add the key to the trust file that is there.")
-@click.option("--valid-days", type=click.IntRange(min=1), default=730, show_default=True)
+@_key_days
+@_file_days
+@_root
 @json_option
-def trust(key_path: Path, role: str, out: Path, append: bool, valid_days: int, as_json: bool) -> None:
+def trust(
+    key_path: Path,
+    role: str,
+    out: Path,
+    append: bool,
+    valid_days: int,
+    file_valid_days: int | None,
+    root_path: Path | None,
+    as_json: bool,
+) -> None:
     """Trust a key for a role. Every role in the file must sign a budget; with one role, its signature is enough.
 
     Auditors are the exception: they sign audits, and budgets neither need nor take their signature.
     """
-    from datetime import timedelta
-
     from calibrate.errors import TrustRefused
     from calibrate.manifest.keys import Role, load_public
-    from calibrate.manifest.trust import TrustedKey, TrustFile, read_trust
-    from privfair.cli.output import read_bytes, write_bytes
+    from calibrate.manifest.trust import TrustedKey, TrustFile
 
-    now = datetime.now(UTC).replace(microsecond=0)
+    now, root = _now(), _root_key(root_path)
     entry = TrustedKey.of(load_public(key_path, ask_password), Role(role), now, now + timedelta(days=valid_days))
     if append:
-        trusted = read_trust(read_bytes(out, "--out")).with_key(entry)
+        trusted = _read(out, root).with_key(entry)
     elif out.exists():
         raise TrustRefused(f"{out} exists; add --append to add a key to it, or choose another name")
     else:
         trusted = TrustFile(keys=(entry,))
-    write_bytes(out, trusted.to_bytes())
+    _write(trusted, out, root, file_valid_days)
     if as_json:
         print_json({"trust": str(out), "roles": [r.value for r in trusted.roles], "keys": len(trusted.keys)})
     else:
@@ -116,13 +151,72 @@ def trust(key_path: Path, role: str, out: Path, append: bool, valid_days: int, a
 @command.command("revoke")
 @click.option("--key-id", required=True, help="Id of the key, as `keys generate` printed it.")
 @click.option("--why", required=True, help="The reason, for the record.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Trust file.")
-def revoke(key_id: str, why: str, out: Path) -> None:
-    """Revoke a key from now on, also for what it signed earlier."""
-    from calibrate.manifest.trust import Revocation, read_trust
-    from privfair.cli.output import read_bytes, write_bytes
+@_out
+@_file_days
+@_root
+def revoke(key_id: str, why: str, out: Path, file_valid_days: int | None, root_path: Path | None) -> None:
+    """Revoke a key from now on, also for what it signed earlier; a run under such a budget stops at its next block."""
+    from calibrate.manifest.strict_json import in_our_words
+    from calibrate.manifest.trust import Revocation
 
-    now = datetime.now(UTC).replace(microsecond=0)
-    trusted = read_trust(read_bytes(out, "--out")).with_revoked(key_id, Revocation(at=now, why=why))
-    write_bytes(out, trusted.to_bytes())
+    with in_our_words("--why"):
+        revocation = Revocation(at=_now(), why=why)
+    root = _root_key(root_path)
+    _write(_read(out, root).with_revoked(key_id, revocation), out, root, file_valid_days)
     click.echo(f"{out}: key {key_id} is revoked; budgets it signed are refused from now on")
+
+
+@command.command("rotate")
+@click.option("--key-id", required=True, help="Id of the key that is replaced, as `keys generate` printed it.")
+@click.option("--key", "key_path", type=_PATH, required=True, help="The key that takes its place and its role.")
+@_out
+@_key_days
+@_file_days
+@_root
+def rotate(
+    key_id: str, key_path: Path, out: Path, valid_days: int, file_valid_days: int | None, root_path: Path | None
+) -> None:
+    """Replace a key by a new one of the same role; the old one is revoked at the same instant.
+
+    Budgets that the old key signed are used further once the new one has signed them too: `privfair manifest sign`.
+    """
+    from calibrate.manifest.keys import load_public
+
+    now, root = _now(), _root_key(root_path)
+    successor = load_public(key_path, ask_password)
+    rotated = _read(out, root).with_rotated(key_id, successor, now, now + timedelta(days=valid_days))
+    _write(rotated, out, root, file_valid_days)
+    click.echo(f"{out}: key {successor.key_id} takes the place of {key_id}; sign budgets again with `manifest sign`")
+
+
+@command.command("sign")
+@_out
+@_file_days
+@click.option("--root", "root_path", type=_PATH, required=True, help="The private root key that signs the trust file.")
+def sign(out: Path, file_valid_days: int | None, root_path: Path) -> None:
+    """Sign a trust file that is not signed yet with a root key; from then on every change needs that key."""
+    root = _root_key(root_path)
+    _write(_read(out, None), out, root, file_valid_days)
+    click.echo(f"{out}: signed by the root key; give its public half with --root wherever the file is used")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _root_key(path: Path | None) -> SigningKey | None:
+    from calibrate.manifest.keys import load_private
+
+    return None if path is None else load_private(path, ask_password)
+
+
+def _read(path: Path, root: SigningKey | None) -> TrustFile:
+    from calibrate.manifest.trust import read_trust
+
+    return read_trust(read_bytes(path, "--out"), None if root is None else root.public)
+
+
+def _write(trusted: TrustFile, path: Path, root: SigningKey | None, file_valid_days: int | None) -> None:
+    if file_valid_days is not None:
+        trusted = trusted.until(_now() + timedelta(days=file_valid_days))
+    write_bytes(path, trusted.to_bytes() if root is None else trusted.signed(root))

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from privfair.cli.keys import read_trust_file
+from privfair.cli.output import read_bytes, write_bytes
+
 if TYPE_CHECKING:
     from audit.report.page import ReportContent
     from audit.report.results import AuditReport
     from calibrate.manifest.document import BudgetDocument
+    from calibrate.manifest.trust import TrustFile
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _POINTS = 12
@@ -21,34 +25,39 @@ _POINTS = 12
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False), required=False)
 @click.option("--out", type=_PATH, required=True, help="HTML file to write.")
 @click.option("--audit", "audit_path", type=_PATH, help="JSON report that `privfair audit --out` wrote.")
-def command(run: Path | None, out: Path, audit_path: Path | None) -> None:
+@click.option("--trust", "trust_path", type=_PATH, help="Trust file by which the run's manifest is verified.")
+@click.option("--root", type=_PATH, help="Public root key that signed the trust file.")
+def command(run: Path | None, out: Path, audit_path: Path | None, trust_path: Path | None, root: Path | None) -> None:
     """Write a self-contained HTML page: verdict, promise, figures, what is not protected, evidence.
 
     \b
     Example:
       privfair audit run/ --trust trust.json --ledger ledger.db --out audit.json
-      privfair report run/ --audit audit.json --out report.html
+      privfair report run/ --audit audit.json --trust trust.json --out report.html
+    Without --trust the page says in red that nobody checked the manifest's signatures.
     Without RUN the page is about the model that was audited with --model.
     """
     from audit.report.page import render
-    from privfair.cli.output import write_bytes
 
     if run is None and audit_path is None:
         raise click.UsageError("name a RUN folder, or the --audit of a model")
     audit = None if audit_path is None else _read_audit(audit_path)
-    write_bytes(out, render(_content(run, audit)).encode())
-    click.echo(f"report written to {out}")
+    trust = None if trust_path is None else read_trust_file(trust_path, root)
+    write_bytes(out, render(_content(run, audit, trust)).encode())
+    checked = run is None or trust is not None
+    click.echo(f"report written to {out}{'' if checked else '; SIGNATURES NOT CHECKED: give --trust'}")
 
 
-def _content(run: Path | None, audit: AuditReport | None) -> ReportContent:
+def _content(run: Path | None, audit: AuditReport | None, trust: TrustFile | None) -> ReportContent:
     from audit.report.page import ReportContent
-    from calibrate.manifest.verify import read_unverified
+    from calibrate.manifest.verify import authenticate, read_unverified
     from privfair.run.folder import RunFolder
 
     if run is None:
         return ReportContent(None, audit, (), ())
     folder = RunFolder.existing(run)
-    manifest = read_unverified(folder.manifest.read_bytes())
+    envelope = read_bytes(folder.manifest, "RUN")
+    manifest = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
     lines = folder.metrics.read_text("utf-8").splitlines() if folder.metrics.exists() else []
     return ReportContent(manifest, audit, tuple(json.loads(line) for line in lines), _budget(manifest.document))
 
@@ -60,7 +69,6 @@ def _read_audit(path: Path) -> AuditReport:
     from audit.report.results import AuditReport
     from calibrate.errors import InvalidInput
     from calibrate.manifest.strict_json import first_fault
-    from privfair.cli.output import read_bytes
 
     try:
         return AuditReport.model_validate_json(read_bytes(path, "--audit"))

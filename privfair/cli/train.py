@@ -119,13 +119,14 @@ def command(
     ledger before noise is drawn for it. Exit code 3: signature, trust, plan, data or ledger was refused.
     """
     from privfair.cli.epsilon_so_far import EpsilonSoFar
-    from privfair.training import execute, prepare
+    from privfair.training import TrustInForce, execute, prepare
 
-    prepared = prepare(plan, manifest, trust_path, root)
+    trust = TrustInForce(trust_path, root)
+    prepared = prepare(plan, manifest, trust)
     prices = EpsilonSoFar(prepared.manifest.document)
     try:
         with _display(prices, prepared.promise.text, quiet) as show:
-            result = execute(prepared, out, ledger, anchor, resume, show)
+            result = execute(prepared, out, ledger, anchor, resume, show, trust)
     except KeyboardInterrupt:
         click.echo(f"privfair: interrupted; the run in {out} goes on with the same command and --resume", err=True)
         sys.exit(130)

@@ -25,7 +25,7 @@ def baseline_command(path: Path, algorithm: str) -> click.Command:
     @click.option("--no-privacy", "reason", metavar="WHY", help="Why nobody is protected; stands in every output.")
     @click.option("--out", type=_PATH, help="Write the manifest here, signed with --key.")
     @click.option("--key", "key_path", type=_PATH, help="Signing key for --out.")
-    @click.option("--valid-days", type=click.IntRange(min=1), default=90, show_default=True)
+    @click.option("--valid-days", type=click.IntRange(1, 36_500), default=90, show_default=True)
     @ledger_option
     @click.option("--why", default="", metavar="TEXT", help="The justification to put on record.")
     @json_option

@@ -37,6 +37,8 @@ from privfair.ledger.entries import (
     Resumed,
     RoundNotHeld,
     RoundsExhausted,
+    TrustNoted,
+    TrustRolledBack,
     UnknownClaim,
     WrongLedger,
     broken,
@@ -74,6 +76,8 @@ class Book:
         self.accounts: dict[str, Account] = {}
         self.budgets: dict[tuple[str, PrivacyUnit], BudgetSet] = {}
         self.restored: Restored | None = None
+        self.trusted: dict[str, TrustNoted] = {}
+        """The newest trust file of each line of files: by the root key, or by the first key of an unsigned one."""
         self._nonces: dict[str, int] = {}
         self._tokens: dict[str, str] = {}
 
@@ -132,6 +136,8 @@ class Book:
                 self._admit_close(entry)
             case Restored():
                 self._admit_restore(entry)
+            case TrustNoted():
+                self._admit_trust(entry)
             case _:
                 assert_never(entry)
         self.hashes.append(digest)
@@ -274,6 +280,24 @@ class Book:
         account.digests.update(fresh)
         account.released_rounds.update(key[0] for key in fresh)
         account.releases += len(fresh)
+
+    def _admit_trust(self, entry: TrustNoted) -> None:
+        subject = f"trust file {entry.sequence} ({short(entry.trust)})"
+        roots = sorted({noted.root for noted in self.trusted.values() if noted.root is not None})
+        if roots and entry.root not in roots:
+            raise TrustRolledBack(
+                subject,
+                f"this ledger takes trust files of the root key {' or '.join(map(short, roots))} alone",
+                "give the root key with --root, and the trust file that it signed",
+            )
+        before = self.trusted.get(entry.root or entry.first_key)
+        if before is not None and entry.trust != before.trust and entry.sequence <= before.sequence:
+            raise TrustRolledBack(
+                subject,
+                f"trust file {before.sequence} ({short(before.trust)}) was seen before, in entry {before.seq}",
+                "use the newest trust file",
+            )
+        self.trusted[entry.root or entry.first_key] = entry
 
     def _admit_close(self, entry: Closed) -> None:
         account = self._open_account(entry.manifest, "to close")

@@ -1,4 +1,4 @@
-"""The eight kinds of ledger entry, and their one canonical spelling.
+"""The nine kinds of ledger entry, and their one canonical spelling.
 
 An entry is written as canonical JSON (RFC 8785). Reading is strict: no unknown or missing field, no
 other type, and the bytes must be exactly what writing the parsed entry again gives, which also refuses
@@ -29,6 +29,7 @@ from calibrate.privacy_unit import PrivacyUnit
 #         ├── RolledBack            the ledger is older than its anchor, or than what was already seen
 #         ├── AlreadyClaimed        the manifest, or its single-use nonce, was claimed before
 #         ├── WrongLedger           the manifest was signed for another ledger
+#         ├── TrustRolledBack       the trust file is older than one seen before, or not from its root
 #         ├── UnknownClaim          no claim in this ledger belongs to the token
 #         ├── ClaimSuperseded       the claim was resumed elsewhere, or the object crossed a fork
 #         ├── ClaimEnded            the claim is closed, or the manifest has expired
@@ -63,6 +64,10 @@ class AlreadyClaimed(Refusal):
 
 class WrongLedger(Refusal):
     """The manifest was signed for other ledgers, or there is a ledger already where one is to be made."""
+
+
+class TrustRolledBack(Refusal):
+    """The trust file is older than one that this ledger has seen, or another root's."""
 
 
 class UnknownClaim(Refusal):
@@ -229,7 +234,20 @@ class Restored(_Entry):
     ledger: Digest
 
 
-Entry = Opened | BudgetSet | Claimed | Resumed | Charged | Released | Closed | Restored
+class TrustNoted(_Entry):
+    """A trust file under which a run began or went on: later ones must follow it, earlier ones are refused.
+
+    `root` is the key that signed it (None: nobody), `first_key` the first key that it lists.
+    """
+
+    kind: Literal["trust"] = "trust"
+    root: Digest | None
+    first_key: Digest
+    sequence: Count
+    trust: Digest
+
+
+Entry = Opened | BudgetSet | Claimed | Resumed | Charged | Released | Closed | Restored | TrustNoted
 _ADAPTER: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
 
 

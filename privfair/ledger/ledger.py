@@ -12,6 +12,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from calibrate.errors import InvalidInput
+from calibrate.manifest.trust import TrustSeen
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.anchor import Anchor, AnchorFile, check_anchor, write_new_file
 from privfair.ledger.book import Book
@@ -25,6 +26,7 @@ from privfair.ledger.entries import (
     NotIntact,
     Released,
     Resumed,
+    TrustNoted,
     Unavailable,
     UnreadableEntry,
     decode,
@@ -229,6 +231,22 @@ class Ledger:
         with self._journal.lock:
             book = self._journal.append(next_session)
             return Claim(self._journal, token, book.ledger, book.account_of_token(token.digest))
+
+    def remember_trust(self, seen: TrustSeen) -> None:
+        """Write down the trust file that is in force, unless it is the last one of its line; refuse an earlier one.
+
+        Guarantee: once a trust file in which a key is revoked was remembered, no earlier file of the same root key
+        (or, unsigned, with the same first key) is accepted; once a root-signed file was, no unsigned one is.
+        """
+        draft = partial(TrustNoted, root=seen.root, first_key=seen.first_key, sequence=seen.sequence, trust=seen.digest)
+
+        def news(book: Book) -> tuple[Draft, ...]:
+            last = book.trusted.get(seen.root or seen.first_key)
+            known = last is not None and (last.root, last.trust) == (seen.root, seen.digest)
+            return () if known else (draft,)
+
+        with self._journal.lock:
+            self._journal.append(news)
 
     def set_budget(self, dataset: str, unit: PrivacyUnit, epsilon: float, delta: float) -> None:
         """Cap what all claims on one data set may promise together for one unit; set once, never raised.

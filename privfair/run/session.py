@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
-from calibrate.errors import Refused
+from calibrate.errors import ManifestRefused, Refused, TrustRefused
+from calibrate.manifest.trust import TrustSeen
+from calibrate.manifest.verify import AuthenticManifest
 from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.local_party import LocalParties
 from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, Ledger, UnknownClaim
@@ -30,6 +32,17 @@ class Progress:
     metrics: dict[str, Any] | None
 
 
+class Trust(Protocol):
+    """The trust file in force, as it can be asked while a run goes on."""
+
+    @property
+    def seen(self) -> TrustSeen: ...
+
+    def require_signed(self, manifest: AuthenticManifest) -> None:
+        """Refuse to go on unless the manifest's signers are trusted now."""
+        ...
+
+
 @final
 class RunSession:
     """Owns the files of a run folder for as long as one process trains in it."""
@@ -40,11 +53,13 @@ class RunSession:
         folder: RunFolder,
         ledger: Ledger,
         progress: Callable[[Progress], None] | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self._run = prepared
         self._folder = folder
         self._ledger = ledger
         self._progress = progress
+        self._trust = trust
         self._ledger_id = ledger.anchor().ledger
         self._log = MetricsLog(folder.metrics)
         self.step = 0
@@ -52,6 +67,11 @@ class RunSession:
     def begin(self) -> dict[str, Any]:
         """A new run: write down what it is, claim the manifest, train."""
         folder, run = self._folder, self._run
+        try:
+            self._check_trust()
+        except Refused:
+            folder.discard()
+            raise
         replace_file(folder.plan, run.plan_bytes)
         replace_file(folder.manifest, run.envelope)
         folder.write_json(folder.encoding, run.data.encoding())
@@ -66,6 +86,7 @@ class RunSession:
     def resume(self) -> dict[str, Any]:
         """Go on with the run of this folder: fresh rounds only, from the state that the transcript leads to."""
         self._require_same_run()
+        self._check_trust()
         transcript = Transcript.read(self._folder.transcript) if self._folder.transcript.exists() else None
         claim = self._claim_again(transcript)
         if transcript is None:
@@ -112,7 +133,9 @@ class RunSession:
                 self._report(reached, claim.charged, last=reached.step == run.updates or gate.exhausted)
                 if gate.at_end_of_block:
                     due = reached
-        except KeyboardInterrupt:
+                    if reached.step < run.updates:
+                        self._check_trust()
+        except (KeyboardInterrupt, ManifestRefused, TrustRefused):
             gate.flush()
             self._checkpoint(parties, reached)
             self._write_summary(Status.INTERRUPTED, reached.step)
@@ -120,6 +143,16 @@ class RunSession:
         gate.flush()
         self._checkpoint(parties, reached)
         return reached
+
+    def _check_trust(self) -> None:
+        """Before a claim and after each block: the manifest's signers are still trusted, by a file that is not older.
+
+        Raises `Refused`. Blocks that were charged stay spent, published values stay published, and nothing further is
+        drawn; the run goes on with --resume once the same manifest is signed by a key that is live.
+        """
+        if self._trust is not None:
+            self._trust.require_signed(self._run.manifest.authentic)
+            self._ledger.remember_trust(self._trust.seen)
 
     def close(self) -> None:
         self._log.close()

@@ -134,7 +134,7 @@ def test_nobody_else_can_make_a_verified_manifest(verified: VerifiedManifest) ->
     with pytest.raises(TypeError, match="verify"):
         VerifiedManifest(verified.authentic, verified.run, seal=object())
     with pytest.raises(TypeError, match="authenticate"):
-        AuthenticManifest(samples.document(), "", "", (), (), NOW, seal=None)
+        AuthenticManifest(samples.document(), "", "", (), (), NOW, for_reading=False, seal=None)
     with pytest.raises(ValueError, match="seal"):
         dataclasses.replace(verified, run=Run("00" * 32, samples.DATA))
     with pytest.raises(TypeError, match="never pickled"):
