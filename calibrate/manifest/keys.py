@@ -98,8 +98,8 @@ def generate(algorithm: KeyAlgorithm = KeyAlgorithm.ED25519) -> SigningKey:
 def save(key: SigningKey, role: Role | None, path: Path, password: bytes | None = None) -> Path:
     """Writes the private key (readable by its owner alone) and, beside it, `.pub` with the public one.
 
-    The role is noted above the key for people to read (None: a root key); what counts is the trust file. An existing file is
-    never overwritten: a lost key cannot be made again.
+    The role is noted above the key for people to read (None: a root key); what counts is the trust file. An
+    existing file is never overwritten: a lost key cannot be made again.
     """
     public_path = path.with_name(path.name + ".pub")
     for target in (path, public_path):
