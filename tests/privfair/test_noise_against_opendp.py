@@ -15,7 +15,7 @@ opendp = pytest.importorskip("opendp.prelude")
 pytestmark = pytest.mark.true_noise  # OpenDP takes no seed
 FALSE_ALARM = 1e-12
 """A p-value below this fails a test: it happens by chance with about this probability, whatever is drawn."""
-SAMPLES = 60_000
+SAMPLES = 30_000
 
 
 def _opendp_values(kind: str, scale: float) -> np.ndarray:
