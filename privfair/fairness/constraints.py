@@ -149,7 +149,7 @@ class RateSums:
 
 @dataclass(frozen=True, eq=False)
 class Violations:
-    """g and its gradient, one row a group; a group without enough records has zeros."""
+    """g and its gradient, one row per group; a group without enough records has zeros."""
 
     size: Floats
     gradient: Floats

@@ -136,7 +136,7 @@ PAIRWISE = Measure()
 
 
 def selection_rates(confusion: Confusion) -> AnyFloats:
-    """P(prediction = p | group): one row a group, one column a class; NaN where a group is empty."""
+    """P(prediction = p | group): one row per group, one column per class; NaN where a group is empty."""
     return _ratio(confusion.counts.sum(axis=1), confusion.counts.sum(axis=(1, 2))[:, np.newaxis])
 
 
@@ -147,13 +147,13 @@ def accuracies(confusion: Confusion) -> AnyFloats:
 
 
 def true_positive_rates(confusion: Confusion) -> AnyFloats:
-    """P(prediction = c | class = c, group): one row a group, one column a class."""
+    """P(prediction = c | class = c, group): one row per group, one column per class."""
     correct = np.diagonal(confusion.counts, axis1=1, axis2=2)
     return _ratio(correct, confusion.counts.sum(axis=2))
 
 
 def false_positive_rates(confusion: Confusion) -> AnyFloats:
-    """P(prediction = c | class is not c, group): one row a group, one column a class."""
+    """P(prediction = c | class is not c, group): one row per group, one column per class."""
     correct = np.diagonal(confusion.counts, axis1=1, axis2=2)
     of_class = confusion.counts.sum(axis=2)
     return _ratio(confusion.counts.sum(axis=1) - correct, of_class.sum(axis=1, keepdims=True) - of_class)

@@ -109,7 +109,7 @@ class SiloMeasurements:
 def measure_silos(
     silos: Silos, predictions: Sequence[NDArray[Any]], positive: int = 1, measure: Measure = PAIRWISE
 ) -> SiloMeasurements:
-    """Measure predictions (class codes, one array a silo, in the silos' order)."""
+    """Measure predictions (class codes, one array per silo, in the silos' order)."""
     if len(predictions) != len(silos):
         raise InvalidInput(
             "predictions", len(predictions), f"must be one array for each of {len(silos)} silos", "predict silo by silo"

@@ -265,7 +265,7 @@ def _convolution_weights(layer: Convolution, went_in: Tensor, came_back: Tensor)
 
 
 def _ghost_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Two Gram matrices in float64 against one product a record and its float64 copy."""
+    """Two Gram matrices in float64 against one product per record and its float64 copy."""
     ghost = _EXACT_COSTS * positions**2 * (inputs + outputs)
     stored = (positions + _EXACT_COSTS) * inputs * outputs
     return ghost < stored

@@ -158,7 +158,7 @@ _VALUES_AT_ONCE = 2**26
 
 @final
 class TorchModule:
-    """A user's own module as a model: one tensor in (dimension 0 is the record), one score a class out.
+    """A user's own module as a model: one tensor in (dimension 0 is the record), one score per class out.
 
     `build` makes the module; `initial(seed)` calls it under that seed. `example` are at least two made-up records
     (see `made_up_records`): on them the module is tried once, before it ever sees data. It is refused if records

@@ -167,7 +167,7 @@ three, all models in one group.
 |---|---:|---:|---:|---:|---:|---|
 {rows}
 
-The loop without DataLoader draws batches by index, which is what remains when only that mistake is mended. Accuracies
+The loop without DataLoader draws batches by index, which is what remains when only that mistake is fixed. Accuracies
 are there to show that both sides did the same work.
 
 | task | seconds |
