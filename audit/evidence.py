@@ -25,18 +25,19 @@ from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_
 from calibrate.manifest.from_budget import fresh_nonce, valid_for
 from calibrate.manifest.keys import Role, SigningKey, generate
 from calibrate.manifest.trust import TrustedKey, TrustFile
-from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified
+from calibrate.manifest.verify import AuthenticManifest
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.steffle import Steffle, parts_of
 from privfair.batches.record import BatchRecord
 from privfair.data.training_data import load_training_data
 from privfair.federation.coordinator import Position
 from privfair.plan.data import FileSource
-from privfair.plan.privacy import require_signed
-from privfair.plan.training import TrainingPlan, read_training_plan
+from privfair.plan.privacy import signed_parameters
+from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import PlannedRun, build
 from privfair.run.replay import Session, read_sessions, replay
+from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
 from privfair.transcript import Transcript
 
 # Where an auditor's runs keep their files: in memory, if the system has a place for that.
@@ -95,30 +96,30 @@ class RunEvidence(PlannedRun):
     batches: BatchRecord | None
 
     @classmethod
-    def read(cls, path: Path, trust: TrustFile | None = None, plan_path: Path | None = None) -> RunEvidence:
+    def read(cls, path: Path, trusted: FolderTrust = UNTRUSTED, plan_path: Path | None = None) -> RunEvidence:
         """Open a run folder; refused with a reason where a file is missing or damaged.
 
-        `plan_path` is the plan in its own place, for a plan that names data files relative to it.
+        `trusted` says whose signatures count and whether code in the folder may run. `plan_path` is the plan in its
+        own place, for a plan that names data files relative to it.
         """
         folder = RunFolder.existing(path)
-        given, plan_path = plan_path, _same_plan(folder, plan_path)
-        envelope = folder.manifest.read_bytes()
-        claimed = read_unverified(envelope)
-        plan = read_training_plan(plan_path)
-        if given is None:
+        if plan_path is not None:
+            _require_same_plan(folder, plan_path)
+        found = read_folder_plan(folder, trusted, plan_path)
+        plan, document = found.plan, found.document
+        if plan_path is None:
             _require_files_here(plan)
-        unit = claimed.document.guarantee.privacy_unit()
-        data = load_training_data(plan.data, central=plan.recipe.central, unit=unit)
-        parameters = require_signed(claimed.document, plan.file.privacy)
-        model, algorithm = build(plan, data, parameters, claimed.document.data, claimed.document)
+        plan_path = plan_path or folder.plan
+        data = load_training_data(plan.data, central=plan.recipe.central, unit=document.guarantee.privacy_unit())
+        model, algorithm = build(plan, data, signed_parameters(document), document.data, document)
         return cls(
             folder=folder,
             plan_path=plan_path,
             plan_bytes=plan_path.read_bytes(),
-            envelope=envelope,
-            document=claimed.document,
-            manifest_digest=claimed.digest,
-            authentic=None if trust is None else authenticate(envelope, trust),
+            envelope=found.envelope,
+            document=document,
+            manifest_digest=found.manifest_digest,
+            authentic=found.authentic,
             plan=plan,
             data=data,
             model=model,
@@ -154,14 +155,11 @@ class RunEvidence(PlannedRun):
         return torch.from_numpy(np.asarray(self.batches.batch(round_number, silo.name), dtype=np.int64))
 
 
-def _same_plan(folder: RunFolder, given: Path | None) -> Path:
-    if given is None:
-        return folder.plan
+def _require_same_plan(folder: RunFolder, given: Path) -> None:
     if not given.is_file() or given.read_bytes() != folder.plan.read_bytes():
         raise InvalidInput(
             "--plan", str(given), "is not the plan this run was trained with", f"name the original of {folder.plan}"
         )
-    return given
 
 
 def _require_files_here(plan: TrainingPlan) -> None:

@@ -17,9 +17,9 @@ from audit.transcript.coin_audit import coin_audit
 from audit.transcript.decoder import require_decodable
 from audit.verdict import judge, on_trial
 from calibrate.errors import UnsupportedCombination, count, open_unit
-from calibrate.manifest.trust import TrustFile
 from calibrate.privacy_unit import Relation
 from privfair.ledger import Ledger
+from privfair.run.trusted_plan import UNTRUSTED, FolderTrust
 
 _CANARY_RUNS, _CANARY_SECONDS = 50, 10.0
 
@@ -43,15 +43,15 @@ class AuditOptions:
 def audit_run(
     path: Path,
     options: AuditOptions,
-    trust: TrustFile | None = None,
+    trusted: FolderTrust = UNTRUSTED,
     ledger: Ledger | None = None,
     progress: Callable[[str], None] | None = None,
     plan_path: Path | None = None,
 ) -> AuditReport:
-    """Judge a run by its folder, its data and, where given, its trust file and ledger."""
+    """Judge a run by its folder, its data and, where given, its ledger; `trusted` says how far the folder is."""
     say = progress or (lambda text: None)
     say("reading the run and redoing its states from the transcript")
-    evidence = RunEvidence.read(path, trust, plan_path)
+    evidence = RunEvidence.read(path, trusted, plan_path)
     say("conformance: do manifest, ledger, transcript, plan and model name one another?")
     checks = check_conformance(evidence, ledger)
     say("noise: is it what was signed?")

@@ -23,14 +23,13 @@ from audit.membership.targets import Target as MembershipTarget
 from audit.report.results import AttributeInference
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-from calibrate.manifest.verify import read_unverified
 from privfair.data.read import BadData
 from privfair.data.silos import Silos
 from privfair.data.training_data import TrainingData, load_training_data
 from privfair.models.model import Model, mean_over
 from privfair.plan.model import build_model
-from privfair.plan.training import read_training_plan
 from privfair.run.folder import RunFolder, load_theta
+from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
 
 _CHUNK = 16_384
 
@@ -299,7 +298,7 @@ def run_model(target: RunTarget, records: AuditedRecords) -> WhiteBoxTarget:
 
 
 def attribute_inference_of_run(
-    run: Path, options: AttributeOptions, plan_path: Path | None = None
+    run: Path, options: AttributeOptions, trusted: FolderTrust = UNTRUSTED, plan_path: Path | None = None
 ) -> AttributeInference:
     """Attack the run's model from the outside and with its weights; the attribute is never an input of such a model.
 
@@ -309,8 +308,8 @@ def attribute_inference_of_run(
     folder = RunFolder.existing(run)
     if not folder.model.exists():
         raise InvalidInput("RUN", str(run), "has no model yet", "let the training finish")
-    plan = read_training_plan(folder.plan if plan_path is None else plan_path)
-    unit = read_unverified(folder.manifest.read_bytes()).document.guarantee.privacy_unit()
+    found = read_folder_plan(folder, trusted, plan_path, model_only=True)
+    plan, unit = found.plan, found.document.guarantee.privacy_unit()
     data = load_training_data(plan.data, central=plan.recipe.central, unit=unit)
     first = data.parties[0].data
     if len(data.feature_shape) != 1:

@@ -26,6 +26,7 @@ from audit.membership.targets import (
 )
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, Refused
+from privfair.run.trusted_plan import UNTRUSTED, FolderTrust
 
 # An ONNX file, run by onnxruntime: scores or probabilities, or scikit-learn's pair of labels and probabilities.
 
@@ -122,11 +123,14 @@ class PickleTrust(Enum):
 
 
 def open_target(
-    path: Path, trust: PickleTrust = PickleTrust.REFUSED, outputs: OutputKind = OutputKind.BY_LOOK
+    path: Path,
+    trust: PickleTrust = PickleTrust.REFUSED,
+    outputs: OutputKind = OutputKind.BY_LOOK,
+    folder: FolderTrust = UNTRUSTED,
 ) -> Target:
-    """A run folder, an .onnx file, or a trusted pickle of an estimator or a torch module."""
+    """A run folder (as far as `folder` trusts it), an .onnx file, or a trusted pickle of an estimator or module."""
     if path.is_dir():
-        return RunTarget.open(path)
+        return RunTarget.open(path, folder)
     suffix = path.suffix.lower()
     if suffix not in (".onnx", *_PICKLES):
         raise InvalidInput(

@@ -27,8 +27,8 @@ from privfair.data.encode import codes, encode_features
 from privfair.data.read import BadData
 from privfair.data.schema import schema_from_json
 from privfair.plan.model import ModelKind, ModelPlan, build_model
-from privfair.plan.training import read_training_plan
 from privfair.run.folder import RunFolder, load_theta
+from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
 
 
 class OutputKind(Enum):
@@ -349,13 +349,14 @@ class RunTarget:
     feature_names: ClassVar[tuple[str, ...] | None] = None
 
     @classmethod
-    def open(cls, path: Path) -> RunTarget:
+    def open(cls, path: Path, trusted: FolderTrust = UNTRUSTED) -> RunTarget:
+        """The model of a run folder; `trusted` says whether code that it brings may run."""
         folder = RunFolder.existing(path)
         if not folder.model.exists():
             raise InvalidInput(
                 "--model", str(path), "has no model yet", "let the training finish (privfair train --resume)"
             )
-        return cls(folder, read_training_plan(folder.plan).model)
+        return cls(folder, read_folder_plan(folder, trusted, model_only=True).plan.model)
 
     @property
     def source(self) -> str:

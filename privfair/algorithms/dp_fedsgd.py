@@ -10,6 +10,7 @@ from typing import Any, assert_never, final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import GaussianNoise
@@ -163,11 +164,15 @@ def _descent_ascent(blueprint: Blueprint[PrivateStepOptions], plan: GaussianPlan
             "must be two ratios, for the gradients in theta and in w, with a relation between whole records",
             "write noise = [1.0, 1.0]",
         )
-    table = game.table
+    table, loss = game.table, game.code.load("name a function of theta, w, x, y and s")
+    theta, w = blueprint.model.initial(blueprint.seed), torch.zeros(table.w_size, dtype=torch.float64)
+    with game.code.running("on a made-up record"):
+        x, code = torch.zeros(blueprint.feature_shape, dtype=torch.float64), torch.tensor(0)
+        grad(loss, argnums=(0, 1))(theta.double(), w, x, code, code)
     return FedSgda(
-        loss=game.code.load("name a function of theta, w, x, y and s"),
-        theta_start=blueprint.model.initial(blueprint.seed),
-        w_start=torch.zeros(table.w_size, dtype=torch.float64),
+        loss=loss,
+        theta_start=theta,
+        w_start=w,
         theta_clip=table.theta_clip,
         w_clip=table.w_clip,
         expected=plan.sampling_rate * blueprint.units,

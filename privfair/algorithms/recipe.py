@@ -36,6 +36,8 @@ class Blueprint(Generic[OptionsT]):
     """The priced plan as it was signed; what is known of one where nothing is promised; None for a baseline."""
     parties: tuple[tuple[str, int], ...]
     """Names and sizes in units, as the manifest binds them."""
+    feature_shape: tuple[int, ...]
+    """The shape of one record's features."""
     groups: int
     rounds: int
     """The updates to make."""

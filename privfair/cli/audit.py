@@ -24,11 +24,11 @@ from privfair.cli.audit_model import (
 )
 from privfair.cli.audit_outputs import OutputFlags, model_subjects, output_options, run_subjects, write_outputs
 from privfair.cli.audit_outputs import command as verify_command
-from privfair.cli.output import json_option, print_json, print_rich
+from privfair.cli.output import json_option, print_json, print_rich, trust_options
 
 if TYPE_CHECKING:
     from audit.report.results import AuditReport
-    from calibrate.manifest.trust import TrustFile
+    from privfair.run.trusted_plan import FolderTrust
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _COLOURS = {
@@ -90,8 +90,7 @@ class _WithVerify(click.Command):
     type=_PATH,
     help="The original plan, needed if it names data files relative to its own place.",
 )
-@click.option("--trust", "trust_path", type=_PATH, help="Trust file with which the manifest's signatures are checked.")
-@click.option("--root", type=_PATH, help="Public key that signed the trust file, if it is signed.")
+@trust_options
 @click.option("--ledger", help="The run's ledger, to compare its charges with the releases.")
 @click.option("--anchor", type=_PATH, help="Anchor of the ledger (default: LEDGER.anchor beside a ledger file).")
 @click.option(
@@ -133,6 +132,7 @@ def command(
     plan_path: Path | None,
     trust_path: Path | None,
     root: Path | None,
+    trust_code: bool,
     ledger: str | None,
     anchor: Path | None,
     reruns: int,
@@ -166,22 +166,24 @@ def command(
     Exit code 1 if the promise is refuted, or what --fail-above names is exceeded; 0 otherwise.
     """
     from privfair.cli.keys import read_trust_file
+    from privfair.run.trusted_plan import FolderTrust
 
     outputs, attribute = OutputFlags(out, junit, sign_path, statement), AttributeFlags(sensitive, infer)
-    trust = None if trust_path is None else read_trust_file(trust_path, root)
+    signers = None if trust_path is None else read_trust_file(trust_path, root)
+    trusted = FolderTrust(signers, trust_code)
     flags = ModelFlags(**model)
     if flags.asked_for:
-        report = judge_model(flags, run, trust, seed, confidence)
-        inferred = attribute_of_model(attribute, flags, seed, confidence)
+        report = judge_model(flags, run, trusted, seed, confidence)
+        inferred = attribute_of_model(attribute, flags, trusted, seed, confidence)
         subjects = model_subjects(flags.model_path)
     elif any(limit.of_area for limit in limits):
         raise click.UsageError("--fail-above auc=... needs --model: a run has no membership attack")
     elif run is None:
         raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
     else:
-        report = _judge_run(run, _RunFlags(plan_path, ledger, anchor, reruns), trust, seed, confidence)
+        report = _judge_run(run, _RunFlags(plan_path, ledger, anchor, reruns), trusted, seed, confidence)
         _say("attribute inference: does the model tell more than imputation?")
-        inferred = attribute_of_run(attribute, run, plan_path, seed, confidence)
+        inferred = attribute_of_run(attribute, run, trusted, plan_path, seed, confidence)
         subjects = run_subjects(run)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     report = report.model_copy(update={**inferred, "subjects": subjects, "audited_at": now})
@@ -207,15 +209,15 @@ class _RunFlags:
     reruns: int
 
 
-def _judge_run(run: Path, flags: _RunFlags, trust: TrustFile | None, seed: int, confidence: float) -> AuditReport:
+def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
     from audit.run_audit import AuditOptions, audit_run
     from privfair.ledger import Access, Ledger
 
     options = AuditOptions(flags.reruns, seed, confidence)
     if flags.ledger is None:
-        return audit_run(run, options, trust, None, _say, flags.plan_path)
+        return audit_run(run, options, trusted, None, _say, flags.plan_path)
     with Ledger.open(flags.ledger, flags.anchor, Access.READ) as opened:
-        return audit_run(run, options, trust, opened, _say, flags.plan_path)
+        return audit_run(run, options, trusted, opened, _say, flags.plan_path)
 
 
 def _say(text: str) -> None:

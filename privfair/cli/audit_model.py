@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from audit.membership.targets import Target
     from audit.report.results import AuditReport
     from calibrate.manifest.trust import TrustFile
+    from privfair.run.trusted_plan import FolderTrust
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -141,9 +142,7 @@ class ModelFlags:
             raise click.UsageError("give --manifest or --epsilon, not both: one promise is on trial")
 
 
-def judge_model(
-    flags: ModelFlags, run: Path | None, trust: TrustFile | None, seed: int, confidence: float
-) -> AuditReport:
+def judge_model(flags: ModelFlags, run: Path | None, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
     """Read the files, open the model, train shadow models, attack, judge."""
     from audit.membership.membership_audit import audit_model, audit_scores
     from audit.membership.records import RecordTables
@@ -160,23 +159,23 @@ def judge_model(
         alone = flags.unit is None and set(tables.members.columns) == {flags.score}
         units = None if alone else tables.units(flags.unit)
         chosen = _options(flags, None, seed, confidence)
-        return audit_scores(scores, _member_marks(tables), flags.score, chosen, _claim(flags, trust), units)
-    target = open_model(flags)
-    claim = _claim(flags, trust)
+        return audit_scores(scores, _member_marks(tables), flags.score, chosen, _claim(flags, trusted.signers), units)
+    target = open_model(flags, trusted)
+    claim = _claim(flags, trusted.signers)
     records = records_for(flags, target)
     chosen = _options(flags, _recipe(flags), seed, confidence)
     with _executor(flags.jobs) as executor, _progress(flags.shadow_models) as progress:
         return audit_model(target, records, chosen, claim, executor, progress)
 
 
-def open_model(flags: ModelFlags) -> Target:
+def open_model(flags: ModelFlags, trusted: FolderTrust) -> Target:
     """The model that was named, opened as the flags allow."""
     from audit.membership.open_target import PickleTrust, open_target
     from audit.membership.targets import OutputKind
 
     assert flags.model_path is not None
     pickles = PickleTrust.TRUSTED if flags.trust_pickle else PickleTrust.REFUSED
-    return open_target(flags.model_path, pickles, OutputKind(flags.outputs))
+    return open_target(flags.model_path, pickles, OutputKind(flags.outputs), trusted)
 
 
 def show_membership(report: AuditReport) -> None:
@@ -349,7 +348,7 @@ def show_attribute(report: AuditReport) -> None:
 
 
 def attribute_of_run(
-    flags: AttributeFlags, run: Path, plan_path: Path | None, seed: int, confidence: float
+    flags: AttributeFlags, run: Path, trusted: FolderTrust, plan_path: Path | None, seed: int, confidence: float
 ) -> Inferred:
     """Of a run; a run that does not allow it (no model yet, images, too few records) says so."""
     from audit.attribute.attribute_audit import AttributeOptions
@@ -360,12 +359,14 @@ def attribute_of_run(
         return _not_inferred("it was not asked for")
     try:
         options = AttributeOptions(confidence, seed)
-        return {"attribute_inference": attribute_inference_of_run(run, options, plan_path)}
+        return {"attribute_inference": attribute_inference_of_run(run, options, trusted, plan_path)}
     except InvalidInput as refused:
         return _not_inferred(f"{refused.argument} {refused.rule}")
 
 
-def attribute_of_model(flags: AttributeFlags, model: ModelFlags, seed: int, confidence: float) -> Inferred:
+def attribute_of_model(
+    flags: AttributeFlags, model: ModelFlags, trusted: FolderTrust, seed: int, confidence: float
+) -> Inferred:
     """Of a model with two files; only where a column was named."""
     from audit.attribute.attribute_audit import AttributeOptions
     from audit.attribute.targets import attribute_inference_of_model
@@ -378,7 +379,7 @@ def attribute_of_model(flags: AttributeFlags, model: ModelFlags, seed: int, conf
         raise click.UsageError("--sensitive needs --model: scores of members say nothing about an attribute")
     assert model.members is not None
     assert model.nonmembers is not None
-    target = open_model(model)
+    target = open_model(model, trusted)
     delimiter = target.delimiter if isinstance(target, RunTarget) else ","
     tables = RecordTables.read(model.members, model.nonmembers, delimiter=delimiter)
     found = attribute_inference_of_model(

@@ -94,3 +94,18 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return function
 
     return decorate
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+trust_options = options(
+    click.option(
+        "--trust", "trust_path", type=_FILE, help="Trust file by which the manifest's signatures are checked."
+    ),
+    click.option("--root", type=_FILE, help="Public key that signed the trust file, if it is signed."),
+    click.option(
+        "--trust-code",
+        is_flag=True,
+        help="Run the code that the run folder brings, if its digest is signed; needs --trust.",
+    ),
+)
+"""For commands that open a run folder, which may come from anybody."""

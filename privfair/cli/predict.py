@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from privfair.cli.output import json_option, print_json
+from privfair.cli.output import json_option, print_json, trust_options
 
 _EXAMPLE = """
 \b
@@ -27,13 +27,19 @@ The file needs the feature columns of the training files; class and sensitive at
     help="CSV or Parquet file with the features.",
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="CSV to write.")
+@trust_options
 @json_option
-def command(run: Path, input_path: Path, out: Path, as_json: bool) -> None:
+def command(
+    run: Path, input_path: Path, out: Path, trust_path: Path | None, root: Path | None, trust_code: bool, as_json: bool
+) -> None:
     """Apply the model in RUN to every record of a file: its class, and the probability of each class."""
+    from privfair.cli.keys import read_trust_file
     from privfair.cli.output import write_bytes
     from privfair.run.prediction import predict
+    from privfair.run.trusted_plan import FolderTrust
 
-    found = predict(run, input_path)
+    signers = None if trust_path is None else read_trust_file(trust_path, root)
+    found = predict(run, input_path, FolderTrust(signers, trust_code))
     write_bytes(out, found.as_csv())
     counts = Counter(found.predicted)
     if as_json:

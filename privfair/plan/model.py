@@ -14,9 +14,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
@@ -26,65 +24,12 @@ from typing import TYPE_CHECKING, Any, assert_never
 from calibrate.errors import InvalidInput, count, positive
 from privfair.models.model import Activation, CnnArchitecture
 from privfair.plan.file import key_names, read_section, refuse_unknown
+from privfair.plan.own_code import UserFunction
 
 if TYPE_CHECKING:
     import torch
 
     from privfair.models.model import Model
-
-
-# A function in the user's own Python file beside a plan: found, bound by its digest where one is given, loaded.
-
-
-@dataclass(frozen=True)
-class UserFunction:
-    """`function` of `file`; `place` is the plan's table that names it, for messages."""
-
-    place: str
-    folder: Path
-    file: str | None
-    function: str
-    sha256: str | None = None
-
-    def require_beside(self, example: str) -> None:
-        """Refuse a file elsewhere: the run folder keeps a copy beside its plan."""
-        if self.file is None or Path(self.file).name != self.file or not self.file.endswith(".py"):
-            raise InvalidInput(
-                f"[{self.place}] file",
-                self.file,
-                "must be a .py file in the plan's own folder",
-                f'write file = "{example}"',
-            )
-
-    def source(self) -> bytes:
-        """The file's bytes, which must have the signed digest if the plan names one."""
-        path = self.folder / str(self.file)
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise InvalidInput(
-                f"[{self.place}] file", str(path), f"cannot be read ({error.strerror})", "put it beside the plan"
-            ) from error
-        if self.sha256 is not None and hashlib.sha256(content).hexdigest() != self.sha256:
-            raise InvalidInput(
-                f"[{self.place}] sha256", self.sha256, f"is not the digest of {path}", "use the file that was signed"
-            )
-        return content
-
-    def load(self, remedy: str) -> Callable[..., Any]:
-        """Run the file and take the function out of it."""
-        path = self.folder / str(self.file)
-        self.source()
-        name = f"privfair_module_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found: Callable[..., Any] | None = getattr(module, self.function, None)
-        if not callable(found):
-            raise InvalidInput(f"[{self.place}] function", self.function, f"is not defined in {path}", remedy)
-        return found
 
 
 # The model a plan asks for: `model = "logistic"`, or a table [training.model] with a kind and its own keys.
@@ -127,8 +72,8 @@ class ModelPlan:
     file: str | None = None
     function: str = "build"
     sha256: str | None = None
-    folder: Path = Path()
-    """Where the plan lies; not a key of the plan."""
+    code: UserFunction | None = None
+    """The module's source, to be kept with the run; None for built-in models. Not a key of the plan."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -137,17 +82,13 @@ class ModelPlan:
 
         return torch.float64 if self.kind is ModelKind.LOGISTIC else torch.float32
 
-    def code(self) -> bytes | None:
-        """The module's source, to be kept with the run; None for built-in models."""
-        return None if self.kind is not ModelKind.MODULE else _code(self).source()
-
 
 def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
     """The typed plan of a name or a table."""
     table = {"kind": value} if isinstance(value, str) else value
     if not isinstance(table, dict):
         raise InvalidInput("[training] model", value, "must be a name or a table", 'write model = "logistic"')
-    refuse_unknown("training.model", table, (*(k for k in key_names(ModelPlan) if k != "folder"),))
+    refuse_unknown("training.model", table, [key for key in key_names(ModelPlan) if key != "code"])
     plan = read_section(ModelPlan, "training.model", table)
     for key in table:
         if key != "kind" and key.replace("-", "_") not in _KEYS[plan.kind]:
@@ -155,9 +96,10 @@ def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
             raise InvalidInput(
                 f"[training.model] {key}", table[key], f"has no meaning for {plan.kind.value}", f"it takes {known}"
             )
-    if plan.kind is ModelKind.MODULE:
-        _code(plan).require_beside("net.py")
-    return replace(plan, folder=folder)
+    if plan.kind is not ModelKind.MODULE:
+        return plan
+    code = UserFunction.read("training.model", folder, plan.file, plan.function, plan.sha256, "net.py")
+    return replace(plan, code=code)
 
 
 def build_model(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Model:
@@ -190,7 +132,10 @@ def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Mo
     from privfair.models.record_isolation import made_up_records
     from privfair.models.torch_module import TorchModule
 
-    model = TorchModule(_code(plan).load("name a function without arguments"), made_up_records(feature_shape))
+    assert plan.code is not None
+    function = plan.code.load("name a function without arguments")
+    with plan.code.running("when its module is built and tried out"):
+        model = TorchModule(function, made_up_records(feature_shape))
     if model.classes != classes:
         raise InvalidInput(
             f"[training.model] {plan.function}",
@@ -199,10 +144,6 @@ def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Mo
             "fix the module's last layer",
         )
     return model
-
-
-def _code(plan: ModelPlan) -> UserFunction:
-    return UserFunction("training.model", plan.folder, plan.file, plan.function, plan.sha256)
 
 
 _PLACE = "training.min-max"
@@ -240,6 +181,5 @@ def read_min_max_plan(value: Any, folder: Path = Path()) -> MinMaxPlan:
     if not isinstance(value, Mapping):
         raise InvalidInput(f"[{_PLACE}]", value, "must be a table", f"write [{_PLACE}] with its keys")
     table = read_section(_Table, _PLACE, value)
-    code = UserFunction(_PLACE, folder, table.file, table.function, table.sha256)
-    code.require_beside("game.py")
+    code = UserFunction.read(_PLACE, folder, table.file, table.function, table.sha256, "game.py")
     return MinMaxPlan(code, table)

@@ -92,12 +92,11 @@ class TrainingPlan:
 
     def own_code(self) -> dict[str, bytes]:
         """The user's own files that the run needs, by name, to be kept with it."""
-        files = {} if self.min_max is None else {str(self.min_max.code.file): self.min_max.code.source()}
-        code = self.model.code()
-        return files if code is None else files | {str(self.model.file): code}
+        code = (self.model.code, None if self.min_max is None else self.min_max.code)
+        return {one.name: one.source for one in code if one is not None}
 
     def code_digests(self) -> dict[str, str]:
-        """The SHA-256 of each of the user's own files: what a manifest signs and a run must have."""
+        """The SHA-256 of each of the user's own files, by name."""
         return {name: hashlib.sha256(content).hexdigest() for name, content in self.own_code().items()}
 
     @property

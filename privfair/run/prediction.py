@@ -14,8 +14,8 @@ from privfair.data.benchmark_files import Standardisation
 from privfair.data.own_files import load_own_features
 from privfair.data.schema import schema_from_json
 from privfair.plan.model import build_model
-from privfair.plan.training import read_training_plan
 from privfair.run.folder import RunFolder, load_theta
+from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,11 @@ class Predictions:
         return text.getvalue().encode()
 
 
-def predict(run: str | Path, input: str | Path) -> Predictions:
+def predict(run: str | Path, input: str | Path, trusted: FolderTrust = UNTRUSTED) -> Predictions:
     """Encode the records as the training records were, and apply the run's model.
+
+    `run` is the run folder and `input` a file of records. `trusted` says how far the folder is trusted, which matters
+    for a model that the user's own code builds.
 
     Guarantee: post-processing. What the model protects, it protects whatever it is asked; the predictions say
     nothing new about training records.
@@ -44,7 +47,7 @@ def predict(run: str | Path, input: str | Path) -> Predictions:
     folder = RunFolder.existing(Path(run))
     if not folder.model.exists():
         raise InvalidInput("RUN", str(run), "has no model yet", "let the training finish (privfair train ... --resume)")
-    plan = read_training_plan(folder.plan)
+    plan = read_folder_plan(folder, trusted, model_only=True).plan
     encoding = folder.read_json(folder.encoding)
     if encoding["schema"] is None:
         raise InvalidInput("RUN", str(run), "was trained on images, which come in no table", "load the model in Python")

@@ -249,6 +249,7 @@ def build(
         clients=data.clients,
         sensitive=() if data.apart is None else data.apart.sensitive,
         min_max=plan.min_max,
+        feature_shape=data.feature_shape,
         groups=first.groups,
         rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
         document=document,

@@ -17,8 +17,10 @@ from scipy import stats
 import privfair
 from calibrate.errors import InvalidInput, ManifestRefused, Refused, UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise
+from calibrate.manifest.trust import read_trust
 from privfair.run.folder import RunFolder
 from privfair.run.replay import read_sessions, replay
+from privfair.run.trusted_plan import FolderTrust
 from privfair.training import prepare
 from privfair.transcript import Transcript
 from tests.privfair.ledgers import open_ledger
@@ -200,7 +202,8 @@ def test_networks_train_predict_and_come_back_from_disk(tmp_path: Path, model: s
     assert not (tmp_path / "run" / "model.json").exists()
     run, folder = prepare(desk.plan, manifest, desk.trust), RunFolder(tmp_path / "run")
     *_, last = replay(run.algorithm, Transcript.read(folder.transcript), read_sessions(folder.sessions))
-    found = privfair.predict(tmp_path / "run", tmp_path / "north.csv")
+    trusted = FolderTrust(read_trust(desk.trust.read_bytes()), code=True)
+    found = privfair.predict(tmp_path / "run", tmp_path / "north.csv", trusted)
     from privfair.data.own_files import load_own_silo
     from privfair.data.schema_toml import load_schema
 
