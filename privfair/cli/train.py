@@ -30,6 +30,7 @@ A whole example. plan.toml (docs/training.md has every key):
   clip = 1.0
   [data]
   dataset = "credit-card"
+  at-least = 7000                      # training records that each silo has for sure: a public number
   [data.partition]
   kind = "equal"
   silos = 3
@@ -62,6 +63,7 @@ With files of your own, one for each silo, [data] and [data.partition] become
   [data]
   files = ["north.csv", "south.csv", "west.csv"]
   schema = "schema.toml"
+  at-least = 100
 
 \b
 and schema.toml says what the columns mean (docs/data.md; a name with spaces is quoted: [numeric."Age in years"]):

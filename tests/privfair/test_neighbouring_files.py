@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from audit.probes.setting import Moment, Scene, Sent, sent
+from audit.probes.setting import MessageValues, ProbeSetting, ReachedState, message_values
 from calibrate.errors import UnsupportedCombination
 from privfair.batches.randomness import SeededWords
 from privfair.data.own_files import load_own_silos
@@ -186,7 +186,7 @@ CASES = {
     ),
     "mmd-fedavg": Case(
         "mmd-fedavg",
-        MMD + "histogram-noise-ratio = 4.0\n",
+        MMD,
         records_replaced_in_their_cell,
         training="kernel-width = 5.0\n",
     ),
@@ -231,17 +231,17 @@ def _prepare(desk: Desk, envelope: bytes) -> PreparedRun:
     return prepare(desk.plan, desk.folder / "budget.json", desk.trust)
 
 
-def _sendings(run: PreparedRun) -> tuple[Scene, dict[str, Sent]]:
+def _sendings(run: PreparedRun) -> tuple[ProbeSetting, dict[str, MessageValues]]:
     """What each party sends of all its units in the first round."""
-    moment = Moment(0, run.algorithm.start())
-    scene = Scene(run.algorithm, run.model, run.silos, run.manifest.document, (moment,))
+    reached = ReachedState(0, run.algorithm.start())
+    setting = ProbeSetting(run.algorithm, run.model, run.silos, run.manifest.document, (reached,))
     found = {}
     for silo in run.silos:
         batch = torch.arange(silo.units)
         if run.algorithm.draws:
             batch = torch.from_numpy(run.algorithm.draw(silo, SeededWords(0, "draw")))
-        found[silo.name] = sent(scene, moment, silo, batch)
-    return scene, found
+        found[silo.name] = message_values(setting, reached, silo, batch)
+    return setting, found
 
 
 def _default_or_slow() -> Iterator[object]:
@@ -254,7 +254,7 @@ def _default_or_slow() -> Iterator[object]:
 @pytest.mark.parametrize("name", _default_or_slow())
 def test_one_unit_of_the_file_moves_what_is_sent_by_no_more_than_signed(name: str, tmp_path: Path) -> None:
     desk, rows, envelope = _signed(tmp_path, CASES[name])
-    scene, base = _sendings(_prepare(desk, envelope))
+    setting, base = _sendings(_prepare(desk, envelope))
     seen = 0
     for neighbour in list(CASES[name].units(rows, tmp_path)):
         _write(tmp_path, neighbour)
@@ -263,14 +263,14 @@ def test_one_unit_of_the_file_moves_what_is_sent_by_no_more_than_signed(name: st
         moved = 0
         for party, values in base.items():
             apart = [
-                scene.distance(of, sums, other[party].noisy[of]) / scene.allowed(of)
+                setting.distance(of, sums, other[party].noisy[of]) / setting.allowed(of)
                 for of, sums in values.noisy.items()
             ]
             assert all(share <= 1 + 1e-9 for share in apart), (party, apart)
             for of, answers in values.randomised.items():
                 apart.append(float((answers != other[party].randomised[of]).sum()))
                 assert apart[-1] <= 1
-            for of in scene.independent & set(values.clear):
+            for of in setting.independent & set(values.clear):
                 np.testing.assert_allclose(values.clear[of], other[party].clear[of], atol=1e-9)
             moved += any(share > 1e-9 for share in apart)
         assert moved <= 1, "a unit is in one silo only"
@@ -361,3 +361,60 @@ def test_the_whole_engine_without_noise_publishes_neighbouring_sums(tmp_path: Pa
         apart = [float(np.linalg.norm(published[0][party] - other[party])) for party in NAMES]
         assert max(apart) <= 1 + 1e-5
         assert sum(distance > 1e-5 for distance in apart) <= 1
+
+
+APART = CASES["gaussian"].plan.replace(
+    'schema = "schema.toml"\n', 'schema = "schema.toml"\ntest-files = ["n.csv", "s.csv"]\n'
+)
+
+
+def _same_file(folder: Path, rows: Rows) -> None:
+    (folder / "n.csv").hardlink_to(folder / "north.csv")
+    _write(folder, {"s": _rows(seed=9)["south"]})
+
+
+def _same_content(folder: Path, rows: Rows) -> None:
+    _write(folder, {"n": _rows(seed=9)["north"], "s": rows["north"]})
+
+
+def _same_records(folder: Path, rows: Rows) -> None:
+    """Every fourth test record trains, in another order."""
+    fresh = _rows(seed=9)
+    _write(folder, {"n": fresh["north"], "s": [*reversed(rows["south"][:20]), *fresh["south"][:44]]})
+
+
+def _same_ids(folder: Path, rows: Rows) -> None:
+    fresh = _rows(seed=9)
+    others = {"n" if name == "north" else "s": [row.replace("i-", "j-") for row in own] for name, own in fresh.items()}
+    others["s"][5] = others["s"][5].replace("j-south-5", "i-north-5")
+    _write(folder, others)
+
+
+@pytest.mark.parametrize(
+    ("test_files", "data", "words"),
+    [
+        (_same_file, "", "a test file is a training file"),
+        (_same_content, "", "a test file is a training file"),
+        (_same_records, "", "many test records equal training records"),
+        (_same_ids, 'id-column = "id"\n', "share ids"),
+    ],
+)
+def test_metrics_on_training_records_are_refused_under_a_promise(
+    test_files: Callable[[Path, Rows], None], data: str, words: str, tmp_path: Path
+) -> None:
+    desk, rows = Desk.at(tmp_path, APART.replace(AT_LEAST, AT_LEAST + data)), _rows()
+    (tmp_path / "schema.toml").write_text(SCHEMA + '[file]\nkeep = ["age", "user", "id", "town"]\n', encoding="utf-8")
+    _write(tmp_path, rows)
+    test_files(tmp_path, rows)
+    with pytest.raises(UnsupportedCombination, match=words) as refused:
+        desk.budget()
+    assert not any(letter.isdigit() for letter in str(refused.value)), "the refusal tells no count"
+
+
+def test_test_files_that_are_apart_are_accepted_twins_included(tmp_path: Path) -> None:
+    desk, rows = Desk.at(tmp_path, APART), _rows()
+    (tmp_path / "schema.toml").write_text(SCHEMA + '[file]\nkeep = ["age", "user", "id", "town"]\n', encoding="utf-8")
+    fresh = _rows(seed=9)
+    _write(tmp_path, {**rows, "n": [rows["north"][0], *fresh["north"]], "s": fresh["south"]})
+    run = _prepare(desk, desk.budget().read_bytes())
+    assert any("Records in the test files" in said for said in run.manifest.document.guarantee.not_protected)
