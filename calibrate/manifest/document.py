@@ -178,16 +178,20 @@ Parameter = bool | int | float | Text | tuple[float, ...] | None
 """A parameter of a plan as JSON holds it."""
 
 
+_Part = Annotated[Text, Field(max_length=60, pattern=r"^[^/]+$")]
+
+
 class DataIdentity(StrictModel):
     """Which data set the custodian says this is, whatever its size today: what total budgets are kept for."""
 
-    name: Text
-    custodian: Text
-    version: Text
+    name: _Part
+    custodian: _Part
+    version: _Part
 
-    def digest(self) -> str:
-        """The key of this data set in a ledger."""
-        return digest(self.model_dump(mode="json", by_alias=True))
+    @property
+    def label(self) -> str:
+        """What a ledger calls this data set: two data sets have the same label only if all three parts agree."""
+        return f"{self.custodian}/{self.name}/{self.version}"
 
 
 class LedgerBinding(StrictModel):

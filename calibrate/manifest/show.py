@@ -213,7 +213,7 @@ def _binding(document: BudgetDocument) -> Iterator[str]:
         yield "no data set is declared"
     else:
         named = document.dataset
-        yield f"data set {named.name}, version {named.version}, kept by {named.custodian}"
+        yield f"data set {named.name}, version {named.version}, kept by {named.custodian} (in a ledger: {named.label})"
     for silo in document.data.silos:
         yield f"{silo.name}: {silo.size} {'users' if document.guarantee.unit is Protected.USER else 'records'}"
     yield f"schema {document.data.schema_digest}"

@@ -118,10 +118,11 @@ def claim_terms(manifest: VerifiedManifest) -> ManifestTerms:
         rounds=document.rounds,
         epsilon=promise.epsilon,
         delta=promise.delta,
-        dataset=f"data {document.data.digest()[:16]}",
+        dataset=f"data {document.data.digest()[:16]}" if document.dataset is None else document.dataset.label,
         data_digest=document.data.digest(),
         valid_until=document.validity.not_after,
         unit=promise.unit,
+        ledgers=tuple(bound.ledger for bound in document.ledgers),
         purpose=document.justification,
         signers=tuple(f"{one.role.value} {one.key_id[:16]}" for one in manifest.signatures),
     )
