@@ -12,6 +12,7 @@ _COMMANDS = {
     "account": "the epsilon of given noise, as a certified interval",
     "audit": "does a run keep its promise?",
     "calibrate": "the smallest noise that keeps a promise (epsilon, delta)",
+    "compose": "one person's promise over several budgets or silos",
     "demo": "the whole pipeline on real data, in about a minute",
     "explain": "a budget or an epsilon in plain words",
     "keys": "make keys and say whom to trust",

@@ -1,0 +1,97 @@
+"""`privfair ledger` and `privfair compose` as an officer types them, on one small private run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.command_line import privfair
+from tests.privfair.small_runs import GAUSSIAN, Desk
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    desk = Desk.at(tmp_path_factory.mktemp("desk"), GAUSSIAN.format(rate=1.0, rounds=3, more=""))
+    desk.train(desk.budget())
+    return desk
+
+
+def test_status_shows_dates_purpose_signers_and_what_was_spent(desk: Desk) -> None:
+    found = privfair("ledger", "status", desk.ledger, "--json").json()
+    (manifest,), (spent,) = found["manifests"], found["budgets"]
+    assert manifest["rounds_charged"] == manifest["rounds_signed"] == 3
+    assert manifest["purpose"]
+    assert manifest["claimed_at"].endswith("Z")
+    assert manifest["signers"][0].startswith("privacy-officer")
+    assert (spent["claimed_epsilon"], spent["epsilon"], spent["left"]) == (8.0, None, None)
+    text = privfair("ledger", "status", desk.ledger).out
+    assert "3 of 3 rounds charged" in text
+    assert max(map(len, text.splitlines()[1:])) <= 140
+
+
+def test_a_budget_is_set_shown_as_a_bar_and_enforced(desk: Desk) -> None:
+    dataset = privfair("ledger", "status", desk.ledger, "--json").json()["manifests"][0]["dataset"]
+    words = ("--ledger", desk.ledger, "--unit", "record", "--epsilon", 10, "--delta", 1e-4)
+    done = privfair("ledger", "budget", "set", dataset, *words)
+    assert done.code == 0, done.err
+    assert "epsilon 8 of 10 [################....] 2 left" in done.out
+    assert privfair("ledger", "budget", "set", dataset, *words).code == 3
+    second = privfair(
+        *("train", desk.plan, "--manifest", desk.budget("second.json"), "--trust", desk.trust),
+        *("--ledger", desk.ledger, "--out", desk.folder / "second", "--quiet"),
+    )
+    assert second.code == 3
+    assert "earlier claims took 8 and this one asks for 8" in second.err
+
+
+def test_backup_and_restore_say_what_they_cost(desk: Desk, tmp_path: Path) -> None:
+    copy, place = tmp_path / "copy", tmp_path / "restored.db"
+    assert privfair("ledger", "backup", desk.ledger, "--out", copy).code == 0
+    assert privfair("ledger", "backup", desk.ledger, "--out", copy).code == 2, "a backup is never overwritten"
+    done = privfair("ledger", "restore", copy, place)
+    assert done.code == 0, done.err
+    assert "every budget counts as spent" in done.out
+    assert privfair("ledger", "verify", place).code == 0
+    assert privfair("ledger", "restore", copy, place).code == 3
+
+
+def test_a_run_is_abandoned_once(desk: Desk) -> None:
+    digest = privfair("ledger", "status", desk.ledger, "--json").json()["manifests"][0]["manifest"]
+    why = ("--why", "given up")
+    assert privfair("ledger", "abandon", desk.ledger, "--manifest", digest[:10], *why).code == 3, "it is closed"
+    assert privfair("ledger", "abandon", desk.ledger, "--manifest", "", *why).code == 2
+
+
+def test_a_lost_anchor_is_made_anew_from_a_noted_end(desk: Desk, tmp_path: Path) -> None:
+    noted = privfair("ledger", "anchor", desk.ledger, "--json").json()
+    words = ("ledger", "adopt", desk.ledger, "--anchor", tmp_path / "anchor", "--seq", noted["seq"], "--head")
+    assert privfair(*words, "0" * 64).code == 3
+    assert privfair(*words, noted["head"]).code == 0
+
+
+@pytest.mark.parametrize("command", ["init", "status", "verify", "anchor"])
+@pytest.mark.parametrize("place", ["", ".", "/", "no/such/folder/ledger.db", "mysql://x"])
+def test_a_place_that_is_none_is_refused_in_one_sentence(command: str, place: str) -> None:
+    done = privfair("ledger", command, place)
+    assert done.code == 2
+    assert len(done.err.splitlines()) == 1
+
+
+def test_training_makes_no_ledger(desk: Desk, tmp_path: Path) -> None:
+    done = privfair(
+        *("train", desk.plan, "--manifest", desk.budget("typo.json"), "--trust", desk.trust),
+        *("--ledger", tmp_path / "typo.db", "--out", tmp_path / "run", "--quiet"),
+    )
+    assert done.code == 3
+    assert "privfair ledger init" in done.err
+    assert not (tmp_path / "typo.db").exists()
+
+
+def test_a_person_in_several_silos_and_budgets_pays_each(desk: Desk) -> None:
+    budget = desk.folder / "budget.json"
+    everywhere = privfair("compose", budget, "--json").json()
+    assert everywhere["epsilon"] == 24.0, "three silos"
+    twice = privfair("compose", budget, budget, "--silos", 1, "--json").json()
+    assert (twice["unit"], twice["epsilon"], twice["delta"]) == ("record", 16.0, 2e-5)
+    assert "together: epsilon 16" in privfair("compose", budget, budget, "--silos", 1).out
