@@ -235,9 +235,17 @@ class Demo:
         officer, trust, budget = (self._path("officer.pem"), self._path("trust.json"), self._path("budget.json"))
         self._show("keys", "generate", "--role", "privacy-officer", "--out", officer)
         self._show("keys", "trust", "--key", officer, "--role", "privacy-officer", "--out", trust)
-        self._show("ledger", "init", self._path("ledger.db"))
+        ledger = self._path("ledger.db")
+        self._show("ledger", "init", ledger)
         printed = ("--as-printed",) if as_printed else ()
-        self._answer("calibrate", plan, *printed, "--why", "demonstration", "--out", budget, "--key", officer)
+        self._answer(
+            "calibrate",
+            plan,
+            *printed,
+            "--why",
+            "demonstration",
+            *("--out", budget, "--key", officer, "--ledger", ledger),
+        )
         self._show("manifest", "show", budget, "--trust", trust)
         guarantee = self._answer("manifest", "show", budget, "--trust", trust)["document"]["guarantee"]
         return {

@@ -54,7 +54,7 @@ Commands:
   privfair keys generate --role privacy-officer --out officer.pem
   privfair keys trust --key officer.pem --role privacy-officer --out trust.json
   privfair ledger init ledger.db
-  privfair calibrate plan.toml --out budget.json --key officer.pem
+  privfair calibrate plan.toml --out budget.json --key officer.pem --ledger ledger.db
   privfair train plan.toml --manifest budget.json --trust trust.json --ledger ledger.db --out run/
   privfair predict run/ --input new.csv --out predictions.csv
 

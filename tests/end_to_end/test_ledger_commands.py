@@ -95,3 +95,17 @@ def test_a_person_in_several_silos_and_budgets_pays_each(desk: Desk) -> None:
     twice = privfair("compose", budget, budget, "--silos", 1, "--json").json()
     assert (twice["unit"], twice["epsilon"], twice["delta"]) == ("record", 16.0, 2e-5)
     assert "together: epsilon 16" in privfair("compose", budget, budget, "--silos", 1).out
+
+
+def test_a_second_ledger_gives_no_second_run(desk: Desk, tmp_path: Path) -> None:
+    """A budget that was signed for a ledger is worth nothing in another one, however new it is."""
+    budget, second = tmp_path / "bound.json", tmp_path / "second.db"
+    signed = privfair("calibrate", desk.plan, "--ledger", desk.ledger, "--out", budget, "--key", desk.key)
+    assert signed.code == 0, signed.err
+    assert privfair("ledger", "init", second).code == 0
+    done = privfair(
+        *("train", desk.plan, "--manifest", budget, "--trust", desk.trust),
+        *("--ledger", second, "--out", tmp_path / "run", "--quiet"),
+    )
+    assert done.code == 3
+    assert "it was signed for ledger" in done.err

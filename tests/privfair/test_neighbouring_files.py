@@ -184,12 +184,7 @@ CASES = {
     "fedfdp": Case(
         "fedfdp", POISSON + "clip = 1.0\nloss-clip = 2.0\nloss-noise-ratio = 2.5\n", records_added_or_removed, AT_LEAST
     ),
-    "mmd-fedavg": Case(
-        "mmd-fedavg",
-        MMD,
-        records_replaced_in_their_cell,
-        training="kernel-width = 5.0\n",
-    ),
+    "mmd-fedavg": Case("mmd-fedavg", MMD, records_replaced_in_their_cell, training="kernel-width = 5.0\n"),
     "steffle": Case("steffle", STEFFLE, attributes_replaced, training="group-frequencies = [0.5, 0.5]\n"),
     "steffle, cut by age": Case(
         "steffle",
