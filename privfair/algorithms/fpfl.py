@@ -189,7 +189,10 @@ class Fpfl(Algorithm[FpflState]):
 
 
 def build(blueprint: Blueprint[FpflOptions]) -> Fpfl:
-    """FPFL and its ladder; without a clip (and so without a promise) FL and FFL."""
+    """FPFL and its ladder; without a clip (and so without a promise) FL and FFL.
+
+    Under a promise there is one party, the trusted aggregator. Without one, several parties each draw a cohort.
+    """
     if isinstance(blueprint.parameters, Unpriced):
         given = blueprint.parameters
         ratio, users, clip = given.number("normalisation_noise_ratio"), given.whole("users"), given.number("clip")
@@ -199,7 +202,8 @@ def build(blueprint: Blueprint[FpflOptions]) -> Fpfl:
         ratio, users, clip, cohort = plan.normalisation_noise_ratio, plan.users, plan.clip, float(plan.cohort)
     refuse_normalisation(ratio)
     blueprint.require_users(users)
-    return Fpfl(blueprint.model, blueprint.options, blueprint.groups, cohort, clip, blueprint.seed)
+    expected = cohort * len(blueprint.parties)
+    return Fpfl(blueprint.model, blueprint.options, blueprint.groups, expected, clip, blueprint.seed)
 
 
 RECIPE = Recipe("fpfl", FpflOptions, build, USER_ADDED)

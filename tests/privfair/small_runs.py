@@ -79,7 +79,7 @@ FPFL = """algorithm = "fpfl"
 epsilon = 8.0
 delta = 1e-3
 [privacy]
-users = 202
+users = 200
 cohort = 40
 rounds = 5
 clip = 1.0

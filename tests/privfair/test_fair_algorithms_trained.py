@@ -35,7 +35,7 @@ loss-noise-ratio = 2.5
 """
 FPFL = """
 [privacy]
-users = 202
+users = 200
 cohort = 40
 rounds = {rounds}
 clip = 3.0
@@ -246,4 +246,34 @@ def test_paying_for_statistics_that_nobody_publishes_is_refused(tmp_path: Path) 
         tmp_path, _plan("fedfdp", FEDFDP.format(rounds=4) + "normalisation-noise-ratio = 2.0\n", "seed = 0\n")
     )
     with pytest.raises(InvalidInput, match="normalisation-noise-ratio"):
+        desk.budget()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "training"),
+    [
+        ("tran", "", "rounds = 3\n"),
+        ("tran", "", 'rounds = 3\nbatch-size = 20\nsampling = "fixed"\ncohort = 20\n'),
+        ("fpfl", "\n[privacy]\ncohort = 20\n", "rounds = 3\n"),
+        ("fpfl", "\n[privacy]\ncohort = 20\nclip = 1.0\n", 'rounds = 3\nbatch-size = 20\nsampling = "poisson"\n'),
+    ],
+)
+def test_users_of_several_silos_are_added_up_where_nothing_is_promised(
+    tmp_path: Path, algorithm: str, privacy: str, training: str
+) -> None:
+    desk = Desk.at(tmp_path, _plan(algorithm, privacy, training, target=False))
+    result = desk.train(desk.budget())
+    assert result.summary["rounds"]["steps"] == 3
+    prepared = prepare(desk.plan, desk.folder / "budget.json", desk.trust)
+    assert len(prepared.silos) == 3
+    expected = 60 if "20" in privacy + training else sum(len(silo) for silo in prepared.silos)
+    assert prepared.algorithm.expected_cohort == expected  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize("users", [20, 201, 20_000])
+def test_a_number_of_users_that_is_not_the_datas_is_refused(tmp_path: Path, sampling: str, users: int) -> None:
+    privacy = FPFL.format(rounds=12, sampling=sampling).replace("users = 200", f"users = {users}")
+    desk = Desk.at(tmp_path, _plan("fpfl", privacy.replace("cohort = 40", "cohort = 10"), "seed = 0\n", users=True))
+    with pytest.raises(InvalidInput, match=r"\[privacy\] users"):
         desk.budget()

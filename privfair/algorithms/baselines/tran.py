@@ -34,7 +34,7 @@ class TranOptions(Options):
     largest_multiplier: Positive = 1.0
     rate_value: RateValue = RateValue.PREDICTIONS
     cohort: Count | None = None
-    """Users per round, the batch size; left out: all of them."""
+    """Users per round and party, the batch size; left out: all of them."""
     records_per_user: Positive = 2.0
     least_count: Positive = 1.0
     positive_class: Whole = 1
@@ -121,7 +121,8 @@ class TranMultipliers(Algorithm[TranState]):
 
 def build(blueprint: Blueprint[TranOptions]) -> TranMultipliers:
     """Basic multipliers of a plan that protects nobody."""
-    cohort = float(blueprint.options.cohort or blueprint.units)
+    own = blueprint.options.cohort
+    cohort = float(blueprint.units if own is None else own * len(blueprint.parties))
     return TranMultipliers(blueprint.model, blueprint.options, blueprint.groups, cohort, None, blueprint.seed)
 
 
