@@ -9,17 +9,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from audit.evidence import RunEvidence, sensitive_silos, wrong_answers
+from audit.noise import grid_step, off_grid
 from audit.probes.batches import wrong_batches
 from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.errors import Refused
 from calibrate.manifest.issue import recompute
-from calibrate.manifest.mechanism import NoPrivacyPromised
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised
 from calibrate.manifest.verify import misfit_of_data
 from privfair.ledger import Ledger
 from privfair.models.linear import LogisticRegression
 from privfair.run.folder import load_theta, readable_difference
-from privfair.transcript import Ending
+from privfair.transcript import Ending, FloatFormat
 
 _CLOSE = 1e-9
 _RARE = 1e-6
@@ -69,7 +70,28 @@ def _publications(evidence: RunEvidence) -> Iterator[Check]:
     yield _check("publications", not over, "; ".join(over) or "nothing undeclared, and nothing more often than signed")
     last = max((release.round for release in evidence.transcript.releases()), default=-1)
     yield _check("rounds", last < evidence.document.rounds, f"{last + 1} rounds of {evidence.document.rounds} signed")
+    yield from _on_the_grid(evidence)
     yield _check("transcript is whole", evidence.transcript.ending is Ending.CLOSED, evidence.transcript.ending.value)
+
+
+def _on_the_grid(evidence: RunEvidence) -> Iterator[Check]:
+    """Low bits of a floating-point sum give its summands away; on the signed grid they do not exist."""
+    header, off, values = evidence.transcript.header, [], 0
+    signed = {value.name: value for value in evidence.document.releases}
+    for spec in header.values:
+        declared = signed.get(spec.name)
+        if not isinstance(declared, GaussianNoise | LaplaceNoise) or spec.format is not FloatFormat.FLOAT64:
+            continue
+        step = grid_step(declared)
+        for party in header.parties if step is not None else ():
+            published = np.asarray(evidence.transcript.values(party, spec.name), dtype=np.float64)
+            wrong = 0 if step is None else off_grid(published, step)
+            values += published.size
+            if wrong:
+                off.append(f"{wrong} of {published.size} values of {spec.name} of {party}")
+    if values:
+        text = f"between the steps lie {', '.join(off)}" if off else f"all {values} values"
+        yield _check("published on the signed grid", not off, text)
 
 
 def _price(evidence: RunEvidence) -> Check:

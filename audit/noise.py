@@ -12,6 +12,7 @@ more check says so: the floor can show a breach, but it never speaks for a promi
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,35 +23,34 @@ from audit.canaries.choice import sampled_units
 from audit.canaries.decoder import quiet_directions
 from audit.canaries.insertion import ReplayedRound, Scaling
 from audit.evidence import RunEvidence
-from audit.report.results import Check, Layer, not_possible, passed_if
-from calibrate.arrays import Floats
+from audit.report.results import NOISE_SHARES, Check, Layer, NoisePower, PowerPoint, not_possible, passed_if
+from calibrate.arrays import Floats, Integers
+from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.mechanism import GaussianNoise, InTheClear
+from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, NoiseSampler
 
 # L1: is the noise in the messages what was signed? From one run, by an auditor who holds the data.
 #
-# residual = published - clean message, divided by the signed scale, must be iid standard normal. Wrong variance,
-# a mean, repeated noise (over rounds or over silos) and a wrong shape each have their own test, and the variance of
-# all values together has one more. Every test has false-alarm probability `alpha / number of tests`, so a
-# clean run is
-# flagged with probability at most `alpha`. That nothing was flagged is evidence only where little noise would
-# have been:
-# one more check says whether every value that carries noise was measured, and often enough.
+# residual = published - clean message, divided by the signed scale, must be iid standard normal. Wrong variance, a
+# mean, a wrong shape, noise that repeats (between any rounds and silos, with either sign) and low digits that follow
+# the message each have their own test, and the variance of all values together has one more. Every test has false-alarm
+# probability `alpha / number of tests`, so a clean run is flagged with probability at most `alpha`. That nothing was
+# flagged is evidence only where little noise would have been: the test of variance says how little.
 
 DEFAULT_ALPHA = 1e-3
-_TESTS_OF_ONE_VALUE = 4
-"""Variance, mean, repetition over rounds, shape."""
-_SLOPES = np.linspace(0.0, 0.5, 501)[1:-1]
-_APART = -0.5 * np.log1p(-(_SLOPES**2))
-"""log E exp(t X Y) of independent X and Y, for every slope t."""
-_CHAINED = -0.5 * np.log((1.0 + np.sqrt(1.0 - 4.0 * _SLOPES**2)) / 2.0)
-"""The same, at most, for each of n factors of sum X_i X_(i+1): the determinant of its tridiagonal form."""
+_TESTS_OF_ONE_VALUE = 3
+"""Variance, mean, shape."""
 _NOTICED = 0.5
 """Every value must have an even chance of showing that no more than this share of its signed sigma is there."""
 _EVEN_CHANCE = 0.5
 ALL_MEASURED = "all of the noise is measured"
 _MOST_FOR_SHAPE = 5000
 """The discrete grid and float rounding are far below what this many values can resolve."""
+_WINDOW, _MOST_PRODUCTS = 1500, 2e9
+"""Messages that are compared with one another at a time, and how many products of numbers that may take."""
+_TINY = 1e-300
+_LOW_BITS = 16
+"""Far below the noise (a scale is 2^30 steps of the grid or more), so that they carry nothing of the message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,21 +60,56 @@ class Residuals:
     party: str
     name: str
     rows: NDArray[np.float64]
+    steps: Integers | None = None
+    """What was published, as whole numbers of steps of the signed grid; None where there is no grid."""
+    clean: Integers | None = None
+    """The message before its noise, in steps, rounded toward zero."""
+
+    @classmethod
+    def of(
+        cls, party: str, declared: GaussianNoise | LaplaceNoise, published: list[Floats], clean: list[Floats]
+    ) -> Residuals:
+        """Of the messages of all rounds; Laplace residuals are carried over to the normal law by their distribution."""
+        sent, meant = (np.stack([row.ravel() for row in rows]) for rows in (published, clean))
+        if isinstance(declared, GaussianNoise):
+            rows = (sent - meant) / declared.sigma
+        else:
+            rows = np.asarray(stats.norm.ppf(stats.laplace.cdf((sent - meant) / declared.scale)))
+        step = grid_step(declared)
+        if step is None or off_grid(sent, step):
+            return cls(party, declared.name, rows)
+        return cls(party, declared.name, rows, (sent / step).astype(np.int64), (meant / step).astype(np.int64))
+
+
+def grid_step(declared: GaussianNoise | LaplaceNoise) -> float | None:
+    """The step of the coarsest power-of-two grid with enough steps per signed scale; None for research noise.
+
+    The gate's scale is the signed one or a little more, so that its own grid is this one or coarser.
+    """
+    if declared.sampler is not NoiseSampler.DISCRETE_GRID:
+        return None
+    scale = declared.sigma if isinstance(declared, GaussianNoise) else declared.scale
+    return math.ldexp(1.0, math.frexp(scale / STEPS_PER_SCALE)[1] - 1)
+
+
+def off_grid(values: Floats, step: float) -> int:
+    """How many values are not whole numbers of steps; dividing by a power of two is exact."""
+    return int(np.count_nonzero(np.rint(values / step) != values / step))
 
 
 def residuals(evidence: RunEvidence) -> tuple[Residuals, ...]:
     """(published - clean) / sigma for every Gaussian value, silo and round."""
     signed = {value.name: value for value in evidence.document.releases if isinstance(value, GaussianNoise)}
-    found: dict[tuple[str, str], list[NDArray[np.float64]]] = {}
+    found: dict[tuple[str, str], tuple[list[Floats], list[Floats]]] = {}
     for one in evidence.rounds():
         for silo in evidence.silos:
             message = evidence.algorithm.contribution(one.state, one.step, silo, evidence.batch(one.round, silo))
             for clean in message.noisy:
                 if clean.name in signed:
-                    published = evidence.transcript.value(one.round, silo.name, clean.name)
-                    row = (published - clean.values).ravel() / signed[clean.name].sigma
-                    found.setdefault((silo.name, clean.name), []).append(row)
-    return tuple(Residuals(party, name, np.asarray(rows)) for (party, name), rows in found.items())
+                    published, meant = found.setdefault((silo.name, clean.name), ([], []))
+                    published.append(evidence.transcript.value(one.round, silo.name, clean.name))
+                    meant.append(clean.values)
+    return tuple(Residuals.of(party, signed[name], *rows) for (party, name), rows in found.items())
 
 
 def check_noise(evidence: RunEvidence, alpha: float = DEFAULT_ALPHA) -> tuple[Check, ...]:
@@ -90,14 +125,17 @@ def check_noise(evidence: RunEvidence, alpha: float = DEFAULT_ALPHA) -> tuple[Ch
 
 
 def judge_residuals(found: tuple[Residuals, ...], alpha: float) -> tuple[Check, ...]:
-    """Every test of these residuals; together they flag true noise with probability at most `alpha`."""
-    pairs = _comparable(found)
+    """Every test of these residuals; together they flag true noise with probability at most `alpha`.
+
+    The check of variance over all values carries the power of the whole layer against noise that is too small.
+    """
     level = _level(found, alpha)
-    checks = [] if len(found) == 1 else [_pooled_variance(found, level)]
+    checks = [_pooled_variance(found, level)]
     for one in found:
         checks += _checks_of(one, level)
-    for one, other in pairs:
-        checks.append(_between_silos(one, other, level))
+        if one.steps is not None and one.clean is not None:
+            checks.append(_low_digits(f"{one.name} of {one.party}", one.steps, one.clean, level))
+    checks += [_repetition(group, level) for group in _comparable(found)]
     return tuple(checks)
 
 
@@ -126,12 +164,20 @@ def all_measured(document: BudgetDocument, found: tuple[Residuals, ...], alpha: 
 
 def _level(found: tuple[Residuals, ...], alpha: float) -> float:
     """Each test's share of the error."""
-    return alpha / (_TESTS_OF_ONE_VALUE * len(found) + len(_comparable(found)) + 1)
+    with_digits = sum(one.steps is not None for one in found)
+    return alpha / (_TESTS_OF_ONE_VALUE * len(found) + with_digits + len(_comparable(found)) + 1)
 
 
-def _chance_to_notice(count: int, level: float) -> float:
-    """The power of the test of variance if only `_NOTICED` of the signed sigma is there."""
-    return float(stats.chi2.cdf(stats.chi2.ppf(level / 2, count) / _NOTICED**2, count))
+def _chance_to_notice(count: int, level: float, share: float = _NOTICED) -> float:
+    """The power of the test of variance if only `share` of the signed sigma is there."""
+    return 1.0 if share == 0 else float(stats.chi2.cdf(stats.chi2.ppf(level / 2, count) / share**2, count))
+
+
+def noise_power(count: int, level: float) -> NoisePower:
+    """What a test of the variance of `count` residuals would have noticed: its limit Q(level / 2) is at Q / f^2."""
+    noticed = math.sqrt(float(stats.chi2.ppf(level / 2, count) / stats.chi2.median(count)))
+    points = [PowerPoint(share=share, power=_chance_to_notice(count, level, share)) for share in NOISE_SHARES]
+    return NoisePower(noticed=min(1.0, noticed), curve=tuple(points))
 
 
 def _pooled_variance(found: tuple[Residuals, ...], level: float) -> Check:
@@ -139,7 +185,8 @@ def _pooled_variance(found: tuple[Residuals, ...], level: float) -> Check:
     values = np.concatenate([one.rows.ravel() for one in found])
     ratio, p_value = _variance(values)
     text = f"all noise together measures {math.sqrt(ratio):.4f} of the signed sigma"
-    return _test("variance of all values", p_value, level, text)
+    check = _test("variance of all values", p_value, level, text)
+    return check.model_copy(update={"noise_power": noise_power(values.size, level)})
 
 
 def _checks_of(one: Residuals, level: float) -> list[Check]:
@@ -148,36 +195,110 @@ def _checks_of(one: Residuals, level: float) -> list[Check]:
     ratio, variance = _variance(values)
     mean = float(values.mean())
     at_mean = 2 * float(stats.norm.sf(abs(mean) * math.sqrt(count)))
-    checks = [
-        _test(f"variance of {where}", variance, level, f"noise measures {math.sqrt(ratio):.4f} of the signed sigma"),
-        _test(f"mean of {where}", at_mean, level, f"mean of the noise is {mean:+.4f} sigma"),
-    ]
-    if len(one.rows) > 1:
-        products = one.rows[1:] * one.rows[:-1]
-        lag, at_lag = float(products.mean()), _tail(float(products.sum()), one.rows.size, _CHAINED)
-        text = f"noise of consecutive rounds correlates by {lag:+.4f}"
-        checks.append(_test(f"repetition over rounds of {where}", at_lag, level, text))
     spread = values[:: max(1, count // _MOST_FOR_SHAPE)]
     at_shape = float(stats.kstest(spread, "norm").pvalue)
-    checks.append(_test(f"shape of {where}", at_shape, level, "Kolmogorov-Smirnov against the normal law"))
-    return checks
-
-
-def _comparable(found: tuple[Residuals, ...]) -> list[tuple[Residuals, Residuals]]:
-    """The same value of two silos, published equally often."""
     return [
-        (one, other)
-        for place, one in enumerate(found)
-        for other in found[place + 1 :]
-        if one.name == other.name and one.rows.shape == other.rows.shape
+        _test(f"variance of {where}", variance, level, f"noise measures {math.sqrt(ratio):.4f} of the signed sigma"),
+        _test(f"mean of {where}", at_mean, level, f"mean of the noise is {mean:+.4f} sigma"),
+        _test(f"shape of {where}", at_shape, level, "Kolmogorov-Smirnov against the normal law"),
     ]
 
 
-def _between_silos(one: Residuals, other: Residuals, level: float) -> Check:
-    products = one.rows * other.rows
-    shared, at = float(products.mean()), _tail(float(products.sum()), products.size, _APART)
-    name = f"repetition of {one.name} over {one.party} and {other.party}"
-    return _test(name, at, level, f"noise of the two silos correlates by {shared:+.4f}")
+def _comparable(found: tuple[Residuals, ...]) -> list[tuple[Residuals, ...]]:
+    """The same value of several silos, published equally often."""
+    groups: dict[tuple[str, tuple[int, ...]], list[Residuals]] = {}
+    for one in found:
+        groups.setdefault((one.name, one.rows.shape), []).append(one)
+    return [tuple(group) for group in groups.values() if group[0].rows.shape[0] * len(group) > 1]
+
+
+# Does noise repeat? Between any two messages, and at any distance in rounds, within a silo and between two.
+
+
+def _repetition(group: tuple[Residuals, ...], level: float) -> Check:
+    """All inner products of the noise of two messages, as one Gram matrix: each alone, and summed along each distance.
+
+    Given the noise x of one message, the inner product with independent noise y is normal with variance |x|^2; so is
+    the sum over pairs of messages without a common one, with the sum of the |x|^2. Pairs at a distance within one silo
+    form chains, which are cut into two such sets.
+    """
+    rounds, entries = group[0].rows.shape
+    window = max(2, min(rounds, _WINDOW // len(group)))
+    stride = max(1, math.ceil(rounds * window * len(group) ** 2 * entries / _MOST_PRODUCTS))
+    table = np.stack([one.rows[:, ::stride] for one in group])
+    sums: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+    largest, pair, pairs = 0.0, "", 0
+    for start in range(0, rounds, window):
+        for first, second, block, squares in _blocks(table[:, start : start + window]):
+            alone = np.abs(block) / np.sqrt(np.maximum(squares, _TINY))[:, np.newaxis]
+            alone = np.triu(alone, 1) if first == second else alone
+            pairs += alone.size // (2 if first == second else 1)
+            if alone.max() > largest:
+                one, other = (int(place) + start for place in np.unravel_index(int(alone.argmax()), alone.shape))
+                largest, pair = float(alone.max()), f"round {one} of {group[first].party} and {other} of "
+                pair += group[second].party
+            for distance, part, total, square in _along(block, squares, first == second):
+                key = (first, second, distance, part)
+                before = sums.get(key, (0.0, 0.0))
+                sums[key] = before[0] + total, before[1] + square
+    scores = {key: total / math.sqrt(max(square, _TINY)) for key, (total, square) in sums.items()}
+    worst = max(scores, key=lambda key: abs(scores[key]))
+    single, summed = pairs * 2 * stats.norm.sf(largest), len(scores) * 2 * stats.norm.sf(abs(scores[worst]))
+    p_value = min(1.0, 2 * float(min(single, summed)))
+    text = f"{pairs} pairs of messages and {len(scores)} sums along distances compared"
+    if p_value < level:
+        silos = " and ".join(sorted({group[worst[0]].party, group[worst[1]].party}))
+        sign = "the same sign" if scores[worst] > 0 else "opposite signs"
+        where = f"distance {abs(worst[2])} in {silos} with {sign}" if summed <= single else pair
+        text = f"noise repeats at {where}; {text}"
+    return _test(f"repetition of {group[0].name} over rounds and silos", p_value, level, text)
+
+
+def _blocks(table: Floats) -> Iterator[tuple[int, int, Floats, Floats]]:
+    """The Gram matrix of all messages: (rounds, rounds) for each pair of silos, and the first one's squares."""
+    silos, rounds, entries = table.shape
+    flat = table.reshape(silos * rounds, entries)
+    gram = (flat @ flat.T).reshape(silos, rounds, silos, rounds)
+    for first in range(silos):
+        squares = np.diagonal(gram[first, :, first])
+        for second in range(first, silos):
+            yield first, second, gram[first, :, second], squares
+
+
+def _along(block: Floats, squares: Floats, same: bool) -> Iterator[tuple[int, int, float, float]]:
+    """Distance, part of its chains, the sum of inner products, and its variance given the first of each pair."""
+    rounds = len(block)
+    for distance in range(1, rounds) if same else range(1 - rounds, rounds):
+        products = np.diagonal(block, offset=distance)
+        given = squares[: len(products)] if distance >= 0 else squares[-distance:]
+        if not same:
+            yield distance, 0, float(products.sum()), float(given.sum())
+            continue
+        odd = (np.arange(len(products)) // distance) % 2
+        for part in (0, 1):
+            yield distance, part, float(products[odd == part].sum()), float(given[odd == part].sum())
+
+
+def _low_digits(where: str, steps: Integers, clean: Integers, level: float) -> Check:
+    """Each low binary digit is a fair coin of its own: it follows neither the message nor the round before.
+
+    Products of fair signs are fair signs, so Hoeffding's bound holds for every sum (2 exp(-S^2 / 2n)).
+    """
+    sign = np.sign(clean)
+    worst, found, tests = 1.0, "", 0
+    for bit in range(_LOW_BITS):
+        digit, own = 2 * ((steps >> bit) & 1) - 1, 2 * ((clean >> bit) & 1) - 1
+        sums = {"is not balanced": digit, "follows the sign of the message": digit * sign}
+        sums |= {"follows the same digit of the message": digit * own, "repeats over rounds": digit[1:] * digit[:-1]}
+        for what, products in sums.items():
+            tests += 1
+            count = int(np.count_nonzero(products))
+            p_value = 1.0 if not count else min(1.0, 2 * math.exp(-(float(products.sum()) ** 2) / (2 * count)))
+            if p_value < worst:
+                worst, found = p_value, f"binary digit {bit} {what}"
+    p_value = min(1.0, tests * worst)
+    text = found if p_value < level else f"{_LOW_BITS} binary digits carry nothing of the message"
+    return _test(f"low digits of {where}", p_value, level, text)
 
 
 def _variance(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -185,14 +306,6 @@ def _variance(values: NDArray[np.float64]) -> tuple[float, float]:
     ratio, count = float(np.square(values).mean()), values.size
     below, above = stats.chi2.cdf(ratio * count, count), stats.chi2.sf(ratio * count, count)
     return ratio, _two_sided(float(below), float(above))
-
-
-def _tail(total: float, count: int, log_moments: NDArray[np.float64]) -> float:
-    """How likely a sum of `count` products of standard normals is so far from 0, at most (Chernoff, any count).
-
-    Products have heavier tails than the normal law, which would sound false alarms where messages are short.
-    """
-    return min(1.0, 2 * float(np.exp(np.min(count * log_moments - _SLOPES * abs(total)))))
 
 
 def _two_sided(below: float, above: float) -> float:

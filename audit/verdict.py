@@ -5,15 +5,29 @@ Never "passed" because the attack was weak.
 
 from __future__ import annotations
 
+import math
 from typing import assert_never
 
+from scipy.stats import binom
+
 from audit.bounds import CONCLUSIVE
-from audit.report.results import Attack, AuditReport, Check, Conclusion, Layer, Outcome, Promise, Standing
+from audit.report.results import (
+    STATED_BREACH,
+    Attack,
+    AuditReport,
+    Check,
+    Conclusion,
+    Layer,
+    Outcome,
+    Promise,
+    Standing,
+)
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee
 
 Checks = tuple[Check, ...]
 Attacks = tuple[Attack, ...]
+_LUCK = 0.05
 
 
 def on_trial(document: BudgetDocument) -> Promise | None:
@@ -48,15 +62,16 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
     Each attack had its share of the error, so that the largest of their bounds is valid at `confidence`.
     """
     lower = max((attack.bound.epsilon for attack in attacks), default=None)
+    noticed = _noise_noticed(checks)
     refutation = _refutation(promise, checks, attacks, confidence, lower)
     if refutation is not None:
         conclusion, why = Conclusion.VIOLATED, refutation
     elif promise is None and lower is not None:
         conclusion, why = _without_promise(attacks, lower, confidence)
     elif _is_powerful(promise, checks, attacks):
-        conclusion, why = Conclusion.CONSISTENT, _support(attacks)
+        conclusion, why = Conclusion.CONSISTENT, _support(attacks) + _smallest_breach(noticed)
     else:
-        conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise)
+        conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise, attacks, noticed)
     return AuditReport(
         verdict=conclusion,
         why=why,
@@ -65,7 +80,14 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
         promised=promise,
         attacks=attacks,
         checks=checks,
+        noise_noticed=noticed,
     )
+
+
+def is_at_ceiling(right: float, right_without_noise: float, guesses: int) -> bool:
+    """Whether an attack is as right as without any noise, and more right than luck explains (5%, one-sided)."""
+    correct = round(right * guesses)
+    return right >= right_without_noise and float(binom.sf(correct - 1, guesses, 0.5)) < _LUCK
 
 
 def _refutation(
@@ -91,13 +113,19 @@ def _refutation(
 
 
 def _is_powerful(promise: Promise | None, checks: Checks, attacks: Attacks) -> bool:
-    """An attack with power, or noise measured directly, all of it (`audit.noise.all_measured`).
+    """An attack with power, or noise measured directly, all of it (`audit.noise.all_measured`); and no doubt left.
+
+    Where noise is measured at all, a promise priced with it also needs an even chance that the stated breach would have
+    been noticed by some layer. An attack that is as right as without noise overrides whatever was measured.
 
     A question of that layer that could not be answered leaves it silent. That the signed noise is there speaks for
     a promise only if the promise was priced with that noise. Power is against noise that is missing; where the
     signed noise itself is known to cost more than was claimed, that is not the breach in question.
     """
-    if _is_contested(promise):
+    noticed = _noise_noticed(checks)
+    if _is_contested(promise) or any(attack.at_ceiling for attack in attacks):
+        return False
+    if promise is not None and promise.standing is Standing.PRICED and noticed is not None and noticed < STATED_BREACH:
         return False
     noise = [check.outcome for check in checks if check.layer is Layer.NOISE]
     priced = promise is None or promise.standing is Standing.PRICED
@@ -109,17 +137,38 @@ def _is_contested(promise: Promise | None) -> bool:
     return promise is not None and promise.standing is Standing.CONTESTED
 
 
+def _noise_noticed(checks: Checks) -> float | None:
+    """The largest share of the signed noise that some layer had an even chance of noticing; each layer is a lower bound
+    of the power of all together."""
+    return max((check.noise_power.noticed for check in checks if check.noise_power is not None), default=None)
+
+
+def _smallest_breach(noticed: float | None) -> str:
+    """Computed, rounded down; a hundredth more had less than an even chance."""
+    if noticed is None:
+        return ""
+    share = math.floor(100 * noticed) / 100
+    return f"; it would have noticed noise x {share:.2f}, not x {share + 0.01:.2f}"
+
+
 def _support(attacks: Attacks) -> str:
     if any(attack.power >= CONCLUSIVE for attack in attacks):
         return "no check failed, and an attack that could have refuted the promise did not"
     return "no check failed, and the published values were measured to carry all of the signed noise"
 
 
-def _doubt(promise: Promise | None) -> str:
+def _doubt(promise: Promise | None, attacks: Attacks, noticed: float | None) -> str:
+    sure = [attack.name for attack in attacks if attack.at_ceiling]
+    if sure:
+        return f"no check failed, but this attack is as right as without any noise: {sure[0]}; audit with more --reruns"
     if _is_contested(promise):
         return (
             "nothing refutes the claim, but the certified cost of the signed noise is above it, and an attack that "
             "would have noticed missing noise says nothing about noise that is there and too small"
+        )
+    if noticed is not None and noticed < STATED_BREACH:
+        return (
+            f"no check failed, but noise x {STATED_BREACH:g} would hardly have been noticed{_smallest_breach(noticed)}"
         )
     return "no check failed, but no attack had an even chance of refuting the promise"
 

@@ -31,6 +31,7 @@ from audit.canaries.decoder import CanaryKind, Decoder, Seen, Views
 from audit.canaries.insertion import Scaling
 from audit.evidence import RunEvidence
 from audit.report.results import Attack, CurveTest, Promise
+from audit.verdict import is_at_ceiling
 from calibrate.accountants.registry import best_epsilon
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument
@@ -148,7 +149,17 @@ class _Judge:
             p_value = p_value_over(FDPOneRun(), [counts_at(guesses, number) for number in grid], self.curve)
             test = CurveTest.at(p_value, _ERROR.curve * self.error)
         name = f"{self.design.kind.value} canaries against the transcript"
-        return Attack(name=name, bound=bound, power=power, evidence=text, curve=test)
+        right, quiet = _success(guesses, grid[-1]), _success(controls, grid[-1])
+        return Attack(
+            name=name,
+            bound=bound,
+            power=power,
+            evidence=text,
+            curve=test,
+            right=right,
+            right_without_noise=quiet,
+            at_ceiling=is_at_ceiling(right, quiet, grid[-1] * len(guesses)),
+        )
 
     def repeated(self) -> Attack:
         """One canary over all runs: the tight test, with a decoder fitted on other runs and its threshold at 0."""

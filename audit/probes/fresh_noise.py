@@ -10,12 +10,12 @@ import math
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from audit.noise import Residuals, judge_residuals
 from audit.probes.rehearsal import Rehearsal
 from audit.report.results import Check, Layer, Outcome, passed_if
+from calibrate.arrays import Floats
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised, RandomizedCategory
 
 ALPHA = 1e-3
@@ -38,27 +38,28 @@ def check_fresh_noise(rehearsal: Rehearsal) -> tuple[Check, ...]:
         judged = judge_residuals(found, share)
         wrong = [f"{one.name}: {one.finding}" for one in judged if one.outcome is Outcome.FAILED]
         text = "; ".join(wrong) or f"{len(judged)} tests of {sum(one.rows.size for one in found)} residuals"
-        checks.append(passed_if(Layer.PROBE, "noise in a rehearsal", not wrong, text))
+        check = passed_if(Layer.PROBE, "noise in a rehearsal", not wrong, text)
+        checks.append(check.model_copy(update={"noise_power": judged[0].noise_power}))
         checks.append(_check_repetition(found))
     return tuple(checks)
 
 
 def _residuals(rehearsal: Rehearsal) -> tuple[Residuals, ...]:
-    """Standard normal if the noise is as signed: Laplace residuals are carried over by their distribution."""
+    """Of all values that carry Gaussian or Laplace noise."""
     signed = {value.name: value for value in rehearsal.document.releases}
-    rows: dict[tuple[str, str], list[NDArray[np.float64]]] = {}
+    rows: dict[tuple[str, str], tuple[list[Floats], list[Floats]]] = {}
     for one in rehearsal.sendings:
         for name, published in one.published.items():
-            declared = signed[name]
-            difference = (published - one.clean[name]).ravel()
-            if isinstance(declared, GaussianNoise):
-                row = difference / declared.sigma
-            elif isinstance(declared, LaplaceNoise):
-                row = np.asarray(stats.norm.ppf(stats.laplace.cdf(difference / declared.scale)))
-            else:
-                continue
-            rows.setdefault((one.party, name), []).append(row)
-    return tuple(Residuals(party, name, np.asarray(of)) for (party, name), of in rows.items())
+            if isinstance(signed[name], GaussianNoise | LaplaceNoise):
+                sent, meant = rows.setdefault((one.party, name), ([], []))
+                sent.append(published)
+                meant.append(one.clean[name])
+    found = []
+    for (party, name), both in rows.items():
+        declared = signed[name]
+        assert isinstance(declared, GaussianNoise | LaplaceNoise)
+        found.append(Residuals.of(party, declared, *both))
+    return tuple(found)
 
 
 def _check_repetition(found: tuple[Residuals, ...]) -> Check:

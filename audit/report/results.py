@@ -62,6 +62,24 @@ class Outcome(Enum):
     """The question cannot be answered from what is at hand; never counted as passed."""
 
 
+NOISE_SHARES = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
+"""Of the signed noise: where the power of a test is computed."""
+STATED_BREACH = 0.8
+"""An audit that supports a promise must have an even chance of noticing that only this share of the noise is there."""
+
+
+class PowerPoint(Result):
+    share: Rate
+    power: Rate
+
+
+class NoisePower(Result):
+    """How little of the signed noise a test would have noticed, computed."""
+
+    noticed: Rate = Field(description="The largest share of the noise at which an alarm has an even chance.")
+    curve: tuple[PowerPoint, ...]
+
+
 class Check(Result):
     """One question put to a run or a model, and its answer."""
 
@@ -69,6 +87,7 @@ class Check(Result):
     name: str
     outcome: Outcome
     finding: str
+    noise_power: NoisePower | None = Field(default=None, exclude_if=_is_none)
 
 
 def passed_if(layer: Layer, name: str, condition: bool, finding: str) -> Check:
@@ -144,6 +163,9 @@ class Attack(Result):
     evidence: str
     bound: LowerBound
     curve: CurveTest | None = Field(default=None, description="null where only one (epsilon, delta) is on trial.")
+    right: Rate | None = Field(default=None, exclude_if=_is_none, description="Share of right guesses.")
+    right_without_noise: Rate | None = Field(default=None, exclude_if=_is_none)
+    at_ceiling: bool = Field(default=False, description="As right as without any noise, and not by luck.")
 
 
 class Interval(Result):
@@ -381,6 +403,9 @@ class AuditReport(Result):
     promised: Promise | None = Field(description="What is on trial; null where nothing was promised.")
     attacks: tuple[Attack, ...]
     checks: tuple[Check, ...]
+    noise_noticed: Rate | None = Field(
+        default=None, exclude_if=_is_none, description="At this share of the signed noise an alarm had an even chance."
+    )
     attribute_inference: AttributeInference | None = None
     attribute_inference_not_possible: str | None = Field(default=None, exclude_if=_is_none)
     membership: MembershipResult | None = Field(default=None, exclude_if=_is_none)

@@ -11,6 +11,7 @@ from audit.bounds import OneRun, OneRunDesign, RankedGuesses, bound_over, counts
 from audit.report.results import Attack
 from audit.rerun import CoinRun, coin_runs
 from audit.transcript.decoder import Decoded, decode
+from audit.verdict import is_at_ceiling
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import RandomizedCategory
 
@@ -50,7 +51,15 @@ def coin_audit(
         f"{coins} coins in each of {runs} rerun(s); of the {grid[-1]} firmest guesses per run "
         f"{100 * right:.1f}% were right ({100 * design.success_rate:.1f}% without noise)"
     )
-    return Attack(name="attribute coins against the transcript", bound=bound, power=power, evidence=text)
+    return Attack(
+        name="attribute coins against the transcript",
+        bound=bound,
+        power=power,
+        evidence=text,
+        right=right,
+        right_without_noise=design.success_rate,
+        at_ceiling=is_at_ceiling(right, design.success_rate, grid[-1] * runs),
+    )
 
 
 def _grid(document: BudgetDocument, coins: int) -> tuple[int, ...]:

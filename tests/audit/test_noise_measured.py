@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
+from audit.bounds import CurveFamily, GuessCounts, LowerBound, Method
 from audit.noise import Residuals, all_measured, judge_residuals
-from audit.report.results import Check, Conclusion, Outcome, Promise, Standing
-from audit.verdict import judge
+from audit.report.results import STATED_BREACH, Attack, Check, Conclusion, Outcome, Promise, Standing
+from audit.verdict import is_at_ceiling, judge
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.plans.gaussian import GaussianPlan
@@ -36,9 +39,49 @@ def test_a_dozen_residuals_with_half_the_noise_do_not_speak_for_the_promise(docu
 
 
 def test_many_residuals_do(document: BudgetDocument) -> None:
-    checks = _checks(document, np.random.default_rng(0).normal(size=(20, 5)))
+    checks = _checks(document, np.random.default_rng(0).normal(size=(40, 5)))
     assert {check.outcome for check in checks} == {Outcome.PASSED}
     assert judge(PROMISE, checks, (), 0.95).verdict is Conclusion.CONSISTENT
+
+
+def test_noise_that_would_hardly_be_missed_at_eight_tenths_does_not_speak_for_the_promise(
+    document: BudgetDocument,
+) -> None:
+    checks = _checks(document, np.random.default_rng(0).normal(size=(20, 5)))
+    assert {check.outcome for check in checks} == {Outcome.PASSED}
+    found = judge(PROMISE, checks, (), 0.95)
+    assert found.verdict is Conclusion.INCONCLUSIVE
+    assert found.noise_noticed is not None
+    assert 0.6 < found.noise_noticed < STATED_BREACH
+
+
+def test_the_smallest_breach_that_is_named_is_noticed_half_of_the_time(document: BudgetDocument) -> None:
+    random = np.random.default_rng(3)
+    found = judge(PROMISE, _checks(document, random.normal(size=(60, 5))), (), 0.95)
+    assert found.noise_noticed is not None
+    share = math.floor(100 * found.noise_noticed) / 100
+    assert f"noise x {share:.2f}, not x {share + 0.01:.2f}" in found.why
+    flagged = [
+        Outcome.FAILED in {check.outcome for check in _checks(document, share * random.normal(size=(60, 5)))}
+        for _ in range(100)
+    ]
+    assert np.mean(flagged) > 0.5 - 3 * math.sqrt(0.25 / 100)
+
+
+def _at_ceiling(right: float, guesses: int = 20) -> Attack:
+    counts = GuessCounts(guesses, guesses, round(right * guesses))
+    bound = LowerBound(0.5, 1e-5, 0.95, Method.ONE_RUN, CurveFamily.EPSILON_DELTA, counts)
+    ceiling = is_at_ceiling(right, 1.0, guesses)
+    return Attack(name="coins", bound=bound, power=0.0, evidence="", right=right, at_ceiling=ceiling)
+
+
+def test_an_attack_as_right_as_without_noise_is_not_outvoted_by_measured_noise(document: BudgetDocument) -> None:
+    checks = _checks(document, np.random.default_rng(0).normal(size=(60, 5)))
+    assert judge(PROMISE, checks, (_at_ceiling(0.6),), 0.95).verdict is Conclusion.CONSISTENT
+    found = judge(PROMISE, checks, (_at_ceiling(1.0),), 0.95)
+    assert found.verdict is Conclusion.INCONCLUSIVE
+    assert "as right as without any noise" in found.why
+    assert judge(PROMISE, checks, (_at_ceiling(1.0, guesses=3),), 0.95).verdict is Conclusion.CONSISTENT, "luck"
 
 
 def test_where_it_is_said_that_half_would_be_noticed_it_is(document: BudgetDocument) -> None:

@@ -12,7 +12,7 @@ import pytest
 from scipy import sparse
 
 from audit.evidence import RunEvidence
-from audit.noise import _checks_of, check_noise, residuals
+from audit.noise import check_noise, judge_residuals, residuals
 from audit.report.results import Outcome
 from audit.transcript.decoder import fitted_deviation, log_odds
 from tests.end_to_end.command_line import Outcome as CommandOutcome
@@ -140,7 +140,7 @@ def test_another_plan_is_refused(clean: Audited, tmp_path: Path) -> None:
     [
         ("variance", lambda rows: 0.9 * rows),
         ("mean", lambda rows: rows + 0.2),
-        ("repetition over rounds", lambda rows: np.repeat(rows[:1], len(rows), axis=0)),
+        ("repetition", lambda rows: np.repeat(rows[:1], len(rows), axis=0)),
         ("shape", lambda rows: np.sign(rows)),
     ],
 )
@@ -148,9 +148,9 @@ def test_each_way_of_spoiling_noise_is_seen(clean: Audited, name: str, spoil) ->
     """Exact standard normal rows pass; each fault is flagged by the test made for it."""
     rows = np.random.default_rng(7).normal(size=(200, 60))
     template = residuals(clean.evidence())[0]
-    good = _checks_of(replace(template, rows=rows), 1e-6)
+    good = judge_residuals((replace(template, rows=rows, steps=None),), 1e-6)
     assert all(check.outcome is Outcome.PASSED for check in good)
-    bad = _checks_of(replace(template, rows=spoil(rows)), 1e-6)
+    bad = judge_residuals((replace(template, rows=spoil(rows), steps=None),), 1e-6)
     assert any(check.name.startswith(name) and check.outcome is Outcome.FAILED for check in bad)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from privfair.gate import Gate
 from privfair.noise import ExactNoise
+from privfair.noise.source import NoiseScale
 from tests.planted_bugs.bug import Bug, Caught
 from tests.planted_bugs.workshop import Engine
 
@@ -58,6 +59,49 @@ def _repeating(key: Callable[[str, int], object]) -> Callable[[], AbstractContex
     return lambda: patch.object(Gate, "publish", publish)
 
 
+def _floats() -> AbstractContextManager[Any]:
+    """A float sampler in place of the exact one: the low bits of the sum are published with it."""
+
+    def gaussian(self: Any, values: Any, sigma: Any) -> Any:
+        noise = _RIGHT(self, np.zeros(np.shape(values)), sigma)
+        return np.asarray(values, dtype=np.float64) + noise
+
+    return patch.object(ExactNoise, "gaussian", gaussian)
+
+
+def _bit_of_the_message() -> AbstractContextManager[Any]:
+    """The last binary digit of every published number says on which side of zero the message was."""
+
+    def gaussian(self: Any, values: Any, sigma: Any) -> Any:
+        step = float(NoiseScale.at_least(sigma).grid.step)
+        steps = (_RIGHT(self, values, sigma) / step).astype(np.int64)
+        return ((steps & ~1) | (np.asarray(values) > 0)) * step
+
+    return patch.object(ExactNoise, "gaussian", gaussian)
+
+
+def _antithetic() -> AbstractContextManager[Any]:
+    """The noise of a round is that of eight rounds before with the other sign: their sum shows the messages."""
+    drawn: dict[tuple[str, str, int], Any] = {}
+    right = Gate.publish
+
+    def publish(self: Any, party: str, contribution: Any) -> Any:
+        key = (party, contribution.name)
+
+        def gaussian(source: Any, values: Any, sigma: Any) -> Any:
+            noise = -drawn[*key, self._round - 8] if (*key, self._round - 8) in drawn else None
+            if noise is None:
+                noise = _RIGHT(source, np.zeros(np.shape(values)), sigma)
+            drawn[*key, self._round] = noise
+            step = float(NoiseScale.at_least(sigma).grid.step)
+            return np.trunc(np.asarray(values) / step) * step + noise
+
+        with patch.object(ExactNoise, "gaussian", gaussian):
+            return right(self, party, contribution)
+
+    return patch.object(Gate, "publish", publish)
+
+
 _ALL = (Caught.NOISE, Caught.PROBE)
 _AND_ATTACK = (*_ALL, Caught.ATTACK)
 _FULL, _SECRET = Engine.FULL_BATCHES, Engine.SECRET_BATCHES
@@ -75,4 +119,10 @@ NOISE_BUGS = (
     Bug("noise before clipping", _FULL, _before_clipping, _ALL, attacked=True),
     Bug("the same noise every round", _FULL, _EVERY_ROUND, _AND_ATTACK, attacked=True),
     Bug("the same seed in all silos", _FULL, _ALL_SILOS, _ALL),
+    Bug("opposite noise eight rounds later", _FULL, _antithetic, _ALL),
+    Bug("opposite noise eight rounds later, secret batches", _SECRET, _antithetic, (Caught.PROBE,)),
+    Bug("floats between the steps of the grid", _FULL, _floats, (Caught.CONFORMANCE,)),
+    Bug("floats between the steps of the grid, secret batches", _SECRET, _floats, (Caught.CONFORMANCE,)),
+    Bug("a bit of the message in the last digit", _FULL, _bit_of_the_message, _ALL),
+    Bug("a bit of the message in the last digit, secret batches", _SECRET, _bit_of_the_message, (Caught.PROBE,)),
 )
