@@ -192,6 +192,6 @@ def test_pay_once_sends_the_attribute_once(tmp_path: Path) -> None:
 def test_users_are_the_units_of_one_aggregator(tmp_path: Path) -> None:
     desk = Desk.at(tmp_path, FPFL)
     result = desk.train(desk.budget())
-    assert result.summary["data"]["silos"] == {"users": 202}
+    assert result.summary["data"]["silos"] == {"users": 200}
     assert result.summary["promise"]["unit"] == "user"
     assert set(result.summary["metrics"]["silos"]) == {"north", "south", "west"}
