@@ -14,7 +14,7 @@ from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Rela
 from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, Together
 from calibrate.sampling import Batch, Poisson
 from calibrate.theorems.printed import best_order, poisson_log_moment
-from calibrate.theorems.theorem import Parameter, Setting, Theorem
+from calibrate.theorems.theorem import Correction, Parameter, Setting, Theorem
 from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
 
 CITATION = (
@@ -206,6 +206,13 @@ def _list_text(numbers: tuple[float, ...] | list[object]) -> str:
     return ", ".join(f"{number:g}" if isinstance(number, float) else str(number) for number in numbers)
 
 
+_LOGARITHM = Correction(
+    "Theorems 3 and 4 print A_alpha where log A_alpha is meant: the bound is valid and far too large",
+    ("reading", Reading.LOGARITHM),
+)
+_NEVER_SMALLER = (
+    "A >= log A, and Lemma 1 turns every bound on the Rényi divergence into one on epsilon (docs/theorems/fedfdp.md)"
+)
 _CURVE = (_RATE, _ROUNDS, _DELTA, _ORDERS, _READING)
 
 THEOREMS = (
@@ -222,7 +229,6 @@ THEOREMS = (
             Parameter("mean_loss", MeanLoss.NOISY, "what Delta is taken against"),
             Parameter("factor", Factor.PRINTED, "how the factor is clipped"),
         ),
-        conditions=(),
         compute=_equation_13,
     ),
     Theorem(
@@ -237,8 +243,15 @@ THEOREMS = (
             Parameter("accounting", Accounting.RENYI, "how the composition is evaluated"),
             Parameter("batch", Batches.SAME, "whether both values come from one batch"),
         ),
-        conditions=(),
         compute=_theorem_2,
+        domain={
+            "rounds": (1, 10, 1000),
+            "delta": (1e-12, 1e-5),
+            "sampling_rate": (0.01, 0.5),
+            "sigma": (1.0, 0.5),
+            "sigma_l": (1.0, 5.0),
+        },
+        correction=_LOGARITHM,
     ),
     Theorem(
         id="fedfdp.theorem-3",
@@ -246,8 +259,9 @@ THEOREMS = (
         place="Section VII-A, Theorem 3",
         formula="R_model = T/(a-1) * sum_k binom(a,k) (1-q)^(a-k) q^k exp((k^2-k)/(2 sigma^2))",
         parameters=(_SIGMA, *_CURVE),
-        conditions=(),
         compute=partial(_one_release, "sigma"),
+        proof=_NEVER_SMALLER,
+        correction=_LOGARITHM,
     ),
     Theorem(
         id="fedfdp.theorem-4",
@@ -255,8 +269,9 @@ THEOREMS = (
         place="Section VII-A, Theorem 4",
         formula="R_loss = T/(a-1) * sum_k binom(a,k) (1-q)^(a-k) q^k exp((k^2-k)/(2 sigma_l^2))",
         parameters=(_SIGMA_LOSS, *_CURVE),
-        conditions=(),
         compute=partial(_one_release, "sigma_l"),
+        proof=_NEVER_SMALLER,
+        correction=_LOGARITHM,
     ),
     Theorem(
         id="fedfdp.section-VIII.rounds",
@@ -272,7 +287,6 @@ THEOREMS = (
             _DELTA,
             _ORDERS,
         ),
-        conditions=(),
         compute=_section_viii,
     ),
 )

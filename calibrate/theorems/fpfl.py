@@ -11,7 +11,7 @@ from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled
 from calibrate.sampling import FixedSize
 from calibrate.theorems.printed import fixed_size_sigma
-from calibrate.theorems.theorem import Parameter, Setting, Theorem
+from calibrate.theorems.theorem import Correction, Parameter, Setting, Theorem
 from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
 
 CITATION = (
@@ -53,10 +53,18 @@ def _algorithm_1(s: Setting) -> Finding:
     return Finding(EpsilonComparison(claimed, costs[asked]), why, details=details)
 
 
+class Curve(Enum):
+    """The Rényi curve as printed, or without the sensitivity, which sigma is relative to already."""
+
+    PRINTED = "printed"
+    CORRECTED = "corrected"
+
+
 def _gaussian_rdp(s: Setting) -> Finding:
     order, sensitivity, sigma = s.number("order"), s.number("sensitivity"), s.number("sigma")
     deviation = sensitivity * sigma
-    printed = order / (2 * sensitivity**2 * sigma**2)
+    divisor = sensitivity if s.choice("reading", Curve) is Curve.PRINTED else 1.0
+    printed = order / (2 * divisor**2 * sigma**2)
     found = order * sensitivity**2 / (2 * deviation**2)
     why = (
         "two Gaussians Delta apart with standard deviation Delta * sigma have Rényi divergence alpha/(2 sigma^2):"
@@ -80,7 +88,7 @@ THEOREMS = (
             Parameter("largest_order", 64, "Rényi orders 2 .. this are tried", partial(count, least=2)),
             Parameter("relation", Neighbours.ADD_REMOVE, "how neighbouring data sets differ; the paper's Definition 1"),
         ),
-        conditions=(),
+        domain={"cohort": (200, 50, 1000), "rounds": (1000, 250, 5000), "epsilon": (2.0, 8.0)},
         compute=_algorithm_1,
     ),
     Theorem(
@@ -92,8 +100,13 @@ THEOREMS = (
             Parameter("sensitivity", 2.0, "Delta; the paper's clip of the shallow network", positive, ("Delta", "C")),
             Parameter("sigma", 1.0, "noise multiplier", positive),
             Parameter("order", 2.0, "Rényi order", positive, ("alpha",)),
+            Parameter("reading", Curve.PRINTED, "how the curve is read"),
         ),
-        conditions=(),
+        domain={"sensitivity": (10.0, 2.0), "order": (2.0, 32.0)},
+        correction=Correction(
+            "the sensitivity stands in the divisor although sigma is relative to it: alpha/(2 sigma^2) is meant",
+            ("reading", Curve.CORRECTED),
+        ),
         compute=_gaussian_rdp,
     ),
 )

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
-from calibrate.theorems.theorem import Condition, Parameter, Setting, Theorem
+from calibrate.theorems.theorem import Condition, Correction, Parameter, Setting, Theorem
 from calibrate.theorems.verdict import BoundComparison, Direction, Finding
 
 CITATION = "Rychener, Kuhn, Hu: Global Group Fairness in Federated Learning via Function Tracking"
@@ -203,6 +203,7 @@ THEOREMS = (
             ),
         ),
         compute=_proposition_52,
+        proof="Bochner: the Fourier transform is multiplied by a non-negative one (docs/theorems/mmd-fedavg.md)",
     ),
     Theorem(
         id="mmd.corollary-5.3",
@@ -210,7 +211,11 @@ THEOREMS = (
         place="Section 5.2, Corollary 5.3",
         formula="Gaussian kernel + Gaussian noise = Gaussian kernel with larger variance",
         parameters=(_WIDTH, _NOISE, Parameter("reading", Amplitude.PRINTED, "with or without the amplitude")),
-        conditions=(),
         compute=_corollary_53,
+        domain={"noise_scale": (5.0, 0.5), "width": (1.0, 0.2)},
+        correction=Correction(
+            "a constant factor is left out: the kernel is Gaussian of the stated variance, times its amplitude",
+            ("reading", Amplitude.WITH_AMPLITUDE),
+        ),
     ),
 )

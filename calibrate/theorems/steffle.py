@@ -16,7 +16,7 @@ from calibrate.releases import Gaussian, Release, Repeated, Sampled, Together, j
 from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
 from calibrate.solve_noise import Certificate, solve_noise
 from calibrate.theorems.printed import printed_sigma_w
-from calibrate.theorems.theorem import Condition, Parameter, Setting, Theorem
+from calibrate.theorems.theorem import Condition, Correction, Parameter, Setting, Theorem
 from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
 
 # The exact worst case of SteFFLe's two sensitive gradients, in closed form.
@@ -328,6 +328,12 @@ def _theorem_c2(s: Setting) -> Finding:
 
 _LEMMA = (_BATCH, _RHO, _GROUPS, _FREQUENCIES, Parameter("reading", Reading.PRINTED, "how the bound is read"))
 
+_LEMMA_DOMAIN = {"batch_size": (4096, 256, 16, 4), "minority_fraction": (0.5, 0.01)}
+_RELEASE_DOMAIN = {"epsilon": (1.0, 0.1, 10.0), "rounds": (1172, 10**5), "delta": (1e-5, 1e-8)}
+_SQUARE_ROOT = Correction(
+    "the proof bounds the squared sensitivity, and the square root is left out", ("reading", Reading.SQUARE_ROOT)
+)
+
 THEOREMS = (
     Theorem(
         id="steffle.lemma-B.1.W",
@@ -335,8 +341,9 @@ THEOREMS = (
         place="Appendix B, Lemma B.1, second display",
         formula="|| mean over the batch of grad_W psi - its neighbour || <= 8 / (m^2 rho)",
         parameters=_LEMMA,
-        conditions=(),
         compute=_lemma_w,
+        domain=_LEMMA_DOMAIN,
+        correction=_SQUARE_ROOT,
     ),
     Theorem(
         id="steffle.lemma-B.1.theta",
@@ -344,8 +351,9 @@ THEOREMS = (
         place="Appendix B, Lemma B.1, first display; D as in Theorem 3.3",
         formula="|| mean over the batch of grad_theta psi - its neighbour || <= 8 D^2 L^2 / (m^2 rho)",
         parameters=(*_LEMMA, _CLASSES, _LIPSCHITZ, _SIZE, Parameter("radius", Radius.ENTRYWISE, "what D bounds")),
-        conditions=(),
         compute=_lemma_theta,
+        domain=_LEMMA_DOMAIN,
+        correction=_SQUARE_ROOT,
     ),
     Theorem(
         id="steffle.theorem-3.3",
@@ -369,6 +377,7 @@ THEOREMS = (
         ),
         conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
         compute=_theorem_33,
+        domain=_RELEASE_DOMAIN,
     ),
     Theorem(
         id="steffle.theorem-C.2",
@@ -385,5 +394,6 @@ THEOREMS = (
         ),
         conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
         compute=_theorem_c2,
+        domain=_RELEASE_DOMAIN,
     ),
 )

@@ -6,17 +6,22 @@ defaults, its conditions as predicates, and one function that computes what is t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import Enum
+from itertools import islice, product
 from typing import TypeVar, cast
 
 from calibrate.errors import InvalidInput
-from calibrate.theorems.verdict import Finding, Precondition, Verdict, judge_finding
+from calibrate.theorems.verdict import AsQuantified, Finding, Misprint, Outcome, Precondition, Verdict, judge_finding
 
 Value = int | float | tuple[float, ...] | Enum
 Choice = TypeVar("Choice", bound=Enum)
+
+_MOST_TRIED = 24
+"""Settings of a claim's domain that a search for a counterexample looks at."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,14 @@ class Setting:
     def numbers(self, name: str) -> tuple[float, ...]:
         return cast("tuple[float, ...]", self.values[name])
 
+    def plain(self) -> dict[str, object]:
+        """The values as JSON can hold them; infinity as text."""
+        shown: dict[str, object] = {}
+        for name, value in self.values.items():
+            plain = value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+            shown[name] = "Infinity" if plain == math.inf else plain
+        return shown
+
     def choice(self, name: str, kind: type[Choice]) -> Choice:
         value = self.values[name]
         assert isinstance(value, kind)
@@ -103,22 +116,65 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """What was misprinted, and which reading of the claim corrects it."""
+
+    what: str
+    reading: tuple[str, Enum]
+
+
+@dataclass(frozen=True)
 class Theorem:
-    """One claim of one paper; `compute` finds what is true at a setting, `judge` says what follows."""
+    """One claim of one paper; `compute` finds what is true at a setting, `judge` says what follows.
+
+    `domain` lists, for parameters that the claim is quantified over, values to search for a counterexample; the first
+    value of each is the most extreme one. `proof` says where it is proved that the claim, however read, holds for all.
+    """
 
     id: str
     citation: str
     place: str
     formula: str
     parameters: tuple[Parameter, ...]
-    conditions: tuple[Condition, ...]
     compute: Callable[[Setting], Finding]
+    conditions: tuple[Condition, ...] = ()
+    domain: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    proof: str | None = None
+    correction: Correction | None = None
 
     def judge(self, given: Mapping[str, object] | None = None) -> Verdict:
-        """The verdict at the paper's own setting, changed where `given` says so."""
+        """The verdict at the paper's own setting, changed where `given` says so; and as the claim is quantified."""
         setting = self.setting(given or {})
+        here = self._judge_at(setting)
+        return replace(here, as_quantified=self._judge_all(setting, here), misprint=self._misprint(setting))
+
+    def _judge_at(self, setting: Setting) -> Verdict:
         preconditions = tuple(Precondition(rule.text(setting), rule.holds(setting)) for rule in self.conditions)
         return judge_finding(self.id, self.compute(setting), preconditions)
+
+    def _judge_all(self, setting: Setting, here: Verdict) -> AsQuantified:
+        """A counterexample at this setting or, else, in the domain; readings and choices stay as they are asked for."""
+        if here.outcome is Outcome.FAILS:
+            return AsQuantified(Outcome.FAILS, "it fails at this setting", setting.plain())
+        if self.proof is not None:
+            return AsQuantified(Outcome.HOLDS, f"proved: {self.proof}")
+        tried = 0
+        for point in islice(product(*self.domain.values()), _MOST_TRIED):
+            candidate = self._changed(setting, dict(zip(self.domain, point, strict=True)))
+            tried += 1
+            if self._judge_at(candidate).outcome is Outcome.FAILS:
+                return AsQuantified(Outcome.FAILS, f"found after {tried} settings", candidate.plain())
+        return AsQuantified(Outcome.UNDECIDED, f"no counterexample among {tried + 1} settings, and no proof")
+
+    def _changed(self, setting: Setting, changes: Mapping[str, object]) -> Setting:
+        read = self.setting(changes).values
+        return Setting({**setting.values, **{name: read[name] for name in changes}})
+
+    def _misprint(self, setting: Setting) -> Misprint | None:
+        if self.correction is None or setting.values[self.correction.reading[0]] is self.correction.reading[1]:
+            return None
+        name, reading = self.correction.reading
+        return Misprint(self.correction.what, self._judge_at(self._changed(setting, {name: reading})).outcome)
 
     def setting(self, given: Mapping[str, object]) -> Setting:
         """All parameters, from `given` or by default; an unknown name is refused with the nearest known one."""

@@ -80,8 +80,29 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class AsQuantified:
+    """What follows about a claim for all settings that it speaks of.
+
+    It fails with a `counterexample`, the setting found; it holds only where that is proved (`why` says where);
+    otherwise it is undecided, and `why` says how many settings were tried.
+    """
+
+    outcome: Outcome
+    why: str
+    counterexample: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class Misprint:
+    """A slip of the printed formula that its own proof or use corrects, and what follows of the corrected form."""
+
+    what: str
+    corrected: Outcome
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """What follows about a claim at one setting.
+    """What follows about a claim: `outcome` at one setting, `as_quantified` for all settings that it speaks of.
 
     `looseness` >= 1 is the factor by which a claim that holds could be sharper (None: there is no ratio).
     """
@@ -91,6 +112,8 @@ class Verdict:
     finding: Finding
     preconditions: tuple[Precondition, ...]
     looseness: float | None = None
+    as_quantified: AsQuantified | None = None
+    misprint: Misprint | None = None
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -101,8 +124,15 @@ class Verdict:
         """The verdict under the keys of the command line."""
         json: Json = {"id": self.id} | _numbers(self.finding.comparison)
         json["verdict"] = self.outcome.value
+        quantified = self.as_quantified
+        json["as_quantified"] = None if quantified is None else quantified.outcome.value
+        json["counterexample"] = None if quantified is None else quantified.counterexample
+        json["misprint"] = (
+            None if self.misprint is None else {"what": self.misprint.what, "corrected": self.misprint.corrected.value}
+        )
         json["preconditions"] = [{"text": rule.text, "holds": rule.holds} for rule in self.preconditions]
         json["why"] = self.finding.why
+        json["why_as_quantified"] = None if quantified is None else quantified.why
         json["granted"] = list(self.finding.granted)
         json["details"] = dict(self.finding.details)
         if self.outcome is Outcome.HOLDS:

@@ -10,24 +10,27 @@ from privfair.cli.output import epsilon_text, json_option, print_json, print_ric
 
 if TYPE_CHECKING:
     from calibrate.theorems.theorem import Theorem
-    from calibrate.theorems.verdict import Verdict
+    from calibrate.theorems.verdict import Outcome, Verdict
 
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "yellow"}
 
 
 @click.group("theorems", invoke_without_command=True, short_help="which published privacy theorems hold, computed")
+@click.option("-v", "--verbose", is_flag=True, help="Print the reason for each verdict below the table.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def command(ctx: click.Context, verbose: bool, as_json: bool) -> None:
     """Judge the privacy claims of four papers by computation.
 
     \b
     privfair theorems                               every claim at its paper's own setting
+    privfair theorems -v                            the same with the reasons
     privfair theorems check ID [--set name=value]   one claim, at any setting
+    privfair theorems why ID                        why one claim holds or fails
     privfair theorems show ID                       a claim's formula, conditions and parameters
     """
     if ctx.invoked_subcommand is None:
-        _list(as_json)
+        _list(as_json, verbose)
     else:
         ctx.obj = as_json
 
@@ -60,6 +63,23 @@ def check(from_group: bool, id: str, settings: tuple[str, ...], as_json: bool) -
         print_json(verdict.to_json())
     else:
         _show_verdict(theorem, verdict)
+
+
+@command.command("why")
+@click.argument("id")
+@json_option
+@click.pass_obj
+def why(from_group: bool, id: str, as_json: bool) -> None:
+    """The reason for one verdict at its paper's setting, for all settings, and what was misprinted."""
+    from calibrate.theorems.catalogue import theorem_named
+
+    theorem = theorem_named(id)
+    verdict = theorem.judge()
+    if as_json or from_group:
+        keys = ("id", "verdict", "why", "as_quantified", "why_as_quantified", "counterexample", "misprint")
+        print_json({key: value for key, value in verdict.to_json().items() if key in keys})
+    else:
+        print_rich(f"{_coloured(verdict.outcome)}: {verdict.finding.why}.", *_all_settings(verdict))
 
 
 @command.command("show")
@@ -115,7 +135,7 @@ def _settings(settings: tuple[str, ...]) -> dict[str, object]:
     return given
 
 
-def _list(as_json: bool) -> None:
+def _list(as_json: bool, reasons: bool = False) -> None:
     from calibrate.theorems.catalogue import judge_all
 
     judged = judge_all()
@@ -124,15 +144,30 @@ def _list(as_json: bool) -> None:
         return
     from rich.table import Table
 
-    table = Table(title="Published privacy claims at their papers' own settings", show_lines=True)
-    table.add_column("claim", no_wrap=True)
-    for heading in ("verdict", "claimed", "computed", "why"):
-        table.add_column(heading)
+    table = Table("claim", "paper", "for all", "claimed", "computed", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
     for theorem, verdict in judged:
-        claimed, found = _numbers(verdict)
-        colour = _COLOURS[verdict.outcome.value]
-        table.add_row(theorem.id, f"[{colour}]{verdict.outcome.value}[/{colour}]", claimed, found, verdict.finding.why)
-    print_rich(table, "One claim in detail, or at another setting: privfair theorems check ID --set name=value")
+        claimed, found = _short_numbers(verdict)
+        mark = "" if verdict.misprint is None else " *"
+        table.add_row(theorem.id + mark, _coloured(verdict.outcome), _quantified(verdict), claimed, found)
+    lines: list[object] = [
+        table,
+        "",
+        "paper: at the paper's own setting; for all: as the claim is quantified.",
+        "* has a misprint: `theorems check ID` says whether the corrected form holds.",
+    ]
+    if reasons:
+        lines += [f"{theorem.id}: {verdict.finding.why}." for theorem, verdict in judged]
+    print_rich(*lines, "Why: `theorems why ID`. Other settings: `theorems check ID --set name=value`.")
+
+
+def _coloured(outcome: Outcome) -> str:
+    colour = _COLOURS[outcome.value]
+    return f"[{colour}]{outcome.value}[/{colour}]"
+
+
+def _quantified(verdict: Verdict) -> str:
+    return "" if verdict.as_quantified is None else _coloured(verdict.as_quantified.outcome)
 
 
 def _numbers(verdict: Verdict) -> tuple[str, str]:
@@ -145,16 +180,40 @@ def _numbers(verdict: Verdict) -> tuple[str, str]:
     return f"{comparison.direction.value} {comparison.claimed:.6g}", f"{comparison.found:.6g}"
 
 
+def _short_numbers(verdict: Verdict) -> tuple[str, str]:
+    """The numbers with four digits, for a table of 80 columns."""
+    from calibrate.theorems.verdict import Direction, EpsilonComparison
+
+    comparison = verdict.finding.comparison
+    if isinstance(comparison, EpsilonComparison):
+        lower, upper = f"{comparison.true.lower:.4g}", f"{comparison.true.upper:.4g}"
+        return f"eps {comparison.claimed:.4g}", f"eps {upper}" if lower == upper else f"eps [{lower}, {upper}]"
+    sign = {Direction.AT_MOST: "<=", Direction.AT_LEAST: ">=", Direction.EXACTLY: "="}[comparison.direction]
+    return f"{sign} {comparison.claimed:.4g}", f"{comparison.found:.4g}"
+
+
 def _show_verdict(theorem: Theorem, verdict: Verdict) -> None:
     claimed, found = _numbers(verdict)
-    colour = _COLOURS[verdict.outcome.value]
     lines = [
         f"[bold]{theorem.id}[/bold]  {theorem.place}",
         f"printed:  {theorem.formula}",
-        f"verdict:  [{colour}]{verdict.outcome.value}[/{colour}]   claimed {claimed}, computed {found}",
+        f"here:     {_coloured(verdict.outcome)}   claimed {claimed}, computed {found}",
         f"why:      {verdict.finding.why}",
+        *_all_settings(verdict),
     ]
     lines += [f"  [{'x' if rule.holds else ' '}] {rule.text}".replace("[", "\\[", 1) for rule in verdict.preconditions]
     lines += [f"granted:  {text}" for text in verdict.finding.granted]
     lines += [f"  {name} = {value}" for name, value in verdict.finding.details.items()]
     print_rich(*lines)
+
+
+def _all_settings(verdict: Verdict) -> list[str]:
+    """What follows for all settings, with the counterexample, and what was misprinted."""
+    lines = []
+    if verdict.as_quantified is not None:
+        example = verdict.as_quantified.counterexample or {}
+        at = "; at " + ", ".join(f"{name}={value}" for name, value in example.items()) if example else ""
+        lines.append(f"for all:  {_coloured(verdict.as_quantified.outcome)}   {verdict.as_quantified.why}{at}")
+    if verdict.misprint is not None:
+        lines.append(f"misprint: {verdict.misprint.what}; corrected it {_coloured(verdict.misprint.corrected)} here")
+    return lines
