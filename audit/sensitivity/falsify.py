@@ -133,8 +133,8 @@ def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None
     refuted = found > claim.bound * (1 + ROUNDING)
     shrinking = 0
     if refuted:
-        floor = floor_of(found, claim.bound * (1 + 2 * ROUNDING))
-        shrinker = Shrinking(subject, claim.unit, claim.norm, min(floor, found))
+        floor = min(found, floor_of(found, claim.bound * (1 + 2 * ROUNDING)))
+        shrinker = Shrinking(subject.domain, claim.unit, lambda each: subject.distance(each, claim.norm) >= floor)
         pair = shrinker.shrink(pair)
         found, shrinking = subject.distance(pair, claim.norm), shrinker.trials
     effort = SearchEffort(search.seed, search.pairs, climbs, evaluations + shrinking, shrinking)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
 
-from audit.sensitivity.claim import Subject
 from audit.sensitivity.domain import Column, Domain, NeighbouringPair, Records, size_of, without_row
 from audit.sensitivity.spaces import Category
-from calibrate.claims import Norm
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 
@@ -89,20 +87,19 @@ def _real(value: Any) -> bool:
 _KEPT = 0.9999
 """Of the distance found, this much is kept: readable numbers, the same story."""
 _DECIMALS = (0, 1, 2, 3, 4)
-_MOST_TRIALS = 3000
 _OF_USER = (("left", "right"), ("left",), ("right",))
 
 
 @final
 @dataclass
 class Shrinking:
-    """A search downhill in size; `trials` counts calls of the function."""
+    """A search downhill in size; `trials` counts the pairs that were tried."""
 
-    subject: Subject
+    domain: Domain
     unit: PrivacyUnit
-    norm: Norm
-    floor: float
-    """No pair with a smaller distance is taken."""
+    refutes: Callable[[NeighbouringPair], bool]
+    """Whether a simpler pair still tells the story."""
+    most_trials: int = 3000
     trials: int = field(default=0, init=False)
 
     def shrink(self, pair: NeighbouringPair) -> NeighbouringPair:
@@ -111,14 +108,14 @@ class Shrinking:
             before = pair
             for improve in (self._fewer_records, self._unit_last, self._plainer_arrays, self._plainer_entries):
                 pair = improve(pair)
-            if pair is before or self.trials >= _MOST_TRIALS:
+            if pair is before or self.trials >= self.most_trials:
                 return pair
 
     def _accepts(self, pair: NeighbouringPair) -> bool:
-        if self.trials >= _MOST_TRIALS or not self.subject.domain.allows(pair):
+        if self.trials >= self.most_trials or not self.domain.allows(pair):
             return False
         self.trials += 1
-        return self.subject.distance(pair, self.norm) >= self.floor
+        return self.refutes(pair)
 
     def _fewer_records(self, pair: NeighbouringPair) -> NeighbouringPair:
         """One record less: of the others; where users are protected, also of the user, on both sides or on one."""
@@ -166,21 +163,21 @@ class Shrinking:
 
     def _places(self, pair: NeighbouringPair) -> list[tuple[str, str]]:
         shared = self.unit.relation is Relation.REPLACE_ATTRIBUTE
-        found = [("public", name) for name in self.subject.domain.public]
+        found = [("public", name) for name in self.domain.public]
         for part in ("common", "left", "right"):
-            for name in self.subject.domain.columns:
-                if part == "right" and shared and name != self.subject.domain.attribute:
+            for name in self.domain.columns:
+                if part == "right" and shared and name != self.domain.attribute:
                     continue
                 if len(getattr(pair, part)[name]):
                     found.append((part, name))
         return found
 
     def _with(self, pair: NeighbouringPair, part: str, name: str, values: Column) -> NeighbouringPair:
-        space = {**self.subject.domain.columns, **self.subject.domain.public}[name]
+        space = {**self.domain.columns, **self.domain.public}[name]
         if isinstance(space, Category):
             values = values.astype(np.int64)
         changed = pair.with_parts({part: {**getattr(pair, part), name: values}})
-        shared = self.unit.relation is Relation.REPLACE_ATTRIBUTE and name != self.subject.domain.attribute
+        shared = self.unit.relation is Relation.REPLACE_ATTRIBUTE and name != self.domain.attribute
         if part == "left" and shared:
             return replace(changed, right={**changed.right, name: values})
         return changed

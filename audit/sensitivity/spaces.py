@@ -69,6 +69,7 @@ class Corner(Enum):
     ONE_HOT = "one entry, all others zero"
     EQUAL = "all entries equal"
     ALTERNATING = "signs that cancel in the sum"
+    ALL_BUT_ONE = "one entry against all others"
     SIGNS = "extreme entries of any sign"
     TINY = "next to nothing"
     INTERIOR = "anything in between"
@@ -94,6 +95,9 @@ def direction(choose: Choices, shape: tuple[int, ...]) -> Array:
         case Corner.ALTERNATING:
             values[:] = sign
             values[1::2] = -sign
+        case Corner.ALL_BUT_ONE:
+            values[:] = -sign
+            values[choose.integer(0, size - 1)] = sign
         case Corner.SIGNS:
             values[:] = [float(choose.pick((1, -1))) for _ in range(size)]
         case Corner.TINY:
