@@ -36,11 +36,17 @@ class Setting:
     w_radius: float
     steffle_fairness: float
     pay_once_fairness: float
+    ages: tuple[int, ...]
+    """Public cuts between the silos where records are protected: a quantile of private records would not be public."""
+    at_least: int
+    """A public bound below each such silo's training records."""
 
 
 SETTINGS = (
-    Setting(Benchmark.ADULT, "Adult", 11_305, 16_958, 10_000, 0.3, (0.325, 0.675), 0.2, 5.0, 7.0),
-    Setting(Benchmark.CREDIT_CARD, "Credit Card", 7_500, 11_250, 8_500, 0.35, (0.4, 0.6), 0.05, 64.0, 100.0),
+    Setting(Benchmark.ADULT, "Adult", 11_305, 16_958, 10_000, 0.3, (0.325, 0.675), 0.2, 5.0, 7.0, (31, 44), 10_000),
+    Setting(
+        Benchmark.CREDIT_CARD, "Credit Card", 7_500, 11_250, 8_500, 0.35, (0.4, 0.6), 0.05, 64.0, 100.0, (30, 38), 6_500
+    ),
 )
 
 
@@ -72,10 +78,11 @@ _PAIRS = _SGD | {"loss-clip": 2.0, "loss-noise-ratio": 2.5}
 def methods(setting: Setting) -> tuple[Method, ...]:
     """All rows of one data set, by the unit they protect."""
     silos = {"partition": {"kind": "heterogeneous", "silos": SILOS, "h": HETEROGENEITY}}
+    by_age = {"partition": {**silos["partition"], "cuts": list(setting.ages)}}
     return (
         *_attribute(setting, silos),
-        *(_record(name, "gaussian", _SGD, training, silos) for name, training in _STEPS.items()),
-        *(_record(name, "fedfdp", _PAIRS, training, silos) for name, training in _WITH_LOSSES.items()),
+        *(_record(name, "gaussian", _SGD, training, by_age) for name, training in _STEPS.items()),
+        *(_record(name, "fedfdp", _PAIRS, training, by_age) for name, training in _WITH_LOSSES.items()),
         *_users(setting),
         _mmd(setting),
         Method("central ERM", "central-erm", Unit.NOBODY, {}, {"rounds": 1, "l2": 1e-5}, silos),
@@ -138,7 +145,7 @@ def _users(setting: Setting) -> tuple[Method, ...]:
         "choice": "last",
         "records-per-user": 2.0,
     }
-    users = {"users": {"kind": "poisson", "mean": 2.0}}
+    users = {"users": {"kind": "poisson", "users": setting.users}}
     notions = {"FPFL, FNR": "false-negative-rate", "FPFL, parity": "demographic-parity"}
     return tuple(
         Method(name, "fpfl", Unit.USER, privacy, training | {"notion": notion}, users)
@@ -176,6 +183,8 @@ def plan_text(method: Method, setting: Setting, epsilon: float, seed: int) -> st
     if method.unit is not Unit.NOBODY:
         sections |= {"target": {"epsilon": epsilon, "delta": DELTA}, "privacy": method.privacy}
     sections["data"] = {"dataset": setting.benchmark.value, "seed": seed}
+    if method.unit is Unit.RECORD:
+        sections["data"] = {**sections["data"], "at-least": setting.at_least}
     sections |= {f"data.{name}": table for name, table in method.data.items()}
     sections["training"] = {**method.training, "seed": seed, "measure-every": rounds}
     tables = "\n\n".join(

@@ -34,12 +34,12 @@ class SiloTensors:
     s: Tensor
     unit_of_row: Tensor | None = None
     """For user-level privacy: which user each row belongs to; None where a unit is a record."""
-    users: int = 0
-    """For user-level privacy: how many users there are, those without a row included; 0 where the rows say it."""
     client_of_row: Tensor | None = None
     """For a party that collects several clients' records: which client each row is from; units stay records."""
     record_numbers: Tensor | None = None
     """Where attributes are held apart from records: each row's number among the records of all holders."""
+    users: int = 0
+    """For user-level privacy: how many users there are, those without a row included; 0 where the rows say it."""
 
     def __len__(self) -> int:
         return len(self.y)

@@ -88,7 +88,7 @@ files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
 [data.users]
 kind = "poisson"
-users = 200
+users = 202
 [training]
 learning-rate = 0.1
 """

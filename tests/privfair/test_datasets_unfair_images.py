@@ -14,6 +14,7 @@ from calibrate.errors import InvalidInput
 from privfair.data.benchmarks import Benchmark, load_benchmark
 from privfair.data.dataset import Dataset
 from privfair.data.read import BadData
+from privfair.data.stability import RecordHash
 from privfair.data.training_data import load_training_data
 from privfair.data.unfair_images import GROUPS, WRITER, UnfairImages, unfair_images
 from privfair.plan.data import read_data_plan
@@ -55,7 +56,7 @@ def test_idx_files_by_path_are_mnist(grey: Dataset, tmp_path: Path) -> None:
         load_benchmark(Benchmark.MNIST)
     with pytest.raises(InvalidInput, match="does not exist"):
         load_benchmark(Benchmark.MNIST, tmp_path / "nowhere")
-    with pytest.raises(BadData, match="label 11"):
+    with pytest.raises(BadData, match="label outside the classes 0 to 9"):
         load_benchmark(Benchmark.MNIST, _write(tmp_path / "letters", classes=12))
 
 
@@ -126,6 +127,16 @@ def test_from_a_plan_with_writers_as_users(tmp_path: Path) -> None:
     assert data.test.group_names == GROUPS
     for user in range(len(data.users)):
         assert len(set(data.users.data.group[data.users.of(user)].tolist())) == 1
+
+
+def test_one_image_fewer_changes_no_other_one_where_each_is_drawn_on_its_own(tmp_path: Path) -> None:
+    grey = load_benchmark(Benchmark.MNIST, _write(tmp_path / "digits"))
+    whole = unfair_images(grey, UnfairImages(30), 3, RecordHash())
+    fewer = unfair_images(grey.rows(np.arange(1, len(grey))), UnfairImages(30), 3, RecordHash())
+    np.testing.assert_array_equal(whole.features[1:], fewer.features)
+    np.testing.assert_array_equal(whole.side_column(WRITER)[1:], fewer.side_column(WRITER))
+    by_position = unfair_images(grey.rows(np.arange(1, len(grey))), UnfairImages(30), 3)
+    assert (unfair_images(grey, UnfairImages(30), 3).side_column(WRITER)[1:] != by_position.side_column(WRITER)).any()
 
 
 def test_where_it_makes_no_sense_it_is_refused(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ sampling = "{sampling}"
 USERS = """
 [data.users]
 kind = "poisson"
-users = 200
+users = 202
 """
 MMD = """
 [privacy]
