@@ -10,6 +10,7 @@ from audit.evidence import RunEvidence
 from audit.probes.batches import check_batches
 from audit.probes.fresh_noise import check_fresh_noise
 from audit.probes.isolation import check_isolation
+from audit.probes.neighbouring_files import check_files
 from audit.probes.rehearsal import DEFAULT_ROUNDS, Rehearsal, rehearse
 from audit.probes.sensitivity import check_sensitivity
 from audit.probes.setting import ProbeSetting
@@ -89,7 +90,7 @@ _FEWEST_ROUNDS, _MOST_VALUES = 4, 400_000
 def check_probes(
     evidence: RunEvidence, ledger: Ledger | None = None, seed: int = 0, rounds: int = DEFAULT_ROUNDS
 ) -> tuple[Check, ...]:
-    """L0: sensitivities, isolation, step counts, fresh noise and batches of the code that trained this run.
+    """L0: sensitivities, isolation, neighbouring files, step counts, fresh noise and batches of the code that trained.
 
     A clean run is flagged with probability at most `fresh_noise.ALPHA + batches.ALPHA`; all else is deterministic.
     """
@@ -101,6 +102,7 @@ def check_probes(
         *check_sensitivity(setting, seed),
         *check_isolation(setting, seed),
         *check_scaling(evidence),
+        check_files(evidence),
         check_steps(evidence, ledger),
         *_rehearse(evidence, min(rounds, _affordable(evidence))),
     )

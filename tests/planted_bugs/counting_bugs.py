@@ -11,6 +11,8 @@ from calibrate.sampling import Poisson
 from privfair.algorithms.steffle import Steffle
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import subset
+from privfair.data import training_data
+from privfair.data.partition import split_silos
 from privfair.federation.local_party import StepGate
 from privfair.gate import Gate
 from privfair.ledger import Claim
@@ -125,7 +127,16 @@ def _groups_by_first_appearance() -> AbstractContextManager[Any]:
 _SECRET, _STEFFLE = Engine.SECRET_BATCHES, Engine.STEFFLE
 _PROBE, _BOTH = (Caught.PROBE,), (Caught.SEARCH, Caught.PROBE)
 
+
+def _split_by_position() -> AbstractContextManager[Any]:
+    """Key i of the seed for row i of the file: one row fewer, and all later rows are dealt anew."""
+    return patch.object(
+        training_data, "split_silos", lambda silos, seed, share, by=None: split_silos(silos, seed, share)
+    )
+
+
 COUNTING_BUGS = (
+    Bug("training records chosen by position", Engine.SECRET_BATCHES, _split_by_position, (Caught.PROBE,)),
     Bug("replace-one data with add/remove accounting: fixed-size batches", _SECRET, _fixed_size, _PROBE),
     Bug(
         "replace-one data with add/remove accounting: the promise",
