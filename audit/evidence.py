@@ -27,7 +27,7 @@ from calibrate.manifest.keys import Role, SigningKey, generate
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import AuthenticManifest
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.steffle import Steffle, parts_of
+from privfair.algorithms.steffle import Steffle
 from privfair.batches.record import BatchRecord
 from privfair.data.training_data import load_training_data
 from privfair.federation.coordinator import Position
@@ -183,7 +183,7 @@ def sensitive_silos(algorithm: Algorithm[object], silos: Sequence[SiloTensors]) 
     """Who holds nothing but attributes, and so is asked instead of drawing."""
     if not isinstance(algorithm, Steffle):
         return frozenset()
-    return frozenset(silo.name for silo in silos if not parts_of(algorithm.centralisation, silo.name).loss)
+    return frozenset(silo.name for silo in silos if not algorithm.sends_loss(silo.name))
 
 
 def wrong_answers(

@@ -26,9 +26,9 @@ from calibrate.errors import InvalidInput, count
 from calibrate.manifest.mechanism import RandomizedCategory
 from calibrate.plans.pay_once import PayOncePlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
+from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
-from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
+from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Whole
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
@@ -37,14 +37,13 @@ from privfair.models.model import Model, mean_over
 
 
 @dataclass(frozen=True)
-class PayOnceOptions(Options):
+class PayOnceOptions(DescentOptions):
     """`fairness` is lambda, the weight of the penalty.
 
     After the first round nothing private is touched, so batches are a matter of speed alone: `mini_batch` makes every
     silo go through its records in shuffled batches of that size, in an order the seed decides; left out, each round
     uses all records. `memory` is how much of the running joint distribution outlives a round: 0 suits full batches,
-    about 1 - batch / silo suits mini-batches, whose own rates are too noisy to square. `warm_start` is
-    that of `SteffleOptions`.
+    about 1 - batch / silo suits mini-batches, whose own rates are too noisy to square.
     """
 
     notion: Independence = Independence.DEMOGRAPHIC_PARITY
@@ -55,12 +54,6 @@ class PayOnceOptions(Options):
     memory: BelowOne = 0.0
     least_share: OpenUnit = 0.01
     """A group's estimated share of a block is held above this before anything is divided by it."""
-    learning_rate: Positive = 1.0
-    momentum: BelowOne = 0.9
-    decay: Positive = 1.0
-    decay_every: Count = 10
-    iterate: Iterate = Iterate.LAST
-    warm_start: Whole = 0
 
 
 ATTRIBUTE, GRADIENT, JOINT = "randomised_attribute", "g", "joint"
@@ -126,9 +119,7 @@ class PayOnce(Algorithm[PayOnceState]):
 
     @cached_property
     def rule(self) -> DescentRule:
-        own = self.options
-        steps = max(1, self.rounds - 1)
-        return DescentRule(own.learning_rate, own.momentum, own.decay, own.decay_every, own.iterate, steps, self.seed)
+        return self.options.rule(max(1, self.rounds - 1), self.seed)
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         why = "Computed from features, labels and the published responses; post-processing of round 0."

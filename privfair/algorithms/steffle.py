@@ -30,9 +30,9 @@ from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
+from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
-from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
+from privfair.algorithms.parts.options import AtLeastZero, OpenUnit, Whole
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
@@ -50,30 +50,20 @@ class WCenter(Enum):
 
 
 @dataclass(frozen=True)
-class SteffleOptions(Options):
+class SteffleOptions(DescentOptions):
     """`fairness` is the paper's lambda; `w_step` its eta_w, here not multiplied by lambda.
 
     `group_frequencies` are public group shares, block by block: groups entries for demographic parity and equal
     opportunity (there: among records of the positive class), classes x groups for equalised odds. Leave them out if
     the plan pays for a noisy histogram.
-
-    `warm_start` lets the first round send, in the clear, how far each silo's own loss is from its minimum after so many
-    iterations of L-BFGS, and begins at their mean; it uses no attribute. Worth it where a silo has many more
-    records than the model has parameters.
     """
 
     notion: Independence = Independence.DEMOGRAPHIC_PARITY
     fairness: AtLeastZero = 1.0
     group_frequencies: tuple[OpenUnit, ...] | None = None
     positive_class: Whole = 1
-    learning_rate: Positive = 1.0
-    momentum: BelowOne = 0.9
-    decay: Positive = 1.0
-    decay_every: Count = 10
     w_step: AtLeastZero = 1.0
     w_center: WCenter = WCenter.INDEPENDENCE
-    iterate: Iterate = Iterate.LAST
-    warm_start: Whole = 0
 
 
 # What was signed for a SteFFLe run, and how the server weighs silos.
@@ -133,86 +123,18 @@ def silo_weights(sizes: Mapping[str, int], silo_size: int, law: BatchLaw) -> dic
 
 # Who holds what: where the attributes lie, and which silo therefore sends which part of a round.
 #
-# The paper (Section 4, Appendix F) splits a silo into a non-sensitive division, which computes the loss
-# gradient, and a
+# The paper (Section 4, Appendix F) splits a silo into a non-sensitive division, which computes the loss gradient, and a
 # sensitive one, which computes the fairness gradients. The divisions need not sit in one silo:
 #
 # * every silo holds both (the N silos of Algorithm 1; a single silo is the central DP-FERMI);
 # * one silo holds all attributes, many hold features and labels;
 # * any number of either, each record's attribute in exactly one sensitive silo.
 #
-# A sensitive silo is given the features of its records by their holders (they are not protected), as model
-# outputs or,
+# A sensitive silo is given the features of its records by their holders (they are not protected), as model outputs or,
 # here, as rows. In the last two cases a round's records may have no attribute in some sensitive silo. Falling silent
 # would show that, and so would noise or a divisor that follows the realised number of records. So a sensitive silo
 # **always** sends: the sum over whatever it was asked for, possibly nothing, over the fixed divisor, with the full
 # signed noise.
-
-
-@final
-@dataclass(frozen=True)
-class EverySiloHoldsBoth:
-    """N silos, or one."""
-
-
-@final
-@dataclass(frozen=True)
-class OneSensitiveSilo:
-    """All attributes in the silo of this name; the others hold features and labels."""
-
-    sensitive: str
-
-
-@final
-@dataclass(frozen=True)
-class SeparateSilos:
-    """The general case: these silos hold attributes, all others hold features and labels."""
-
-    sensitive: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not self.sensitive or len(set(self.sensitive)) != len(self.sensitive):
-            raise InvalidInput(
-                "sensitive", self.sensitive, "must be distinct names, at least one", "name the sensitive silos"
-            )
-
-
-Centralisation = EverySiloHoldsBoth | OneSensitiveSilo | SeparateSilos
-
-EVERY_SILO = EverySiloHoldsBoth()
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Which parts of a round a silo sends."""
-
-    loss: bool
-    fairness: bool
-
-
-def parts_of(centralisation: Centralisation, silo: str) -> Parts:
-    """What this silo sends, in every round, whatever its batch."""
-    match centralisation:
-        case EverySiloHoldsBoth():
-            return Parts(loss=True, fairness=True)
-        case OneSensitiveSilo(sensitive):
-            return Parts(loss=silo != sensitive, fairness=silo == sensitive)
-        case SeparateSilos(sensitive):
-            return Parts(loss=silo not in sensitive, fairness=silo in sensitive)
-        case _:
-            assert_never(centralisation)
-
-
-def centralisation_of(sensitive: tuple[str, ...]) -> Centralisation:
-    """Who holds what, if these parties hold nothing but attributes."""
-    match sensitive:
-        case ():
-            return EVERY_SILO
-        case (one,):
-            return OneSensitiveSilo(one)
-        case several:
-            return SeparateSilos(several)
-
 
 LOSS_GRADIENT, H_THETA, H_W, HISTOGRAM = "g", "h_theta", "h_W", "attribute_histogram"
 """The names of a SteFFLe plan."""
@@ -256,10 +178,13 @@ class Steffle(Algorithm[SteffleState]):
     groups: int = 2
     rounds: int = 1
     seed: int = 0
-    centralisation: Centralisation = EVERY_SILO
+    sensitive: tuple[str, ...] = ()
+    """The silos that hold nothing but attributes, while all others hold features and labels; none: all hold both."""
 
     def __post_init__(self) -> None:
         count("groups", self.groups, least=2)
+        if len(set(self.sensitive)) != len(self.sensitive):
+            raise InvalidInput("sensitive", self.sensitive, "must be distinct names", "name each silo once")
         if self.options.positive_class >= self.model.classes:
             raise InvalidInput(
                 "positive-class",
@@ -287,18 +212,17 @@ class Steffle(Algorithm[SteffleState]):
     def blocks(self) -> int:
         return self.options.notion.blocks(self.model.classes)
 
+    def sends_loss(self, silo: str) -> bool:
+        """Whether this silo sends the loss gradient, in every round and whatever its batch."""
+        return silo not in self.sensitive
+
+    def sends_fairness(self, silo: str) -> bool:
+        """Whether this silo sends the fairness gradients, in every round and whatever its batch."""
+        return not self.sensitive or silo in self.sensitive
+
     @cached_property
     def rule(self) -> DescentRule:
-        own = self.options
-        return DescentRule(
-            own.learning_rate,
-            own.momentum,
-            own.decay,
-            own.decay_every,
-            own.iterate,
-            max(1, self.rounds - (own.warm_start > 0)),
-            self.seed,
-        )
+        return self.options.rule(max(1, self.rounds - (self.options.warm_start > 0)), self.seed)
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         why = (
@@ -337,14 +261,15 @@ class Steffle(Algorithm[SteffleState]):
                 assert_never(self.options.w_center)
 
     def contribution(self, state: SteffleState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
-        parts = parts_of(self.centralisation, silo.name)
         if not state.warm or state.frequencies is None:
             return self._opening(state, silo, batch)
         x, y, s = drawn_rows(batch, silo.x, silo.y, silo.s)
         block = fermi.block_of(self.options.notion, y, self.options.positive_class)
-        noisy = (self._h_theta(state, x, s, block), self._h_w(state, x, s, block)) if parts.fairness else ()
+        noisy: tuple[BoundedContribution, ...] = ()
+        if self.sends_fairness(silo.name):
+            noisy = (self._h_theta(state, x, s, block), self._h_w(state, x, s, block))
         clear = None
-        if parts.loss:
+        if self.sends_loss(silo.name):
             loss = self._loss_gradient(state, x, y)
             common = self._attribute_free(state, x, block)
             clear = {LOSS_GRADIENT: loss + self.options.fairness * common}
@@ -365,9 +290,8 @@ class Steffle(Algorithm[SteffleState]):
 
     def _opening(self, state: SteffleState, silo: SiloTensors, batch: Tensor) -> Message:
         """The first round, where frequencies must be paid for or a warm start made: no fairness gradients yet."""
-        parts = parts_of(self.centralisation, silo.name)
-        noisy = (self._histogram(silo),) if parts.fairness and state.frequencies is None else ()
-        if not parts.loss:
+        noisy = (self._histogram(silo),) if self.sends_fairness(silo.name) and state.frequencies is None else ()
+        if not self.sends_loss(silo.name):
             return Message(noisy=noisy)
         if state.warm:
             x, y = drawn_rows(batch, silo.x, silo.y)
@@ -507,7 +431,7 @@ def build(blueprint: Blueprint[SteffleOptions]) -> Steffle:
         groups=blueprint.groups,
         rounds=blueprint.rounds,
         seed=blueprint.seed,
-        centralisation=centralisation_of(blueprint.sensitive),
+        sensitive=blueprint.sensitive,
     )
 
 

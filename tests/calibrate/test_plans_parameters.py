@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import get_args, get_type_hints
+
 import pytest
 
 from calibrate.errors import InvalidInput
-from calibrate.plans.from_mapping import parameter_names, plan_from_mapping
-from calibrate.plans.plan import AlgorithmName
+from calibrate.plans.from_mapping import PLANS, PlanClass, parameter_names, plan_from_mapping
+from calibrate.plans.plan import AlgorithmName, Flag
 
 GOOD: dict[str, dict[str, object]] = {
     "steffle": {
@@ -115,3 +118,13 @@ def test_the_flags_of_updates_come_together(missing: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         plan_from_mapping("mmd-fedavg", GOOD["mmd-fedavg"] | flags)
     assert refused.value.argument == missing.replace("_", "-")
+
+
+@pytest.mark.parametrize("plan", PLANS.values())
+def test_every_parameter_has_its_flag_with_a_sentence_that_stands_alone(plan: PlanClass) -> None:
+    hints = get_type_hints(plan, include_extras=True)
+    for field in fields(plan):
+        _, flag = get_args(hints[field.name])
+        assert isinstance(flag, Flag)
+        assert flag.help[0].isupper() or flag.help.startswith("sigma")
+        assert flag.help.endswith(".")

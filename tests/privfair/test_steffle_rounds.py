@@ -12,18 +12,7 @@ import torch
 from calibrate.errors import InvalidInput
 from privfair.algorithms.parts.descent import DescentRule, Iterate
 from privfair.algorithms.parts.local_models import towards_own_minimum
-from privfair.algorithms.steffle import (
-    EVERY_SILO,
-    H_THETA,
-    H_W,
-    HISTOGRAM,
-    LOSS_GRADIENT,
-    BatchLaw,
-    OneSensitiveSilo,
-    SeparateSilos,
-    parts_of,
-    silo_weights,
-)
+from privfair.algorithms.steffle import H_THETA, H_W, HISTOGRAM, LOSS_GRADIENT, BatchLaw, silo_weights
 from privfair.contribution import Published
 from privfair.fairness import fermi
 from privfair.fairness.fermi import Independence
@@ -155,8 +144,9 @@ def test_a_checkpoint_brings_the_state_back() -> None:
 
 
 def test_every_silo_holds_both_by_default() -> None:
-    assert parts_of(EVERY_SILO, "anything").loss
-    assert parts_of(EVERY_SILO, "anything").fairness
+    algorithm = steffle_for(logistic(3, 2), 2, batch_size=10)
+    assert algorithm.sends_loss("anything")
+    assert algorithm.sends_fairness("anything")
 
 
 def test_one_sensitive_silo_and_many_others_do_what_one_silo_does() -> None:
@@ -171,9 +161,7 @@ def test_one_sensitive_silo_and_many_others_do_what_one_silo_does() -> None:
     state = some_state(alone)
     expected = alone.update(state, without_noise([("north", alone.contribution(state, 1, whole, everybody(whole)))]))
     # The banks divide by 60 as well, so their sums add up with weight 1.
-    apart = replace(
-        alone, centralisation=OneSensitiveSilo("census"), weights={"bank-0": 1.0, "bank-1": 1.0, "census": 1.0}
-    )
+    apart = replace(alone, sensitive=("census",), weights={"bank-0": 1.0, "bank-1": 1.0, "census": 1.0})
     messages = [(silo.name, apart.contribution(state, 1, silo, everybody(silo))) for silo in (*banks, census)]
     assert all(not message.noisy and message.clear for _, message in messages[:2])
     assert messages[2][1].noisy
@@ -187,9 +175,7 @@ def test_separate_silos_add_up_to_the_batch_and_never_fall_silent() -> None:
     whole = silo_of(60, 3, 2, 2)
     held = {"a": torch.arange(0, 50), "b": torch.arange(50, 60)}
     algorithm = replace(
-        steffle_for(logistic(3, 2), 2, batch_size=10, fairness=2.0),
-        centralisation=SeparateSilos(("a", "b")),
-        weights={"a": 0.5, "b": 0.5},
+        steffle_for(logistic(3, 2), 2, batch_size=10, fairness=2.0), sensitive=("a", "b"), weights={"a": 0.5, "b": 0.5}
     )
     state = some_state(algorithm)
     # Two holders of features drew these records; none of them has its attribute in silo b.
@@ -213,8 +199,9 @@ def test_separate_silos_add_up_to_the_batch_and_never_fall_silent() -> None:
 
 
 def test_sensitive_silos_are_named_once() -> None:
+    algorithm = steffle_for(logistic(3, 2), 2, batch_size=10)
     with pytest.raises(InvalidInput, match="distinct"):
-        SeparateSilos(("a", "a"))
+        replace(algorithm, sensitive=("a", "a"))
 
 
 def _path(rule: DescentRule, steps: int) -> list[torch.Tensor]:

@@ -210,3 +210,11 @@ def test_a_users_own_module(tmp_path: Path) -> None:
 def test_a_crash_costs_a_small_part_of_the_rounds(tmp_path: Path, signed: int, block: int) -> None:
     assert fedsgd(tmp_path).block(signed) == block
     assert fedsgd(tmp_path, DATA, TRAINING + "block = 5\n").block(signed) == 5
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000 + "]" * 5000, f"x = {'9' * 5000}", "x = \x00"])
+def test_a_plan_that_chokes_the_parser_is_refused_in_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput, match="fix the file"):
+        read_training_plan(path)

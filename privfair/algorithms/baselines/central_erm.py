@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import minimum
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.parts.local_models import OneModel, OneModelAlgorithm, minimum
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model, mean_over
@@ -28,14 +28,9 @@ class CentralErmOptions(Options):
     iterations: Count = 500
 
 
-@dataclass(frozen=True, eq=False)
-class CentralErmState:
-    theta: Tensor
-
-
 @final
 @dataclass(frozen=True, eq=False)
-class CentralErm(Algorithm[CentralErmState]):
+class CentralErm(OneModelAlgorithm):
     """Each round minimises the mean loss on its batch, from where the last one ended; one round is enough."""
 
     model: Model
@@ -48,10 +43,10 @@ class CentralErm(Algorithm[CentralErmState]):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {MINIMISER: (self.model.size,)}
 
-    def start(self) -> CentralErmState:
-        return CentralErmState(self.model.initial(self.seed))
+    def start(self) -> OneModel:
+        return OneModel(self.model.initial(self.seed))
 
-    def contribution(self, state: CentralErmState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: OneModel, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         x, y, weigh, l2 = silo.x[batch], silo.y[batch], mean_over(max(1, len(batch))), self.options.l2
 
         def objective(flat: Floats) -> tuple[float, Floats]:
@@ -63,12 +58,9 @@ class CentralErm(Algorithm[CentralErmState]):
         begin = state.theta.numpy().astype(np.float64)
         return Message(clear={MINIMISER: minimum(objective, begin, self.options.iterations, slope=1e-8)})
 
-    def update(self, state: CentralErmState, received: Received) -> CentralErmState:
+    def update(self, state: OneModel, received: Received) -> OneModel:
         (values,) = received.values()
-        return CentralErmState(torch.from_numpy(values[MINIMISER].values.copy()).to(state.theta.dtype))
-
-    def theta(self, state: CentralErmState) -> Tensor:
-        return state.theta
+        return OneModel(torch.from_numpy(values[MINIMISER].values.copy()).to(state.theta.dtype))
 
 
 def build(blueprint: Blueprint[CentralErmOptions]) -> CentralErm:

@@ -8,8 +8,8 @@ from typing import final
 
 from torch import Tensor
 
-from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import local_change, with_mean_change
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.parts.local_models import OneModel, OneModelAlgorithm, local_change, with_mean_change
 from privfair.algorithms.parts.options import LocalTrainingOptions, Positive
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model, mean_over
@@ -24,14 +24,9 @@ class FedAvgOptions(LocalTrainingOptions):
     learning_rate: Positive = 0.5
 
 
-@dataclass(frozen=True, eq=False)
-class FedAvgState:
-    theta: Tensor
-
-
 @final
 @dataclass(frozen=True, eq=False)
-class FedAvg(Algorithm[FedAvgState]):
+class FedAvg(OneModelAlgorithm):
     """McMahan et al. 2017: the average of the silos' models, weighed by their public number of records.
 
     The batch's own (random) order is the order of the local mini-batches, so `contribution` stays pure.
@@ -48,10 +43,10 @@ class FedAvg(Algorithm[FedAvgState]):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {CHANGE: (self.model.size,)}
 
-    def start(self) -> FedAvgState:
-        return FedAvgState(self.model.initial(self.seed))
+    def start(self) -> OneModel:
+        return OneModel(self.model.initial(self.seed))
 
-    def contribution(self, state: FedAvgState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: OneModel, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         def gradient(theta: Tensor, rows: Tensor) -> Tensor:
             return self.model.weighted_gradient(theta, silo.x[rows], silo.y[rows], mean_over(len(rows))).total
 
@@ -59,11 +54,8 @@ class FedAvg(Algorithm[FedAvgState]):
         change = local_change(state.theta, batch, own.local_epochs, own.local_batch, own.learning_rate, gradient)
         return Message(clear={CHANGE: change})
 
-    def update(self, state: FedAvgState, received: Received) -> FedAvgState:
-        return FedAvgState(with_mean_change(state.theta, self.weights, received, CHANGE))
-
-    def theta(self, state: FedAvgState) -> Tensor:
-        return state.theta
+    def update(self, state: OneModel, received: Received) -> OneModel:
+        return OneModel(with_mean_change(state.theta, self.weights, received, CHANGE))
 
 
 def build(blueprint: Blueprint[FedAvgOptions]) -> FedAvg:

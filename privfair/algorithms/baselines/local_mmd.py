@@ -8,8 +8,8 @@ from typing import final
 
 from torch import Tensor
 
-from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import local_change, with_mean_change
+from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.parts.local_models import OneModel, OneModelAlgorithm, local_change, with_mean_change
 from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
@@ -33,14 +33,9 @@ class LocalMmdOptions(LocalTrainingOptions):
     positive_class: Whole = 1
 
 
-@dataclass(frozen=True, eq=False)
-class LocalMmdState:
-    theta: Tensor
-
-
 @final
 @dataclass(frozen=True, eq=False)
-class LocalMmd(Algorithm[LocalMmdState]):
+class LocalMmd(OneModelAlgorithm):
     """The "local group fairness" of the MMD paper's experiments: client k descends on E_k[loss] + lambda MMD_k^2."""
 
     model: Model
@@ -57,10 +52,10 @@ class LocalMmd(Algorithm[LocalMmdState]):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {CHANGE: (self.model.size,)}
 
-    def start(self) -> LocalMmdState:
-        return LocalMmdState(self.model.initial(self.seed))
+    def start(self) -> OneModel:
+        return OneModel(self.model.initial(self.seed))
 
-    def contribution(self, state: LocalMmdState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
+    def contribution(self, state: OneModel, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         options = self.options
         given = conditions(options.criterion, self.model.classes, options.positive_class)
         kernel = kernel_of(options.kernel, options.kernel_width)
@@ -76,11 +71,8 @@ class LocalMmd(Algorithm[LocalMmdState]):
         )
         return Message(clear={CHANGE: change})
 
-    def update(self, state: LocalMmdState, received: Received) -> LocalMmdState:
-        return LocalMmdState(with_mean_change(state.theta, self.weights, received, CHANGE))
-
-    def theta(self, state: LocalMmdState) -> Tensor:
-        return state.theta
+    def update(self, state: OneModel, received: Received) -> OneModel:
+        return OneModel(with_mean_change(state.theta, self.weights, received, CHANGE))
 
 
 def build(blueprint: Blueprint[LocalMmdOptions]) -> LocalMmd:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput, count, positive
+from privfair.algorithms.parts.options import BelowOne, Count, Options, Positive, Whole
 
 
 class Iterate(Enum):
@@ -29,29 +29,20 @@ class Iterate(Enum):
 
 @final
 @dataclass(frozen=True)
-class DescentRule:
+class DescentRule(Options):
     """v <- momentum v + gradient; theta <- theta - rate (1 - momentum) v.
 
     The rate is `learning_rate` times `decay` for every `decay_every` steps made. `rounds` is the planned
     number of steps; it and `seed` decide which iterate UNIFORM keeps.
     """
 
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    decay: float = 1.0
-    decay_every: int = 10
+    learning_rate: Positive = 1.0
+    momentum: BelowOne = 0.9
+    decay: Positive = 1.0
+    decay_every: Count = 10
     iterate: Iterate = Iterate.LAST
-    rounds: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        positive("learning-rate", self.learning_rate)
-        positive("decay", self.decay)
-        count("decay-every", self.decay_every)
-        count("rounds", self.rounds)
-        count("seed", self.seed, least=0)
-        if not 0 <= self.momentum < 1:
-            raise InvalidInput("momentum", self.momentum, "must lie in [0, 1)", "0 is plain descent, 0.9 is usual")
+    rounds: Count = 1
+    seed: Whole = 0
 
     def rate(self, step: int) -> float:
         return self.learning_rate * self.decay ** (step // self.decay_every)
@@ -88,6 +79,27 @@ class DescentRule:
     def _drawn(self) -> int:
         """The step UNIFORM keeps: in 1 .. rounds, from the seed; independent of the data."""
         return 1 + int(np.random.default_rng((self.seed, 0x51)).integers(self.rounds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescentOptions(Options):
+    """What [training] may say about the descent.
+
+    `warm_start` lets the first round send, in the clear, how far each silo's own loss is from its minimum after so many
+    iterations of L-BFGS, and begins at their mean; it uses no attribute. Worth it where a silo has many more
+    records than the model has parameters.
+    """
+
+    learning_rate: Positive = 1.0
+    momentum: BelowOne = 0.9
+    decay: Positive = 1.0
+    decay_every: Count = 10
+    iterate: Iterate = Iterate.LAST
+    warm_start: Whole = 0
+
+    def rule(self, rounds: int, seed: int) -> DescentRule:
+        """The rule for so many steps; `seed` decides which iterate UNIFORM keeps."""
+        return DescentRule(self.learning_rate, self.momentum, self.decay, self.decay_every, self.iterate, rounds, seed)
 
 
 @final

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-from privfair.algorithms.algorithm import Received
+from privfair.algorithms.algorithm import Algorithm, Received
 from privfair.models.model import Model, mean_over
 
 # The rows of a batch, without copying them when the batch is everybody.
@@ -48,6 +48,21 @@ def local_change(
             if len(rows):
                 moved = moved - rate * gradient(moved, rows).to(theta.dtype)
     return (moved - theta).numpy().astype(np.float64)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class OneModel:
+    """A state that is the global model and nothing more."""
+
+    theta: Tensor
+
+
+class OneModelAlgorithm(Algorithm[OneModel]):
+    """An algorithm that remembers nothing but its model; a base class."""
+
+    def theta(self, state: OneModel) -> Tensor:
+        return state.theta
 
 
 @final
