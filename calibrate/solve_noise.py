@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar, assert_never
 
-from calibrate.accountants.accountant import Accountant, total_cost
+from calibrate.accountants.accountant import total_cost
 from calibrate.accountants.certified.accountant import CertifiedAccountant, gaussian_interval
 from calibrate.accountants.certified.search import Bounds, FactorSearch
 from calibrate.accountants.gaussian import gaussian_mu
@@ -112,24 +112,6 @@ def solve_noise(
     return SolvedNoise(release, factor, lower, EpsilonInterval(achieved, target.epsilon), accountant.name)
 
 
-def solve_noise_with(
-    accountant: Accountant[Cost], template: Release, unit: PrivacyUnit, target: EpsilonDelta, tolerance: float = 1e-4
-) -> SolvedNoise:
-    """The same with any accountant, by bisection on its own interval: slower, as tight as the accountant is."""
-    positive("tolerance", tolerance)
-    _check_has_noise(template)
-
-    def interval(factor: float) -> EpsilonInterval:
-        return accountant.epsilon(total_cost(accountant, scale_noise(template, factor), unit), target.delta)
-
-    factor = _bisect(lambda x: interval(x).upper <= target.epsilon, tolerance)[1]
-    lower = 0.0
-    if interval(factor / 4).lower > 0:
-        lower = _bisect(lambda x: interval(x).lower <= target.epsilon, tolerance)[0]
-    certified = interval(factor)
-    return SolvedNoise(scale_noise(template, factor), factor, lower, certified, accountant.name)
-
-
 def _search_factor(
     pairs_at: Callable[[float], PairCounts],
     pairs: PairCounts,
@@ -226,26 +208,6 @@ def _strength(pair: DominatingPair) -> float:
             return 0.0
         case _:
             assert_never(pair)
-
-
-def _bisect(enough: Callable[[float], bool], tolerance: float) -> tuple[float, float]:
-    """Neighbouring factors (not enough, enough) within the tolerance, by doubling and then halving."""
-    low = high = 1.0
-    while not enough(high):
-        low, high = high, 2 * high
-        if high > _WIDEST:
-            raise NotCertified(
-                f"no noise factor up to {_WIDEST:.3g} meets the target; lower the cost of the parts whose "
-                "noise is fixed, or raise epsilon"
-            )
-    while low == high or (low < 1 and enough(low)):
-        high, low = low, low / 2
-        if low < 1 / _WIDEST:
-            return 0.0, high
-    while high / low > 1 + tolerance:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return low, high
 
 
 def _check_has_noise(template: Release) -> None:

@@ -148,15 +148,6 @@ def public_key_from_pem(pem: bytes, where: str) -> PublicKey:
     return _public_key(loaded, where)
 
 
-def stated_role(path: Path) -> Role | None:
-    """The role noted above the key when it was generated; None if there is none."""
-    heading = _read(path).split(b"-----BEGIN", 1)[0].decode("utf-8", errors="replace")
-    for role in Role:
-        if f"role: {role.value}" in heading.splitlines():
-            return role
-    return None
-
-
 def _secret(path: Path, password: Password | None) -> bytes:
     if password is not None:
         return password()

@@ -30,7 +30,6 @@ from calibrate.manifest.keys import (
     public_key_from_pem,
     save,
     sign,
-    stated_role,
 )
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", list(KeyAlgorithm), ids=lambda algorithm: algorithm.value)
@@ -44,7 +43,7 @@ def test_a_saved_key_is_the_same_key_and_readable_by_its_owner_alone(tmp_path: P
     assert load_private(path).key_id == key.key_id
     assert load_public(path) == load_public(public_path) == key.public
     assert key.public.algorithm is algorithm
-    assert stated_role(path) is Role.PRIVACY_OFFICER
+    assert b"\nrole: privacy-officer\n" in path.read_bytes()
     assert b"PRIVATE" not in public_path.read_bytes()
 
 
