@@ -107,7 +107,9 @@ def residuals(evidence: RunEvidence) -> tuple[Residuals, ...]:
             for clean in message.noisy:
                 if clean.name in signed:
                     published, meant = found.setdefault((silo.name, clean.name), ([], []))
-                    published.append(evidence.transcript.value(one.round, silo.name, clean.name))
+                    published.append(
+                        np.asarray(evidence.transcript.value(one.round, silo.name, clean.name), dtype=np.float64)
+                    )
                     meant.append(clean.values)
     return tuple(Residuals.of(party, signed[name], *rows) for (party, name), rows in found.items())
 

@@ -54,6 +54,8 @@ def _figures(
 ) -> Iterator[Figure]:
     if audit is not None and (audit.promised is not None or audit.epsilon_lower):
         yield _trade_off(audit, guarantee)
+    if audit is not None and any(check.noise_power is not None for check in audit.checks):
+        yield _power(audit)
     if budget:
         yield _budget(guarantee, budget)
     if audit is not None and audit.membership is not None and audit.membership.attacks:
@@ -102,6 +104,25 @@ def _trade_off(audit: AuditReport, guarantee: Guarantee | None) -> Figure:
         + (" Both axes are logarithmic." if crowded else "")
     )
     return _figure("Trade-off curve: promised and measured", line_chart("Trade-off curve", x, y, series), reading)
+
+
+def _power(audit: AuditReport) -> Figure:
+    """How likely the tests of noise were to notice that only a share of it is there."""
+    series = [
+        Series(
+            f"{check.name} ({check.layer.value})",
+            tuple(point.share for point in check.noise_power.curve),
+            tuple(point.power for point in check.noise_power.curve),
+        )
+        for check in audit.checks
+        if check.noise_power is not None
+    ]
+    axes = (
+        Axis("share of the signed noise", 0, 1, numbers=Numbers.PERCENT),
+        Axis("chance of an alarm", 0, 1, numbers=Numbers.PERCENT),
+    )
+    reading = "Had the noise been smaller, in all values alike, so likely was an alarm; computed, at the stated levels."
+    return _figure("What the audit would have noticed", line_chart("Power of the audit", *axes, series), reading)
 
 
 def _budget(guarantee: Guarantee | None, budget: tuple[tuple[int, float], ...]) -> Figure:

@@ -57,18 +57,19 @@ class Limit:
         return None if found <= self.value else f"area >= {found:.3f} for a membership attack, above {self.value:g}"
 
 
-class _LimitType(click.ParamType):
-    name = "limit"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
-        kind, _, number = str(value).rpartition("=")
+def _parse_limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Limit, ...]:
+    """An epsilon ("2", "epsilon=2") or an area ("auc=0.6"), each."""
+    found = []
+    for value in values:
+        kind, _, number = value.lower().rpartition("=")
         try:
-            limit = Limit(float(number), kind.strip().lower() == "auc")
+            limit = Limit(float(number), kind == "auc")
         except ValueError:
-            self.fail(f"{value!r} is not a number; give an epsilon (2) or an area (auc=0.6)", param, ctx)
-        if kind.strip().lower() not in ("", "auc", "epsilon") or not 0 <= limit.value < math.inf:
-            self.fail(f"{value!r} is not a limit; give an epsilon (2) or an area (auc=0.6)", param, ctx)
-        return limit
+            limit = Limit(math.nan, False)
+        if kind not in ("", "auc", "epsilon") or not 0 <= limit.value < math.inf:
+            raise click.BadParameter(f"{value!r} is not a limit; give an epsilon (2) or an area (auc=0.6)", ctx, param)
+        found.append(limit)
+    return tuple(found)
 
 
 class _WithVerify(click.Command):
@@ -117,8 +118,8 @@ class _WithVerify(click.Command):
 @click.option(
     "--fail-above",
     "limits",
-    type=_LimitType(),
     multiple=True,
+    callback=_parse_limits,
     metavar="EPSILON|auc=AREA",
     help="Exit code 1 if epsilon, or the area of a membership attack (auc=0.6), is proved to be above this.",
 )

@@ -60,7 +60,13 @@ def _audit() -> dict[str, Any]:
         "promised": {"epsilon": 8.0, "delta": 1e-5, "source": "promised by the manifest"},
         "attacks": [{"name": "coins", "power": 0.9, "evidence": "2 runs <b>", "bound": bound, "curve": None}],
         "checks": [
-            {"layer": "L1", "name": "variance", "outcome": "failed", "finding": "noise measures 0.7000 of sigma"},
+            {
+                "layer": "L1",
+                "name": "variance",
+                "outcome": "failed",
+                "finding": "noise measures 0.7000 of sigma",
+                "noise_power": {"noticed": 0.9, "curve": [{"share": s, "power": 1 - s} for s in (0.0, 0.8, 1.0)]},
+            },
             {"layer": "conformance", "name": "plan", "outcome": "passed", "finding": "x" * 200},
         ],
         "attribute_inference": {
@@ -124,13 +130,19 @@ def _measured(page: Path, width: int, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [1280, 390])
 def test_figures_and_verdict_are_there_and_fit_the_window(page: Path, width: int, tmp_path: Path) -> None:
     found = _measured(page, width, tmp_path)
-    assert found["verdict"] == ["violated"]
-    for caption in ("Trade-off curve", "Budget over rounds", "Membership inference", "Attribute inference"):
+    assert found["verdict"] == ["Signatures not checked", "violated"]
+    for caption in (
+        "Trade-off curve",
+        "What the audit would have noticed",
+        "Budget over rounds",
+        "Membership inference",
+        "Attribute inference",
+    ):
         assert any(one.startswith(caption) for one in found["captions"])
     assert "Not protected" in found["headings"]
     assert found["window"] == width
     assert found["content"] <= width, "the page must not scroll sideways"
-    assert len(found["charts"]) == 7
+    assert len(found["charts"]) == 8
     assert all(0 <= left < right <= width and height > 60 for left, right, height in found["charts"])
     assert found["loaded"] == 0, "the page loads nothing"
 
