@@ -115,7 +115,7 @@ class Feature:
 @final
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A feature cut at `edges`: class i holds edges[i - 1] <= value < edges[i]; what is no number has its own class."""
+    """A feature cut at `edges`: class i holds edges[i - 1] <= value < edges[i]; not-a-number has its own class."""
 
     feature: Feature
     edges: Floats

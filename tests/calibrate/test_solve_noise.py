@@ -158,7 +158,7 @@ class TestRefusals:
             solve_noise(template, REPLACE_ATTRIBUTE, TARGET)
 
     def test_unsupported_combination(self) -> None:
-        template = Sampled(FixedSize(10, 2), Gaussian(1.0))
+        template = Sampled(WithReplacement(10, 2), Gaussian(1.0))
         with pytest.raises(UnsupportedCombination):
             solve_noise(template, ADD_REMOVE, TARGET)
 
