@@ -115,6 +115,8 @@ class RunSession:
         setup, folder = self._run.setup, self._folder
         with LocalParties.open(setup, claim, folder.transcript, folder.batches, position, write_session) as parties:
             reached = self._train(parties, claim, position)
+            if reached.carried:
+                write_session(reached.step)  # no round is left: what the last step published stays without an update
             self._save_model(reached)
             parties.finish()
         return self._end(reached)

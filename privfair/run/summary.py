@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from enum import Enum
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -88,6 +89,7 @@ def receipts(ledger: Ledger, manifest_digest: str) -> dict[str, Any]:
     }
 
 
+@cache
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in _PACKAGES:

@@ -9,13 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import multiprocessing
-import os
-import pwd
 import random
-import shutil
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,6 +39,7 @@ from privfair.ledger import (
     WrongLedger,
 )
 from tests.privfair.ledgers import DATASET, open_ledger
+from tests.postgres_server import NotInstalled, new_schema, postgres_server
 
 PROCESSES = 8
 FORK = multiprocessing.get_context("fork")
@@ -81,55 +76,21 @@ class Place:
         return open_ledger(self.location, self.anchor)
 
 
-def server_programs() -> Path:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)
-    if not found:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    return found[0].parent
-
-
-def server_account() -> dict[str, Any]:
-    """A PostgreSQL server refuses to run as root; Debian's package makes an account for it."""
-    if os.getuid() != 0:
-        return {}
-    try:
-        account = pwd.getpwnam("postgres")
-    except KeyError:
-        pytest.skip("running as root, and there is no account `postgres` to run the server as")
-    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-
-
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
     """The URL of a server that is gone after the tests."""
-    programs, account = server_programs(), server_account()
-    folder = Path(tempfile.mkdtemp(prefix="pf"))
-    if account:
-        os.chown(folder, account["user"], account["group"])
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
-    initdb = [programs / "initdb", "-D", folder / "data", "-A", "trust", "-U", "privfair", "--no-sync"]
-    subprocess.run(initdb, check=True, **quiet, **account)
-    options = ["-k", folder, "-c", "listen_addresses=", "-c", "synchronous_commit=off"]
-    process = subprocess.Popen([programs / "postgres", "-D", folder / "data", *options], **quiet, **account)
     try:
-        for _ in range(300):
-            ready = subprocess.run([programs / "pg_isready", "-h", folder, "-q"], check=False, **quiet)
-            if ready.returncode == 0:
-                break
-            time.sleep(0.1)
-        yield f"postgresql+psycopg://privfair@/postgres?host={folder}"
-    finally:
-        process.send_signal(signal.SIGQUIT)  # PostgreSQL's immediate shutdown: nothing here is to be kept
-        process.wait(60)
-        shutil.rmtree(folder)
+        with postgres_server() as url:
+            yield url
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture
 def postgres(server: str, tmp_path: Path) -> Place:
     """A new schema on that server: the way several silos share one database."""
     schema = "silo_" + hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
-    execute(server, f"CREATE SCHEMA {schema}")
-    return Place(f"{server}&options=-csearch_path%3D{schema}", tmp_path / "ledger.anchor")
+    return Place(new_schema(server, schema), tmp_path / "ledger.anchor")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
