@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from itertools import pairwise
 from typing import Annotated
 
@@ -165,7 +166,7 @@ class Schema:
 
     def as_json(self) -> dict[str, Json]:
         """Everything that decides how a file becomes arrays."""
-        columns = TypeAdapter(Schema).dump_python(self, mode="json", by_alias=True, include=set(_COLUMNS))
+        columns = _adapter().dump_python(self, mode="json", by_alias=True, include=set(_COLUMNS))
         for column in columns["numeric"]:
             if not column["steps"]:
                 del column["steps"]  # as documents were written before there were steps
@@ -174,6 +175,11 @@ class Schema:
     @property
     def digest(self) -> str:
         return digest(self.as_json())
+
+
+@cache
+def _adapter() -> TypeAdapter[Schema]:
+    return TypeAdapter(Schema)
 
 
 # A schema as JSON and back, so that a run folder can carry the schema its model was trained with.
@@ -190,7 +196,7 @@ def schema_from_json(document: Mapping[str, Json]) -> Schema:
     """
     try:
         parts = {name: document[name] for name in _COLUMNS}
-        schema = TypeAdapter(Schema).validate_json(json.dumps(parts), strict=True)
+        schema = _adapter().validate_json(json.dumps(parts), strict=True)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(
             "schema", "document", f"is not a schema ({type(error).__name__})", "take it from a run"

@@ -38,8 +38,8 @@ from privfair.ledger import (
     Unavailable,
     WrongLedger,
 )
-from tests.privfair.ledgers import DATASET, open_ledger
 from tests.postgres_server import NotInstalled, new_schema, postgres_server
+from tests.privfair.ledgers import DATASET, open_ledger
 
 PROCESSES = 8
 FORK = multiprocessing.get_context("fork")

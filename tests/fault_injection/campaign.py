@@ -24,6 +24,7 @@ from privfair.training import execute
 from privfair.transcript import Ending, Transcript
 from tests.fault_injection.faults import KILLED, Fault, Shim
 from tests.fault_injection.schemes import Scheme
+from tests.privfair.ledgers import new_ledger
 
 STOPPED, CRASHED = 3, 70
 
@@ -56,8 +57,7 @@ class Trial:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         trial = cls(scheme, store.place(folder), folder)
-        with Ledger.open(trial.ledger, trial.anchor):
-            pass
+        new_ledger(trial.ledger, trial.anchor).close()
         return trial
 
     @property
@@ -127,18 +127,35 @@ def attempt(trial: Trial, fault: Fault, at: int, again: int | None = None) -> li
     return [*wrong, *_unpaid(trial), *_wrong_end(trial)]
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One fault: at which of how many operations, in words, and what went wrong."""
+
+    at: int
+    operations: int
+    what: str
+    wrong: list[str]
+
+
 def attempts(
     scheme: Scheme, store: Store, folder: Path, every: int = 1, faults: tuple[Fault, ...] = tuple(Fault)
-) -> Iterator[tuple[str, list[str]]]:
-    """Every `every`-th operation of a run, with each fault (and a kill followed by another kill): name and findings."""
+) -> Iterator[Attempt]:
+    """Every `every`-th operation of a run, with each fault.
+
+    At every third of these points the run is also killed a second time, while it is resumed.
+    """
+    warm = Trial.fresh(scheme, store, folder)
+    execute(scheme.run, warm.run.path, warm.ledger, warm.anchor)  # children inherit what is loaded by now
     kinds = Trial.fresh(scheme, store, folder).count()
     for at in range(1, len(kinds) + 1, every):
-        for fault in (fault for fault in faults if fault.differs_at(kinds[at - 1])):
-            yield f"{fault.value} {at} ({kinds[at - 1]})", attempt(Trial.fresh(scheme, store, folder), fault, at)
-        if Fault.KILL in faults:
-            again = 1 + 7 * at % len(kinds)
-            found = attempt(Trial.fresh(scheme, store, folder), Fault.KILL, at, again)
-            yield f"killed before {at} ({kinds[at - 1]}), resumed and killed before {again}", found
+        kind, second = kinds[at - 1], 1 + 7 * at % len(kinds)
+        wanted = [(fault, None) for fault in faults if fault.differs_at(kind)]
+        if Fault.KILL in faults and at // every % 3 == 0:
+            wanted.append((Fault.KILL, second))
+        for fault, again in wanted:
+            what = f"{fault.value} {kind} {at}" + ("" if again is None else f", then killed before operation {again}")
+            wrong = attempt(Trial.fresh(scheme, store, folder), fault, at, again)
+            yield Attempt(at, len(kinds), what, wrong)
 
 
 def _published(trial: Trial) -> dict[tuple[int, int, int], Any]:

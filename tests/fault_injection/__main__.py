@@ -1,0 +1,86 @@
+"""Make the table of docs/reliability.md: `python -m tests.fault_injection` (about 25 minutes of processor time).
+
+Each line is one way to draw batches on one store: how many durable operations a run has, how many faults were tried,
+and how many trials broke a promise or did not end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from audit.evidence import in_memory
+from tests.fault_injection.campaign import SQLITE, Store, attempts
+from tests.fault_injection.schemes import SCHEMES, Scheme
+from tests.postgres_server import NotInstalled, new_schema, postgres_server
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+_BEGIN, _END = "<!-- table: python -m tests.fault_injection -->\n", "<!-- end of table -->\n"
+_HEAD = (
+    "| batches | store | durable operations | points tried | faults tried | unpaid, drawn twice, not resumed or "
+    "other model |\n|---|---|---:|---:|---:|---:|\n"
+)
+
+
+@contextmanager
+def postgresql() -> Iterator[Store]:
+    """Each trial gets a schema of its own on a server that is gone afterwards."""
+    numbers = count(1)
+    with postgres_server() as url:
+        yield Store("PostgreSQL", lambda folder: new_schema(url, f"trial_{next(numbers)}"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, help="Try every so many-th operation on SQLite.")
+    parser.add_argument("--every-postgresql", type=int, default=5, help="Try every so many-th operation on PostgreSQL.")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    lines, failures = [], 0
+    folder = Path(tempfile.mkdtemp(prefix="privfair-faults-", dir=in_memory()))
+    try:
+        lines, failures = _table(SQLITE, folder, arguments.every)
+        try:
+            with postgresql() as store:
+                more, failed = _table(store, folder, arguments.every_postgresql)
+                lines, failures = lines + more, failures + failed
+        except NotInstalled as missing:
+            print(missing, file=sys.stderr)
+    finally:
+        shutil.rmtree(folder)
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text[: text.index(_BEGIN) + len(_BEGIN)], text[text.index(_END) :]
+    PAGE.write_text(f"{before}\n{_HEAD}{''.join(lines)}\n{after}", encoding="utf-8")
+    return int(failures > 0)
+
+
+def _table(store: Store, folder: Path, every: int) -> tuple[list[str], int]:
+    lines, failures = [], 0
+    for number, name in enumerate(SCHEMES):
+        scheme = Scheme.at(folder / f"{store.name}-{number}", name)
+        tried, failed, points, operations = 0, 0, set(), 0
+        for done in attempts(scheme, store, folder / "trial", every):
+            tried, operations = tried + 1, done.operations
+            points.add(done.at)
+            if done.wrong:
+                failed += 1
+                print(f"{name}, {store.name}, {done.what}: {'; '.join(done.wrong)}", file=sys.stderr)
+        line = f"| {name} | {store.name} | {operations} | {len(points)} | {tried} | {failed} |\n"
+        print(line, end="", flush=True)
+        lines.append(line)
+        failures += failed
+    return lines, failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())
