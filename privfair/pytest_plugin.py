@@ -1,17 +1,18 @@
-"""For pytest: the fixture `privfair_sensitivity` is `assert_sensitivity`, and the summary lists what it found.
+"""For pytest: the fixtures `privfair_sensitivity` and `privfair_dp`, and a summary of what they found.
 
 Every pytest run loads this file, also in projects that have a package `audit` of their own: nothing but pytest is
-imported until the fixture is used.
+imported until a fixture is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
+    from audit.mechanisms.assert_dp import MechanismResult
     from audit.sensitivity.falsify import SearchResult
 
 _FOUND = pytest.StashKey[list[tuple[str, str]]]()
@@ -28,34 +29,66 @@ def privfair_sensitivity(request: pytest.FixtureRequest) -> Callable[..., Search
     try:
         from audit.sensitivity.falsify import SensitivityRefuted, assert_sensitivity
     except ImportError as error:
-        pytest.fail(
-            f"privfair_sensitivity needs privfair's package audit with its extra train ({error}); install"
-            " privfair[train], and keep packages of your own named audit off the path",
-            pytrace=False,
-        )
+        _refuse("privfair_sensitivity", error)
+
+    def note(result: SearchResult) -> None:
+        line = f"{result.verdict}, best ratio found {result.ratio:.4g} ({result.effort.evaluations} pairs)"
+        _note(request, line, "privfair_sensitivity_ratio", result.ratio)
 
     def check(*arguments: Any, **named: Any) -> SearchResult:
         try:
             result = assert_sensitivity(*arguments, **named)
         except SensitivityRefuted as refuted:
-            _note(request, refuted.result)
+            note(refuted.result)
             raise
-        _note(request, result)
+        note(result)
         return result
 
     return check
 
 
-def _note(request: pytest.FixtureRequest, result: SearchResult) -> None:
-    line = f"{result.verdict}, best ratio found {result.ratio:.4g} ({result.effort.evaluations} pairs)"
+@pytest.fixture
+def privfair_dp(request: pytest.FixtureRequest) -> Callable[..., MechanismResult]:
+    """`privfair_dp(mechanism, epsilon, delta, domain, ...)`: as `assert_dp`, and noted for the summary."""
+    try:
+        from audit.mechanisms.assert_dp import PrivacyRefuted, assert_dp
+    except ImportError as error:
+        _refuse("privfair_dp", error)
+
+    def note(result: MechanismResult) -> None:
+        found, claimed = result.bound.epsilon, result.epsilon
+        line = f"{result.verdict}, epsilon at least {found:.4g}, claimed {claimed:g} ({result.effort.calls} runs)"
+        _note(request, line, "privfair_epsilon_lower", found)
+
+    def check(*arguments: Any, **named: Any) -> MechanismResult:
+        try:
+            result = assert_dp(*arguments, **named)
+        except PrivacyRefuted as refuted:
+            note(refuted.result)
+            raise
+        note(result)
+        return result
+
+    return check
+
+
+def _refuse(fixture: str, error: ImportError) -> NoReturn:
+    pytest.fail(
+        f"{fixture} needs privfair's package audit with its extra train ({error}); install privfair[train], and keep"
+        " packages of your own named audit off the path",
+        pytrace=False,
+    )
+
+
+def _note(request: pytest.FixtureRequest, line: str, name: str, value: float) -> None:
     request.config.stash[_FOUND].append((request.node.nodeid, line))
-    request.node.user_properties.append(("privfair_sensitivity_ratio", result.ratio))
+    request.node.user_properties.append((name, value))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """One line per claim that was put to the test."""
     found = config.stash.get(_FOUND, [])
     if found:
-        terminalreporter.section("sensitivity claims")
+        terminalreporter.section("privacy claims")
         for test, line in found:
             terminalreporter.write_line(f"{test}: {line}")

@@ -20,13 +20,13 @@ from audit.sensitivity.domain import Domain
 from audit.sensitivity.falsify import CataloguedClaim
 from audit.sensitivity.spaces import Ball, Box, Category, Space
 from calibrate.arrays import Floats
-from calibrate.claims import SensitivityClaim
+from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import PREDICTIONS, UPDATES, MmdFedavgPlan
-from calibrate.plans.pay_once import PayOncePlan
+from calibrate.plans.pay_once import ATTRIBUTE
 from calibrate.plans.plan import HISTOGRAM, Plan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import Relation
@@ -97,7 +97,8 @@ def _value_named(message: Message, name: str) -> Floats:
 def _silo(x: Floats, y: Numbers, s: Numbers, user: Numbers | None = None, client: Numbers | None = None) -> SiloTensors:
     owners = None if user is None else torch.from_numpy(user)
     clients = None if client is None else torch.from_numpy(client)
-    return SiloTensors(_PARTY, torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(s), owners, clients)
+    tensors = (torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(s))
+    return SiloTensors(_PARTY, *tensors, unit_of_row=owners, client_of_row=clients)
 
 
 def _logistic() -> LogisticRegression:
@@ -215,20 +216,20 @@ def _steffle(name: str, stated: DistanceClaim) -> Builder:
     return claim
 
 
-def _at_start(algorithm: Algorithm[Any], plan: Plan, name: str, says: str) -> Builder:
+def _at_start(algorithm: Algorithm[Any], stated: DistanceClaim, name: str, says: str) -> Builder:
     """A value that is published once, at the beginning."""
     start = algorithm.start()
 
     def value(x: Floats, y: Numbers, s: Numbers) -> Floats:
         return _value_named(algorithm.contribution(start, 0, _silo(x, y, s), torch.arange(len(y))), name)
 
-    return lambda id: CataloguedClaim(id, says, _planned(plan, name), Subject(value, _attribute_domain()))
+    return lambda id: CataloguedClaim(id, says, stated, Subject(value, _attribute_domain()))
 
 
 def _histogram(id: str) -> CataloguedClaim:
     algorithm = Steffle(_logistic(), SteffleOptions(), _BOUNDS, {_PARTY: 1.0}, _GROUPS)
     says = "Steffle.contribution(): the paid histogram of the groups keeps the plan's bound"
-    return _at_start(algorithm, _STEFFLE, HISTOGRAM, says)(id)
+    return _at_start(algorithm, _planned(_STEFFLE, HISTOGRAM), HISTOGRAM, says)(id)
 
 
 def _pay_once() -> PayOnce:
@@ -239,7 +240,8 @@ def _pay_once() -> PayOnce:
 def _responses(id: str) -> CataloguedClaim:
     """How many entries of the vector that goes through randomised response one attribute changes."""
     says = "PayOnce.contribution(): one attribute is one entry of the randomised vector"
-    return _at_start(_pay_once(), PayOncePlan(_GROUPS), "randomised_attribute", says)(id)
+    one_entry = DistanceClaim(_GROUPS - 1.0, Relation.REPLACE_ATTRIBUTE, norm=Norm.L1)
+    return _at_start(_pay_once(), one_entry, ATTRIBUTE, says)(id)
 
 
 def _after_paying(id: str) -> CataloguedClaim:

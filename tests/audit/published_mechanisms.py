@@ -159,7 +159,7 @@ PUBLISHED = (
         None,
         low_bits=True,
     ),
-    Published("mean, noisy sum over noisy count", "DP-Auditorium", noisy_sum_over_noisy_count, True, _ADD, None),
+    Published("mean, noisy sum over noisy count", "textbook", noisy_sum_over_noisy_count, True, _ADD, None),
     Published("mean, true count", "DP-Auditorium", mean(False), False, _ADD, None, epsilon=1.0),
     Published("mean, true count in the scale", "DP-Auditorium", mean(True), False, _ADD, None, epsilon=1.0),
     Published(

@@ -65,19 +65,21 @@ def test_a_wrong_name_is_refused_by_name() -> None:
 def test_the_fixture_reports_the_best_ratio(tmp_path: Path) -> None:
     """In a process of its own, as a stranger's test suite would have it."""
     (tmp_path / "test_it.py").write_text(
-        "from audit.sensitivity.domain import Domain\n"
-        "from audit.sensitivity.falsify import Search\n"
-        "from audit.sensitivity.spaces import Box\n"
+        "from privfair.testing import Box, Domain, MechanismSearch, Search\n"
         "D = Domain({'x': Box(0.0, 1.0)})\n"
         "def test_true(privfair_sensitivity):\n"
         "    privfair_sensitivity(lambda x: x.sum(), 1.0, D, search=Search(40, 1, 2))\n"
         "def test_false(privfair_sensitivity):\n"
         "    privfair_sensitivity(lambda x: x.sum(), 0.5, D, search=Search(40, 1, 2))\n"
+        "def test_mechanism(privfair_dp):\n"
+        "    quick = MechanismSearch(pairs=4, runs=500)\n"
+        "    privfair_dp(lambda x, rng, runs: rng.integers(0, 9, runs), 1.0, 0.0, D, search=quick)\n"
     )
     run = _pytest_in(tmp_path)
-    assert "1 failed, 1 passed" in run.stdout
+    assert "1 failed, 2 passed" in run.stdout, run.stdout + run.stderr
     assert "not refuted, best ratio found 1 " in run.stdout
     assert "refuted, best ratio found 2 " in run.stdout
+    assert "not refuted, epsilon at least 0, claimed 1 " in run.stdout
 
 
 def _pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
