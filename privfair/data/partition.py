@@ -20,17 +20,10 @@ from numpy.typing import NDArray
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from privfair.batches.randomness import stream
+from privfair.data import stability
 from privfair.data.dataset import Dataset
 from privfair.data.silos import Silo, Silos, TrainTest
-from privfair.data.stability import (
-    CUT_BY_POSITION,
-    CUT_BY_RANK,
-    CUT_BY_RECORD,
-    SILOS_DECLARED,
-    SILOS_READ_OFF,
-    RecordHash,
-    Stability,
-)
+from privfair.data.stability import RecordHash, Stability
 
 
 def permutation(generator: np.random.Generator, size: int) -> Integers:
@@ -166,13 +159,13 @@ def stability_of(partition: Partition, by: RecordHash | None) -> Stability:
     """What a partition does to neighbouring files."""
     match partition:
         case ByColumn(names=names):
-            return SILOS_READ_OFF if names is None else SILOS_DECLARED
+            return stability.SILOS_READ_OFF if names is None else stability.SILOS_DECLARED
         case EqualAtRandom():
-            return CUT_BY_POSITION if by is None else CUT_BY_RECORD
+            return stability.CUT_BY_POSITION if by is None else stability.CUT_BY_RECORD
         case Heterogeneous(cuts=cuts):
-            return CUT_BY_RANK if cuts is None else CUT_BY_RECORD
+            return stability.CUT_BY_RANK if cuts is None else stability.CUT_BY_RECORD
         case DirichletByLabel():
-            return CUT_BY_RANK if by is None else CUT_BY_RECORD
+            return stability.CUT_BY_RANK if by is None else stability.CUT_BY_RECORD
         case _:
             assert_never(partition)
 

@@ -16,6 +16,7 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.algorithms.algorithm import SiloTensors
+from privfair.data import stability
 from privfair.data.attributes import AttributeFiles, HeldApart, dealt_out, held_by_column, read_attribute_files
 from privfair.data.benchmark_files import Standardisation, fit_standardisation
 from privfair.data.benchmarks import load_benchmark
@@ -26,25 +27,7 @@ from privfair.data.partition import EqualAtRandom, cut_into_silos, split_silos, 
 from privfair.data.schema import Schema
 from privfair.data.schema_toml import OwnFormat, load_schema
 from privfair.data.silos import Silo, Silos, TrainTest
-from privfair.data.stability import (
-    ATTRIBUTES_APART,
-    BATCHES,
-    ENCODED,
-    POOLED,
-    READ,
-    SEPARATE_TEST_FILES,
-    SILOS_DECLARED,
-    SILOS_READ_OFF,
-    SPLIT_BEFORE_DEALING,
-    SPLIT_BY_POSITION,
-    SPLIT_BY_RECORD,
-    SPLIT_BY_USER,
-    USERS_DEALT_BY_POSITION,
-    USERS_DEALT_BY_RECORD,
-    USERS_OF_COLUMN,
-    RecordHash,
-    Stability,
-)
+from privfair.data.stability import RecordHash, Stability
 from privfair.data.unfair_images import unfair_images
 from privfair.data.users import UserRecords, poisson_users, users_by_column, users_by_record
 from privfair.plan.data import (
@@ -120,7 +103,11 @@ class TrainingData:
         who, sizes = f"{unit.protected.value}s", "exactly the signed number"
         if unit.relation is Relation.ADD_REMOVE:
             sizes = "at least the signed number"
-        held_out = "Records in the test files" if SEPARATE_TEST_FILES in self.steps else "Records held out of the files"
+        held_out = (
+            "Records in the test files"
+            if stability.SEPARATE_TEST_FILES in self.steps
+            else "Records held out of the files"
+        )
         public_silo = "Which silo a record belongs to, and which names the silos have."
         return (
             f"{held_out} for measuring: exact metrics on them are written.",
@@ -194,7 +181,7 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
         test=parts.test,
         standardisation=None,
         delimiter="," if own is None else own.delimiter,
-        steps=(READ, *parts.train[0].data.steps, ENCODED, *steps, BATCHES),
+        steps=(stability.READ, *parts.train[0].data.steps, stability.ENCODED, *steps, stability.BATCHES),
         at_least=plan.at_least,
         shared_with_test=_shared_with_test(plan, parts),
     )
@@ -206,7 +193,7 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
         return _by_user(loaded, plan.users, plan.seed)
     if plan.attributes is not None:
         apart = _held_apart(plan, parts.train, central)
-        return replace(loaded, parties=apart.parties, apart=apart, steps=(*loaded.steps, ATTRIBUTES_APART))
+        return replace(loaded, parties=apart.parties, apart=apart, steps=(*loaded.steps, stability.ATTRIBUTES_APART))
     if not central:
         return loaded
     clients = tuple(zip(parts.train.names, parts.train.sizes, strict=True))
@@ -240,7 +227,7 @@ def _train_test(
             steps = () if own.schema.silo_column is None else (_of_silo_column(own.schema),)
             if test_files:
                 _refuse_cutting(plan)
-                return load_own_train_test(files, test_files, own, held), (*steps, SEPARATE_TEST_FILES)
+                return load_own_train_test(files, test_files, own, held), (*steps, stability.SEPARATE_TEST_FILES)
             silos = load_own_silos(files, own, held)
             if plan.partition is not None:
                 silos, cut = _cut(silos.pooled(), plan, by)
@@ -251,15 +238,15 @@ def _train_test(
 
 
 def _of_silo_column(schema: Schema) -> Stability:
-    return SILOS_READ_OFF if schema.silo_names is None else SILOS_DECLARED
+    return stability.SILOS_READ_OFF if schema.silo_names is None else stability.SILOS_DECLARED
 
 
 def _of_split(plan: DataPlan, by: RecordHash | None) -> Stability:
     if by is None:
-        return SPLIT_BY_POSITION
+        return stability.SPLIT_BY_POSITION
     if isinstance(plan.users, PoissonUsers):
-        return SPLIT_BEFORE_DEALING
-    return SPLIT_BY_RECORD if plan.users is None else SPLIT_BY_USER
+        return stability.SPLIT_BEFORE_DEALING
+    return stability.SPLIT_BY_RECORD if plan.users is None else stability.SPLIT_BY_USER
 
 
 _MOST_ALIKE = 0.1
@@ -315,9 +302,9 @@ def _held_apart(plan: DataPlan, train: Silos, central: bool) -> HeldApart:
 def _cut(whole: Dataset, plan: DataPlan, by: RecordHash | None) -> tuple[Silos, tuple[Stability, ...]]:
     match plan.partition:
         case None:
-            return cut_into_silos(whole, EqualAtRandom(1), plan.seed), (POOLED,)
+            return cut_into_silos(whole, EqualAtRandom(1), plan.seed), (stability.POOLED,)
         case Pooled():
-            return Silos((Silo("all", whole),)), (POOLED,)
+            return Silos((Silo("all", whole),)), (stability.POOLED,)
         case partition:
             return cut_into_silos(whole, partition, plan.seed, by), (stability_of(partition, by),)
 
@@ -337,15 +324,15 @@ def _by_user(loaded: TrainingData, kind: PoissonUsers | UsersOfColumn, seed: int
     records, at_least = loaded.parties.pooled(), loaded.at_least
     match kind:
         case PoissonUsers(mean=mean, users=None):
-            users, step = poisson_users(records, seed, mean), USERS_DEALT_BY_POSITION
+            users, step = poisson_users(records, seed, mean), stability.USERS_DEALT_BY_POSITION
         case PoissonUsers(users=int(number)):
-            users, step, at_least = users_by_record(records, seed, number), USERS_DEALT_BY_RECORD, number
+            users, step, at_least = users_by_record(records, seed, number), stability.USERS_DEALT_BY_RECORD, number
         case UsersOfColumn(column):
-            users, step = users_by_column(records, column), USERS_OF_COLUMN
+            users, step = users_by_column(records, column), stability.USERS_OF_COLUMN
         case _:
             raise AssertionError("users are dealt, or named by a column")
     party = Silos((Silo(USERS, users.data),))
-    return replace(loaded, parties=party, users=users, at_least=at_least, steps=(*loaded.steps, POOLED, step))
+    return replace(loaded, parties=party, users=users, at_least=at_least, steps=(*loaded.steps, stability.POOLED, step))
 
 
 def _owners(users: UserRecords) -> Integers:

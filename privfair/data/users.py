@@ -56,13 +56,6 @@ class UserRecords:
         """Where the records of one user stand."""
         return slice(int(self.offsets[user]), int(self.offsets[user + 1]))
 
-    def of_cohort(self, users: Integers) -> tuple[Integers, Integers]:
-        """All records of several users at once: their places, and for each the position of its user."""
-        sizes = self.records_per_user[users]
-        position = np.repeat(np.arange(len(users), dtype=np.int64), sizes)
-        within = np.arange(sizes.sum(), dtype=np.int64) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return self.offsets[:-1][users][position] + within, position
-
 
 def group_by_user(dataset: Dataset, user: Integers, users: int) -> UserRecords:
     """Sort a table by its users, numbered 0 .. users - 1."""

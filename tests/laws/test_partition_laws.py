@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -187,16 +187,6 @@ def test_users_share_out_every_record(records: int, mean: float, seed: int) -> N
     assert len(users) == int(records / mean)
     assert users.records_per_user.sum() == records
     assert sorted(users.data.side_column("id").tolist()) == list(range(records))
-
-
-@settings(max_examples=30)
-@given(st.integers(8, 100), st.integers(0, 2**32), st.data())
-def test_a_cohort_finds_exactly_its_users_records(records: int, seed: int, choose: st.DataObject) -> None:
-    users = poisson_users(_dataset(records), seed)
-    cohort = np.array(choose.draw(st.lists(st.integers(0, len(users) - 1), min_size=1, max_size=5, unique=True)))
-    places, position = users.of_cohort(cohort)
-    expected = [(place, i) for i, user in enumerate(cohort) for place in range(*users.of(int(user)).indices(records))]
-    assert list(zip(places.tolist(), position.tolist(), strict=True)) == expected
 
 
 def test_records_per_user_are_poisson_2() -> None:

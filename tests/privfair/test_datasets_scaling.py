@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-from privfair.data.benchmark_files import fit_standardisation, standardise_without_privacy
+from privfair.data.benchmark_files import fit_standardisation
 from privfair.data.facts import DerivedFact, FactKind, NoPrivacyPromised, require_allowed
 from privfair.data.own_files import load_own_silos
 from privfair.data.partition import split_silos
 from privfair.data.scaling import PaidScaling, PublicBounds, PublicMeanScale, Transform, Unscaled
 from privfair.data.schema_toml import parse_schema
+from privfair.data.silos import TrainTest
 
 finite = st.floats(-1e6, 1e6)
 
@@ -89,7 +90,8 @@ def test_standardisation_uses_the_training_records_alone(tmp_path) -> None:
     silos = load_own_silos(files, own)
     assert silos[0].data.unscaled_features == (0,)
     parts = split_silos(silos, seed=3)
-    done = standardise_without_privacy(parts)
+    fitted = fit_standardisation(parts.train)
+    done = TrainTest(fitted.apply_to_silos(parts.train), fitted.apply_to_silos(parts.test))
     train = done.train.pooled().features[:, 0]
     assert train.mean() == pytest.approx(0, abs=1e-12)
     assert train.std() == pytest.approx(1)
@@ -98,7 +100,6 @@ def test_standardisation_uses_the_training_records_alone(tmp_path) -> None:
     np.testing.assert_allclose(done.test.pooled().features[:, 0], expected)
     np.testing.assert_array_equal(done.train.pooled().features[:, 1:], parts.train.pooled().features[:, 1:])
     assert done.train[0].data.unscaled_features == ()
-    fitted = fit_standardisation(parts.train)
     assert fitted.as_json()["columns"] == [0]
     np.testing.assert_allclose(fitted.apply(parts.test[1].data.features), done.test[1].data.features)
     done.train.require_allowed(_ATTRIBUTE)
