@@ -113,7 +113,6 @@ def _by_tightness(release: Release, unit: PrivacyUnit) -> Iterable[AccountantNam
     elif kinds <= {GaussianPair, MixedGaussianPair}:
         yield AccountantName.REVEALED
     yield AccountantName.CERTIFIED
-    yield AccountantName.PLD
 
 
 def _first_answer(names: Iterable[AccountantName], release: Release, unit: PrivacyUnit, delta: float) -> Priced:

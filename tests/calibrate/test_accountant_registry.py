@@ -73,21 +73,23 @@ def test_disjoint_intervals_contradict() -> None:
     assert agree(opinion(A.PLD, 1.0, 1.2), opinion(A.CERTIFIED, 1.2 * (1 + 1e-12), 1.3)), "rounding is no contradiction"
 
 
-def test_fallback_when_the_first_choice_cannot_certify(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_unproved_accountant_answers_in_place_of_the_certified_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    genuine = registry.price
 
     def price_without_certified(name: A, *rest: object) -> Priced:
         asked.append(name)
-        if name is A.CERTIFIED:
-            raise NotCertified("planted")
-        return genuine(name, *rest)  # type: ignore[arg-type]
+        raise NotCertified("planted")
 
-    monkeypatch.setattr(registry, "price", price_without_certified)
     release = Repeated(Sampled(Poisson(0.1), Gaussian(2.0)), 10)
-    first = best_epsilon(release, ADD_REMOVE, 1e-5)
-    assert asked == [A.CERTIFIED, A.PLD]
-    assert first.accountant_name is A.PLD
+    monkeypatch.setattr(registry, "price", price_without_certified)
+    with pytest.raises(NotCertified, match="planted"):
+        best_epsilon(release, ADD_REMOVE, 1e-5)
+    assert asked == [A.CERTIFIED]
+
+
+def test_the_second_opinion_is_never_the_first_ones_own() -> None:
+    release = Repeated(Sampled(Poisson(0.1), Gaussian(2.0)), 10)
+    first = price(A.PLD, release, ADD_REMOVE, 1e-5)
     assert second_opinion(release, ADD_REMOVE, 1e-5, first).accountant_name is A.RENYI
 
 
@@ -100,7 +102,7 @@ def test_unprotected_is_infinite_for_both() -> None:
 
 def test_unproved_combinations_are_refused_not_passed_on() -> None:
     with pytest.raises(UnsupportedCombination):
-        best_epsilon(Sampled(FixedSize(10, 2), Gaussian(1.0)), ADD_REMOVE, 1e-5)
+        best_epsilon(Sampled(ShuffledEpochs(10, 2), Gaussian(1.0)), ADD_REMOVE, 1e-5)
 
 
 def test_unknown_names_are_refused_with_the_list() -> None:

@@ -141,3 +141,18 @@ def test_log_normaliser_is_the_moment_of_the_composition() -> None:
 def test_a_lattice_beyond_memory_is_refused() -> None:
     with pytest.raises(NotCertified, match="lattice points"):
         compose([(small_law(1), 2)], 1e-9, Window(1.0, 2.0, 0.4, -12.0, 30.0, 1e-6))
+
+
+@pytest.mark.parametrize("length", [2**14, 3**8, 5**6, 2 * 3 * 5 * 7**0 * 2**8, 2**5 * 3**4 * 5])
+@pytest.mark.parametrize("shape", ["uniform", "spike", "steep"])
+def test_a_fourier_coefficient_is_within_its_worst_case_bound(length: int, shape: str) -> None:
+    rng = np.random.default_rng(length)
+    x = {
+        "uniform": rng.random(length),
+        "spike": np.where(np.arange(length) == length // 3, 1.0, 1e-9 * rng.random(length)),
+        "steep": np.exp(-np.arange(length) / 7.0) * rng.random(length),
+    }[shape]
+    x /= x.sum()
+    exact = fft.rfft(x.astype(np.longdouble))
+    error = np.abs(fft.rfft(x) - exact).max()
+    assert error <= 32 * 2.0**-53 * math.log2(length)

@@ -36,7 +36,7 @@ from calibrate.privacy_unit import EpsilonInterval
 
 _FALLBACK_PRECISION = 1e-4
 """Precision of log delta where the contour integral does not converge and the lattice answers instead."""
-_FALLBACK_POINTS = 1 << 18
+_FALLBACK_POINTS = 1 << 16
 _SHORT = 1 << 16
 _LARGEST_SECOND_LOOK = 1 << 18
 """A second, finer look at an end is not taken with more lattice points than this."""
@@ -217,7 +217,7 @@ def _locate(composition: Composition, log_target: float) -> _Location:
     slope, before = saddle.tilt, None
     for _ in range(8):
         value, at = estimate(transform, epsilon, log_target, saddle.tilt)
-        excess = max(-60.0, value - log_target)
+        excess = min(60.0, max(-60.0, value - log_target))
         saddle = at if math.isfinite(value) else saddle
         if before is not None and before[0] != epsilon:
             slope = max(slope / 5, min(5 * slope, (before[1] - excess) / (epsilon - before[0])))

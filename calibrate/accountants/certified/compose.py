@@ -13,7 +13,7 @@ of exp(-c u) (1 - exp(-u)), u > 0, a difference of two geometric series. Errors,
   own weight (upper side: nothing to add). On the lower side, loss below eps that aliases into the window
   (eps, eps + period] adds at most exp(-c * period) to delta, loss above the window is bounded by Chernoff;
 * frequencies with |G_k| < exp(-70) are left out and bounded by that;
-* rounding: see `_COEFFICIENT_ROUNDINGS` and `_STEP_ROUNDINGS`.
+* rounding: worst cases, see `_COEFFICIENT_ROUNDINGS`, `_STEP_ROUNDINGS` and section 4 of the proofs.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ from calibrate.errors import NotCertified
 CountedLaws = Sequence[tuple[LatticeLaw, int]]
 
 _NEGLIGIBLE_LOG = -70.0
-_COEFFICIENT_ROUNDINGS = 8.0
-"""Absolute error of one Fourier coefficient of a probability vector, in units of roundoff * log2(N)."""
-_STEP_ROUNDINGS = 256.0
-"""Relative error of one step's normaliser, in units of roundoff."""
+_COEFFICIENT_ROUNDINGS = 32.0
+"""Absolute error of one Fourier coefficient of a probability vector, in units of roundoff * log2(N): equation 17."""
+_POWER_ROUNDINGS = 16.0
+"""Absolute error of the logarithm of one coefficient, in units of roundoff."""
+_STEP_ROUNDINGS, _EXPONENT_ROUNDINGS = 128.0, 8.0
+"""Relative error of one step's tilted masses, in units of roundoff: as such, and per unit of the largest exponent."""
 _TERM_ROUNDINGS = 64.0
 """Relative error of one term of the final sum, in units of roundoff."""
 _FIXED_SLACK = 1e-10
 """Relative error of the final sum, on top of the above."""
-_LARGEST_LENGTH = 1 << 21
-"""Lattice points of one composition: about a tenth of a gibibyte and less than a second."""
-_SURPLUS_TILTS = np.array([0.35, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0])
+_LARGEST_LENGTH = 1 << 23
+"""Lattice points of one composition: about half a gibibyte."""
+SURPLUS_TILTS = np.array([0.35, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0])
 """Further tilts, in inverse deviations, at which Chernoff's bound above the window is tried."""
 
 
@@ -54,7 +56,7 @@ class Window:
     """Where the composition is read off: near `epsilon`, after tilting, where the deviation is as given.
 
     `period` is the least length of the window; it grows until the tilted mass above it, which wraps around
-    and costs precision, is below `wrap`.
+    and costs precision, is below `wrap`, or there are `most_points` points.
     """
 
     epsilon: float
@@ -63,6 +65,7 @@ class Window:
     log_delta: float
     period: float
     wrap: float
+    most_points: int = _LARGEST_LENGTH
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,8 @@ class LatticeComposition:
         rotation). On a common denominator its numerator is exp(-c u) ((1 - exp(-u)) + a r (exp(-u) - exp(-h)))
         with u the distance from epsilon to the next lattice point: no cancellation, also far in the tail.
         """
+        if not math.isfinite(epsilon / self.step):
+            raise NotCertified("epsilon is too large to be certified; use more noise, or fewer rounds")
         first = math.floor(epsilon / self.step) + 1
         start = first * self.step - epsilon
         turns = self.frequency * ((first - self.shift) % self.length) % self.length
@@ -136,10 +141,16 @@ class LatticeComposition:
         numerator = math.exp(-self.tilt * start) * (-math.expm1(-start) + rest * rotation)
         terms = over_denominator * numerator * np.exp(self._turn * turns)
         value = float(terms.real.sum()) / self.length
-        wobble = self.wobble + _TERM_ROUNDINGS * UNIT_ROUNDOFF
+        # The numerator's two positive parts may cancel at high frequencies: its error is that of their sum.
+        largest = math.exp(-self.tilt * start) * (-math.expm1(-start) + rest)
         # |I_k| is at most I_0, because the summand is positive, and that at most 1 / (1 - a).
         left_out = self.left_out / -math.expm1(-self.tilt * self.step)
-        return value, (float(np.abs(terms) @ wobble) + left_out) / self.length
+        return value, (largest * self._doubtful + left_out) / self.length
+
+    @cached_property
+    def _doubtful(self) -> float:
+        """The sum of |G_k over the common denominator| times the relative error of the whole term."""
+        return float(np.abs(self._series[1]) @ (self.wobble + _TERM_ROUNDINGS * UNIT_ROUNDOFF)) * (1 + 1e-9)
 
     @property
     def _turn(self) -> complex:
@@ -161,7 +172,7 @@ class LatticeComposition:
 
 def compose(laws: CountedLaws, step: float, window: Window) -> LatticeComposition:
     """Compose lattice laws of the given step, tilted and windowed as asked."""
-    c, steps = window.tilt, sum(count for _, count in laws)
+    c = window.tilt
     tilted = [_tilt(law, step, c) for law, _ in laws]
     log_m = sum(count * part for (_, part), (_, count) in zip(tilted, laws, strict=True))
     surplus = _surplus_tilts(laws, step, c, log_m, window.deviation)
@@ -181,7 +192,9 @@ def compose(laws: CountedLaws, step: float, window: Window) -> LatticeCompositio
         values = spectrum[kept]
         with np.errstate(divide="ignore"):
             log_transform += count * np.log(values)
-            wobble += count * roundoff / np.abs(values)
+            doubt = np.minimum(roundoff / np.abs(values), 1.0)
+            # |log(1 + e)| <= d / (1 - d) for |e| <= d < 1, and a power multiplies it.
+            wobble += count * (doubt / np.maximum(1.0 - doubt, 1e-3) + _POWER_ROUNDINGS * UNIT_ROUNDOFF)
     infinite = sum(count * law.infinite for law, count in laws)
     return LatticeComposition(
         step=step,
@@ -194,7 +207,7 @@ def compose(laws: CountedLaws, step: float, window: Window) -> LatticeCompositio
         wobble=np.expm1(np.minimum(wobble, 50.0)),
         left_out=left_out,
         infinite=infinite * (1 + 1e-6) if infinite < 1e-6 else min(1.0, infinite * math.exp(infinite)),
-        relative_slack=_FIXED_SLACK + _STEP_ROUNDINGS * UNIT_ROUNDOFF * steps,
+        relative_slack=_FIXED_SLACK + math.fsum(count * _step_error(law, step * c) for law, count in laws),
         surplus=surplus,
         offset=offset - 4 * UNIT_ROUNDOFF * abs(offset),
     )
@@ -217,10 +230,16 @@ def _tilt(law: LatticeLaw, step: float, tilt: float) -> tuple[Floats, float]:
     return weights / total, math.log(total) + top
 
 
+def _step_error(law: LatticeLaw, tilt_per_step: float) -> float:
+    """Relative error of the tilted masses of one step: exp() of an exponent that carries two roundings."""
+    largest = tilt_per_step * max(abs(int(law.index[0])), abs(int(law.index[-1])))
+    return UNIT_ROUNDOFF * (_STEP_ROUNDINGS + _EXPONENT_ROUNDINGS * largest)
+
+
 def _surplus_tilts(
     laws: CountedLaws, step: float, tilt: float, log_m: float, deviation: float
 ) -> tuple[Floats, Floats]:
-    tilts = _SURPLUS_TILTS / deviation
+    tilts = SURPLUS_TILTS / deviation
     growth = np.array([sum(n * _tilt(law, step, tilt + extra)[1] for law, n in laws) for extra in tilts])
     return tilts, growth - log_m
 
@@ -231,12 +250,18 @@ def _above(surplus: tuple[Floats, Floats], loss: float) -> float:
     return _safe_exp(min(0.0, float((growth - tilts * loss).min())))
 
 
+def period_for(surplus: tuple[Floats, Floats], epsilon: float, shortest: float, deviation: float, wrap: float) -> float:
+    """A window's length, from `shortest` to about 60 deviations, above which at most `wrap` of the tilted mass lies."""
+    period = shortest
+    while _above(surplus, epsilon + period) > wrap and period < 60 * deviation:
+        period *= 1.2
+    return period
+
+
 def _length(window: Window, step: float, surplus: tuple[Floats, Floats]) -> int:
     """How many lattice points the window needs so that wrap-around is negligible on both sides."""
-    period = window.period
-    longest = min(60 * window.deviation, _LARGEST_LENGTH * step / 1.3)
-    while _above(surplus, window.epsilon + period) > window.wrap and period < longest:
-        period *= 1.2
+    longest = min(60 * window.deviation, window.most_points * step / 1.3)
+    period = period_for(surplus, window.epsilon, window.period, longest / 60, window.wrap)
     if period / step > _LARGEST_LENGTH:
         raise NotCertified(
             f"the composition needs {period / step:.3g} lattice points, more than {_LARGEST_LENGTH}; "

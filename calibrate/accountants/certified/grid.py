@@ -20,11 +20,13 @@ import numpy as np
 
 from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Atom, Nodes, PrivacyLossLaw
 from calibrate.arrays import Floats, Integers
+from calibrate.errors import NotCertified
 
 _TAIL_SHARE = 0.35
 """How much discretisation error the coarse buckets may add, relative to the finest ones everywhere."""
 _LONGEST_TANGENTS = 4096
 """The tangents at an end of the support are given up after this many buckets; that costs tightness only."""
+_LARGEST_EDGE = 700.0
 _NODE_ROUNDINGS = 64.0
 """A lattice mass is right to this many roundoffs of what it is a difference quotient of."""
 
@@ -86,6 +88,10 @@ def _width_levels(nodes: Nodes, step: float, tilt: float, narrowest: float) -> t
 def pessimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw:
     """The law whose profile connects the dots of H at the edges; everything above the last edge is infinite."""
     loss: Floats = edges.astype(np.float64) * step
+    if loss[-1] > _LARGEST_EDGE:
+        raise NotCertified(
+            "so many rounds need a lattice too coarse for single losses; use more noise, or fewer rounds"
+        )
     buckets = law.buckets(loss)
     mass = buckets.p + buckets.p_error
     excess = mass - (buckets.q - buckets.q_error) * np.exp(loss[:-1]) + _edge_error(loss) * mass

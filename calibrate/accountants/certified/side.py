@@ -14,14 +14,24 @@ from fractions import Fraction
 import numpy as np
 from scipy.special import logsumexp
 
-from calibrate.accountants.certified.compose import CountedLaws, LatticeComposition, Window, compose, log_normaliser
+from calibrate.accountants.certified.compose import (
+    SURPLUS_TILTS,
+    CountedLaws,
+    LatticeComposition,
+    Window,
+    compose,
+    log_normaliser,
+    period_for,
+)
 from calibrate.accountants.certified.contour import Cumulants, LossTransform, narrow_tilt, shortest_period
 from calibrate.accountants.certified.grid import lattice_edges, optimistic, optimistic_with_merged_bulk, pessimistic
 from calibrate.accountants.losses.directions import Composition, Side
 from calibrate.accountants.losses.law import PrivacyLossLaw
+from calibrate.arrays import Floats
 
-_MOST_POINTS = 1 << 19
-"""The lattice is not made finer than this many points in the window, about a second of work."""
+_MOST_POINTS, _MOST_POINTS_IF_PRECISE, _PRECISE = 1 << 19, 1 << 22, 1e-5
+"""The lattice is not made finer than this many points in the window, less than a second of work; if log delta is asked
+for more precisely than `_PRECISE`, which no default does, than a few seconds of work."""
 
 
 def log_cut(log_delta: float) -> float:
@@ -53,20 +63,23 @@ def on_lattice(
     epsilon: float,
     log_delta: float,
     precision: float,
-    most_points: int = _MOST_POINTS,
+    most_points: int | None = None,
 ) -> LatticeSide:
     """Compose on a lattice that moves log delta by about `precision`, if `most_points` are enough for that.
 
     `saddle` says how sensitive log delta is; `epsilon` and `log_delta` where the result will be read off.
     """
     at = narrow_tilt(transform, saddle, epsilon, log_delta)
+    most_points = most_points or (_MOST_POINTS if precision >= _PRECISE else _MOST_POINTS_IF_PRECISE)
+    deviation, wrap = max(math.sqrt(at.variance), 1 / at.tilt), 1e-6 if side is Side.UPPER else 1e-9
     window = Window(
         epsilon=epsilon,
         tilt=at.tilt,
-        deviation=max(math.sqrt(at.variance), 1 / at.tilt),
+        deviation=deviation,
         log_delta=log_delta,
-        period=shortest_period(at, log_delta),
-        wrap=1e-6 if side is Side.UPPER else 1e-9,
+        period=period_for(_surplus(transform, at, deviation), epsilon, shortest_period(at, log_delta), deviation, wrap),
+        wrap=wrap,
+        most_points=2 * most_points,
     )
     moved, step, laws = _fine_enough(transform.composition, side, saddle, window, precision, most_points)
     composed = compose(laws, step, window)
@@ -74,6 +87,12 @@ def on_lattice(
         window = replace(window, period=2 * composed.period)
         composed = compose(laws, step, window)
     return LatticeSide(composed, side, moved)
+
+
+def _surplus(transform: LossTransform, at: Cumulants, deviation: float) -> tuple[Floats, Floats]:
+    """Further tilts and the growth of log E exp(tilt L) they bring, by quadrature: how long a window must be."""
+    tilts = SURPLUS_TILTS / deviation
+    return tilts, np.array([transform.cumulants(at.tilt + extra).value - at.value for extra in tilts])
 
 
 def _fine_enough(
