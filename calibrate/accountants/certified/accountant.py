@@ -121,14 +121,14 @@ class CertifiedAccountant(CountingAccountant):
 
     def _end(self, where: _Location, side: Side) -> float:
         """One verified end. Where log delta is much steeper or flatter than the saddle says, look again."""
-        precision = where.saddle.tilt * max(where.guess, 1e-3) * self.relative_precision
+        precision = max(1.0, where.saddle.tilt * where.guess) * self.relative_precision
         lattice = where.lattice(side, precision)
         epsilon, slope = _crossing(lattice, where.guess, where.log_target)
         steepness = slope / where.saddle.tilt
         finer = steepness if steepness > 3 else max(1.0, steepness**-0.5)
         finer = min(finer, _LARGEST_SECOND_LOOK / lattice.composed.length)
         if finer > 1.15:
-            lattice = where.lattice(side, precision / finer**2)
+            lattice = where.lattice(side, precision / finer**2, most_points=_LARGEST_SECOND_LOOK)
             second, _ = _crossing(lattice, epsilon, where.log_target)
             epsilon = min(epsilon, second) if side is Side.UPPER else max(epsilon, second)
         return epsilon
@@ -203,9 +203,11 @@ class _Location:
     guess: float
     log_target: float
 
-    def lattice(self, side: Side, precision: float, at: float | None = None) -> LatticeSide:
+    def lattice(
+        self, side: Side, precision: float, at: float | None = None, most_points: int | None = None
+    ) -> LatticeSide:
         epsilon = self.guess if at is None else at
-        return on_lattice(self.transform, side, self.saddle, epsilon, self.log_target, precision)
+        return on_lattice(self.transform, side, self.saddle, epsilon, self.log_target, precision, most_points)
 
 
 @lru_cache(maxsize=4)
