@@ -132,4 +132,6 @@ def rate(argument: str, value: float) -> float:
 def count(argument: str, value: int, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InvalidInput(argument, value, f"must be a whole number, at least {least}", f"give {least} or more")
+    if least and value >= 2**53:  # a seed, which may be 0, may be as long as it likes
+        raise InvalidInput(argument, value, "must be below 2^53, or a double can't hold it", "give a smaller number")
     return int(value)

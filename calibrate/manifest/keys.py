@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import assert_never
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -123,7 +123,7 @@ def load_private(path: Path, password: Password | None = None) -> SigningKey:
     secret = _secret(path, password) if b"ENCRYPTED" in content else None
     try:
         loaded = serialization.load_pem_private_key(content, secret)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as broken:
+    except (ValueError, TypeError, UnsupportedAlgorithm, InternalError) as broken:
         why = "cannot be opened with this password" if secret is not None else "is not a private key in PEM form"
         raise TrustRefused(f"{path} {why}; check the file{' and the password' if secret else ''}") from broken
     return _signing_key(loaded, str(path))
@@ -141,7 +141,7 @@ def public_key_from_pem(pem: bytes, where: str) -> PublicKey:
     """A public key from its PEM text, `where` being named in the refusal if it is not one we support."""
     try:
         loaded = serialization.load_pem_public_key(pem)
-    except (ValueError, UnsupportedAlgorithm) as broken:
+    except (ValueError, UnsupportedAlgorithm, InternalError) as broken:
         raise TrustRefused(f"{where} is not a public key in PEM form; export it again") from broken
     if not isinstance(loaded, Ed25519PublicKey | EllipticCurvePublicKey):
         raise _unsupported_key(where)

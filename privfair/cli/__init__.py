@@ -76,6 +76,8 @@ def main() -> None:
     from calibrate.errors import PrivfairError
 
     try:
+        if not all(word.strip() for word in sys.argv[1:]):
+            raise click.UsageError("an argument is empty: give it a value, or leave the option out")
         result: Any = cli.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
@@ -93,6 +95,13 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.filename is None:
+            sys.exit(_report_fault(error))
+        click.echo(
+            f"privfair: {error.filename!a} cannot be used ({error.strerror}); check path and permissions", err=True
+        )
+        sys.exit(USAGE)
     except ModuleNotFoundError as error:
         sys.exit(_report_missing(error))
     except Exception as error:
@@ -120,7 +129,9 @@ def _report_fault(error: BaseException) -> int:
 
     details = "".join(traceback.format_exception(error))
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="privfair-fault-", suffix=".log", delete=False) as log:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="privfair-fault-", suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as log:
             log.write(f"privfair {' '.join(sys.argv[1:])}\n\n{details}")
         where = f"details, which may quote your data, are in {log.name}"
     except OSError as failure:

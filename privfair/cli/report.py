@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -58,8 +58,21 @@ def _content(run: Path | None, audit: AuditReport | None, trust: TrustFile | Non
     folder = RunFolder.existing(run)
     envelope = read_bytes(folder.manifest, "RUN")
     manifest = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
-    lines = folder.metrics.read_text("utf-8").splitlines() if folder.metrics.exists() else []
-    return ReportContent(manifest, audit, tuple(json.loads(line) for line in lines), _budget(manifest.document))
+    return ReportContent(manifest, audit, _metrics(folder.metrics), _budget(manifest.document))
+
+
+def _metrics(path: Path) -> tuple[dict[str, Any], ...]:
+    """One line per step, as far as the page reads it; refused where it is something else."""
+    from calibrate.errors import InvalidInput
+
+    try:
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        found = tuple(json.loads(line) for line in lines)
+        if all(isinstance(line, dict) and isinstance(line["overall"]["groups"], dict) for line in found):
+            return found
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise InvalidInput("RUN", str(path), "is not the metrics of a run", "put the run's own file back, or remove it")
 
 
 def _read_audit(path: Path) -> AuditReport:

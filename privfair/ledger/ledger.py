@@ -65,6 +65,8 @@ def default_anchor(location: str | Path, access: Access) -> Path | None:
     """Beside a file; nowhere for a server, which is refused where the ledger is to be written."""
     if not _is_url(location):
         path = Path(location)
+        if not path.name:
+            raise _bad_location(location)
         return path.with_name(f"{path.name}.anchor")
     if access is Access.WRITE:
         raise InvalidInput(

@@ -68,7 +68,7 @@ class SqliteFile:
         # A reader that may, has to undo the half-written commit of a killed writer like anybody else.
         mode = "rw" if self._access is Access.WRITE or os.access(self._path, os.W_OK) else "ro"
         connection = sqlite3.connect(
-            f"file:{quote(str(self._path.absolute()))}?mode={mode}",
+            f"file:{quote(os.fsencode(self._path.absolute()))}?mode={mode}",
             uri=True,
             timeout=_WAIT_SECONDS,
             isolation_level=None,  # we say BEGIN and what kind, the driver adds none of its own
