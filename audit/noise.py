@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import chdtr, chdtri
 
 from audit.canaries.choice import sampled_units
 from audit.canaries.decoder import quiet_directions
@@ -48,7 +49,7 @@ _MOST_FOR_SHAPE = 5000
 """The discrete grid and float rounding are far below what this many values can resolve."""
 _WINDOW, _MOST_PRODUCTS = 1500, 2e9
 """Messages that are compared with one another at a time, and how many products of numbers that may take."""
-_TINY = 1e-300
+_TINY = 1e-100
 _LOW_BITS = 16
 """Far below the noise (a scale is 2^30 steps of the grid or more), so that they carry nothing of the message."""
 
@@ -170,16 +171,18 @@ def _level(found: tuple[Residuals, ...], alpha: float) -> float:
     return alpha / (_TESTS_OF_ONE_VALUE * len(found) + with_digits + len(_comparable(found)) + 1)
 
 
-def _chance_to_notice(count: int, level: float, share: float = _NOTICED) -> float:
-    """The power of the test of variance if only `share` of the signed sigma is there."""
-    return 1.0 if share == 0 else float(stats.chi2.cdf(stats.chi2.ppf(level / 2, count) / share**2, count))
+def _chance_to_notice(count: int, level: float) -> float:
+    """The power of the test of variance if only `_NOTICED` of the signed sigma is there."""
+    return float(chdtr(count, chdtri(count, 1 - level / 2) / _NOTICED**2))
 
 
 def noise_power(count: int, level: float) -> NoisePower:
     """What a test of the variance of `count` residuals would have noticed: its limit Q(level / 2) is at Q / f^2."""
-    noticed = math.sqrt(float(stats.chi2.ppf(level / 2, count) / stats.chi2.median(count)))
-    points = [PowerPoint(share=share, power=_chance_to_notice(count, level, share)) for share in NOISE_SHARES]
-    return NoisePower(noticed=min(1.0, noticed), curve=tuple(points))
+    limit, median = (float(chdtri(count, 1 - part)) for part in (level / 2, 0.5))
+    shares = np.maximum(NOISE_SHARES, _TINY)
+    powers = chdtr(count, limit / shares**2)
+    points = (PowerPoint(share=share, power=float(power)) for share, power in zip(NOISE_SHARES, powers, strict=True))
+    return NoisePower(noticed=min(1.0, math.sqrt(limit / median)), curve=tuple(points))
 
 
 def _pooled_variance(found: tuple[Residuals, ...], level: float) -> Check:
