@@ -17,7 +17,7 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 
-# Which fairness is meant and what is compared, as types; importable without torch.
+# Which fairness is meant and what is compared, as types.
 
 
 class FairnessNotion(Enum):

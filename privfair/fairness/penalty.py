@@ -17,7 +17,7 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput, count, positive
 
-# What a fairness penalty makes small; importable without torch.
+# What a fairness penalty makes small.
 
 
 class FairnessPenalty(Enum):

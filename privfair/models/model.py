@@ -24,7 +24,7 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput, count, positive
 
-# The choices a model leaves open, as types; importable without torch.
+# The choices a model leaves open, as types.
 
 
 class Activation(Enum):

@@ -19,18 +19,19 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
+
+import torch
 
 from calibrate.errors import InvalidInput, count, positive
-from privfair.models.model import Activation, CnnArchitecture
+from privfair.models.convolutional import convolutional
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import Activation, CnnArchitecture, Model
+from privfair.models.perceptron import Perceptron
+from privfair.models.record_isolation import made_up_records
+from privfair.models.torch_module import TorchModule
 from privfair.plan.file import key_names, read_section, refuse_unknown
 from privfair.plan.own_code import UserFunction
-
-if TYPE_CHECKING:
-    import torch
-
-    from privfair.models.model import Model
-
 
 # The model a plan asks for: `model = "logistic"`, or a table [training.model] with a kind and its own keys.
 #
@@ -78,8 +79,6 @@ class ModelPlan:
     @property
     def dtype(self) -> torch.dtype:
         """Double precision for linear models, where it costs nothing; single precision for networks."""
-        import torch
-
         return torch.float64 if self.kind is ModelKind.LOGISTIC else torch.float32
 
 
@@ -106,16 +105,10 @@ def build_model(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -
     """The model for records of this shape."""
     match plan.kind:
         case ModelKind.LOGISTIC:
-            from privfair.models.linear import LogisticRegression
-
             return LogisticRegression(prod(feature_shape), classes)
         case ModelKind.PERCEPTRON:
-            from privfair.models.perceptron import Perceptron
-
             return Perceptron(prod(feature_shape), plan.hidden, classes, plan.activation)
         case ModelKind.CNN:
-            from privfair.models.convolutional import convolutional
-
             if len(feature_shape) != 3:
                 raise InvalidInput(
                     "[training.model] kind", "cnn", f"needs images, not records of shape {feature_shape}", "use another"
@@ -129,9 +122,6 @@ def build_model(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -
 
 
 def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Model:
-    from privfair.models.record_isolation import made_up_records
-    from privfair.models.torch_module import TorchModule
-
     assert plan.code is not None
     function = plan.code.load("name a function without arguments")
     with plan.code.running("when its module is built and tried out"):
