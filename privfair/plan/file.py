@@ -211,7 +211,12 @@ def plan_from_flags(algorithm: str, path: Path | None, flags: Mapping[str, Any])
 
 
 def _digest(document: dict[str, Any]) -> str:
-    return hashlib.sha256(rfc8785.dumps(document)).hexdigest()
+    try:
+        return hashlib.sha256(rfc8785.dumps(document)).hexdigest()
+    except rfc8785.CanonicalizationError as error:
+        raise InvalidInput(
+            "plan", "(its numbers)", "has a number that no double can hold", "give smaller ones"
+        ) from error
 
 
 def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:

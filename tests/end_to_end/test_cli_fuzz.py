@@ -190,6 +190,13 @@ def test_two_thousand_wrong_invocations(bench: Bench) -> None:
     assert {0, 2, 3} <= seen
 
 
+@pytest.mark.parametrize("flag", ["--rounds", "--users"])
+def test_a_number_of_four_hundred_digits_is_refused(flag: str) -> None:
+    done = privfair("calibrate", "fpfl", flag, "9" * 400)
+    assert done.code == 2
+    assert "no double can hold" in done.err
+
+
 def _damaged_lines(bench: Bench, number: int) -> Iterator[list[str]]:
     desk = bench.desk
     for _ in range(number):
