@@ -156,7 +156,7 @@ class RunEvidence(PlannedRun):
 
 
 def _require_same_plan(folder: RunFolder, given: Path) -> None:
-    if not given.is_file() or given.read_bytes() != folder.plan.read_bytes():
+    if not (given.is_file() and folder.plan.is_file()) or given.read_bytes() != folder.plan.read_bytes():
         raise InvalidInput(
             "--plan", str(given), "is not the plan this run was trained with", f"name the original of {folder.plan}"
         )

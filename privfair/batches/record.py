@@ -63,7 +63,12 @@ class BatchRecord:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._content = memoryview(self.path.read_bytes())
+        try:
+            self._content = memoryview(self.path.read_bytes())
+        except OSError as error:
+            raise Refused(
+                f"batch record {path} cannot be read ({error.strerror}); put an untouched copy back"
+            ) from error
         self.header, place = _read_header(self.path, self._content)
         self._places: dict[tuple[FrameKind, int, int], tuple[int, int]] = {}
         while (frame := _frame_at(self._content, place)) is not None:

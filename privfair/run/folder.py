@@ -151,7 +151,7 @@ class RunFolder:
     def read_json(self, path: Path) -> dict[str, Any]:
         try:
             document = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError) as broken:
+        except (OSError, ValueError, RecursionError) as broken:
             raise Refused(f"{path} cannot be read ({broken}); put an untouched copy back") from None
         if not isinstance(document, dict):
             raise Refused(f"{path} is not what a run writes; put an untouched copy back")
@@ -202,7 +202,7 @@ def load_theta(folder: RunFolder, model: Model) -> Tensor:
     try:
         saved = torch.load(folder.model, weights_only=True)
         return _theta(model, saved)
-    except (OSError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as broken:
+    except (OSError, EOFError, RuntimeError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as broken:
         raise Refused(
             f"{folder.model} is not the model of this run ({type(broken).__name__}); train it again"
         ) from None

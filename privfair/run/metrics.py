@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, Refused
 from privfair.data.silos import Silos
 from privfair.fairness.measurement import SiloMeasurements, measure_silos
 from privfair.ledger.anchor import write_all
@@ -87,7 +87,7 @@ class MetricsLog:
         whole = content.rfind(b"\n") + 1
         self.last: dict[str, Any] | None = None
         if whole:
-            self.last = json.loads(content[:whole].splitlines()[-1])
+            self.last = _last_line(path, content[:whole])
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._descriptor, whole)
 
@@ -109,6 +109,16 @@ class MetricsLog:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _last_line(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content.splitlines()[-1])
+        if isinstance(found, dict) and type(found["step"]) is int:
+            return found
+    except (ValueError, KeyError, RecursionError):
+        pass
+    raise Refused(f"{path}: its last line is not one of a run's metrics; put an untouched copy back")
 
 
 def _finite(value: float) -> float | None:

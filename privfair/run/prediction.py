@@ -6,10 +6,12 @@ import csv
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, Refused
 from privfair.data.benchmark_files import Standardisation
 from privfair.data.own_files import load_own_features
 from privfair.data.schema import schema_from_json
@@ -35,6 +37,22 @@ class Predictions:
         return text.getvalue().encode()
 
 
+class _Encoding(BaseModel):
+    """What of encoding.json a prediction needs."""
+
+    schema_: dict[str, Any] | None = Field(alias="schema")
+    standardisation: Standardisation | None
+    class_names: tuple[str, ...]
+    delimiter: str
+
+
+def _read_encoding(folder: RunFolder) -> _Encoding:
+    try:
+        return _Encoding.model_validate(folder.read_json(folder.encoding))
+    except (ValidationError, InvalidInput):
+        raise Refused(f"{folder.encoding} is not what a run writes; put an untouched copy back") from None
+
+
 def predict(run: str | Path, input: str | Path, trusted: FolderTrust = UNTRUSTED) -> Predictions:
     """Encode the records as the training records were, and apply the run's model.
 
@@ -48,14 +66,13 @@ def predict(run: str | Path, input: str | Path, trusted: FolderTrust = UNTRUSTED
     if not folder.model.exists():
         raise InvalidInput("RUN", str(run), "has no model yet", "let the training finish (privfair train ... --resume)")
     plan = read_folder_plan(folder, trusted, model_only=True).plan
-    encoding = folder.read_json(folder.encoding)
-    if encoding["schema"] is None:
+    encoding = _read_encoding(folder)
+    if encoding.schema_ is None:
         raise InvalidInput("RUN", str(run), "was trained on images, which come in no table", "load the model in Python")
-    features = load_own_features(Path(input), schema_from_json(encoding["schema"]), encoding["delimiter"])
-    if encoding["standardisation"] is not None:
-        fitted = {key: tuple(values) for key, values in encoding["standardisation"].items()}
-        features = Standardisation(**fitted).apply(features)
-    classes = tuple(encoding["class_names"])
+    features = load_own_features(Path(input), schema_from_json(encoding.schema_), encoding.delimiter)
+    if encoding.standardisation is not None:
+        features = encoding.standardisation.apply(features)
+    classes = encoding.class_names
     model = build_model(plan.model, (features.shape[1],), len(classes))
     with torch.no_grad():
         x = torch.from_numpy(features).to(plan.model.dtype)

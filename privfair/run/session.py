@@ -226,8 +226,9 @@ class RunSession:
 
     def _require_same_run(self) -> None:
         folder, before = self._folder, self._folder.read_json(self._folder.summary)
+        manifest = before.get("manifest")
         for what, found, given in (
-            ("manifest", before.get("manifest", {}).get("digest"), self._run.manifest.digest),
+            ("manifest", manifest.get("digest") if isinstance(manifest, dict) else None, self._run.manifest.digest),
             ("plan", before.get("plan"), self._run.plan.file.digest),
             ("ledger", before.get("ledger"), self._ledger_id),
         ):

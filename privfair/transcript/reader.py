@@ -54,9 +54,12 @@ class Transcript:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            empty = os.fstat(file.fileno()).st_size == 0
-            self._map = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with path.open("rb") as file:
+                empty = os.fstat(file.fileno()).st_size == 0
+                self._map = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise _refused(path, f"it cannot be read ({error.strerror})", _RESTORE) from error
         self._index()
 
     @classmethod
