@@ -68,7 +68,7 @@ def encode(table: RawTable, schema: Schema, derived: tuple[DerivedFact, ...] = (
         group_names=group_names,
         schema_digest=schema.digest,
         schema=schema,
-        side_columns={name: _side_column(table, name, as_text=name == schema.silo_column) for name in extra},
+        side_columns={name: _side_column(table, schema, name) for name in extra},
         derived=derived,
         unscaled_features=tuple(
             i for i, column in enumerate(schema.numeric) if isinstance(column.scaling, NonPrivateStandardisation)
@@ -121,16 +121,16 @@ def _merged(table: RawTable, column: CodedColumn) -> NDArray[np.str_]:
     return names
 
 
-def _side_column(table: RawTable, name: str, *, as_text: bool) -> NDArray[Any]:
-    """Numbers where every cell is one, so that a partition sorts ages and not words; else text."""
-    cells = table.column(name)
-    if not as_text and cells.dtype.kind in "US":
-        try:
-            numbers = cells.astype(np.float64)
-        except ValueError:
-            return table.names(name)
-        return numbers.astype(np.int64) if (numbers == np.floor(numbers)).all() else numbers
-    return table.names(name) if as_text else cells
+def _side_column(table: RawTable, schema: Schema, name: str) -> NDArray[Any]:
+    """Numbers where the schema declares them (or the file has typed columns), else text.
+
+    What the cells look like must not decide: one more row with a decimal would spell every other id anew.
+    """
+    if name == schema.silo_column:
+        return table.names(name)
+    if table.column(name).dtype.kind not in "US":
+        return table.column(name)
+    return table.numbers(name) if name in {column.name for column in schema.numeric} else table.names(name)
 
 
 def encode_features(table: RawTable, schema: Schema) -> AnyFloats:

@@ -197,10 +197,10 @@ def assign(
                 assignment = by.one_of(dataset, seed, "silo", silos)
         case Heterogeneous(silos, column, h, cuts):
             if cuts is None:
-                assignment = _heterogeneous(dataset.side_column(column), silos, h, seed)
+                assignment = _heterogeneous(_ranked(dataset, column), silos, h, seed)
             else:
                 by = by or RecordHash()
-                own = np.searchsorted(np.array(cuts), dataset.side_column(column), side="right").astype(np.int64)
+                own = np.searchsorted(np.array(cuts), _ranked(dataset, column), side="right").astype(np.int64)
                 kept = by.below(dataset, seed, "own slice", h)
                 assignment = np.where(kept, own, by.one_of(dataset, seed, "silo", silos))
         case DirichletByLabel(silos, beta, least):
@@ -214,6 +214,15 @@ def assign(
         case _:
             assert_never(partition)
     return assignment, tuple(f"silo-{k}" for k in range(silos))
+
+
+def _ranked(dataset: Dataset, column: str) -> NDArray[Any]:
+    """A column to sort by: as numbers if all of its cells are, else as words."""
+    values = dataset.side_column(column)
+    try:
+        return values.astype(np.float64)
+    except ValueError:
+        return values
 
 
 def _sizes(records: int, silos: int) -> Integers:

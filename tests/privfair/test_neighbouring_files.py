@@ -129,6 +129,14 @@ def users_added_or_removed(rows: Rows, folder: Path) -> Iterator[Rows]:
         yield more
 
 
+def users_of_numbers(rows: Rows, folder: Path) -> Iterator[Rows]:
+    """Identifiers that look like numbers, and a new one that makes them look like decimals, or like words."""
+    for user in ("3.5", "007x"):
+        for name in NAMES:
+            yield _with(rows, name, [STRANGE.replace("u-new", user), *rows[name]])
+    yield {name: [row for row in own if row.split(",")[5] != "11"] for name, own in rows.items()}
+
+
 def dealt_users_removed(rows: Rows, folder: Path) -> Iterator[Rows]:
     """All training rows of some users that the records were dealt to."""
     data = load_own_silos([folder / f"{name}.csv" for name in NAMES], load_schema(folder / "schema.toml"))
@@ -200,6 +208,12 @@ CASES = {
         users_added_or_removed,
         'at-least = 12\n[data.users]\nkind = "column"\ncolumn = "user"\n',
     ),
+    "fpfl, users of numbers": Case(
+        "fpfl",
+        FPFL.format(users=12) + 'sampling = "poisson"\n',
+        users_of_numbers,
+        'at-least = 12\n[data.users]\nkind = "column"\ncolumn = "user"\n',
+    ),
     "fpfl, dealt users": Case(
         "fpfl",
         FPFL.format(users=20) + 'sampling = "poisson"\n',
@@ -216,6 +230,8 @@ def _write(folder: Path, rows: Rows) -> None:
 
 def _signed(folder: Path, case: Case) -> tuple[Desk, Rows, bytes]:
     desk, rows = Desk.at(folder, case.plan), _rows()
+    if case.units is users_of_numbers:
+        rows = {name: [row.replace(",u", ",") for row in own] for name, own in rows.items()}
     (folder / "schema.toml").write_text(SCHEMA + '[file]\nkeep = ["age", "user", "id", "town"]\n', encoding="utf-8")
     _write(folder, rows)
     return desk, rows, desk.budget().read_bytes()
@@ -241,7 +257,7 @@ def _sendings(run: PreparedRun) -> tuple[ProbeSetting, dict[str, MessageValues]]
 
 def _default_or_slow() -> Iterator[object]:
     """One case for each private algorithm by default; the other steps and units among the slow tests."""
-    default = ("gaussian", "fedfdp", "mmd-fedavg", "steffle", "pay-once", "fpfl, users of a column")
+    default = ("gaussian", "fedfdp", "mmd-fedavg", "steffle", "pay-once", "fpfl, users of numbers")
     for name in CASES:
         yield pytest.param(name, marks=() if name in default else pytest.mark.slow)
 
