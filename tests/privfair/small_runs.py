@@ -88,7 +88,7 @@ files = ["north.csv", "south.csv", "west.csv"]
 schema = "schema.toml"
 [data.users]
 kind = "poisson"
-users = 202
+users = 200
 [training]
 learning-rate = 0.1
 """

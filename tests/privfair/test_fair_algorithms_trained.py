@@ -44,7 +44,7 @@ sampling = "{sampling}"
 USERS = """
 [data.users]
 kind = "poisson"
-users = 202
+users = 200
 """
 MMD = """
 [privacy]

@@ -175,7 +175,7 @@ def test_facts_read_off_private_records_are_refused_at_issuing(tmp_path: Path) -
 
 
 def test_users_are_promised_privacy_exactly_when_records_are_grouped_by_user(tmp_path: Path) -> None:
-    desk = Desk.at(tmp_path, FPFL.replace('[data.users]\nkind = "poisson"\nusers = 202\n', ""))
+    desk = Desk.at(tmp_path, FPFL.replace('[data.users]\nkind = "poisson"\nusers = 200\n', ""))
     with pytest.raises(InvalidInput, match="does not fit a promise to each user"):
         desk.budget()
 
