@@ -26,7 +26,9 @@ def read_bytes(path: Path, argument: str) -> bytes:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: a crash leaves the old content."""
+    """Write a whole file or nothing: a crash leaves the old content. A device or a folder is never replaced."""
+    if path.exists() and not path.is_file():
+        raise InvalidInput("--out", str(path), "exists and is not a regular file", "name a file")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:

@@ -7,6 +7,7 @@ process dies between the two; it can never be ahead of an honest one.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -53,7 +54,12 @@ def write_new_file(path: Path, content: bytes, mode: int) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` in place of `path` at one stroke: a reader sees the old bytes or the new ones."""
+    """Put `content` in place of `path` at one stroke: a reader sees the old bytes or the new ones.
+
+    Raises FileExistsError for a device or folder in its place: a rename would put a plain file there for everybody.
+    """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "exists and is not a regular file", str(path))
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
@@ -129,7 +135,7 @@ class AnchorFile:
 
     def set_aside(self) -> None:
         """Give the place of an anchor free, keeping its file under another name."""
-        if self.path.exists():
+        if self.path.is_file():
             os.replace(self.path, self.path.with_name(f"{self.path.name}.lost"))
 
     @contextmanager
