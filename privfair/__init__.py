@@ -12,6 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from audit.mechanisms.assert_dp import assert_dp
+    from audit.one_run import coin_flip, one_run
+    from audit.sensitivity.falsify import assert_sensitivity
     from calibrate.privacy_unit import EpsilonInterval
     from calibrate.questions import check_theorem, epsilon, rounds, sigma, theorems
     from privfair.run.prediction import predict
@@ -19,12 +22,29 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["EpsilonInterval", "check_theorem", "epsilon", "predict", "rounds", "sigma", "theorems", "train"]
+__all__ = [
+    "EpsilonInterval",
+    "assert_dp",
+    "assert_sensitivity",
+    "check_theorem",
+    "coin_flip",
+    "epsilon",
+    "one_run",
+    "predict",
+    "rounds",
+    "sigma",
+    "theorems",
+    "train",
+]
 
 _HOMES = {
     "EpsilonInterval": "calibrate.privacy_unit",
+    "assert_dp": "audit.mechanisms.assert_dp",
+    "assert_sensitivity": "audit.sensitivity.falsify",
     "check_theorem": "calibrate.questions",
+    "coin_flip": "audit.one_run",
     "epsilon": "calibrate.questions",
+    "one_run": "audit.one_run",
     "predict": "privfair.run.prediction",
     "rounds": "calibrate.questions",
     "sigma": "calibrate.questions",

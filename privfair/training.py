@@ -21,6 +21,8 @@ from privfair.run.session import Progress, RunSession
 class RunStopped(PrivfairError):
     """The machine failed in the middle of a run; what is written so far is whole, and the run can go on."""
 
+    exit_code = 70
+
 
 @dataclass(frozen=True)
 class TrainingResult:
