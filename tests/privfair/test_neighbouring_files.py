@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from audit.probes.setting import MessageValues, ProbeSetting, ReachedState, message_values
-from calibrate.errors import UnsupportedCombination
+from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombination
 from privfair.batches.randomness import SeededWords
 from privfair.data.own_files import load_own_silos
 from privfair.data.schema_toml import load_schema
-from privfair.data.stability import RecordHash
+from privfair.data.stability import RECORD_ADDED, RecordHash
 from privfair.data.training_data import TrainingData, load_training_data
 from privfair.noise.source import ExactNoise
 from privfair.plan.training import read_training_plan
@@ -262,7 +262,7 @@ def _default_or_slow() -> Iterator[object]:
         yield pytest.param(name, marks=() if name in default else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", _default_or_slow())
+@pytest.mark.parametrize("name", list(_default_or_slow()))
 def test_one_unit_of_the_file_moves_what_is_sent_by_no_more_than_signed(name: str, tmp_path: Path) -> None:
     desk, rows, envelope = _signed(tmp_path, CASES[name])
     setting, base = _sendings(_prepare(desk, envelope))
@@ -429,3 +429,17 @@ def test_test_files_that_are_apart_are_accepted_twins_included(tmp_path: Path) -
     _write(tmp_path, {**rows, "n": [rows["north"][0], *fresh["north"]], "s": fresh["south"]})
     run = _prepare(desk, desk.budget().read_bytes())
     assert any("Records in the test files" in said for said in run.manifest.document.guarantee.not_protected)
+
+
+def test_a_missing_or_false_lower_bound_is_refused_and_no_size_is_told(tmp_path: Path) -> None:
+    desk, rows, envelope = _signed(tmp_path, CASES["gaussian"])
+    sizes = load_training_data(read_training_plan(desk.plan).data, unit=RECORD_ADDED).parties.sizes
+    for bound, words in ((None, "is needed for 'north'"), (60, "exceeds what 'north' has")):
+        desk.plan.write_text(CASES["gaussian"].plan.replace(AT_LEAST, "" if bound is None else f"at-least = {bound}\n"))
+        with pytest.raises(InvalidInput, match=words) as refused:
+            desk.budget("other.json")
+        assert not any(str(size) in str(refused.value) for size in sizes)
+    desk.plan.write_text(CASES["gaussian"].plan)
+    _write(tmp_path, _with(rows, "north", rows["north"][:16]))
+    with pytest.raises(ManifestRefused, match="north has fewer than the 20 units"):
+        _prepare(desk, envelope)
