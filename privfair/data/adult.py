@@ -89,12 +89,12 @@ def load_adult(path: Path | None = None, scaling: BenchmarkScaling = BenchmarkSc
     if folder:
         table = _uci_folder(Path(str(path)))
     else:
-        table = _decoded(read_table(data_file("adult", "adult.csv.zip", path)))
+        table = _decode(read_table(data_file("adult", "adult.csv.zip", path)))
     resolved, derived = resolve(schema(scaling), [table])
     return replace(encode(table, resolved, derived), steps=(COMPLETE_ROWS,) if folder else ())
 
 
-def _decoded(table: RawTable) -> RawTable:
+def _decode(table: RawTable) -> RawTable:
     columns: dict[str, NDArray[np.generic]] = {name: table.numbers(name) for name in _SCALING}
     coded = _CATEGORIES | {"sex": "|".join(GROUPS), "salary": "|".join(CLASSES)}
     for name, values in coded.items():
@@ -117,4 +117,4 @@ def _uci_folder(folder: Path) -> RawTable:
     columns["salary"] = np.char.rstrip(columns["salary"], ".")
     complete = np.all([column != "?" for column in columns.values()], axis=0)
     table = RawTable(str(folder), columns, np.concatenate([part.lines for part in parts]))
-    return _decoded(table.rows(np.flatnonzero(complete)))
+    return _decode(table.rows(np.flatnonzero(complete)))

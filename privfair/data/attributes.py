@@ -38,7 +38,7 @@ class AttributeFiles:
     found: Mapping[str, tuple[str, str]]
     files: tuple[str, ...]
 
-    def joined(self, table: RawTable) -> RawTable:
+    def join(self, table: RawTable) -> RawTable:
         """The table with attribute and holder; a record without an attribute is an error that names its line."""
         if self.sensitive in table.columns:
             raise BadData(
@@ -62,7 +62,7 @@ class AttributeFiles:
         }
         return RawTable(table.file, {**table.columns, **added}, table.lines)
 
-    def kept_in(self, schema: Schema) -> Schema:
+    def add_holder_to(self, schema: Schema) -> Schema:
         """The schema with the holder among the columns that are kept beside the features."""
         return replace(schema, side_columns=(*schema.side_columns, HELD_BY))
 
@@ -107,7 +107,7 @@ class HeldApart:
         return tuple(name for name in self.parties.names if name not in self.sensitive)
 
 
-def dealt_out(train: Silos, sensitive: tuple[str, ...], seed: int) -> HeldApart:
+def deal_attributes(train: Silos, sensitive: tuple[str, ...], seed: int) -> HeldApart:
     """Each record's attribute to a random one of the sensitive silos, whose sizes differ by at most one."""
     total = sum(train.sizes)
     holder = np.empty(total, dtype=np.int64)
@@ -115,7 +115,7 @@ def dealt_out(train: Silos, sensitive: tuple[str, ...], seed: int) -> HeldApart:
     return _cut(train, sensitive, holder)
 
 
-def held_by_column(train: Silos, sensitive: tuple[str, ...]) -> HeldApart:
+def attributes_by_column(train: Silos, sensitive: tuple[str, ...]) -> HeldApart:
     """As the attribute files say."""
     names = np.concatenate([silo.data.side_column(HELD_BY) for silo in train])
     position = {name: number for number, name in enumerate(sensitive)}

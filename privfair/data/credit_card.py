@@ -57,12 +57,12 @@ def schema(scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Schema:
 
 def load_credit_card(path: Path | None = None, scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Dataset:
     """Load Credit Card from a CSV with the published columns, or from the data package."""
-    table = _decoded(read_table(data_file("credit-card", "UCI_Credit_Card.csv", path)))
+    table = _decode(read_table(data_file("credit-card", "UCI_Credit_Card.csv", path)))
     resolved, derived = resolve(schema(scaling), [table])
     return encode(table, resolved, derived)
 
 
-def _decoded(table: RawTable) -> RawTable:
+def _decode(table: RawTable) -> RawTable:
     columns: dict[str, NDArray[np.generic]] = {name: table.numbers(name) for name in _SCALING}
     for name in _REPAYMENT:
         columns[name] = _whole(table, name).astype(np.str_)

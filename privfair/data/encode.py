@@ -25,11 +25,11 @@ def resolve(schema: Schema, tables: Sequence[RawTable]) -> tuple[Schema, tuple[D
     """
     facts: list[DerivedFact] = []
 
-    def filled(column: CodedColumn, kind: FactKind) -> CodedColumn:
+    def fill(column: CodedColumn, kind: FactKind) -> CodedColumn:
         if column.values is not None:
             return column
         facts.append(DerivedFact(kind, column.name))
-        found = set[str]().union(*(set(_merged(table, column).tolist()) for table in tables))
+        found = set[str]().union(*(set(_merge_names(table, column).tolist()) for table in tables))
         if len(found) < 2 and kind is not FactKind.CATEGORIES:
             what = "class" if kind is FactKind.CLASSES else "group"
             raise BadData(
@@ -40,9 +40,9 @@ def resolve(schema: Schema, tables: Sequence[RawTable]) -> tuple[Schema, tuple[D
             )
         return replace(column, values=tuple(sorted(found)))
 
-    target = filled(schema.target, FactKind.CLASSES)
-    sensitive = None if schema.sensitive is None else filled(schema.sensitive, FactKind.GROUPS)
-    categorical = tuple(filled(column, FactKind.CATEGORIES) for column in schema.categorical)
+    target = fill(schema.target, FactKind.CLASSES)
+    sensitive = None if schema.sensitive is None else fill(schema.sensitive, FactKind.GROUPS)
+    categorical = tuple(fill(column, FactKind.CATEGORIES) for column in schema.categorical)
     facts += [
         DerivedFact(FactKind.SCALE, column.name)
         for column in schema.numeric
@@ -85,7 +85,7 @@ def codes(table: RawTable, column: CodedColumn) -> Integers:
             "list the values in the schema",
             column=column.name,
         )
-    names = _merged(table, column)
+    names = _merge_names(table, column)
     order = np.argsort(np.array(column.values))
     listed = np.array(column.values)[order]
     position = np.searchsorted(listed, names).clip(max=len(listed) - 1)
@@ -102,7 +102,7 @@ def codes(table: RawTable, column: CodedColumn) -> Integers:
     return np.asarray(order[position], dtype=np.int64)
 
 
-def _merged(table: RawTable, column: CodedColumn) -> NDArray[np.str_]:
+def _merge_names(table: RawTable, column: CodedColumn) -> NDArray[np.str_]:
     names = table.names(column.name)
     if column.merge:
         mapping = dict(column.merge)

@@ -32,8 +32,8 @@ def load_idx_folder(folder: Path, dataset: str, classes: tuple[str, ...]) -> tup
 
 
 def _part(folder: Path, prefix: str, dataset: str, classes: tuple[str, ...]) -> Dataset:
-    pixels = read_idx(_found(folder, f"{prefix}-images-idx3-ubyte"), dimensions=3)
-    label = read_idx(_found(folder, f"{prefix}-labels-idx1-ubyte"), dimensions=1)
+    pixels = read_idx(_existing_file(folder, f"{prefix}-images-idx3-ubyte"), dimensions=3)
+    label = read_idx(_existing_file(folder, f"{prefix}-labels-idx1-ubyte"), dimensions=1)
     if len(pixels) != len(label):
         raise BadData(str(folder), f"has {len(pixels)} images but {len(label)} labels", "take matching files")
     if len(label) and label.max() >= len(classes):
@@ -52,7 +52,7 @@ def _part(folder: Path, prefix: str, dataset: str, classes: tuple[str, ...]) -> 
     )
 
 
-def _found(folder: Path, name: str) -> Path:
+def _existing_file(folder: Path, name: str) -> Path:
     for path in (folder / f"{name}.gz", folder / name):
         if path.is_file():
             return path

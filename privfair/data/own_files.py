@@ -30,7 +30,7 @@ def load_own_silos(files: Sequence[Path], own: OwnFormat, held: AttributeFiles |
     """
     own, named = _read(files, own, held)
     schema, derived = resolve(own.schema, [table for _, table in named])
-    return _encoded(named, schema, derived)
+    return _encode_silos(named, schema, derived)
 
 
 def load_own_train_test(
@@ -48,7 +48,7 @@ def load_own_train_test(
             )
         testing = [(name, table) for (name, _), (_, table) in zip(training, testing, strict=True)]
     schema, derived = resolve(own.schema, [table for _, table in training + testing])
-    return TrainTest(_encoded(training, schema, derived), _encoded(testing, schema, derived))
+    return TrainTest(_encode_silos(training, schema, derived), _encode_silos(testing, schema, derived))
 
 
 def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
@@ -84,8 +84,8 @@ def _read(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None) ->
         raise InvalidInput("files", (), "must not be empty", "give one file for each silo")
     tables = [read_table(Path(file), own.delimiter) for file in files]
     if held is not None:
-        own = replace(own, schema=held.kept_in(own.schema))
-        tables = [held.joined(table) for table in tables]
+        own = replace(own, schema=held.add_holder_to(own.schema))
+        tables = [held.join(table) for table in tables]
     for table in tables:
         _require_columns(table, own.schema)
     if own.schema.silo_column is None:
@@ -100,7 +100,7 @@ def _read(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None) ->
     )
 
 
-def _encoded(named: NamedTables, schema: Schema, derived: tuple[DerivedFact, ...]) -> Silos:
+def _encode_silos(named: NamedTables, schema: Schema, derived: tuple[DerivedFact, ...]) -> Silos:
     silos = Silos(tuple(Silo(name, encode(table, schema, derived)) for name, table in named))
     for silo, (_, table) in zip(silos, named, strict=True):
         _require_coverage(silo, table.file, schema)

@@ -79,7 +79,7 @@ class RawTable:
     def numbers(self, name: str) -> NDArray[np.float64]:
         """The column as finite numbers, or `BadData` naming the first cell that is none."""
         cells = self.column(name)
-        values = _parsed(cells)
+        values = _parse_numbers(cells)
         bad = ~np.isfinite(values)
         if bad.any():
             record = int(np.argmax(bad))
@@ -115,7 +115,7 @@ class RawTable:
         return RawTable(self.file, columns, self.lines[indexes])
 
 
-def _parsed(cells: NDArray[Any]) -> NDArray[np.float64]:
+def _parse_numbers(cells: NDArray[Any]) -> NDArray[np.float64]:
     """Numbers, with NaN where a cell is none."""
     if cells.dtype.kind in "biuf":
         return cells.astype(np.float64)
@@ -168,7 +168,7 @@ def read_table(path: Path, delimiter: str = ",") -> RawTable:
     if suffix in (".parquet", ".pq"):
         return _read_parquet(path)
     if suffix == ".zip":
-        return parse_csv(_unzipped(path), str(path), delimiter)
+        return parse_csv(_unzip(path), str(path), delimiter)
     if suffix in (".csv", ".tsv", ".txt"):
         return parse_csv(path.read_bytes(), str(path), "\t" if suffix == ".tsv" else delimiter)
     raise InvalidInput("file", str(path), "has a suffix that is not known", "use .csv, .tsv, .csv.zip or .parquet")
@@ -218,7 +218,7 @@ def _require_header(names: list[str], file: str) -> None:
             raise BadData(file, rule, "rename or drop one of the two", line=1)
 
 
-def _unzipped(path: Path) -> bytes:
+def _unzip(path: Path) -> bytes:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [name for name in archive.namelist() if name.lower().endswith(".csv")]

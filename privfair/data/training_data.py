@@ -17,7 +17,13 @@ from calibrate.manifest.document import DataBinding
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.data import stability
-from privfair.data.attributes import AttributeFiles, HeldApart, dealt_out, held_by_column, read_attribute_files
+from privfair.data.attributes import (
+    AttributeFiles,
+    HeldApart,
+    attributes_by_column,
+    deal_attributes,
+    read_attribute_files,
+)
 from privfair.data.benchmark_files import Standardisation, fit_standardisation
 from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
@@ -192,7 +198,7 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
     if plan.users is not None:
         return _by_user(loaded, plan.users, plan.seed)
     if plan.attributes is not None:
-        apart = _held_apart(plan, parts.train, central)
+        apart = _separate_attributes(plan, parts.train, central)
         return replace(loaded, parties=apart.parties, apart=apart, steps=(*loaded.steps, stability.ATTRIBUTES_APART))
     if not central:
         return loaded
@@ -283,16 +289,16 @@ def _attribute_files(plan: DataPlan, own: OwnFormat) -> AttributeFiles | None:
     return read_attribute_files(plan.attributes.files, plan.attributes.record, own.schema, own.delimiter)
 
 
-def _held_apart(plan: DataPlan, train: Silos, central: bool) -> HeldApart:
+def _separate_attributes(plan: DataPlan, train: Silos, central: bool) -> HeldApart:
     if central:
         raise InvalidInput(
             "[data.attributes]", "(a table)", "means nothing where one party holds everything", "drop it"
         )
     match plan.attributes:
         case DealtAttributes(silos):
-            return dealt_out(train, silos, plan.seed)
+            return deal_attributes(train, silos, plan.seed)
         case AttributesInFiles(files):
-            return held_by_column(train, tuple(silo_name(file) for file in files))
+            return attributes_by_column(train, tuple(silo_name(file) for file in files))
         case None:
             raise AssertionError("asked only where attributes are held apart")
         case _:

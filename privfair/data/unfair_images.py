@@ -68,7 +68,7 @@ def unfair_images(data: Dataset, how: UnfairImages, seed: int, by: RecordHash | 
     group = np.repeat(np.arange(3), how.of_each_group)[writer]
     return replace(
         data,
-        features=_drawn(data.features[:, 0].astype(np.float32), group, generator, keys),
+        features=_draw_images(data.features[:, 0].astype(np.float32), group, generator, keys),
         group=group.astype(np.int64),
         group_names=GROUPS,
         schema_digest=digest({"unfair": data.schema_digest, "groups": [*GROUPS]}),
@@ -77,7 +77,9 @@ def unfair_images(data: Dataset, how: UnfairImages, seed: int, by: RecordHash | 
     )
 
 
-def _drawn(strokes: Images, group: Integers, generator: np.random.Generator, keys: NDArray[np.uint64] | None) -> Images:
+def _draw_images(
+    strokes: Images, group: Integers, generator: np.random.Generator, keys: NDArray[np.uint64] | None
+) -> Images:
     """Colour channels first: (records, 3, height, width)."""
     paper = np.repeat(1 - strokes[:, np.newaxis], 3, axis=1)
     blue, chalk = group == GROUPS.index("blue-pen"), group == GROUPS.index("chalk")
