@@ -102,6 +102,10 @@ def test_a_project_with_a_package_audit_of_its_own_is_left_alone(tmp_path: Path)
     )
     run = _pytest_in(tmp_path)
     assert "1 passed" in run.stdout, run.stdout + run.stderr
+    # An editable installation finds submodules whatever their parent is; a wheel does not.
+    (tmp_path / "conftest.py").write_text(
+        "import sys\nsys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
+    )
     (tmp_path / "test_fixture.py").write_text("def test_fixture(privfair_sensitivity):\n    pass\n")
     run = _pytest_in(tmp_path, "test_fixture.py")
     assert "keep packages of your own named audit off the path" in run.stdout, run.stdout + run.stderr

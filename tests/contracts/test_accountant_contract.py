@@ -24,7 +24,7 @@ from calibrate.releases import (
     Sampled,
     Together,
 )
-from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs, WithReplacement
+from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, ShuffledEpochs, WithReplacement
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 REPLACE_ONE = PrivacyUnit.of(Relation.REPLACE_ONE)
@@ -141,7 +141,9 @@ def test_what_an_accountant_cannot_price_is_refused_by_name(name: AccountantName
 
 
 UNPROVED = (
-    (Sampled(FixedSize(100, 10), Gaussian(1.0)), ADD_REMOVE),
+    (Sampled(FixedSize(100, 10), Gaussian(1.0)), REPLACE_ATTRIBUTE),
+    (Sampled(FixedSize(100, 10, Batch.REVEALED), Gaussian(1.0)), ADD_REMOVE),
+    (Sampled(RandomAllocation(10), Gaussian(1.0)), REPLACE_ONE),
     (Sampled(ShuffledEpochs(100, 10, Batch.SECRET), Gaussian(1.0)), REPLACE_ONE),
     (Sampled(WithReplacement(100, 10, Batch.SECRET), Gaussian(1.0)), REPLACE_ONE),
     (Sampled(Poisson(0.1), Gaussian(1.0)), REPLACE_ATTRIBUTE),
