@@ -24,10 +24,10 @@ def new_ledger(
 def open_ledger(
     location: str | Path, anchor: Path | None = None, now: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> Ledger:
-    """The ledger at a place; a new one where there is none."""
+    """The ledger at a place; a new one where there is none, or where making it was interrupted."""
     try:
         return Ledger.open(location, anchor, now=now)
     except Unavailable as refusal:
-        if "there is no ledger here" not in refusal.rule:
+        if not any(why in refusal.rule for why in ("there is no ledger here", "making it was interrupted")):
             raise
         return new_ledger(location, anchor, now)
