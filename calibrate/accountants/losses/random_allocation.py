@@ -36,6 +36,10 @@ _HEAVY_TAIL = 0.13
 """The same for little noise (s > 1), where one batch alone makes the tail of the sum, and each sum adds its error."""
 
 
+_WORST_CENTRE = 1e-9
+"""From below, the mean of a log-normal cell is known to this relative error, or the cell is dropped."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Law:
     """Ascending values with their masses. `stretch` bounds the relative rounding error of every value."""
@@ -154,11 +158,9 @@ def _lognormal(s: float, levels: tuple[Floats, Floats], upper: bool) -> _Law:
     if not upper:
         sure = np.maximum(mass - error, 0.0)
         centre = np.clip(mean / np.maximum(mass, 1e-300), edges[:-1], edges[1:])
-        off = float(
-            np.max((mean_error + error * centre) / np.maximum(sure * centre, 1e-300), where=sure > 0, initial=0.0)
-        )
-        kept = sure > 0
-        return _Law(centre[kept], sure[kept], stretch + min(off, 1e-6))
+        off = (mean_error + error * centre) / np.maximum(sure * centre, 1e-300)
+        kept = (sure > 0) & (off < _WORST_CENTRE)  # a cell whose mean is not known well enough is dropped
+        return _Law(centre[kept], sure[kept], stretch + _WORST_CENTRE)
     share = np.clip((mean - mass * edges[:-1]) / np.diff(edges), 0.0, mass)
     doubt = (mean_error + error * edges[1:]) / np.diff(edges) + error + 8 * UNIT_ROUNDOFF * mass
     return _Law(edges, _at_ends(mass, share, doubt), stretch)
