@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 ALGORITHM ?= steffle
 
-.PHONY: demo test test-full soak bench lint clean
+.PHONY: demo test test-full soak bench lint package clean
 
 demo: $(VENV)/.with-demo
 	$(BIN)/privfair demo --algorithm $(ALGORITHM) --out demo
@@ -32,8 +32,12 @@ lint: $(VENV)/.with-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Source archive, wheel, bill of materials and hashes in dist/, checked as a package index checks them.
+package: $(VENV)/.with-test
+	.ci/package $(BIN)/python
+
 clean:
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) demo build dist *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
