@@ -65,8 +65,8 @@ def cli() -> None:
     """privfair: how much noise, signed; training that cannot exceed it; audits that doubt both.
 
     \b
-    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 refused (signature, trust, ledger, gate), 70 a fault of the program or the machine,
-    130 interrupted.
+    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 refused (signature, trust, ledger, gate), 70 a fault of the program
+    or the machine, 130 interrupted.
     Commands that answer take --json: JSON on standard output, progress on standard error.
     """
 

@@ -145,7 +145,7 @@ PROJECT = {
     "calibrate.py": "SCALE = 3\n",
     "test_project.py": (
         "import calibrate\nfrom audit.books import NAME\n\n\n"
-        "def test_own_modules():\n    assert calibrate.SCALE == 3\n    assert NAME == \"the project's own audit\"\n"
+        'def test_own_modules():\n    assert calibrate.SCALE == 3\n    assert NAME == "the project\'s own audit"\n'
     ),
 }
 
