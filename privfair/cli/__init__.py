@@ -20,7 +20,9 @@ _COMMANDS = {
     "manifest": "sign, verify and read a budget",
     "predict": "the predictions of a trained model",
     "report": "one page about a run, for a privacy officer",
+    "request": "ask an officer for a budget, with a file",
     "sensitivity": "refute a claimed sensitivity, or say how hard was tried",
+    "sign": "sign or decline a request, as the officer",
     "theorems": "which published privacy theorems hold, computed",
     "train": "train under a signed budget",
 }

@@ -50,7 +50,7 @@ def command(
     if as_json:
         print_json(meaning.to_json())
     else:
-        _print_lines(meaning.sentences("one unit"))
+        print_lines(meaning.sentences("one unit"))
 
 
 def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, as_json: bool) -> None:
@@ -80,16 +80,17 @@ def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, as_j
         )
         return
     if not checked:
-        _print_lines(("SIGNATURES NOT CHECKED: give --trust to know whether anybody signed this.",))
-    _print_lines((f"Protected: {protected_text(guarantee)}.",))
-    _print_lines(f"Not protected: {line}" for line in guarantee.not_protected)
+        print_lines(("SIGNATURES NOT CHECKED: give --trust to know whether anybody signed this.",))
+    print_lines((f"Protected: {protected_text(guarantee)}.",))
+    print_lines(f"Not protected: {line}" for line in guarantee.not_protected)
     if meaning is None:
-        _print_lines(("There is no finite promise: nobody is protected from an observer of this run.",))
+        print_lines(("There is no finite promise: nobody is protected from an observer of this run.",))
     else:
-        _print_lines(meaning.sentences(protected_text(guarantee).split(",")[0]))
-    _print_lines((f"It covers {document.rounds} rounds of {document.algorithm} and can be spent once.",))
+        print_lines(meaning.sentences(protected_text(guarantee).split(",")[0]))
+    print_lines((f"It covers {document.rounds} rounds of {document.algorithm} and can be spent once.",))
 
 
-def _print_lines(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
+    """Sentences at 80 columns, for reading."""
     for line in lines:
         click.echo(textwrap.fill(line, 80, subsequent_indent="  ", break_long_words=False))
