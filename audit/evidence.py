@@ -35,7 +35,8 @@ from privfair.plan.data import FileSource
 from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
-from privfair.run.prepare import PlannedRun, build
+from privfair.run.prepare import PlannedRun
+from privfair.run.public import build
 from privfair.run.replay import Session, read_sessions, replay
 from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
 from privfair.transcript import Transcript
@@ -111,7 +112,7 @@ class RunEvidence(PlannedRun):
             _require_files_here(plan)
         plan_path = plan_path or folder.plan
         data = load_training_data(plan.data, central=plan.recipe.central, unit=document.guarantee.privacy_unit())
-        model, algorithm = build(plan, data, signed_parameters(document), document.data, document)
+        model, algorithm = build(plan, data.facts, signed_parameters(document), document.data, document)
         return cls(
             folder=folder,
             plan_path=plan_path,

@@ -109,7 +109,7 @@ def rerun(
             claim = ledger.claim(claim_terms(manifest))
             with LocalParties.open(setup, claim, folder.transcript, folder.batches, observer=observer) as local:
                 until = prepared.updates if updates is None else min(updates, prepared.updates)
-                last = deque(chain((start,), run_steps(run.algorithm, local.parties, start, until)), maxlen=1).pop()
+                last = deque(chain((start,), run_steps(run.algorithm, local, start, until)), maxlen=1).pop()
                 local.finish()
             charged = claim.charged
         evidence = RunEvidence(

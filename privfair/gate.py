@@ -214,13 +214,14 @@ def open_gate(
     values: tuple[ValueSpec, ...],
     research_seed: int | None = None,
     block: int = DEFAULT_BLOCK,
+    parties: tuple[str, ...] | None = None,
 ) -> Gate:
-    """The gate of a run with the noise source the manifest names.
+    """The gate of a run with the noise source the manifest names; of `parties` alone where not all are here.
 
     A transcript that exists is resumed: what it shows as published counts as published, and records that a
     crash kept out of the ledger are added to it.
     """
-    parties = tuple(silo.name for silo in manifest.document.data.silos)
+    parties = tuple(silo.name for silo in manifest.document.data.silos) if parties is None else parties
     noise = _noise_of_parties(manifest.document, parties, research_seed, claim.session)
     already: tuple[Release, ...] = ()
     if transcript.exists():

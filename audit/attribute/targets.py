@@ -311,6 +311,8 @@ def attribute_inference_of_run(
     found = read_folder_plan(folder, trusted, plan_path, model_only=True)
     plan, unit = found.plan, found.document.guarantee.privacy_unit()
     data = load_training_data(plan.data, central=plan.recipe.central, unit=unit)
+    if data.test is None:
+        raise InvalidInput("RUN", str(run), "has no test records, which are needed as non-members", "use --model")
     first = data.parties[0].data
     if len(data.feature_shape) != 1:
         raise InvalidInput("RUN", str(run), "was trained on images", "attack it in Python, with features")

@@ -98,7 +98,7 @@ def train(
         with Ledger.create(Path(folder) / "ledger.db") as ledger:
             claim = ledger.claim(claim_terms(signed.manifest))
             with LocalParties.open(setup, claim, Path(folder) / "transcript.bin") as local:
-                for position in run_steps(algorithm, local.parties, start, signed.rounds):
+                for position in run_steps(algorithm, local, start, signed.rounds):
                     if watch is not None:
                         watch(position)
                 local.finish()

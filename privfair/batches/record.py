@@ -24,7 +24,7 @@ from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.manifest.strict_json import NotStrictJson, parse_object
 from calibrate.sampling import Batch, Sampling, ShuffledEpochs
 from privfair.batches.randomness import Indexes
-from privfair.ledger.anchor import replace_file, write_all
+from privfair.durable import replace_file, write_all
 
 _MAGIC = b"PFBATCH1"
 _LENGTH = struct.Struct("<I")

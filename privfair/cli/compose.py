@@ -30,7 +30,7 @@ def command(budgets: tuple[Path, ...], silos: int | None, as_json: bool) -> None
     from calibrate.compose import UnitPromise, compose
     from calibrate.errors import UnsupportedCombination
     from calibrate.manifest.verify import read_unverified
-    from privfair.run.prepare import promise_of
+    from privfair.run.public import promise_of
 
     given = []
     for path in budgets:

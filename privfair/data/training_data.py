@@ -26,16 +26,18 @@ from privfair.data.attributes import (
 )
 from privfair.data.benchmark_files import Standardisation, fit_standardisation
 from privfair.data.benchmarks import load_benchmark
-from privfair.data.dataset import Dataset
+from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.facts import NoPrivacyPromised
-from privfair.data.own_files import load_own_silos, load_own_train_test, silo_name
+from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test, silo_name
 from privfair.data.partition import EqualAtRandom, cut_into_silos, split_silos, stability_of
+from privfair.data.scaling import NonPrivateStandardisation
 from privfair.data.schema import Schema
 from privfair.data.schema_toml import OwnFormat, load_schema
 from privfair.data.silos import Silo, Silos, TrainTest
 from privfair.data.stability import RecordHash, Stability
 from privfair.data.unfair_images import unfair_images
 from privfair.data.users import UserRecords, poisson_users, users_by_column, users_by_record
+from privfair.federation.party import PublicFacts
 from privfair.plan.data import (
     AttributesInFiles,
     BenchmarkSource,
@@ -44,6 +46,7 @@ from privfair.plan.data import (
     FileSource,
     PoissonUsers,
     Pooled,
+    SiteSource,
     SplitRule,
     UsersOfColumn,
 )
@@ -57,7 +60,8 @@ class TrainingData:
     """The parties with their training records, and the test records silo by silo."""
 
     parties: Silos
-    test: Silos
+    test: Silos | None
+    """Records that only measure; None where each site keeps all of its records for training."""
     standardisation: Standardisation | None
     users: UserRecords | None = None
     delimiter: str = ","
@@ -106,25 +110,25 @@ class TrainingData:
 
     def not_protected(self, unit: PrivacyUnit) -> tuple[str, ...]:
         """What is known of the data beside the noise, each in one sentence, for the manifest."""
-        who, sizes = f"{unit.protected.value}s", "exactly the signed number"
-        if unit.relation is Relation.ADD_REMOVE:
-            sizes = "at least the signed number"
         held_out = (
             "Records in the test files"
             if stability.SEPARATE_TEST_FILES in self.steps
             else "Records held out of the files"
         )
-        public_silo = "Which silo a record belongs to, and which names the silos have."
-        return (
-            f"{held_out} for measuring: exact metrics on them are written.",
-            f"That each silo has {sizes} of {'records' if unit.protected is Protected.ATTRIBUTE else who}.",
-            "Whether the files pass the checks made before training: a refusal is seen by whoever starts it.",
-            *((public_silo,) if len(self.parties) > 1 else ()),
-        )
+        measured = f"{held_out} for measuring: exact metrics on them are written."
+        return (*(() if self.test is None else (measured,)), *known_of_silos(unit, len(self.parties)))
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
         return self.parties[0].data.feature_shape
+
+    @property
+    def facts(self) -> PublicFacts:
+        """What model and algorithm are built from."""
+        first, apart = self.parties[0].data, () if self.apart is None else self.apart.sensitive
+        return PublicFacts(
+            self.feature_shape, first.classes, first.groups, self.clients, apart, encoding=self.encoding()
+        )
 
     def require_allowed(self, promise: PrivacyUnit | NoPrivacyPromised) -> None:
         """Refuse facts read off the data that the promise does not cover, and users or records mixed up."""
@@ -163,14 +167,26 @@ class TrainingData:
     def encoding(self) -> dict[str, Any]:
         """How a record becomes features, for `privfair predict`."""
         data = self.parties[0].data
-        return {
-            "schema": None if data.schema is None else data.schema.as_json(),
-            "standardisation": None if self.standardisation is None else self.standardisation.as_json(),
-            "feature_names": list(data.feature_names),
-            "class_names": list(data.class_names),
-            "group_names": list(data.group_names),
-            "delimiter": self.delimiter,
-        }
+        names = (data.feature_names, data.class_names, data.group_names)
+        return _encoding(data.schema, self.standardisation, *names, self.delimiter)
+
+
+def _encoding(
+    schema: Schema | None,
+    standardisation: Standardisation | None,
+    features: tuple[str, ...],
+    classes: tuple[str, ...],
+    groups: tuple[str, ...],
+    delimiter: str,
+) -> dict[str, Any]:
+    return {
+        "schema": None if schema is None else schema.as_json(),
+        "standardisation": None if standardisation is None else standardisation.as_json(),
+        "feature_names": list(features),
+        "class_names": list(classes),
+        "group_names": list(groups),
+        "delimiter": delimiter,
+    }
 
 
 def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUnit | None = None) -> TrainingData:
@@ -206,6 +222,113 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
     return replace(loaded, parties=Silos((Silo(CENTRAL, parts.train.pooled()),)), clients=clients)
 
 
+def known_of_silos(unit: PrivacyUnit, parties: int) -> tuple[str, ...]:
+    """What is known of so many silos under a promise to `unit`, each in one sentence, for the manifest."""
+    who = "records" if unit.protected is Protected.ATTRIBUTE else f"{unit.protected.value}s"
+    sizes = "at least" if unit.relation is Relation.ADD_REMOVE else "exactly"
+    public_silo = "Which silo a record belongs to, and which names the silos have."
+    return (
+        f"That each silo has {sizes} the signed number of {who}.",
+        "Whether the files pass the checks made before training: a refusal is seen by whoever starts it.",
+        *((public_silo,) if parties > 1 else ()),
+    )
+
+
+# Files that stay at their own sites: what a plan says of them in public, and what one site loads of its own.
+
+
+def site_facts(
+    plan: DataPlan, *, central: bool = False, unit: PrivacyUnit | None = None
+) -> tuple[PublicFacts, DataBinding]:
+    """What follows from the plan and its schema alone, where each site keeps its own file; and what is to be signed."""
+    source, own = site_format(plan)
+    schema, clients = own.schema, tuple(source.silos.items())
+    match plan.users:
+        case None:
+            silos = ((CENTRAL, sum(source.silos.values())),) if central else clients
+        case PoissonUsers(users=int(number)):
+            silos = ((USERS, number),)
+        case UsersOfColumn() if isinstance(plan.at_least, int) and unit is not None:
+            silos = ((USERS, plan.at_least),)
+        case _:
+            raise InvalidInput(
+                "[data.users]",
+                "(a table)",
+                "does not tell how many users there are, and no site may be asked before the budget is signed",
+                "write users = 1000 under [data.users], or at-least = 1000 under [data] for users of a column",
+            )
+    groups = EVERYONE if schema.sensitive is None else schema.sensitive.values or ()
+    facts = PublicFacts(
+        feature_shape=(len(schema.feature_names),),
+        classes=len(schema.target.values or ()),
+        groups=len(groups),
+        clients=clients if central else (),
+        encoding=_encoding(schema, None, schema.feature_names, schema.target.values or (), groups, own.delimiter),
+    )
+    return facts, DataBinding.of(schema.digest, silos)
+
+
+def site_format(plan: DataPlan) -> tuple[SiteSource, OwnFormat]:
+    """The plan's sites and their schema, refused where a site alone could not encode its records as the others do."""
+    if not isinstance(plan.source, SiteSource):
+        raise InvalidInput(
+            "[data]",
+            "(files or a dataset)",
+            "does not name silos whose files stay at their own sites",
+            "write a table [data.silos] with the size of each silo in place of files, and have that plan signed",
+        )
+    own = load_schema(plan.source.schema)
+    pooled = [column.name for column in own.schema.numeric if isinstance(column.scaling, NonPrivateStandardisation)]
+    if pooled:
+        raise UnsupportedCombination(
+            f"non-private standardisation of {', '.join(pooled)} across sites",
+            "mean and scale of all sites' records would have to be published",
+            "give bounds = [low, high], or mean and scale, in the schema",
+        )
+    for rule, found in (
+        ("must list the values of every coded column", own.schema.unresolved),
+        ("must not cut a site's file into silos", own.schema.silo_column),
+    ):
+        if found:
+            raise InvalidInput("schema", found, rule, "declare it in the schema, the same at every site")
+    return plan.source, own
+
+
+def load_site_data(
+    plan: DataPlan, files: Mapping[str, Path], *, central: bool = False, unit: PrivacyUnit | None = None
+) -> TrainingData:
+    """What the sites of these files hold, by silo: one of them for its own guard, all of them for an aggregator.
+
+    No record is held out, and nothing about a record decides which silo it belongs to.
+    """
+    source, own = site_format(plan)
+    known = {name: files[name] for name in source.silos if name in files}
+    strangers = sorted(files.keys() - source.silos.keys())
+    together = central or plan.users is not None
+    if strangers or not known or (together and len(known) < len(source.silos)):
+        raise InvalidInput(
+            "--data",
+            strangers or sorted(known),
+            "must name the silos of the plan" + (", all of them where one party collects them" if together else ""),
+            f"give a file for {', '.join(source.silos)}",
+        )
+    silos = Silos(tuple(load_own_silo(file, own, name) for name, file in known.items()))
+    loaded = TrainingData(
+        parties=silos,
+        test=None,
+        standardisation=None,
+        delimiter=own.delimiter,
+        steps=(stability.READ, *silos[0].data.steps, stability.ENCODED, stability.BATCHES),
+        at_least=source.silos if plan.users is None else plan.at_least,
+    )
+    if plan.users is not None:
+        return _by_user(loaded, plan.users, plan.seed)
+    if not central:
+        return loaded
+    clients = tuple(zip(silos.names, silos.sizes, strict=True))
+    return replace(loaded, parties=Silos((Silo(CENTRAL, silos.pooled()),)), clients=clients)
+
+
 def _decider(plan: DataPlan, unit: PrivacyUnit | None) -> RecordHash | None:
     """What decides a record's silo and side; None for its position."""
     if unit is not None and unit.protected is Protected.USER and isinstance(plan.users, UsersOfColumn):
@@ -238,6 +361,13 @@ def _train_test(
             if plan.partition is not None:
                 silos, cut = _cut(silos.pooled(), plan, by)
                 steps = (*steps, *cut)
+        case SiteSource():
+            raise InvalidInput(
+                "[data.silos]",
+                "(a table)",
+                "names silos whose files stay at their own sites",
+                "start `privfair guard serve` at each site and train with --guards",
+            )
         case _:
             assert_never(plan.source)
     return split_silos(silos, plan.seed, plan.test_fraction, by), (*steps, _of_split(plan, by))

@@ -7,13 +7,12 @@ interruptions step and round agree; a crash leaves rounds behind that no step us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from privfair.algorithms.algorithm import Algorithm, Received
-from privfair.contribution import Published
-from privfair.federation.party import Party, RoundsSpent
+from privfair.federation.party import Parties, RoundsSpent
 
 State = TypeVar("State")
 
@@ -32,11 +31,11 @@ class Position(Generic[State]):
 
 
 def run_steps(
-    algorithm: Algorithm[State], parties: Sequence[Party], position: Position[State], until: int
+    algorithm: Algorithm[State], parties: Parties, position: Position[State], until: int
 ) -> Iterator[Position[State]]:
     """Step by step up to `until` updates, or as far as the parties' signed rounds reach.
 
-    `parties` are asked in their order; each sees the state's public arrays and, where the algorithm replies, what all
+    Each of `parties` sees the state's public arrays and, where the algorithm replies, what all
     of them published in this step.
     """
     while position.step < until:
@@ -50,11 +49,6 @@ def run_steps(
         yield position
 
 
-def _ask(
-    algorithm: Algorithm[State], parties: Sequence[Party], position: Position[State]
-) -> dict[str, Mapping[str, Published]]:
-    arrays = algorithm.checkpoint(position.state)
-    received = {party.name: party.contribute(position.step, arrays) for party in parties}
-    if algorithm.replies:
-        return {party.name: party.reply(position.step, received) for party in parties}
-    return received
+def _ask(algorithm: Algorithm[State], parties: Parties, position: Position[State]) -> Received:
+    received = parties.contribute(position.step, algorithm.checkpoint(position.state))
+    return parties.reply(position.step, received) if algorithm.replies else received

@@ -42,7 +42,7 @@ from privfair.batches.participation import (
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import Position
-from privfair.federation.party import Greeting, PublicState, Receipt, RoundsSpent, StepRefused
+from privfair.federation.party import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent, StepRefused
 from privfair.gate import Gate, open_gate
 from privfair.ledger import DEFAULT_BLOCK, Claim
 from privfair.transcript import ValueSpec
@@ -73,6 +73,8 @@ class PartySetup:
     """Of batches and noise where nobody is protected; else unused."""
     block: int = DEFAULT_BLOCK
     """Rounds to charge ahead."""
+    facts: PublicFacts | None = None
+    """What the parties may tell of the data."""
     sensitive: tuple[str, ...] = ()
     """Parties that hold nothing but attributes, and are asked for the records that others drew."""
 
@@ -80,6 +82,11 @@ class PartySetup:
     def sizes(self) -> dict[str, int]:
         """Units of each party as signed: exactly so many, or a lower bound where units can be added or removed."""
         return {silo.name: silo.size for silo in self.manifest.document.data.silos}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parties of this process: all silos of the manifest, or the one that a guard is for."""
+        return tuple(silo.name for silo in self.silos)
 
     @property
     def units(self) -> dict[str, int]:
@@ -103,17 +110,12 @@ class StepGate:
     """The gate, asked by step: a step's round is opened when the first value of the step is to be published."""
 
     def __init__(
-        self,
-        gate: Gate,
-        claim: Claim,
-        document: BudgetDocument,
-        first_round: int,
-        before_first_round: Callable[[int], None],
+        self, gate: Gate, claim: Claim, document: BudgetDocument, first_round: int, on_round: Callable[[int, int], None]
     ) -> None:
         self._gate = gate
         self._claim = claim
         self._first_round = first_round
-        self._before_first_round = before_first_round
+        self._on_round = on_round
         self._step: int | None = None
         self._receipt: str | None = None
         # Only a manifest that promises nothing may turn a noisy value into a plain one.
@@ -139,9 +141,8 @@ class StepGate:
                     f"step {step} would need a round beyond the {self._claim.rounds} signed ones; the budget is spent: "
                     "stop here, or ask for a new budget"
                 )
-            if self._step is None:
-                self._before_first_round(step)
-            self._gate.next_round(at_least=self._first_round)
+            opened = self._gate.next_round(at_least=self._first_round)
+            self._on_round(step, opened)
             self._step = step
         assert self._gate.round is not None
         return self._gate.round
@@ -190,7 +191,7 @@ class StateReader(Generic[State]):
 
     def read(self, arrays: PublicState) -> tuple[State, str]:
         if self._last is None or self._last[0] is not arrays:
-            self._last = (arrays, self._algorithm.restore(arrays), _digest(arrays))
+            self._last = (arrays, self._algorithm.restore(arrays), state_digest(arrays))
         return self._last[1], self._last[2]
 
 
@@ -205,7 +206,8 @@ class _Answer(Generic[State]):
     state: State | None = None
     asked: str | None = None
     """Digest of the state it was first asked with."""
-    contributed: bool = False
+    contributed: frozenset[str] | None = None
+    """Names of the first message, once it is out."""
     received: str | None = None
     """Digest of what it replied to."""
     replied: bool = False
@@ -230,7 +232,9 @@ class LocalParty(Generic[State]):
         states: StateReader[State],
         position: Position[State],
         observer: RoundObserver,
+        facts: PublicFacts | None = None,
     ) -> None:
+        self._facts = facts
         self._silo = silo
         self._algorithm = algorithm
         self._batches = batches
@@ -247,26 +251,26 @@ class LocalParty(Generic[State]):
 
     def hello(self) -> Greeting:
         answer = self._answer
-        done = answer.replied if self._algorithm.replies else answer.contributed
-        return Greeting(
-            self.name, self._claim.manifest, self._claim.ledger, self._claim.session, answer.step + int(done)
-        )
+        done = answer.replied if self._algorithm.replies else answer.contributed is not None
+        claim = self._claim
+        return Greeting(self.name, claim.manifest, claim.ledger, claim.session, answer.step + int(done), self._facts)
 
     def contribute(self, step: int, state: PublicState) -> Mapping[str, Published]:
         """See `Party.contribute`."""
         restored, digest = self._states.read(state)
         answer = self._open_answer(step, restored, digest)
-        if not answer.contributed:
-            self._publish(answer, lambda batch: self._algorithm.contribution(restored, step, self._silo, batch))
-            answer.contributed = True
-        return dict(answer.sent)
+        if answer.contributed is None:
+            answer.contributed = self._publish(
+                answer, lambda batch: self._algorithm.contribution(restored, step, self._silo, batch)
+            )
+        return {name: value for name, value in answer.sent.items() if name in answer.contributed}
 
     def reply(self, step: int, received: Received) -> Mapping[str, Published]:
         """See `Party.reply`."""
         answer = self._answer
-        if answer.step != step or not answer.contributed or answer.state is None:
+        if answer.step != step or answer.contributed is None or answer.state is None:
             raise StepRefused(f"step {step} of {self.name!r} was not begun; ask for its contribution first")
-        state, digest = answer.state, _digest_of_values(received)
+        state, digest = answer.state, digest_of_values(received)
         if answer.received not in (None, digest):
             raise StepRefused(f"step {step} of {self.name!r} replied to other values; a step is answered once")
         if not answer.replied:
@@ -291,18 +295,22 @@ class LocalParty(Generic[State]):
         answer.state, answer.asked = state, digest
         return answer
 
-    def _publish(self, answer: _Answer[State], message_on: Callable[[Tensor], Message]) -> None:
+    def _publish(self, answer: _Answer[State], message_on: Callable[[Tensor], Message]) -> frozenset[str]:
         """Publish what the step still owes, in its round; a message that went out before an interruption opens none.
 
-        Which names a message has does not depend on records (`Algorithm.contribution`), so a few units tell them.
+        Which names a message has does not depend on records (`Algorithm.contribution`), so a few units tell them; they
+        are returned.
         """
-        if answer.interrupted and message_on(self._few_units()).values.keys() <= answer.sent.keys():
-            return
+        if answer.interrupted:
+            names = frozenset(message_on(self._few_units()).values)
+            if names <= answer.sent.keys():
+                return names
         batch = torch.from_numpy(self._batches.batch(self._gate.open(answer.step)))
         message = message_on(batch)
         self._observer.on_message(answer.step, answer.state, self.name, batch, message)
         self._gate.send(self.name, message, answer.sent)
         self._observer.on_published(answer.step, self.name, answer.sent)
+        return frozenset(message.values)
 
     def _few_units(self) -> Tensor:
         owners = self._silo.unit_of_row
@@ -325,19 +333,19 @@ class LocalParties:
         transcript: Path,
         batches: Path | None = None,
         position: Position[Any] | None = None,
-        before_first_round: Callable[[int], None] = lambda step: None,
+        on_round: Callable[[int, int], None] = lambda step, round_number: None,
         observer: RoundObserver | None = None,
     ) -> LocalParties:
         """Open gate, transcript and batch record (where batches count as known and a path is given).
 
-        `position` is where the run stands, with what an interrupted step already published; `before_first_round` is
-        called with the step before this session opens its first round.
+        `position` is where the run stands, with what an interrupted step already published; `on_round` is
+        called with a step and the round that was opened for it, before anything is published in it.
         """
         research = setup.manifest.document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
         seed = setup.seed if research else None
-        gate = open_gate(setup.manifest, claim, transcript, setup.values, seed, setup.block)
+        gate = open_gate(setup.manifest, claim, transcript, setup.values, seed, setup.block, setup.names)
         try:
-            return cls.behind(gate, setup, claim, batches, position, before_first_round, observer)
+            return cls.behind(gate, setup, claim, batches, position, on_round, observer)
         except BaseException:
             gate.close()
             raise
@@ -350,18 +358,18 @@ class LocalParties:
         claim: Claim,
         batches: Path | None = None,
         position: Position[Any] | None = None,
-        before_first_round: Callable[[int], None] = lambda step: None,
+        on_round: Callable[[int, int], None] = lambda step, round_number: None,
         observer: RoundObserver | None = None,
     ) -> LocalParties:
         """The parties behind a gate that is open already; the other arguments are those of `open`."""
         drawn, record = _open_batches(setup, claim, batches)
         first = _first_usable_round(setup, claim, gate, drawn)
-        step_gate = StepGate(gate, claim, setup.manifest.document, first, before_first_round)
+        step_gate = StepGate(gate, claim, setup.manifest.document, first, on_round)
         states = StateReader(setup.algorithm)
         here = Position(setup.algorithm.start()) if position is None else position
         watching = RoundObserver() if observer is None else observer
         parties = tuple(
-            LocalParty(silo, setup.algorithm, drawn[silo.name], step_gate, claim, states, here, watching)
+            LocalParty(silo, setup.algorithm, drawn[silo.name], step_gate, claim, states, here, watching, setup.facts)
             for silo in setup.silos
         )
         return cls(parties, step_gate, record)
@@ -373,6 +381,12 @@ class LocalParties:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def contribute(self, step: int, state: PublicState) -> Received:
+        return {party.name: party.contribute(step, state) for party in self.parties}
+
+    def reply(self, step: int, received: Received) -> Received:
+        return {party.name: party.reply(step, received) for party in self.parties}
 
     def finish(self) -> tuple[Receipt, ...]:
         return tuple(party.finish() for party in self.parties)
@@ -388,13 +402,13 @@ def _open_batches(
 ) -> tuple[dict[str, PartyBatches], BatchWriter | None]:
     """Each party's batches, and the record they are written to."""
     document = setup.manifest.document
-    sources = {name: word_source(document, setup.seed, name, claim.session) for name in setup.sizes}
+    sources = {name: word_source(document, setup.seed, name, claim.session) for name in setup.names}
     if setup.algorithm.draws:
         return {s.name: DrawnParticipation(s, setup.algorithm, sources[s.name]) for s in setup.silos}, None
     recorded, writer = None, None
     if path is not None and setup.sampling is not None and setup.batches_recorded:
         label = next(iter(sources.values())).label
-        header = BatchHeader(setup.manifest.digest, tuple(setup.sizes), setup.sampling, label)
+        header = BatchHeader(setup.manifest.digest, setup.names, setup.sampling, label)
         recorded = BatchRecord.read(path) if path.exists() else None
         writer = BatchWriter.resume(path, header) if recorded else BatchWriter.create(path, header)
     holders = {
@@ -452,7 +466,8 @@ def _promises_nothing(document: BudgetDocument) -> bool:
             assert_never(document.guarantee)
 
 
-def _digest(arrays: PublicState) -> str:
+def state_digest(arrays: PublicState) -> str:
+    """SHA-256 over names, shapes and numbers, whatever their order."""
     hasher = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -461,7 +476,8 @@ def _digest(arrays: PublicState) -> str:
     return hasher.hexdigest()
 
 
-def _digest_of_values(received: Received) -> str:
-    return _digest(
+def digest_of_values(received: Received) -> str:
+    """SHA-256 over all published values of a step, with their rounds."""
+    return state_digest(
         {f"{v.round} {party} {name}": v.values for party, values in received.items() for name, v in values.items()}
     )

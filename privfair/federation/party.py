@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from calibrate.arrays import Floats
 from calibrate.errors import Refused
+from calibrate.manifest.strict_json import Json
 from privfair.algorithms.algorithm import Received
 from privfair.contribution import Published
 
@@ -25,6 +26,22 @@ class StepRefused(Refused):
 
 
 @dataclass(frozen=True)
+class PublicFacts:
+    """What model and algorithm are built from, and what a prediction needs; it follows from the signed schema."""
+
+    feature_shape: tuple[int, ...]
+    """The shape of one record's features."""
+    classes: int
+    groups: int
+    clients: tuple[tuple[str, int], ...] = ()
+    """Whose records a central party holds, one client after the other: names and sizes."""
+    sensitive: tuple[str, ...] = ()
+    """The parties that hold nothing but attributes."""
+    encoding: Mapping[str, Json] = field(default_factory=dict)
+    """How a record becomes features, as `encoding.json` has it."""
+
+
+@dataclass(frozen=True)
 class Greeting:
     """Who answers, under which manifest and ledger, and how far it is."""
 
@@ -35,6 +52,8 @@ class Greeting:
     """How often the claim was taken up; 1 for a run that was never interrupted."""
     step: int
     """The step to be asked for next."""
+    facts: PublicFacts | None = None
+    """What is public of its data; None where the coordinator knows it anyway."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,18 @@ class Receipt:
     manifest: str
     ledger: str
     transcript: str
+
+
+class Parties(Protocol):
+    """All silos of a run, to be asked at once: in this process, over sockets, or by an engine."""
+
+    def contribute(self, step: int, state: PublicState) -> Received:
+        """What each published for this step, by silo in the manifest's order."""
+        ...
+
+    def reply(self, step: int, received: Received) -> Received:
+        """All values of this step, those computed from `received` included."""
+        ...
 
 
 class Party(Protocol):

@@ -7,7 +7,6 @@ process dies between the two; it can never be ahead of an honest one.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -20,56 +19,9 @@ from typing import Annotated, Literal
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from privfair.durable import replace_file
 from privfair.ledger.book import Book, short
 from privfair.ledger.entries import Digest, Head, RolledBack, Unavailable
-
-# Files that are on disk when the call returns: write, fsync, and fsync the folder that names them.
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a creation or a rename in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_all(descriptor: int, content: bytes) -> None:
-    """os.write may write less than it was given; this does not."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def write_new_file(path: Path, content: bytes, mode: int) -> None:
-    """Create `path`, which must not exist, with `content`, durably."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        write_all(descriptor, content)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    sync_folder(path.parent)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` in place of `path` at one stroke: a reader sees the old bytes or the new ones.
-
-    Raises FileExistsError for a device or folder in its place: a rename would put a plain file there for everybody.
-    """
-    if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "exists and is not a regular file", str(path))
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        write_all(descriptor, content)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(beside, path)
-    sync_folder(path.parent)
-
 
 _LOST = (
     "put the newest copy of the ledger back; if it is lost, treat every manifest claimed in it as spent, "

@@ -14,7 +14,8 @@ from sqlalchemy.exc import ArgumentError
 from calibrate.errors import InvalidInput
 from calibrate.manifest.trust import TrustSeen
 from calibrate.privacy_unit import PrivacyUnit
-from privfair.ledger.anchor import Anchor, AnchorFile, check_anchor, write_new_file
+from privfair.durable import write_new_file
+from privfair.ledger.anchor import Anchor, AnchorFile, check_anchor
 from privfair.ledger.book import Book
 from privfair.ledger.claim import Claim
 from privfair.ledger.entries import (

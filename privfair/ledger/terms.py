@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.privacy_unit import PrivacyUnit
-from privfair.ledger.anchor import write_new_file
+from privfair.durable import write_new_file
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,200}")
@@ -110,6 +110,18 @@ class ClaimToken:
     @classmethod
     def load(cls, path: Path) -> ClaimToken:
         return cls(Path(path).read_text("ascii", errors="replace").strip())
+
+    @classmethod
+    def at(cls, path: Path) -> ClaimToken:
+        """The token of a run, saved before it is ever used; a half-written one was never used and is replaced."""
+        if path.exists():
+            try:
+                return cls.load(path)
+            except InvalidInput:
+                path.unlink()
+        token = cls.fresh()
+        token.save(path)
+        return token
 
     def save(self, path: Path) -> None:
         """Write the token durably to a new file that only its owner may read."""

@@ -9,6 +9,7 @@
     # files = ["north.csv", "south.csv"] # ... or files of your own, one per silo,
     # schema = "schema.toml"             #   and what their columns mean (docs/data.md)
     # test-files = ["n-test.csv", ...]   #   test records in files of their own
+    # (or a table [data.silos] and schema, where each site keeps its own file behind a guard: docs/how-to/federation.md)
     test-fraction = 0.25                 # of every silo's records; they train nothing
     seed = 0                             # of partition and split
     # split = "record"                   # record | position; left out: by record where units can be added or removed
@@ -30,6 +31,9 @@
     kind = "poisson"                     # poisson (mean, users) | column (column)
     mean = 2.0
     users = 1000                         # their public number, needed where users are protected
+
+    [data.silos]                         # instead of dataset or files: the silos' names, and their public sizes in
+    north = 3000                         #   units: exact, or at least so many where units can be added or removed
 
     [data.identity]                      # which data set this is, whatever its size: budgets add up under this name
     name = "patients"
@@ -83,6 +87,21 @@ class FileSource:
     def __post_init__(self) -> None:
         if not self.files:
             raise InvalidInput("[data] files", (), "must not be empty", "name one file for each silo")
+
+
+@dataclass(frozen=True)
+class SiteSource:
+    """Files that stay at their own sites: the plan names the silos, and each site names its own file."""
+
+    silos: Mapping[str, int]
+    """By name, the public size in units that is signed: exact, or a lower bound where units can be added or removed."""
+    schema: Path
+
+    def __post_init__(self) -> None:
+        if not self.silos:
+            raise InvalidInput("[data.silos]", {}, "must not be empty", "write north = 3000, for example, for each")
+        for name, size in self.silos.items():
+            count(f"[data.silos] {name}", size)
 
 
 @dataclass(frozen=True)
@@ -146,7 +165,7 @@ class SplitRule(Enum):
 class DataPlan:
     """The [data] section; `at_least` is a public lower bound of each silo's units, for all silos or by name."""
 
-    source: BenchmarkSource | FileSource
+    source: BenchmarkSource | FileSource | SiteSource
     partition: Partition | Pooled | None = None
     users: PoissonUsers | UsersOfColumn | None = None
     test_fraction: float = PAPERS_TEST_FRACTION
@@ -173,6 +192,8 @@ class DataPlan:
             )
         open_unit("[data] test-fraction", self.test_fraction)
         count("[data] seed", self.seed, least=0)
+        if isinstance(self.source, SiteSource):
+            self._require_sites()
         if self.unfair is not None and isinstance(self.source, FileSource):
             raise InvalidInput(
                 "[data.unfair]", "(a table)", "is for images, not for files of one's own", "name a dataset"
@@ -181,6 +202,19 @@ class DataPlan:
             raise InvalidInput(
                 "[data.users]", "(a table)", "excludes [data.partition]", "users are one party: drop the partition"
             )
+
+    def _require_sites(self) -> None:
+        """Refuse, by name, what needs the files of several sites in one place."""
+        sized = self.at_least is not None and not isinstance(self.users, UsersOfColumn)
+        for key, given, why in (
+            ("[data.partition]", self.partition is not None, "cuts records that no site may see together"),
+            ("[data.attributes]", self.attributes is not None, "needs the batches of other silos, which guards keep"),
+            ("[data.unfair]", self.unfair is not None, "is for images"),
+            ("[data] at-least", sized, "is said by the sizes in [data.silos]"),
+            ("[data] split", self.split is not None, "means nothing: no record is held out at a site"),
+        ):
+            if given:
+                raise InvalidInput(key, "(given)", f"{why}", "drop it, or train in one process with files = [...]")
 
 
 @dataclass(frozen=True)
@@ -207,10 +241,10 @@ Kind = TypeVar("Kind")
 
 def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
     """The typed [data] section; an empty one is refused. Paths are relative to `folder`, the plan's own."""
-    source_kind: type[BenchmarkSource] | type[FileSource] = _one_of(
+    source_kind: type[BenchmarkSource] | type[FileSource] | type[SiteSource] = _one_of(
         "data",
         section,
-        {"dataset": BenchmarkSource, "files": FileSource},
+        {"dataset": BenchmarkSource, "files": FileSource, "silos": SiteSource},
         'write dataset = "credit-card", or files = ["north.csv", ...] and schema = "schema.toml"',
     )
     refuse_unknown("data", section, (*key_names(source_kind), *key_names(_Common), *_TABLES))
@@ -238,7 +272,7 @@ def _identity(table: Mapping[str, Any]) -> DataIdentity:
         return DataIdentity.model_validate(dict(table))
 
 
-def _partition(table: Mapping[str, Any], source: BenchmarkSource | FileSource) -> Partition | Pooled:
+def _partition(table: Mapping[str, Any], source: BenchmarkSource | FileSource | SiteSource) -> Partition | Pooled:
     if table.get("kind") == "heterogeneous" and isinstance(source, BenchmarkSource) and "column" not in table:
         table = {**table, "column": source.dataset.age_column}
     return _of_kind("data.partition", table, _PARTITIONS)
@@ -258,9 +292,9 @@ def _one_of(place: str, table: Mapping[str, Any], kinds: Mapping[str, Kind], rem
     """The kind whose key stands in the table; exactly one of the keys must."""
     given = [kind for key, kind in kinds.items() if key in table]
     if len(given) != 1:
-        first, second = kinds
+        first, *others = kinds
         article = "a " if first == "dataset" else ""
-        rule = f"must name either {article}{first} or {second}"
+        rule = f"must name either {article}{first} or {' or '.join(others)}"
         raise InvalidInput(f"[{place}]", sorted(table), rule, remedy)
     return given[0]
 

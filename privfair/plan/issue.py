@@ -28,16 +28,17 @@ from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.strict_json import digest
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.plan import Plan
-from calibrate.privacy_unit import EpsilonDelta
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from calibrate.theorems.printed import printed_noise
 from privfair.algorithms.algorithm import Algorithm
-from privfair.data.training_data import TrainingData, load_training_data
+from privfair.data.training_data import TrainingData, known_of_silos, load_training_data, site_facts
 from privfair.federation.local_party import require_declared
-from privfair.plan.data import read_data_plan
+from privfair.federation.party import PublicFacts
+from privfair.plan.data import DataPlan, SiteSource, read_data_plan
 from privfair.plan.file import PlanFile
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
 from privfair.plan.training import TrainingPlan, training_plan
-from privfair.run.prepare import build
+from privfair.run.public import build
 
 _SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2}
 """Which parameter of a plan tells how many units there are, and how many times over."""
@@ -60,7 +61,6 @@ class _Subject:
     """What the manifest will be about: the data, and the algorithm where the plan says how to train."""
 
     binding: DataBinding
-    data: TrainingData | None = None
     algorithm: Algorithm[Any] | None = None
     dataset: DataIdentity | None = None
     code: tuple[OwnCode, ...] = ()
@@ -132,24 +132,35 @@ def _subject(
     plan = None if unpromised is not None or isinstance(parameters, Unpriced) else parameters
     if not file.training:
         plan_of_data = read_data_plan(file.data, file.folder)
-        data = load_training_data(plan_of_data, unit=None if plan is None else plan.unit)
-        known = () if plan is None else data.not_protected(plan.unit)
-        return _Subject(_binding(data, plan), data, dataset=plan_of_data.identity, not_protected=known)
+        binding, _, known = _about(plan_of_data, False, None if plan is None else plan.unit, plan)
+        return _Subject(binding, dataset=plan_of_data.identity, not_protected=known)
     training = unpromised or training_plan(file)
     if plan is not None:
         training.refuse_unpromised_keys()
         training.updates(plan.rounds)  # refused here rather than by the engine, once it is signed
     unit = training.recipe.unit if plan is None else plan.unit
-    data = load_training_data(training.data, central=training.recipe.central, unit=unit)
-    binding, known = _binding(data, plan), () if plan is None else data.not_protected(unit)
+    binding, facts, known = _about(training.data, training.recipe.central, unit, plan)
     return _Subject(
         binding,
-        data,
-        build(training, data, parameters, binding)[1],
+        build(training, facts, parameters, binding)[1],
         training.data.identity,
         tuple(OwnCode(name=name, sha256=digest) for name, digest in training.code_digests().items()),
         known,
     )
+
+
+def _about(
+    plan_of_data: DataPlan, central: bool, unit: PrivacyUnit | None, plan: Plan | None
+) -> tuple[DataBinding, PublicFacts, tuple[str, ...]]:
+    """What is signed of the data, the public facts about it, and what is known of it beside the noise.
+
+    Where files stay at their own sites all of it follows from the plan and its schema, and no record is read.
+    """
+    if isinstance(plan_of_data.source, SiteSource):
+        facts, binding = site_facts(plan_of_data, central=central, unit=unit)
+        return binding, facts, () if plan is None else known_of_silos(plan.unit, len(binding.silos))
+    data = load_training_data(plan_of_data, central=central, unit=unit)
+    return _binding(data, plan), data.facts, () if plan is None else data.not_protected(plan.unit)
 
 
 def _binding(data: TrainingData, plan: Plan | None) -> DataBinding:

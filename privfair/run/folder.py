@@ -9,20 +9,24 @@ import json
 import math
 import os
 import pickle
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from calibrate.errors import InvalidInput, Refused
-from privfair.ledger import ClaimToken
-from privfair.ledger.anchor import replace_file, sync_folder, write_all
+from privfair.algorithms.algorithm import Algorithm
+from privfair.durable import replace_file
+from privfair.federation.coordinator import Position
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
-from privfair.run.replay import Session, session_line
+
+State = TypeVar("State")
 
 # What a run leaves behind, one file per purpose; all of it may go to an auditor except the claim token.
 #
@@ -119,31 +123,6 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def claim_token(self) -> ClaimToken:
-        """The run's token, saved before it is ever used; a half-written one was never used and is replaced."""
-        if self.token.exists():
-            try:
-                return ClaimToken.load(self.token)
-            except InvalidInput:
-                self.token.unlink()
-        token = ClaimToken.fresh()
-        token.save(self.token)
-        return token
-
-    def append_session(self, session: Session) -> None:
-        """Durable before the session publishes anything; a half-written line before it is cut off."""
-        descriptor = os.open(self.sessions, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            content = self.sessions.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            os.ftruncate(descriptor, whole)
-            os.lseek(descriptor, whole, os.SEEK_SET)
-            write_all(descriptor, session_line(session))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        sync_folder(self.path)
-
     def write_json(self, path: Path, document: dict[str, Any]) -> None:
         text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
         replace_file(path, text.encode() + b"\n")
@@ -237,3 +216,44 @@ def _theta(model: Model, saved: dict[str, Tensor]) -> Tensor:
             raise ValueError("another shape")
         place.copy_(saved[name])  # a view of theta
     return theta
+
+
+# The state of a run on disk, as plain arrays (npz without pickle), put in place at one stroke.
+#
+# A checkpoint only saves time: whatever it holds follows from the transcript, and it never says what is spent.
+# That is the ledger's to know, so an old checkpoint put back gives an old model and no new rounds.
+
+_STATE = "state."
+
+
+def save_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State], position: Position[State]) -> None:
+    """Write a position between two steps; the transcript must be durable up to its round before."""
+    arrays: dict[str, Any] = {
+        "manifest": np.array(manifest_digest),
+        "step": np.array(position.step),
+        "round": np.array(-1 if position.round is None else position.round),
+    }
+    arrays |= {f"{_STATE}{name}": values for name, values in algorithm.checkpoint(position.state).items()}
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    replace_file(path, content.getvalue())
+
+
+def load_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State]) -> Position[State] | None:
+    """The position saved there; None if there is none. Damage and other runs' checkpoints are refused."""
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            if str(found["manifest"]) != manifest_digest:
+                raise Refused(
+                    f"checkpoint {path} belongs to another manifest; delete it, the run is rebuilt without it"
+                )
+            arrays = {name.removeprefix(_STATE): found[name] for name in found.files if name.startswith(_STATE)}
+            step, last_round = int(found["step"]), int(found["round"])
+            state = algorithm.restore(arrays)
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as broken:
+        raise Refused(
+            f"checkpoint {path} cannot be read ({broken}); delete it, the run is rebuilt without it"
+        ) from broken
+    return Position(state, step, None if last_round < 0 else last_round)

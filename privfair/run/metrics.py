@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from calibrate.errors import InvalidInput, Refused
 from privfair.data.silos import Silos
+from privfair.durable import write_all
 from privfair.fairness.measurement import SiloMeasurements, measure_silos
-from privfair.ledger.anchor import write_all
 from privfair.models.model import Model
 
 NOT_PRIVATE = (

@@ -10,94 +10,27 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import Run, VerifiedManifest, authenticate, bind
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.recipe import Blueprint
 from privfair.batches.participation import declared_sampling
 from privfair.data.facts import NoPrivacyPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_training_data
 from privfair.federation.local_party import PartySetup, require_declared
 from privfair.ledger import ManifestTerms
 from privfair.models.model import Model
-from privfair.plan.model import build_model
-from privfair.plan.privacy import Parameters, require_signed
+from privfair.plan.privacy import require_signed
 from privfair.plan.training import TrainingPlan, read_training_plan
 from privfair.run.metrics import HeldOutRecords
-
-# What a run promises, in the few words that stand in every output, and as the terms the ledger claims.
-
-
-@dataclass(frozen=True)
-class Promise:
-    """`epsilon` is None where nothing finite is promised; `claimed_epsilon` is what a paper claims of its own noise."""
-
-    kind: str
-    text: str
-    unit: PrivacyUnit
-    epsilon: float | None
-    delta: float
-    claimed_epsilon: float | None
-    not_protected: tuple[str, ...]
-    research_noise: bool
-
-    @property
-    def nothing(self) -> bool:
-        """Whether nobody is protected."""
-        return self.epsilon is None
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "text": self.text,
-            "unit": self.unit.protected.value,
-            "adjacency": self.unit.relation.value,
-            "epsilon": self.epsilon,
-            "delta": None if self.nothing else self.delta,
-            "claimed_epsilon": self.claimed_epsilon,
-            "not_protected": list(self.not_protected),
-            "research_noise": self.research_noise,
-        }
-
-
-def promise_of(document: BudgetDocument) -> Promise:
-    """The promise of a manifest; seeded research noise turns every promise into none."""
-    guarantee = document.guarantee
-    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
-    claimed: float | None = None
-    match guarantee:
-        case PrivateGuarantee(epsilon=epsilon, delta=delta):
-            true: float | None = epsilon
-            text = f"epsilon {epsilon:g} at delta {delta:g} for one {guarantee.unit.value}"
-        case AsPrintedGuarantee(epsilon=true, delta=delta, claimed_epsilon=claimed):
-            found = "no finite epsilon" if true is None else f"epsilon {true:.4g}"
-            text = f"AS PRINTED: the paper claims epsilon {claimed:g}, the true cost is {found} at delta {delta:g}"
-        case NoPrivacyPromised(why=why):
-            true, delta = None, 0.0
-            text = f"NO PRIVACY PROMISED: {why}"
-        case _:
-            assert_never(guarantee)
-    if research:
-        true = None
-        text = f"UNSAFE RESEARCH NOISE, nobody is protected (the noise would otherwise mean: {text})"
-    return Promise(
-        kind=guarantee.kind,
-        text=text,
-        unit=guarantee.privacy_unit(),
-        epsilon=true,
-        delta=delta,
-        claimed_epsilon=claimed,
-        not_protected=guarantee.not_protected,
-        research_noise=research,
-    )
+from privfair.run.public import Promise, build, promise_of
 
 
 def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
@@ -181,6 +114,8 @@ class PreparedRun(PlannedRun):
     @cached_property
     def held_out(self) -> HeldOutRecords:
         """The test records, ready to be measured."""
+        if self.data.test is None:
+            raise InvalidInput("[data]", "(sites)", "holds no record out for measuring", "train with --guards")
         return HeldOutRecords(self.data.test, self.plan.model.dtype, self.plan.training.positive)
 
     @property
@@ -211,7 +146,7 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
     if not isinstance(document.guarantee, NoPrivacyPromised):
         plan.refuse_unpromised_keys()
     parameters = require_signed(document, plan.file.privacy)
-    model, algorithm = build(plan, data, parameters, document.data, document)
+    model, algorithm = build(plan, data.facts, parameters, document.data, document)
     require_declared(algorithm, document)
     planned = PlannedRun(
         plan=plan,
@@ -226,44 +161,6 @@ def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedR
     prepared = planned.under(manifest, envelope)
     _ = prepared.held_out, prepared.sampling  # refused now, before anything is spent
     return prepared
-
-
-def build(
-    plan: TrainingPlan,
-    data: TrainingData,
-    parameters: Parameters,
-    signed: DataBinding,
-    document: BudgetDocument | None = None,
-) -> tuple[Model, Algorithm[Any]]:
-    """Model and algorithm of a plan, from its parameters and public facts about the data alone.
-
-    Under a verified manifest (`document`) the parameters are those that `require_signed` returns, and `signed` are its
-    names and sizes; without one they are those about to be signed.
-    """
-    first = data.parties[0].data
-    model = build_model(plan.model, data.feature_shape, first.classes)
-    blueprint = Blueprint(
-        model=model,
-        options=plan.own,
-        parameters=parameters,
-        parties=tuple((silo.name, silo.size) for silo in signed.silos),
-        clients=data.clients,
-        sensitive=() if data.apart is None else data.apart.sensitive,
-        min_max=plan.min_max,
-        feature_shape=data.feature_shape,
-        groups=first.groups,
-        rounds=plan.updates(plan.planned_rounds if document is None else document.rounds),
-        document=document,
-        seed=plan.training.seed,
-    )
-    if blueprint.sensitive and not plan.recipe.attributes_apart:
-        raise InvalidInput(
-            "[data.attributes]",
-            list(blueprint.sensitive),
-            f"is not known to {plan.recipe.name}, whose silos hold the attributes of their own records",
-            "use steffle, or drop the table",
-        )
-    return model, plan.recipe.build(blueprint)
 
 
 def _plan_bytes(path: Path) -> bytes:

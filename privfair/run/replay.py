@@ -5,14 +5,13 @@ Resuming uses it to get the state back after a crash, an auditor to know the mod
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
+import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -20,51 +19,11 @@ from pydantic import TypeAdapter, ValidationError
 from calibrate.errors import Refused
 from privfair.algorithms.algorithm import Algorithm, Received
 from privfair.contribution import Published
+from privfair.durable import sync_folder, write_all
 from privfair.federation.coordinator import Position
-from privfair.ledger.anchor import replace_file
 from privfair.transcript import Ending, Transcript
 
-# The state of a run on disk, as plain arrays (npz without pickle), put in place at one stroke.
-#
-# A checkpoint only saves time: whatever it holds follows from the transcript, and it never says what is spent.
-# That is the ledger's to know, so an old checkpoint put back gives an old model and no new rounds.
-
 State = TypeVar("State")
-
-_STATE = "state."
-
-
-def save_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State], position: Position[State]) -> None:
-    """Write a position between two steps; the transcript must be durable up to its round before."""
-    arrays: dict[str, Any] = {
-        "manifest": np.array(manifest_digest),
-        "step": np.array(position.step),
-        "round": np.array(-1 if position.round is None else position.round),
-    }
-    arrays |= {f"{_STATE}{name}": values for name, values in algorithm.checkpoint(position.state).items()}
-    content = io.BytesIO()
-    np.savez(content, **arrays)
-    replace_file(path, content.getvalue())
-
-
-def load_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State]) -> Position[State] | None:
-    """The position saved there; None if there is none. Damage and other runs' checkpoints are refused."""
-    if not path.exists():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as found:
-            if str(found["manifest"]) != manifest_digest:
-                raise Refused(
-                    f"checkpoint {path} belongs to another manifest; delete it, the run is rebuilt without it"
-                )
-            arrays = {name.removeprefix(_STATE): found[name] for name in found.files if name.startswith(_STATE)}
-            step, last_round = int(found["step"]), int(found["round"])
-            state = algorithm.restore(arrays)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as broken:
-        raise Refused(
-            f"checkpoint {path} cannot be read ({broken}); delete it, the run is rebuilt without it"
-        ) from broken
-    return Position(state, step, None if last_round < 0 else last_round)
 
 
 @dataclass(frozen=True)
@@ -96,8 +55,19 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
     return tuple(sessions)
 
 
-def session_line(session: Session) -> bytes:
-    return json.dumps(asdict(session), sort_keys=True).encode() + b"\n"
+def append_session(path: Path, session: Session) -> None:
+    """Durable before the session publishes anything; a half-written line before it is cut off."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        os.ftruncate(descriptor, whole)
+        os.lseek(descriptor, whole, os.SEEK_SET)
+        write_all(descriptor, json.dumps(asdict(session), sort_keys=True).encode() + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_folder(path.parent)
 
 
 def replay(

@@ -9,14 +9,14 @@ from typing import Any, Protocol, final
 from calibrate.errors import ManifestRefused, Refused, TrustRefused
 from calibrate.manifest.trust import TrustSeen
 from calibrate.manifest.verify import AuthenticManifest
+from privfair.durable import replace_file
 from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.local_party import LocalParties
-from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, Ledger, UnknownClaim
-from privfair.ledger.anchor import replace_file
-from privfair.run.folder import RunFolder, save_model
+from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, ClaimToken, Ledger, UnknownClaim
+from privfair.run.folder import RunFolder, load_checkpoint, save_checkpoint, save_model
 from privfair.run.metrics import MetricsLog
 from privfair.run.prepare import PreparedRun, claim_terms
-from privfair.run.replay import Session, load_checkpoint, read_sessions, replay, save_checkpoint
+from privfair.run.replay import Session, append_session, read_sessions, replay
 from privfair.run.summary import Status, receipts, summary
 from privfair.transcript import Ending, Transcript
 
@@ -77,7 +77,7 @@ class RunSession:
         folder.write_json(folder.encoding, run.data.encoding())
         self._write_summary(Status.BEGUN, 0)
         try:
-            claim = self._ledger.claim(claim_terms(run.manifest), folder.claim_token())
+            claim = self._ledger.claim(claim_terms(run.manifest), ClaimToken.at(folder.token))
         except (AlreadyClaimed, BudgetExceeded, ClaimEnded):
             folder.discard()
             raise
@@ -110,10 +110,17 @@ class RunSession:
 
         def write_session(step: int) -> None:
             before = tuple(carried) if step == position.step else ()
-            self._folder.append_session(Session(claim.session, claim.held.start, step, before))
+            append_session(self._folder.sessions, Session(claim.session, claim.held.start, step, before))
+
+        opened: set[int] = set()
+
+        def on_round(step: int, round_number: int) -> None:
+            if not opened:
+                write_session(step)
+            opened.add(round_number)
 
         setup, folder = self._run.setup, self._folder
-        with LocalParties.open(setup, claim, folder.transcript, folder.batches, position, write_session) as parties:
+        with LocalParties.open(setup, claim, folder.transcript, folder.batches, position, on_round) as parties:
             reached = self._train(parties, claim, position)
             if reached.carried:
                 write_session(reached.step)  # no round is left: what the last step published stays without an update
@@ -126,7 +133,7 @@ class RunSession:
         run, gate = self._run, parties.gate
         reached, self.step, due = position, position.step, None
         try:
-            for reached in run_steps(run.algorithm, parties.parties, position, run.updates):
+            for reached in run_steps(run.algorithm, parties, position, run.updates):
                 self.step = reached.step
                 if due is not None:
                     # By now the next block is charged, and with it everything before was made durable.
@@ -164,7 +171,7 @@ class RunSession:
 
     def _claim_again(self, transcript: Transcript | None) -> Claim | None:
         """The claim of this folder's token; None if it was closed, for then only files are left to be written."""
-        token = self._folder.claim_token()
+        token = ClaimToken.at(self._folder.token)
         try:
             return self._ledger.resume(token)
         except ClaimEnded:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, count
-from privfair.ledger.anchor import sync_folder, write_all
+from privfair.durable import sync_folder, write_all
 from privfair.transcript.frames import MAGIC, SEED, FrameKind, ValueKey, encode_frame, end_payload, value_payload
 from privfair.transcript.header import (
     TranscriptHeader,

@@ -80,7 +80,7 @@ def _open(case: Case, kind: str, folder: Path, seed: int = 0) -> tuple[Algorithm
 def test_a_run_can_be_rebuilt_from_its_transcript(case: Case, kind: str, tmp_path: Path) -> None:
     """Interrupted after any step, the state follows from what was published, noise and all."""
     algorithm, opened, local = _open(case, kind, tmp_path)
-    live = list(run_steps(algorithm, local.parties, Position(algorithm.start()), ROUNDS))
+    live = list(run_steps(algorithm, local, Position(algorithm.start()), ROUNDS))
     assert len(live) == ROUNDS
     opened.gate.finish()
     transcript = Transcript.read(opened.transcript)

@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from privfair.cli.output import write_bytes
-from privfair.ledger.anchor import replace_file
+from privfair.durable import replace_file
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ def test_it_trains_through_the_gate_under_a_gaussian_plan(tmp_path) -> None:
     opened = gate_for(document, tmp_path / "run", dict(algorithm.shapes()))
     setup = PartySetup(opened.manifest, algorithm, silos, Poisson(rate, Batch.SECRET))
     local = LocalParties.behind(opened.gate, setup, opened.claim)
-    positions = list(run_steps(algorithm, local.parties, Position(algorithm.start()), rounds))
+    positions = list(run_steps(algorithm, local, Position(algorithm.start()), rounds))
     assert positions[-1].step == rounds
     assert local.gate.exhausted
     assert torch.isfinite(algorithm.theta(positions[-1].state)).all()

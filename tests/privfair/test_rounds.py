@@ -96,7 +96,7 @@ def local_parties(
 
 
 def steps(opened: OpenGate, algorithm: Any, until: int, sampling: Any = None) -> list[Position[Any]]:
-    parties = local_parties(opened, algorithm, sampling).parties
+    parties = local_parties(opened, algorithm, sampling)
     return list(run_steps(algorithm, parties, Position(algorithm.start()), until))
 
 
@@ -134,7 +134,7 @@ def test_fewer_updates_than_signed_leave_rounds_uncharged(private: BudgetDocumen
 def test_the_end_of_a_block_is_seen(private: BudgetDocument, tmp_path: Path) -> None:
     opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
     local = local_parties(opened, Totals())
-    ends = [local.gate.at_end_of_block for _ in run_steps(Totals(), local.parties, Position(()), 5)]
+    ends = [local.gate.at_end_of_block for _ in run_steps(Totals(), local, Position(()), 5)]
     assert ends == [False, True, False, True, True]
 
 
@@ -192,7 +192,7 @@ def test_values_of_an_interrupted_step_are_sent_again_and_not_drawn_again(
     opened.gate.next_round()
     old = opened.gate.publish("north", BoundedContribution("value_1", np.zeros(2), 1.0, 1.0))
     position = Position((), 0, None, {"north": {"value_1": old}})
-    (reached,) = run_steps(Totals(), local_parties(opened, Totals(), position=position).parties, position, 1)
+    (reached,) = run_steps(Totals(), local_parties(opened, Totals(), position=position), position, 1)
     opened.gate.finish()
     transcript = Transcript.read(opened.transcript)
     assert transcript.rounds("north", "value_1").tolist() == [0]
@@ -212,12 +212,12 @@ def test_a_step_whose_values_all_went_out_is_completed_without_another_round(
     }
     position = Position((), 0, None, values)
     charged = opened.claim.charged
-    (reached,) = run_steps(Totals(), local_parties(opened, Totals(), position=position).parties, position, 1)
+    (reached,) = run_steps(Totals(), local_parties(opened, Totals(), position=position), position, 1)
     assert (reached.step, reached.round, reached.carried) == (1, 0, {})
     assert opened.claim.charged == charged
     assert opened.gate.round == 0
     greeter = Totals(greets=True)
-    asked = run_steps(greeter, local_parties(opened, greeter, position=position).parties, position, 1)
+    asked = run_steps(greeter, local_parties(opened, greeter, position=position), position, 1)
     with pytest.raises(GateRefused, match="'greeting' is not declared"):
         next(asked)
     assert opened.gate.round == 1, "the greeting is still missing, and needs a round"
@@ -270,7 +270,7 @@ def test_one_aggregator_sends_for_a_cohort_of_users(tmp_path: Path) -> None:
     owners = torch.arange(120) % (users - 5)  # five users hold nothing and still count
     records = SiloTensors("users", torch.zeros(120, 1), torch.zeros(120), torch.zeros(120), owners)
     setup = PartySetup(opened.manifest, Cohorts(), (records,), declared.scheme)
-    parties = LocalParties.behind(opened.gate, setup, opened.claim).parties
+    parties = LocalParties.behind(opened.gate, setup, opened.claim)
     positions = list(run_steps(Cohorts(), parties, Position(()), 4))
     assert len(positions) == 4
     assert all(rows <= cohort for cohort, rows in seen)

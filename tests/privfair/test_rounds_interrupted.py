@@ -13,8 +13,8 @@ import pytest
 from calibrate.errors import InvalidInput, Refused
 from privfair.federation.coordinator import Position
 from privfair.ledger import Claim, Ledger
-from privfair.run.folder import RunFolder
-from privfair.run.replay import load_checkpoint, read_sessions, replay
+from privfair.run.folder import RunFolder, load_checkpoint
+from privfair.run.replay import read_sessions, replay
 from privfair.training import prepare
 from privfair.transcript import Ending, Transcript, TranscriptWriter
 from tests.privfair.ledgers import open_ledger

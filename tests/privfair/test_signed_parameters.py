@@ -23,7 +23,8 @@ from privfair.data.training_data import load_training_data
 from privfair.plan.file import read_plan_file
 from privfair.plan.privacy import Unpriced, unpromised_parameters
 from privfair.plan.training import read_training_plan
-from privfair.run.prepare import PreparedRun, build, prepare_run
+from privfair.run.prepare import PreparedRun, prepare_run
+from privfair.run.public import build
 from tests.privfair.small_runs import GAUSSIAN, Desk
 
 PLAN = GAUSSIAN.format(rate=0.2, rounds=3, more="")
@@ -82,7 +83,7 @@ def test_a_plan_that_is_not_signed_yet_is_built_with_the_parameters_that_will_be
     training = read_training_plan(desk.plan)
     data = load_training_data(training.data)
     plan = plan_from_mapping("gaussian", {"sampling-rate": 0.5, "rounds": 3, "clip": 0.125})
-    _, algorithm = build(training, data, plan, data.binding)
+    _, algorithm = build(training, data.facts, plan, data.binding)
     assert isinstance(algorithm, DpFedSgd)
     assert algorithm.clip == 0.125
 

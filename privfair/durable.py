@@ -1,0 +1,52 @@
+"""Files that are on disk when the call returns: write, fsync, and fsync the folder that names them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a creation or a rename in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """os.write may write less than it was given; this does not."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def write_new_file(path: Path, content: bytes, mode: int) -> None:
+    """Create `path`, which must not exist, with `content`, durably."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_folder(path.parent)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put `content` in place of `path` at one stroke: a reader sees the old bytes or the new ones.
+
+    Raises FileExistsError for a device or folder in its place: a rename would put a plain file there for everybody.
+    """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "exists and is not a regular file", str(path))
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        write_all(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(beside, path)
+    sync_folder(path.parent)
