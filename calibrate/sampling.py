@@ -114,6 +114,13 @@ Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement | RandomAlloca
 """A full batch needs no sampling: it is the bare release."""
 
 
+def whole(sampling: Sampling) -> Sampling:
+    """The sampling of a whole epoch, whose begun epochs are drawn alike."""
+    return (
+        RandomAllocation(sampling.batches, batch=sampling.batch) if isinstance(sampling, RandomAllocation) else sampling
+    )
+
+
 def rounds_of(sampling: Sampling) -> int:
     """How many rounds one `Sampled(sampling, ..)` stands for: those of an epoch, else one."""
     match sampling:

@@ -19,6 +19,7 @@ from calibrate.accountants.registry import best_epsilon
 from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, positive
 from calibrate.plans.from_mapping import parameter_names, plan_from_mapping
+from calibrate.plans.gaussian import BatchSampling
 from calibrate.plans.plan import AlgorithmName, Plan
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Release, scale_noise
@@ -84,18 +85,23 @@ def largest_rounds(
 ) -> SolvedParameter:
     """The most rounds; `noise_multiplier` is that of the plan's first value, the others keep their ratios.
 
+    Where only whole epochs are drawn (random allocation) they are counted whole.
+
     Guarantee: the certified upper epsilon of the returned number of rounds is at most the target's.
     """
     plan_at = _plan_with(algorithm, parameters, "rounds", noise_multiplier)
-    one, factor = plan_at(1)
-    found = solve_rounds(lambda rounds: _release(*plan_at(rounds)), one.unit, target)
+    epoch = plan_at(1)[0].rounds_per_epoch
+    one, factor = plan_at(epoch)
+    found = epoch * solve_rounds(
+        lambda times: _release(*plan_at(times * epoch)), one.unit, target, _MOST_ROUNDS // epoch
+    )
     if not found:
-        raise _too_little_noise("rounds", 1, _price(one, factor, target.delta).upper, target)
-    if found >= _MOST_ROUNDS:
+        raise _too_little_noise("rounds", epoch, _price(one, factor, target.delta).upper, target)
+    if found > _MOST_ROUNDS - epoch:
         raise InvalidInput(
             "noise-multiplier", noise_multiplier, f"allows more than {_MOST_ROUNDS} rounds", "use less noise"
         )
-    certified, beyond = (_price(*plan_at(rounds), target.delta) for rounds in (found, found + 1))
+    certified, beyond = (_price(*plan_at(rounds), target.delta) for rounds in (found, found + epoch))
     upper = min(certified.upper, target.epsilon)
     certified = EpsilonInterval(min(certified.lower, upper), upper)
     return SolvedParameter(AlgorithmName(algorithm), target, "rounds", found, noise_multiplier, certified, beyond.upper)
@@ -128,6 +134,8 @@ def _rate_parameter(algorithm: AlgorithmName | str, parameters: Mapping[str, obj
     """Which parameter sets the rate, and its largest value."""
     spelled = {key.replace("-", "_"): value for key, value in parameters.items()}
     name = AlgorithmName(algorithm)
+    if spelled.get("sampling") in (BatchSampling.RANDOM_ALLOCATION, BatchSampling.RANDOM_ALLOCATION.value):
+        raise InvalidInput("solve", "rate", "random allocation has batches per epoch, not a rate", "use --solve rounds")
     for parameter, population in (
         ("sampling_rate", None),
         ("cohort", "users"),

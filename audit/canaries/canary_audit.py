@@ -272,4 +272,4 @@ def _sum_of_rounds(seen: Seen) -> Floats:
 def _first_of(seen: Seen, runs: slice, coins: NDArray[np.int64] | None = None) -> Seen:
     """The first canary alone, in some of the runs; with its coins where these runs are not counted."""
     other = None if seen.other is None else seen.other[runs, :, :1]
-    return Seen(seen.values[runs, :, :1], seen.levels[:, :, :1], seen.rate, other, coins)
+    return Seen(seen.values[runs, :, :1], seen.levels[:, :, :1], seen.rate, other, coins, seen.epoch)

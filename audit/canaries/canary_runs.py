@@ -200,7 +200,7 @@ def _group_by_silo(design: CanaryDesign, runs: list[_Looks]) -> tuple[Views, ...
         for view, signals in enumerate(design.signals[name]):
             values = np.stack([run[name, name, view] for run in runs])
             other = np.stack([run[name, following, view] for run in runs]) if following != name else None
-            views.append(Seen(values, signals.levels_of(values.shape[1]), design.rate, other))
+            views.append(Seen(values, signals.levels_of(values.shape[1]), design.rate, other, epoch=design.epoch))
         found.append(tuple(views))
     return tuple(found)
 

@@ -141,6 +141,8 @@ class CanaryDesign:
     """By silo, one for each share of the noise that may really be there."""
     rate: float
     """How often a unit takes part in a round."""
+    epoch: int = 0
+    """Rounds of an epoch in which each unit takes part once; 0 where rounds are drawn independently."""
 
     @property
     def coins(self) -> int:
@@ -175,7 +177,9 @@ def design_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, s
         )
         for silo in silos
     }
-    return CanaryDesign(kind, meaning, algorithm, silos, scaling, signals, rate)
+    drawn = declared_sampling(evidence.document)
+    epoch = drawn.batches if isinstance(drawn, RandomAllocation) else 0
+    return CanaryDesign(kind, meaning, algorithm, silos, scaling, signals, rate, epoch)
 
 
 def participation_rate(evidence: RunEvidence) -> float:
@@ -227,7 +231,7 @@ def _background(evidence: RunEvidence, silo: SiloTensors, canaries: int) -> tupl
     if isinstance(evidence.algorithm, MmdFedAvg):
         return silo, signed
     left = signed - canaries
-    if isinstance(declared_sampling(evidence.document), Poisson):
+    if isinstance(declared_sampling(evidence.document), Poisson | RandomAllocation):
         left = min(left, _BACKGROUND)
     # Users without records are units too, so cohorts of a fixed size need the number of users, not their records.
     return first_units(silo, left if silo.unit_of_row is None else min(left, _BACKGROUND)), left

@@ -136,6 +136,8 @@ class Seen:
     other: Floats | None = None
     coins: NDArray[np.int64] | None = None
     """(runs, canaries), only of runs that are used for fitting and counted nowhere."""
+    epoch: int = 0
+    """Rounds of an epoch in which a unit takes part exactly once; 0 where it takes part in each round independently."""
 
     def expected(self) -> Floats:
         """What canaries add on average to each value: by their coins where these are known."""
@@ -167,6 +169,7 @@ class Decoder:
     """(canaries, values): the fitted noise, so that a value in which the background drowns all hardly counts."""
     levels: Floats
     rate: float
+    epoch: int = 0
 
     @classmethod
     def fit(cls, views: Views) -> Decoder:
@@ -187,7 +190,7 @@ class Decoder:
         freedom = (runs - 1) / runs if runs >= _ENOUGH_RUNS else 1.0
         variance = np.square(left - background).mean(axis=(0, 1)) / freedom - seen.scatter().mean(axis=(0, 1))
         deviation = np.sqrt(np.maximum(variance, np.square(_least_deviation(seen))))
-        return cls(view, reading, background, deviation, seen.levels, seen.rate)
+        return cls(view, reading, background, deviation, seen.levels, seen.rate, seen.epoch)
 
     @classmethod
     def _by_medians(cls, view: int, seen: Seen, reading: Reading) -> Decoder:
@@ -197,14 +200,28 @@ class Decoder:
         background = np.median(raw, axis=0) if runs >= _ENOUGH_RUNS else np.zeros_like(raw[0])
         spread = np.median(np.abs(raw - background), axis=(0, 1)) * _OF_MEDIAN
         deviation = np.maximum(spread, _least_deviation(seen))
-        return cls(view, reading, background, deviation, seen.levels, seen.rate)
+        return cls(view, reading, background, deviation, seen.levels, seen.rate, seen.epoch)
 
     def scores(self, views: Views) -> Floats:
         """(runs, canaries): log-odds that the coin shows 1."""
         seen = views[self.view]
         values = _read(seen, self.reading) - self.background
-        ones, zeros = (self._log_likelihood(values, self.levels[side]) for side in (1, 0))
+        likelihood = self._epochs_log_likelihood if self.epoch else self._log_likelihood
+        ones, zeros = (likelihood(values, self.levels[side]) for side in (1, 0))
         return np.asarray((ones - zeros).sum(axis=1))
+
+    def _epochs_log_likelihood(self, values: Floats, level: Floats) -> Floats:
+        """Of each epoch, beside that of nobody's part: in one of its rounds, none of them known (random allocation).
+
+        The sum in the logarithm is S of docs/theorems/random-allocation.md, equation 1: no decoder is better.
+        """
+        moved = np.square(values) - np.square(values - level)
+        gain = (moved / (2 * np.square(self.deviation))).sum(axis=-1)
+        epochs = [gain[:, start : start + self.epoch] for start in range(0, gain.shape[1], self.epoch)]
+        with np.errstate(divide="ignore"):
+            rest = [np.log(self.epoch - made.shape[1]) for made in epochs]
+        sums = [np.logaddexp(logsumexp(made, axis=1), left) for made, left in zip(epochs, rest, strict=True)]
+        return np.stack(sums, axis=1) - np.log(self.epoch)
 
     def _log_likelihood(self, values: Floats, level: Floats) -> Floats:
         """Of each round, up to a constant: the canary took part (in all values of it), or it did not."""

@@ -1,7 +1,9 @@
-"""Are batches drawn as declared? Sizes, rates, and how often a unit comes back: Poisson, fixed size, shuffled.
+"""Are batches drawn as declared? Sizes, rates, and how often a unit comes back: Poisson, fixed size, shuffled,
+randomly allocated.
 
 A sampling is told by what it repeats. Poisson batches vary in size and share units by chance; fixed-size ones share
-units but not their size; shuffled ones share none within an epoch. Pricing one as another is a broken promise.
+units but not their size; shuffled ones share none within an epoch; randomly allocated ones share none either and vary
+in size. Pricing one as another is a broken promise.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.sampling import FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
-from privfair.batches.participation import declared_sampling
+from privfair.batches.participation import Participation, declared_sampling
+from privfair.batches.randomness import SystemWords
 
 ALPHA = 1e-5
 """False-alarm probability of all questions about one rehearsal's batches together."""
@@ -31,6 +34,9 @@ _STEEPEST = 2.0
 """Of the slopes for sizes that vary too much; steeper ones only see the cuts."""
 _TELLING = 8
 """From so many units on two equal batches are no accident; from so many batches on their sizes show a law."""
+
+_MOST_LOOKED_AT = 200_000_000
+"""Units times rounds that are drawn beyond a rehearsal."""
 
 Batches = Mapping[int, NDArray[np.int64]]
 """By round; rounds that a crash left behind are missing."""
@@ -58,6 +64,7 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
             fault = wrong_answers(silo, rehearsal.silos, drawn, sensitive)
         else:
             fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
+            fault = fault or _wrong_epoch_apart(declared, units_of(silo), rehearsal.steps, level)
         if fault is not None:
             wrong.append(f"{silo.name}: {fault}")
     drawing = {name: batches for name, batches in drawn.items() if name not in sensitive}
@@ -101,11 +108,53 @@ def _wrong_allocation(units: int, places: int, batches: Batches, level: float) -
             return "a unit is in two batches of one epoch"
         if len(members) == places and len(met) != units:
             return "a unit is in no batch of an epoch"
-    law, each = stats.binom(units, 1 / places), level / (2 * len(batches))
+    law, each = stats.binom(units, 1 / places), level / (4 * len(batches))
     sizes = np.array([len(batch) for batch in batches.values()])
     if sizes.min() < law.ppf(each) or sizes.max() > law.isf(each):
         return f"a batch has {sizes.max()} or {sizes.min()} units where {units / places:.1f} are expected"
+    return _cut_from_an_order(units, places, batches, level / 2)
+
+
+def _cut_from_an_order(units: int, places: int, batches: Batches, level: float) -> str | None:
+    """Whether whole epochs have equal batches more often than chance: a walk through shuffled data sold as allocation.
+
+    Sizes of one epoch are multinomial. Equal means either all but the last full, or all within one of another.
+    """
+    least, more = divmod(units, places)
+    full = -(-units // places)
+    shapes: set[tuple[int, ...]] = {(least,) * (places - more) + (least + 1,) * more}
+    if units > (places - 1) * full:
+        shapes.add(tuple(sorted((*(full,) * (places - 1), units - (places - 1) * full))))
+    epochs = {step // places for step in batches}
+    whole = [
+        tuple(sorted(len(batches[epoch * places + place]) for place in range(places)))
+        for epoch in epochs
+        if all(epoch * places + place in batches for place in range(places))
+    ]
+    equal = sum(shape in shapes for shape in whole)
+    chance = min(1.0, sum(math.exp(_log_chance_of_sizes(shape)) for shape in shapes))
+    if equal and stats.binom.sf(equal - 1, len(whole), chance) < level:
+        return f"{equal} of {len(whole)} epochs have batches of equal size, as if cut from a shuffled order"
     return None
+
+
+def _log_chance_of_sizes(sizes: tuple[int, ...]) -> float:
+    """Of so many units in the batches of an epoch, in any order, where each unit chooses its batch uniformly."""
+    arranged = math.lgamma(len(sizes) + 1) - sum(math.lgamma(sizes.count(size) + 1) for size in set(sizes))
+    placed = math.lgamma(sum(sizes) + 1) - sum(math.lgamma(size + 1) for size in sizes)
+    return arranged + placed - sum(sizes) * math.log(len(sizes))
+
+
+def _wrong_epoch_apart(sampling: Sampling | None, units: int, rehearsed: int, level: float) -> str | None:
+    """Where a rehearsal is shorter than an epoch, one more epoch of the engine's draws alone, without any training.
+
+    A few rounds of a long epoch look alike whether each unit is in exactly one batch or joins each independently.
+    """
+    if not isinstance(sampling, RandomAllocation) or rehearsed >= sampling.batches:
+        return None
+    party = Participation("rehearsal", units, sampling, SystemWords())
+    epoch = {step: party.batch(step) for step in range(min(sampling.batches, 1 + _MOST_LOOKED_AT // units))}
+    return _wrong_allocation(units, sampling.batches, epoch, level)
 
 
 def _twice_in_a_batch(batches: Batches) -> bool:

@@ -39,6 +39,7 @@ from calibrate.sampling import (
     ShuffledEpochs,
     WithReplacement,
     rounds_of,
+    whole,
 )
 
 if TYPE_CHECKING:
@@ -84,11 +85,10 @@ def _noise_against_event(document: BudgetDocument) -> Iterator[str]:
     Each priced value is a slot that holds as many publications as the event repeats it; releases are put
     into slots of exactly their noise, the most frequent first.
     """
-    slots = [slot for leaf, times in _leaves(document) for slot in _slots(leaf, times)]
-    left = [times for _, times in slots]
+    slots, left = _room(document)
     for declared in sorted(document.releases, key=lambda release: -release.publications):
         wanted = declared.primitive()
-        fitting = [i for i, (priced, _) in enumerate(slots) if priced == wanted]
+        fitting = [i for i, priced in enumerate(slots) if priced == wanted]
         if isinstance(declared, InTheClear):
             if not fitting:
                 yield f"{declared.name} is published in the clear, but the priced event does not say so"
@@ -191,6 +191,24 @@ def _bindings(document: BudgetDocument) -> Iterator[str]:
 
 def _leaves(document: BudgetDocument) -> tuple[tuple[Leaf, int], ...]:
     return tuple(multiplicities(document.accounting.event).items())
+
+
+def _room(document: BudgetDocument) -> tuple[list[Primitive], list[int]]:
+    """The slots of the event and how many publications each holds; whole and begun epochs of one sampling share one."""
+    slots: list[Primitive] = []
+    left: list[int] = []
+    shared: dict[tuple[Sampling, int, Primitive], int] = {}
+    for leaf, times in _leaves(document):
+        for place, (priced, room) in enumerate(_slots(leaf, times)):
+            key = (whole(leaf.sampling), place, priced) if isinstance(leaf, Sampled) else None
+            if key is not None and key in shared and isinstance(key[0], RandomAllocation):
+                left[shared[key]] += room
+                continue
+            if key is not None:
+                shared[key] = len(slots)
+            slots.append(priced)
+            left.append(room)
+    return slots, left
 
 
 def _slots(leaf: Leaf, times: int) -> Iterator[tuple[Primitive, int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from calibrate.claims import NoiseKind
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
-from calibrate.plans.gaussian import GaussianPlan
+from calibrate.plans.gaussian import BatchSampling, GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import NoisyValue, Plan, of_one_batch, with_once
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
@@ -208,14 +208,18 @@ def _mmd(plan: MmdFedavgPlan, own: _Case) -> Iterator[_Case]:
 
 def _gaussian(plan: GaussianPlan, own: _Case) -> Iterator[_Case]:
     for relation in (Relation.ADD_REMOVE, Relation.REPLACE_ONE):
-        if relation is not plan.relation:
+        # Random allocation is priced for added and removed records alone.
+        if relation is not plan.relation and plan.sampling is BatchSampling.POISSON:
             other = replace(plan, relation=relation)
             yield _Case(f"relation {relation.value}", other.template(), other.unit, own.value)
     if plan.sampling_rate < 1:
-        full = replace(plan, sampling_rate=1.0)
+        if plan.sampling is not BatchSampling.POISSON:
+            independent = replace(plan, sampling=BatchSampling.POISSON, batches=None)
+            yield _Case("Poisson batches of the same rate", independent.template(), independent.unit, own.value)
+        full = replace(plan, sampling_rate=1.0, sampling=BatchSampling.POISSON, batches=None)
         yield _Case("the full data in every round", full.template(), full.unit, own.value)
-    if len(plan.noise) > 1 and plan.sampling_rate < 1:
-        sampling = Poisson(plan.sampling_rate, Batch.SECRET)
+    sampling = plan.batch_sampling()
+    if len(plan.noise) > 1 and isinstance(sampling, Poisson):
         separate = InSequence(tuple(Sampled(sampling, value.release()) for value in plan.values()))
         yield _Case(
             "the values priced as if on separate batches",

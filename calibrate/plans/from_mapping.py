@@ -64,13 +64,21 @@ def plan_from_mapping(algorithm: AlgorithmName | str, mapping: Mapping[str, obje
             raise InvalidInput(key, value, "is given twice", "spell it once, with dashes or underscores")
         if value is not None:
             given[field] = value
-    if name is AlgorithmName.STEFFLE and given.get("sampling") in (SteffleSampling.FULL, "full"):
-        given.setdefault("batch_size", given.get("silo_size"))
+    add_implied(name, given)
     _refuse_missing(plan_type, given, name)
     hints = get_type_hints(plan_type)
     # The types of the values are checked by each plan's own rules at construction.
     build = cast("Callable[..., Plan]", plan_type)
     return build(**{key: _convert(key, value, hints[key]) for key, value in given.items()})
+
+
+def add_implied(name: AlgorithmName, given: dict[str, object]) -> None:
+    """Add to the given parameters, by field name, those that follow from others."""
+    batches = given.get("batches")
+    if name is AlgorithmName.STEFFLE and given.get("sampling") in (SteffleSampling.FULL, "full"):
+        given.setdefault("batch_size", given.get("silo_size"))
+    if name is AlgorithmName.GAUSSIAN and isinstance(batches, int) and batches > 0:
+        given.setdefault("sampling_rate", 1 / batches)
 
 
 def _refuse_missing(plan_type: type[DataclassInstance], given: Mapping[str, object], name: AlgorithmName) -> None:

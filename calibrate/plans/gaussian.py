@@ -1,30 +1,41 @@
-"""Any DP-SGD: Gaussian values of Poisson batches, with the relation of the user's choice."""
+"""Any DP-SGD: Gaussian values of secret batches, with the sampling and the relation of the user's choice."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from enum import Enum
+from typing import Annotated, ClassVar, assert_never
 
 from calibrate.errors import InvalidInput, count, positive, rate
 from calibrate.plans.plan import ROUNDS_FLAG, AlgorithmName, Flag, NoisyValue, Plan, of_one_batch
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from calibrate.releases import Release, Repeated, Sampled
-from calibrate.sampling import Batch, Poisson
+from calibrate.releases import Release, Repeated, over_rounds
+from calibrate.sampling import Batch, Poisson, RandomAllocation, Sampling
+
+
+class BatchSampling(Enum):
+    """How secret batches are drawn."""
+
+    POISSON = "poisson"
+    RANDOM_ALLOCATION = "random-allocation"
 
 
 @dataclass(frozen=True)
 class GaussianPlan(Plan):
-    """T rounds of one or more Gaussian values of one Poisson batch (rate 1: the full data).
+    """T rounds of one or more Gaussian values of one secret batch (rate 1: the full data).
 
     Guarantee: the values of one batch are one release with the joint multiplier inside the sampling
     (`releases.joint_gaussian`). Unit: one record under `relation`; each value's contribution is clipped to
-    `clip`. `noise` lists the values' noise multipliers relative to one another.
+    `clip`. `noise` lists the values' noise multipliers relative to one another. Random allocation is priced for added
+    and removed records (docs/theorems/random-allocation.md).
     """
 
     algorithm = AlgorithmName.GAUSSIAN
     summary: ClassVar[str] = "Any DP-SGD: one or several Gaussian values of a batch, repeated. Protects one record."
     example: ClassVar[str] = "--epsilon 1 --delta 1e-5 --sampling-rate 0.01 --rounds 1000"
-    sampling_rate: Annotated[float, Flag("Q", "Probability that a unit joins a batch (Poisson); 1 is the full batch.")]
+    sampling_rate: Annotated[
+        float, Flag("Q", "Probability that a unit joins a batch; 1 is the full batch. Not needed with --batches.")
+    ]
     rounds: Annotated[int, ROUNDS_FLAG]
     relation: Annotated[
         Relation, Flag("", "How neighbouring data sets differ.", choices=("add-remove", "replace-one"))
@@ -33,6 +44,11 @@ class GaussianPlan(Plan):
         1.0,
     )
     clip: Annotated[float, Flag("C", "L2 clip of one unit's contribution.")] = 1.0
+    sampling: Annotated[
+        BatchSampling,
+        Flag("", "Batches by independent draws (poisson), or each unit in one batch per epoch (random-allocation)."),
+    ] = BatchSampling.POISSON
+    batches: Annotated[int | None, Flag("N", "Batches per epoch of random allocation.")] = None
 
     def __post_init__(self) -> None:
         rate("sampling-rate", self.sampling_rate)
@@ -42,26 +58,59 @@ class GaussianPlan(Plan):
             raise InvalidInput("noise", self.noise, "must be a non-empty tuple", "give one ratio for each value")
         for ratio in self.noise:
             positive("noise", ratio)
+        self._check_batches()
+
+    def _check_batches(self) -> None:
+        if self.sampling is not BatchSampling.RANDOM_ALLOCATION:
+            if self.batches is not None:
+                raise InvalidInput(
+                    "batches", self.batches, "is for random allocation", "add sampling random-allocation, or drop it"
+                )
+            return
+        # A rate that is one over a whole number says it too.
+        batches = round(1 / self.sampling_rate) if self.batches is None else count("batches", self.batches)
+        object.__setattr__(self, "batches", batches)
+        if 1 / batches != self.sampling_rate:
+            raise InvalidInput(
+                "sampling-rate",
+                self.sampling_rate,
+                "must be one over the batches per epoch",
+                "drop it and give batches, such as 30",
+            )
+        if self.relation is not Relation.ADD_REMOVE:
+            raise InvalidInput(
+                "relation",
+                self.relation.value,
+                "has no proved price with random allocation",
+                "use add-remove, or Poisson batches",
+            )
 
     @property
     def unit(self) -> PrivacyUnit:
         return PrivacyUnit.of(self.relation)
 
+    @property
+    def rounds_per_epoch(self) -> int:
+        return self.batches or 1
+
     def values(self) -> tuple[NoisyValue, ...]:
         return tuple(NoisyValue(f"value_{index}", self.clip, ratio) for index, ratio in enumerate(self.noise, start=1))
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        noisy = of_one_batch(values)
-        if self.sampling_rate == 1:
-            return Repeated(noisy, self.rounds)
-        return Repeated(Sampled(Poisson(self.sampling_rate, Batch.SECRET), noisy), self.rounds)
+        noisy, sampling = of_one_batch(values), self.batch_sampling()
+        return Repeated(noisy, self.rounds) if sampling is None else over_rounds(sampling, noisy, self.rounds)
+
+    def batch_sampling(self) -> Sampling | None:
+        """How batches are drawn; None for the full data."""
+        match self.sampling:
+            case BatchSampling.POISSON:
+                return None if self.sampling_rate == 1 else Poisson(self.sampling_rate, Batch.SECRET)
+            case BatchSampling.RANDOM_ALLOCATION:
+                return RandomAllocation(self.rounds_per_epoch, batch=Batch.SECRET)
+            case _:
+                assert_never(self.sampling)
 
     def assumptions(self) -> tuple[str, ...]:
-        batch = (
-            "Every round uses the full data."
-            if self.sampling_rate == 1
-            else "Each record joins each batch independently with the sampling rate, and nobody learns the batch."
-        )
         meaning = (
             "the two contributions of one record are at most the clip apart"
             if self.relation is Relation.REPLACE_ATTRIBUTE
@@ -69,10 +118,22 @@ class GaussianPlan(Plan):
         )
         return (
             f"The protected unit is one {self.unit.protected.value}, {self.relation.value}.",
-            batch,
+            self._drawn(),
             f"The noise is added to sums over the batch, and {meaning} ({self.clip:g}).",
             "Sums are divided only by public constants, never by the realised batch size.",
         )
+
+    def _drawn(self) -> str:
+        match self.batch_sampling():
+            case None:
+                return "Every round uses the full data."
+            case RandomAllocation(batches):
+                return (
+                    f"In each epoch of {batches} rounds each record joins exactly one batch, uniformly and "
+                    "independently of all others, and nobody learns which."
+                )
+            case _:
+                return "Each record joins each batch independently with the sampling rate, and nobody learns the batch."
 
     def unprotected(self) -> tuple[str, ...]:
         return ("Whatever else the training publishes, chooses or tunes on the data is not covered.",)

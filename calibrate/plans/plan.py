@@ -139,6 +139,11 @@ class Plan(ABC):
     @abstractmethod
     def unit(self) -> PrivacyUnit: ...
 
+    @property
+    def rounds_per_epoch(self) -> int:
+        """The rounds that only have a price together; 1 where each round has its own."""
+        return 1
+
     @abstractmethod
     def values(self) -> tuple[NoisyValue, ...]:
         """The noisy values that every round publishes."""

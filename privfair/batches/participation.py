@@ -15,7 +15,16 @@ import numpy as np
 from calibrate.errors import InvalidInput, UnsupportedCombination, count
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
-from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import (
+    Batch,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    ShuffledEpochs,
+    WithReplacement,
+    whole,
+)
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.randomness import (
     Indexes,
@@ -133,7 +142,8 @@ class Participation:
 
 def declared_sampling(document: BudgetDocument) -> Sampling | None:
     """How the manifest has batches drawn; None for the full batch."""
-    schemes = tuple(declaration.scheme for declaration in document.sampling)
+    # A begun epoch has a price of its own, and is drawn as a whole one is.
+    schemes = tuple(dict.fromkeys(whole(declaration.scheme) for declaration in document.sampling))
     if len(schemes) > 1:
         raise UnsupportedCombination(
             f"a run with {len(schemes)} different samplings",

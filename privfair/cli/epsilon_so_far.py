@@ -8,8 +8,8 @@ from calibrate.accountants.registry import best_epsilon
 from calibrate.errors import NotCertified, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import NoPrivacyPromised
-from calibrate.releases import InSequence, Release, Repeated, Sampled
-from calibrate.sampling import ShuffledEpochs
+from calibrate.releases import InSequence, Release, Repeated, Sampled, over_rounds
+from calibrate.sampling import RandomAllocation, ShuffledEpochs, whole
 
 _GRID = 16
 """Prices are computed at so many evenly spaced numbers of rounds, when they are first needed."""
@@ -52,11 +52,17 @@ class EpsilonSoFar:
 def event_after(event: Release, charged: int, rounds: int) -> Release:
     """What may have been published in the first `charged` of `rounds` rounds.
 
-    Only what is repeated once per round (or once per epoch) shrinks, and a begun epoch counts whole; everything
-    else stays, as if it had been published in the first round.
+    Only what is repeated once per round (or once per epoch) shrinks, and a shuffled epoch that is begun counts whole;
+    everything else stays, as if it had been published in the first round.
     """
     match event:
         case InSequence(parts):
+            # Whole epochs of random allocation, and perhaps a begun one; each number of rounds has its own price.
+            drawn = tuple(part.release if isinstance(part, Repeated) else part for part in parts)
+            first = drawn[0]
+            if all(isinstance(each, Sampled) and isinstance(each.sampling, RandomAllocation) for each in drawn):
+                assert isinstance(first, Sampled)
+                return over_rounds(whole(first.sampling), first.release, charged)
             return InSequence(tuple(event_after(part, charged, rounds) for part in parts))
         case Repeated(inner, times) if times == _repetitions(inner, rounds):
             return Repeated(inner, min(times, _repetitions(inner, charged)))

@@ -13,7 +13,7 @@ from calibrate.errors import InvalidInput, count, positive
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised
 from calibrate.manifest.strict_json import Step
-from calibrate.plans.from_mapping import PLANS, algorithm_named, plan_from_mapping
+from calibrate.plans.from_mapping import PLANS, add_implied, algorithm_named, plan_from_mapping
 from calibrate.plans.plan import AlgorithmName, PlainValue, Plan
 from privfair.plan.file import refuse_unknown
 
@@ -61,9 +61,9 @@ def unpromised_parameters(algorithm: str, section: Mapping[str, object], rounds:
     name = algorithm_named(algorithm)
     required = [field.name for field in fields(PLANS[name]) if field.default is MISSING]
     refuse_unknown("privacy", section, [field.name.replace("_", "-") for field in fields(PLANS[name])])
-    given = {"rounds": rounds} | {key.replace("-", "_"): value for key, value in section.items() if value is not None}
-    if name is AlgorithmName.STEFFLE and given.get("sampling") == "full":
-        given.setdefault("batch_size", given.get("silo_size"))
+    given: dict[str, object] = {"rounds": rounds}
+    given |= {key.replace("-", "_"): value for key, value in section.items() if value is not None}
+    add_implied(name, given)
     missing = [field for field in required if field not in given]
     if not missing:
         return plan_from_mapping(name, given)

@@ -205,7 +205,8 @@ def _planned_batches(parameters: Parameters) -> tuple[BatchChoice | None, int | 
             return BatchChoice(parameters.sampling.value), parameters.cohort
         case Unpriced():
             named = parameters.given.get("sampling")
-            return None if named is None else BatchChoice(named), parameters.whole("batch_size")
+            known = named in [choice.value for choice in BatchChoice]
+            return BatchChoice(named) if known else None, parameters.whole("batch_size")
         case _:
             return None, None
 

@@ -138,6 +138,30 @@ def test_repeated_noise_is_subtracted_from_itself(reading: Reading) -> None:
     assert ((decoder.scores((seen,))[:, 0] > 0) == (coins == 1)).mean() > 0.95
 
 
+def test_a_unit_that_joins_one_round_per_epoch_is_read_as_such() -> None:
+    """The score is log S of the theorem; taking the rounds for independent draws is right less often."""
+    random = np.random.default_rng(8)
+    epochs, batches, noise = 6, 10, 0.7
+    coins = random.integers(0, 2, 4000)
+    joins = np.zeros((len(coins), epochs, batches))
+    place = random.integers(0, batches, (len(coins), epochs, 1))
+    np.put_along_axis(joins, place, 1.0, axis=2)
+    values = random.normal(0, noise, (len(coins), epochs * batches)) + joins.reshape(len(coins), -1) * coins[:, None]
+    levels = np.ones((2, epochs * batches, 1, 1)) * np.array([0.0, 1.0]).reshape(2, 1, 1, 1)
+    background, deviation = np.zeros_like(levels[0]), np.full((1, 1), noise)
+    seen = Seen(values[..., None, None], levels, 1 / batches)
+    decoders = [
+        Decoder(0, Reading.PLAIN, background, deviation, levels, 1 / batches, epoch) for epoch in (batches, 0, 40)
+    ]
+    allocated, independent, begun = (decoder.scores((seen,))[:, 0] for decoder in decoders)
+    ratio = np.exp((values - 0.5) / noise**2)
+    expected = np.log(ratio.reshape(len(coins), epochs, batches).mean(axis=2)).sum(axis=1)
+    assert np.allclose(allocated, expected)
+    assert np.allclose(begun, np.log((ratio[:, :40].mean(axis=1)) * (0.5 + ratio[:, 40:].sum(axis=1) / 40)))
+    right = [((scores > 0) == (coins == 1)).mean() for scores in (allocated, independent)]
+    assert right[0] > right[1]
+
+
 def test_fresh_noise_is_read_plainly_and_as_well_as_theory_allows() -> None:
     random = np.random.default_rng(6)
     coins = random.integers(0, 2, 2000)

@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from audit.noise import ALL_MEASURED
-from audit.report.results import AuditReport, Conclusion
+from audit.report.results import AuditReport, Conclusion, Outcome
 from audit.run_audit import AuditOptions, audit_run
 from calibrate.manifest import keys as signature
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
 from calibrate.manifest.keys import generate
 from calibrate.manifest.mechanism import AsPrintedGuarantee
 from calibrate.manifest.verify import read_unverified
+from calibrate.sampling import RandomAllocation
+from privfair.batches.participation import declared_sampling
+from privfair.cli.epsilon_so_far import EpsilonSoFar
 from tests.contracts.canary_cases import CANARY_CASES
-from tests.privfair.small_runs import Desk, trusting
+from tests.privfair.small_runs import GAUSSIAN, Desk, trusting
 
 CLAIMED = 0.4
 
@@ -51,6 +54,27 @@ def test_a_claim_with_too_little_noise_is_violated(tmp_path: Path) -> None:
     assert verdict.epsilon_lower > CLAIMED
     assert "claimed by a theorem" in verdict.why
     assert all(attack.curve is None for attack in verdict.attacks)
+
+
+@pytest.mark.slow
+def test_random_allocation_goes_from_the_plan_to_a_consistent_audit(tmp_path: Path) -> None:
+    """Two whole epochs and a begun one: signed as two prices, drawn as one sampling, rehearsed and attacked."""
+    allocated = 'rounds = 12\nsampling = "random-allocation"'
+    plan = GAUSSIAN.format(rate=0.2, rounds=12, more="").replace("rounds = 12", allocated)
+    desk = Desk.at(tmp_path, plan)
+    budget = desk.budget()
+    document = read_unverified(budget.read_bytes()).document
+    assert {declared.scheme for declared in document.sampling} == {RandomAllocation(5), RandomAllocation(5, 2)}
+    assert declared_sampling(document) == RandomAllocation(5)
+    so_far = EpsilonSoFar(document)
+    costs = [so_far.after(charged) or 0.0 for charged in (1, 5, 7, 10, 12)]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[-2] < costs[-1]
+    desk.train(budget)
+    verdict = _audited(desk)
+    assert verdict.verdict is Conclusion.CONSISTENT, verdict.why
+    assert any("look RandomAllocation" in check.finding for check in verdict.checks)
+    assert not [check for check in verdict.checks if check.outcome is Outcome.FAILED]
 
 
 @pytest.mark.slow

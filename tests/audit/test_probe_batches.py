@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from audit.probes.batches import _so_uneven, wrong_batches
-from calibrate.sampling import FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from audit.probes.batches import _so_uneven, _wrong_epoch_apart, wrong_batches
+from calibrate.sampling import FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
 from privfair.batches.participation import Participation
+from privfair.batches.randomness import bernoulli
 from tests.planted_bugs.fixed_randomness import FixedWords
 
 UNITS, ROUNDS, LEVEL = 120, 30, 1e-6
@@ -17,6 +20,7 @@ SAMPLINGS: dict[str, Sampling | None] = {
     "fixed": FixedSize(UNITS, 24),
     "shuffled": ShuffledEpochs(UNITS, 24),
     "with replacement": WithReplacement(UNITS, 24),
+    "random allocation": RandomAllocation(5),
     "full": None,
 }
 
@@ -40,6 +44,20 @@ def test_batches_fail_as_something_else(declared: str, real: str) -> None:
         # As many draws, none of them twice: nothing that a count of draws can see, and less than was priced.
         return
     assert wrong_batches(SAMPLINGS[declared], UNITS, drawn(SAMPLINGS[real], 0), LEVEL) is not None
+
+
+def test_poisson_draws_sold_as_a_long_epoch_of_random_allocation_are_seen() -> None:
+    """Of 32 rehearsed rounds hardly one unit is in two; the epoch that is drawn to its end tells."""
+    allocation = RandomAllocation(400)
+    assert _wrong_epoch_apart(allocation, UNITS, 32, LEVEL) is None
+    assert _wrong_epoch_apart(allocation, UNITS, 400, LEVEL) is None, "the rehearsal itself had a whole epoch"
+    assert _wrong_epoch_apart(Poisson(1 / 400), UNITS, 32, LEVEL) is None, "nothing to look for"
+
+    def independent(self: Participation, round_number: int) -> np.ndarray:
+        return bernoulli(self._source, self.units, 1 / 400)
+
+    with patch.object(Participation, "_draw", independent):
+        assert "of one epoch" in (_wrong_epoch_apart(allocation, UNITS, 32, LEVEL) or "")
 
 
 def test_a_higher_rate_than_declared_is_seen() -> None:

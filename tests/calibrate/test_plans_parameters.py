@@ -111,6 +111,21 @@ def test_full_batches_need_no_batch_size_and_contradict_a_smaller_one() -> None:
         plan_from_mapping("steffle", GOOD["steffle"] | {"sampling": "full"})
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"sampling_rate": 0.03, "sampling": "random-allocation"}, "one over the batches"),
+        ({"sampling_rate": 0.1, "batches": 11, "sampling": "random-allocation"}, "one over the batches"),
+        ({"batches": 10}, "is for random allocation"),
+        ({"batches": 0, "sampling_rate": 0.1, "sampling": "random-allocation"}, "whole number"),
+        ({"batches": 10, "sampling": "random-allocation", "relation": "replace-one"}, "no proved price"),
+    ],
+)
+def test_batches_that_are_not_random_allocation_are_refused(given: dict[str, object], why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        plan_from_mapping("gaussian", {"rounds": 20} | given)
+
+
 @pytest.mark.parametrize("missing", ["users", "cohort", "update_clip"])
 def test_the_flags_of_updates_come_together(missing: str) -> None:
     flags: dict[str, object] = {"users": 100, "cohort": 10, "update_clip": 1.0}

@@ -11,7 +11,8 @@ from calibrate.budget import price_plan
 from calibrate.claims import NoiseKind
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
-from calibrate.plans.gaussian import GaussianPlan
+from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans.gaussian import BatchSampling, GaussianPlan
 from calibrate.plans.mmd_fedavg import PREDICTIONS, MmdFedavgPlan
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
@@ -26,7 +27,7 @@ from calibrate.releases import (
     Together,
     multiplicities,
 )
-from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs, WithReplacement
+from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, ShuffledEpochs, WithReplacement
 
 STEFFLE = StefflePlan(7500, 256, 1172, 0.4, 3.0, 2.0)
 
@@ -176,6 +177,12 @@ def test_paid_normalisation_is_published_once_and_no_longer_unprotected(plan: Fe
 
 
 def test_full_rate_needs_no_sampling() -> None:
+    allocated = GaussianPlan(0.1, 25, sampling=BatchSampling.RANDOM_ALLOCATION)
+    assert plan_from_mapping("gaussian", {"batches": 10, "rounds": 25, "sampling": "random-allocation"}) == allocated
+    assert multiplicities(allocated.template()) == {
+        Sampled(RandomAllocation(10), Gaussian(1.0)): 2,
+        Sampled(RandomAllocation(10, 5), Gaussian(1.0)): 1,
+    }
     assert GaussianPlan(1.0, 10, Relation.REPLACE_ONE).template() == Repeated(Gaussian(1.0), 10)
     assert GaussianPlan(0.5, 10, noise=(1.0, 2.0)).template() == Repeated(
         Sampled(Poisson(0.5), Together((Gaussian(1.0), Gaussian(2.0)))), 10

@@ -105,3 +105,14 @@ def test_a_plans_rounds_are_the_rounds_of_its_release(z: float) -> None:
         == rounds(epsilon=2.0, delta=1e-5, noise_multiplier=z, sampling_rate=0.05)
     )
     assert of_plan.certified.upper <= 2.0 < of_plan.beyond
+
+
+def test_random_allocation_is_solved_in_whole_epochs_and_has_no_rate() -> None:
+    given = {"sampling": "random-allocation", "batches": 20}
+    solved = largest_rounds("gaussian", given, 1.5, EpsilonDelta(2.0, 1e-5))
+    assert solved.value % 20 == 0
+    assert solved.certified.upper <= 2.0 < solved.beyond
+    with pytest.raises(InvalidInput, match="batches per epoch"):
+        largest_rate("gaussian", given | {"rounds": 20}, 1.5, EpsilonDelta(2.0, 1e-5))
+    with pytest.raises(InvalidInput, match="rounds = 20"):
+        largest_rounds("gaussian", given, 0.5, EpsilonDelta(0.1, 1e-5))

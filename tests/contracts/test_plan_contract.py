@@ -15,7 +15,7 @@ from calibrate.plans.alternatives import explain
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.from_mapping import plan_from_mapping
-from calibrate.plans.gaussian import GaussianPlan
+from calibrate.plans.gaussian import BatchSampling, GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Plan
@@ -42,6 +42,7 @@ NOISY: dict[str, Plan] = {
     "gaussian": GaussianPlan(0.01, 200),
     "gaussian-two": GaussianPlan(0.05, 200, noise=(1.0, 2.5)),
     "gaussian-replace": GaussianPlan(0.1, 20, Relation.REPLACE_ONE),
+    "gaussian-allocated": GaussianPlan(0.1, 25, sampling=BatchSampling.RANDOM_ALLOCATION),
     "gaussian-full": GaussianPlan(1.0, 20, Relation.REPLACE_ATTRIBUTE),
 }
 ALL = NOISY | {"pay-once": PayOncePlan(3)}

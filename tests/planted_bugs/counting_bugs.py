@@ -10,7 +10,7 @@ from calibrate.privacy_unit import Relation
 from calibrate.sampling import Poisson
 from privfair.algorithms.steffle import Steffle
 from privfair.batches.participation import Participation
-from privfair.batches.randomness import subset
+from privfair.batches.randomness import bernoulli, subset
 from privfair.data import training_data
 from privfair.data.partition import split_silos
 from privfair.federation.local_party import StepGate
@@ -39,6 +39,26 @@ def _shuffled() -> AbstractContextManager[Any]:
             return _RIGHT_DRAW(self, round)
         size = int(self._sampling.rate * self.units)
         epoch, place = divmod(round, -(-self.units // size))
+        return self._order(epoch)[place * size : (place + 1) * size]
+
+    return patch.object(Participation, "_draw", draw)
+
+
+def _independent_draws() -> AbstractContextManager[Any]:
+    """Some records in several batches of an epoch and some in none, priced as if each were in exactly one."""
+
+    def draw(self: Any, round: int) -> Any:
+        return bernoulli(self._source, self.units, 1 / self._sampling.batches)
+
+    return patch.object(Participation, "_draw", draw)
+
+
+def _equal_batches_of_an_order() -> AbstractContextManager[Any]:
+    """A walk through shuffled records: the place of one depends on the others, which nobody priced."""
+
+    def draw(self: Any, round: int) -> Any:
+        size = -(-self.units // self._sampling.batches)
+        epoch, place = divmod(round, self._sampling.batches)
         return self._order(epoch)[place * size : (place + 1) * size]
 
     return patch.object(Participation, "_draw", draw)
@@ -145,6 +165,8 @@ COUNTING_BUGS = (
         (Caught.CONFORMANCE,),
     ),
     Bug("shuffled batches accounted as Poisson", _SECRET, _shuffled, _PROBE),
+    Bug("Poisson batches accounted as random allocation", Engine.ALLOCATED, _independent_draws, _PROBE),
+    Bug("shuffled batches accounted as random allocation", Engine.ALLOCATED, _equal_batches_of_an_order, _PROBE),
     Bug("half the steps counted", Engine.STEFFLE, _half_the_steps, (Caught.CONFORMANCE, Caught.PROBE), updates=30),
     Bug("exact group counts released", _STEFFLE, _exact_counts, _BOTH, "engine.steffle.g", attacked=True),
     Bug("sum instead of mean", _STEFFLE, _sum_instead_of_mean, _BOTH, "engine.steffle.h_theta"),

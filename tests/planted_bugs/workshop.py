@@ -58,6 +58,7 @@ class Engine(Enum):
 
     FULL_BATCHES = "DP-SGD, full batches, a network"
     SECRET_BATCHES = "DP-SGD, Poisson batches, logistic"
+    ALLOCATED = "DP-SGD, random allocation, logistic"
     FEDFDP = "FedFDP"
     STEFFLE = "SteFFLe, shuffled batches"
     STEFFLE_LONG = "SteFFLe, 60 rounds"
@@ -70,6 +71,7 @@ def _gaussian(rate: float, rounds: int, more: str) -> str:
 _PLANS = {
     Engine.FULL_BATCHES: _gaussian(1.0, 16, _NETWORK),
     Engine.SECRET_BATCHES: _gaussian(0.2, 24, ""),
+    Engine.ALLOCATED: _gaussian(0.2, 24, "").replace("clip = 1.0", 'clip = 1.0\nsampling = "random-allocation"'),
     Engine.FEDFDP: f"{_FEDFDP}{_DATA}[training]\nfairness = 2.0\n",
     Engine.STEFFLE: f"{_STEFFLE.format(rounds=15)}{_DATA}{_FREQUENCIES}",
     Engine.STEFFLE_LONG: f"{_STEFFLE.format(rounds=60)}{_DATA}{_FREQUENCIES}",
