@@ -221,7 +221,7 @@ class Decoder:
         with np.errstate(divide="ignore"):
             rest = [np.log(self.epoch - made.shape[1]) for made in epochs]
         sums = [np.logaddexp(logsumexp(made, axis=1), left) for made, left in zip(epochs, rest, strict=True)]
-        return np.stack(sums, axis=1) - np.log(self.epoch)
+        return np.asarray(np.stack(sums, axis=1) - np.log(self.epoch))
 
     def _log_likelihood(self, values: Floats, level: Floats) -> Floats:
         """Of each round, up to a constant: the canary took part (in all values of it), or it did not."""
