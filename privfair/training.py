@@ -10,7 +10,7 @@ from typing import Any, final
 
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.keys import load_public
-from calibrate.manifest.trust import TrustSeen, read_trust
+from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
 from calibrate.manifest.verify import AuthenticManifest, require_still_signed
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
@@ -71,12 +71,13 @@ class TrustInForce:
     """The trust file of a run, read again while the run goes on, so that a revocation takes effect.
 
     The file may be replaced by a later one of the same sequence; an earlier one is refused, here and by the ledger.
+    A trust file that exists in memory alone (for a budget that signs itself) stays as it is.
     """
 
-    def __init__(self, path: str | Path, root: str | Path | None = None) -> None:
-        self._path = Path(path)
+    def __init__(self, trust: str | Path | TrustFile, root: str | Path | None = None) -> None:
         self._root = None if root is None else load_public(Path(root), _no_password)
-        self.file = read_trust(_read("trust", self._path), self._root)
+        self._path = None if isinstance(trust, TrustFile) else Path(trust)
+        self.file = trust if isinstance(trust, TrustFile) else read_trust(_read("trust", Path(trust)), self._root)
 
     @property
     def seen(self) -> TrustSeen:
@@ -85,8 +86,9 @@ class TrustInForce:
 
     def require_signed(self, manifest: AuthenticManifest, at: datetime | None = None) -> None:
         """Refuse to go on unless the manifest is still signed by every role, with keys that are live at `at`."""
-        content = _read("trust", self._path)
-        self.file = read_trust(content, self._root, at, least_sequence=self.file.sequence)
+        if self._path is not None:
+            content = _read("trust", self._path)
+            self.file = read_trust(content, self._root, at, least_sequence=self.file.sequence)
         require_still_signed(manifest, self.file, at)
 
 

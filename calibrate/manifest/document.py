@@ -174,7 +174,7 @@ class Validity(StrictModel):
         return self
 
 
-Parameter = bool | int | float | Text | tuple[float, ...] | None
+Parameter = bool | int | float | Text | tuple[float, ...] | tuple[Text, ...] | None
 """A parameter of a plan as JSON holds it."""
 
 
@@ -268,6 +268,26 @@ class BudgetDocument(StrictModel):
         if canonical(document.to_json()) != text:
             raise ValueError("the fields are not spelled as privfair writes them")
         return document
+
+
+# The digest that ties a manifest to the plan it was signed for.
+#
+# The engine computes it from what it is about to run, the issuer from what was priced; no plan class is needed
+# for it.
+
+
+NO_PLAN_FILE = (
+    "No plan file was given: the digest of the configuration is the SHA-256 of the algorithm's name and its "
+    "parameters in canonical JSON, and code of the user's own is bound only where its digest is listed."
+)
+
+
+def plan_digest(algorithm: str, parameters: Mapping[str, Json]) -> str:
+    """SHA-256 of the algorithm's name and all of its parameters, in canonical JSON."""
+    try:
+        return digest({"algorithm": algorithm, "parameters": dict(parameters)})
+    except NotStrictJson as broken:
+        raise InvalidInput("parameters", parameters, str(broken), "use plain finite values") from broken
 
 
 # The in-toto Statement v1 around a budget document: what is signed, and what it is about.

@@ -16,6 +16,7 @@ from calibrate.claims import NoiseKind
 from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import (
+    NO_PLAN_FILE,
     Accounting,
     BudgetDocument,
     DataBinding,
@@ -24,6 +25,7 @@ from calibrate.manifest.document import (
     OwnCode,
     SamplingDeclaration,
     Validity,
+    plan_digest,
 )
 from calibrate.manifest.issue import CrossCheck, PricedDocument, cross_check
 from calibrate.manifest.mechanism import (
@@ -38,7 +40,7 @@ from calibrate.manifest.mechanism import (
     PrivateGuarantee,
     RandomizedCategory,
 )
-from calibrate.manifest.strict_json import Json, NotStrictJson, digest, in_our_words
+from calibrate.manifest.strict_json import in_our_words
 from calibrate.plans.plan import AlgorithmName, NoisyValue, PlainValue, Plan, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import InSequence, Release, Sampled, multiplicities
@@ -140,20 +142,6 @@ def checked_document(terms: Terms, **fields: object) -> BudgetDocument:
             code=terms.code,
             justification=terms.justification,
         )
-
-
-# The digest that ties a manifest to the plan it was signed for.
-#
-# The engine computes it from what it is about to run, the issuer from what was priced; no plan class is needed
-# for it, because the engine must not import plans.
-
-
-def plan_digest(algorithm: str, parameters: Mapping[str, Json]) -> str:
-    """SHA-256 of the algorithm's name and all of its parameters, in canonical JSON."""
-    try:
-        return digest({"algorithm": algorithm, "parameters": dict(parameters)})
-    except NotStrictJson as broken:
-        raise InvalidInput("parameters", parameters, str(broken), "use plain finite values") from broken
 
 
 # The document of a run that protects nobody, such as a baseline: signed, so that it cannot pass for private.
@@ -297,7 +285,7 @@ def _document(
             event=event,
             delta=delta,
             discrete_noise=slack,
-            assumptions=plan.assumptions(),
+            assumptions=(*plan.assumptions(), *(() if terms.config_digest else (NO_PLAN_FILE,))),
             second_opinion=checked.second,
         ),
         config_digest=terms.config_digest or plan_digest(plan.algorithm.value, plan.parameters()),
@@ -323,7 +311,7 @@ def _observer(algorithm: AlgorithmName) -> str:
             return "The server, other silos and eavesdroppers, who see everything the silo sends."
         case AlgorithmName.FPFL | AlgorithmName.MMD_FEDAVG:
             return "Whoever sees the aggregates or the model; the aggregator sees contributions and is trusted."
-        case AlgorithmName.GAUSSIAN:
+        case AlgorithmName.GAUSSIAN | AlgorithmName.OWN_LOOP:
             return "Whoever sees the noisy values or anything computed from them."
         case _:
             assert_never(algorithm)

@@ -14,6 +14,7 @@ from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
+from calibrate.plans.own_loop import OwnLoopPlan
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import AlgorithmName, Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
 Choice = TypeVar("Choice", bound=Enum)
 
 PlanClass = (
-    type[StefflePlan] | type[FedfdpPlan] | type[FpflPlan] | type[MmdFedavgPlan] | type[GaussianPlan] | type[PayOncePlan]
+    type[StefflePlan]
+    | type[FedfdpPlan]
+    | type[FpflPlan]
+    | type[MmdFedavgPlan]
+    | type[GaussianPlan]
+    | type[PayOncePlan]
+    | type[OwnLoopPlan]
 )
 
 PLANS: dict[AlgorithmName, PlanClass] = {
@@ -34,6 +41,7 @@ PLANS: dict[AlgorithmName, PlanClass] = {
     AlgorithmName.MMD_FEDAVG: MmdFedavgPlan,
     AlgorithmName.GAUSSIAN: GaussianPlan,
     AlgorithmName.PAY_ONCE: PayOncePlan,
+    AlgorithmName.OWN_LOOP: OwnLoopPlan,
 }
 
 

@@ -19,7 +19,7 @@ from calibrate.errors import positive
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, Laplace, RandomizedResponse, Release, Together
 
-PlainValue = int | float | str | bool | None | tuple[float, ...]
+PlainValue = int | float | str | bool | None | tuple[float, ...] | tuple[str, ...]
 """What a plan's parameters are made of, so that they fit a manifest, TOML and JSON."""
 
 
@@ -30,6 +30,7 @@ class AlgorithmName(Enum):
     MMD_FEDAVG = "mmd-fedavg"
     GAUSSIAN = "gaussian"
     PAY_ONCE = "pay-once"
+    OWN_LOOP = "own-loop"
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from privfair.batches.participation import (
     PartyBatches,
     word_source,
 )
+from privfair.batches.randomness import WordSource
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import Position
@@ -99,11 +100,6 @@ class PartySetup:
         """What the transcript holds of each round."""
         return tuple(ValueSpec(name, tuple(shape)) for name, shape in self.algorithm.shapes().items())
 
-    @property
-    def batches_recorded(self) -> bool:
-        """Whether batches count as known, so that an auditor may have them."""
-        return self.sampling is not None and self.sampling.batch is Batch.REVEALED
-
 
 @final
 class StepGate:
@@ -122,6 +118,11 @@ class StepGate:
         self._plain = frozenset[str]()
         if _promises_nothing(document):
             self._plain = frozenset(value.name for value in document.releases if isinstance(value, InTheClear))
+
+    @property
+    def first_round(self) -> int:
+        """The first round that this session may use."""
+        return self._first_round
 
     @property
     def at_end_of_block(self) -> bool:
@@ -363,7 +364,7 @@ class LocalParties:
     ) -> LocalParties:
         """The parties behind a gate that is open already; the other arguments are those of `open`."""
         drawn, record = _open_batches(setup, claim, batches)
-        first = _first_usable_round(setup, claim, gate, drawn)
+        first = first_usable_round(claim, gate, drawn, setup.sensitive)
         step_gate = StepGate(gate, claim, setup.manifest.document, first, on_round)
         states = StateReader(setup.algorithm)
         here = Position(setup.algorithm.start()) if position is None else position
@@ -397,6 +398,27 @@ class LocalParties:
             self.record.close()
 
 
+def open_batches(
+    manifest: VerifiedManifest,
+    sampling: Sampling | None,
+    units: Mapping[str, int],
+    sources: Mapping[str, WordSource],
+    path: Path | None,
+    parties: tuple[str, ...],
+) -> tuple[dict[str, Participation], BatchWriter | None]:
+    """The batches of parties with so many units each, and the record of them, where they count as known.
+
+    `parties` are all that the record may name; a record that exists at `path` is gone on with.
+    """
+    recorded, writer = None, None
+    if path is not None and sampling is not None and sampling.batch is Batch.REVEALED:
+        header = BatchHeader(manifest.digest, parties, sampling, next(iter(sources.values())).label)
+        recorded = BatchRecord.read(path) if path.exists() else None
+        writer = BatchWriter.resume(path, header) if recorded else BatchWriter.create(path, header)
+    drawn = {name: Participation(name, size, sampling, sources[name], writer, recorded) for name, size in units.items()}
+    return drawn, writer
+
+
 def _open_batches(
     setup: PartySetup, claim: Claim, path: Path | None
 ) -> tuple[dict[str, PartyBatches], BatchWriter | None]:
@@ -405,49 +427,50 @@ def _open_batches(
     sources = {name: word_source(document, setup.seed, name, claim.session) for name in setup.names}
     if setup.algorithm.draws:
         return {s.name: DrawnParticipation(s, setup.algorithm, sources[s.name]) for s in setup.silos}, None
-    recorded, writer = None, None
-    if path is not None and setup.sampling is not None and setup.batches_recorded:
-        label = next(iter(sources.values())).label
-        header = BatchHeader(setup.manifest.digest, setup.names, setup.sampling, label)
-        recorded = BatchRecord.read(path) if path.exists() else None
-        writer = BatchWriter.resume(path, header) if recorded else BatchWriter.create(path, header)
-    holders = {
-        name: Participation(name, size, setup.sampling, sources[name], writer, recorded)
-        for name, size in setup.units.items()
-        if name not in setup.sensitive
-    }
+    units = {name: size for name, size in setup.units.items() if name not in setup.sensitive}
+    holders, writer = open_batches(setup.manifest, setup.sampling, units, sources, path, setup.names)
     numbers = {s.name: s.record_numbers.numpy() for s in setup.silos if s.record_numbers is not None}
     held = [(holders[name], numbers[name]) for name in holders] if setup.sensitive else []
     asked = {name: AskedParticipation(name, numbers[name], held, writer) for name in setup.sensitive}
     return {**holders, **asked}, writer
 
 
-def _first_usable_round(setup: PartySetup, claim: Claim, gate: Gate, drawn: Mapping[str, PartyBatches]) -> int:
+def first_usable_round(
+    claim: Claim, gate: Gate, drawn: Mapping[str, PartyBatches], sensitive: tuple[str, ...] = ()
+) -> int:
     """Where this session begins, for all parties: rounds whose batches an interruption made unusable are left out."""
     usable = claim.held.start
     for name, batches in drawn.items():
         if isinstance(batches, Participation):
             # What a sensitive silo published was computed on the records that holders drew.
-            own = {release.round for release in gate.earlier if release.party in (name, *setup.sensitive)}
+            own = {release.round for release in gate.earlier if release.party in (name, *sensitive)}
             usable = max(usable, batches.first_usable(claim.held.start, own))
     return usable
 
 
-def require_declared(algorithm: Algorithm[State], document: BudgetDocument) -> None:
-    """Refuse, before anything is claimed, an algorithm that sends what the manifest does not declare."""
+def require_shapes(shapes: Mapping[str, tuple[int, ...]], document: BudgetDocument, who: str, remedy: str) -> None:
+    """Refuse, before anything is claimed, values that the manifest does not declare or declares with another shape."""
     declared = {release.name: release for release in document.releases}
-    for name, shape in algorithm.shapes().items():
+    for name, shape in shapes.items():
         if name not in declared:
             raise GateRefused(
-                f"the algorithm publishes {name!r}, which the manifest does not declare (it allows "
-                f"{', '.join(declared)}); have the budget issued from this very plan file"
+                f"{who} publishes {name!r}, which the manifest does not declare (it allows "
+                f"{', '.join(declared)}); {remedy}"
             )
         signed = declared[name].shape
-        if signed is not None and signed != tuple(shape):
-            raise GateRefused(
-                f"the algorithm publishes {name!r} with shape {tuple(shape)}, the manifest signed {signed}; "
-                "have the budget issued from this very plan file"
-            )
+        if signed is not None and signed != shape:
+            raise GateRefused(f"{who} publishes {name!r} with shape {shape}, the manifest signed {signed}; {remedy}")
+
+
+def require_declared(algorithm: Algorithm[State], document: BudgetDocument) -> None:
+    """Refuse, before anything is claimed, an algorithm that sends what the manifest does not declare."""
+    require_shapes(
+        {name: tuple(shape) for name, shape in algorithm.shapes().items()},
+        document,
+        "the algorithm",
+        "have the budget issued from this very plan file",
+    )
+    declared = {release.name: release for release in document.releases}
     for value in algorithm.clear_values():
         if not isinstance(declared.get(value.name), InTheClear):
             raise GateRefused(

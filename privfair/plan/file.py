@@ -147,6 +147,8 @@ class PlanFile:
     training: Mapping[str, Any]
     digest: str
     folder: Path
+    on_file: bool = True
+    """Whether `digest` is of a file's bytes (and flags over it), and not of flags alone."""
 
     def target(self, epsilon: float | None = None, delta: float | None = None) -> EpsilonDelta:
         """The promise asked for: the given numbers, else the file's."""
@@ -198,7 +200,7 @@ def plan_from_flags(algorithm: str, path: Path | None, flags: Mapping[str, Any])
                 raise InvalidInput(name, number, "must be a finite number", "give a plain decimal number")
     if path is None:
         digest = _digest({"algorithm": algorithm, "privacy": _plain(given)})
-        return PlanFile(algorithm, {}, given, {}, {}, digest, Path())
+        return PlanFile(algorithm, {}, given, {}, {}, digest, Path(), on_file=False)
     file = read_plan_file(path)
     if file.algorithm != algorithm:
         rule = f"is a plan for {file.algorithm}, not for {algorithm}"

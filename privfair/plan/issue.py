@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -40,7 +40,7 @@ from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
 from privfair.plan.training import TrainingPlan, training_plan
 from privfair.run.public import build
 
-_SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2}
+_SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2, "units": 1}
 """Which parameter of a plan tells how many units there are, and how many times over."""
 _NO_REASON = "No reason was given when this budget was issued."
 
@@ -54,6 +54,12 @@ class Issuing:
     lifetime: timedelta = timedelta(days=90)
     why: str = ""
     research_noise: bool = False
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of published values, where the plan has no [training] that tells them."""
+    dataset: DataIdentity | None = None
+    """The declared identity of the data, where the plan has no [data] that tells it."""
+    code: tuple[OwnCode, ...] = ()
+    """Files of the user's own to bind, where no [training] names them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +71,12 @@ class _Subject:
     dataset: DataIdentity | None = None
     code: tuple[OwnCode, ...] = ()
     not_protected: tuple[str, ...] = ()
+    given_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {} if self.algorithm is None else {name: tuple(of) for name, of in self.algorithm.shapes().items()}
+        known = self.given_shapes if self.algorithm is None else self.algorithm.shapes()
+        return {name: tuple(shape) for name, shape in known.items()}
 
 
 def promise(file: PlanFile, target: EpsilonDelta, issuing: Issuing) -> tuple[CertifiedBudget, PricedDocument]:
@@ -126,7 +134,12 @@ def _subject(
     if not file.data:
         if file.training:
             raise InvalidInput("[data]", None, "is needed beside [training]", "say which data to train on")
-        return _Subject(_binding_without_data(issuing, parameters))
+        return _Subject(
+            _binding_without_data(issuing, parameters),
+            dataset=issuing.dataset,
+            code=issuing.code,
+            given_shapes=issuing.shapes,
+        )
     if issuing.silos:
         raise InvalidInput("--silo", issuing.silos, "and the plan's [data] both name silos", "drop --silo")
     plan = None if unpromised is not None or isinstance(parameters, Unpriced) else parameters
@@ -234,7 +247,7 @@ def _terms(
         clear=clear,
         shapes=subject.shapes,
         clips=clips,
-        config_digest=file.digest,
+        config_digest=file.digest if file.on_file else None,
         dataset=subject.dataset,
         ledgers=issuing.ledgers,
         code=subject.code,

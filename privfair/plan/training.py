@@ -43,6 +43,11 @@ _LOST_SHARE = 32
 """A crash may cost this part of the signed rounds, if no block is asked for."""
 
 
+def block_for(signed: int) -> int:
+    """Rounds to charge ahead, if nobody says how many."""
+    return max(1, min(_LARGEST_BLOCK, signed // _LOST_SHARE))
+
+
 class BatchChoice(Enum):
     """How batches are drawn where no manifest says it."""
 
@@ -128,7 +133,7 @@ class TrainingPlan:
 
     def block(self, signed: int) -> int:
         """Rounds to charge ahead: enough that syncing does not dominate, few enough that a crash loses little."""
-        return self.training.block or max(1, min(_LARGEST_BLOCK, signed // _LOST_SHARE))
+        return self.training.block or block_for(signed)
 
     def refuse_unpromised_keys(self) -> None:
         """Under a promise only the manifest says how batches are drawn and how many rounds there are."""

@@ -17,7 +17,7 @@ from privfair.run.folder import RunFolder, load_checkpoint, save_checkpoint, sav
 from privfair.run.metrics import MetricsLog
 from privfair.run.prepare import PreparedRun, claim_terms
 from privfair.run.replay import Session, append_session, read_sessions, replay
-from privfair.run.summary import Status, receipts, summary
+from privfair.run.summary import Ran, Status, receipts, require_same_run, summary
 from privfair.transcript import Ending, Transcript
 
 
@@ -85,7 +85,7 @@ class RunSession:
 
     def resume(self) -> dict[str, Any]:
         """Go on with the run of this folder: fresh rounds only, from the state that the transcript leads to."""
-        self._require_same_run()
+        require_same_run(self._folder, self._run.manifest, self._ledger_id)
         self._check_trust()
         transcript = Transcript.read(self._folder.transcript) if self._folder.transcript.exists() else None
         claim = self._claim_again(transcript)
@@ -227,23 +227,10 @@ class RunSession:
         status_now = None
         if status is not Status.BEGUN:
             status_now = self._ledger.manifest_status(self._run.manifest.digest)
-        document = summary(status, self._run, self._folder, self._ledger_id, steps, self._log.last, status_now)
+        ran = Ran(self._run.manifest, self._run.sampling, self._run.updates)
+        document = summary(status, ran, self._folder, self._ledger_id, steps, self._log.last, status_now)
         self._folder.write_json(self._folder.summary, document)
         return document
-
-    def _require_same_run(self) -> None:
-        folder, before = self._folder, self._folder.read_json(self._folder.summary)
-        manifest = before.get("manifest")
-        for what, found, given in (
-            ("manifest", manifest.get("digest") if isinstance(manifest, dict) else None, self._run.manifest.digest),
-            ("plan", before.get("plan"), self._run.plan.file.digest),
-            ("ledger", before.get("ledger"), self._ledger_id),
-        ):
-            if found != given:
-                raise Refused(
-                    f"{folder.path} was begun with the {what} {str(found)[:12]}, not with {given[:12]}; resume it "
-                    f"with its own {what}, or begin a new run in another folder"
-                )
 
     def _lost_transcript(self) -> Refused:
         return Refused(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from calibrate.errors import Refused
 from calibrate.manifest.encoding import encode_sampling
+from calibrate.manifest.verify import VerifiedManifest
+from calibrate.sampling import Batch, Sampling
 from privfair.ledger import Ledger, ManifestStatus
 from privfair.run.folder import RunFolder
 from privfair.run.metrics import NOT_PRIVATE
-from privfair.run.prepare import PreparedRun
+from privfair.run.public import promise_of
 
 _PACKAGES = ("privfair", "torch", "numpy", "scipy", "cryptography", "securesystemslib", "SQLAlchemy")
 
@@ -23,9 +27,18 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What of a run its summary tells: the manifest, how batches are drawn, and how many steps are planned."""
+
+    manifest: VerifiedManifest
+    sampling: Sampling | None
+    planned_steps: int
+
+
 def summary(
     status: Status,
-    run: PreparedRun,
+    run: Ran,
     folder: RunFolder,
     ledger_id: str,
     steps: int,
@@ -33,12 +46,12 @@ def summary(
     charged: ManifestStatus | None,
 ) -> dict[str, Any]:
     """The document of run.json."""
-    document = run.document
+    document = run.manifest.document
     return {
         "version": 1,
         "status": status.value,
         "algorithm": document.algorithm,
-        "promise": run.promise.as_json(),
+        "promise": promise_of(document).as_json(),
         "manifest": {
             "digest": run.manifest.digest,
             "envelope": run.manifest.authentic.envelope_digest,
@@ -46,18 +59,21 @@ def summary(
                 {"role": signature.role.value, "key_id": signature.key_id} for signature in run.manifest.signatures
             ],
         },
-        "plan": run.plan.file.digest,
+        "plan": document.config_digest,
         "ledger": ledger_id,
-        "data": {"silos": run.setup.sizes, "schema_digest": document.data.schema_digest},
+        "data": {
+            "silos": {silo.name: silo.size for silo in document.data.silos},
+            "schema_digest": document.data.schema_digest,
+        },
         "noise_source": document.noise_source.value,
         "batches": {
             "sampling": None if run.sampling is None else encode_sampling(run.sampling),
-            "recorded": run.setup.batches_recorded,
+            "recorded": run.sampling is not None and run.sampling.batch is Batch.REVEALED,
         },
         "rounds": {
             "signed": document.rounds,
             "charged": 0 if charged is None else charged.charged,
-            "planned_steps": run.updates,
+            "planned_steps": run.planned_steps,
             "steps": steps,
             "sessions": 0 if charged is None else charged.session,
         },
@@ -67,6 +83,22 @@ def summary(
         "digests": folder.digests() if status is Status.FINISHED else {},
         "versions": _versions(),
     }
+
+
+def require_same_run(folder: RunFolder, manifest: VerifiedManifest, ledger_id: str) -> None:
+    """Refuse to go on in a folder that was begun with another manifest, plan or ledger."""
+    before = folder.read_json(folder.summary)
+    begun = before.get("manifest")
+    for what, found, given in (
+        ("manifest", begun.get("digest") if isinstance(begun, dict) else None, manifest.digest),
+        ("plan", before.get("plan"), manifest.document.config_digest),
+        ("ledger", before.get("ledger"), ledger_id),
+    ):
+        if found != given:
+            raise Refused(
+                f"{folder.path} was begun with the {what} {str(found)[:12]}, not with {given[:12]}; resume it "
+                f"with its own {what}, or begin a new run in another folder"
+            )
 
 
 def receipts(ledger: Ledger, manifest_digest: str) -> dict[str, Any]:

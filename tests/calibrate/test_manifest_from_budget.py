@@ -9,7 +9,15 @@ import pytest
 
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput, ManifestRefused
-from calibrate.manifest.document import BudgetDocument, DataBinding, DataIdentity, LedgerBinding, OwnCode
+from calibrate.manifest.document import (
+    NO_PLAN_FILE,
+    BudgetDocument,
+    DataBinding,
+    DataIdentity,
+    LedgerBinding,
+    OwnCode,
+    plan_digest,
+)
 from calibrate.manifest.from_budget import (
     BY_THE_TRAINER,
     PaperClaim,
@@ -17,7 +25,6 @@ from calibrate.manifest.from_budget import (
     document_as_printed,
     document_from_budget,
     document_without_promise,
-    plan_digest,
     valid_for,
 )
 from calibrate.manifest.issue import issue, recompute
@@ -89,7 +96,7 @@ def test_every_plans_budget_can_be_signed_and_recomputed(name: str) -> None:
     assert document.guarantee.privacy_unit() == plan.unit
     assert {release.name for release in document.releases} == {value.name for value in budget.values}
     assert document.rounds == plan.rounds
-    assert document.accounting.assumptions == plan.assumptions()
+    assert document.accounting.assumptions == (*plan.assumptions(), NO_PLAN_FILE)
     assert set(plan.unprotected()) < set(document.guarantee.not_protected)
     read = read_unverified(issue(document, generate())).document
     assert read == document

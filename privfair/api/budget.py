@@ -1,0 +1,200 @@
+"""`pf.budget`: a budget for a training loop of your own, priced and signed in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from calibrate.budget import CertifiedBudget
+from calibrate.errors import InvalidInput
+from calibrate.manifest.document import BudgetDocument, DataIdentity, LedgerBinding, OwnCode
+from calibrate.manifest.issue import PricedDocument, issue
+from calibrate.manifest.keys import SigningKey, load_private
+from calibrate.manifest.strict_json import in_our_words
+from calibrate.plans.plan import AlgorithmName
+from calibrate.privacy_unit import EpsilonDelta
+from privfair.ledger import Access, Ledger
+from privfair.plan.file import plan_from_flags
+from privfair.plan.issue import Issuing, promise
+from privfair.run.public import Promise, promise_of
+from privfair.run.signed_budget import SignedBudget
+
+Key = SigningKey | str | Path
+"""A private key in memory (`pf.generate_key()`), or the file that holds it (`privfair keys generate`)."""
+Sampling = Literal["poisson", "fixed", "shuffled", "random-allocation", "full"]
+RelationName = Literal["add-remove", "replace-one", "replace-attribute"]
+
+
+@dataclass(frozen=True)
+class PricedBudget:
+    """A budget that two accountants agree on and nobody has signed yet; no engine accepts it."""
+
+    certified: CertifiedBudget = field(repr=False)
+    priced: PricedDocument = field(repr=False)
+
+    @property
+    def document(self) -> BudgetDocument:
+        """What will be signed."""
+        return self.priced.document
+
+    @property
+    def promise(self) -> Promise:
+        """What is promised, to whom, and what is not protected."""
+        return promise_of(self.document)
+
+    def noise(self, name: str) -> float:
+        """The standard deviation of the noise on a value.
+
+        Args:
+            name: of the value, as the budget declares it.
+        """
+        return self.certified.value(name).sigma
+
+    def sign(self, key: Key) -> SignedBudget:
+        """The budget under a signature, ready to be spent once.
+
+        Args:
+            key: the officer's or owner's private key, or the path of its file.
+        """
+        return sign_document(self.priced, key)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(
+            f"<tr><td>{escape(str(value['name']))}</td><td>{value['sensitivity']:.6g}</td><td>{value['sigma']:.6g}</td></tr>"
+            for value in (value.to_json() for value in self.certified.values)
+            if value["sigma"] is not None
+        )
+        return (
+            f"<b>{escape(self.promise.text)}</b> (not signed yet)"
+            f"<table><tr><th>value</th><th>bound</th><th>sigma</th></tr>{rows}</table>"
+        )
+
+
+def sign_document(priced: PricedDocument, key: Key) -> SignedBudget:
+    """A priced document under the signature of a key."""
+    signing = key if isinstance(key, SigningKey) else load_private(Path(key))
+    return SignedBudget(issue(priced, signing), signing.public)
+
+
+def budget(
+    epsilon: float,
+    delta: float,
+    *,
+    units: int,
+    rounds: int,
+    shapes: Mapping[str, Sequence[int]],
+    sampling: Sampling = "poisson",
+    sampling_rate: float | None = None,
+    batch_size: int | None = None,
+    batches: int | None = None,
+    bounds: Mapping[str, float] | float = 1.0,
+    noise: Mapping[str, float] | None = None,
+    relation: RelationName = "add-remove",
+    protects: Literal["record", "user"] = "record",
+    silos: Mapping[str, int] | None = None,
+    dataset: tuple[str, str, str] | None = None,
+    ledger: str | Path | Ledger | None = None,
+    code: Iterable[str | Path] = (),
+    valid_days: int = 90,
+    why: str = "",
+    unsafe_seeded_research_noise: bool = False,
+) -> PricedBudget:
+    """The smallest noise for a loop of your own that keeps (epsilon, delta), priced by two accountants.
+
+    >>> import privfair as pf
+    >>> priced = pf.budget(1.0, 1e-5, units=1000, rounds=100, sampling_rate=0.05, shapes={"gradient": (3,)})
+    >>> round(priced.noise("gradient"), 2)
+    2.13
+    >>> signed = priced.sign(pf.generate_key())
+    >>> print(signed)
+    budget for own-loop: epsilon 1 at delta 1e-05 for one record, 100 rounds
+
+    Args:
+        epsilon: the promise, for all rounds together.
+        delta: the probability with which the promise may fail; below one over the number of units.
+        units: a public lower bound of the number of protected units; exactly their number for a replace relation.
+        rounds: how many rounds the loop may make; what a crash loses counts, so have a few more signed.
+        shapes: the shape of each value that a round publishes, by name.
+        sampling: how each round's batch is drawn.
+        sampling_rate: for "poisson", the probability that a unit joins a batch.
+        batch_size: for "fixed" and "shuffled", the units in a batch.
+        batches: for "random-allocation", the batches per epoch.
+        bounds: the L2 bound of one unit's part of each value, by name, or one number for all.
+        noise: the noise of each value relative to its bound and to the others, by name; by default alike.
+        relation: how neighbouring data sets differ: a unit is added or removed, or replaced, or its attribute is.
+        protects: what one unit is.
+        silos: the name of each silo and its units, if there are several; by default one called "data".
+        dataset: the data's declared identity (name, custodian, version), by which a ledger keeps its totals.
+        ledger: the ledger that the budget may be spent from (its path, URL, id, or the open ledger); None for any.
+        code: files of your own to bind by digest; `BudgetedRun(code=...)` must then name the same.
+        valid_days: how long the budget may be spent.
+        why: the justification that stands in the manifest.
+        unsafe_seeded_research_noise: reproducible noise that protects nobody, for experiments on public data.
+
+    Guarantee: as `calibrate.plans.own_loop.OwnLoopPlan`; the manifest lists what it assumes of the loop.
+    """
+    names = tuple(shapes)
+    if not names:
+        raise InvalidInput("shapes", shapes, "must name at least one value", 'give shapes={"gradient": (d,)}')
+    flags = {
+        "units": units,
+        "rounds": rounds,
+        "sampling": sampling,
+        "sampling_rate": sampling_rate,
+        "batch_size": batch_size,
+        "batches": batches,
+        "names": names,
+        "bounds": _by_name("bounds", bounds, names),
+        "noise": _by_name("noise", 1.0 if noise is None else noise, names),
+        "relation": relation,
+        "protects": protects,
+    }
+    file = plan_from_flags(AlgorithmName.OWN_LOOP.value, None, flags)
+    issuing = Issuing(
+        silos=tuple({"data": units}.items() if silos is None else silos.items()),
+        ledgers=() if ledger is None else (LedgerBinding(ledger=_identity(ledger)),),
+        lifetime=timedelta(days=valid_days),
+        why=why,
+        research_noise=unsafe_seeded_research_noise,
+        shapes={name: tuple(int(side) for side in shape) for name, shape in shapes.items()},
+        dataset=None if dataset is None else _identity_of_data(dataset),
+        code=tuple(own_code(path) for path in code),
+    )
+    return PricedBudget(*promise(file, EpsilonDelta(epsilon, delta), issuing))
+
+
+def own_code(path: str | Path) -> OwnCode:
+    """A file of the user's own, as a manifest binds it: by name and digest."""
+    try:
+        return OwnCode(name=Path(path).name, sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest())
+    except OSError as error:
+        raise InvalidInput("code", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+
+
+def _by_name(argument: str, given: Mapping[str, float] | float, names: tuple[str, ...]) -> tuple[float, ...]:
+    if not isinstance(given, Mapping):
+        return (float(given),) * len(names)
+    if set(given) != set(names):
+        raise InvalidInput(argument, sorted(given), f"must name exactly {', '.join(names)}", "give one number for each")
+    return tuple(float(given[name]) for name in names)
+
+
+def _identity(ledger: str | Path | Ledger) -> str:
+    if isinstance(ledger, Ledger):
+        return ledger.identity
+    if isinstance(ledger, str) and len(ledger) == 64 and set(ledger) <= set("0123456789abcdef"):
+        return ledger
+    with Ledger.open(ledger, access=Access.READ) as opened:
+        return opened.identity
+
+
+def _identity_of_data(parts: tuple[str, str, str]) -> DataIdentity:
+    with in_our_words("dataset"):
+        name, custodian, version = parts
+        return DataIdentity(name=name, custodian=custodian, version=version)

@@ -1,0 +1,436 @@
+"""`BudgetedRun`: any training loop, in any framework, under a signed budget.
+
+::
+
+    with pf.BudgetedRun(budget, trust="trust.json", ledger="ledger.db", units=len(data), out="run") as run:
+        for round_ in run:                                  # charged on disk before the body runs
+            part = clip(gradients(model, data[round_.batch]))   # the batch is drawn as signed
+            noisy = round_.publish("gradient", part.sum(axis=0), bound=1.0, measured=largest_norm)
+            model = step(model, noisy)
+
+Manifest, ledger, gate, batches and transcript are those of `privfair train`; only the computation is the caller's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from calibrate.arrays import Floats
+from calibrate.errors import GateRefused, InvalidInput, Refused, count
+from calibrate.manifest.document import BudgetDocument, plan_digest
+from calibrate.manifest.mechanism import NoiseSource
+from calibrate.manifest.strict_json import Step, digest
+from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.verify import Run, SiloData, VerifiedManifest, authenticate, bind
+from calibrate.plans.plan import AlgorithmName
+from privfair.algorithms.algorithm import Message
+from privfair.batches.participation import Participation, declared_sampling, word_source
+from privfair.batches.randomness import Indexes
+from privfair.batches.record import BatchWriter
+from privfair.contribution import BoundedContribution, Published
+from privfair.durable import replace_file
+from privfair.federation.local_party import StepGate, first_usable_round, open_batches, require_shapes
+from privfair.gate import Gate, open_gate
+from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, ClaimToken, Ledger, UnknownClaim
+from privfair.plan.training import block_for
+from privfair.run.folder import RunFolder
+from privfair.run.prepare import claim_terms
+from privfair.run.public import Promise, promise_of
+from privfair.run.replay import Session, append_session
+from privfair.run.signed_budget import BudgetSource, envelope_of
+from privfair.run.summary import Ran, Status, receipts, require_same_run, summary
+from privfair.training import TrustInForce
+from privfair.transcript import Transcript, ValueSpec
+
+_FOR_LOOPS = (AlgorithmName.OWN_LOOP.value, AlgorithmName.GAUSSIAN.value)
+"""Algorithms whose manifest leaves the computation to the caller; the others are run by privfair's own engine."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BudgetedRound:
+    """One charged round: the batch to compute on, and the only way to publish what was computed."""
+
+    number: int
+    """The round of the ledger; rounds lost in a crash are left out."""
+    step: int
+    """How many rounds the run made before this one."""
+    batch: Indexes
+    """Which units take part, as indexes into 0 .. units - 1, drawn as the manifest says; perhaps none."""
+    _run: BudgetedRun = field(repr=False)
+    _sent: dict[str, Published] = field(default_factory=dict, repr=False)
+
+    def publish(self, name: str, values: ArrayLike, *, bound: float, measured: float) -> Floats:
+        """Publish a sum over the batch with its signed noise, and return the noisy sum.
+
+        Args:
+            name: of the value, as the manifest declares it.
+            values: the sum of the units' parts; an array (numpy, torch on the CPU, jax) of the signed shape.
+            bound: the L2 bound that each unit's part keeps, at most the signed one.
+            measured: the largest norm of a unit's part in this very batch (0 for an empty batch), taken where the
+                clipping happens; above `bound`, nothing is published.
+
+        Guarantee: as `privfair.gate.Gate`; the value carries exact noise of at least the signed scale, it is in the
+        transcript, and the round was charged durably before. That `measured` is true is the caller's word.
+        """
+        self._require_unsent(name)
+        array = np.asarray(values, dtype=np.float64)
+        self._run._send(self, Message((BoundedContribution(name, array, float(bound), float(measured)),)))
+        return np.array(self._sent[name].values)
+
+    def publish_in_the_clear(self, name: str, values: ArrayLike) -> Floats:
+        """Publish a value without noise; only one that the manifest lists in the clear.
+
+        Args:
+            name: of the value, as the manifest declares it.
+            values: numbers that cannot depend on the protected unit.
+        """
+        self._require_unsent(name)
+        self._run._send(self, Message(clear={name: np.asarray(values, dtype=np.float64)}))
+        return np.array(self._sent[name].values)
+
+    def _require_unsent(self, name: str) -> None:
+        if name in self._sent:
+            raise GateRefused(f"{name!r} was published in round {self.number}; a value is published once per round")
+
+
+@final
+class BudgetedRun:
+    """A run under a signed budget, to be iterated over round by round; verified when made, claimed when entered.
+
+    Args:
+        budget: the signed manifest: a path, its bytes, or what `sign` returned.
+        trust: the trust file that says whose signatures count: a path, or a `TrustFile` in memory.
+        ledger: the ledger that the budget is spent from (a path or a PostgreSQL URL); made by `privfair ledger init`.
+        units: how many protected units (records, or users) this silo has: at least the signed lower bound, and exactly
+            the signed number where units are replaced and not added or removed. Batches are drawn from all of them.
+        shapes: the shape of each value that the loop publishes, by name; by default those that were signed.
+        out: the folder for the run's files, which `privfair audit` reads; None keeps them in a temporary folder that is
+            deleted at the end, so that the run can neither be resumed nor audited.
+        party: which silo of the manifest this is; needed where it names several.
+        resume: go on with the run in `out` after an interruption: fresh rounds only, what was charged stays spent.
+        plan: the plan file that the manifest was issued from, if there was one.
+        code: the caller's own files whose digests were signed with the budget.
+        root: the public key that signs the trust file, if one does.
+        anchor: the ledger's anchor file; by default beside a ledger file.
+        seed: of noise and batches under seeded research noise, which protects nobody; else unused.
+        block: rounds charged ahead; a crash loses the rest of a block.
+
+    Guarantee: a value leaves only through the gate, in a round that is charged on disk before the loop's body runs,
+    with the signed noise, at most as often as signed; batches are drawn as signed. So what was published costs at most
+    the promised epsilon for the manifest's unit, if the loop uses the batch it is given, keeps the bounds it reports
+    and lets out nothing else (those are the manifest's assumptions; nothing in this process can enforce them).
+
+    Leaving the `with` block ends the run and lets unspent rounds lapse; leaving it by an exception (Ctrl-C too) keeps
+    the claim open, so that `resume=True` goes on.
+    """
+
+    def __init__(
+        self,
+        budget: BudgetSource,
+        *,
+        trust: str | Path | TrustFile,
+        ledger: str | Path,
+        units: int,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        out: str | Path | None = None,
+        party: str | None = None,
+        resume: bool = False,
+        plan: str | Path | None = None,
+        code: Iterable[str | Path] = (),
+        root: str | Path | None = None,
+        anchor: str | Path | None = None,
+        seed: int = 0,
+        block: int | None = None,
+    ) -> None:
+        self._envelope = envelope_of(budget)
+        self._trust = TrustInForce(trust, root)
+        self._plan = None if plan is None else _read("plan", plan)
+        self._manifest = self._verify(party, units, {Path(name).name: _sha256(_read("code", name)) for name in code})
+        self.units = units
+        self._shapes = _shapes(self.document, shapes)
+        self._sampling = declared_sampling(self.document)
+        self._place, self._out, self._resume = ledger, out, resume
+        self._anchor = None if anchor is None else Path(anchor)
+        self._seed = count("seed", seed, least=0)
+        self._block = block_for(self.document.rounds) if block is None else count("block", block)
+        self._open: _OpenRun | None = None
+        self._finished = False
+
+    @property
+    def document(self) -> BudgetDocument:
+        """The verified manifest."""
+        return self._manifest.document
+
+    @property
+    def promise(self) -> Promise:
+        """What is promised, to whom, and what is not protected."""
+        return promise_of(self.document)
+
+    @property
+    def manifest_digest(self) -> str:
+        """The identity of the manifest: the SHA-256 of what was signed."""
+        return self._manifest.digest
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's files are; only while the run is open, if it was given no `out`."""
+        return self._opened.folder.path
+
+    @property
+    def rounds_left(self) -> int:
+        """How many rounds can still be opened; 0 once the run has ended."""
+        if self._open is None or self._finished:
+            return 0 if self._finished else self.document.rounds
+        return self._open.rounds_left
+
+    @property
+    def step(self) -> int:
+        """How many rounds were opened so far, in all sessions of the run."""
+        return self._opened.step
+
+    def history(self) -> Iterator[Published]:
+        """What earlier sessions of a resumed run published, in order: enough to redo a state that was not saved."""
+        opened = self._opened
+        found = None if not opened.gate_of_run.earlier else Transcript.read(opened.folder.transcript)
+        for release in opened.gate_of_run.earlier:
+            assert found is not None
+            values = np.array(found.value(release.round, release.party, release.name), dtype=np.float64)
+            yield Published(release.round, release.party, release.name, values)
+
+    def next_round(self) -> BudgetedRound:
+        """Open one round, charged durably before this returns; refused once all signed rounds are spent."""
+        return self._opened.next_round(self)
+
+    def __iter__(self) -> Iterator[BudgetedRound]:
+        while self.rounds_left:
+            yield self.next_round()
+
+    def finish(self) -> str:
+        """End the run now: transcript and claim are closed, unspent rounds lapse. The transcript's digest."""
+        found = self._opened.finish()
+        self._finished = True
+        return found
+
+    def __enter__(self) -> BudgetedRun:
+        if self._open is not None or self._finished:
+            raise Refused("this run was opened before; make another BudgetedRun, with resume=True to go on")
+        with ExitStack() as stack:
+            self._open = _open(self, stack)
+            self._closing = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and not self._finished:
+                self.finish()
+            elif kind is not None and not self._finished:
+                self._opened.interrupt()
+        finally:
+            self._open = None
+            self._finished = True
+            self._closing.close()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return (
+            f"<b>{escape(self.promise.text)}</b><br>{self.document.rounds} rounds signed, {self.rounds_left} left; "
+            f"publishes {escape(', '.join(self._shapes))}"
+        )
+
+    @property
+    def _opened(self) -> _OpenRun:
+        if self._open is None:
+            raise Refused("the run is not open; use it inside `with pf.BudgetedRun(...) as run:`")
+        return self._open
+
+    def _send(self, of: BudgetedRound, message: Message) -> None:
+        self._opened.send(of, message)
+
+    def _verify(self, party: str | None, units: int, code: Mapping[str, str]) -> VerifiedManifest:
+        authentic = authenticate(self._envelope, self._trust.file)
+        document = authentic.document
+        if document.algorithm not in _FOR_LOOPS:
+            raise Step.PLAN.refuse(
+                f"the budget is for {document.algorithm}, which privfair's own engine runs",
+                "train with pf.train, or ask for a budget of own-loop (pf.budget)",
+            )
+        config = plan_digest(document.algorithm, document.parameters) if self._plan is None else _sha256(self._plan)
+        if self._plan is None and config != document.config_digest:
+            raise Step.PLAN.refuse("the budget was issued from a plan file, and none was given", "give plan=...")
+        self.party = _party(document, party)
+        data = SiloData(self.party, count("units", units), digest(None))
+        return bind(authentic, Run(config, data, code))
+
+
+@dataclass(eq=False)
+class _OpenRun:
+    """The files and the claim of a run for as long as one process has them open."""
+
+    run: BudgetedRun
+    folder: RunFolder
+    ledger: Ledger
+    ledger_id: str
+    claim: Claim
+    gate_of_run: Gate
+    gate: StepGate
+    batches: Participation
+    record: BatchWriter | None
+    step: int
+    current: BudgetedRound | None = None
+
+    @property
+    def rounds_left(self) -> int:
+        if self.gate.exhausted:
+            return 0
+        last = self.gate_of_run.round
+        first = self.claim.held.start if last is None else last + 1
+        return self.claim.rounds - max(first, self.gate.first_round)
+
+    def next_round(self, run: BudgetedRun) -> BudgetedRound:
+        if self.gate_of_run.round is not None and self.gate.at_end_of_block:
+            self.check_trust()
+            if self.record is not None:
+                self.record.sync()
+        self.current = None
+        number = self.gate.open(self.step)
+        self.current = BudgetedRound(number, self.step, self.batches.batch(number), run)
+        self.step += 1
+        return self.current
+
+    def send(self, of: BudgetedRound, message: Message) -> None:
+        if of is not self.current:
+            raise GateRefused(f"round {of.number} is over; publish within the body of its own round")
+        self.gate.send(self.run.party, message, of._sent)
+
+    def check_trust(self) -> None:
+        """As in `privfair train`: before the claim and before each block, the signers are still trusted."""
+        self.run._trust.require_signed(self.run._manifest.authentic)
+        self.ledger.remember_trust(self.run._trust.seen)
+
+    def interrupt(self) -> None:
+        self.gate.flush()
+        self.write_summary(Status.INTERRUPTED)
+
+    def finish(self) -> str:
+        self.current = None
+        found = self.gate.finish()
+        self.folder.write_json(self.folder.receipts, receipts(self.ledger, self.run.manifest_digest))
+        self.write_summary(Status.FINISHED)
+        return found
+
+    def write_summary(self, status: Status) -> None:
+        _write_summary(self.run, self.folder, self.ledger, self.ledger_id, status, self.step)
+
+
+def _open(run: BudgetedRun, stack: ExitStack) -> _OpenRun:
+    """Folder, ledger, claim, gate and batches; what is opened is closed by `stack`, in reverse order."""
+    path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run" if run._out is None else Path(run._out)
+    if run._out is None and run._resume:
+        raise InvalidInput("resume", True, "needs the folder of the run to go on with", "give out=...")
+    going_on = run._resume and RunFolder(path).begun
+    folder = RunFolder(path) if going_on else RunFolder.create(path, resume=run._resume)
+    stack.enter_context(folder.locked())
+    ledger = stack.enter_context(Ledger.open(run._place, run._anchor))
+    ledger_id = ledger.identity
+    claim = _claim_again(run, folder, ledger, ledger_id) if going_on else _begin(run, folder, ledger, ledger_id)
+    document, manifest = run.document, run._manifest
+    values = tuple(ValueSpec(name, shape) for name, shape in run._shapes.items())
+    seed = run._seed if document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY else None
+    gate = open_gate(manifest, claim, folder.transcript, values, seed, run._block, (run.party,))
+    stack.callback(gate.close)
+    source = {run.party: word_source(document, run._seed, run.party, claim.session)}
+    units = {run.party: run.units}
+    drawn, record = open_batches(manifest, run._sampling, units, source, folder.batches, (run.party,))
+    if record is not None:
+        stack.callback(record.close)
+    begun = len({release.round for release in gate.earlier})
+
+    def note_session(step: int, opened: int) -> None:
+        if step == begun:
+            append_session(folder.sessions, Session(claim.session, claim.held.start, step, ()))
+
+    first = first_usable_round(claim, gate, drawn)
+    own = StepGate(gate, claim, document, first, note_session)
+    return _OpenRun(run, folder, ledger, ledger_id, claim, gate, own, drawn[run.party], record, begun)
+
+
+def _begin(run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id: str) -> Claim:
+    try:
+        run._trust.require_signed(run._manifest.authentic)
+        ledger.remember_trust(run._trust.seen)
+        if run._plan is not None:
+            replace_file(folder.plan, run._plan)
+        replace_file(folder.manifest, run._envelope)
+        _write_summary(run, folder, ledger, ledger_id, Status.BEGUN, 0)
+        return ledger.claim(claim_terms(run._manifest), ClaimToken.at(folder.token))
+    except (AlreadyClaimed, BudgetExceeded, ClaimEnded):
+        folder.discard()
+        raise
+
+
+def _claim_again(run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id: str) -> Claim:
+    require_same_run(folder, run._manifest, ledger_id)
+    run._trust.require_signed(run._manifest.authentic)
+    ledger.remember_trust(run._trust.seen)
+    if folder.transcript.exists():
+        Transcript.read(folder.transcript).verify_against(ledger)
+    try:
+        return ledger.resume(ClaimToken.at(folder.token))
+    except UnknownClaim:
+        if folder.transcript.exists():
+            raise
+        return ledger.claim(claim_terms(run._manifest), ClaimToken.at(folder.token))
+
+
+def _write_summary(
+    run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id: str, status: Status, steps: int
+) -> None:
+    charged = None if status is Status.BEGUN else ledger.manifest_status(run.manifest_digest)
+    ran = Ran(run._manifest, run._sampling, run.document.rounds)
+    document: dict[str, Any] = summary(status, ran, folder, ledger_id, steps, None, charged)
+    folder.write_json(folder.summary, document)
+
+
+def _party(document: BudgetDocument, party: str | None) -> str:
+    names = [silo.name for silo in document.data.silos]
+    if party is None and len(names) > 1:
+        raise InvalidInput("party", None, f"is needed: the budget is for {', '.join(names)}", "say which one this is")
+    return names[0] if party is None else party
+
+
+def _shapes(document: BudgetDocument, given: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+    if given is None:
+        signed = {value.name: value.shape for value in document.releases}
+        missing = [name for name, shape in signed.items() if shape is None]
+        if missing:
+            raise InvalidInput("shapes", None, f"is needed: no shape of {missing[0]} was signed", "give shapes={...}")
+        return {name: shape for name, shape in signed.items() if shape is not None}
+    shapes = {name: tuple(int(side) for side in shape) for name, shape in given.items()}
+    require_shapes(shapes, document, "the loop", "publish what was signed, or ask for another budget")
+    return shapes
+
+
+def _read(argument: str, path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(argument, os.fspath(path), f"cannot be read ({error.strerror})", "check the path") from error
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

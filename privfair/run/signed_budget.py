@@ -1,0 +1,123 @@
+"""A signed budget in memory: the bytes an engine verifies, and the page people read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from pathlib import Path
+
+from calibrate.errors import InvalidInput
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.keys import PublicKey, Role
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise
+from calibrate.manifest.trust import TrustedKey, TrustFile
+from calibrate.manifest.verify import read_unverified
+from privfair.run.public import Promise, promise_of
+
+
+@dataclass(frozen=True)
+class SignedBudget:
+    """A budget manifest with at least one signature; what it says counts only once somebody has verified it.
+
+    `envelope` are the signed bytes, as `privfair calibrate --out` writes them to a file. `signer` is the public half of
+    the key that signed it in this process; None for a budget that was read from elsewhere.
+    """
+
+    envelope: bytes = field(repr=False)
+    signer: PublicKey | None = field(default=None, repr=False)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SignedBudget:
+        """The budget in a file.
+
+        Args:
+            path: what `SignedBudget.save` or `privfair calibrate --out` wrote.
+        """
+        return cls(envelope_of(path))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the budget to a file and return its path.
+
+        Args:
+            path: where to; an existing file is replaced.
+        """
+        Path(path).write_bytes(self.envelope)
+        return Path(path)
+
+    @cached_property
+    def document(self) -> BudgetDocument:
+        """What the budget says; no signature is checked here."""
+        return read_unverified(self.envelope).document
+
+    @property
+    def promise(self) -> Promise:
+        """What is promised, to whom, and what is not protected."""
+        return promise_of(self.document)
+
+    def own_trust(self) -> TrustFile:
+        """A trust file that trusts the key which signed this budget, and nobody else.
+
+        For trying things out: a promise that its maker also vouches for binds nobody else. A budget that was read from
+        a file has no such trust file.
+        """
+        if self.signer is None:
+            raise InvalidInput("trust", None, "is needed for a budget of somebody else's", "name your trust file")
+        since = self.document.validity.issued_at.replace(microsecond=0)
+        return TrustFile(keys=(TrustedKey.of(self.signer, Role.PRIVACY_OFFICER, since),))
+
+    def noise(self, name: str) -> float:
+        """The standard deviation of the noise on a value (the scale, for Laplace noise).
+
+        Args:
+            name: of the value, as the budget declares it.
+        """
+        match declared := self.document.release(name):
+            case GaussianNoise():
+                return declared.sigma
+            case LaplaceNoise():
+                return declared.scale
+            case _:
+                raise InvalidInput("name", name, f"is published by {declared.mechanism}", "it has no noise scale")
+
+    def __str__(self) -> str:
+        return f"budget for {self.document.algorithm}: {self.promise.text}, {self.document.rounds} rounds"
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: the promise first, then what is published, then what is not protected."""
+        document, promise = self.document, self.promise
+        rows = "".join(
+            f"<tr><td>{escape(value.name)}</td><td>{escape(value.mechanism)}</td><td>{value.publications}</td></tr>"
+            for value in document.releases
+        )
+        unprotected = "".join(f"<li>{escape(text)}</li>" for text in promise.not_protected)
+        return (
+            f"<b>{escape(promise.text)}</b> ({escape(document.algorithm)}, {document.rounds} rounds, "
+            f"until {document.validity.not_after:%Y-%m-%d})"
+            f"<table><tr><th>value</th><th>mechanism</th><th>times</th></tr>{rows}</table>"
+            f"Not protected:<ul>{unprotected}</ul>"
+        )
+
+
+BudgetSource = str | Path | bytes | SignedBudget
+"""A signed budget as people have it: a file, its bytes, or the object that `sign` returned."""
+
+
+def envelope_of(budget: BudgetSource) -> bytes:
+    """The signed bytes."""
+    match budget:
+        case SignedBudget():
+            return budget.envelope
+        case bytes():
+            return budget
+        case str() | Path():
+            try:
+                return Path(budget).read_bytes()
+            except OSError as error:
+                raise InvalidInput(
+                    "budget", str(budget), f"cannot be read ({error.strerror})", "check the path"
+                ) from error
+        case _:
+            raise InvalidInput(
+                "budget", type(budget).__name__, "is not a signed budget", "give a path, bytes, or what sign() returned"
+            )
