@@ -8,10 +8,13 @@ part that suits them, so every contradiction is named and the document refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import TYPE_CHECKING, assert_never
 
+from calibrate.compose import Cost
 from calibrate.discrete_noise import combined
 from calibrate.errors import InvalidInput
+from calibrate.filters import Spent, fixed_total
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
     InTheClear,
@@ -139,12 +142,27 @@ def _price(document: BudgetDocument) -> Iterator[str]:
                 yield from _discreteness(document, EpsilonDelta(true_epsilon, guarantee.delta))
         case _:
             assert_never(guarantee)
+    yield from _renyi(document)
     if second is None:
         yield "a price needs a second opinion"
     elif second.accountant == document.accounting.accountant:
         yield f"both opinions are by {second.accountant}"
     elif not could_both_be_right(first, second.interval):
         yield "the two accountants contradict each other"
+
+
+def _renyi(document: BudgetDocument) -> Iterator[str]:
+    """A curve that would promise less than the certified lower end was made up."""
+    try:
+        curve = document.renyi_curve()
+    except InvalidInput as wrong:
+        yield str(wrong)
+        return
+    delta, lower = document.accounting.delta, document.accounting.interval.lower
+    if curve is not None and delta is not None:
+        implied = fixed_total([Spent(Cost(Fraction(0), Fraction(0)), curve)], delta)
+        if implied < lower * (1 - _ROUNDING):
+            yield f"the Renyi divergences imply epsilon {implied}, below the certified {lower}"
 
 
 def _discreteness(document: BudgetDocument, promise: EpsilonDelta) -> Iterator[str]:

@@ -17,6 +17,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput
+from calibrate.filters import SignedCurve
 from calibrate.manifest.consistency import contradictions
 from calibrate.manifest.encoding import decode_release, decode_sampling, encode_release, encode_sampling
 from calibrate.manifest.mechanism import (
@@ -103,6 +104,15 @@ _Declared = Annotated[DeclaredRelease, Field(discriminator="mechanism")]
 Slack = Annotated[ProfileSlack, PlainValidator(_as_slack), PlainSerializer(asdict, return_type=dict[str, float])]
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+RenyiPoints = Annotated[
+    tuple[tuple[Annotated[float, Field(gt=1)], Annotated[float, Field(ge=0)]], ...], Field(min_length=1, max_length=64)
+]
+
+
 class Opinion(StrictModel):
     """One accountant's certified price of the whole event."""
 
@@ -124,6 +134,8 @@ class Accounting(Opinion):
     """How much dearer discrete noise may be than the continuous noise that was priced."""
     assumptions: tuple[Text, ...]
     second_opinion: Opinion | None
+    renyi: RenyiPoints | None = Field(default=None, exclude_if=_is_none)
+    """Renyi divergences (order, upper bound) of the event, which totals are kept by; None in documents without."""
 
 
 class SiloSize(StrictModel):
@@ -251,9 +263,10 @@ class BudgetDocument(StrictModel):
         """The signed SHA-256 of each file of the user's own code."""
         return {code.name: code.sha256 for code in self.code}
 
-    def ledger_of(self, silo: str) -> str | None:
-        """The id of the ledger that this silo's claim must be made in; None if the budget is not bound to one."""
-        return next((bound.ledger for bound in self.ledgers if bound.silo in (None, silo)), None)
+    def renyi_curve(self) -> SignedCurve | None:
+        """What a Renyi filter adds up for this budget; None where the document does not state it."""
+        points = self.accounting.renyi
+        return None if points is None else SignedCurve(points, self.accounting.discrete_noise)
 
     def to_json(self) -> dict[str, Json]:
         value: dict[str, Any] = self.model_dump(mode="json", by_alias=True)

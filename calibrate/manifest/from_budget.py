@@ -27,7 +27,7 @@ from calibrate.manifest.document import (
     Validity,
     plan_digest,
 )
-from calibrate.manifest.issue import CrossCheck, PricedDocument, cross_check
+from calibrate.manifest.issue import CrossCheck, PricedDocument, cross_check, renyi_points
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
     DeclaredRelease,
@@ -287,6 +287,7 @@ def _document(
             discrete_noise=slack,
             assumptions=(*plan.assumptions(), *(() if terms.config_digest else (NO_PLAN_FILE,))),
             second_opinion=checked.second,
+            renyi=renyi_points(event, plan.unit),
         ),
         config_digest=terms.config_digest or plan_digest(plan.algorithm.value, plan.parameters()),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, NoReturn, assert_never, final
 
-from calibrate.errors import ManifestRefused
+from calibrate.errors import ManifestRefused, NotCertified, UnsupportedCombination
+from calibrate.filters import ORDERS
 from calibrate.manifest import keys as signature
 from calibrate.manifest.consistency import could_both_be_right
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, Opinion, statement_bytes
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from calibrate.accountants.registry import Priced
 
 _SEAL = object()
+_ROUNDING = 1e-9
+"""By how much two machines may differ in one divergence; a curve is an upper bound by more than that."""
 
 # Two independent accountants must agree before anybody signs.
 #
@@ -130,7 +134,36 @@ def recompute(document: BudgetDocument) -> CrossCheck | None:
             raise Step.PRICE.refuse(
                 f"the document prints [{printed.lower}, {printed.upper}], which {opinion.accountant} excludes"
             )
+    _require_renyi(document)
     return fresh
+
+
+def renyi_points(event: Release, unit: PrivacyUnit) -> tuple[tuple[float, float], ...] | None:
+    """Finite Renyi divergences of an event at the orders of `calibrate.filters`; None where none is proved."""
+    from calibrate.accountants.accountant import total_cost
+    from calibrate.accountants.opinions.renyi import RenyiAccountant
+
+    try:
+        curve = total_cost(RenyiAccountant(ORDERS), event, unit)
+    except (UnsupportedCombination, NotCertified):
+        return None
+    points = tuple((order, value) for order, value in zip(ORDERS, curve.values, strict=True) if value < math.inf)
+    return points or None
+
+
+def _require_renyi(document: BudgetDocument) -> None:
+    """Refuse a document that prints a smaller Renyi divergence than its event has."""
+    from calibrate.accountants.accountant import total_cost
+    from calibrate.accountants.opinions.renyi import RenyiAccountant
+
+    printed = document.accounting.renyi
+    if printed is None:
+        return
+    accountant = RenyiAccountant(tuple(order for order, _ in printed))
+    fresh = total_cost(accountant, document.accounting.event, document.guarantee.privacy_unit())
+    for (order, value), true in zip(printed, fresh.values, strict=True):
+        if value < true * (1 - _ROUNDING):
+            raise Step.PRICE.refuse(f"the document prints a Renyi divergence of {value} at order {order}, not {true}")
 
 
 def issue(document: BudgetDocument | PricedDocument, key: SigningKey) -> bytes:

@@ -29,10 +29,11 @@ def command(budgets: tuple[Path, ...], silos: int | None, as_json: bool) -> None
     """
     from calibrate.compose import UnitPromise, compose
     from calibrate.errors import UnsupportedCombination
+    from calibrate.filters import compose_beforehand
     from calibrate.manifest.verify import read_unverified
     from privfair.run.public import promise_of
 
-    given = []
+    given, curves = [], []
     for path in budgets:
         document = read_unverified(read_bytes(path, "BUDGET")).document
         promise = promise_of(document)
@@ -44,17 +45,25 @@ def command(budgets: tuple[Path, ...], silos: int | None, as_json: bool) -> None
             )
         times = len(document.data.silos)
         given.append(UnitPromise(promise.unit, promise.epsilon, promise.delta, min(times, silos or times)))
-    total = compose(given)
+        curves.append(document.renyi_curve())
+    basic, total = compose(given), compose_beforehand(given, curves)
+    by = "basic" if total == basic else "renyi"
     unit = {"unit": total.unit.protected.value, "adjacency": total.unit.relation.value}
     if as_json:
         parts = [
             {"budget": str(path), "epsilon": one.epsilon, "delta": one.delta, "silos": one.times}
             for path, one in zip(budgets, given, strict=True)
         ]
-        print_json({**unit, "epsilon": total.epsilon, "delta": total.delta, "budgets": parts})
+        found = {"epsilon": total.epsilon, "delta": total.delta, "by": by, "basic_epsilon": basic.epsilon}
+        print_json({**unit, **found, "budgets": parts})
         return
     for path, one in zip(budgets, given, strict=True):
         click.echo(f"{path}: epsilon {one.epsilon:g}, delta {one.delta:g}, in {one.times} silo(s)")
     click.echo(
         f"together: epsilon {total.epsilon:g} at delta {total.delta:g} for one {unit['unit']} ({unit['adjacency']})"
     )
+    if by == "renyi":
+        click.echo(
+            "by Renyi composition, for budgets that were signed without looking at one another's results;\n"
+            f"by basic composition, which holds for any: epsilon {basic.epsilon:g}"
+        )

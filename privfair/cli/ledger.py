@@ -98,10 +98,14 @@ def _spent_text(budget: DataBudgetStatus) -> str:
         return f"{budget.unit}: nothing bounds what was released (a claim promised this unit no privacy)"
     spent = f"{budget.unit}: epsilon {budget.claimed_epsilon:g}"
     if budget.epsilon is None or budget.left is None:
-        return f"{spent} claimed, no budget is set"
+        running = "" if budget.odometer_epsilon is None else f" (odometer: {budget.odometer_epsilon:g})"
+        return f"{spent} claimed{running}, no budget is set"
     filled = round(_BAR * min(1.0, 1 - budget.left / budget.epsilon))
     why = ", spent by a restore" if budget.spent_by_restore else ""
     bar = "#" * filled + "." * (_BAR - filled)
+    if budget.filter == "renyi" and budget.used is not None:
+        share = f"{budget.unit}: {budget.used:.0%} of epsilon {budget.epsilon:g} by its Renyi filter"
+        return f"{share} [{bar}], {budget.claimed_epsilon:g} by basic composition{why}"
     return f"{spent} of {budget.epsilon:g} [{bar}] {budget.left:g} left{why}"
 
 
@@ -263,6 +267,15 @@ def budget() -> None:
 )
 @click.option("--epsilon", type=float, required=True, help="Largest total epsilon.")
 @click.option("--delta", type=float, required=True, help="Largest total delta.")
+@click.option(
+    "--filter",
+    "filter_by",
+    type=click.Choice(["smaller", "basic", "renyi"]),
+    default="smaller",
+    show_default=True,
+    help="Proof that keeps the total: basic composition, a Renyi filter, or the one that lets the first claim be "
+    "repeated more often.",
+)
 @json_option
 def set_budget(
     dataset: str,
@@ -272,18 +285,21 @@ def set_budget(
     relation: str,
     epsilon: float,
     delta: float,
+    filter_by: str,
     as_json: bool,
 ) -> None:
     """Set the total for a DATASET, named as its manifests declare it; it is set once and never raised.
 
     A claim about a coarser unit (user, record) also spends the budgets of finer ones (record, attribute).
     """
+    from calibrate.filters import BudgetFilter
     from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
     from privfair.ledger import Ledger
 
     meant = "replace-attribute" if unit == "attribute" else relation
     with Ledger.open(location, anchor) as ledger:
-        ledger.set_budget(dataset, PrivacyUnit(Protected(unit), Relation(meant)), epsilon, delta)
+        protected = PrivacyUnit(Protected(unit), Relation(meant))
+        ledger.set_budget(dataset, protected, epsilon, delta, BudgetFilter(filter_by))
         found = [one for one in ledger.status().budgets if one.dataset == dataset]
     if as_json:
         print_json([asdict(one) | {"left": one.left} for one in found])

@@ -8,11 +8,13 @@ has always judged by the very state that its entry follows.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import assert_never
 
 from calibrate.compose import Cost, cost_for, exact
+from calibrate.filters import BudgetFilter, RenyiFilter, Spent, chosen_filter, spent_for
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.entries import (
     GENESIS,
@@ -142,19 +144,24 @@ class Book:
                 assert_never(entry)
         self.hashes.append(digest)
 
-    def spent_on(self, dataset: str, unit: PrivacyUnit) -> Cost | None:
-        """What all claims on a data set cost one unit of it, exactly as the decimals were signed.
+    def claims_on(self, dataset: str, unit: PrivacyUnit) -> tuple[Spent, ...] | None:
+        """What each claim on a data set spends for one unit, in order; exactly as the decimals were signed.
 
         None where a claim bounds nothing for the unit: it promises no privacy, or protects a finer unit only.
         """
-        total = Cost(Fraction(0), Fraction(0))
+        found = []
         for account in self.accounts.values():
             if account.claim.dataset == dataset:
-                cost = _cost(account.claim, unit)
-                if cost is None:
+                spent = _spent(account.claim, unit)
+                if spent is None:
                     return None
-                total = Cost(total.epsilon + cost.epsilon, total.delta + cost.delta)
-        return total
+                found.append(spent)
+        return tuple(found)
+
+    def filter_on(self, dataset: str, unit: PrivacyUnit, first: Spent | None) -> RenyiFilter | None:
+        """The Renyi filter that keeps a data set's budget, given its first claim; None: basic composition."""
+        budget = self.budgets[dataset, unit]
+        return chosen_filter(budget.filter or BudgetFilter.BASIC, budget.epsilon, budget.delta, first)
 
     def _admit_budget(self, entry: BudgetSet) -> None:
         subject, unit = f"a budget for data set {entry.dataset!r}", UNIT_OF_TEXT[entry.unit]
@@ -168,7 +175,7 @@ class Book:
                 f"the ledger was restored from a backup in entry {self.restored.seq}, so earlier claims may be missing",
                 "keep data collected since then in a new ledger",
             )
-        if self.spent_on(entry.dataset, unit) is None:
+        if self.claims_on(entry.dataset, unit) is None:
             raise BudgetExceeded(
                 subject,
                 f"an earlier claim on this data set promised nothing for {entry.unit}",
@@ -206,9 +213,9 @@ class Book:
         for (dataset, unit), budget in self.budgets.items():
             if dataset != entry.dataset:
                 continue
-            cost, spent = _cost(entry, unit), self.spent_on(dataset, unit)
+            asked, before = _spent(entry, unit), self.claims_on(dataset, unit)
             named = f"data set {dataset!r} has a budget for {budget.unit}"
-            if cost is None or spent is None:
+            if asked is None or before is None:
                 what = "promises no privacy" if entry.epsilon is None else f"protects {entry.unit}"
                 raise BudgetExceeded(
                     subject,
@@ -221,17 +228,14 @@ class Book:
                     f"{named}, which counts as spent since entry {self.restored.seq} restored a backup",
                     "have manifests on other data signed",
                 )
-            for name, before, asked, most in (
-                ("epsilon", spent.epsilon, cost.epsilon, budget.epsilon),
-                ("delta", spent.delta, cost.delta, budget.delta),
-            ):
-                if before + asked > exact(most):
-                    raise BudgetExceeded(
-                        subject,
-                        f"{named} of {name} {most}, earlier claims took {float(before):g} and this one asks for "
-                        f"{float(asked):g}",
-                        "ask the privacy officer for a smaller promise; what was claimed is never refunded",
-                    )
+            found = self.filter_on(dataset, unit, (*before, asked)[0])
+            why = _over_basic(budget, before, asked) if found is None else _over_filter(found, before, asked)
+            if why is not None:
+                raise BudgetExceeded(
+                    subject,
+                    f"{named} {why}",
+                    "ask the privacy officer for a smaller promise; what was claimed is never refunded",
+                )
 
     def _admit_resume(self, entry: Resumed) -> None:
         account = self._open_account(entry.manifest, "to resume")
@@ -355,10 +359,44 @@ def _release_subject(manifest: str, key: tuple[int, str, str]) -> str:
     return f"to release {name!r} of {party!r} in round {number} of manifest {short(manifest)}"
 
 
-def _cost(claim: Claimed, unit: PrivacyUnit) -> Cost | None:
+def _spent(claim: Claimed, unit: PrivacyUnit) -> Spent | None:
     if claim.epsilon is None:
         return None
-    return cost_for(claim.epsilon, claim.delta, UNIT_OF_TEXT[claim.unit], unit)
+    promised = UNIT_OF_TEXT[claim.unit]
+    curve = None if claim.curve is None else claim.curve.signed()
+    return spent_for(cost_for(claim.epsilon, claim.delta, promised, unit), curve, promised, unit)
+
+
+def basic_total(claims: Iterable[Spent]) -> Cost:
+    """The exact sums of epsilon and delta."""
+    epsilon = delta = Fraction(0)
+    for claim in claims:
+        epsilon, delta = epsilon + claim.cost.epsilon, delta + claim.cost.delta
+    return Cost(epsilon, delta)
+
+
+def _over_basic(budget: BudgetSet, before: tuple[Spent, ...], asked: Spent) -> str | None:
+    """Why a claim does not fit by basic composition; None where it does."""
+    spent = basic_total(before)
+    for name, taken, cost, most in (
+        ("epsilon", spent.epsilon, asked.cost.epsilon, budget.epsilon),
+        ("delta", spent.delta, asked.cost.delta, budget.delta),
+    ):
+        if taken + cost > exact(most):
+            return f"of {name} {most}, earlier claims took {float(taken):g} and this one asks for {float(cost):g}"
+    return None
+
+
+def _over_filter(found: RenyiFilter, before: tuple[Spent, ...], asked: Spent) -> str | None:
+    """Why a claim does not fit the Renyi filter; None where it does."""
+    if asked.curve is None:
+        return "that a Renyi filter keeps, and it states no Renyi divergences, so it must be signed again"
+    if found.admits((*before, asked)):
+        return None
+    return (
+        f"of epsilon {found.epsilon} at delta {found.delta}, earlier claims took {found.used(before):.1%} of its Renyi "
+        f"filter and this one asks for {found.used((asked,)):.1%}"
+    )
 
 
 def short(digest: str) -> str:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import rfc8785
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from calibrate.compose import UNITS
-from calibrate.errors import LedgerRefused
+from calibrate.discrete_noise import ProfileSlack
+from calibrate.errors import InvalidInput, LedgerRefused
+from calibrate.filters import BudgetFilter, SignedCurve
 from calibrate.privacy_unit import PrivacyUnit
 
 # Why the ledger says no, one class per rule.
@@ -143,18 +145,53 @@ class Opened(_Entry):
     """The first entry: gives the ledger an identity, so that an anchor cannot be mistaken for another's."""
 
     kind: Literal["open"] = "open"
-    version: Literal[2] = 2
+    version: Literal[2, 3] = 3
+    """2 had no Renyi divergences in its claims; such a ledger is read and goes on."""
     ledger: Digest
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+class ClaimedCurve(BaseModel):
+    """The signed Renyi divergences (order, upper bound) of a claim, and its slack for discrete noise."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    points: tuple[tuple[float, float], ...]
+    slack_epsilon: float
+    slack_mass: float
+
+    @classmethod
+    def of(cls, curve: SignedCurve) -> ClaimedCurve:
+        return cls(points=curve.points, slack_epsilon=curve.slack.epsilon, slack_mass=curve.slack.mass)
+
+    def signed(self) -> SignedCurve:
+        """The curve as filters take it; raises InvalidInput where it is none."""
+        return SignedCurve(self.points, ProfileSlack(self.slack_epsilon, self.slack_mass))
+
+    @model_validator(mode="after")
+    def _is_a_curve(self) -> ClaimedCurve:
+        try:
+            self.signed()
+        except InvalidInput as wrong:
+            raise ValueError(str(wrong)) from wrong
+        return self
+
+
 class BudgetSet(_Entry):
-    """The most that all claims on one data set may add up to for one unit, by basic composition."""
+    """The most that all claims on one data set may add up to for one unit, and the filter that keeps it.
+
+    Without a filter it is kept by basic composition.
+    """
 
     kind: Literal["budget"] = "budget"
     dataset: Label
     unit: UnitText
     epsilon: Epsilon
     delta: Delta
+    filter: BudgetFilter | None = Field(default=None, exclude_if=_is_none)
 
 
 class Claimed(_Entry):
@@ -180,6 +217,7 @@ class Claimed(_Entry):
     valid_until: Moment
     claimant: Label
     token: Digest
+    curve: ClaimedCurve | None = Field(default=None, exclude_if=_is_none)
 
 
 class Resumed(_Entry):

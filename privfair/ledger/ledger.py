@@ -12,6 +12,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from calibrate.errors import InvalidInput
+from calibrate.filters import BudgetFilter, RenyiFilter
 from calibrate.manifest.trust import TrustSeen
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.durable import write_new_file
@@ -21,6 +22,7 @@ from privfair.ledger.claim import Claim
 from privfair.ledger.entries import (
     BudgetSet,
     Claimed,
+    ClaimedCurve,
     Closed,
     Head,
     Link,
@@ -217,6 +219,7 @@ class Ledger:
             valid_until=timestamp(terms.valid_until),
             claimant=label("claimant", claimant_here() if claimant is None else claimant),
             token=token.digest,
+            curve=None if terms.curve is None else ClaimedCurve.of(terms.curve),
         )
         with self._journal.lock:
             book = self._journal.append(lambda book: (draft,))
@@ -251,20 +254,35 @@ class Ledger:
         with self._journal.lock:
             self._journal.append(news)
 
-    def set_budget(self, dataset: str, unit: PrivacyUnit, epsilon: float, delta: float) -> None:
+    def set_budget(
+        self,
+        dataset: str,
+        unit: PrivacyUnit,
+        epsilon: float,
+        delta: float,
+        filter_by: BudgetFilter = BudgetFilter.SMALLER,
+    ) -> None:
         """Cap what all claims on one data set may promise together for one unit; set once, never raised.
 
+        `filter_by` says which proof keeps the total: basic composition, a Renyi filter, or whichever of the two lets
+        the first claim be repeated more often.
+
         Guarantee: the claims on `dataset` together are (epsilon, delta)-DP for `unit`, by basic composition with
-        adaptively chosen parameters (docs/ledger.md), as long as each manifest's own promise holds and the same
-        people's data does not appear under another name or in another ledger.
+        adaptively chosen parameters (docs/ledger.md) or by a Renyi filter (docs/theorems/filters.md), as long as each
+        manifest's own promise holds and the same people's data does not appear under another name or in another ledger.
         """
         promise(epsilon, delta)
+        if filter_by is BudgetFilter.RENYI and RenyiFilter.of(epsilon, delta) is None:
+            raise InvalidInput(
+                "--filter", "renyi", f"has no proof for epsilon {epsilon:g} at delta {delta:g}", "use basic or smaller"
+            )
         draft = partial(
             BudgetSet,
             dataset=label("data set", dataset),
             unit=unit_text(unit),
             epsilon=float(epsilon),
             delta=float(delta),
+            filter=filter_by,
         )
         self._journal.append(lambda book: (draft,))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
 from calibrate.compose import exact, rounded_up
+from calibrate.filters import ODOMETER_DELTA, BudgetFilter, Spent, odometer
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.anchor import AnchorState
-from privfair.ledger.book import Account, Book
+from privfair.ledger.book import Account, Book, basic_total
 from privfair.ledger.entries import UNIT_OF_TEXT, Closed, Head, unit_text
 
 
@@ -52,6 +54,8 @@ class DataBudgetStatus:
     """What was claimed on one data set for one unit, and the cap where one is set.
 
     `claimed_epsilon` is None where the claims bound nothing for the unit; `epsilon` is None where no budget is set.
+    `filter` is what keeps the budget ("basic" or "renyi"), `used` the share of it that is taken. `odometer_epsilon` is
+    the running total by Renyi divergences, at `odometer_delta`; None where a claim states none.
     """
 
     dataset: str
@@ -61,13 +65,21 @@ class DataBudgetStatus:
     claimed_epsilon: float | None
     claimed_delta: float | None
     spent_by_restore: bool
+    filter: str | None = None
+    used: float | None = None
+    odometer_epsilon: float | None = None
+    odometer_delta: float = ODOMETER_DELTA
 
     @property
     def left(self) -> float | None:
-        """How much epsilon further claims may promise; None without a budget."""
+        """How much epsilon further claims may promise, in proportion under a Renyi filter; None without a budget."""
         if self.epsilon is None or self.claimed_epsilon is None:
             return None
-        return 0.0 if self.spent_by_restore else max(0.0, float(exact(self.epsilon) - exact(self.claimed_epsilon)))
+        if self.spent_by_restore:
+            return 0.0
+        if self.filter == BudgetFilter.RENYI and self.used is not None:
+            return self.epsilon * max(0.0, 1 - self.used)
+        return max(0.0, float(exact(self.epsilon) - exact(self.claimed_epsilon)))
 
 
 @dataclass(frozen=True)
@@ -137,7 +149,10 @@ def _kept(book: Book) -> dict[tuple[str, PrivacyUnit], None]:
 
 
 def _budget(book: Book, dataset: str, unit: PrivacyUnit) -> DataBudgetStatus:
-    budget, spent = book.budgets.get((dataset, unit)), book.spent_on(dataset, unit)
+    budget, claims = book.budgets.get((dataset, unit)), book.claims_on(dataset, unit)
+    spent = None if claims is None else basic_total(claims)
+    running = None if claims is None else odometer(claims, ODOMETER_DELTA)
+    kept = _kept_by(book, dataset, unit, claims)
     return DataBudgetStatus(
         dataset=dataset,
         unit=unit_text(unit),
@@ -146,4 +161,22 @@ def _budget(book: Book, dataset: str, unit: PrivacyUnit) -> DataBudgetStatus:
         claimed_epsilon=rounded_up(spent.epsilon) if spent else None,
         claimed_delta=rounded_up(spent.delta) if spent else None,
         spent_by_restore=budget is not None and book.restored is not None,
+        odometer_epsilon=None if running is None or math.isinf(running) else running,
+        filter=kept[0] if kept else None,
+        used=kept[1] if kept else None,
     )
+
+
+def _kept_by(book: Book, dataset: str, unit: PrivacyUnit, claims: tuple[Spent, ...] | None) -> tuple[str, float] | None:
+    """What keeps a budget, and the share of it that is taken; None where there is none."""
+    budget = book.budgets.get((dataset, unit))
+    if budget is None or claims is None:
+        return None
+    if not claims:
+        return (budget.filter or BudgetFilter.BASIC).value, 0.0
+    found = book.filter_on(dataset, unit, claims[0])
+    if found is not None:
+        return BudgetFilter.RENYI.value, min(1.0, found.used(claims))
+    spent = basic_total(claims)
+    shares = [spent.epsilon / exact(budget.epsilon)] + ([spent.delta / exact(budget.delta)] if budget.delta else [])
+    return BudgetFilter.BASIC.value, min(1.0, float(max(shares)))

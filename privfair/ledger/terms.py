@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from calibrate.errors import InvalidInput, count, positive
+from calibrate.filters import SignedCurve
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.durable import write_new_file
 
@@ -40,7 +41,8 @@ class ManifestTerms:
     `epsilon` and `delta` are the promise for all `rounds` together; an `epsilon` of None promises nothing
     finite, and is refused on data that has a budget. `dataset` is the declared identity of the data the promise is
     about and `unit` whom it protects: claims on one data set are added up. `data_digest` is that of the silos' names
-    and sizes. `ledgers` are the identities of the ledgers it was signed for; every other one refuses it.
+    and sizes. `ledgers` are the identities of the ledgers it was signed for; every other one refuses it. `curve`
+    are its signed Renyi divergences, without which only basic composition can keep a total.
     """
 
     manifest_digest: str
@@ -56,6 +58,7 @@ class ManifestTerms:
     ledgers: tuple[str, ...] = ()
     purpose: str = ""
     signers: tuple[str, ...] = ()
+    curve: SignedCurve | None = None
 
     def __post_init__(self) -> None:
         digest_text("manifest_digest", self.manifest_digest)

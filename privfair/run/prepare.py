@@ -58,6 +58,7 @@ def claim_terms(manifest: VerifiedManifest) -> ManifestTerms:
         ledgers=tuple(bound.ledger for bound in document.ledgers),
         purpose=document.justification,
         signers=tuple(f"{one.role.value} {one.key_id[:16]}" for one in manifest.signatures),
+        curve=None if promise.epsilon is None else document.renyi_curve(),
     )
 
 

@@ -17,7 +17,7 @@ from calibrate.accountants import registry
 from calibrate.accountants.registry import AccountantName, Priced
 from calibrate.errors import ManifestRefused
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.issue import add_signature, cross_check, issue, recompute
+from calibrate.manifest.issue import add_signature, cross_check, issue, recompute, renyi_points
 from calibrate.manifest.keys import KeyAlgorithm, Role, generate
 from calibrate.manifest.mechanism import AsPrintedGuarantee, InTheClear, NoPrivacyPromised
 from calibrate.manifest.trust import TrustedKey, TrustFile
@@ -96,6 +96,27 @@ def test_too_little_noise_is_not_signed_whatever_the_document_prints() -> None:
     flattering = affordable(releases=(noise,), accounting=samples.accounting(event=event))
     with REFUSED_AT_THE_PRICE:
         issue(flattering, OFFICER)
+
+
+def test_a_renyi_curve_smaller_than_the_events_is_not_signed() -> None:
+    """A total is kept by these numbers: one that is too small would let too much be claimed."""
+    event = Repeated(Gaussian(23.6), 40)
+    points = renyi_points(event, samples.document().guarantee.privacy_unit())
+    assert points is not None
+
+    def with_points(scale: float) -> BudgetDocument:
+        printed = tuple((order, value * scale) for order, value in points)
+        interval = EpsilonInterval(0.999, 0.9999)
+        return affordable(accounting=samples.accounting(event=event, interval=interval, renyi=printed))
+
+    recompute(with_points(1.0))
+    with REFUSED_AT_THE_PRICE:
+        recompute(with_points(0.9))
+    with pytest.raises(ValueError, match="below the certified"):
+        with_points(0.3)
+    shuffled = tuple(reversed(points))
+    with pytest.raises(ValueError, match="rising orders"):
+        affordable(accounting=samples.accounting(event=event, interval=EpsilonInterval(0.999, 0.9999), renyi=shuffled))
 
 
 def test_a_printed_interval_that_cannot_be_right_is_not_signed() -> None:

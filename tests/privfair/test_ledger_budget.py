@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from calibrate.compose import Cost
+from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput
+from calibrate.filters import ORDERS, BudgetFilter, RenyiFilter, SignedCurve, Spent
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import (
     BudgetExceeded,
@@ -107,6 +112,65 @@ def test_a_promise_about_attributes_does_not_fit_a_budget_for_records(ledger: Le
     ledger.set_budget(DATASET, UNIT, 1.0, 1e-4)
     with pytest.raises(BudgetExceeded, match="would bound nothing any more"):
         ledger.claim(terms("attributes", epsilon=0.1, unit=ATTRIBUTE))
+
+
+def gaussian_curve(sigma: float) -> SignedCurve:
+    """What one Gaussian release of this noise multiplier has: order / (2 sigma^2)."""
+    return SignedCurve(tuple((order, order / (2 * sigma**2)) for order in ORDERS), ProfileSlack(1e-10, 2.0**-250))
+
+
+def test_a_renyi_filter_admits_more_claims_and_no_more_than_its_total(ledger: Ledger) -> None:
+    """Claims of epsilon 0.35 at delta 1e-5: two fit by basic composition, several more are proved to fit."""
+    ledger.set_budget(DATASET, UNIT, epsilon=1.0, delta=1e-4)
+    assert ledger.status().budgets[0].filter == "smaller"
+    found = RenyiFilter.of(1.0, 1e-4)
+    assert found is not None
+    made = int(found.repeats(Spent(Cost(Fraction(0), Fraction(0)), gaussian_curve(12.0))))
+    assert 4 < made < 20
+    for number in range(made):
+        ledger.claim(terms(f"m{number}", epsilon=0.35, curve=gaussian_curve(12.0)))
+    with pytest.raises(BudgetExceeded, match=r"of its Renyi filter and this one asks for"):
+        ledger.claim(terms("one more", epsilon=0.35, curve=gaussian_curve(12.0)))
+    budget = ledger.status().budgets[0]
+    assert (budget.filter, budget.claimed_epsilon) == ("renyi", pytest.approx(0.35 * made))
+    assert budget.used == pytest.approx(1.0, abs=1.5 / made)
+    assert budget.left == pytest.approx(1 - budget.used)
+    assert budget.odometer_epsilon is not None
+    assert 1.0 <= budget.odometer_epsilon <= 2.0
+    with pytest.raises(BudgetExceeded, match="states no Renyi divergences"):
+        ledger.claim(terms("old", epsilon=1e-6))
+    ledger.verify()
+
+
+def test_a_budget_keeps_the_filter_that_its_first_claim_decided(ledger: Ledger) -> None:
+    """A choice in view of later claims would depend on data; an officer may also name the filter."""
+    ledger.set_budget(DATASET, UNIT, epsilon=1.0, delta=1e-4)
+    ledger.claim(terms("large", epsilon=0.9, curve=gaussian_curve(4.0)))
+    with pytest.raises(BudgetExceeded, match=r"of epsilon 1\.0, earlier claims took 0\.9"):
+        ledger.claim(terms("small", epsilon=0.2, curve=gaussian_curve(1000.0)))
+    ledger.set_budget("other", UNIT, 1.0, 1e-4, BudgetFilter.RENYI)
+    with pytest.raises(BudgetExceeded, match="so it must be signed again"):
+        ledger.claim(terms("no curve", epsilon=0.1, dataset="other"))
+    ledger.set_budget("basic", UNIT, 1.0, 1e-4, BudgetFilter.BASIC)
+    ledger.claim(terms("first", epsilon=0.6, dataset="basic", curve=gaussian_curve(1000.0)))
+    with pytest.raises(BudgetExceeded, match="of epsilon"):
+        ledger.claim(terms("second", epsilon=0.6, dataset="basic", curve=gaussian_curve(1000.0)))
+    with pytest.raises(InvalidInput, match="has no proof"):
+        ledger.set_budget("pure", UNIT, 1.0, 0.0, BudgetFilter.RENYI)
+
+
+def test_a_ledger_of_the_second_format_goes_on_by_basic_composition() -> None:
+    from privfair.ledger.book import Book
+    from privfair.ledger.entries import Link
+
+    book, first = Book(), {"at": "2026-01-01T00:00:00Z"}
+    opened = {"kind": "open", "ledger": LEDGER, "version": 2}
+    capped = {"dataset": "d", "delta": 0.5, "epsilon": 1, "kind": "budget", "unit": "record by replace-one"}
+    for seq, content in enumerate((opened, capped), start=1):
+        body = json.dumps(first | content | {"prev": book.head.hash, "seq": seq}, sort_keys=True, separators=(",", ":"))
+        book.replay(Link(seq, book.head.hash, hashlib.sha256(body.encode()).hexdigest(), body))
+    assert book.filter_on("d", UNIT, None) is None
+    assert book.budgets["d", UNIT].epsilon == 1.0
 
 
 def test_every_other_ledger_refuses_a_manifest(tmp_path: Path, ledger: Ledger) -> None:

@@ -200,7 +200,7 @@ def test_a_new_history_with_correct_digests_fails_at_the_anchor(path: Path) -> N
         (lambda h: h[5].update(refund=4), "not an entry"),
         (lambda h: h[5].pop("session"), "not an entry"),
         (lambda h: h[5].update(kind="refund"), "not an entry"),
-        (lambda h: h[0].update(version=3), "not an entry"),
+        (lambda h: h[0].update(version=4), "not an entry"),
         (lambda h: h[4].update(epsilon="1.5"), "not an entry"),
         (lambda h: h[4].update(token=None), "not an entry"),
     ],
