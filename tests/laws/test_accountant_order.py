@@ -62,6 +62,7 @@ def test_poisson_add_remove_in_order(rate: float, z: float, times: int, delta: f
     assert moments >= interval(A.RENYI, release, ADD_REMOVE, delta).upper, "the 2016 tail bound is never better"
 
 
+@pytest.mark.slow
 @few
 @given(rates, multipliers, rounds, deltas)
 def test_poisson_replace_one_in_order(rate: float, z: float, times: int, delta: float) -> None:

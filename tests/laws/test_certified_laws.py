@@ -127,6 +127,7 @@ def dp_accounting_interval(rate: float, z: float, times: int, delta: float, rela
     return EpsilonInterval(min(ends), max(ends))
 
 
+@pytest.mark.slow
 @few
 @given(st.floats(0.01, 0.5), st.floats(0.8, 6.0), st.integers(1, 200), st.sampled_from([1e-3, 1e-5, 1e-7]))
 @example(0.1, 2.0, 10, 1e-5)
@@ -157,6 +158,7 @@ def test_rate_one_is_the_analytic_gaussian(z: float, times: int, delta: float) -
     assert found.upper == pytest.approx(exact, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.slow
 @some
 @given(st.floats(0.005, 0.5), st.floats(0.8, 4.0), st.floats(1.2, 8.0), st.integers(2, 500))
 def test_same_batch_costs_more_than_two_batches_and_less_than_twice_the_rounds(

@@ -79,6 +79,7 @@ def test_other_damage(folder: Path) -> None:
         load_fashion_mnist(folder / "absent")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="the Debian package dataset-fashion-mnist is not installed")
 def test_the_real_data() -> None:
     train, test = load_fashion_mnist(REAL)

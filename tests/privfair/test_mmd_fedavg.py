@@ -110,6 +110,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("criterion", "score", "kernel"), CASES)
 def test_lemma_4_1_by_enumerating_every_draw(criterion: MmdCriterion, score: Score | None, kernel: KernelKind) -> None:
     """Averaged over all draws of two scores a cell, one step with all clients is the gradient of the objective.

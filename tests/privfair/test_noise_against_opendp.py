@@ -49,6 +49,7 @@ def _homogeneity(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(chi2_contingency(np.array(cells)).pvalue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0, 11.25])
 @pytest.mark.parametrize(("kind", "draw"), [("gaussian", discrete_gaussian), ("laplace", discrete_laplace)])
 def test_small_scales_value_by_value(kind: str, draw, scale: float) -> None:  # type: ignore[no-untyped-def]
@@ -72,6 +73,7 @@ def test_the_two_sample_test_notices_the_wrong_law() -> None:
     assert _homogeneity(gaussian_with_the_variance_of_laplace, _opendp_values("laplace", 3.0)) < FALSE_ALARM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "make"), [("gaussian", "make_gaussian"), ("laplace", "make_laplace")])
 def test_published_floats_have_the_oracles_law(kind: str, make: str) -> None:
     """The whole path, from floating-point values to floating-point publications."""

@@ -98,6 +98,7 @@ def test_rational_arithmetic_alone_gives_the_very_same_values(law: type, scale: 
     np.testing.assert_array_equal(fast, slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 def test_the_forced_exact_path_has_the_right_frequencies(law: type) -> None:
     exponent = law(Fraction(5, 2))

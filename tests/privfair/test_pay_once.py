@@ -175,6 +175,7 @@ def _gap(algorithm: PayOnce, state, silos) -> float:
     return float((predicted[s == 0].mean() - predicted[s == 1].mean()).abs())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", list(FairnessPenalty))
 @pytest.mark.parametrize("mini_batch", [None, 256])
 def test_training_on_randomised_responses_closes_the_gap(penalty, mini_batch) -> None:

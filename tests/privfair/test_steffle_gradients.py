@@ -103,6 +103,7 @@ def test_a_network_sends_its_gradient_as_well() -> None:
     np.testing.assert_allclose(total, numeric_gradient(objective, state.descent.theta), atol=2e-7)
 
 
+@pytest.mark.slow
 def test_descent_and_ascent_reach_the_fermi_optimum() -> None:
     """The whole loop without noise: at the end the gradient of loss + lambda chi^2 vanishes."""
     from privfair.algorithms.steffle import Steffle

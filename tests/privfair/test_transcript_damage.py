@@ -154,6 +154,7 @@ def _write_for_ever(path: Path) -> None:
         number += 1
 
 
+@pytest.mark.slow
 def test_killed_writers_leave_a_readable_prefix(path: Path) -> None:
     TranscriptWriter.create(path, HEADER).close()
     chance, before = random.Random(5), 0

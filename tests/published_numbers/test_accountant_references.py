@@ -138,6 +138,7 @@ class TestFixedSize:
         assert answer.lower == pytest.approx(4.48, abs=0.005)
         assert answer.upper == pytest.approx(5.13, abs=0.005)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", TWO_SIDED)
     @pytest.mark.parametrize(
         ("cohort", "rounds", "sigma", "lower", "upper"),

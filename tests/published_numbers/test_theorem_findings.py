@@ -122,6 +122,7 @@ def test_fedfdp_taken_literally_the_bound_is_true_and_useless() -> None:
         assert judge(id, reading="logarithm").outcome is Outcome.HOLDS
 
 
+@pytest.mark.slow
 def test_fedfdp_one_batch_two_releases() -> None:
     details = judge("fedfdp.theorem-2").finding.details
     assert details["gradient_alone"] == pytest.approx(1.818, abs=5e-4)
@@ -143,6 +144,7 @@ def test_fedfdp_the_loss_release_was_not_charged() -> None:
     assert [row["renyi_epsilon"] for row in rows] == pytest.approx([2.00, 2.06, 2.13, 2.23, 2.35], abs=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cohort", "rounds", "sigma", "added", "replaced", "outcomes"),
     [
