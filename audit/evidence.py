@@ -123,6 +123,7 @@ class RunEvidence(PlannedRun):
             authentic=found.authentic,
             plan=plan,
             data=data,
+            facts=data.facts,
             model=model,
             algorithm=algorithm,
             silos=data.tensors(plan.model.dtype),

@@ -145,6 +145,10 @@ class Gate:
         self._transcript.sync()
         self._claim.flush()
 
+    def sync(self) -> None:
+        """Make what was published so far survive a power cut, before it is handed to another machine."""
+        self._transcript.sync()
+
     def close(self) -> None:
         """Let go of the transcript without ending the run, so that it can be resumed."""
         self._transcript.close()

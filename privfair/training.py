@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, final
 
+from torch import Tensor
+
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.keys import load_public
 from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
 from calibrate.manifest.verify import AuthenticManifest, require_still_signed
+from privfair.data.own_files import load_own_silo
+from privfair.data.silos import Silos
+from privfair.data.training_data import site_format
+from privfair.federation.remote import read_guards
+from privfair.federation.sockets import SocketTransport
 from privfair.ledger import Ledger
+from privfair.models.model import Model
+from privfair.run.federated import Measure, train_over
 from privfair.run.folder import RunFolder
+from privfair.run.metrics import HeldOutRecords, MetricsLog
 from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.run.session import Progress, RunSession
+from privfair.run.public import Progress, SignedPlan
+from privfair.run.session import RunSession
 
 
 class RunStopped(PrivfairError):
@@ -152,6 +164,54 @@ def execute(
         finally:
             session.close()
     return TrainingResult(folder.path, summary)
+
+
+def train_with_guards(
+    signed: SignedPlan,
+    guards: str | Path,
+    out: str | Path,
+    test_files: Sequence[Path] = (),
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> TrainingResult:
+    """Train a signed plan with the guards that a TOML file names; the arguments are the flags of `privfair train`.
+
+    `test_files` are public records in the format of the plan's schema, to measure the model on; without any, nothing is
+    measured.
+    """
+    places = read_guards(Path(guards))
+    transport = SocketTransport(places.sockets, places.deadline)
+    folder = Path(out)
+    try:
+        with _measuring(signed, tuple(test_files), folder) as measure:
+            summary = train_over(transport, signed, folder, resume=resume, measure=measure, progress=progress)
+    finally:
+        transport.close()
+    return TrainingResult(folder, summary)
+
+
+@contextmanager
+def _measuring(signed: SignedPlan, files: tuple[Path, ...], folder: Path) -> Iterator[Measure | None]:
+    """What writes a line of metrics.jsonl; None without test files."""
+    if not files:
+        yield None
+        return
+    plan = signed.plan
+    _, own = site_format(plan.data)
+    silos = Silos(tuple(load_own_silo(file, own) for file in files))
+    held_out = HeldOutRecords(silos, plan.model.dtype, plan.training.positive)
+    log: list[MetricsLog] = []
+
+    def measure(model: Model, theta: Tensor, step: int, round_number: int | None) -> dict[str, Any]:
+        if not log:
+            log.append(MetricsLog(RunFolder(folder).metrics))
+        return log[0].append(held_out.measure(model, theta, step, round_number))
+
+    try:
+        yield measure
+    finally:
+        for one in log:
+            one.close()
 
 
 def _read(argument: str, path: Path) -> bytes:

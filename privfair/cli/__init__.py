@@ -15,6 +15,7 @@ _COMMANDS = {
     "compose": "one person's promise over several budgets or silos",
     "demo": "the whole pipeline on real data, in about a minute",
     "explain": "a budget or an epsilon in plain words",
+    "guard": "one silo's data, ledger and noise in a process of its own",
     "keys": "make keys and say whom to trust",
     "ledger": "what was claimed, charged and released",
     "manifest": "sign, verify and read a budget",

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from privfair.cli.keys import trust_options
-from privfair.cli.output import json_option, print_json, print_rich
+from privfair.cli.output import json_option, print_json, print_rich, read_bytes
 
 if TYPE_CHECKING:
     from privfair.cli.epsilon_so_far import EpsilonSoFar
-    from privfair.run.session import Progress
+    from privfair.run.public import Progress
 
 _EXAMPLE = """
 \b
@@ -94,11 +94,23 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 @trust_options
 @click.option(
     "--ledger",
-    required=True,
     metavar="LEDGER",
-    help="Ledger to charge: the file or postgresql+psycopg:// URL of `privfair ledger init`.",
+    help="Ledger to charge: the file or postgresql+psycopg:// URL of `privfair ledger init`; not with --guards.",
 )
 @click.option("--anchor", type=_PATH, help="Anchor file of the ledger; LEDGER.anchor beside a file unless given.")
+@click.option(
+    "--guards",
+    "guards_path",
+    type=_PATH,
+    help="Coordinate the guards of this TOML file, which hold data and ledgers, instead of reading any record.",
+)
+@click.option(
+    "--test-file",
+    "test_files",
+    type=_PATH,
+    multiple=True,
+    help="With --guards: a file of public records to measure the model on; may be given several times.",
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the run.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 @click.option("--quiet", is_flag=True, help="No progress display.")
@@ -108,8 +120,10 @@ def command(
     manifest: Path,
     trust_path: Path,
     root: Path | None,
-    ledger: str,
+    ledger: str | None,
     anchor: Path | None,
+    guards_path: Path | None,
+    test_files: tuple[Path, ...],
     out: Path,
     resume: bool,
     quiet: bool,
@@ -119,21 +133,39 @@ def command(
 
     The manifest must be signed for this very plan file and for data of this shape; each round is charged in the
     ledger before noise is drawn for it. Exit code 3: signature, trust, plan, data or ledger was refused.
+
+    With --guards the silos' records, ledgers and noise are in processes of their own (`privfair guard serve`), and this
+    one only asks them for published values; docs/how-to/federation.md.
     """
     from privfair.cli.epsilon_so_far import EpsilonSoFar
-    from privfair.training import TrustInForce, execute, prepare
+    from privfair.run.public import promise_of, read_signed_plan
+    from privfair.training import TrustInForce, execute, prepare, train_with_guards
 
     trust = TrustInForce(trust_path, root)
-    prepared = prepare(plan, manifest, trust)
-    prices = EpsilonSoFar(prepared.manifest.document)
+    if guards_path is None:
+        if ledger is None or test_files:
+            raise click.UsageError("--ledger is needed, and --test-file is not known, unless --guards is given")
+        prepared = prepare(plan, manifest, trust)
+        budget = prepared.document
+    else:
+        if ledger is not None or anchor is not None:
+            raise click.UsageError("with --guards the ledgers are the guards' own; drop --ledger and --anchor")
+        signed = read_signed_plan(plan, read_bytes(manifest, "--manifest"), trust.file)
+        budget = signed.document
+    promise = promise_of(budget)
+    prices = EpsilonSoFar(budget)
     try:
-        with _display(prices, prepared.promise.text, quiet) as show:
-            result = execute(prepared, out, ledger, anchor, resume, show, trust)
+        with _display(prices, promise.text, quiet) as show:
+            if guards_path is None:
+                assert ledger is not None
+                result = execute(prepared, out, ledger, anchor, resume, show, trust)
+            else:
+                result = train_with_guards(signed, guards_path, out, test_files, resume, show)
     except KeyboardInterrupt:
         click.echo(f"privfair: interrupted; the run in {out} goes on with the same command and --resume", err=True)
         sys.exit(130)
     document = result.to_json()
-    document["epsilon_spent"] = None if prepared.promise.nothing else prices.after(document["rounds_charged"])
+    document["epsilon_spent"] = None if promise.nothing else prices.after(document["rounds_charged"])
     if as_json:
         print_json(document)
     else:
@@ -176,6 +208,8 @@ def _display(prices: EpsilonSoFar, promise: str, quiet: bool) -> Iterator[Callab
 
 
 def _metrics_text(overall: dict[str, Any]) -> str:
+    if overall["accuracy"] is None:
+        return "none was measured"
     parity = overall["demographic_parity"]
     gap = "" if parity is None else f"  parity gap {parity:.4f}"
     return f"accuracy {overall['accuracy']:.4f}{gap}"

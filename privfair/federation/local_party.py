@@ -171,6 +171,10 @@ class StepGate:
         """Make transcript and ledger records durable."""
         self._gate.flush()
 
+    def sync(self) -> None:
+        """Make what was published so far survive a power cut."""
+        self._gate.sync()
+
     def finish(self) -> str:
         """End transcript and claim, once; the transcript's digest."""
         if self._receipt is None:

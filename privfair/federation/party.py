@@ -64,6 +64,10 @@ class Receipt:
     manifest: str
     ledger: str
     transcript: str
+    statement: Mapping[str, Json] = field(default_factory=dict)
+    """What its ledger says about the run: charges, releases, where its chain ended."""
+    signed: str | None = None
+    """The statement in an envelope that the silo's own key signed; None if it has no key."""
 
 
 class Parties(Protocol):

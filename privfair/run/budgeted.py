@@ -49,7 +49,8 @@ from privfair.run.prepare import claim_terms
 from privfair.run.public import Promise, promise_of
 from privfair.run.replay import Session, append_session
 from privfair.run.signed_budget import BudgetSource, envelope_of
-from privfair.run.summary import Ran, Status, receipts, require_same_run, summary
+from privfair.run.public import Status
+from privfair.run.summary import Ran, receipts, require_same_run, summary
 from privfair.training import TrustInForce
 from privfair.transcript import Transcript, ValueSpec
 

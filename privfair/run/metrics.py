@@ -23,10 +23,6 @@ from privfair.durable import write_all
 from privfair.fairness.measurement import SiloMeasurements, measure_silos
 from privfair.models.model import Model
 
-NOT_PRIVATE = (
-    "Metrics are exact functions of the test records' true classes and attributes, and are not private: read them "
-    "where these records may be known."
-)
 _CHUNK = 65_536
 
 

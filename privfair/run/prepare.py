@@ -1,36 +1,35 @@
 """Everything that is checked before a run spends anything: manifest, plan, data, algorithm, in this order.
 
-The manifest is authenticated before any record is read, and the plan's bytes are compared with the signed
-digest before they are parsed.
+The manifest is authenticated before any record is read (`run.public`).
 """
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import NoPrivacyPromised
-from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile
-from calibrate.manifest.verify import Run, VerifiedManifest, authenticate, bind
+from calibrate.manifest.verify import Run, SiloData, VerifiedManifest, bind
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.participation import declared_sampling
 from privfair.data.facts import NoPrivacyPromised as NothingToCover
-from privfair.data.training_data import TrainingData, load_training_data
+from privfair.data.training_data import TrainingData, load_site_data, load_training_data, site_facts
 from privfair.federation.local_party import PartySetup, require_declared
+from privfair.federation.party import PublicFacts
 from privfair.ledger import ManifestTerms
 from privfair.models.model import Model
 from privfair.plan.privacy import require_signed
-from privfair.plan.training import TrainingPlan, read_training_plan
+from privfair.plan.training import TrainingPlan
 from privfair.run.metrics import HeldOutRecords
-from privfair.run.public import Promise, build, promise_of
+from privfair.run.public import Promise, SignedPlan, promise_of, read_signed_plan
 
 
 def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
@@ -41,9 +40,10 @@ def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
     return guarantee.privacy_unit()
 
 
-def claim_terms(manifest: VerifiedManifest) -> ManifestTerms:
-    """What the ledger is to enforce of a verified manifest."""
+def claim_terms(manifest: VerifiedManifest, silo: str | None = None) -> ManifestTerms:
+    """What the ledger is to enforce of a verified manifest; the ledger of `silo` where it has one of its own."""
     document, promise = manifest.document, promise_of(manifest.document)
+    bound = tuple(one.ledger for one in document.ledgers if silo is None or one.silo in (None, silo))
     return ManifestTerms(
         manifest_digest=manifest.digest,
         nonce=document.nonce,
@@ -55,7 +55,7 @@ def claim_terms(manifest: VerifiedManifest) -> ManifestTerms:
         data_digest=document.data.digest(),
         valid_until=document.validity.not_after,
         unit=promise.unit,
-        ledgers=tuple(bound.ledger for bound in document.ledgers),
+        ledgers=bound,
         purpose=document.justification,
         signers=tuple(f"{one.role.value} {one.key_id[:16]}" for one in manifest.signatures),
         curve=None if promise.epsilon is None else document.renyi_curve(),
@@ -71,6 +71,7 @@ class PlannedRun:
     envelope: bytes
     document: BudgetDocument
     data: TrainingData
+    facts: PublicFacts
     model: Model
     algorithm: Algorithm[Any]
     silos: tuple[SiloTensors, ...]
@@ -97,6 +98,7 @@ class PlannedRun:
             envelope=envelope,
             document=manifest.document,
             data=self.data,
+            facts=self.facts,
             model=self.model,
             algorithm=self.algorithm,
             silos=self.silos,
@@ -129,43 +131,53 @@ class PreparedRun(PlannedRun):
             sampling=self.sampling,
             seed=self.plan.training.seed,
             block=self.plan.block(self.document.rounds),
+            facts=self.facts,
             sensitive=() if self.data.apart is None else self.data.apart.sensitive,
         )
 
 
 def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedRun:
     """Verify and build; raises `Refused` or `InvalidInput`, and has spent nothing by then."""
-    authentic = authenticate(envelope, trust)
-    document, plan_bytes = authentic.document, _plan_bytes(plan_path)
-    given = hashlib.sha256(plan_bytes).hexdigest()
-    if given != document.config_digest:
-        raise Step.PLAN.refuse(f"the budget is for the plan {document.config_digest[:12]}, not for {given[:12]}")
-    plan = read_training_plan(plan_path)
-    data = load_training_data(plan.data, central=plan.recipe.central, unit=document.guarantee.privacy_unit())
-    manifest = bind(authentic, Run(plan.file.digest, data.binding, plan.code_digests()))
+    signed = read_signed_plan(plan_path, envelope, trust)
+    plan, unit = signed.plan, signed.document.guarantee.privacy_unit()
+    data = load_training_data(plan.data, central=plan.recipe.central, unit=unit)
+    prepared = _prepare(signed, data, data.binding, data.facts)
+    _ = prepared.held_out  # refused now, before anything is spent
+    return prepared
+
+
+def prepare_site(
+    plan_path: Path, envelope: bytes, trust: TrustFile, party: str, files: Mapping[str, Path]
+) -> PreparedRun:
+    """The same for one party alone, whose `files` (by silo) are the only ones that are read."""
+    signed = read_signed_plan(plan_path, envelope, trust)
+    plan, unit = signed.plan, signed.document.guarantee.privacy_unit()
+    facts, binding = site_facts(plan.data, central=plan.recipe.central, unit=unit)
+    if party not in {silo.name for silo in binding.silos}:
+        known = ", ".join(silo.name for silo in binding.silos)
+        raise InvalidInput("--party", party, f"is not a party of the plan, which has {known}", "name one of them")
+    data = load_site_data(plan.data, files, central=plan.recipe.central, unit=unit)
+    (own,) = data.binding.silos
+    return _prepare(signed, data, SiloData(own.name, own.size, data.binding.schema_digest), facts)
+
+
+def _prepare(signed: SignedPlan, data: TrainingData, own: DataBinding | SiloData, facts: PublicFacts) -> PreparedRun:
+    plan, document = signed.plan, signed.document
+    manifest = bind(signed.manifest, Run(plan.file.digest, own, plan.code_digests()))
     data.require_allowed(facts_covered(document))
-    if not isinstance(document.guarantee, NoPrivacyPromised):
-        plan.refuse_unpromised_keys()
-    parameters = require_signed(document, plan.file.privacy)
-    model, algorithm = build(plan, data.facts, parameters, document.data, document)
+    model, algorithm = signed.build(facts)
     require_declared(algorithm, document)
     planned = PlannedRun(
         plan=plan,
-        plan_bytes=plan_bytes,
-        envelope=envelope,
+        plan_bytes=signed.plan_bytes,
+        envelope=signed.envelope,
         document=document,
         data=data,
+        facts=facts,
         model=model,
         algorithm=algorithm,
         silos=data.tensors(plan.model.dtype),
     )
-    prepared = planned.under(manifest, envelope)
-    _ = prepared.held_out, prepared.sampling  # refused now, before anything is spent
+    prepared = planned.under(manifest, signed.envelope)
+    _ = prepared.sampling  # refused now, before anything is spent
     return prepared
-
-
-def _plan_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", "check the path") from error

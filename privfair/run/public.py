@@ -1,21 +1,32 @@
-"""What is known of a run without a single record: its promise, public facts about the data, model and algorithm."""
+"""What is known of a run without a single record: its signed plan, its promise, its model and its algorithm."""
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, assert_never
 
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.encoding import encode_sampling
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
+from calibrate.manifest.strict_json import Step
+from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.verify import AuthenticManifest, authenticate
 from calibrate.privacy_unit import PrivacyUnit
+from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.recipe import Blueprint
 from privfair.federation.party import PublicFacts
 from privfair.models.model import Model
 from privfair.plan.model import build_model
-from privfair.plan.privacy import Parameters
-from privfair.plan.training import TrainingPlan
+from privfair.plan.privacy import Parameters, require_signed
+from privfair.plan.training import TrainingPlan, read_training_plan
 
 # What a run promises, in the few words that stand in every output, and as the terms the ledger claims.
 
@@ -119,3 +130,104 @@ def build(
             "use steffle, or drop the table",
         )
     return model, plan.recipe.build(blueprint)
+
+
+@dataclass(frozen=True, eq=False)
+class SignedPlan:
+    """A plan with the authentic manifest that was signed for it."""
+
+    plan: TrainingPlan
+    plan_bytes: bytes
+    envelope: bytes
+    manifest: AuthenticManifest
+
+    @property
+    def document(self) -> BudgetDocument:
+        return self.manifest.document
+
+    def build(self, facts: PublicFacts) -> tuple[Model, Algorithm[Any]]:
+        """Model and algorithm with the parameters that were signed."""
+        if not isinstance(self.document.guarantee, NoPrivacyPromised):
+            self.plan.refuse_unpromised_keys()
+        parameters = require_signed(self.document, self.plan.file.privacy)
+        return build(self.plan, facts, parameters, self.document.data, self.document)
+
+
+def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile) -> SignedPlan:
+    """Authenticate the manifest, compare the plan's bytes with the signed digest, and only then parse them."""
+    authentic = authenticate(envelope, trust)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    signed, given = authentic.document.config_digest, hashlib.sha256(content).hexdigest()
+    if given != signed:
+        raise Step.PLAN.refuse(f"the budget is for the plan {signed[:12]}, not for {given[:12]}")
+    return SignedPlan(read_training_plan(path), content, envelope, authentic)
+
+
+# What ran, as run.json tells it.
+
+_PACKAGES = ("privfair", "torch", "numpy", "scipy", "cryptography", "securesystemslib", "SQLAlchemy")
+NOT_PRIVATE = (
+    "Metrics are exact functions of the test records' true classes and attributes, and are not private: read them "
+    "where these records may be known."
+)
+
+
+class Status(Enum):
+    BEGUN = "begun"
+    INTERRUPTED = "interrupted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress display may show after a step."""
+
+    step: int
+    updates: int
+    charged: int
+    signed: int
+    metrics: dict[str, Any] | None
+
+
+def describe_run(
+    status: Status, manifest: AuthenticManifest, sampling: Sampling | None, recorded: bool
+) -> dict[str, Any]:
+    """What run.json says of a run wherever it runs: promise, manifest, plan, data, batches, versions.
+
+    `recorded` says whether batches count as known and are on file.
+    """
+    document = manifest.document
+    return {
+        "version": 1,
+        "status": status.value,
+        "algorithm": document.algorithm,
+        "promise": promise_of(document).as_json(),
+        "manifest": {
+            "digest": manifest.digest,
+            "envelope": manifest.envelope_digest,
+            "signed_by": [{"role": one.role.value, "key_id": one.key_id} for one in manifest.signatures],
+        },
+        "plan": document.config_digest,
+        "data": {
+            "silos": {silo.name: silo.size for silo in document.data.silos},
+            "schema_digest": document.data.schema_digest,
+        },
+        "noise_source": document.noise_source.value,
+        "batches": {"sampling": None if sampling is None else encode_sampling(sampling), "recorded": recorded},
+        "metrics_note": NOT_PRIVATE,
+        "versions": _versions(),
+    }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

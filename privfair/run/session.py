@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 from calibrate.errors import ManifestRefused, Refused, TrustRefused
@@ -16,20 +15,10 @@ from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, C
 from privfair.run.folder import RunFolder, load_checkpoint, save_checkpoint, save_model
 from privfair.run.metrics import MetricsLog
 from privfair.run.prepare import PreparedRun, claim_terms
+from privfair.run.public import Progress, Status
 from privfair.run.replay import Session, append_session, read_sessions, replay
-from privfair.run.summary import Ran, Status, receipts, require_same_run, summary
+from privfair.run.summary import Ran, receipts, require_same_run, summary
 from privfair.transcript import Ending, Transcript
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a progress display may show after a step."""
-
-    step: int
-    updates: int
-    charged: int
-    signed: int
-    metrics: dict[str, Any] | None
 
 
 class Trust(Protocol):

@@ -1,30 +1,16 @@
-"""run.json and receipts.json: what ran under which promise, how far it got, and what the ledger says about it."""
+"""run.json and receipts.json of a run in one process: how far it got, and what its ledger says about it."""
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
-from enum import Enum
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from calibrate.errors import Refused
-from calibrate.manifest.encoding import encode_sampling
 from calibrate.manifest.verify import VerifiedManifest
 from calibrate.sampling import Batch, Sampling
 from privfair.ledger import Ledger, ManifestStatus
 from privfair.run.folder import RunFolder
-from privfair.run.metrics import NOT_PRIVATE
-from privfair.run.public import promise_of
-
-_PACKAGES = ("privfair", "torch", "numpy", "scipy", "cryptography", "securesystemslib", "SQLAlchemy")
-
-
-class Status(Enum):
-    BEGUN = "begun"
-    INTERRUPTED = "interrupted"
-    FINISHED = "finished"
+from privfair.run.public import Status, describe_run
 
 
 @dataclass(frozen=True)
@@ -46,42 +32,20 @@ def summary(
     charged: ManifestStatus | None,
 ) -> dict[str, Any]:
     """The document of run.json."""
-    document = run.manifest.document
+    recorded = run.sampling is not None and run.sampling.batch is Batch.REVEALED
     return {
-        "version": 1,
-        "status": status.value,
-        "algorithm": document.algorithm,
-        "promise": promise_of(document).as_json(),
-        "manifest": {
-            "digest": run.manifest.digest,
-            "envelope": run.manifest.authentic.envelope_digest,
-            "signed_by": [
-                {"role": signature.role.value, "key_id": signature.key_id} for signature in run.manifest.signatures
-            ],
-        },
-        "plan": document.config_digest,
+        **describe_run(status, run.manifest.authentic, run.sampling, recorded),
         "ledger": ledger_id,
-        "data": {
-            "silos": {silo.name: silo.size for silo in document.data.silos},
-            "schema_digest": document.data.schema_digest,
-        },
-        "noise_source": document.noise_source.value,
-        "batches": {
-            "sampling": None if run.sampling is None else encode_sampling(run.sampling),
-            "recorded": run.sampling is not None and run.sampling.batch is Batch.REVEALED,
-        },
         "rounds": {
-            "signed": document.rounds,
+            "signed": run.manifest.document.rounds,
             "charged": 0 if charged is None else charged.charged,
             "planned_steps": run.planned_steps,
             "steps": steps,
             "sessions": 0 if charged is None else charged.session,
         },
         "metrics": metrics,
-        "metrics_note": NOT_PRIVATE,
         "transcript": None if charged is None else charged.transcript_digest,
         "digests": folder.digests() if status is Status.FINISHED else {},
-        "versions": _versions(),
     }
 
 
@@ -119,14 +83,3 @@ def receipts(ledger: Ledger, manifest_digest: str) -> dict[str, Any]:
         "data": found.data_digest,
         "transcript": found.transcript_digest,
     }
-
-
-@cache
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found

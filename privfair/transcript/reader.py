@@ -130,6 +130,10 @@ class Transcript:
             stacked[place] = self._array(key)
         return stacked
 
+    def holds(self, round_number: int, party: str, name: str) -> bool:
+        """Whether `party` published `name` in this round."""
+        return ValueKey(round_number, self._party(party), self._name(name)) in self._places
+
     def value(self, round_number: int, party: str, name: str) -> NDArray[np.floating]:
         """One published value, for sending the very same bytes again."""
         key = ValueKey(round_number, self._party(party), self._name(name))

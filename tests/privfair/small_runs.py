@@ -23,7 +23,7 @@ from calibrate.privacy_unit import EpsilonDelta
 from privfair.gate import Gate, open_gate
 from privfair.ledger import Claim, Ledger
 from privfair.run.prepare import claim_terms
-from privfair.run.session import Progress
+from privfair.run.public import Progress
 from privfair.training import TrainingResult, train
 from privfair.transcript import ValueSpec
 from tests.privfair.ledgers import open_ledger

@@ -1,0 +1,142 @@
+"""`privfair guard`: one silo's data, ledger and noise in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+import click
+
+from privfair.cli.keys import ask_password, trust_options
+from privfair.cli.output import read_bytes
+
+_PATH = click.Path(path_type=Path, dir_okay=False)
+_EXAMPLE = """
+\b
+Example, at the site of north (docs/how-to/federation.md has units for systemd):
+  privfair ledger init north/ledger.db
+  privfair guard serve --party north --data north.csv --plan plan.toml --manifest budget.json \\
+      --trust trust.json --ledger north/ledger.db --folder north/run --socket north/guard.sock
+\b
+and where the coordinator runs:
+  privfair train plan.toml --guards guards.toml --manifest budget.json --trust trust.json --out run/
+"""
+
+
+@click.group("guard", short_help="one silo's data, ledger and noise in a process of its own")
+def command() -> None:
+    """Stand between a silo's records and whoever coordinates a federation.
+
+    A guard holds the silo's file, its ledger, its noise and its transcript, and answers four questions at a socket:
+    who are you, what do you contribute to this step, what do you reply, finish. Nothing else leaves it.
+    """
+
+
+@command.command("serve", epilog=_EXAMPLE)
+@click.option("--party", required=True, help="Name of this silo, as the plan has it.")
+@click.option(
+    "--data",
+    "files",
+    multiple=True,
+    required=True,
+    metavar="[SILO=]FILE",
+    help="The silo's own records; for a party that collects several silos' records, one per silo.",
+)
+@click.option("--plan", type=_PATH, help="The signed plan; plan.toml beside the manifest unless given.")
+@click.option("--manifest", type=_PATH, required=True, help="The signed budget for this plan.")
+@trust_options
+@click.option("--ledger", required=True, metavar="LEDGER", help="This silo's own ledger: file or PostgreSQL URL.")
+@click.option("--anchor", type=_PATH, help="Anchor file of the ledger; LEDGER.anchor beside a file unless given.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder of this silo for transcript, batches, steps and log; kept for resuming and for audits.",
+)
+@click.option("--socket", "socket_path", type=_PATH, required=True, help="Unix socket at which the guard answers.")
+@click.option("--policy", "policy_path", type=_PATH, help="The site's own policy (TOML), which can only tighten.")
+@click.option("--key", "key_path", type=_PATH, help="The silo's own key, which signs its receipt.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds for a frame to arrive, and for an answer to be read.",
+)
+def serve(
+    party: str,
+    files: tuple[str, ...],
+    plan: Path | None,
+    manifest: Path,
+    trust_path: Path,
+    root: Path | None,
+    ledger: str,
+    anchor: Path | None,
+    folder: Path,
+    socket_path: Path,
+    policy_path: Path | None,
+    key_path: Path | None,
+    deadline: float,
+) -> None:
+    """Answer a coordinator's questions until the process is stopped (SIGTERM, Ctrl-C).
+
+    Everything is verified first: manifest, plan, own records, policy; then the manifest is claimed in the silo's own
+    ledger. A guard that was killed is started again with the same command and goes on where it stopped.
+    """
+    from calibrate.manifest.keys import load_private
+    from privfair.federation.guard import Guard
+    from privfair.federation.policy import ANYTHING, read_policy
+    from privfair.federation.sockets import SocketServer
+    from privfair.ledger import Ledger
+    from privfair.run.folder import RunFolder
+    from privfair.run.prepare import prepare_site
+    from privfair.training import TrustInForce
+
+    trust = TrustInForce(trust_path, root)
+    policy = ANYTHING if policy_path is None else read_policy(policy_path)
+    key = None if key_path is None else load_private(key_path, ask_password)
+    plan_path = manifest.with_name("plan.toml") if plan is None else plan
+    run = prepare_site(plan_path, read_bytes(manifest, "--manifest"), trust.file, party, _by_silo(party, files))
+    own = RunFolder(folder)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log = _log(folder / "guard.log")
+    with own.locked(), Ledger.open(ledger, anchor) as book:
+        guard = Guard(run, own, book, log, policy, trust, key)
+        try:
+            server = SocketServer(socket_path, guard.answer, log, deadline)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: server.stop())
+            log.info("the guard of %s answers at %s", party, socket_path)
+            click.echo(f"ready: the guard of {party} answers at {socket_path}")
+            sys.stdout.flush()
+            server.serve()
+        finally:
+            guard.close()
+            log.info("stopped")
+
+
+def _by_silo(party: str, files: tuple[str, ...]) -> dict[str, Path]:
+    """`SILO=FILE`, or a file: the party's own if it is the only one, else the silo of the file's name."""
+    from privfair.data.own_files import silo_name
+
+    found: dict[str, Path] = {}
+    for text in files:
+        name, equals, place = text.partition("=")
+        path = Path(place if equals else text)
+        found[name if equals else party if len(files) == 1 else silo_name(path)] = path
+    return found
+
+
+def _log(path: Path) -> logging.Logger:
+    """The guard's own log; what it says of a refusal may quote a measured norm, so it stays in the silo's folder."""
+    log = logging.getLogger(f"privfair.guard.{path}")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    handler: Any = RotatingFileHandler(path, maxBytes=10_000_000, backupCount=3, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    return log

@@ -1,0 +1,320 @@
+"""The guard of one silo: its data, ledger, noise, batches and transcript in a process of its own.
+
+Whoever is at the other end of its socket gets what a `Party` tells and nothing else. What a guard refuses crosses as a
+class name and a code; the sentence stays in its own log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, final
+
+import numpy as np
+
+from calibrate.errors import GateRefused, InvalidInput, PrivfairError, Refused
+from calibrate.manifest.keys import SigningKey, sign
+from calibrate.manifest.strict_json import canonical
+from privfair.algorithms.algorithm import Received
+from privfair.contribution import Published
+from privfair.durable import replace_file
+from privfair.federation.coordinator import Position
+from privfair.federation.local_party import LocalParties, digest_of_values, state_digest
+from privfair.federation.party import Greeting, PublicState, Receipt, RoundsSpent, StepRefused
+from privfair.federation.policy import ANYTHING, Policy, PolicyRefused
+from privfair.federation.step_log import StepLog, values_of_step
+from privfair.federation.wire import (
+    Code,
+    Kind,
+    Message,
+    WireRefused,
+    decode,
+    greeting_message,
+    published,
+    read_values,
+    receipt_message,
+    refusal,
+)
+from privfair.ledger import Claim, ClaimEnded, ClaimToken, Ledger, UnknownClaim
+from privfair.run.folder import RunFolder
+from privfair.run.prepare import PreparedRun, claim_terms
+from privfair.run.session import Trust
+from privfair.run.summary import receipts
+from privfair.transcript import Ending, Transcript
+
+RECEIPT_TYPE = "application/vnd.privfair.receipt+json"
+"""What a silo's key signs when its part of a run has ended."""
+
+
+class StateRefused(Refused):
+    """The state is not one of this algorithm: other names, other shapes, or numbers that are none."""
+
+
+class GuardHalted(Refused):
+    """A contribution was refused by the gate or failed; nothing more is computed until somebody has looked."""
+
+
+@final
+class Guard:
+    """One party behind a socket.
+
+    Guarantee: its records leave only as values that the gate published under the signed manifest and this silo's own
+    ledger. For each step at most one message (and one reply) is published, whatever is asked, how often and in which
+    order, and however often the guard is killed: asked again it sends the same bytes, for another state it refuses.
+    What is answered is on disk before it is sent. Whether a contribution passes the gate may depend on records, so the
+    first one that does not pass is the last that is computed until an operator starts the guard again.
+    """
+
+    def __init__(
+        self,
+        run: PreparedRun,
+        folder: RunFolder,
+        ledger: Ledger,
+        log: logging.Logger,
+        policy: Policy = ANYTHING,
+        trust: Trust | None = None,
+        key: SigningKey | None = None,
+    ) -> None:
+        (silo,) = run.silos
+        self.party = silo.name
+        self._run = run
+        self._folder = folder
+        self._ledger = ledger
+        self._log = log
+        self._policy = policy
+        self._trust = trust
+        self._key = key
+        self._asked, self._first = "", tuple[str, ...]()
+        self._halted = False
+        self._shapes = {name: values.shape for name, values in run.algorithm.checkpoint(run.algorithm.start()).items()}
+        policy.require_manifest(run.manifest)
+        self._check_trust()
+        self._take_folder()
+        self._steps = StepLog(folder.path / "steps.jsonl")
+        self._past = Transcript.read(folder.transcript) if folder.transcript.exists() else None
+        self._past_before = self._steps.last
+        """Steps before this one are whole in `_past`."""
+        claim = self._claimed()
+        self._session = 0 if claim is None else claim.session
+        self._local = None if claim is None else self._open(claim)
+
+    def _take_folder(self) -> None:
+        """The folder is for this manifest alone; plan and manifest are kept in it for whoever audits it."""
+        if self._folder.manifest.exists() and self._folder.manifest.read_bytes() != self._run.envelope:
+            raise Refused(
+                f"{self._folder.path} belongs to another budget; name another --folder, or the budget it was begun with"
+            )
+        replace_file(self._folder.plan, self._run.plan_bytes)
+        replace_file(self._folder.manifest, self._run.envelope)
+        for name, code in self._run.plan.own_code().items():
+            replace_file(self._folder.path / name, code)
+
+    def _claimed(self) -> Claim | None:
+        """The claim of this folder, taken or taken up again; None where the run is over."""
+        token, past = ClaimToken.at(self._folder.token), self._past
+        closed = past is not None and past.ending is Ending.CLOSED
+        if past is not None:
+            past.verify_against(self._ledger)
+        try:
+            claim = self._ledger.resume(token)
+        except UnknownClaim:
+            if past is not None:
+                raise
+            claim = self._ledger.claim(claim_terms(self._run.manifest, self.party), token)
+        except ClaimEnded:
+            if not closed:
+                raise
+            return None
+        if past is not None and closed:  # killed between the end of the transcript and the end of the claim
+            claim.reconcile(past.releases())
+            claim.close(past.digest)
+            return None
+        return claim
+
+    def _open(self, claim: Claim) -> LocalParties:
+        last = self._steps.steps.get(self._steps.last)
+        carried = {} if last is None or self._past is None else values_of_step(self._past, self.party, last)
+        start = self._run.algorithm.start()
+        position: Position[Any] = Position(start, max(0, self._steps.last), None, {self.party: carried})
+        folder = self._folder
+
+        def on_round(step: int, round_number: int) -> None:
+            self._steps.begin(step, round_number, self._asked)
+
+        return LocalParties.open(self._run.setup, claim, folder.transcript, folder.batches, position, on_round)
+
+    def close(self) -> None:
+        """Let go of all files; what waits for the ledger is written to it."""
+        if self._local is not None:
+            self._local.gate.flush()
+            self._local.close()
+        self._steps.close()
+
+    # The four questions, each of which may be asked any number of times.
+
+    def hello(self) -> Greeting:
+        facts = self._run.facts
+        step = self._steps.last + 1
+        if self._local is not None and self._steps.last >= 0:
+            step = max(self._local.parties[0].hello().step, self._steps.last)
+        manifest = self._run.manifest.digest
+        return Greeting(self.party, manifest, self._ledger.identity, self._session, step, facts)
+
+    def contribute(self, step: int, state: PublicState) -> Mapping[str, Published]:
+        """See `Party.contribute`."""
+        self._require_state(state)
+        digest, before = state_digest(state), self._steps.steps.get(step)
+        if step > self._steps.last + 1:
+            raise StepRefused(f"step {step} comes after step {self._steps.last + 1}, which was never asked for")
+        if before is not None and before.state != digest and (step < self._steps.last or self._published(step)):
+            raise StepRefused(f"step {step} was answered for another state; a step is answered once")
+        if before is not None and (step < self._steps.last or self._local is None):
+            sent = self._published(step)
+            return {name: value for name, value in sent.items() if before.received is None or name in before.first}
+        if self._local is None:
+            raise StepRefused(f"step {step} is asked for after the end; nothing is published any more")
+        self._require_going()
+        if before is None:
+            self._require_new_round()
+        self._asked, party = digest, self._local.parties[0]
+        values = self._compute(lambda: party.contribute(step, state))
+        self._first = tuple(values)
+        self._make_durable()
+        return values
+
+    def reply(self, step: int, received: Received) -> Mapping[str, Published]:
+        """See `Party.reply`."""
+        digest, before = digest_of_values(received), self._steps.steps.get(step)
+        if before is None:
+            raise StepRefused(f"step {step} was not begun; ask for its contribution first")
+        if before.received not in (None, digest):
+            raise StepRefused(f"step {step} replied to other values; a step is answered once")
+        if step < self._steps.last or self._local is None:
+            return self._published(step)
+        self._require_going()
+        party = self._local.parties[0]
+        if before.received is None:
+            self._steps.reply(step, digest, self._first)
+        values = self._compute(lambda: party.reply(step, received))
+        self._make_durable()
+        return values
+
+    def finish(self) -> Receipt:
+        """See `Party.finish`; the receipt is signed if the silo has a key."""
+        if self._local is not None:
+            self._local.finish()
+            self._local.close()
+            self._local = None
+            self._past, self._past_before = None, 0
+            self._log.info("finished; the claim is closed")
+        document = {"party": self.party, **receipts(self._ledger, self._run.manifest.digest)}
+        envelope = None if self._key is None else sign(RECEIPT_TYPE, canonical(document), self._key).decode()
+        receipt = Receipt(
+            self.party,
+            self._run.manifest.digest,
+            self._ledger.identity,
+            document["transcript"] or "",
+            document,
+            envelope,
+        )
+        self._folder.write_json(self._folder.receipts, {**document, "signed": envelope})
+        return receipt
+
+    def answer(self, content: bytes) -> bytes:
+        """The bytes that answer these bytes, whatever they are; nothing is raised."""
+        try:
+            message = decode(content)
+            if message.fields.get("run") != self._run.manifest.digest:
+                raise WireRefused(Code.OTHER_RUN, "it is for another run")
+            return self._answer(message)
+        except PrivfairError as refused:
+            self._log.warning("refused: %s: %s", type(refused).__name__, refused)
+            return refusal(type(refused).__name__, _code(refused))
+        except Exception:
+            self._log.exception("a fault of privfair or of this machine")
+            return refusal("GuardFault", Code.FAULT)
+
+    def _answer(self, message: Message) -> bytes:
+        match message.kind:
+            case Kind.HELLO:
+                return greeting_message(self.hello())
+            case Kind.CONTRIBUTE:
+                return published(self.contribute(message.whole("step"), message.arrays))
+            case Kind.REPLY:
+                return published(self.reply(message.whole("step"), read_values(message)))
+            case Kind.FINISH:
+                return receipt_message(self.finish())
+            case _:
+                raise WireRefused(Code.MALFORMED, f"{message.kind.value} is an answer, not a question")
+
+    def _published(self, step: int) -> Mapping[str, Published]:
+        """What was published for a step, from the transcript on disk."""
+        if self._past is None or step >= self._past_before:
+            self._past, self._past_before = Transcript.read(self._folder.transcript), self._steps.last
+        return values_of_step(self._past, self.party, self._steps.steps[step])
+
+    def _compute(self, message: Callable[[], Mapping[str, Published]]) -> Mapping[str, Published]:
+        """What only records can tell, or a halt: that it failed may tell something about them, so it is told once."""
+        try:
+            return message()
+        except (RoundsSpent, StepRefused):
+            raise
+        except Exception as error:
+            if not isinstance(error, PrivfairError) or isinstance(error, GateRefused | InvalidInput):
+                self._halted = True
+                self._log.critical("halted: nothing more is computed until the guard is started again")
+            raise
+
+    def _require_going(self) -> None:
+        if self._halted:
+            raise GuardHalted("a contribution failed before; look into this log, then start the guard again")
+
+    def _require_new_round(self) -> None:
+        """The site's policy, and at the end of each block the trust file, before a new round is opened."""
+        now = datetime.now(UTC)
+        self._policy.require_now(now, self._steps.rounds_on(now))
+        if self._local is not None and self._local.gate.at_end_of_block:
+            self._check_trust()
+
+    def _check_trust(self) -> None:
+        if self._trust is not None:
+            self._trust.require_signed(self._run.manifest.authentic)
+            self._ledger.remember_trust(self._trust.seen)
+
+    def _require_state(self, state: PublicState) -> None:
+        """What can be said of a state before it is used; it depends on no record."""
+        for name, shape in self._shapes.items():
+            if name in state and state[name].shape != shape:
+                raise StateRefused(f"{name!r} of the state has shape {state[name].shape}, not {shape}")
+        for name, values in state.items():
+            if not np.isfinite(values).all():
+                raise StateRefused(f"{name!r} of the state is not finite")
+        try:
+            self._run.algorithm.restore(state)
+        except Exception as error:
+            raise StateRefused(f"the state can't be read ({type(error).__name__})") from error
+
+    def _make_durable(self) -> None:
+        """Before an answer leaves: what was published, and for which question, survives a power cut."""
+        if self._local is not None:
+            self._local.gate.sync()
+        self._steps.sync()
+
+
+def _code(refused: PrivfairError) -> Code:
+    match refused:
+        case WireRefused(code=code):
+            return code
+        case RoundsSpent():
+            return Code.SPENT
+        case StepRefused():
+            return Code.STEP
+        case StateRefused():
+            return Code.STATE
+        case PolicyRefused():
+            return Code.POLICY
+        case GuardHalted():
+            return Code.HALTED
+        case _:
+            return Code.REFUSED

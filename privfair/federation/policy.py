@@ -1,0 +1,107 @@
+"""A site's own policy: a TOML file that can only tighten what a signed manifest allows.
+
+::
+
+    algorithms = ["steffle", "fedfdp"]   # only these
+    signers = ["3f9a..."]                # only manifests that one of these keys signed
+    largest-epsilon = 1.0                # only promises of at most this epsilon (and none without a promise)
+    hours = ["08:00-18:00"]              # new rounds only at these times of day, in UTC
+    rounds-per-day = 100                 # at most so many new rounds per day, in UTC
+
+A key that is left out restricts nothing. What was published before is sent again at any time.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from datetime import UTC, datetime, time
+from pathlib import Path
+
+from calibrate.errors import InvalidInput, Refused, count, positive
+from calibrate.manifest.verify import VerifiedManifest
+from privfair.plan.file import read_section
+from privfair.run.public import promise_of
+
+
+class PolicyRefused(Refused):
+    """The site's own policy says no, whatever was signed."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the site allows; every field can only take away."""
+
+    algorithms: tuple[str, ...] | None = None
+    signers: tuple[str, ...] | None = None
+    largest_epsilon: float | None = None
+    hours: tuple[str, ...] | None = None
+    rounds_per_day: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.largest_epsilon is not None:
+            positive("largest-epsilon", self.largest_epsilon)
+        if self.rounds_per_day is not None:
+            count("rounds-per-day", self.rounds_per_day)
+        for window in self.hours or ():
+            _window(window)
+
+    def require_manifest(self, manifest: VerifiedManifest) -> None:
+        """Refuse a manifest that this site does not want, before anything is claimed."""
+        document, promise = manifest.document, promise_of(manifest.document)
+        if self.algorithms is not None and document.algorithm not in self.algorithms:
+            raise PolicyRefused(
+                f"the site's policy allows {', '.join(self.algorithms)}, the budget is for {document.algorithm}; "
+                "change the policy's algorithms, or refuse the study"
+            )
+        if self.signers is not None and not any(one.key_id in self.signers for one in manifest.signatures):
+            raise PolicyRefused(
+                "the site's policy accepts none of the keys that signed the budget; have one of its signers sign"
+            )
+        if self.largest_epsilon is not None and (promise.epsilon is None or promise.epsilon > self.largest_epsilon):
+            raise PolicyRefused(
+                f"the site's policy allows epsilon {self.largest_epsilon:g}, the budget says: {promise.text}; have a "
+                "smaller one signed"
+            )
+
+    def require_now(self, now: datetime, rounds_today: int) -> None:
+        """Refuse to open a new round at this time, or after so many of them today."""
+        moment = now.astimezone(UTC).time()
+        if self.hours is not None and not any(_within(moment, _window(window)) for window in self.hours):
+            raise PolicyRefused(
+                f"the site's policy allows new rounds at {', '.join(self.hours)} UTC; go on then, with --resume"
+            )
+        if self.rounds_per_day is not None and rounds_today >= self.rounds_per_day:
+            raise PolicyRefused(
+                f"the site's policy allows {self.rounds_per_day} rounds per day; go on tomorrow (UTC), with --resume"
+            )
+
+
+ANYTHING = Policy()
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in a TOML file; unknown keys are errors, so that a typing mistake loosens nothing."""
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidInput("--policy", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("--policy", str(path), f"is not TOML: {error}", "fix the file") from None
+    return read_section(Policy, "policy", table)
+
+
+def _window(text: str) -> tuple[time, time]:
+    begin, dash, end = text.partition("-")
+    try:
+        if not dash:
+            raise ValueError
+        return time.fromisoformat(begin.strip()), time.fromisoformat(end.strip())
+    except ValueError:
+        raise InvalidInput("hours", text, "is not a time of day", 'write for example "08:00-18:00"') from None
+
+
+def _within(moment: time, window: tuple[time, time]) -> bool:
+    """Whether the window holds the moment; one that ends before it begins goes past midnight."""
+    begin, end = window
+    return begin <= moment < end if begin <= end else moment >= begin or moment < end

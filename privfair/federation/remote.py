@@ -1,0 +1,194 @@
+"""Guards as the coordinator sees them: the same questions, carried by a transport.
+
+What comes back is not believed: it must be of the party that was asked, of this run, and of the declared names and
+shapes.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from calibrate.errors import InvalidInput, Refused, positive
+from calibrate.manifest.document import BudgetDocument
+from privfair.algorithms.algorithm import Received
+from privfair.contribution import Published
+from privfair.federation.party import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent
+from privfair.federation.wire import (
+    Code,
+    Kind,
+    Message,
+    Transport,
+    WireRefused,
+    ask_contribution,
+    ask_finish,
+    ask_hello,
+    ask_reply,
+    decode,
+    read_greeting,
+    read_receipt,
+    read_values,
+)
+from privfair.plan.file import read_section
+
+_REMEDIES = {
+    Code.POLICY: "wait until its policy allows it, then go on with --resume",
+    Code.STEP: "go on with --resume in the folder of this run",
+    Code.HALTED: "its operator must look into its log and start it again",
+}
+
+
+class GuardRefused(Refused):
+    """A guard said no: by which class of refusal and which code is all it tells."""
+
+    def __init__(self, party: str, error: str, code: Code) -> None:
+        self.party = party
+        self.error = error
+        self.code = code
+        remedy = _REMEDIES.get(code, "the reason stands in its own log, at its site")
+        super().__init__(f"the guard of {party!r} refused ({error}, {code.value}); {remedy}")
+
+
+@dataclass(frozen=True)
+class GuardPlace:
+    """Where a guard answers."""
+
+    socket: Path
+
+
+@dataclass(frozen=True)
+class Guards:
+    """guards.toml: where each party's guard answers, and how long one question may take.
+
+    ::
+
+        deadline = 600                   # seconds for one question to all guards; left out: 600
+        [guards.north]
+        socket = "/run/privfair-north/guard.sock"
+    """
+
+    places: Mapping[str, GuardPlace]
+    deadline: float
+
+    @property
+    def sockets(self) -> dict[str, Path]:
+        return {name: place.socket for name, place in self.places.items()}
+
+
+def read_guards(path: Path) -> Guards:
+    """The guards in a TOML file; paths are relative to the file's own place."""
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidInput("--guards", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("--guards", str(path), f"is not TOML: {error}", "fix the file") from None
+    table, deadline = document.pop("guards", None), document.pop("deadline", 600)
+    if document or not isinstance(table, dict) or not table or not all(isinstance(one, dict) for one in table.values()):
+        rule = "must hold a table [guards.NAME] for each party, and at most a deadline beside them"
+        raise InvalidInput("--guards", str(path), rule, 'write [guards.north] and socket = "north.sock"')
+    places = {name: read_section(GuardPlace, f"guards.{name}", one, path.parent) for name, one in table.items()}
+    return Guards(places, positive("deadline", deadline))
+
+
+@final
+class RemoteParties:
+    """All parties of a run behind one transport; see `Parties`."""
+
+    def __init__(self, run: str, parties: tuple[str, ...], transport: Transport) -> None:
+        self._run = run
+        self._parties = parties
+        self._transport = transport
+        self._shapes: Mapping[str, tuple[int, ...]] = {}
+        self._state: PublicState = {}
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """What may be published, by name; nothing is accepted before this is known."""
+        self._shapes = shapes
+
+    def hello(self) -> dict[str, Greeting]:
+        """Every party's greeting, by name."""
+        answers = self._ask(ask_hello(self._run), Kind.GREETING)
+        found = {name: read_greeting(answer) for name, answer in answers.items()}
+        for name, greeting in found.items():
+            if (greeting.party, greeting.manifest) != (name, self._run):
+                raise Refused(
+                    f"the guard at the place of {name!r} is {greeting.party!r} of run {greeting.manifest[:12]}; fix "
+                    "guards.toml"
+                )
+        return found
+
+    def contribute(self, step: int, state: PublicState) -> Received:
+        """See `Parties.contribute`."""
+        self._state = state
+        return self._values(ask_contribution(self._run, step, state))
+
+    def reply(self, step: int, received: Received) -> Received:
+        """See `Parties.reply`; a guard that was started again in between is asked for its contribution once more."""
+        question = ask_reply(self._run, step, received)
+        try:
+            return self._values(question)
+        except GuardRefused as refused:
+            if refused.code is not Code.STEP:
+                raise
+            self._values(ask_contribution(self._run, step, self._state))
+            return self._values(question)
+
+    def finish(self) -> tuple[Receipt, ...]:
+        """End the run at every party."""
+        answers = self._ask(ask_finish(self._run), Kind.RECEIPT)
+        found = {name: read_receipt(answer) for name, answer in answers.items()}
+        for name, receipt in found.items():
+            if (receipt.party, receipt.manifest) != (name, self._run):
+                raise Refused(f"the receipt of {name!r} is about another party or run; look at its guard")
+        return tuple(found.values())
+
+    def _values(self, question: bytes) -> Received:
+        received: dict[str, Mapping[str, Published]] = {}
+        for name, answer in self._ask(question, Kind.PUBLISHED).items():
+            found = read_values(answer)
+            values = found.get(name, {})
+            if found.keys() - {name} or any(self._shapes.get(key) != one.values.shape for key, one in values.items()):
+                raise WireRefused(Code.MALFORMED, f"{name!r} sent what is not its own, or of another shape")
+            received[name] = values
+        return received
+
+    def _ask(self, question: bytes, kind: Kind) -> dict[str, Message]:
+        answers = self._transport(dict.fromkeys(self._parties, question))
+        found: dict[str, Message] = {}
+        for name in self._parties:
+            message = decode(answers[name])
+            if message.kind is Kind.REFUSED:
+                raise _refusal(name, message)
+            if message.kind is not kind:
+                raise WireRefused(Code.MALFORMED, f"{name!r} answered with a {message.kind.value}")
+            found[name] = message
+        return found
+
+
+def _refusal(party: str, message: Message) -> Refused:
+    error, code = message.text("error"), message.text("code")
+    known = Code(code) if code in {one.value for one in Code} else Code.FAULT
+    if known is Code.SPENT:
+        return RoundsSpent(f"the guard of {party!r} has no signed round left; stop here, or ask for a new budget")
+    return GuardRefused(party, error[:80] if error.isidentifier() else "unknown", known)
+
+
+def agreed_facts(greetings: Mapping[str, Greeting], document: BudgetDocument) -> PublicFacts:
+    """The public facts that all parties tell alike; refused where they differ, or a ledger is not the signed one."""
+    facts: PublicFacts | None = None
+    for name, greeting in greetings.items():
+        bound = document.ledger_of(name)
+        if bound is not None and greeting.ledger != bound:
+            raise Refused(f"the guard of {name!r} keeps another ledger than was signed; have it started with that one")
+        if greeting.facts is None or facts not in (None, greeting.facts):
+            raise Refused(
+                f"the guard of {name!r} tells other classes, groups or features than the others; give every site the "
+                "same schema"
+            )
+        facts = greeting.facts
+    assert facts is not None
+    return facts

@@ -1,0 +1,171 @@
+"""A run over guards, from the coordinator's side: it holds the state and the model, and neither a record nor a ledger.
+
+The state follows from what the guards published, and guards send the same bytes again; so a coordinator that was killed
+goes on from its last checkpoint, or from the very beginning, without a single new round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+from torch import Tensor
+
+from calibrate.errors import Refused
+from privfair.durable import replace_file
+from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.party import Receipt
+from privfair.federation.remote import RemoteParties, agreed_facts
+from privfair.federation.wire import Transport
+from privfair.models.model import Model
+from privfair.run.folder import RunFolder, load_checkpoint, save_checkpoint, save_model
+from privfair.run.public import Progress, SignedPlan, Status, describe_run, promise_of
+
+Measure = Callable[[Model, Tensor, int, int | None], dict[str, Any]]
+"""The metrics of a model with these parameters after a step, on public records; written where they belong."""
+
+
+@final
+class FederatedRun:
+    """One process's part of a run over guards, in its own folder."""
+
+    def __init__(
+        self,
+        signed: SignedPlan,
+        folder: RunFolder,
+        transport: Transport,
+        engine: str = "guards",
+        measure: Measure | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._signed = signed
+        self._folder = folder
+        self._engine = engine
+        self._measure = measure
+        self._progress = progress
+        parties = tuple(silo.name for silo in signed.document.data.silos)
+        self._parties = RemoteParties(signed.manifest.digest, parties, transport)
+        greetings = self._parties.hello()
+        self._ledgers = {name: greeting.ledger for name, greeting in greetings.items()}
+        self._facts = agreed_facts(greetings, signed.document)
+        self._model, self._algorithm = signed.build(self._facts)
+        self._parties.expect({name: tuple(shape) for name, shape in self._algorithm.shapes().items()})
+        self._updates = signed.plan.updates(signed.document.rounds)
+        self._block = signed.plan.block(signed.document.rounds)
+        self._metrics: dict[str, Any] | None = None
+        self.step = 0
+
+    def train(self) -> dict[str, Any]:
+        """Begin, or go on where this folder's run stopped; the document of run.json."""
+        folder = self._folder
+        self._require_same_run()
+        replace_file(folder.plan, self._signed.plan_bytes)
+        replace_file(folder.manifest, self._signed.envelope)
+        folder.write_json(folder.encoding, dict(self._facts.encoding))
+        found = load_checkpoint(folder.checkpoint, self._signed.manifest.digest, self._algorithm)
+        position: Position[Any] = Position(self._algorithm.start()) if found is None else found
+        self._write(Status.BEGUN, position.step)
+        reached = self._go_on(position)
+        for name, code in self._signed.plan.own_code().items():
+            replace_file(folder.path / name, code)
+        theta = self._algorithm.theta(reached.state)
+        save_model(folder, self._model, theta, dict(self._facts.encoding), promise_of(self._signed.document).text)
+        self._report(reached, last=True)
+        receipts = self._parties.finish()
+        folder.write_json(folder.receipts, {"engine": self._engine, "parties": _listed(receipts)})
+        return self._write(Status.FINISHED, reached.step, receipts)
+
+    def _go_on(self, position: Position[Any]) -> Position[Any]:
+        reached, self.step = position, position.step
+        try:
+            for reached in run_steps(self._algorithm, self._parties, position, self._updates):
+                self.step = reached.step
+                if reached.step % self._block == 0:
+                    self._checkpoint(reached)
+                if reached.step < self._updates:
+                    self._report(reached, last=False)
+        except (KeyboardInterrupt, Refused):
+            self._checkpoint(reached)
+            self._write(Status.INTERRUPTED, reached.step)
+            raise
+        self._checkpoint(reached)
+        return reached
+
+    def _checkpoint(self, position: Position[Any]) -> None:
+        save_checkpoint(self._folder.checkpoint, self._signed.manifest.digest, self._algorithm, position)
+
+    def _report(self, position: Position[Any], *, last: bool) -> None:
+        metrics = None
+        if self._measure is not None and (last or position.step % self._signed.plan.training.measure_every == 0):
+            theta = self._algorithm.theta(position.state)
+            metrics = self._metrics = self._measure(self._model, theta, position.step, position.round)
+        if self._progress is not None:
+            charged = 0 if position.round is None else position.round + 1
+            signed = self._signed.document.rounds
+            self._progress(Progress(position.step, self._updates, charged, signed, metrics))
+
+    def _write(self, status: Status, steps: int, receipts: tuple[Receipt, ...] = ()) -> dict[str, Any]:
+        signed, charged = self._signed, [_charged(receipt) for receipt in receipts]
+        schemes = [declaration.scheme for declaration in signed.document.sampling]
+        document = {
+            **describe_run(status, signed.manifest, schemes[0] if len(schemes) == 1 else None, False),
+            "engine": self._engine,
+            "ledgers": self._ledgers,
+            "rounds": {
+                "signed": signed.document.rounds,
+                "charged": max(charged, default=0),
+                "planned_steps": self._updates,
+                "steps": steps,
+                "sessions": 0,
+            },
+            "metrics": self._metrics,
+            "transcript": None,
+            "transcripts": {receipt.party: receipt.transcript for receipt in receipts},
+            "digests": self._folder.digests() if status is Status.FINISHED else {},
+        }
+        self._folder.write_json(self._folder.summary, document)
+        return document
+
+    def _require_same_run(self) -> None:
+        """A folder that was begun is gone on with under its own manifest alone."""
+        if not self._folder.summary.exists():
+            return
+        before = self._folder.read_json(self._folder.summary).get("manifest")
+        found = before.get("digest") if isinstance(before, dict) else None
+        if found != self._signed.manifest.digest:
+            raise Refused(
+                f"{self._folder.path} was begun with the manifest {str(found)[:12]}, not with "
+                f"{self._signed.manifest.digest[:12]}; resume it with its own, or begin in another folder"
+            )
+
+
+def train_over(
+    transport: Transport,
+    signed: SignedPlan,
+    out: Path,
+    *,
+    resume: bool = False,
+    engine: str = "guards",
+    measure: Measure | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Train a signed plan with the parties behind a transport, and leave the coordinator's run folder in `out`.
+
+    Guarantee: none of its own, and none is needed: every party publishes under its own gate and ledger, and `out` holds
+    what follows from that.
+    """
+    going_on = resume and RunFolder(out).begun
+    folder = RunFolder(out) if going_on else RunFolder.create(out, resume=resume)
+    with folder.locked():
+        return FederatedRun(signed, folder, transport, engine, measure, progress).train()
+
+
+def _listed(receipts: tuple[Receipt, ...]) -> dict[str, Any]:
+    return {receipt.party: {**receipt.statement, "signed": receipt.signed} for receipt in receipts}
+
+
+def _charged(receipt: Receipt) -> int:
+    rounds = receipt.statement.get("rounds")
+    found = rounds.get("charged") if isinstance(rounds, dict) else None
+    return found if isinstance(found, int) else 0
