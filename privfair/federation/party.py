@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pydantic import JsonValue
+
 from calibrate.arrays import Floats
 from calibrate.errors import Refused
-from calibrate.manifest.strict_json import Json
 from privfair.algorithms.algorithm import Received
 from privfair.contribution import Published
 
@@ -37,7 +38,7 @@ class PublicFacts:
     """Whose records a central party holds, one client after the other: names and sizes."""
     sensitive: tuple[str, ...] = ()
     """The parties that hold nothing but attributes."""
-    encoding: Mapping[str, Json] = field(default_factory=dict)
+    encoding: Mapping[str, JsonValue] = field(default_factory=dict)
     """How a record becomes features, as `encoding.json` has it."""
 
 
@@ -64,7 +65,7 @@ class Receipt:
     manifest: str
     ledger: str
     transcript: str
-    statement: Mapping[str, Json] = field(default_factory=dict)
+    statement: Mapping[str, JsonValue] = field(default_factory=dict)
     """What its ledger says about the run: charges, releases, where its chain ended."""
     signed: str | None = None
     """The statement in an envelope that the silo's own key signed; None if it has no key."""

@@ -46,10 +46,9 @@ from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, C
 from privfair.plan.training import block_for
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import claim_terms
-from privfair.run.public import Promise, promise_of
+from privfair.run.public import Promise, Status, promise_of
 from privfair.run.replay import Session, append_session
 from privfair.run.signed_budget import BudgetSource, envelope_of
-from privfair.run.public import Status
 from privfair.run.summary import Ran, receipts, require_same_run, summary
 from privfair.training import TrustInForce
 from privfair.transcript import Transcript, ValueSpec
