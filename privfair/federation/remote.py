@@ -181,8 +181,8 @@ def agreed_facts(greetings: Mapping[str, Greeting], document: BudgetDocument) ->
     """The public facts that all parties tell alike; refused where they differ, or a ledger is not the signed one."""
     facts: PublicFacts | None = None
     for name, greeting in greetings.items():
-        bound = document.ledger_of(name)
-        if bound is not None and greeting.ledger != bound:
+        bound = {one.ledger for one in document.ledgers if one.silo in (None, name)}
+        if bound and greeting.ledger not in bound:
             raise Refused(f"the guard of {name!r} keeps another ledger than was signed; have it started with that one")
         if greeting.facts is None or facts not in (None, greeting.facts):
             raise Refused(
