@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -301,8 +301,16 @@ def _scope(plan: Plan, values: tuple[NoisyValue | RandomizedValue, ...], terms: 
         "adjacency": plan.unit.relation,
         "scope": terms.scope or _observer(plan.algorithm),
         "covered": (f"All noisy values of all {plan.rounds} rounds together: {names}.",),
-        "not_protected": (*plan.unprotected(), *terms.not_protected, ALWAYS_UNPROTECTED),
+        "not_protected": (*plan.unprotected(), *terms.not_protected, *_unbound(terms), ALWAYS_UNPROTECTED),
     }
+
+
+def _unbound(terms: Terms) -> Iterator[str]:
+    """What a budget leaves open that names neither its ledger nor its data set."""
+    if not terms.ledgers:
+        yield "A second use of this budget in another ledger: it was signed for none in particular."
+    if terms.dataset is None:
+        yield "The total over several budgets: the data set has no declared identity, so any other size is another one."
 
 
 def _observer(algorithm: AlgorithmName) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from privfair.cli.output import json_option, options, print_json
+from privfair.cli.witness import command as witness
 
 if TYPE_CHECKING:
     from privfair.ledger import DataBudgetStatus, LedgerStatus, ManifestStatus
@@ -26,15 +27,16 @@ def command() -> None:
 
 @command.command("init")
 @_location
+@click.option("--bound-only", is_flag=True, help="Refuse manifests that were signed for no ledger in particular.")
 @json_option
-def init(location: str, anchor: Path | None, as_json: bool) -> None:
+def init(location: str, anchor: Path | None, bound_only: bool, as_json: bool) -> None:
     """Make a ledger with an identity of its own; no other command makes one.
 
     Sign budgets for this identity: every other ledger then refuses them.
     """
     from privfair.ledger import Ledger
 
-    with Ledger.create(location, anchor) as ledger:
+    with Ledger.create(location, anchor, bound_only=bound_only) as ledger:
         identity = ledger.identity
     if as_json:
         print_json({"ledger": location, "id": identity})
@@ -86,6 +88,8 @@ def _status_json(location: str, found: LedgerStatus) -> dict[str, object]:
                 "valid_until": one.valid_until,
                 "claimant": one.claimant,
                 "abandoned": one.abandoned,
+                "bound": one.bound,
+                "dataset_declared": one.dataset_declared,
             }
             for one in found.manifests
         ],
@@ -119,6 +123,10 @@ def _manifest_text(one: ManifestStatus) -> str:
     ]
     if one.abandoned is not None:
         lines.append(f"  abandoned: {one.abandoned}")
+    if not one.bound:
+        lines.append("  signed for no ledger in particular: another ledger would take it too (`ledger witness` tells)")
+    if not one.dataset_declared:
+        lines.append("  its data set was not declared: with another size it counts as another data set")
     return "\n".join(lines)
 
 
@@ -306,3 +314,6 @@ def set_budget(
     else:
         for one in found:
             click.echo(f"{dataset}\n  {_spent_text(one)}")
+
+
+command.add_command(witness)

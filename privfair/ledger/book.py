@@ -56,6 +56,8 @@ class Account:
 
     claim: Claimed
     head: Head
+    ledger: str
+    """The identity that the ledger had when it was claimed."""
     session: int = 1
     charged: int = 0
     releases: int = 0
@@ -73,6 +75,7 @@ class Book:
 
     def __init__(self) -> None:
         self.ledger = ""
+        self.bound_only = False
         self.identities: set[str] = set()
         self.hashes: list[str] = [GENESIS.hash]
         self.accounts: dict[str, Account] = {}
@@ -124,6 +127,7 @@ class Book:
         match entry:
             case Opened():
                 self._take_identity(entry.ledger)
+                self.bound_only = entry.bound_only is True
             case BudgetSet():
                 self._admit_budget(entry)
             case Claimed():
@@ -198,6 +202,12 @@ class Book:
             raise AlreadyClaimed(subject, "its token belongs to another claim", "let the ledger make a fresh token")
         if entry.valid_until <= entry.at:
             raise ClaimEnded(subject, f"the manifest expired at {entry.valid_until}", _NEW_MANIFEST)
+        if self.bound_only and not entry.ledgers:
+            raise WrongLedger(
+                subject,
+                "it was signed for no ledger in particular, and this ledger takes only what was signed for it",
+                f"have it signed with --ledger {short(self.ledger)}",
+            )
         if entry.ledgers and self.ledger not in entry.ledgers:
             raise WrongLedger(
                 subject,
@@ -205,7 +215,7 @@ class Book:
                 "use the ledger it names, or have it signed for this one",
             )
         self._check_budget(entry, subject)
-        self.accounts[entry.manifest] = Account(entry, Head(entry.seq, digest))
+        self.accounts[entry.manifest] = Account(entry, Head(entry.seq, digest), self.ledger)
         self._nonces[entry.nonce] = entry.seq
         self._tokens[entry.token] = entry.manifest
 

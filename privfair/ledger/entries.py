@@ -141,6 +141,10 @@ class _Entry(BaseModel):
     at: Moment
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class Opened(_Entry):
     """The first entry: gives the ledger an identity, so that an anchor cannot be mistaken for another's."""
 
@@ -148,10 +152,8 @@ class Opened(_Entry):
     version: Literal[2, 3] = 3
     """2 had no Renyi divergences in its claims; such a ledger is read and goes on."""
     ledger: Digest
-
-
-def _is_none(value: object) -> bool:
-    return value is None
+    bound_only: Literal[True] | None = Field(default=None, exclude_if=_is_none)
+    """Refuse manifests that were signed for no ledger in particular."""
 
 
 class ClaimedCurve(BaseModel):

@@ -56,14 +56,14 @@ class Journal:
         self._seen = self._book.head
         self._process = os.getpid()
 
-    def create(self) -> None:
+    def create(self, bound_only: bool = False) -> None:
         """Make the ledger where there is neither a ledger nor an anchor; one of several at once succeeds."""
         identity = fresh_identity()
 
         def first(book: Book) -> tuple[Draft]:
             if book.head.seq:
                 raise self._occupied()
-            return (partial(Opened, ledger=identity),)
+            return (partial(Opened, ledger=identity, bound_only=True if bound_only else None),)
 
         self._prepare()
         self.append(first)

@@ -43,6 +43,7 @@ from privfair.ledger.sqlite import SqliteFile
 from privfair.ledger.status import LedgerStatus, ManifestStatus, describe, describe_manifest
 from privfair.ledger.store import Access, Backend, Store
 from privfair.ledger.terms import ClaimToken, ManifestTerms, Release, claimant_here, label, promise, timestamp
+from privfair.ledger.witness import ClaimReceipt
 
 # From what the user wrote to a database: a file path, or a PostgreSQL URL.
 
@@ -138,9 +139,18 @@ class Ledger:
         return cls._with_journal(location, anchor, access, now, Journal.begin)
 
     @classmethod
-    def create(cls, location: str | Path, anchor: Path | None = None, now: Callable[[], datetime] = _utc_now) -> Ledger:
-        """Make a ledger, with an identity of its own, where there is none; the only way in which one comes to be."""
-        return cls._with_journal(location, anchor, Access.WRITE, now, Journal.create)
+    def create(
+        cls,
+        location: str | Path,
+        anchor: Path | None = None,
+        now: Callable[[], datetime] = _utc_now,
+        bound_only: bool = False,
+    ) -> Ledger:
+        """Make a ledger, with an identity of its own, where there is none; the only way in which one comes to be.
+
+        With `bound_only` it refuses manifests that were signed for no ledger in particular.
+        """
+        return cls._with_journal(location, anchor, Access.WRITE, now, partial(Journal.create, bound_only=bound_only))
 
     @classmethod
     def restore(
@@ -350,6 +360,12 @@ class Ledger:
             if isinstance(entry, Released) and entry.manifest == manifest_digest
             for value in entry.values
         )
+
+    def receipts(self) -> tuple[ClaimReceipt, ...]:
+        """One receipt per claim, for a transparency log (`privfair.ledger.witness`)."""
+        with self._journal.lock:
+            book, _ = self._journal.refresh()
+            return tuple(ClaimReceipt.of(account) for account in book.accounts.values())
 
     def close(self) -> None:
         """Give the database connection back; claims stay as they are."""

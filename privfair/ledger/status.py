@@ -12,6 +12,7 @@ from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.anchor import AnchorState
 from privfair.ledger.book import Account, Book, basic_total
 from privfair.ledger.entries import UNIT_OF_TEXT, Closed, Head, unit_text
+from privfair.ledger.terms import undeclared_dataset
 
 
 class ClaimState(Enum):
@@ -47,6 +48,13 @@ class ManifestStatus:
     session: int
     transcript_digest: str | None
     abandoned: str | None
+    bound: bool
+    """Whether it was signed for certain ledgers; otherwise every other ledger would take it too."""
+
+    @property
+    def dataset_declared(self) -> bool:
+        """False where the data set goes by the digest of names and sizes, because nobody declared an identity."""
+        return self.dataset != undeclared_dataset(self.data_digest)
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,7 @@ def describe_manifest(account: Account) -> ManifestStatus:
         session=account.session,
         transcript_digest=closed.transcript if closed else None,
         abandoned=closed.abandoned if closed else None,
+        bound=bool(claim.ledgers),
     )
 
 

@@ -27,6 +27,11 @@ def digest_text(argument: str, value: str) -> str:
     return value
 
 
+def undeclared_dataset(data_digest: str) -> str:
+    """What a data set without a declared identity is called: with another size it is another one."""
+    return f"data {data_digest[:16]}"
+
+
 def label(argument: str, value: str) -> str:
     """A short printable name, such as a party or a value name."""
     if not isinstance(value, str) or not _LABEL.fullmatch(value):

@@ -25,6 +25,7 @@ from privfair.data.training_data import TrainingData, load_site_data, load_train
 from privfair.federation.local_party import PartySetup, require_declared
 from privfair.federation.party import PublicFacts
 from privfair.ledger import ManifestTerms
+from privfair.ledger.terms import undeclared_dataset
 from privfair.models.model import Model
 from privfair.plan.privacy import require_signed
 from privfair.plan.training import TrainingPlan
@@ -51,7 +52,7 @@ def claim_terms(manifest: VerifiedManifest, silo: str | None = None) -> Manifest
         rounds=document.rounds,
         epsilon=promise.epsilon,
         delta=promise.delta,
-        dataset=f"data {document.data.digest()[:16]}" if document.dataset is None else document.dataset.label,
+        dataset=undeclared_dataset(document.data.digest()) if document.dataset is None else document.dataset.label,
         data_digest=document.data.digest(),
         valid_until=document.validity.not_after,
         unit=promise.unit,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from calibrate.privacy_unit import PrivacyUnit, Relation
+from privfair.ledger import Access, Ledger, ManifestTerms
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import GAUSSIAN, Desk
 
@@ -27,6 +30,11 @@ def test_status_shows_dates_purpose_signers_and_what_was_spent(desk: Desk) -> No
     assert (spent["claimed_epsilon"], spent["epsilon"], spent["left"]) == (8.0, None, None)
     text = privfair("ledger", "status", desk.ledger).out
     assert "3 of 3 rounds charged" in text
+    assert "signed for no ledger in particular" in text
+    assert "its data set was not declared" in text
+    shown = privfair("manifest", "show", desk.folder / "budget.json").out
+    assert "A second use of this budget in another ledger" in " ".join(shown.split())
+    assert (manifest["bound"], manifest["dataset_declared"]) == (False, False)
     assert max(map(len, text.splitlines()[1:])) <= 140
 
 
@@ -112,3 +120,49 @@ def test_a_second_ledger_gives_no_second_run(desk: Desk, tmp_path: Path) -> None
     )
     assert done.code == 3
     assert "it was signed for ledger" in done.err
+
+
+def test_a_budget_trained_under_twice_is_seen_by_who_compares_logs(desk: Desk, tmp_path: Path) -> None:
+    """An unbound budget runs on a second machine; the shared log, or both logs side by side, tell."""
+    shared, second = tmp_path / "logs", tmp_path / "second.db"
+    shared.mkdir()
+    logged = privfair("ledger", "witness", "add", shared, "--ledger", desk.ledger, "--json")
+    assert logged.code == 0, logged.err
+    head = f"{logged.json()['size']}:{logged.json()['root']}"
+    assert privfair("ledger", "witness", "verify", shared, "--ledger", desk.ledger, "--head", head).code == 0
+    digest = privfair("ledger", "status", desk.ledger, "--json").json()["manifests"][0]["manifest"]
+    proof = tmp_path / "proof.json"
+    assert privfair("ledger", "witness", "prove", shared, "--manifest", digest, "--out", proof, "--json").code == 0
+    assert privfair("ledger", "witness", "check", proof, "--head", head).code == 0
+    assert privfair("ledger", "witness", "check", proof, "--head", f"1:{'0' * 64}").code == 1
+    assert privfair("ledger", "witness", "prove", shared, "--out", proof).code == 2
+
+    assert privfair("ledger", "init", second).code == 0
+    with Ledger.open(second) as ledger, Ledger.open(desk.ledger, access=Access.READ) as first:
+        claimed = first.status().manifests[0]
+        ledger.claim(
+            ManifestTerms(
+                manifest_digest=claimed.manifest_digest,
+                nonce=first.receipts()[0].nonce,
+                envelope_digest="e" * 64,
+                rounds=1,
+                epsilon=1.0,
+                delta=1e-5,
+                dataset=claimed.dataset,
+                data_digest=claimed.data_digest,
+                valid_until=datetime.now(UTC) + timedelta(days=1),
+                unit=PrivacyUnit.of(Relation.REPLACE_ONE),
+            )
+        )
+    alone = tmp_path / "alone.log"
+    assert privfair("ledger", "witness", "add", alone, "--ledger", second).code == 0
+    compared = privfair("ledger", "witness", "compare", shared, alone, "--json")
+    assert compared.code == 1
+    assert "was used a second time" in compared.json()["problems"][0]
+    assert privfair("ledger", "witness", "add", shared, "--ledger", second).code == 1
+    assert privfair("ledger", "witness", "verify", shared).code == 1
+    alone.write_bytes(b"")
+    cut = privfair("ledger", "witness", "verify", alone, "--ledger", second)
+    assert cut.code == 3
+    assert "does not begin with them now" in cut.err
+    assert privfair("ledger", "witness", "verify", tmp_path / "nothing.log").code == 2

@@ -26,6 +26,7 @@ from privfair.ledger import (
     Unavailable,
     WrongLedger,
 )
+from privfair.ledger.terms import undeclared_dataset
 from tests.privfair.ledgers import DATASET, LEDGER, new_ledger, open_ledger
 
 UNIT = PrivacyUnit.of(Relation.REPLACE_ONE)
@@ -177,6 +178,23 @@ def test_every_other_ledger_refuses_a_manifest(tmp_path: Path, ledger: Ledger) -
     with Ledger.create(tmp_path / "second.db") as second, pytest.raises(WrongLedger, match="signed for ledger 1e1e1e"):
         second.claim(terms(ledgers=(LEDGER,)))
     ledger.claim(terms(ledgers=("0" * 64, LEDGER)))
+
+
+def test_a_ledger_may_refuse_what_was_signed_for_none(tmp_path: Path) -> None:
+    """A budget that names no ledger could be claimed in a second one as well."""
+    with Ledger.create(tmp_path / "strict.db", bound_only=True) as strict:
+        with pytest.raises(WrongLedger, match="signed for no ledger in particular"):
+            strict.claim(terms())
+        strict.claim(terms(ledgers=(strict.identity,)))
+        assert strict.status().manifests[0].bound
+        strict.verify()
+
+
+def test_status_tells_what_was_left_undeclared(ledger: Ledger) -> None:
+    ledger.claim(terms("no name", dataset=undeclared_dataset(DATA)))
+    ledger.claim(terms("named"))
+    first, second = ledger.status().manifests
+    assert (first.bound, first.dataset_declared, second.dataset_declared) == (False, False, True)
 
 
 def test_opening_makes_no_ledger(tmp_path: Path) -> None:
