@@ -30,7 +30,7 @@ from calibrate.manifest.verify import (
     VerifiedManifest,
     promises_privacy,
 )
-from calibrate.privacy_unit import EpsilonInterval, Protected, Relation
+from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Relation
 
 WIDTH = 100
 
@@ -48,7 +48,12 @@ _RELATION = {
 
 def protected_text(guarantee: PrivateGuarantee | AsPrintedGuarantee | NoPrivacyPromised) -> str:
     """Whom a guarantee speaks of, in words: the unit, and what may differ."""
-    return f"{_UNIT[guarantee.unit]}, {_RELATION[guarantee.adjacency]}"
+    return describe_unit(guarantee.privacy_unit())
+
+
+def describe_unit(unit: PrivacyUnit) -> str:
+    """A unit in words: who is protected, and what may differ."""
+    return f"{_UNIT[unit.protected]}, {_RELATION[unit.relation]}"
 
 
 Shown = VerifiedManifest | AuthenticManifest | UnverifiedManifest

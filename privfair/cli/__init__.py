@@ -14,6 +14,7 @@ _COMMANDS = {
     "calibrate": "the smallest noise that keeps a promise (epsilon, delta)",
     "compose": "one person's promise over several budgets or silos",
     "demo": "the whole pipeline on real data, in about a minute",
+    "desk": "the officer's pages on this machine: plan, sign, ledger, runs",
     "explain": "a budget or an epsilon in plain words",
     "guard": "one silo's data, ledger and noise in a process of its own",
     "keys": "make keys and say whom to trust",
@@ -39,6 +40,8 @@ _EXTRAS = {
     "onnxruntime": "onnx",
     "sklearn": "audit",
     "joblib": "audit",
+    "starlette": "desk",
+    "uvicorn": "desk",
 }
 """Packages that a plain `pip install privfair` leaves out, and the extra that brings them."""
 

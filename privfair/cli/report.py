@@ -41,24 +41,29 @@ def command(run: Path | None, out: Path, audit_path: Path | None, trust_path: Pa
 
     if run is None and audit_path is None:
         raise click.UsageError("name a RUN folder, or the --audit of a model")
-    audit = None if audit_path is None else _read_audit(audit_path)
+    audit = None if audit_path is None else read_audit(audit_path)
     trust = None if trust_path is None else read_trust_file(trust_path, root)
-    write_bytes(out, render(_content(run, audit, trust)).encode())
+    write_bytes(out, render(report_content(run, audit, trust)).encode())
     checked = run is None or trust is not None
     click.echo(f"report written to {out}{'' if checked else '; SIGNATURES NOT CHECKED: give --trust'}")
 
 
-def _content(run: Path | None, audit: AuditReport | None, trust: TrustFile | None) -> ReportContent:
+def report_content(run: Path | None, audit: AuditReport | None, trust: TrustFile | None) -> ReportContent:
+    """What the page of a run folder, or of a model's audit alone, shows; needs no engine.
+
+    run: The folder, None for a model. audit: Its audit, if any. trust: Whose signatures count; None checks none.
+    """
     from audit.report.page import ReportContent
+    from calibrate.errors import InvalidInput
     from calibrate.manifest.verify import authenticate, read_unverified
-    from privfair.run.folder import RunFolder
 
     if run is None:
         return ReportContent(None, audit, (), ())
-    folder = RunFolder.existing(run)
-    envelope = read_bytes(folder.manifest, "RUN")
+    if not any((run / name).exists() for name in ("run.json", "claim.token")):
+        raise InvalidInput("run folder", str(run), "holds no run", "name the --out of a training run")
+    envelope = read_bytes(run / "budget.json", "RUN")
     manifest = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
-    return ReportContent(manifest, audit, _metrics(folder.metrics), _budget(manifest.document))
+    return ReportContent(manifest, audit, _metrics(run / "metrics.jsonl"), _budget(manifest.document))
 
 
 def _metrics(path: Path) -> tuple[dict[str, Any], ...]:
@@ -75,7 +80,7 @@ def _metrics(path: Path) -> tuple[dict[str, Any], ...]:
     raise InvalidInput("RUN", str(path), "is not the metrics of a run", "put the run's own file back, or remove it")
 
 
-def _read_audit(path: Path) -> AuditReport:
+def read_audit(path: Path) -> AuditReport:
     """An audit's JSON, checked, so that a page never shows half of another file."""
     from pydantic import ValidationError
 

@@ -1,0 +1,1 @@
+"""Where privfair meets other tools, each loaded only when it is asked for."""

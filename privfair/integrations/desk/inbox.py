@@ -1,0 +1,149 @@
+"""The inbox: a folder of requests, and the answers that lie beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from calibrate.errors import InvalidInput, PrivfairError
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.keys import SigningKey
+from calibrate.manifest.request import (
+    BudgetRequest,
+    Change,
+    Declined,
+    changes,
+    decline_request,
+    grants,
+    last_before,
+    read_declined,
+    read_request,
+    sign_request,
+)
+from calibrate.manifest.verify import read_unverified
+from privfair.cli.output import write_bytes
+from privfair.cli.sign import answer_path
+
+_LARGEST = 2 << 20
+
+
+class State(Enum):
+    WAITING = "waiting"
+    SIGNED = "signed"
+    DECLINED = "declined"
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One request in the inbox, with its answer if there is one and the budget that it is compared with."""
+
+    path: Path
+    request: BudgetRequest
+    state: State
+    declined: Declined | None
+    earlier: BudgetDocument | None
+
+    @property
+    def name(self) -> str:
+        """The file's name, by which the pages speak of it."""
+        return self.path.name
+
+    @property
+    def answer(self) -> Path:
+        return answer_path(self.path, signed=self.state is not State.DECLINED)
+
+    def changes(self) -> tuple[Change, ...] | None:
+        """What is different from the last budget for the same data; None if there is no such budget here."""
+        return None if self.earlier is None else changes(self.earlier, self.request.document)
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """The letters of a folder, newest first, and the files in it that could not be read as requests or answers."""
+
+    letters: tuple[Letter, ...]
+    unreadable: tuple[tuple[str, str], ...]
+
+    def letter(self, name: str) -> Letter:
+        for one in self.letters:
+            if one.name == name:
+                return one
+        raise InvalidInput("request", name[:80], "is not in the inbox", "open the list of requests again")
+
+
+def open_inbox(folder: Path) -> Inbox:
+    """Read a folder anew; other files than requests and answers are named, never guessed at."""
+    requests: dict[Path, BudgetRequest] = {}
+    documents: list[BudgetDocument] = []
+    unreadable: list[tuple[str, str]] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = _read(path)
+            if path.stem.endswith("-declined"):
+                read_declined(content)
+            elif b'"payloadType"' in content[:4096] or path.stem.endswith("-signed"):
+                documents.append(read_unverified(content).document)
+            else:
+                requests[path] = read_request(content)
+                documents.append(requests[path].document)
+        except PrivfairError as broken:
+            unreadable.append((path.name, str(broken)))
+    letters = (_letter(path, request, documents) for path, request in requests.items())
+    newest = sorted(letters, key=lambda one: (one.state is State.WAITING, one.request.asked_at), reverse=True)
+    return Inbox(tuple(newest), tuple(unreadable))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise InvalidInput("inbox", path.name, "is not a regular file", "put the file itself there")
+        with path.open("rb") as file:
+            return file.read(_LARGEST)
+    except OSError as error:
+        raise InvalidInput("inbox", path.name, f"cannot be read ({error.strerror})", "check its permissions") from error
+
+
+def _letter(path: Path, request: BudgetRequest, documents: list[BudgetDocument]) -> Letter:
+    state, refusal = State.WAITING, None
+    signed, declined = answer_path(path, signed=True), answer_path(path, signed=False)
+    try:
+        if signed.exists() and grants(_read(signed), request):
+            state = State.SIGNED
+        elif declined.exists():
+            refusal = read_declined(_read(declined))
+            state = State.DECLINED if refusal.request == request.digest else State.WAITING
+    except PrivfairError:  # named among the files that could not be read
+        state = State.WAITING
+    return Letter(path, request, state, refusal, last_before(request.document, documents))
+
+
+def sign_letter(letter: Letter, key: SigningKey) -> Path:
+    """Sign a waiting request and put the manifest beside it."""
+    return _answered(letter, sign_request(_waiting(letter), key), signed=True)
+
+
+def decline_letter(letter: Letter, reason: str, key: SigningKey) -> Path:
+    """Decline a waiting request with a reason and put the refusal beside it."""
+    return _answered(letter, decline_request(_waiting(letter), reason, key), signed=False)
+
+
+def _waiting(letter: Letter) -> BudgetRequest:
+    if letter.state is not State.WAITING:
+        raise InvalidInput("request", letter.name, f"is {letter.state.value} already", "ask for a new request")
+    return letter.request
+
+
+def _answered(letter: Letter, content: bytes, *, signed: bool) -> Path:
+    path = answer_path(letter.path, signed=signed)
+    write_bytes(path, content)
+    return path
+
+
+def drop_letter(folder: Path, stem: str, content: bytes) -> Path:
+    """Put a new request into the inbox under a name that is not taken."""
+    number = 1
+    while (path := folder / f"{stem}-{number}.json").exists():
+        number += 1
+    write_bytes(path, content)
+    return path

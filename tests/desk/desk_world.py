@@ -1,0 +1,112 @@
+"""A desk with papers on it, for tests: a ledger with claims, an inbox with requests, two runs with an audit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from calibrate.manifest.document import DataIdentity, LedgerBinding
+from calibrate.manifest.from_budget import Terms, document_from_budget, valid_for
+from calibrate.manifest.issue import issue
+from calibrate.manifest.keys import SigningKey, generate
+from calibrate.manifest.request import request_bytes
+from calibrate.manifest.verify import Run, read_unverified, verify
+from calibrate.plans.gaussian import GaussianPlan
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
+from privfair.integrations.desk.access import Access
+from privfair.integrations.desk.app import Desk, Papers
+from privfair.run.prepare import claim_terms
+from tests.privfair.ledgers import open_ledger
+from tests.privfair.small_runs import trusting
+
+ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>{{ 7*7 }}\"'`"
+"""Markup, a template expression and every kind of quote, for each text that a stranger can write."""
+PORT = 4711
+
+
+@dataclass(frozen=True)
+class World:
+    """The papers and the secrets of one desk."""
+
+    folder: Path
+    papers: Papers
+    access: Access
+    key: SigningKey
+
+    def desk(self) -> Desk:
+        return Desk(self.papers, self.access)
+
+
+def make_world(folder: Path, port: int = PORT) -> World:
+    """A ledger with two claims, three letters in the inbox (two of them hostile), and two runs, one audited."""
+    from calibrate.budget import calibrate_plan
+    from calibrate.manifest.document import DataBinding
+
+    inbox, runs, key = folder / "inbox", folder / "runs", generate()
+    inbox.mkdir(parents=True)
+    runs.mkdir()
+    ledger = open_ledger(folder / "ledger.db")
+    identity = DataIdentity(name="readmissions", custodian=ATTACK.replace("/", "|")[:60].strip(), version="2026")
+    ledger.set_budget(identity.label, PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE), 5.0, 1e-3)
+    budget = {epsilon: calibrate_plan(GaussianPlan(0.2, 3), EpsilonDelta(epsilon, 1e-5)) for epsilon in (2.0, 2.5)}
+
+    def priced(epsilon: float, why: str) -> Any:
+        terms = Terms(
+            data=DataBinding.of("ab" * 32, ((ATTACK, 500),)),
+            validity=valid_for(timedelta(days=30)),
+            justification=why,
+            dataset=identity,
+            ledgers=(LedgerBinding(ledger=ledger.identity),),
+        )
+        return document_from_budget(budget[epsilon], terms)
+
+    for number, epsilon in enumerate((2.0, 2.5), start=1):
+        document = priced(epsilon, f"ward {number} {ATTACK}").document
+        envelope = issue(document, key)
+        verified = verify(envelope, trusting(key), Run(document.config_digest, document.data))
+        claim = ledger.claim(claim_terms(verified), claimant=ATTACK)
+        claim.charge(3)
+        _write_run(runs / f"run-{number}", envelope, number)
+    ledger.close()
+    (inbox / "first.json").write_bytes(request_bytes(priced(2.0, "the first"), "Eng"))
+    (inbox / "first-signed.json").write_bytes(envelope)
+    (inbox / "second.json").write_bytes(request_bytes(priced(2.5, ATTACK), ATTACK))
+    (inbox / "broken <b>.json").write_bytes(b'{"a": 1}')
+    papers = Papers(str(folder / "ledger.db"), inbox, (runs,), key, trusting(key))
+    return World(folder, papers, Access(port), key)
+
+
+def copy_world(world: World, folder: Path, signs: bool = True, port: int = PORT) -> World:
+    """The same papers in another folder with fresh secrets: a test may then write on them."""
+    shutil.copytree(world.folder, folder, dirs_exist_ok=True)
+    key = world.key if signs else None
+    papers = Papers(str(folder / "ledger.db"), folder / "inbox", (folder / "runs",), key, world.papers.trust)
+    return World(folder, papers, Access(port), world.key)
+
+
+def _write_run(path: Path, envelope: bytes, number: int) -> None:
+    path.mkdir()
+    group = {"n": 50, "accuracy": 0.8, "positive_rate": 0.3}
+    overall = {"accuracy": 0.8 + number / 100, "demographic_parity": 0.1, "groups": {ATTACK: group, "b": group}}
+    (path / "budget.json").write_bytes(envelope)
+    (path / "run.json").write_text(
+        json.dumps({"status": ATTACK, "metrics": {"overall": overall}, "rounds": {"charged": 3}})
+    )
+    (path / "receipts.json").write_text(json.dumps({"claim": {"at": "2026-01-01T00:00:00Z", "by": ATTACK}}))
+    if number == 1:
+        digest = read_unverified(envelope).digest
+        audit = {
+            "verdict": "consistent",
+            "why": f"nothing was found {ATTACK}",
+            "epsilon_lower": 0.1,
+            "confidence": 0.95,
+            "promised": {"epsilon": 2.0, "delta": 1e-5, "source": "promised by the manifest"},
+            "attacks": [],
+            "checks": [],
+            "subjects": {"manifest": digest},
+        }
+        (path.parent / "audit-1.json").write_text(json.dumps(audit))
