@@ -15,6 +15,7 @@ from calibrate.manifest.request import read_declined, read_request
 from calibrate.manifest.verify import authenticate, read_unverified
 from privfair.integrations.desk import planner
 from privfair.integrations.desk.access import POLICY
+from privfair.integrations.desk.books import open_books
 from tests.desk.desk_world import ATTACK, PORT, World, copy_world, make_world
 from tests.privfair.small_runs import trusting
 
@@ -253,10 +254,13 @@ def test_the_table_of_experiments_is_the_one_in_the_docs() -> None:
         assert f"{1 - row['majority']:.3f}"[1:] in page
 
 
-def test_the_ledger_page_says_what_is_spent_and_what_needs_a_look(inside: TestClient) -> None:
+def test_the_ledger_page_says_what_is_spent_and_what_needs_a_look(world: World, inside: TestClient) -> None:
     page = inside.get("/ledger").text
+    (account,) = open_books(world.papers.ledger).accounts
     assert "epsilon 4.5 at delta" in page
-    assert "0.5 is left" in page
+    assert [total for _, total in account.spent] == [2.0, 4.5]
+    assert f"{account.budget.left:g} is left" in page
+    assert "A Rényi filter keeps this total" in page
     assert "charged rounds were never released" in page
     assert "Epsilon promised over time" in page
     assert "The anchor beside the ledger is current" in page

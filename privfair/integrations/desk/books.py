@@ -77,7 +77,7 @@ def _curve(budget: DataBudgetStatus, spent: list[tuple[str, float]]) -> Markup:
     x = Axis.around(f"days since {spent[0][0][:10]}", across)
     cap = budget.epsilon
     y = Axis.around("epsilon", [*up, *([] if cap is None else [cap])])
-    lines = [Series("promised so far", tuple(across), tuple(up))]
+    lines = [Series("promises so far, added up", tuple(across), tuple(up))]
     if cap is not None:
         lines.append(Series("the most that may be promised", (0.0, end), (cap, cap), dashed=True))
     return Markup(line_chart(f"Epsilon promised over time for {budget.dataset}", x, y, lines))
