@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import sys
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -88,35 +84,26 @@ def serve(
     ledger. A guard that was killed is started again with the same command and goes on where it stopped.
     """
     from calibrate.manifest.keys import load_private
-    from privfair.federation.guard import Guard
+    from privfair.federation.guard import GuardOptions, serve_guard
     from privfair.federation.policy import ANYTHING, read_policy
-    from privfair.federation.sockets import SocketServer
-    from privfair.ledger import Ledger
-    from privfair.run.folder import RunFolder
     from privfair.run.prepare import prepare_site
     from privfair.training import TrustInForce
 
     trust = TrustInForce(trust_path, root)
-    policy = ANYTHING if policy_path is None else read_policy(policy_path)
-    key = None if key_path is None else load_private(key_path, ask_password)
+    options = GuardOptions(
+        policy=ANYTHING if policy_path is None else read_policy(policy_path),
+        trust=trust,
+        key=None if key_path is None else load_private(key_path, ask_password),
+        deadline=deadline,
+    )
     plan_path = manifest.with_name("plan.toml") if plan is None else plan
     run = prepare_site(plan_path, read_bytes(manifest, "--manifest"), trust.file, party, _by_silo(party, files))
-    own = RunFolder(folder)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    log = _log(folder / "guard.log")
-    with own.locked(), Ledger.open(ledger, anchor) as book:
-        guard = Guard(run, own, book, log, policy, trust, key)
-        try:
-            server = SocketServer(socket_path, guard.answer, log, deadline)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: server.stop())
-            log.info("the guard of %s answers at %s", party, socket_path)
-            click.echo(f"ready: the guard of {party} answers at {socket_path}")
-            sys.stdout.flush()
-            server.serve()
-        finally:
-            guard.close()
-            log.info("stopped")
+
+    def ready() -> None:
+        click.echo(f"ready: the guard of {party} answers at {socket_path}")
+        sys.stdout.flush()
+
+    serve_guard(run, folder, ledger, socket_path, options, ready, anchor)
 
 
 def _by_silo(party: str, files: tuple[str, ...]) -> dict[str, Path]:
@@ -129,14 +116,3 @@ def _by_silo(party: str, files: tuple[str, ...]) -> dict[str, Path]:
         path = Path(place if equals else text)
         found[name if equals else party if len(files) == 1 else silo_name(path)] = path
     return found
-
-
-def _log(path: Path) -> logging.Logger:
-    """The guard's own log; what it says of a refusal may quote a measured norm, so it stays in the silo's folder."""
-    log = logging.getLogger(f"privfair.guard.{path}")
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    handler: Any = RotatingFileHandler(path, maxBytes=10_000_000, backupCount=3, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    return log

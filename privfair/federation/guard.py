@@ -7,8 +7,12 @@ class name and a code; the sentence stays in its own log.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -23,6 +27,7 @@ from privfair.federation.coordinator import Position
 from privfair.federation.local_party import LocalParties, digest_of_values, state_digest
 from privfair.federation.party import Greeting, PublicState, Receipt, RoundsSpent, StepRefused
 from privfair.federation.policy import ANYTHING, Policy, PolicyRefused
+from privfair.federation.sockets import SocketServer
 from privfair.federation.step_log import StepLog, values_of_step
 from privfair.federation.wire import (
     Code,
@@ -318,3 +323,57 @@ def _code(refused: PrivfairError) -> Code:
             return Code.HALTED
         case _:
             return Code.REFUSED
+
+
+@dataclass(frozen=True)
+class GuardOptions:
+    """What a site decides beside manifest, data and ledger."""
+
+    policy: Policy = ANYTHING
+    trust: Trust | None = None
+    """The trust file in force, asked again at every block; None to trust the manifest as it was verified."""
+    key: SigningKey | None = None
+    """The silo's own key, which signs its receipt."""
+    deadline: float = 60.0
+    """Seconds for a frame to arrive, and for an answer to be read."""
+
+
+def serve_guard(
+    run: PreparedRun,
+    folder: Path,
+    ledger: str | Path,
+    socket: Path,
+    options: GuardOptions,
+    ready: Callable[[], None],
+    anchor: Path | None = None,
+) -> None:
+    """Answer at `socket` until SIGTERM or SIGINT; `ready` is called once questions are answered.
+
+    `folder` holds transcript, batches, steps and log; `ledger` is the silo's own. Of several guards that are started in
+    one folder the second is refused.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own, log = RunFolder(folder), _open_log(folder / "guard.log")
+    with own.locked(), Ledger.open(ledger, anchor) as book:
+        guard = Guard(run, own, book, log, options.policy, options.trust, options.key)
+        try:
+            server = SocketServer(socket, guard.answer, log, options.deadline)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: server.stop())
+            log.info("the guard of %s answers at %s", guard.party, socket)
+            ready()
+            server.serve()
+        finally:
+            guard.close()
+            log.info("stopped")
+
+
+def _open_log(path: Path) -> logging.Logger:
+    """The guard's own log; what it says of a refusal may quote a measured norm, so it stays in the silo's folder."""
+    log = logging.getLogger(f"privfair.guard.{path}")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    handler = RotatingFileHandler(path, maxBytes=10_000_000, backupCount=3, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    return log

@@ -1,0 +1,216 @@
+"""Three sites with small files, the same plan once with files and once with silos, and guards in forked processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from privfair.federation.guard import GuardOptions, serve_guard
+from privfair.federation.sockets import SocketTransport
+from privfair.ledger import Ledger
+from privfair.run.prepare import PreparedRun, prepare_site
+from privfair.run.public import SignedPlan, read_signed_plan
+from privfair.training import TrustInForce
+from tests.privfair.small_runs import Desk, write_silos
+
+SIZES = {"north": 160, "south": 200, "west": 180}
+_IN_ONE_PLACE = """files = ["north.csv", "south.csv", "west.csv"]
+test-files = ["test/north.csv", "test/south.csv", "test/west.csv"]
+schema = "schema.toml"
+{at_least}"""
+_AT_SITES = 'schema = "schema.toml"\n[data.silos]\nnorth = {north}\nsouth = {south}\nwest = {west}\n'
+_STEFFLE = """algorithm = "steffle"
+[target]
+epsilon = 4.0
+delta = 1e-5
+[privacy]
+silo-size = 160
+batch-size = {batch}
+rounds = 4
+minority-fraction = 0.4
+lipschitz = 0.5
+w-radius = 0.5
+sampling = "{sampling}"
+[data]
+{{data}}
+[training]
+group-frequencies = [0.5, 0.5]
+block = 2
+measure-every = 9
+"""
+_GAUSSIAN = """algorithm = "{algorithm}"
+[target]
+epsilon = 8.0
+delta = 1e-5
+[privacy]
+sampling-rate = 0.2
+rounds = 4
+clip = 1.0
+{{more}}[data]
+{{data}}
+[training]
+learning-rate = 1.0
+block = 2
+measure-every = 9
+"""
+PLANS = {
+    "steffle, full batches": _STEFFLE.format(batch=160, sampling="full"),
+    "steffle, shuffled": _STEFFLE.format(batch=40, sampling="shuffled"),
+    "gaussian": _GAUSSIAN.format(algorithm="gaussian").replace("{more}", ""),
+    "fedfdp": _GAUSSIAN.format(algorithm="fedfdp").replace("{more}", "loss-clip = 2.0\nloss-noise-ratio = 2.5\n"),
+    "pay-once": """algorithm = "pay-once"
+[target]
+epsilon = 4.0
+delta = 1e-5
+[privacy]
+rounds = 4
+[data]
+{data}
+[training]
+block = 2
+measure-every = 9
+""",
+    "fpfl": """algorithm = "fpfl"
+[target]
+epsilon = 8.0
+delta = 1e-3
+[privacy]
+users = 200
+cohort = 40
+rounds = 3
+clip = 1.0
+[data]
+{data}
+[data.users]
+kind = "poisson"
+users = 200
+[training]
+learning-rate = 0.1
+block = 2
+measure-every = 9
+""",
+    "mmd-fedavg": """algorithm = "mmd-fedavg"
+[target]
+epsilon = 4.0
+delta = 1e-5
+[privacy]
+group-size = 100
+samples-per-group = 10
+rounds = 3
+users = 3
+cohort = 1
+update-clip = 0.5
+histogram-noise-ratio = 1.0
+[data]
+{data}
+[training]
+kernel-width = 8.0
+block = 2
+measure-every = 9
+""",
+}
+ADD_REMOVE = ("gaussian", "fedfdp", "fpfl")
+AGGREGATED = {"fpfl": "users", "mmd-fedavg": "central"}
+"""Plans whose records one trusted party collects, and its name."""
+
+
+def _signed_sizes(plan: str) -> dict[str, int]:
+    """Lower bounds where records can be added or removed, else the numbers of records."""
+    return {name: size - 40 if plan in ADD_REMOVE else size for name, size in SIZES.items()}
+
+
+@dataclass(frozen=True)
+class Sites:
+    """A desk whose plan names silos; each party has a ledger and a folder of its own."""
+
+    desk: Desk
+    plan: str
+
+    @classmethod
+    def at(cls, folder: Path, plan: str) -> Sites:
+        return cls(Desk.at(folder, PLANS[plan].format(data=_AT_SITES.format(**_signed_sizes(plan)))), plan)
+
+    @property
+    def folder(self) -> Path:
+        return self.desk.folder
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        return (AGGREGATED[self.plan],) if self.plan in AGGREGATED else tuple(SIZES)
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "budget.json"
+
+    def signed(self) -> SignedPlan:
+        return read_signed_plan(self.desk.plan, self.manifest.read_bytes(), TrustInForce(self.desk.trust).file)
+
+    def prepare(self, party: str) -> PreparedRun:
+        names = tuple(SIZES) if party in AGGREGATED.values() else (party,)
+        files = {name: self.folder / f"{name}.csv" for name in names}
+        trust = TrustInForce(self.desk.trust).file
+        return prepare_site(self.desk.plan, self.manifest.read_bytes(), trust, party, files)
+
+    def ledger(self, party: str) -> Path:
+        """The party's own ledger, made when it is first asked for."""
+        path = self.folder / f"{party}.db"
+        if not path.exists():
+            Ledger.create(path).close()
+        return path
+
+    def socket(self, party: str) -> Path:
+        return self.folder / f"{party}.sock"
+
+    @contextmanager
+    def guards(self, options: GuardOptions | None = None) -> Iterator[SocketTransport]:
+        """All guards, each in a forked process; stopped by their ids at the end."""
+        children: dict[int, str] = {}
+        transport = SocketTransport({party: self.socket(party) for party in self.parties}, deadline=240)
+        try:
+            for party in self.parties:
+                children[self._fork(party, options or GuardOptions())] = party
+            yield transport
+        finally:
+            transport.close()
+            for child in children:
+                os.kill(child, signal.SIGTERM)
+            for child in children:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def _fork(self, party: str, options: GuardOptions) -> int:
+        run, ledger = self.prepare(party), self.ledger(party)
+        here, there = socket.socketpair()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                here.close()
+                serve_guard(
+                    run, self.folder / party, ledger, self.socket(party), options, lambda: there.sendall(b"ready")
+                )
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        there.close()
+        here.settimeout(240)
+        with here:
+            assert here.recv(5) == b"ready", f"the guard of {party} did not start"
+        return child
+
+
+def desk_in_one_place(folder: Path, plan: str) -> Desk:
+    """The same plan with the same files, for `privfair train` in one process; its test files are other records."""
+    bounds = "".join(f"{name} = {size}\n" for name, size in _signed_sizes(plan).items())
+    at_least = f"[data.at-least]\n{bounds}" if plan in ADD_REMOVE and plan != "fpfl" else ""
+    desk = Desk.at(folder, PLANS[plan].format(data=_IN_ONE_PLACE.format(at_least=at_least)))
+    (folder / "test").mkdir()
+    write_silos(folder / "test", (30, 30, 30), seed=9)
+    return desk

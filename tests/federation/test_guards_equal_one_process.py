@@ -1,0 +1,54 @@
+"""`privfair train` and guards in processes of their own: the same model and the same published values, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privfair.run.federated import train_over
+from privfair.run.folder import RunFolder
+from privfair.transcript import Transcript
+from tests.federation.sites import AGGREGATED, PLANS, Sites, desk_in_one_place
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CHEAP = ("pay-once", "steffle, shuffled")
+
+
+def _require_equal(plan: str, folder: Path) -> None:
+    desk = desk_in_one_place(folder / "one", plan)
+    one = RunFolder(desk.train(desk.budget(research_noise=True)).run)
+    sites = Sites.at(folder / "s", plan)
+    sites.desk.budget(research_noise=True)
+    with sites.guards() as transport:
+        train_over(transport, sites.signed(), folder / "run")
+    with np.load(one.checkpoint) as expected, np.load(folder / "run" / "checkpoint.npz") as found:
+        state = [name for name in expected.files if name.startswith("state.")]
+        assert state
+        assert int(found["step"]) == int(expected["step"])
+        for name in state:
+            np.testing.assert_array_equal(found[name], expected[name])
+    whole = Transcript.read(one.transcript)
+    assert whole.header.parties == sites.parties
+    for party in sites.parties:
+        own = Transcript.read(sites.folder / party / "transcript.bin")
+        assert own.header.parties == (party,)
+        for spec in whole.header.values:
+            np.testing.assert_array_equal(own.values(party, spec.name), whole.values(party, spec.name))
+    assert (folder / "run" / "model.json").read_bytes() == one.linear_model.read_bytes()
+
+
+@pytest.mark.parametrize("plan", CHEAP)
+def test_a_federation_of_guards_is_the_run_in_one_process(plan: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    _require_equal(plan, tmp_path_factory.mktemp("g"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan not in CHEAP])
+def test_so_it_is_for_every_algorithm(plan: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    _require_equal(plan, tmp_path_factory.mktemp("g"))
+
+
+def test_every_kind_of_party_is_compared() -> None:
+    assert set(AGGREGATED) <= set(PLANS)
