@@ -18,9 +18,9 @@ from calibrate.accountants.losses.directions import Side
 from calibrate.accountants.registry import best_epsilon
 from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, positive
-from calibrate.plans.from_mapping import parameter_names, plan_from_mapping
+from calibrate.plans.from_mapping import algorithm_named, parameter_names, plan_from_mapping
 from calibrate.plans.gaussian import BatchSampling
-from calibrate.plans.plan import AlgorithmName, Plan
+from calibrate.plans.plan import AlgorithmName, Plan, PluginName
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Release, scale_noise
 
@@ -59,7 +59,7 @@ def solve_rounds(
 class SolvedParameter:
     """The largest value that keeps the promise; `beyond` is the certified epsilon of the next one tried."""
 
-    algorithm: AlgorithmName
+    algorithm: AlgorithmName | PluginName
     target: EpsilonDelta
     parameter: str
     value: float
@@ -81,7 +81,10 @@ class SolvedParameter:
 
 
 def largest_rounds(
-    algorithm: AlgorithmName | str, parameters: Mapping[str, object], noise_multiplier: float, target: EpsilonDelta
+    algorithm: AlgorithmName | PluginName | str,
+    parameters: Mapping[str, object],
+    noise_multiplier: float,
+    target: EpsilonDelta,
 ) -> SolvedParameter:
     """The most rounds; `noise_multiplier` is that of the plan's first value, the others keep their ratios.
 
@@ -104,11 +107,14 @@ def largest_rounds(
     certified, beyond = (_price(*plan_at(rounds), target.delta) for rounds in (found, found + epoch))
     upper = min(certified.upper, target.epsilon)
     certified = EpsilonInterval(min(certified.lower, upper), upper)
-    return SolvedParameter(AlgorithmName(algorithm), target, "rounds", found, noise_multiplier, certified, beyond.upper)
+    return SolvedParameter(_name(algorithm), target, "rounds", found, noise_multiplier, certified, beyond.upper)
 
 
 def largest_rate(
-    algorithm: AlgorithmName | str, parameters: Mapping[str, object], noise_multiplier: float, target: EpsilonDelta
+    algorithm: AlgorithmName | PluginName | str,
+    parameters: Mapping[str, object],
+    noise_multiplier: float,
+    target: EpsilonDelta,
 ) -> SolvedParameter:
     """The largest sampling rate (or cohort, or batch size), to a relative precision of 1e-6, rounded down."""
     name, largest = _rate_parameter(algorithm, parameters)
@@ -127,13 +133,17 @@ def largest_rate(
     while high - low > (1 if whole else _RATE_PRECISION * low):
         middle = math.floor((low + high) / 2) if whole else math.sqrt(low * high)
         low, high = (middle, high) if price(middle).upper <= target.epsilon else (low, middle)
-    return SolvedParameter(AlgorithmName(algorithm), target, name, low, noise_multiplier, price(low), price(high).upper)
+    return SolvedParameter(_name(algorithm), target, name, low, noise_multiplier, price(low), price(high).upper)
 
 
-def _rate_parameter(algorithm: AlgorithmName | str, parameters: Mapping[str, object]) -> tuple[str, float]:
+def _name(algorithm: AlgorithmName | PluginName | str) -> AlgorithmName | PluginName:
+    return algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
+
+
+def _rate_parameter(algorithm: AlgorithmName | PluginName | str, parameters: Mapping[str, object]) -> tuple[str, float]:
     """Which parameter sets the rate, and its largest value."""
     spelled = {key.replace("-", "_"): value for key, value in parameters.items()}
-    name = AlgorithmName(algorithm)
+    name = _name(algorithm)
     if spelled.get("sampling") in (BatchSampling.RANDOM_ALLOCATION, BatchSampling.RANDOM_ALLOCATION.value):
         raise InvalidInput("solve", "rate", "random allocation has batches per epoch, not a rate", "use --solve rounds")
     for parameter, population in (
@@ -152,7 +162,7 @@ def _rate_parameter(algorithm: AlgorithmName | str, parameters: Mapping[str, obj
 
 
 def _plan_with(
-    algorithm: AlgorithmName | str, parameters: Mapping[str, object], name: str, noise_multiplier: float
+    algorithm: AlgorithmName | PluginName | str, parameters: Mapping[str, object], name: str, noise_multiplier: float
 ) -> Callable[[float], tuple[Plan, float]]:
     """The plan as a function of its parameter `name`, and the factor that gives its first value the noise."""
     spelled = {key.replace("-", "_"): given for key, given in parameters.items()}

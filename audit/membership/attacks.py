@@ -12,6 +12,7 @@ from audit.membership.signals import Signals, log_probability
 from audit.report.results import AttackName
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, positive
+from calibrate.plugins import PluginGroup, Plugins
 
 # The loss threshold (Yeom et al. 2018): a record the model fits well was probably in its training data.
 
@@ -152,11 +153,8 @@ def shares_above(log_ratios: Floats, population: Floats, gamma: float) -> Floats
     return found / len(ordered)
 
 
-class MembershipAttack(Protocol):
+class Scoring(Protocol):
     """Turns signals into one score per record, larger for likelier members; never told who is one."""
-
-    @property
-    def name(self) -> AttackName: ...
 
     @property
     def least_models(self) -> int:
@@ -164,6 +162,58 @@ class MembershipAttack(Protocol):
         ...
 
     def scores(self, signals: Signals) -> Floats: ...
+
+
+class MembershipAttack(Scoring, Protocol):
+    """A scoring with a name in reports."""
+
+    @property
+    def name(self) -> AttackName: ...
+
+
+@final
+@dataclass(frozen=True)
+class PluginAttack:
+    """An attack that another package brings; it runs only where it is asked for, and has its share of the error."""
+
+    plugin: str
+    scoring: Scoring
+    name: ClassVar[AttackName] = AttackName.PLUGIN
+
+    @property
+    def least_models(self) -> int:
+        return self.scoring.least_models
+
+    def scores(self, signals: Signals) -> Floats:
+        found = np.asarray(self.scoring.scores(signals), dtype=np.float64)
+        if found.shape != (signals.records,) or not np.isfinite(found).all():
+            rule = f"gave scores of shape {found.shape} for {signals.records} records, or some that are not finite"
+            raise InvalidInput("attack", self.plugin, rule, "fix that package")
+        return found
+
+
+def _read_scoring(name: str, found: object) -> Scoring | None:
+    fits = isinstance(getattr(found, "least_models", None), int) and callable(getattr(found, "scores", None))
+    return found if fits else None  # type: ignore[return-value]  # a structural type, checked above
+
+
+ATTACK_PLUGINS: Plugins[Scoring] = Plugins(
+    PluginGroup.ATTACKS,
+    "an object with least_models, a whole number, and scores(signals)",
+    _read_scoring,
+    lambda: {name.value for name in AttackName},
+)
+"""The membership attacks of other packages."""
+
+
+def plugin_attack(name: str) -> PluginAttack:
+    """The attack of that name from another package, or a refusal."""
+    found = ATTACK_PLUGINS.get(name)
+    if found is None:
+        known = ", ".join(ATTACK_PLUGINS.names())
+        remedy = f"use {known}" if known else "install the package that brings it"
+        raise InvalidInput("attack", name, "is not an installed attack (built-in ones run by themselves)", remedy)
+    return PluginAttack(name, found)
 
 
 ONLINE_ATTACKS: tuple[MembershipAttack, ...] = (LossThreshold(), Rmia(), LiraOnline())

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit.bounds import GuessCounts
-from audit.membership.attacks import OFFLINE_ATTACKS, ONLINE_ATTACKS, WITHOUT_MODELS, MembershipAttack
+from audit.membership.attacks import (
+    OFFLINE_ATTACKS,
+    ONLINE_ATTACKS,
+    WITHOUT_MODELS,
+    MembershipAttack,
+    PluginAttack,
+    plugin_attack,
+)
 from audit.membership.blind import blind_rule, check_alike
 from audit.membership.epsilon_bound import Claim, Trial, bound_of, coins_of, power_of, success_rates
 from audit.membership.records import AuditedRecords, Coins
@@ -52,6 +59,8 @@ class MembershipOptions:
     seed: int = 0
     delta: float = 1e-5
     """Of the bound, where no claim brings its own."""
+    attacks: tuple[str, ...] = ()
+    """Attacks of other packages, to run beside the built-in ones."""
 
     def __post_init__(self) -> None:
         count("shadow models", self.shadow_models, least=0)
@@ -80,7 +89,11 @@ def audit_model(
         recipe = options.recipe or target.shadow_recipe(records)
     everyone = target.signal(records)
     signals = _with_shadow_models(everyone, records, coins, recipe, options, executor, progress)
-    attacks = _attacks_for(records, recipe)
+    attacks = (*_attacks_for(records, recipe), *(plugin_attack(name) for name in options.attacks))
+    for attack in attacks:
+        if attack.least_models > options.shadow_models:
+            why = f"is too few for an attack that needs {attack.least_models}"
+            raise InvalidInput("shadow models", options.shadow_models, why, "train more, or drop the attack")
     facts = None
     if recipe is not None:
         design = ShadowDesign.OFFLINE if records.has_population else ShadowDesign.ONLINE
@@ -140,6 +153,7 @@ class _Case:
             found.append(
                 MembershipAttackResult(
                     name=attack.name,
+                    plugin=attack.plugin if isinstance(attack, PluginAttack) else None,
                     auc=area(inside, outside, level),
                     tpr_at_fpr=low_rates(inside, outside, level),
                     roc=curve(inside, outside, level),
@@ -186,7 +200,8 @@ class _Case:
             f"{counts.coins} {what}; of the {counts.guesses} firmest guesses {counts.correct} were right "
             f"({compared}); valid if members were chosen at random ({trial.assignment.value})"
         )
-        return Attack(name=f"membership: {attack.name.value}", bound=bound, power=power, evidence=evidence)
+        name = attack.plugin if isinstance(attack, PluginAttack) else attack.name.value
+        return Attack(name=f"membership: {name}", bound=bound, power=power, evidence=evidence)
 
     def _controls(self, attack: MembershipAttack) -> list[tuple[Floats, Booleans]]:
         """Scores and truth with shadow models in the target's place, on the records they were trained from.

@@ -286,6 +286,8 @@ class AttackName(Enum):
     RMIA = "rmia"
     SCORE = "score"
     """A score that the user brings."""
+    PLUGIN = "plug-in"
+    """An attack that another package brings."""
 
 
 class Assignment(Enum):
@@ -325,6 +327,7 @@ class MembershipAttackResult(Result):
     """One attack's strength against the target."""
 
     name: AttackName
+    plugin: str | None = Field(default=None, description="Which plug-in, where the name is plug-in.")
     auc: Interval
     tpr_at_fpr: tuple[RateAt, ...]
     roc: tuple[RocPoint, ...] = Field(description="Growing fpr, evenly spaced on a log axis, last 1.")

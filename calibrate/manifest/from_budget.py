@@ -41,7 +41,7 @@ from calibrate.manifest.mechanism import (
     RandomizedCategory,
 )
 from calibrate.manifest.strict_json import in_our_words
-from calibrate.plans.plan import AlgorithmName, NoisyValue, PlainValue, Plan, RandomizedValue
+from calibrate.plans.plan import AlgorithmName, NoisyValue, PlainValue, Plan, PluginName, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import InSequence, Release, Sampled, multiplicities
 
@@ -313,14 +313,14 @@ def _unbound(terms: Terms) -> Iterator[str]:
         yield "The total over several budgets: the data set has no declared identity, so any other size is another one."
 
 
-def _observer(algorithm: AlgorithmName) -> str:
+def _observer(algorithm: AlgorithmName | PluginName) -> str:
     """Who may look, in each algorithm's threat model (docs/threat-model.md)."""
     match algorithm:
         case AlgorithmName.STEFFLE | AlgorithmName.PAY_ONCE | AlgorithmName.FEDFDP:
             return "The server, other silos and eavesdroppers, who see everything the silo sends."
         case AlgorithmName.FPFL | AlgorithmName.MMD_FEDAVG:
             return "Whoever sees the aggregates or the model; the aggregator sees contributions and is trusted."
-        case AlgorithmName.GAUSSIAN | AlgorithmName.OWN_LOOP:
+        case AlgorithmName.GAUSSIAN | AlgorithmName.OWN_LOOP | PluginName():
             return "Whoever sees the noisy values or anything computed from them."
         case _:
             assert_never(algorithm)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from calibrate.errors import InvalidInput
 from calibrate.plans.fedfdp import FedfdpPlan
@@ -16,25 +16,13 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.own_loop import OwnLoopPlan
 from calibrate.plans.pay_once import PayOncePlan
-from calibrate.plans.plan import AlgorithmName, Plan
+from calibrate.plans.plan import AlgorithmName, Plan, PluginName
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from calibrate.plugins import PluginGroup, Plugins
 
 Choice = TypeVar("Choice", bound=Enum)
 
-PlanClass = (
-    type[StefflePlan]
-    | type[FedfdpPlan]
-    | type[FpflPlan]
-    | type[MmdFedavgPlan]
-    | type[GaussianPlan]
-    | type[PayOncePlan]
-    | type[OwnLoopPlan]
-)
-
-PLANS: dict[AlgorithmName, PlanClass] = {
+PLANS: dict[AlgorithmName, type[Plan]] = {
     AlgorithmName.STEFFLE: StefflePlan,
     AlgorithmName.FEDFDP: FedfdpPlan,
     AlgorithmName.FPFL: FpflPlan,
@@ -45,24 +33,61 @@ PLANS: dict[AlgorithmName, PlanClass] = {
 }
 
 
-def algorithm_named(name: str) -> AlgorithmName:
+def _read_plan_class(name: str, found: object) -> type[Plan] | None:
+    if not isinstance(found, type) or not issubclass(found, Plan) or not is_dataclass(found):
+        return None
+    return found if getattr(found, "algorithm", None) == PluginName(name) else None
+
+
+PLAN_PLUGINS: Plugins[type[Plan]] = Plugins(
+    PluginGroup.PLANS,
+    "a frozen dataclass derived from calibrate.plans.plan.Plan, with PluginName(its name) as `algorithm`",
+    _read_plan_class,
+    lambda: {name.value for name in AlgorithmName},
+)
+"""The plans of other packages: what their algorithms publish."""
+
+
+def algorithm_named(name: str) -> AlgorithmName | PluginName:
     """The algorithm of that name, or a refusal that lists them."""
-    return _choice("algorithm", name, AlgorithmName)
+    built_in = {member.value: member for member in AlgorithmName}
+    if name in built_in:
+        return built_in[name]
+    if PLAN_PLUGINS.find(name) is not None:
+        return PluginName(name)
+    names = ", ".join((*built_in, *PLAN_PLUGINS.names()))
+    raise InvalidInput("algorithm", name, "is not one of the choices", f"use {names}")
 
 
-def parameter_names(algorithm: AlgorithmName) -> tuple[str, ...]:
-    """The parameters a plan of this algorithm takes, in order."""
-    return tuple(field.name for field in fields(PLANS[algorithm]))
+def plan_class(algorithm: AlgorithmName | PluginName) -> type[Plan]:
+    """The plan of an algorithm, built in or from another package."""
+    if isinstance(algorithm, AlgorithmName):
+        return PLANS[algorithm]
+    found = PLAN_PLUGINS.get(algorithm.value)
+    if found is None:
+        raise InvalidInput("algorithm", algorithm.value, "is not installed", "install the package that brings it")
+    return found
 
 
-def plan_from_mapping(algorithm: AlgorithmName | str, mapping: Mapping[str, object]) -> Plan:
+def parameter_fields(plan: type[Plan]) -> tuple[Field[Any], ...]:
+    """The parameters that a plan takes, in order."""
+    assert is_dataclass(plan)
+    return fields(plan)
+
+
+def parameter_names(algorithm: AlgorithmName | PluginName) -> tuple[str, ...]:
+    """The names of the parameters that a plan of this algorithm takes, in order."""
+    return tuple(field.name for field in parameter_fields(plan_class(algorithm)))
+
+
+def plan_from_mapping(algorithm: AlgorithmName | PluginName | str, mapping: Mapping[str, object]) -> Plan:
     """The plan with these parameters; keys may be spelled with dashes or underscores.
 
     Absent values (None) count as not given. Raises InvalidInput for an unknown or a missing name and for every
     value that breaks a rule of the plan.
     """
-    name = algorithm if isinstance(algorithm, AlgorithmName) else algorithm_named(algorithm)
-    plan_type = PLANS[name]
+    name = algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
+    plan_type = plan_class(name)
     given: dict[str, object] = {}
     for key, value in mapping.items():
         field = key.replace("-", "_")
@@ -80,7 +105,7 @@ def plan_from_mapping(algorithm: AlgorithmName | str, mapping: Mapping[str, obje
     return build(**{key: _convert(key, value, hints[key]) for key, value in given.items()})
 
 
-def add_implied(name: AlgorithmName, given: dict[str, object]) -> None:
+def add_implied(name: AlgorithmName | PluginName, given: dict[str, object]) -> None:
     """Add to the given parameters, by field name, those that follow from others."""
     batches = given.get("batches")
     if name is AlgorithmName.STEFFLE and given.get("sampling") in (SteffleSampling.FULL, "full"):
@@ -89,8 +114,8 @@ def add_implied(name: AlgorithmName, given: dict[str, object]) -> None:
         given.setdefault("sampling_rate", 1 / batches)
 
 
-def _refuse_missing(plan_type: type[DataclassInstance], given: Mapping[str, object], name: AlgorithmName) -> None:
-    for field in fields(plan_type):
+def _refuse_missing(plan_type: type[Plan], given: Mapping[str, object], name: AlgorithmName | PluginName) -> None:
+    for field in parameter_fields(plan_type):
         if field.default is MISSING and given.get(field.name) is None:
             flag = field.name.replace("_", "-")
             raise InvalidInput(flag, None, f"is needed by {name.value}", f"give {flag}")
@@ -117,7 +142,7 @@ def _choice(argument: str, value: object, kind: type[Choice]) -> Choice:
     raise InvalidInput(argument, value, "is not one of the choices", f"use {', '.join(names)}")
 
 
-def _nearest(key: str, name: AlgorithmName) -> str:
+def _nearest(key: str, name: AlgorithmName | PluginName) -> str:
     flags = [flag.replace("_", "-") for flag in parameter_names(name)]
     close = get_close_matches(key.replace("_", "-"), flags, n=1)
     return f"did you mean {close[0]}?" if close else f"use {', '.join(flags)}"

@@ -34,6 +34,13 @@ class AlgorithmName(Enum):
 
 
 @dataclass(frozen=True)
+class PluginName:
+    """The name of an algorithm that another package brings; none of `AlgorithmName` can be taken."""
+
+    value: str
+
+
+@dataclass(frozen=True)
 class Flag:
     """How the command line offers a parameter of a plan; its name, type and default are the field's own."""
 
@@ -131,7 +138,7 @@ class Plan(ABC):
     Each field is annotated with its `Flag`. `summary` says what the algorithm protects, `example` shows the flags.
     """
 
-    algorithm: ClassVar[AlgorithmName]
+    algorithm: ClassVar[AlgorithmName | PluginName]
     summary: ClassVar[str]
     example: ClassVar[str]
     rounds: int

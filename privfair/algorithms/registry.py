@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from calibrate.errors import InvalidInput
+from calibrate.plugins import PluginGroup, Plugins
 from privfair.algorithms import dp_fedsgd, fedfdp, fpfl, mmd_fedavg, pay_once, steffle
 from privfair.algorithms.baselines import (
     agnostic_fl,
@@ -31,8 +32,23 @@ _BASELINES = (
 _RECIPES: dict[str, Recipe[Any]] = {page.RECIPE.name: page.RECIPE for page in (*_PRIVATE, *_BASELINES)}
 
 
+def _read_recipe(name: str, found: object) -> Recipe[Any] | None:
+    return found if isinstance(found, Recipe) and found.name == name else None
+
+
+ALGORITHM_PLUGINS: Plugins[Recipe[Any]] = Plugins(
+    PluginGroup.ALGORITHMS,
+    "a privfair.algorithms.recipe.Recipe with the entry point's name",
+    _read_recipe,
+    lambda: _RECIPES,
+)
+"""The algorithms of other packages; one that is private has a plan of the same name."""
+
+
 def recipe_named(name: str) -> Recipe[Any]:
     """The algorithm of that name, or a refusal that lists what can be trained."""
-    if name not in _RECIPES:
-        raise InvalidInput("algorithm", name, "cannot be trained here", nearest(name, tuple(_RECIPES)))
-    return _RECIPES[name]
+    found = _RECIPES.get(name) or ALGORITHM_PLUGINS.get(name)
+    if found is None:
+        known = (*_RECIPES, *ALGORITHM_PLUGINS.names())
+        raise InvalidInput("algorithm", name, "cannot be trained here", nearest(name, known))
+    return found

@@ -20,6 +20,7 @@ _COMMANDS = {
     "keys": "make keys and say whom to trust",
     "ledger": "what was claimed, charged and released",
     "manifest": "sign, verify and read a budget",
+    "plugins": "what other packages bring, and whether it can be loaded",
     "predict": "the predictions of a trained model",
     "report": "one page about a run, for a privacy officer",
     "request": "ask an officer for a budget, with a file",

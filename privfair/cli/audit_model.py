@@ -94,6 +94,13 @@ model_options = options(
     ),
     click.option("--epochs", type=_COUNT, help="Training epochs of --shadow logistic or perceptron."),
     click.option(
+        "--attack",
+        "attacks",
+        multiple=True,
+        metavar="NAME",
+        help="Membership attack of another package to run beside the built-in ones; may be given several times.",
+    ),
+    click.option(
         "--jobs", type=_COUNT, default=1, show_default=True, help="Number of threads that train shadow models."
     ),
 )
@@ -124,6 +131,7 @@ class ModelFlags:
     shadow: str
     hidden: int
     epochs: int | None
+    attacks: tuple[str, ...]
     jobs: int
 
     @property
@@ -190,7 +198,7 @@ def show_membership(report: AuditReport) -> None:
         cells = [attack.auc, *attack.tpr_at_fpr]
         control = "" if attack.control_auc is None else f"{attack.control_auc:.3f}"
         texts = (f"{one.value:.3f} [{one.lower:.3f}, {one.upper:.3f}]" for one in cells)
-        table.add_row(attack.name.value, *(text.replace("[", "\\[") for text in texts), control)
+        table.add_row(attack.plugin or attack.name.value, *(text.replace("[", "\\[") for text in texts), control)
     shadow = "no shadow models"
     if result.shadow is not None:
         shadow = f"{result.shadow.models} shadow models ({result.shadow.kind}, {result.shadow.design.value})"
@@ -230,7 +238,10 @@ def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confiden
     from audit.membership.membership_audit import MembershipOptions
     from audit.report.results import Assignment
 
-    return MembershipOptions(flags.shadow_models, recipe, Assignment(flags.assignment), confidence, seed, flags.delta)
+    assignment = Assignment(flags.assignment)
+    return MembershipOptions(
+        flags.shadow_models, recipe, assignment, confidence, seed, flags.delta, tuple(dict.fromkeys(flags.attacks))
+    )
 
 
 def _recipe(flags: ModelFlags) -> ShadowRecipe | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from calibrate.plans.from_mapping import parameter_fields
 from privfair.cli.output import epsilon_text, json_option, ledger_option, options, print_json, print_rich
-from privfair.cli.plan_flags import PLAN_OF, parameter_flags
+from privfair.cli.plan_flags import algorithm_names, parameter_flags, plan_of
 
 if TYPE_CHECKING:
     from calibrate.budget import CertifiedBudget
@@ -75,20 +76,28 @@ class _Algorithms(click.Group):
     """One subcommand per algorithm; a TOML file in its place names the algorithm itself."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(PLAN_OF)
+        """A plug-in that cannot be loaded is left out here, and says why when it is named."""
+        from calibrate.errors import InvalidInput
+
+        offered = []
+        for name in algorithm_names():
+            with suppress(InvalidInput):
+                plan_of(name)
+                offered.append(name)
+        return offered
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name.endswith(".toml"):
             from privfair.plan.file import read_plan_file
 
             named = read_plan_file(Path(name)).algorithm
-            if named in PLAN_OF:
+            if named in algorithm_names():
                 return _subcommand(named, Path(name))
             from privfair.algorithms.registry import recipe_named
             from privfair.cli.unpromised import baseline_command
 
             return baseline_command(Path(name), recipe_named(named).name)
-        return _subcommand(name, None) if name in PLAN_OF else None
+        return _subcommand(name, None) if name in algorithm_names() else None
 
 
 @click.group("calibrate", cls=_Algorithms, short_help="the smallest noise that keeps a promise (epsilon, delta)")
@@ -102,7 +111,7 @@ def command() -> None:
 
 
 def _subcommand(algorithm: str, plan_path: Path | None) -> click.Command:
-    plan = PLAN_OF[algorithm]
+    plan = plan_of(algorithm)
 
     @click.command(
         algorithm,
@@ -114,7 +123,7 @@ def _subcommand(algorithm: str, plan_path: Path | None) -> click.Command:
     @options(*parameter_flags(plan))
     @_output
     def run(**given: Any) -> None:
-        parameters = {field.name: given.pop(field.name) for field in fields(plan)}
+        parameters = {field.name: given.pop(field.name) for field in parameter_fields(plan)}
         if plan_path is not None and given["plan_path"] is not None:
             raise click.UsageError("a plan file was given twice: once in the algorithm's place, once with --plan")
         given["plan_path"] = plan_path or given["plan_path"]

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import click
 
-from calibrate.plans.from_mapping import PLANS, PlanClass
-from calibrate.plans.plan import Flag
-
-PLAN_OF = {algorithm.value: plan for algorithm, plan in PLANS.items()}
-"""The plan class of each algorithm, by the name of its subcommand."""
+from calibrate.plans.from_mapping import PLAN_PLUGINS, PLANS, algorithm_named, parameter_fields, plan_class
+from calibrate.plans.plan import Flag, Plan
 
 
-def parameter_flags(plan: PlanClass) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...]:
+def algorithm_names() -> tuple[str, ...]:
+    """The algorithms that have a plan, those of other packages last: the names of the subcommands."""
+    return (*(algorithm.value for algorithm in PLANS), *PLAN_PLUGINS.names())
+
+
+def plan_of(name: str) -> type[Plan]:
+    """The plan class behind a subcommand."""
+    return plan_class(algorithm_named(name))
+
+
+def parameter_flags(plan: type[Plan]) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...]:
     """One click option for each field of a plan. What a value must satisfy is the plan's to say; nothing given is None,
     so that the plan's own default holds."""
     hints = get_type_hints(plan, include_extras=True)
-    return tuple(_option(field.name, hints[field.name], field.default) for field in fields(plan))
+    return tuple(_option(field.name, hints[field.name], field.default) for field in parameter_fields(plan))
 
 
 def _option(name: str, hint: Any, default: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

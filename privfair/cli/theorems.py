@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,12 +21,13 @@ _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applic
 @json_option
 @click.pass_context
 def command(ctx: click.Context, verbose: bool, as_json: bool) -> None:
-    """Judge the privacy claims of four papers by computation.
+    """Judge the privacy claims of four papers, or of your own, by computation.
 
     \b
     privfair theorems                               every claim at its paper's own setting
     privfair theorems -v                            the same with the reasons
     privfair theorems check ID [--set name=value]   one claim, at any setting
+    privfair theorems check my_paper.py             the claims in a file of your own
     privfair theorems why ID                        why one claim holds or fails
     privfair theorems show ID                       a claim's formula, conditions and parameters
     """
@@ -44,19 +46,26 @@ def list_all(from_group: bool, as_json: bool) -> None:
 
 
 @command.command("check")
-@click.argument("id")
+@click.argument("id", metavar="ID|FILE.py")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Change a parameter of the claim.")
 @json_option
 @click.pass_obj
 def check(from_group: bool, id: str, settings: tuple[str, ...], as_json: bool) -> None:
     """One claim at its paper's setting, changed where --set says so.
 
+    FILE.py is a Python file of your own that defines THEOREMS, a tuple of calibrate.theorems.theorem.Theorem; it is
+    run, and all its claims are judged, each with the parameters of --set that it knows.
+
     \b
-    Example:
+    Examples:
       privfair theorems check steffle.theorem-3.3 --set epsilon=9
+      privfair theorems check my_paper.py
     """
     from calibrate.theorems.catalogue import theorem_named
 
+    if id.endswith(".py"):
+        _check_file(Path(id), _settings(settings), as_json or bool(from_group))
+        return
     theorem = theorem_named(id)
     verdict = theorem.judge(_settings(settings))
     if as_json or from_group:
@@ -119,6 +128,33 @@ def show(from_group: bool, id: str, as_json: bool) -> None:
     for row in parameters:
         table.add_row(str(row["name"]), str(row["default"]), str(row["meaning"]))
     print_rich(f"[bold]{theorem.id}[/bold]  {theorem.place}", theorem.citation, f"printed: {theorem.formula}", table)
+
+
+def _check_file(path: Path, settings: dict[str, object], as_json: bool) -> None:
+    from calibrate.errors import InvalidInput
+    from calibrate.theorems.catalogue import read_theorems
+    from privfair.plan.own_code import UserFunction
+
+    code = UserFunction.read("theorems check", path.parent, path.name, "THEOREMS", None, "my_paper.py")
+    theorems = read_theorems(None, getattr(code.run(), "THEOREMS", None))
+    if theorems is None:
+        rule = "must define THEOREMS, a tuple of calibrate.theorems.theorem.Theorem"
+        raise InvalidInput("FILE.py", str(path), rule, "see docs/plugins.md")
+    known = {name for theorem in theorems for one in theorem.parameters for name in (one.name, *one.symbols)}
+    unknown = [name for name in settings if name not in known and name.replace("-", "_") not in known]
+    if unknown:
+        raise InvalidInput("--set", unknown[0], f"is not a parameter of a claim in {path.name}", "check its spelling")
+    judged = []
+    for theorem in theorems:
+        own = {name for one in theorem.parameters for name in (one.name, *one.symbols)}
+        given = {name: value for name, value in settings.items() if name in own or name.replace("-", "_") in own}
+        with code.running(f"when {theorem.id} is judged"):
+            judged.append((theorem, theorem.judge(given)))
+    if as_json:
+        print_json([{"place": theorem.place} | verdict.to_json() for theorem, verdict in judged])
+        return
+    for theorem, verdict in judged:
+        _show_verdict(theorem, verdict)
 
 
 def _settings(settings: tuple[str, ...]) -> dict[str, object]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import assert_never
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, PrivfairError
+from calibrate.plugins import PluginGroup, Plugins
 from privfair.data.adult import load_adult
 from privfair.data.benchmark_files import BenchmarkScaling
 from privfair.data.communities_crime import load_communities_crime
@@ -31,6 +33,40 @@ class Benchmark(Enum):
         if self not in columns:
             raise InvalidInput("dataset", self.value, "has no age column", "name another column or partition")
         return columns[self]
+
+
+DatasetLoader = Callable[[Path | None], Dataset]
+"""A data set of another package: the table, from a path that may be given. Its `derived` and `steps` say what was read
+off the records and how stable every step is; a promise stands on them."""
+
+
+def _read_loader(name: str, found: object) -> DatasetLoader | None:
+    return found if callable(found) else None
+
+
+DATASET_PLUGINS: Plugins[DatasetLoader] = Plugins(
+    PluginGroup.DATASETS,
+    "a function of a path (or None) that returns a privfair.data.dataset.Dataset",
+    _read_loader,
+    lambda: {benchmark.value for benchmark in Benchmark},
+)
+"""The data sets of other packages."""
+
+
+def load_plugin_dataset(name: str, path: Path | None) -> Dataset:
+    """All records of another package's data set in one table."""
+    load, plugin = DATASET_PLUGINS.get(name), DATASET_PLUGINS.find(name)
+    if load is None or plugin is None:
+        raise InvalidInput("[data] dataset", name, "is not installed", "install the package that brings it")
+    try:
+        found = load(path)
+    except PrivfairError:
+        raise
+    except Exception as error:  # its text may quote a record, and is not shown
+        raise plugin.broken(type(error)("its loader failed")) from error
+    if not isinstance(found, Dataset):
+        raise plugin.broken(TypeError(f"its loader returned a {type(found).__name__}"))
+    return found
 
 
 def load_benchmark(

@@ -25,7 +25,7 @@ from privfair.data.attributes import (
     read_attribute_files,
 )
 from privfair.data.benchmark_files import Standardisation, fit_standardisation
-from privfair.data.benchmarks import load_benchmark
+from privfair.data.benchmarks import load_benchmark, load_plugin_dataset
 from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.facts import NoPrivacyPromised
 from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test, silo_name
@@ -44,6 +44,7 @@ from privfair.plan.data import (
     DataPlan,
     DealtAttributes,
     FileSource,
+    PluginSource,
     PoissonUsers,
     Pooled,
     SiteSource,
@@ -350,6 +351,8 @@ def _train_test(
             if plan.unfair is not None:
                 whole = unfair_images(whole, plan.unfair, plan.seed, None if by is None else RecordHash())
             silos, steps = _cut(whole, plan, by)
+        case PluginSource(dataset=name, path=path):
+            silos, steps = _cut(load_plugin_dataset(name, path), plan, by)
         case FileSource(files=files, test_files=test_files):
             assert own is not None
             held = _attribute_files(plan, own)

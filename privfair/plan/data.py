@@ -58,7 +58,7 @@ from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.manifest.document import DataIdentity
 from calibrate.manifest.strict_json import in_our_words
 from privfair.data.benchmark_files import BenchmarkScaling
-from privfair.data.benchmarks import Benchmark
+from privfair.data.benchmarks import DATASET_PLUGINS, Benchmark
 from privfair.data.partition import (
     PAPERS_TEST_FRACTION,
     ByColumn,
@@ -76,6 +76,14 @@ class BenchmarkSource:
     dataset: Benchmark
     path: Path | None = None
     scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC
+
+
+@dataclass(frozen=True)
+class PluginSource:
+    """A data set that another package loads; it answers for every step from its files to the table."""
+
+    dataset: str
+    path: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +173,7 @@ class SplitRule(Enum):
 class DataPlan:
     """The [data] section; `at_least` is a public lower bound of each silo's units, for all silos or by name."""
 
-    source: BenchmarkSource | FileSource | SiteSource
+    source: BenchmarkSource | PluginSource | FileSource | SiteSource
     partition: Partition | Pooled | None = None
     users: PoissonUsers | UsersOfColumn | None = None
     test_fraction: float = PAPERS_TEST_FRACTION
@@ -194,7 +202,7 @@ class DataPlan:
         count("[data] seed", self.seed, least=0)
         if isinstance(self.source, SiteSource):
             self._require_sites()
-        if self.unfair is not None and isinstance(self.source, FileSource):
+        if self.unfair is not None and not isinstance(self.source, BenchmarkSource):
             raise InvalidInput(
                 "[data.unfair]", "(a table)", "is for images, not for files of one's own", "name a dataset"
             )
@@ -241,10 +249,11 @@ Kind = TypeVar("Kind")
 
 def read_data_plan(section: Mapping[str, Any], folder: Path) -> DataPlan:
     """The typed [data] section; an empty one is refused. Paths are relative to `folder`, the plan's own."""
-    source_kind: type[BenchmarkSource] | type[FileSource] | type[SiteSource] = _one_of(
+    named = PluginSource if DATASET_PLUGINS.find(str(section.get("dataset"))) is not None else BenchmarkSource
+    source_kind: type[BenchmarkSource] | type[PluginSource] | type[FileSource] | type[SiteSource] = _one_of(
         "data",
         section,
-        {"dataset": BenchmarkSource, "files": FileSource, "silos": SiteSource},
+        {"dataset": named, "files": FileSource, "silos": SiteSource},
         'write dataset = "credit-card", or files = ["north.csv", ...] and schema = "schema.toml"',
     )
     refuse_unknown("data", section, (*key_names(source_kind), *key_names(_Common), *_TABLES))
@@ -272,7 +281,9 @@ def _identity(table: Mapping[str, Any]) -> DataIdentity:
         return DataIdentity.model_validate(dict(table))
 
 
-def _partition(table: Mapping[str, Any], source: BenchmarkSource | FileSource | SiteSource) -> Partition | Pooled:
+def _partition(
+    table: Mapping[str, Any], source: BenchmarkSource | PluginSource | FileSource | SiteSource
+) -> Partition | Pooled:
     if table.get("kind") == "heterogeneous" and isinstance(source, BenchmarkSource) and "column" not in table:
         table = {**table, "column": source.dataset.age_column}
     return _of_kind("data.partition", table, _PARTITIONS)

@@ -37,7 +37,7 @@ from privfair.federation.party import PublicFacts
 from privfair.plan.data import DataPlan, SiteSource, read_data_plan
 from privfair.plan.file import PlanFile
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
-from privfair.plan.training import TrainingPlan, training_plan
+from privfair.plan.training import TrainingPlan, plugin_digests, training_plan
 from privfair.run.public import build
 
 _SIZE_PARAMETERS = {"silo_size": 1, "users": 1, "group_size": 2, "units": 1}
@@ -137,7 +137,7 @@ def _subject(
         return _Subject(
             _binding_without_data(issuing, parameters),
             dataset=issuing.dataset,
-            code=issuing.code,
+            code=(*issuing.code, *_own_code(plugin_digests(file.algorithm))),
             given_shapes=issuing.shapes,
         )
     if issuing.silos:
@@ -146,7 +146,8 @@ def _subject(
     if not file.training:
         plan_of_data = read_data_plan(file.data, file.folder)
         binding, _, known = _about(plan_of_data, False, None if plan is None else plan.unit, plan)
-        return _Subject(binding, dataset=plan_of_data.identity, not_protected=known)
+        code = _own_code(plugin_digests(file.algorithm, plan_of_data))
+        return _Subject(binding, dataset=plan_of_data.identity, code=code, not_protected=known)
     training = unpromised or training_plan(file)
     if plan is not None:
         training.refuse_unpromised_keys()
@@ -157,7 +158,7 @@ def _subject(
         binding,
         build(training, facts, parameters, binding)[1],
         training.data.identity,
-        tuple(OwnCode(name=name, sha256=digest) for name, digest in training.code_digests().items()),
+        _own_code(training.code_digests()),
         known,
     )
 
@@ -174,6 +175,10 @@ def _about(
         return binding, facts, () if plan is None else known_of_silos(plan.unit, len(binding.silos))
     data = load_training_data(plan_of_data, central=central, unit=unit)
     return _binding(data, plan), data.facts, () if plan is None else data.not_protected(plan.unit)
+
+
+def _own_code(digests: Mapping[str, str]) -> tuple[OwnCode, ...]:
+    return tuple(OwnCode(name=name, sha256=sha256) for name, sha256 in digests.items())
 
 
 def _binding(data: TrainingData, plan: Plan | None) -> DataBinding:

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import prod
@@ -23,14 +23,15 @@ from typing import Any, assert_never
 
 import torch
 
-from calibrate.errors import InvalidInput, count, positive
+from calibrate.errors import InvalidInput, PrivfairError, count, positive
+from calibrate.plugins import PluginGroup, Plugins
 from privfair.models.convolutional import convolutional
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Activation, CnnArchitecture, Model
 from privfair.models.perceptron import Perceptron
 from privfair.models.record_isolation import made_up_records
 from privfair.models.torch_module import TorchModule
-from privfair.plan.file import key_names, read_section, refuse_unknown
+from privfair.plan.file import key_names, nearest, read_section, refuse_unknown
 from privfair.plan.own_code import UserFunction
 
 # The model a plan asks for: `model = "logistic"`, or a table [training.model] with a kind and its own keys.
@@ -38,13 +39,14 @@ from privfair.plan.own_code import UserFunction
 # ::
 #
 #     [training.model]
-#     kind = "perceptron"        # logistic | perceptron | cnn | module
+#     kind = "perceptron"        # logistic | perceptron | cnn | module | plugin
 #     hidden = [64, 32]          # perceptron: sizes of the hidden layers
 #     activation = "relu"        # perceptron: relu | tanh
 #     # architecture = "compact" # cnn: compact | strided | fedavg | fedavg-unpadded
 #     # file = "net.py"          # module: a Python file beside the plan ...
 #     # function = "build"       # ... and the function in it that makes a torch.nn.Module
 #     # sha256 = "..."           # module: if given, the file must have this digest
+#     # name = "my-net"          # plugin: the entry point of another package in the group privfair.models
 
 
 class ModelKind(Enum):
@@ -52,6 +54,7 @@ class ModelKind(Enum):
     PERCEPTRON = "perceptron"
     CNN = "cnn"
     MODULE = "module"
+    PLUGIN = "plugin"
 
 
 _KEYS = {
@@ -59,7 +62,21 @@ _KEYS = {
     ModelKind.PERCEPTRON: ("hidden", "activation"),
     ModelKind.CNN: ("architecture",),
     ModelKind.MODULE: ("file", "function", "sha256"),
+    ModelKind.PLUGIN: ("name",),
 }
+
+ModuleMaker = Callable[[tuple[int, ...], int], torch.nn.Module]
+"""A model of another package: the module for records of this shape and so many classes."""
+
+
+def _read_maker(name: str, found: object) -> ModuleMaker | None:
+    return found if callable(found) else None
+
+
+MODEL_PLUGINS: Plugins[ModuleMaker] = Plugins(
+    PluginGroup.MODELS, "a function of a record's shape and the number of classes", _read_maker, tuple
+)
+"""The models of other packages, asked for by kind = "plugin" and their name."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,7 @@ class ModelPlan:
     file: str | None = None
     function: str = "build"
     sha256: str | None = None
+    name: str | None = None
     code: UserFunction | None = None
     """The module's source, to be kept with the run; None for built-in models. Not a key of the plan."""
 
@@ -117,6 +135,8 @@ def build_model(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -
             return convolutional(plan.architecture, (channels, height, width), classes)
         case ModelKind.MODULE:
             return _module(plan, feature_shape, classes)
+        case ModelKind.PLUGIN:
+            return _plugin_module(plan.name or "", feature_shape, classes)
         case _:
             assert_never(plan.kind)
 
@@ -133,6 +153,22 @@ def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Mo
             f"must give one score for each of {classes} classes",
             "fix the module's last layer",
         )
+    return model
+
+
+def _plugin_module(name: str, feature_shape: tuple[int, ...], classes: int) -> Model:
+    make, plugin = MODEL_PLUGINS.get(name), MODEL_PLUGINS.find(name)
+    if make is None or plugin is None:
+        remedy = nearest(name, MODEL_PLUGINS.names()) if MODEL_PLUGINS.names() else "install the package that brings it"
+        raise InvalidInput("[training.model] name", name, "is not an installed model", remedy)
+    try:
+        model = TorchModule(lambda: make(feature_shape, classes), made_up_records(feature_shape))
+    except PrivfairError:
+        raise
+    except Exception as error:
+        raise plugin.broken(error) from error
+    if model.classes != classes:
+        raise plugin.broken(ValueError(f"it gives {model.classes} scores for {classes} classes"))
     return model
 
 

@@ -63,16 +63,20 @@ class UserFunction:
 
     def load(self, remedy: str) -> Callable[..., Any]:
         """Run the file and take the function out of it; `remedy` says which function is wanted."""
+        found: Callable[..., Any] | None = getattr(self.run(), self.function, None)
+        if not callable(found):
+            rule = f"is not defined in {self.path}"
+            raise InvalidInput(f"[{self.place}] function", self.function, rule, remedy)
+        return found
+
+    def run(self) -> ModuleType:
+        """Run the file, from exactly the bytes that were read, as a module of its own."""
         module = ModuleType(f"privfair_own_code_{self.sha256[:16]}")
         module.__file__ = str(self.path)
         sys.modules[module.__name__] = module  # dataclasses look their own module up
         with self.running("to be loaded"):
             exec(compile(self.source, str(self.path), "exec", dont_inherit=True), vars(module))
-        found: Callable[..., Any] | None = getattr(module, self.function, None)
-        if not callable(found):
-            rule = f"is not defined in {self.path}"
-            raise InvalidInput(f"[{self.place}] function", self.function, rule, remedy)
-        return found
+        return module
 
     @contextmanager
     def running(self, what: str) -> Iterator[None]:

@@ -7,13 +7,20 @@ solvers stay out of the engine's reach.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass
 
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised
 from calibrate.manifest.strict_json import Step
-from calibrate.plans.from_mapping import PLANS, add_implied, algorithm_named, plan_from_mapping
+from calibrate.plans.from_mapping import (
+    PLAN_PLUGINS,
+    add_implied,
+    algorithm_named,
+    parameter_fields,
+    plan_class,
+    plan_from_mapping,
+)
 from calibrate.plans.plan import AlgorithmName, PlainValue, Plan
 from privfair.plan.file import refuse_unknown
 
@@ -59,8 +66,9 @@ def needed(name: str, value: float | None) -> float:
 def unpromised_parameters(algorithm: str, section: Mapping[str, object], rounds: int) -> Plan | Unpriced:
     """The parameters of a run without a promise: a plan if all are given, where `rounds` may come from [training]."""
     name = algorithm_named(algorithm)
-    required = [field.name for field in fields(PLANS[name]) if field.default is MISSING]
-    refuse_unknown("privacy", section, [field.name.replace("_", "-") for field in fields(PLANS[name])])
+    known = parameter_fields(plan_class(name))
+    required = [field.name for field in known if field.default is MISSING]
+    refuse_unknown("privacy", section, [field.name.replace("_", "-") for field in known])
     given: dict[str, object] = {"rounds": rounds}
     given |= {key.replace("-", "_"): value for key, value in section.items() if value is not None}
     add_implied(name, given)
@@ -85,7 +93,7 @@ def signed_parameters(document: BudgetDocument) -> Parameters:
     Refused where the plan they make has another contribution bound than the manifest declares for the same value.
     """
     if isinstance(document.guarantee, NoPrivacyPromised):
-        known = document.algorithm in {name.value for name in AlgorithmName}
+        known = document.algorithm in (*(name.value for name in AlgorithmName), *PLAN_PLUGINS.names())
         return unpromised_parameters(document.algorithm, document.parameters, document.rounds) if known else None
     plan = plan_from_mapping(document.algorithm, document.parameters)
     for value in (*plan.values(), *plan.once()):

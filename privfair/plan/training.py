@@ -27,14 +27,16 @@ from typing import Any, assert_never
 
 from calibrate.errors import InvalidInput, count
 from calibrate.plans.fpfl import FpflPlan
+from calibrate.plans.from_mapping import PLAN_PLUGINS
 from calibrate.plans.steffle import StefflePlan
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 from privfair.algorithms.parts.options import Options
 from privfair.algorithms.recipe import Recipe
-from privfair.algorithms.registry import recipe_named
-from privfair.plan.data import DataPlan, read_data_plan
+from privfair.algorithms.registry import ALGORITHM_PLUGINS, recipe_named
+from privfair.data.benchmarks import DATASET_PLUGINS
+from privfair.plan.data import DataPlan, PluginSource, read_data_plan
 from privfair.plan.file import PlanFile, key_names, read_plan_file, read_section, refuse_unknown
-from privfair.plan.model import MinMaxPlan, ModelPlan, read_min_max_plan, read_model_plan
+from privfair.plan.model import MODEL_PLUGINS, MinMaxPlan, ModelKind, ModelPlan, read_min_max_plan, read_model_plan
 from privfair.plan.privacy import Parameters, Unpriced
 
 _LARGEST_BLOCK = 32
@@ -101,8 +103,10 @@ class TrainingPlan:
         return {one.name: one.source for one in code if one is not None}
 
     def code_digests(self) -> dict[str, str]:
-        """The SHA-256 of each of the user's own files, by name."""
-        return {name: hashlib.sha256(content).hexdigest() for name, content in self.own_code().items()}
+        """The SHA-256 of each of the user's own files, by name, and of each package that a plug-in comes from."""
+        own = {name: hashlib.sha256(content).hexdigest() for name, content in self.own_code().items()}
+        model = MODEL_PLUGINS.code(self.model.name or "") if self.model.kind is ModelKind.PLUGIN else {}
+        return own | plugin_digests(self.algorithm, self.data) | model
 
     @property
     def algorithm(self) -> str:
@@ -157,6 +161,14 @@ class TrainingPlan:
         size = self.training.batch_size or planned
         choice = self.training.sampling or named or (BatchChoice.FULL if size is None else BatchChoice.SHUFFLED)
         return _sampling(choice, smallest, size)
+
+
+def plugin_digests(algorithm: str, data: DataPlan | None = None) -> dict[str, str]:
+    """The digests of the packages that bring a plan, its algorithm and its data set; none for what is built in."""
+    found = PLAN_PLUGINS.code(algorithm) | ALGORITHM_PLUGINS.code(algorithm)
+    if data is not None and isinstance(data.source, PluginSource):
+        found |= DATASET_PLUGINS.code(data.source.dataset)
+    return found
 
 
 def read_training_plan(path: Path) -> TrainingPlan:

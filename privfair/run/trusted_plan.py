@@ -54,11 +54,11 @@ def read_folder_plan(
     authentic = None if trusted.signers is None else authenticate(envelope, trusted.signers)
     claimed = authentic or read_unverified(envelope)
     plan = read_training_plan(folder.plan if plan_path is None else plan_path)
-    code = plan.code_digests()
-    runs = [name for name in code if not model_only or (plan.model.code is not None and name == plan.model.code.name)]
+    code, own = plan.code_digests(), plan.own_code()
+    runs = [name for name in own if not model_only or (plan.model.code is not None and name == plan.model.code.name)]
     if runs and plan_path is None:
         _require_trusted(folder, runs, trusted)
-    if runs:
+    if runs or len(code) > len(own):  # the packages of plug-ins are the reader's own, and must be the signed ones
         signed, given = claimed.document.config_digest, plan.file.digest
         if signed != given:
             raise Step.PLAN.refuse(f"the budget is for the plan {signed[:12]}, not for {given[:12]}, which brings code")

@@ -8,8 +8,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from calibrate.errors import InvalidInput
-from calibrate.plans.from_mapping import PLANS, PlanClass, parameter_names, plan_from_mapping
-from calibrate.plans.plan import AlgorithmName, Flag
+from calibrate.plans.from_mapping import PLANS, parameter_names, plan_from_mapping
+from calibrate.plans.plan import AlgorithmName, Flag, Plan
 
 GOOD: dict[str, dict[str, object]] = {
     "steffle": {
@@ -136,7 +136,7 @@ def test_the_flags_of_updates_come_together(missing: str) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS.values())
-def test_every_parameter_has_its_flag_with_a_sentence_that_stands_alone(plan: PlanClass) -> None:
+def test_every_parameter_has_its_flag_with_a_sentence_that_stands_alone(plan: type[Plan]) -> None:
     hints = get_type_hints(plan, include_extras=True)
     for field in fields(plan):
         _, flag = get_args(hints[field.name])

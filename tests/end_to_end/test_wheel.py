@@ -23,6 +23,7 @@ FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "c
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1200),  # each test starts programs, and may share two cores with everything else
     pytest.mark.skipif(find_spec("build") is None, reason="needs the extra package: pip install '.[package]'"),
 ]
 
@@ -52,7 +53,7 @@ class Environment:
             capture_output=True,
             text=True,
             check=False,
-            timeout=280,
+            timeout=800,
         )
 
     def install(self, *words: object) -> None:
@@ -181,3 +182,73 @@ def test_the_bill_of_materials_names_every_dependency(clean: Environment) -> Non
     listed = {component["bom-ref"] for component in bill["components"]} | {bill["metadata"]["component"]["bom-ref"]}
     assert {entry["ref"] for entry in bill["dependencies"]} == listed
     assert all(set(entry["dependsOn"]) <= listed for entry in bill["dependencies"])
+
+
+@pytest.fixture(scope="module")
+def with_plugin(clean: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The example package of docs/examples/plugin beside the wheel, with an officer's desk in the home folder."""
+    source = tmp_path_factory.mktemp("plugin") / "plugin"
+    shutil.copytree(ROOT / "docs" / "examples" / "plugin", source, ignore=shutil.ignore_patterns("__pycache__"))
+    clean.install("--no-build-isolation", source)
+    shutil.copytree(source / "tests", clean.home / "tests")
+    shutil.copy(source / "plan.toml", clean.home / "plan.toml")
+    for words in (
+        ("keys", "generate", "--role", "privacy-officer", "--out", "officer.pem"),
+        ("keys", "trust", "--key", "officer.pem", "--role", "privacy-officer", "--out", "trust.json"),
+        ("ledger", "init", "ledger.db"),
+        ("calibrate", "plan.toml", "--out", "budget.json", "--key", "officer.pem"),
+        ("train", "plan.toml", *_UNDER, "--out", "run"),
+    ):
+        succeed(clean.run("privfair", *words))
+    return clean
+
+
+_UNDER = ("--manifest", "budget.json", "--trust", "trust.json", "--ledger", "ledger.db")
+
+
+class TestThePluginPackage:
+    def test_it_keeps_the_contracts(self, with_plugin: Environment) -> None:
+        said = succeed(with_plugin.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"))
+        assert "4 passed" in said
+
+    def test_it_is_found_and_its_digest_is_signed(self, with_plugin: Environment) -> None:
+        listed = json.loads(succeed(with_plugin.run("privfair", "plugins", "--json")))
+        assert {row["state"] for row in listed} == {"ok"}
+        assert len({row["group"] for row in listed}) == 6
+        shown = succeed(with_plugin.run("privfair", "manifest", "show", "budget.json"))
+        assert "package autoclip" in shown
+        assert listed[0]["sha256"][:12] in shown
+
+    def test_its_theorem_is_judged_by_computation(self, with_plugin: Environment) -> None:
+        said = json.loads(succeed(with_plugin.run("privfair", "theorems", "check", "autoclip.rule-of-thumb", "--json")))
+        assert said["verdict"] in ("holds", "fails")
+        assert said["true_epsilon"] > 0
+
+    def test_its_run_is_audited(self, with_plugin: Environment) -> None:
+        words = (
+            "--trust",
+            "trust.json",
+            "--ledger",
+            "ledger.db",
+            "--reruns",
+            "0",
+            "--no-attribute-inference",
+            "--json",
+        )
+        done = with_plugin.run("privfair", "audit", "run", *words)
+        report = json.loads(done.stdout)
+        assert report["verdict"] != "violated", done.stdout + done.stderr
+        assert not [check for check in report["checks"] if check["outcome"] == "failed"]
+
+    def test_code_that_is_not_the_signed_one_neither_trains_nor_predicts(self, with_plugin: Environment) -> None:
+        file = with_plugin.site / "autoclip" / "algorithm.py"
+        honest = file.read_bytes()
+        file.write_bytes(honest + b"# another file\n")
+        try:
+            trained = with_plugin.run("privfair", "train", "plan.toml", *_UNDER, "--out", "again")
+            audited = with_plugin.run("privfair", "audit", "run", "--reruns", "0", "--no-attribute-inference")
+        finally:
+            file.write_bytes(honest)
+        for done in (trained, audited):
+            assert done.returncode == 3, done.stdout + done.stderr
+            assert "package autoclip is not the file that was signed" in done.stderr

@@ -1,4 +1,5 @@
-"""For tests of one's own: is this function's sensitivity what I think, and does this mechanism keep its epsilon?
+"""For tests of one's own: is this function's sensitivity what I think, does this mechanism keep its epsilon, and
+does my plan, algorithm, theorem or attack keep what privfair relies on?
 
 >>> from privfair.testing import Box, Domain, assert_sensitivity
 >>> assert_sensitivity(lambda x: x.sum(), 1.0, Domain({"x": Box(0, 1)})).verdict
@@ -14,12 +15,14 @@ from audit.sensitivity.falsify import Search, SearchResult, SensitivityRefuted, 
 from audit.sensitivity.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex
 from calibrate.claims import Norm
 from calibrate.privacy_unit import Protected, Relation
+from privfair.testing.contracts import ContractBroken, check_algorithm, check_attack, check_plan, check_theorem
 
 __all__ = [
     "Arrays",
     "Ball",
     "Box",
     "Category",
+    "ContractBroken",
     "DistanceClaim",
     "Domain",
     "MechanismResult",
@@ -35,4 +38,8 @@ __all__ = [
     "Simplex",
     "assert_dp",
     "assert_sensitivity",
+    "check_algorithm",
+    "check_attack",
+    "check_plan",
+    "check_theorem",
 ]

@@ -1,0 +1,1 @@
+"""DP-SGD with automatic clipping, as a package of its own that privfair finds by entry points."""

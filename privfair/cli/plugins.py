@@ -1,0 +1,66 @@
+"""`privfair plugins`: what other packages bring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from privfair.cli.output import json_option, print_json, print_rich
+
+if TYPE_CHECKING:
+    from calibrate.plugins import Plugin, Plugins
+
+
+@click.command("plugins", short_help="what other packages bring, and whether it can be loaded")
+@json_option
+def command(as_json: bool) -> None:
+    """List the plans, algorithms, theorems, data sets, models and attacks of other packages.
+
+    Each is imported, from the bytes whose SHA-256 is shown: the digest that a budget signs. A name that is built in
+    cannot be taken. How to write one is in docs/plugins.md.
+    """
+    rows = [_row(plugins, one) for plugins in _registries() for one in _installed(plugins)]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        print_rich("no package brings a plug-in; docs/plugins.md says how to write one")
+        return
+    from rich.table import Table
+
+    table = Table("group", "name", "package", "SHA-256", "state")
+    for row in rows:
+        table.add_row(row["group"], row["name"], row["package"], (row["sha256"] or "")[:12], row["state"])
+    print_rich(table)
+
+
+def _registries() -> tuple[Plugins[Any], ...]:
+    from audit.membership.attacks import ATTACK_PLUGINS
+    from calibrate.plans.from_mapping import PLAN_PLUGINS
+    from calibrate.theorems.catalogue import THEOREM_PLUGINS
+    from privfair.algorithms.registry import ALGORITHM_PLUGINS
+    from privfair.data.benchmarks import DATASET_PLUGINS
+    from privfair.plan.model import MODEL_PLUGINS
+
+    return PLAN_PLUGINS, ALGORITHM_PLUGINS, THEOREM_PLUGINS, DATASET_PLUGINS, MODEL_PLUGINS, ATTACK_PLUGINS
+
+
+def _installed(plugins: Plugins[Any]) -> tuple[Plugin, ...]:
+    from calibrate.plugins import installed_plugins
+
+    return installed_plugins(plugins.group)
+
+
+def _row(plugins: Plugins[Any], one: Plugin) -> dict[str, Any]:
+    from calibrate.errors import InvalidInput
+
+    row: dict[str, Any] = {"group": plugins.group.value, "name": one.name, "package": one.source, "sha256": None}
+    if one.name in plugins.built_in():
+        return row | {"state": "not used: this name is built in"}
+    try:
+        plugins.get(one.name)
+        (row["sha256"],) = one.code.values()
+    except InvalidInput as broken:
+        return row | {"state": str(broken)}
+    return row | {"state": "ok"}
