@@ -85,6 +85,11 @@ class PluginSource:
     dataset: str
     path: Path | None = None
 
+    @property
+    def code(self) -> dict[str, str]:
+        """The digest of the package that loads it, to be signed."""
+        return DATASET_PLUGINS.code(self.dataset)
+
 
 @dataclass(frozen=True)
 class FileSource:

@@ -33,7 +33,6 @@ from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpoc
 from privfair.algorithms.parts.options import Options
 from privfair.algorithms.recipe import Recipe
 from privfair.algorithms.registry import ALGORITHM_PLUGINS, recipe_named
-from privfair.data.benchmarks import DATASET_PLUGINS
 from privfair.plan.data import DataPlan, PluginSource, read_data_plan
 from privfair.plan.file import PlanFile, key_names, read_plan_file, read_section, refuse_unknown
 from privfair.plan.model import MODEL_PLUGINS, MinMaxPlan, ModelKind, ModelPlan, read_min_max_plan, read_model_plan
@@ -167,7 +166,7 @@ def plugin_digests(algorithm: str, data: DataPlan | None = None) -> dict[str, st
     """The digests of the packages that bring a plan, its algorithm and its data set; none for what is built in."""
     found = PLAN_PLUGINS.code(algorithm) | ALGORITHM_PLUGINS.code(algorithm)
     if data is not None and isinstance(data.source, PluginSource):
-        found |= DATASET_PLUGINS.code(data.source.dataset)
+        found |= data.source.code
     return found
 
 
