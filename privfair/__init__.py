@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from calibrate.privacy_unit import EpsilonInterval
     from calibrate.questions import check_theorem, epsilon, rounds, sigma, theorems
     from privfair.api.budget import PricedBudget, budget
+    from privfair.api.frames import TreatedAsPublic
+    from privfair.api.plan import Plan, SelfSigned, TrainedModel
+    from privfair.api.reading import audit_run, compose, explain, report
     from privfair.ledger import Ledger
     from privfair.run.budgeted import BudgetedRun
     from privfair.run.prediction import predict
@@ -32,18 +35,26 @@ __all__ = [
     "BudgetedRun",
     "EpsilonInterval",
     "Ledger",
+    "Plan",
     "PricedBudget",
+    "SelfSigned",
     "SignedBudget",
+    "TrainedModel",
+    "TreatedAsPublic",
     "TrustFile",
     "assert_dp",
     "assert_sensitivity",
+    "audit_run",
     "budget",
     "check_theorem",
     "coin_flip",
+    "compose",
     "epsilon",
+    "explain",
     "generate_key",
     "one_run",
     "predict",
+    "report",
     "rounds",
     "sigma",
     "theorems",
@@ -54,18 +65,26 @@ _HOMES = {
     "BudgetedRun": "privfair.run.budgeted",
     "EpsilonInterval": "calibrate.privacy_unit",
     "Ledger": "privfair.ledger",
+    "Plan": "privfair.api.plan",
     "PricedBudget": "privfair.api.budget",
+    "SelfSigned": "privfair.api.plan",
     "SignedBudget": "privfair.run.signed_budget",
+    "TrainedModel": "privfair.api.plan",
+    "TreatedAsPublic": "privfair.api.frames",
     "TrustFile": "calibrate.manifest.trust",
     "assert_dp": "audit.mechanisms.assert_dp",
     "assert_sensitivity": "audit.sensitivity.falsify",
+    "audit_run": "privfair.api.reading",
     "budget": "privfair.api.budget",
     "check_theorem": "calibrate.questions",
     "coin_flip": "audit.one_run",
+    "compose": "privfair.api.reading",
     "epsilon": "calibrate.questions",
+    "explain": "privfair.api.reading",
     "generate_key": "calibrate.manifest.keys:generate",
     "one_run": "audit.one_run",
     "predict": "privfair.run.prediction",
+    "report": "privfair.api.reading",
     "rounds": "calibrate.questions",
     "sigma": "calibrate.questions",
     "theorems": "calibrate.questions",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
+from html import escape
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -414,6 +415,21 @@ class AuditReport(Result):
     membership: MembershipResult | None = Field(default=None, exclude_if=_is_none)
     subjects: dict[str, str] = Field(default_factory=dict, description="SHA-256 of the audited files, by role.")
     audited_at: str | None = None
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: the verdict and why, then each check that did not pass."""
+        failed = [check for check in self.checks if check.outcome is not Outcome.PASSED]
+        rows = "".join(
+            f"<tr><td>{escape(c.layer.value)}</td><td>{escape(c.name)}</td><td>{c.outcome.value}</td>"
+            f"<td>{escape(c.finding)}</td></tr>"
+            for c in failed
+        )
+        lower = "" if self.epsilon_lower is None else f" Epsilon is at least {self.epsilon_lower:.3f}"
+        sure = f" with {100 * self.confidence:g}% confidence." if lower else ""
+        return (
+            f"<b>{self.verdict.value.upper()}</b>: {escape(self.why)}.{lower}{sure} "
+            f"{len(self.checks) - len(failed)} of {len(self.checks)} checks passed.<table>{rows}</table>"
+        )
 
 
 def schema() -> dict[str, Any]:

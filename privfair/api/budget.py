@@ -158,7 +158,7 @@ def budget(
     file = plan_from_flags(AlgorithmName.OWN_LOOP.value, None, flags)
     issuing = Issuing(
         silos=tuple({"data": units}.items() if silos is None else silos.items()),
-        ledgers=() if ledger is None else (LedgerBinding(ledger=_identity(ledger)),),
+        ledgers=() if ledger is None else (LedgerBinding(ledger=identity_of_ledger(ledger)),),
         lifetime=timedelta(days=valid_days),
         why=why,
         research_noise=unsafe_seeded_research_noise,
@@ -185,7 +185,8 @@ def _by_name(argument: str, given: Mapping[str, float] | float, names: tuple[str
     return tuple(float(given[name]) for name in names)
 
 
-def _identity(ledger: str | Path | Ledger) -> str:
+def identity_of_ledger(ledger: str | Path | Ledger) -> str:
+    """What manifests name a ledger by: of an open one, or of the one at a path, a URL or under an id."""
     if isinstance(ledger, Ledger):
         return ledger.identity
     if isinstance(ledger, str) and len(ledger) == 64 and set(ledger) <= set("0123456789abcdef"):

@@ -27,26 +27,15 @@ def command(budgets: tuple[Path, ...], silos: int | None, as_json: bool) -> None
     Example: a patient of two hospitals that trained together, then of one that trained alone
       privfair compose both.json alone.json --silos 2
     """
-    from calibrate.compose import UnitPromise, compose
-    from calibrate.errors import UnsupportedCombination
+    from calibrate.compose import compose
     from calibrate.filters import compose_beforehand
     from calibrate.manifest.verify import read_unverified
-    from privfair.run.public import promise_of
+    from privfair.api.reading import promises_of
 
-    given, curves = [], []
-    for path in budgets:
-        document = read_unverified(read_bytes(path, "BUDGET")).document
-        promise = promise_of(document)
-        if promise.epsilon is None:
-            raise UnsupportedCombination(
-                f"a promise over {path.name}",
-                "it promises no privacy, so no sum does",
-                "leave it out, or do not use it",
-            )
-        times = len(document.data.silos)
-        given.append(UnitPromise(promise.unit, promise.epsilon, promise.delta, min(times, silos or times)))
-        curves.append(document.renyi_curve())
-    basic, total = compose(given), compose_beforehand(given, curves)
+    documents = [(path.name, read_unverified(read_bytes(path, "BUDGET")).document) for path in budgets]
+    given = promises_of(documents, silos)
+    basic = compose(given)
+    total = compose_beforehand(given, [document.renyi_curve() for _, document in documents])
     by = "basic" if total == basic else "renyi"
     unit = {"unit": total.unit.protected.value, "adjacency": total.unit.relation.value}
     if as_json:

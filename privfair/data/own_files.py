@@ -71,12 +71,12 @@ def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
     return silo
 
 
-def load_own_features(file: Path, schema: Schema, delimiter: str = ",") -> AnyFloats:
-    """The features of records to be predicted; class and group need not be in the file.
+def load_own_features(file: Path | RawTable, schema: Schema, delimiter: str = ",") -> AnyFloats:
+    """The features of records to be predicted, in a file or read already; class and group need not be among them.
 
     `schema` is the filled one that the training records carry (`Dataset.schema`).
     """
-    return encode_features(read_table(Path(file), delimiter), schema)
+    return encode_features(file if isinstance(file, RawTable) else read_table(Path(file), delimiter), schema)
 
 
 def _read(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None) -> tuple[OwnFormat, NamedTables]:

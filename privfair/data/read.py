@@ -241,11 +241,16 @@ def _read_parquet(path: Path) -> RawTable:
         table = parquet.ParquetFile(path).read()
     except (pa.ArrowInvalid, OSError):
         raise BadData(str(path), "is not a readable Parquet file", "write it again") from None
-    _require_header(list(table.column_names), str(path))
+    return from_arrow(table, str(path))
+
+
+def from_arrow(table: Any, file: str) -> RawTable:
+    """The records of a `pyarrow.Table`; `file` is what messages call it."""
+    _require_header(list(table.column_names), file)
     if table.num_rows == 0:
-        raise BadData(str(path), "has no records", "give a file with at least one record")
+        raise BadData(file, "has no records", "give at least one record")
     columns = {name: _arrow_column(table.column(name)) for name in table.column_names}
-    return RawTable(str(path), columns, np.arange(1, table.num_rows + 1))
+    return RawTable(file, columns, np.arange(1, table.num_rows + 1))
 
 
 def _arrow_column(column: Any) -> NDArray[Any]:

@@ -33,7 +33,7 @@ from privfair.data.partition import EqualAtRandom, cut_into_silos, split_silos, 
 from privfair.data.scaling import NonPrivateStandardisation
 from privfair.data.schema import Schema
 from privfair.data.schema_toml import OwnFormat, load_schema
-from privfair.data.silos import Silo, Silos, TrainTest
+from privfair.data.silos import Silo, Silos
 from privfair.data.stability import RecordHash, Stability
 from privfair.data.unfair_images import unfair_images
 from privfair.data.users import UserRecords, poisson_users, users_by_column, users_by_record
@@ -198,29 +198,29 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
     """
     own = load_schema(plan.source.schema) if isinstance(plan.source, FileSource) else None
     by = _decider(plan, unit)
-    parts, steps = _train_test(plan, own, by)
+    train, test, steps = _train_test(plan, own, by)
     loaded = TrainingData(
-        parties=parts.train,
-        test=parts.test,
+        parties=train,
+        test=test,
         standardisation=None,
         delimiter="," if own is None else own.delimiter,
-        steps=(stability.READ, *parts.train[0].data.steps, stability.ENCODED, *steps, stability.BATCHES),
+        steps=(stability.READ, *train[0].data.steps, stability.ENCODED, *steps, stability.BATCHES),
         at_least=plan.at_least,
-        shared_with_test=_shared_with_test(plan, parts),
+        shared_with_test=_shared_with_test(plan, train, test),
     )
-    if parts.train[0].data.unscaled_features:
-        fitted = fit_standardisation(parts.train)
-        parts = TrainTest(fitted.apply_to_silos(parts.train), fitted.apply_to_silos(parts.test))
-        loaded = replace(loaded, parties=parts.train, test=parts.test, standardisation=fitted)
+    if train[0].data.unscaled_features:
+        fitted = fit_standardisation(train)
+        train, test = fitted.apply_to_silos(train), None if test is None else fitted.apply_to_silos(test)
+        loaded = replace(loaded, parties=train, test=test, standardisation=fitted)
     if plan.users is not None:
         return _by_user(loaded, plan.users, plan.seed)
     if plan.attributes is not None:
-        apart = _separate_attributes(plan, parts.train, central)
+        apart = _separate_attributes(plan, train, central)
         return replace(loaded, parties=apart.parties, apart=apart, steps=(*loaded.steps, stability.ATTRIBUTES_APART))
     if not central:
         return loaded
-    clients = tuple(zip(parts.train.names, parts.train.sizes, strict=True))
-    return replace(loaded, parties=Silos((Silo(CENTRAL, parts.train.pooled()),)), clients=clients)
+    clients = tuple(zip(train.names, train.sizes, strict=True))
+    return replace(loaded, parties=Silos((Silo(CENTRAL, train.pooled()),)), clients=clients)
 
 
 def known_of_silos(unit: PrivacyUnit, parties: int) -> tuple[str, ...]:
@@ -343,8 +343,8 @@ def _decider(plan: DataPlan, unit: PrivacyUnit | None) -> RecordHash | None:
 
 def _train_test(
     plan: DataPlan, own: OwnFormat | None, by: RecordHash | None
-) -> tuple[TrainTest, tuple[Stability, ...]]:
-    """The silos' training and test records, and the steps that led to them."""
+) -> tuple[Silos, Silos | None, tuple[Stability, ...]]:
+    """The silos' training and test records (None where none are held out), and the steps that led to them."""
     match plan.source:
         case BenchmarkSource(dataset, path, scaling):
             whole = load_benchmark(dataset, path, scaling)
@@ -359,7 +359,8 @@ def _train_test(
             steps = () if own.schema.silo_column is None else (_of_silo_column(own.schema),)
             if test_files:
                 _refuse_cutting(plan)
-                return load_own_train_test(files, test_files, own, held), (*steps, stability.SEPARATE_TEST_FILES)
+                apart = load_own_train_test(files, test_files, own, held)
+                return apart.train, apart.test, (*steps, stability.SEPARATE_TEST_FILES)
             silos = load_own_silos(files, own, held)
             if plan.partition is not None:
                 silos, cut = _cut(silos.pooled(), plan, by)
@@ -373,7 +374,10 @@ def _train_test(
             )
         case _:
             assert_never(plan.source)
-    return split_silos(silos, plan.seed, plan.test_fraction, by), (*steps, _of_split(plan, by))
+    if plan.test_fraction == 0:
+        return silos, None, steps
+    parts = split_silos(silos, plan.seed, plan.test_fraction, by)
+    return parts.train, parts.test, (*steps, _of_split(plan, by))
 
 
 def _of_silo_column(schema: Schema) -> Stability:
@@ -393,14 +397,14 @@ _MOST_ALIKE = 0.1
 the files are taken to overlap."""
 
 
-def _shared_with_test(plan: DataPlan, parts: TrainTest) -> str | None:
+def _shared_with_test(plan: DataPlan, training: Silos, testing: Silos | None) -> str | None:
     """Why test files are not apart from training files: the same file, the same ids, or too many equal records."""
-    if not isinstance(plan.source, FileSource) or not plan.source.test_files:
+    if not isinstance(plan.source, FileSource) or not plan.source.test_files or testing is None:
         return None
     if _identities(plan.source.files) & _identities(plan.source.test_files):
         return "a test file is a training file"
     by = RecordHash(plan.id_column)
-    train, test = (by.words(part.pooled(), plan.seed, "overlap") for part in (parts.train, parts.test))
+    train, test = (by.words(part.pooled(), plan.seed, "overlap") for part in (training, testing))
     alike = float(np.isin(test, train).mean())
     if plan.id_column is not None:
         return "training and test files share ids" if alike > 0 else None

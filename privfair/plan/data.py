@@ -10,7 +10,7 @@
     # schema = "schema.toml"             #   and what their columns mean (docs/data.md)
     # test-files = ["n-test.csv", ...]   #   test records in files of their own
     # (or a table [data.silos] and schema, where each site keeps its own file behind a guard: docs/how-to/federation.md)
-    test-fraction = 0.25                 # of every silo's records; they train nothing
+    test-fraction = 0.25                 # of every silo's records; they train nothing (0: all train, none measures)
     seed = 0                             # of partition and split
     # split = "record"                   # record | position; left out: by record where units can be added or removed
     # id-column = "patient"              # by record: decided by this kept column, not by features and class
@@ -203,7 +203,8 @@ class DataPlan:
                 "can't be joined to a benchmark",
                 'write silos = ["registry"] to deal its attributes out',
             )
-        open_unit("[data] test-fraction", self.test_fraction)
+        if self.test_fraction != 0:
+            open_unit("[data] test-fraction", self.test_fraction)
         count("[data] seed", self.seed, least=0)
         if isinstance(self.source, SiteSource):
             self._require_sites()

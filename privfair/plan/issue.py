@@ -60,6 +60,8 @@ class Issuing:
     """The declared identity of the data, where the plan has no [data] that tells it."""
     code: tuple[OwnCode, ...] = ()
     """Files of the user's own to bind, where no [training] names them."""
+    not_protected: tuple[str, ...] = ()
+    """What else is treated as public, each in one sentence."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +258,7 @@ def _terms(
         dataset=subject.dataset,
         ledgers=issuing.ledgers,
         code=subject.code,
-        not_protected=subject.not_protected,
+        not_protected=(*subject.not_protected, *issuing.not_protected),
     )
 
 

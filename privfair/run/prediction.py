@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from calibrate.errors import InvalidInput, Refused
 from privfair.data.benchmark_files import Standardisation
 from privfair.data.own_files import load_own_features
+from privfair.data.read import RawTable
 from privfair.data.schema import schema_from_json
 from privfair.plan.model import build_model
 from privfair.run.folder import RunFolder, load_theta
@@ -53,11 +54,13 @@ def _read_encoding(folder: RunFolder) -> _Encoding:
         raise Refused(f"{folder.encoding} is not what a run writes; put an untouched copy back") from None
 
 
-def predict(run: str | Path, input: str | Path, trusted: FolderTrust = UNTRUSTED) -> Predictions:
+def predict(run: str | Path, input: str | Path | RawTable, trusted: FolderTrust = UNTRUSTED) -> Predictions:
     """Encode the records as the training records were, and apply the run's model.
 
-    `run` is the run folder and `input` a file of records. `trusted` says how far the folder is trusted, which matters
-    for a model that the user's own code builds.
+    Args:
+        run: the run folder.
+        input: a file of records (CSV or Parquet), or records that were read already.
+        trusted: how far the folder is trusted, which matters for a model that the user's own code builds.
 
     Guarantee: post-processing. What the model protects, it protects whatever it is asked; the predictions say
     nothing new about training records.
@@ -69,7 +72,8 @@ def predict(run: str | Path, input: str | Path, trusted: FolderTrust = UNTRUSTED
     encoding = _read_encoding(folder)
     if encoding.schema_ is None:
         raise InvalidInput("RUN", str(run), "was trained on images, which come in no table", "load the model in Python")
-    features = load_own_features(Path(input), schema_from_json(encoding.schema_), encoding.delimiter)
+    records = input if isinstance(input, RawTable) else Path(input)
+    features = load_own_features(records, schema_from_json(encoding.schema_), encoding.delimiter)
     if encoding.standardisation is not None:
         features = encoding.standardisation.apply(features)
     classes = encoding.class_names

@@ -116,10 +116,10 @@ class PreparedRun(PlannedRun):
     updates: int
 
     @cached_property
-    def held_out(self) -> HeldOutRecords:
-        """The test records, ready to be measured."""
+    def held_out(self) -> HeldOutRecords | None:
+        """The test records, ready to be measured; None where no record is held out."""
         if self.data.test is None:
-            raise InvalidInput("[data]", "(sites)", "holds no record out for measuring", "train with --guards")
+            return None
         return HeldOutRecords(self.data.test, self.plan.model.dtype, self.plan.training.positive)
 
     @property

@@ -188,7 +188,7 @@ class RunSession:
     def _measure(self, position: Position[Any], *, last: bool) -> dict[str, Any] | None:
         run, step = self._run, position.step
         due = last or step % run.plan.training.measure_every == 0
-        if not due or step <= max(0, self._log.last_step):
+        if not due or run.held_out is None or step <= max(0, self._log.last_step):
             return None
         theta = run.algorithm.theta(position.state)
         return self._log.append(run.held_out.measure(run.model, theta, step, position.round))

@@ -1,0 +1,537 @@
+"""`pf.Plan` and `pf.TrainedModel`: from data frames to a model that keeps a signed promise, and back to its doubts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput
+from calibrate.manifest.document import LedgerBinding
+from calibrate.manifest.request import request_bytes
+from calibrate.manifest.trust import TrustFile
+from privfair.api.budget import Key, PricedBudget, identity_of_ledger
+from privfair.api.frames import (
+    Declared,
+    Described,
+    Frame,
+    TreatedAsPublic,
+    Values,
+    arrow_table,
+    describe,
+    read_frame,
+    require_silo_name,
+    toml_text,
+    write_frames,
+)
+from privfair.api.reading import audit_run, report
+from privfair.data.read import BadData, RawTable, from_arrow
+from privfair.ledger import Ledger
+from privfair.ledger.terms import claimant_here
+from privfair.plan.file import PlanFile, read_plan_file
+from privfair.plan.issue import Issuing, promise
+from privfair.run.prediction import predict
+from privfair.run.prepare import prepare_run
+from privfair.run.public import Promise, promise_of
+from privfair.run.session import Progress
+from privfair.run.signed_budget import BudgetSource, SignedBudget, envelope_of
+from privfair.run.trusted_plan import FolderTrust
+from privfair.training import TrainingResult, TrustInForce, execute
+
+if TYPE_CHECKING:
+    from audit.report.results import AuditReport
+
+Protect = Literal["attribute", "record", "user"]
+_NO_REASON = "asked for from Python"
+
+
+class SelfSigned(UserWarning):
+    """Nobody but this process vouches for the budget, or remembers that it was spent."""
+
+
+def _private_folder(owner: object, prefix: str) -> Path:
+    """A folder for this user alone, in memory where there is a place for that; gone when `owner` is."""
+    place = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class Asking(TypedDict, total=False):
+    """What may be asked of a budget beside the plan: see `Plan.price`."""
+
+    ledger: str | Path | Ledger | None
+    why: str
+    valid_days: int
+    unsafe_seeded_research_noise: bool
+
+
+@final
+class Plan:
+    """What is to be trained, on which records, under which promise: a plan file, or frames in memory.
+
+    Nothing is spent by a plan. `sign` (or `request`, for somebody else's signature) makes a budget for exactly this
+    plan and these records; `train` spends it, once.
+    """
+
+    def __init__(self, path: Path, public: tuple[str, ...] = (), owner: object | None = None) -> None:
+        self._path = path
+        self._public = public
+        self._owner = owner
+        self._file = read_plan_file(path)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Plan:
+        """The plan in a TOML file (docs/training.md).
+
+        Args:
+            path: of the file; data files that it names are relative to it.
+        """
+        return cls(Path(path))
+
+    @classmethod
+    def from_frames(
+        cls,
+        frames: Frame | Mapping[str, Frame],
+        *,
+        target: str,
+        epsilon: float,
+        delta: float,
+        sensitive: str | None = None,
+        protect: Protect = "attribute",
+        user: str | None = None,
+        features: Sequence[str] | None = None,
+        classes: Values | None = None,
+        groups: Values | None = None,
+        bounds: Mapping[str, tuple[float, float]] | None = None,
+        categories: Mapping[str, Values] | None = None,
+        at_least: int | Mapping[str, int] | None = None,
+        rounds: int | None = None,
+        algorithm: str | None = None,
+        group_shares: Sequence[float] | None = None,
+        test_fraction: float = 0.0,
+        dataset: tuple[str, str, str] | None = None,
+        privacy: Mapping[str, Any] | None = None,
+        training: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> Plan:
+        """A plan for records in data frames.
+
+        Args:
+            frames: one frame, or one per silo by the silo's name: pandas, polars, pyarrow, a numpy array with named
+                fields, or a mapping from column names to columns.
+            target: the column with the class to be predicted.
+            epsilon: the promise.
+            delta: the probability with which the promise may fail.
+            sensitive: the column with the sensitive attribute, which is never a feature.
+            protect: what one unit is: a record's sensitive "attribute", a whole "record", or all data of a "user".
+            user: the column that tells whose record it is, for protect="user".
+            features: the columns that the model may see; by default all others.
+            classes: the classes in their order, known without looking at the records.
+            groups: the groups of the sensitive attribute, likewise.
+            bounds: public bounds of numeric features; values outside are clipped.
+            categories: public lists of the values of categorical features.
+            at_least: a public lower bound of each silo's records (of the users, for protect="user").
+            rounds: of training.
+            algorithm: by default "pay-once" for an attribute ("steffle" is the other choice), "gaussian" (DP-SGD) for a
+                record, "fpfl" for a user.
+            group_shares: for "steffle", the public share of each group, in the order of `groups`; None pays for a noisy
+                histogram from the same budget.
+            test_fraction: the share of records that is held out and measured; exact metrics are not private.
+            dataset: the data's declared identity (name, custodian, version), by which a ledger keeps its totals.
+            privacy: further keys of the plan's [privacy] section.
+            training: further keys of its [training] section, such as {"fairness": 20.0} or {"model": "perceptron"}.
+            seed: of the split and of the first model.
+
+        What is protected and not declared (classes, groups, bounds, categories, sizes) is read off the records, treated
+        as public with the warning `TreatedAsPublic`, and listed among what the budget does not protect.
+        """
+        named = _by_silo(frames)
+        arrow = {require_silo_name(name): arrow_table(frame, f"frame {name!r}") for name, frame in named.items()}
+        tables = {name: from_arrow(table, f"frame {name!r}") for name, table in arrow.items()}
+        _require_roles(protect, sensitive, user)
+        declared = Declared(target, sensitive, user, features, classes, groups, bounds, categories)
+        described = describe(tables, declared)
+        asked = _Asked(protect, described, tables, user, at_least, test_fraction, rounds, algorithm, group_shares)
+        document = asked.document()
+        document["target"] = {"epsilon": float(epsilon), "delta": float(delta)}
+        document["privacy"] |= _dashed(privacy)
+        document["training"] = {"seed": seed} | document["training"] | _dashed(training)
+        document["data"] = {"files": [], "schema": "schema.toml", "seed": seed} | document["data"]
+        if dataset is not None:
+            document["data"]["identity"] = dict(zip(("name", "custodian", "version"), dataset, strict=True))
+        public = asked.treated_as_public()
+        if public:
+            remedy = "declare classes=, groups=, bounds=, categories= or at_least= where they are known beforehand"
+            warnings.warn(
+                f"read off the records and treated as public: {', '.join(public)}; {remedy}", TreatedAsPublic, 2
+            )
+        return cls._written(document, described.schema, arrow, public)
+
+    @classmethod
+    def _written(
+        cls, document: dict[str, Any], schema: dict[str, Any], arrow: Mapping[str, Any], public: tuple[str, ...]
+    ) -> Plan:
+        owner = _Owner()
+        folder = _private_folder(owner, "privfair-plan-")
+        document["data"]["files"] = list(write_frames(folder, arrow))
+        (folder / "schema.toml").write_text(toml_text(schema), encoding="utf-8")
+        (folder / "plan.toml").write_text(toml_text(document), encoding="utf-8")
+        told = (f"Treated as public, though read off the records: {', '.join(public)}.",) if public else ()
+        return cls(folder / "plan.toml", told, owner)
+
+    @property
+    def text(self) -> str:
+        """The plan as a plan file says it."""
+        return self._path.read_text("utf-8")
+
+    @property
+    def digest(self) -> str:
+        """What a budget is bound to: the SHA-256 of the plan's text."""
+        return self._file.digest
+
+    @property
+    def file(self) -> PlanFile:
+        """The parsed plan."""
+        return self._file
+
+    @property
+    def path(self) -> Path:
+        """Where the plan lies; a plan made of frames lies in a private folder that goes away with it."""
+        return self._path
+
+    def price(self, **asked: Unpack[Asking]) -> PricedBudget:
+        """The budget this plan needs, priced by two accountants and signed by nobody.
+
+        Args:
+            asked: ledger, the one that the budget may be spent from (its path, URL or id; by default any); why, the
+                justification that stands in the budget; valid_days, how long it may be spent;
+                unsafe_seeded_research_noise, reproducible noise that protects nobody, for experiments on public data.
+        """
+        ledger = asked.get("ledger")
+        issuing = Issuing(
+            ledgers=() if ledger is None else (LedgerBinding(ledger=identity_of_ledger(ledger)),),
+            lifetime=timedelta(days=asked.get("valid_days", 90)),
+            why=asked.get("why", _NO_REASON),
+            research_noise=asked.get("unsafe_seeded_research_noise", False),
+            not_protected=self._public,
+        )
+        with self._in_words_of_frames():
+            return PricedBudget(*promise(self._file, self._file.target(), issuing))
+
+    def sign(self, key: Key, **asked: Unpack[Asking]) -> SignedBudget:
+        """The budget for this plan under your own signature.
+
+        Args:
+            key: a private key (`pf.generate_key()`), or the path of its file.
+            asked: what `price` takes: ledger, why, valid_days.
+        """
+        return self.price(**asked).sign(key)
+
+    def request(self, path: str | Path, *, by: str | None = None, **asked: Unpack[Asking]) -> Path:
+        """Write the budget as a request, for an officer to read and to sign with `privfair sign`.
+
+        Args:
+            path: of the file to write.
+            by: who asks, in words; by default the user of this machine.
+            asked: what `price` takes: ledger, why, valid_days.
+        """
+        who = claimant_here().rpartition(", process")[0] if by is None else by
+        Path(path).write_bytes(request_bytes(self.price(**asked).priced, who, self._path.read_bytes()))
+        return Path(path)
+
+    def train(
+        self,
+        budget: BudgetSource,
+        *,
+        trust: str | Path | TrustFile | None = None,
+        ledger: str | Path | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        root: str | Path | None = None,
+        anchor: str | Path | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> TrainedModel:
+        """Verify and spend the budget, and return the model.
+
+        Args:
+            budget: the signed budget: a path, its bytes, or what `sign` returned.
+            trust: whose signatures count: a trust file's path or object; None trusts the budget's own key and warns.
+            ledger: where the budget is spent; None makes a ledger that is thrown away, and warns.
+            out: the folder for the run's files; None keeps them as long as the model lives.
+            resume: go on with an interrupted run in `out`.
+            root: the public key that signs the trust file, if one does.
+            anchor: the ledger's anchor file; by default beside a ledger file.
+            progress: called after each step.
+
+        Guarantee: as `privfair.train`: nothing computed from records leaves except through the gate, under the budget.
+        """
+        own = SignedBudget(envelope_of(budget)) if not isinstance(budget, SignedBudget) else budget
+        if trust is None or ledger is None:
+            warnings.warn(
+                "the budget is its own witness (no trust file, or a ledger that is thrown away): good for trying out, "
+                "and worth nothing to anybody else; give trust= and ledger=",
+                SelfSigned,
+                stacklevel=2,
+            )
+        trusted = TrustInForce(own.own_trust() if trust is None else trust, root)
+        keeper = _Owner()
+        folder = _private_folder(keeper, "privfair-run-") if out is None or ledger is None else None
+        place = Path(out) if out is not None else (folder or Path()) / "run"
+        book: str | Path = ledger if ledger is not None else (folder or Path()) / "ledger.db"
+        if ledger is None:
+            Ledger.create(book).close()
+        with self._in_words_of_frames():
+            prepared = prepare_run(self._path, own.envelope, trusted.file)
+        result = execute(prepared, place, book, anchor, resume, progress, trusted)
+        return TrainedModel(place, trusted.file, self, result, book, None if anchor is None else Path(anchor), keeper)
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        target = self._file.target_section
+        return (
+            f"<b>{escape(self._file.algorithm)}</b>, epsilon {target.get('epsilon')} at delta {target.get('delta')}: "
+            f"not signed, nothing spent<pre>{escape(self.text)}</pre>"
+        )
+
+    @contextmanager
+    def _in_words_of_frames(self) -> Iterator[None]:
+        """Complaints about a frame name the frame, not the file it was written to."""
+        try:
+            yield
+        except BadData as wrong:
+            if self._owner is None:
+                raise
+            names = [f"frame {Path(file).stem!r}" for file in wrong.file.split(", ")]
+            raise BadData(", ".join(names), wrong.rule, wrong.remedy, column=wrong.column, line=wrong.line) from None
+
+
+class _Owner:
+    """Something to hang a folder's life on."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What the caller wants of a plan of frames, and the plan that follows from it."""
+
+    protect: Protect
+    described: Described
+    tables: Mapping[str, RawTable]
+    user: str | None
+    at_least: int | Mapping[str, int] | None
+    test_fraction: float
+    rounds: int | None
+    algorithm: str | None
+    group_shares: Sequence[float] | None
+
+    def document(self) -> dict[str, Any]:
+        """The plan's sections without target, by what is protected."""
+        data: dict[str, Any] = {"test-fraction": float(self.test_fraction)}
+        privacy: dict[str, Any]
+        training: dict[str, Any]
+        match self.protect:
+            case "attribute":
+                name = self.algorithm or "pay-once"
+                privacy = {"groups": len(self.described.groups), "rounds": self.rounds or 100}
+                training = {"warm-start": 50} if name == "pay-once" else {}
+                if name == "steffle":
+                    privacy |= self._of_steffle()
+                    if self.group_shares is not None:
+                        training = {"group-frequencies": [float(share) for share in self.group_shares]}
+                return {"algorithm": name, "privacy": privacy, "data": data, "training": training}
+            case "record":
+                data["at-least"] = self._sizes()
+                privacy = {"sampling-rate": 0.05, "rounds": self.rounds or 300, "clip": 1.0}
+                return {"algorithm": self.algorithm or "gaussian", "privacy": privacy, "data": data, "training": {}}
+            case "user":
+                users = self._users()
+                data |= {"at-least": users, "users": {"kind": "column", "column": self.user}}
+                cohort = {"users": users, "cohort": max(1, users // 10), "clip": 2.0, "sampling": "poisson"}
+                training = {"choice": "smoothed"} if self.described.groups else {"notion": "none"}
+                privacy = {**cohort, "rounds": self.rounds or 100}
+                return {"algorithm": self.algorithm or "fpfl", "privacy": privacy, "data": data, "training": training}
+            case _:
+                raise InvalidInput(
+                    "protect", self.protect, "is not one of the choices", "use attribute, record or user"
+                )
+
+    def _of_steffle(self) -> dict[str, Any]:
+        """Full batches of the smallest silo; group shares that are public, or a histogram that is paid for."""
+        size = min(table.records for table in self.tables.values())
+        common = {"silo-size": size, "sampling": "full", "lipschitz": 0.5, "w-radius": 0.5}
+        if self.group_shares is not None:
+            return {**common, "minority-fraction": float(min(self.group_shares))}
+        return {**common, "minority-fraction": 0.5 / len(self.described.groups), "histogram-noise-ratio": 1.0}
+
+    def treated_as_public(self) -> tuple[str, ...]:
+        """What the promise does not cover although it was read off the records."""
+        if self.protect == "attribute":
+            return self.described.of_attribute  # labels and features are not protected, so nothing else needs to be
+        sizes = () if self.at_least is not None else ("the number of users",) if self.user else ("the silos' sizes",)
+        return (*self.described.of_features, *self.described.of_attribute, *sizes)
+
+    def _sizes(self) -> int | dict[str, int]:
+        if self.at_least is not None:
+            return self.at_least if isinstance(self.at_least, int) else dict(self.at_least)
+        kept = 1.0 if self.test_fraction == 0 else 0.8 * (1 - self.test_fraction)
+        return {name: max(1, int(kept * table.records)) for name, table in self.tables.items()}
+
+    def _users(self) -> int:
+        assert self.user is not None
+        if self.at_least is not None:
+            return self.at_least if isinstance(self.at_least, int) else sum(self.at_least.values())
+        kept = 1.0 if self.test_fraction == 0 else 0.8 * (1 - self.test_fraction)
+        found = np.unique(np.concatenate([table.names(self.user) for table in self.tables.values()]))
+        return max(1, int(kept * len(found)))
+
+
+def _by_silo(frames: Any) -> dict[str, Frame]:
+    """The frames by silo; a mapping of columns is one frame, a mapping of frames is several."""
+    if not isinstance(frames, Mapping):
+        return {"data": frames}
+    if not frames:
+        raise InvalidInput("frames", {}, "must not be empty", "give one frame for each silo")
+    several = any(
+        isinstance(value, Mapping)
+        or hasattr(value, "columns")
+        or getattr(value, "ndim", 1) == 2
+        or getattr(getattr(value, "dtype", None), "names", None) is not None
+        for value in frames.values()
+    )
+    return dict(frames) if several else {"data": frames}
+
+
+def _require_roles(protect: str, sensitive: str | None, user: str | None) -> None:
+    if protect == "attribute" and sensitive is None:
+        raise InvalidInput("sensitive", None, "is needed to protect an attribute", "name its column")
+    if (protect == "user") != (user is not None):
+        raise InvalidInput("user", user, 'goes with protect="user"', "name the column that tells whose record it is")
+
+
+def _dashed(section: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key.replace("_", "-"): list(v) if isinstance(v, tuple) else v for key, v in (section or {}).items()}
+
+
+@final
+class TrainedModel:
+    """A model with the promise it keeps; made by `Plan.train`, or opened from a run folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        trust: TrustFile,
+        plan: Plan | None,
+        result: TrainingResult,
+        ledger: str | Path,
+        anchor: Path | None,
+        keeper: object,
+    ) -> None:
+        self.folder = folder
+        """The run folder, as `privfair audit` and `privfair report` read it."""
+        self.result = result
+        """How the run went; its metrics are of test records and not private."""
+        self._trust = trust
+        self._plan = plan
+        self._ledger = ledger
+        self._anchor = anchor
+        self._keeper = keeper
+
+    @property
+    def budget(self) -> SignedBudget:
+        """The budget that was spent."""
+        return SignedBudget.load(self.folder / "budget.json")
+
+    @property
+    def promise(self) -> Promise:
+        """What is promised, to whom, and what is not protected."""
+        return promise_of(self.budget.document)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes, in the order of the columns of `predict_proba`."""
+        from privfair.run.folder import RunFolder
+
+        folder = RunFolder(self.folder)
+        return tuple(folder.read_json(folder.encoding)["class_names"])
+
+    def predict(self, frame: Frame) -> NDArray[np.str_]:
+        """The most likely class of each record, by its name.
+
+        Args:
+            frame: records with the model's features; further columns are ignored.
+        """
+        return np.array(self._predicted(frame).predicted)
+
+    def predict_proba(self, frame: Frame) -> Floats:
+        """The probability of each class, one row per record and one column per class.
+
+        Args:
+            frame: records with the model's features; further columns are ignored.
+        """
+        return np.array(self._predicted(frame).probabilities, dtype=np.float64)
+
+    def audit(
+        self, *, reruns: int = 2, seed: int = 0, confidence: float = 0.95, progress: Callable[[str], None] | None = None
+    ) -> AuditReport:
+        """Doubt the run: conformance, probes, noise and attacks, as `privfair audit`.
+
+        Args:
+            reruns: how often the statistical attack runs the training again; 0 leaves it out.
+            seed: of the auditor's own coins.
+            confidence: of the lower bound on epsilon.
+            progress: called with a sentence before each layer.
+        """
+        return audit_run(
+            self.folder,
+            trust=self._trust,
+            ledger=self._ledger,
+            anchor=self._anchor,
+            plan=None if self._plan is None else self._plan.path,
+            trust_code=True,
+            reruns=reruns,
+            seed=seed,
+            confidence=confidence,
+            progress=progress,
+        )
+
+    def report(self, path: str | Path, audit: AuditReport | None = None) -> Path:
+        """Write the page about this run for a privacy officer, as `privfair report`.
+
+        Args:
+            path: of the HTML file.
+            audit: what `audit` returned, to be shown beside the promise.
+        """
+        return report(self.folder, path, audit=audit, trust=self._trust)
+
+    def save(self, path: str | Path) -> Path:
+        """Copy the run folder, without the secret that could go on with the run.
+
+        Args:
+            path: a folder that does not exist yet.
+        """
+        shutil.copytree(self.folder, path, ignore=shutil.ignore_patterns("claim.token", "lock"))
+        return Path(path)
+
+    def _predicted(self, frame: Frame) -> Any:
+        return predict(self.folder, read_frame(frame, "frame"), FolderTrust(self._trust, code=True))
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: what is promised before how well it does."""
+        promise = self.promise
+        accuracy = self.result.accuracy
+        measured = "" if accuracy is None else f"<br>accuracy {accuracy:.3f} on test records (not private)"
+        unprotected = "".join(f"<li>{escape(text)}</li>" for text in promise.not_protected)
+        return f"<b>{escape(promise.text)}</b>{measured}<br>Not protected:<ul>{unprotected}</ul>"
