@@ -45,8 +45,7 @@ from privfair.plan.file import PlanFile, read_plan_file
 from privfair.plan.issue import Issuing, promise
 from privfair.run.prediction import predict
 from privfair.run.prepare import prepare_run
-from privfair.run.public import Promise, promise_of
-from privfair.run.session import Progress
+from privfair.run.public import Progress, Promise, promise_of
 from privfair.run.signed_budget import BudgetSource, SignedBudget, envelope_of
 from privfair.run.trusted_plan import FolderTrust
 from privfair.training import TrainingResult, TrustInForce, execute
