@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
@@ -14,13 +15,14 @@ from audit.probes.batches import wrong_batches
 from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.errors import Refused
+from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.issue import recompute
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised
-from calibrate.manifest.verify import misfit_of_data
+from calibrate.manifest.verify import AuthenticManifest, misfit_of_data
 from privfair.ledger import Ledger
 from privfair.models.linear import LogisticRegression
 from privfair.run.folder import load_theta, readable_difference
-from privfair.transcript import Ending, FloatFormat
+from privfair.transcript import Ending, FloatFormat, Transcript
 
 _CLOSE = 1e-9
 _RARE = 1e-6
@@ -38,17 +40,48 @@ def check_conformance(evidence: RunEvidence, ledger: Ledger | None = None) -> tu
     )
 
 
-def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:
-    document, header = evidence.document, evidence.transcript.header
+class Papers(Protocol):
+    """What every run folder has, whoever made the computation."""
+
+    @property
+    def document(self) -> BudgetDocument: ...
+    @property
+    def manifest_digest(self) -> str: ...
+    @property
+    def authentic(self) -> AuthenticManifest | None: ...
+    @property
+    def transcript(self) -> Transcript: ...
+
+
+def check_papers(evidence: Papers, ledger: Ledger | None) -> tuple[Check, ...]:
+    """The questions that need neither plan nor data: signatures, ledger, publications, price."""
+    return (
+        _signatures(evidence),
+        *_transcript_and_ledger(evidence, ledger),
+        *_publications(evidence),
+        _price(evidence),
+    )
+
+
+def _signatures(evidence: Papers) -> Check:
     if evidence.authentic is None:
-        yield _unknown("signatures", "no trust file was given, so nobody's signature was checked")
-    else:
-        signers = ", ".join(signature.role.value for signature in evidence.authentic.signatures)
-        yield _check("signatures", True, f"signed by {signers}")
+        return _unknown("signatures", "no trust file was given, so nobody's signature was checked")
+    signers = ", ".join(signature.role.value for signature in evidence.authentic.signatures)
+    return _check("signatures", True, f"signed by {signers}")
+
+
+def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:
+    document = evidence.document
+    yield _signatures(evidence)
     plan = hashlib.sha256(evidence.folder.plan.read_bytes()).hexdigest()
     yield _check("plan", plan == document.config_digest, "the plan is the signed one, byte for byte")
     misfit = misfit_of_data(document, evidence.data.binding)
     yield _check("data", misfit is None, "silos, sizes and schema of the data are as signed")
+    yield from _transcript_and_ledger(evidence, ledger)
+
+
+def _transcript_and_ledger(evidence: Papers, ledger: Ledger | None) -> Iterator[Check]:
+    header = evidence.transcript.header
     yield _check(
         "transcript names the manifest", header.manifest_digest == evidence.manifest_digest, header.manifest_digest
     )
@@ -63,7 +96,7 @@ def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:
         yield _check("ledger", False, str(refusal))
 
 
-def _publications(evidence: RunEvidence) -> Iterator[Check]:
+def _publications(evidence: Papers) -> Iterator[Check]:
     allowed = {value.name: value.publications for value in evidence.document.releases}
     sent = Counter((release.party, release.name) for release in evidence.transcript.releases())
     over = [f"{name} of {party}: {times}" for (party, name), times in sent.items() if times > allowed.get(name, 0)]
@@ -74,7 +107,7 @@ def _publications(evidence: RunEvidence) -> Iterator[Check]:
     yield _check("transcript is whole", evidence.transcript.ending is Ending.CLOSED, evidence.transcript.ending.value)
 
 
-def _on_the_grid(evidence: RunEvidence) -> Iterator[Check]:
+def _on_the_grid(evidence: Papers) -> Iterator[Check]:
     """Low bits of a floating-point sum give its summands away; on the signed grid they do not exist."""
     header, off, values = evidence.transcript.header, [], 0
     signed = {value.name: value for value in evidence.document.releases}
@@ -94,7 +127,7 @@ def _on_the_grid(evidence: RunEvidence) -> Iterator[Check]:
         yield _check("published on the signed grid", not off, text)
 
 
-def _price(evidence: RunEvidence) -> Check:
+def _price(evidence: Papers) -> Check:
     if isinstance(evidence.document.guarantee, NoPrivacyPromised):
         return _unknown("price", "no privacy is promised, so there is nothing to price")
     try:

@@ -11,6 +11,7 @@ from audit.canaries.canary_runs import Effort
 from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
 from audit.noise import check_noise, check_noise_floor
+from audit.own_loop import check_loop, read_loop
 from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, AuditReport, Layer, Promise, not_possible
 from audit.transcript.coin_audit import coin_audit
@@ -50,6 +51,10 @@ def audit_run(
 ) -> AuditReport:
     """Judge a run by its folder, its data and, where given, its ledger; `trusted` says how far the folder is."""
     say = progress or (lambda text: None)
+    loop = read_loop(path, trusted)
+    if loop is not None:
+        say("a loop of somebody's own: its papers and what it published, without its data")
+        return judge(on_trial(loop.document), check_loop(loop, ledger), (), options.confidence)
     say("reading the run and redoing its states from the transcript")
     evidence = RunEvidence.read(path, trusted, plan_path)
     say("conformance: do manifest, ledger, transcript, plan and model name one another?")

@@ -332,3 +332,47 @@ def test_an_own_loop_plan_says_whom_it_protects() -> None:
     assert "not signed yet" in user._repr_html_()
     attribute = signed(relation="replace-attribute", sampling="full", sampling_rate=None)
     assert attribute.promise.unit.protected.value == "attribute"
+
+
+def audited(out: Path, budget: pf.SignedBudget, ledger: Path) -> dict[str, str]:
+    found = pf.audit_run(out, trust=budget.own_trust(), ledger=ledger)
+    return {"verdict": found.verdict.value} | {check.name: check.outcome.value for check in found.checks}
+
+
+def test_a_loop_is_audited_without_its_data(ledger: Path, tmp_path: Path) -> None:
+    budget = signed(sampling="shuffled", sampling_rate=None, batch_size=70, relation="replace-one")
+    with opened(budget, ledger, tmp_path / "run") as run:
+        for round_ in run:
+            publish(round_)
+    found = audited(tmp_path / "run", budget, ledger)
+    assert found["verdict"] == "inconclusive"  # a floor never speaks for a promise
+    for name in ("signatures", "ledger", "publications", "price", "plan", "batches of data", "transcript is whole"):
+        assert found[name] == "passed", name
+    assert found["noise of gradient of data is fresh"] == "passed"
+    assert found["at least the signed noise in gradient of data"] == "passed"
+    assert found["probes"] == "not possible"
+
+
+def test_missing_and_repeated_noise_of_a_loop_is_found(
+    ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from privfair.noise import ExactNoise
+
+    monkeypatch.setattr(ExactNoise, "gaussian", lambda self, values, scale: np.asarray(values, dtype=np.float64))
+    budget = signed(rounds=12, sampling_rate=0.5)
+    with opened(budget, ledger, tmp_path / "run") as run:
+        for round_ in run:
+            round_.publish("gradient", np.zeros(3), bound=1.0, measured=0.0)
+    found = audited(tmp_path / "run", budget, ledger)
+    assert found["verdict"] == "violated"
+    assert found["noise of gradient of data is fresh"] == "failed"
+    assert found["at least the signed noise in gradient of data"] == "failed"
+    assert found["batches"] == "not possible"
+
+
+def test_sums_far_above_their_noise_leave_the_floor_silent(ledger: Path, tmp_path: Path) -> None:
+    budget = usual().sign(pf.generate_key())
+    with opened(budget, ledger, tmp_path / "run") as run:
+        for round_ in run:
+            round_.publish("gradient", np.full(3, 1000.0 * (1 + round_.step) ** 2), bound=1.0, measured=1.0)
+    assert audited(tmp_path / "run", budget, ledger)["at least the signed noise in gradient of data"] == "not possible"
