@@ -95,13 +95,18 @@ class TrustSeen:
     """What a ledger remembers of a trust file: whose it is, which one it was, and what it said.
 
     `root` is the id of the root key that signed it, or None; `first_key` the id of the first key that it lists, which
-    stays the first in every later file.
+    stays the first in every later file; `successor` the id of the root key that it hands over to.
     """
 
     root: str | None
     first_key: str
     sequence: int
     digest: str
+    successor: str | None = None
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class TrustFile(StrictModel):
@@ -111,6 +116,8 @@ class TrustFile(StrictModel):
     sequence: Count = 1
     valid_until: Instant | None = None
     """After this a signed file is stale, so that an old one without a revocation cannot be kept in use."""
+    successor: Sha256 | None = Field(default=None, exclude_if=_is_none)
+    """Id of the root key that signs every later file; the root key that signed this one signs no more."""
     keys: Annotated[tuple[TrustedKey, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -151,6 +158,14 @@ class TrustFile(StrictModel):
         role = next(key.role for key in self.keys if key.key_id == key_id)
         return self._followed_by((*revoked.keys, TrustedKey.of(successor, role, at, valid_until)))
 
+    def handed_over(self, successor: PublicKey) -> TrustFile:
+        """The next file, the last one of its root key: later ones are signed by `successor`."""
+        return self._followed_by(self.keys).model_copy(update={"successor": successor.key_id})
+
+    def taken_over(self) -> TrustFile:
+        """The first file that the new root key signs."""
+        return self._followed_by(self.keys)
+
     def until(self, valid_until: datetime) -> TrustFile:
         """The next file, which is stale from `valid_until` on."""
         return self._followed_by(self.keys).model_copy(update={"valid_until": valid_until})
@@ -158,7 +173,8 @@ class TrustFile(StrictModel):
     def seen(self, root: PublicKey | None = None) -> TrustSeen:
         """What a ledger is to remember of this file, given the root key that its signature was checked with."""
         content = digest(self.model_dump(mode="json", by_alias=True))
-        return TrustSeen(None if root is None else root.key_id, self.keys[0].key_id, self.sequence, content)
+        signer = None if root is None else root.key_id
+        return TrustSeen(signer, self.keys[0].key_id, self.sequence, content, self.successor)
 
     def _followed_by(self, keys: tuple[TrustedKey, ...]) -> TrustFile:
         return TrustFile(sequence=self.sequence + 1, valid_until=self.valid_until, keys=keys)

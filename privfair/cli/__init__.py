@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
+
+_HERE = Path(__file__).parents[1]
 
 _COMMANDS = {
     "account": "the epsilon of given noise, as a certified interval",
@@ -81,7 +84,9 @@ def cli() -> None:
 def main() -> None:
     """Entry point: turns deliberate errors into one sentence and their exit code."""
     from calibrate.errors import PrivfairError
+    from privfair.cli.output import VALUES_WANTED
 
+    VALUES_WANTED["now"] = False
     try:
         if not all(word.strip() for word in sys.argv[1:]):
             raise click.UsageError("an argument is empty: give it a value, or leave the option out")
@@ -98,7 +103,10 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except PrivfairError as error:
         click.echo(f"privfair: {error}", err=True)
+        _show_cell(error)
         sys.exit(error.exit_code)
+    except SystemExit as stop:
+        sys.exit(_code_of(stop))
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
@@ -114,6 +122,31 @@ def main() -> None:
     except Exception as error:
         sys.exit(_report_fault(error))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _show_cell(error: Exception) -> None:
+    """The cell that a file was refused for, if its owner asked for it and looks at it on a terminal."""
+    from privfair.cli.output import VALUES_WANTED
+
+    cell = getattr(error, "cell", None)
+    if VALUES_WANTED["now"] and cell is not None:
+        shown = f"there stands {cell[:200]!r}" if sys.stderr.isatty() else "values are shown at a terminal only"
+        click.echo(f"privfair: {shown}", err=True)
+
+
+def _code_of(stop: SystemExit) -> int | str | None:
+    """The exit code of a command; code of the user's own that ends the process in the middle has none to give."""
+    frame, file = stop.__traceback__, ""
+    while frame is not None:
+        file, frame = frame.tb_frame.f_code.co_filename, frame.tb_next
+    if Path(file).is_relative_to(_HERE) or Path(file).is_relative_to(_HERE.parent / "audit"):
+        return stop.code
+    click.echo(
+        f"privfair: {file!a} ended the process (SystemExit: {stop.code!a}); code of one's own must not exit, "
+        "remove the call and go on with --resume",
+        err=True,
+    )
+    return USAGE
 
 
 def _report_missing(error: ModuleNotFoundError) -> int:

@@ -24,7 +24,7 @@ from privfair.cli.audit_model import (
 )
 from privfair.cli.audit_outputs import OutputFlags, model_subjects, output_options, run_subjects, write_outputs
 from privfair.cli.audit_outputs import command as verify_command
-from privfair.cli.output import json_option, print_json, print_rich, trust_options
+from privfair.cli.output import json_option, print_json, print_rich, show_values_option, trust_options
 
 if TYPE_CHECKING:
     from audit.report.results import AuditReport
@@ -127,6 +127,7 @@ class _WithVerify(click.Command):
 @output_options
 @attribute_options
 @model_options
+@show_values_option
 @json_option
 def command(
     run: Path | None,

@@ -275,7 +275,7 @@ def _claim(flags: ModelFlags, trust: TrustFile | None) -> Claim | None:
     if path is None:
         return None
     envelope = read_bytes(path, "--manifest")
-    read = read_unverified(envelope) if trust is None else authenticate(envelope, trust)
+    read = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
     return Claim.of_manifest(read.document)
 
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrate.plans.from_mapping import parameter_fields
-from privfair.cli.output import epsilon_text, json_option, ledger_option, options, print_json, print_rich
+from privfair.cli.output import (
+    epsilon_text,
+    json_option,
+    ledger_option,
+    options,
+    print_json,
+    print_rich,
+    show_values_option,
+)
 from privfair.cli.plan_flags import algorithm_names, parameter_flags, plan_of
 
 if TYPE_CHECKING:
@@ -68,6 +76,7 @@ _output = options(
         is_flag=True,
         help="Sign reproducible noise that protects nobody; for experiments on public data.",
     ),
+    show_values_option,
     json_option,
 )
 

@@ -63,7 +63,7 @@ def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, as_j
     if trust_path is None:
         document, checked = read_unverified(content).document, False
     else:
-        document, checked = authenticate(content, read_trust_file(trust_path, root)).document, True
+        document, checked = authenticate(content, read_trust_file(trust_path, root), for_reading=True).document, True
     guarantee = document.guarantee
     epsilon, delta = getattr(guarantee, "epsilon", None), getattr(guarantee, "delta", None)
     meaning = None if epsilon is None or delta is None else Meaning(EpsilonDelta(epsilon, delta))

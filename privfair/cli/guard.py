@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from privfair.cli.keys import ask_password, trust_options
-from privfair.cli.output import read_bytes
+from privfair.cli.output import read_bytes, show_values_option
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _EXAMPLE = """
@@ -63,6 +63,7 @@ def command() -> None:
     show_default=True,
     help="Seconds for a frame to arrive, and for an answer to be read.",
 )
+@show_values_option
 def serve(
     party: str,
     files: tuple[str, ...],

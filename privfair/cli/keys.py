@@ -189,6 +189,36 @@ def rotate(
     click.echo(f"{out}: key {successor.key_id} takes the place of {key_id}; sign budgets again with `manifest sign`")
 
 
+@command.command("rotate-root")
+@_out
+@click.option("--handover", type=_PATH, required=True, help="New file: the last trust file of the old root key.")
+@click.option("--root", "root_path", type=_PATH, required=True, help="The private root key that gives way.")
+@click.option("--new-root", "new_path", type=_PATH, required=True, help="The private root key that takes its place.")
+@_file_days
+def rotate_root(out: Path, handover: Path, root_path: Path, new_path: Path, file_valid_days: int | None) -> None:
+    """Replace the root key: HANDOVER, signed by the old one, names the new one, which signs the trust file from now on.
+
+    Show the handover to each ledger once, with `privfair ledger trust LEDGER --trust HANDOVER --root OLD.pub`: from
+    then on it takes files of the new root key and no others. A ledger that never saw it refuses the new key.
+    """
+    from calibrate.errors import TrustRefused
+
+    old, new = _root_key(root_path), _root_key(new_path)
+    assert old is not None
+    assert new is not None
+    if handover.exists():
+        raise TrustRefused(f"{handover} exists; choose another name for the handover")
+    if old.key_id == new.key_id:
+        raise TrustRefused(f"key {new.key_id} is the root key already; make a new one with `keys generate --role root`")
+    last = _read(out, old).handed_over(new.public)
+    _write(last, handover, old, None)
+    _write(last.taken_over(), out, new, file_valid_days)
+    click.echo(
+        f"{handover}: root key {old.key_id[:16]} hands over to {new.key_id[:16]}; show it to each ledger once\n"
+        f"{out}: signed by the new root key; give its public half with --root from now on"
+    )
+
+
 @command.command("sign")
 @_out
 @_file_days

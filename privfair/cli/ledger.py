@@ -160,6 +160,28 @@ def anchor(location: str, anchor: Path | None, as_json: bool) -> None:
         click.echo(f"{found.head.seq} {found.head.hash}")
 
 
+@command.command("trust")
+@_location
+@click.option("--trust", "trust_path", type=_FILE, required=True, help="Trust file that the ledger is to remember.")
+@click.option("--root", type=_FILE, help="Public root key that signed the trust file, where it is signed.")
+@json_option
+def trust(location: str, anchor: Path | None, trust_path: Path, root: Path | None, as_json: bool) -> None:
+    """Let the ledger remember a trust file now, not at the next run: earlier ones are refused from then on.
+
+    The handover of `privfair keys rotate-root` is shown to a ledger in this way.
+    """
+    from privfair.ledger import Ledger
+    from privfair.training import TrustInForce
+
+    seen = TrustInForce(trust_path, root).seen
+    with Ledger.open(location, anchor) as ledger:
+        ledger.remember_trust(seen)
+    if as_json:
+        print_json({"ledger": location, "sequence": seen.sequence, "root": seen.root, "successor": seen.successor})
+    else:
+        click.echo(f"{location}: remembers trust file {seen.sequence}; earlier ones are refused")
+
+
 @command.command("adopt")
 @click.argument("location", metavar="LEDGER")
 @click.option("--anchor", type=_FILE, required=True, help="The new anchor file to write.")

@@ -149,7 +149,9 @@ def show(file: Path, trust_path: Path | None, root: Path | None, as_json: bool) 
 
     content = read_bytes(file, "FILE")
     manifest = (
-        read_unverified(content) if trust_path is None else authenticate(content, read_trust_file(trust_path, root))
+        read_unverified(content)
+        if trust_path is None
+        else authenticate(content, read_trust_file(trust_path, root), for_reading=True)
     )
     if as_json:
         print_json(

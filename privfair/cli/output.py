@@ -13,6 +13,9 @@ import click
 
 from calibrate.errors import InvalidInput
 
+VALUES_WANTED = {"now": False}
+"""Whether this invocation was asked to show the cell that a file is refused for; `privfair.cli.main` sets it back."""
+
 # Reading and writing files named on the command line, with errors that say which and why.
 
 
@@ -50,6 +53,15 @@ ledger_option = click.option(
     metavar="[SILO=]PATH|ID",
     help="The one ledger in which the manifest may be claimed, by its path or id; once per silo with SILO=.",
 )
+show_values_option = click.option(
+    "--show-values",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda _context, _option, wanted: VALUES_WANTED.update(now=wanted),
+    help="Show the cell that a file is refused for, to you at the terminal; nothing is shown where the output is kept.",
+)
+"""For commands that read the owner's files; `privfair.cli.main` shows the cell."""
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output and nothing else there.")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from privfair.cli.output import json_option, print_json, trust_options
+from privfair.cli.output import json_option, print_json, show_values_option, trust_options
 
 _EXAMPLE = """
 \b
@@ -28,6 +28,7 @@ The file needs the feature columns of the training files; class and sensitive at
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="CSV to write.")
 @trust_options
+@show_values_option
 @json_option
 def command(
     run: Path, input_path: Path, out: Path, trust_path: Path | None, root: Path | None, trust_code: bool, as_json: bool

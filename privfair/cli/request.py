@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from privfair.cli.output import json_option, ledger_option, print_json, read_bytes, write_bytes
+from privfair.cli.output import json_option, ledger_option, print_json, read_bytes, show_values_option, write_bytes
 
 if TYPE_CHECKING:
     from calibrate.manifest.issue import PricedDocument
@@ -37,6 +37,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
     help="Ask for reproducible noise that protects nobody; for experiments on public data.",
 )
 @click.option("--since", type=_PATH, help="An earlier request or budget, to say what changed since.")
+@show_values_option
 @json_option
 def command(plan: Path, out: Path, asked_by: str | None, since: Path | None, as_json: bool, **asked: Any) -> None:
     """Calibrate a PLAN and write the budget it needs as a request, unsigned, for the officer to read and sign.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from privfair.cli.keys import trust_options
-from privfair.cli.output import json_option, print_json, print_rich, read_bytes
+from privfair.cli.output import json_option, print_json, print_rich, read_bytes, show_values_option
 
 if TYPE_CHECKING:
     from privfair.cli.epsilon_so_far import EpsilonSoFar
@@ -114,6 +114,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the run.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 @click.option("--quiet", is_flag=True, help="No progress display.")
+@show_values_option
 @json_option
 def command(
     plan: Path,

@@ -98,6 +98,7 @@ def codes(table: RawTable, column: CodedColumn) -> Integers:
             "add it to the list, merge it into a listed value, or fix the record",
             column=column.name,
             line=table.line(record),
+            cell=str(names[record]),
         )
     return np.asarray(order[position], dtype=np.int64)
 

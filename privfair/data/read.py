@@ -22,16 +22,25 @@ from calibrate.errors import InvalidInput, PrivfairError
 class BadData(InvalidInput):
     """A file breaks a rule of its schema; the message names file, column, line, rule and remedy.
 
-    It never shows a cell: the sentence may end up in a log that others than the holder of the file can read.
+    It never shows a cell: the sentence may end up in a log that others than the holder of the file can read. `cell`
+    is what stands there, for the holder who asks for it at the terminal (`--show-values`); it is in no message.
     """
 
     def __init__(
-        self, file: str, rule: str, remedy: str, *, column: str | None = None, line: int | None = None
+        self,
+        file: str,
+        rule: str,
+        remedy: str,
+        *,
+        column: str | None = None,
+        line: int | None = None,
+        cell: str | None = None,
     ) -> None:
         super().__init__(file, column, rule, remedy)
         self.file = file
         self.column = column
         self.line = line
+        self.cell = cell
         place = file
         if column is not None:
             place += f", column {column!r}"
@@ -91,6 +100,7 @@ class RawTable:
                 "fill or drop these records, or fix the schema",
                 column=name,
                 line=self.line(record),
+                cell=cell,
             )
         return values
 
@@ -104,6 +114,8 @@ class RawTable:
                 "holds decimal numbers where names of categories are expected",
                 "store it as text or whole numbers, or declare the column as numeric",
                 column=name,
+                line=self.line(0),
+                cell=str(cells[0]),
             )
         if cells.dtype == np.bool_:
             return np.where(cells, "true", "false")
@@ -198,6 +210,7 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
                     f"has {len(row)} cells where the header has {len(names)}",
                     "quote cells that contain the delimiter, or fix the line",
                     line=reader.line_num,
+                    cell=delimiter.join(row),
                 )
             rows.append(row)
             lines.append(reader.line_num)

@@ -298,19 +298,30 @@ class Book:
     def _admit_trust(self, entry: TrustNoted) -> None:
         subject = f"trust file {entry.sequence} ({short(entry.trust)})"
         roots = sorted({noted.root for noted in self.trusted.values() if noted.root is not None})
-        if roots and entry.root not in roots:
+        line = entry.root or entry.first_key
+        given_by = next((noted for noted in self.trusted.values() if noted.successor == entry.root), None)
+        if entry.root is not None and given_by is not None and given_by.root is not None:
+            line = given_by.root
+        elif roots and entry.root not in roots:
             raise TrustRolledBack(
                 subject,
                 f"this ledger takes trust files of the root key {' or '.join(map(short, roots))} alone",
                 "give the root key with --root, and the trust file that it signed",
             )
-        before = self.trusted.get(entry.root or entry.first_key)
+        before = self.trusted.get(line)
+        if before is not None and before.successor not in (None, entry.root) and entry.trust != before.trust:
+            raise TrustRolledBack(
+                subject,
+                f"trust file {before.sequence} handed over to the root key {short(str(before.successor))}",
+                "use the trust file that the new root key signed, and give that key with --root",
+            )
         if before is not None and entry.trust != before.trust and entry.sequence <= before.sequence:
             raise TrustRolledBack(
                 subject,
                 f"trust file {before.sequence} ({short(before.trust)}) was seen before, in entry {before.seq}",
                 "use the newest trust file",
             )
+        self.trusted.pop(line, None)
         self.trusted[entry.root or entry.first_key] = entry
 
     def _admit_close(self, entry: Closed) -> None:

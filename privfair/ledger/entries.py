@@ -285,6 +285,8 @@ class TrustNoted(_Entry):
     first_key: Digest
     sequence: Count
     trust: Digest
+    successor: Digest | None = Field(default=None, exclude_if=_is_none)
+    """The root key that this file hands over to; the one that signed it is taken no more."""
 
 
 Entry = Opened | BudgetSet | Claimed | Resumed | Charged | Released | Closed | Restored | TrustNoted

@@ -252,9 +252,17 @@ class Ledger:
         """Write down the trust file that is in force, unless it is the last one of its line; refuse an earlier one.
 
         Guarantee: once a trust file in which a key is revoked was remembered, no earlier file of the same root key
-        (or, unsigned, with the same first key) is accepted; once a root-signed file was, no unsigned one is.
+        (or, unsigned, with the same first key) is accepted; once a root-signed file was, no unsigned one is. A file
+        that hands over to another root key is the last one of its own.
         """
-        draft = partial(TrustNoted, root=seen.root, first_key=seen.first_key, sequence=seen.sequence, trust=seen.digest)
+        draft = partial(
+            TrustNoted,
+            root=seen.root,
+            first_key=seen.first_key,
+            sequence=seen.sequence,
+            trust=seen.digest,
+            successor=seen.successor,
+        )
 
         def news(book: Book) -> tuple[Draft, ...]:
             last = book.trusted.get(seen.root or seen.first_key)

@@ -51,7 +51,8 @@ def read_folder_plan(
     except OSError as error:
         rule = f"cannot be read ({error.strerror})"
         raise InvalidInput("run folder", str(folder.manifest), rule, "name a whole run folder") from error
-    authentic = None if trusted.signers is None else authenticate(envelope, trusted.signers)
+    # A run of the past stays readable after its budget expired: reading spends nothing, and `bind` refuses it.
+    authentic = None if trusted.signers is None else authenticate(envelope, trusted.signers, for_reading=True)
     claimed = authentic or read_unverified(envelope)
     plan = read_training_plan(folder.plan if plan_path is None else plan_path)
     code, own = plan.code_digests(), plan.own_code()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import py_compile
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from privfair.federation import coordinator
+from tests.end_to_end import command_line
 from tests.end_to_end.command_line import Outcome, privfair
-from tests.privfair.small_runs import FEATURES, Desk
+from tests.privfair.small_runs import FEATURES, GAUSSIAN, Desk
 
 NET = f"""
 from pathlib import Path
@@ -213,3 +217,65 @@ def test_a_mistake_in_a_loss_of_ones_own_is_found_before_anything_is_signed(
     assert outcome.code == 2, outcome.err
     assert words in outcome.err
     assert len(outcome.err.strip().splitlines()) == 1
+
+
+def test_own_code_that_exits_in_the_middle_of_training_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sys.exit(0)` in a forward pass would otherwise end the command with code 0, as if it had trained."""
+    now = tmp_path / "now"
+    net = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        f"        self.layer = torch.nn.Linear({FEATURES}, 2)\n"
+        "    def forward(self, x):\n"
+        f"        if Path({str(now)!r}).exists():\n"
+        "            sys.exit(0)\n"
+        "        return self.layer(x)\n"
+        "def build():\n"
+        "    return Net()\n"
+    )
+    bench = Bench(tmp_path, net)
+    assert bench.calibrate().code == 0
+
+    def first_round(*given: Any) -> Any:
+        now.touch()
+        return ask(*given)
+
+    ask = coordinator._ask
+    monkeypatch.setattr(coordinator, "_ask", first_round)
+    outcome = bench.train()
+    assert outcome.code == 2, outcome.err
+    assert "ended the process" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("at_a_terminal", [True, False])
+def test_the_owner_at_the_terminal_may_see_the_cell_that_is_refused(
+    tmp_path: Path, at_a_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Screen(StringIO):
+        def isatty(self) -> bool:
+            return at_a_terminal
+
+    monkeypatch.setattr(command_line, "StringIO", Screen)
+    desk = Desk.at(tmp_path, GAUSSIAN.format(rate=1.0, rounds=3, more=""))
+    north = tmp_path / "north.csv"
+    lines = north.read_text().splitlines()
+    column = lines[0].split(",").index("income")
+    cells = lines[1].split(",")
+    cells[column] = "zzsecretzz"
+    north.write_text("\n".join([lines[0], ",".join(cells), *lines[2:]]) + "\n")
+    words = ("calibrate", desk.plan, "--out", tmp_path / "b.json", "--key", desk.key)
+    silent = privfair(*words)
+    assert silent.code == 2, silent.err
+    assert "zzsecretzz" not in silent.err
+    shown = privfair(*words, "--show-values")
+    assert shown.code == 2
+    assert ("there stands 'zzsecretzz'" in shown.err) == at_a_terminal
+    assert ("at a terminal only" in shown.err) != at_a_terminal
+    assert "zzsecretzz" not in privfair(*words).err, "the wish is forgotten with the command"

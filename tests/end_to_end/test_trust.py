@@ -215,3 +215,63 @@ def test_a_manifest_read_after_it_expired_cannot_be_bound_to_a_run(desk: Desk) -
     read = authenticate(manifest, trusted, late, for_reading=True)
     with pytest.raises(ManifestRefused, match="for reading only"):
         bind(read, None)  # type: ignore[arg-type]
+
+
+def test_a_root_key_gives_way_to_a_new_one_and_is_taken_no_more(desk: Desk) -> None:
+    """A ledger takes the new root key's files after it saw the old one name it, and then none of the old one."""
+    old, new, handover = desk.folder / "root.pem", desk.folder / "new-root.pem", desk.folder / "handover.json"
+    save(generate(), None, new)
+    run(desk, desk.budget(), "first")
+    before = desk.trust.read_bytes()
+    words = ("keys", "rotate-root", "--out", desk.trust, "--handover", handover, "--root", old)
+    assert privfair(*words, "--new-root", old).code == 3
+    rotated = privfair(*words, "--new-root", new)
+    assert rotated.code == 0, rotated.err
+    assert privfair(*words, "--new-root", new).code == 3, "the handover exists"
+
+    note = ("ledger", "trust", desk.ledger)
+    unseen = privfair(*note, "--trust", desk.trust, "--root", new.with_suffix(".pem.pub"))
+    assert unseen.code == 3
+    assert "takes trust files of the root key" in unseen.err
+    shown = privfair(*note, "--trust", handover, "--root", old.with_suffix(".pem.pub"), "--json")
+    assert shown.code == 0, shown.err
+    assert shown.json()["successor"] == load_private(new).key_id
+    read = read_trust(handover.read_bytes(), load_private(old).public)
+    again = desk.folder / "again.json"
+    again.write_bytes(read.until(datetime.now(UTC).replace(microsecond=0) + DAY).signed(load_private(old)))
+    refused = privfair(*note, "--trust", again, "--root", old.with_suffix(".pem.pub"))
+    assert refused.code == 3
+    assert "handed over to the root key" in refused.err
+
+    assert privfair(*note, "--trust", desk.trust, "--root", new.with_suffix(".pem.pub")).code == 0
+    for content, root in ((before, old), (handover.read_bytes(), old)):
+        again.write_bytes(content)
+        assert privfair(*note, "--trust", again, "--root", root.with_suffix(".pem.pub")).code == 3
+    train(
+        desk.plan,
+        manifest=desk.budget("second.json"),
+        trust=desk.trust,
+        root=new.with_suffix(".pem.pub"),
+        ledger=desk.ledger,
+        out=desk.folder / "second",
+    )
+    with Ledger.open(desk.ledger) as ledger:
+        ledger.verify()
+
+
+def test_a_run_stays_readable_after_its_budget_expired(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit or a prediction under --trust spends nothing, so the budget's window does not matter to it."""
+    from calibrate.manifest import verify
+    from privfair.run.folder import RunFolder
+    from privfair.run.trusted_plan import FolderTrust, read_folder_plan
+
+    run(desk, desk.budget(), "run")
+    root = load_private(desk.folder / "root.pem").public
+    trusted = read_trust(desk.trust.read_bytes(), root)
+    late = read_unverified(desk.budget().read_bytes()).document.validity.not_after + DAY
+    monkeypatch.setattr(verify, "_instant", lambda at: late)
+    found = read_folder_plan(RunFolder(desk.folder / "run"), FolderTrust(trusted))
+    assert found.authentic is not None
+    trust = ("--trust", desk.trust, "--root", desk.folder / "root.pem.pub")
+    assert privfair("manifest", "show", desk.folder / "run" / "budget.json", *trust).code == 0
+    assert privfair("manifest", "verify", desk.folder / "run" / "budget.json", *trust).code == 3
