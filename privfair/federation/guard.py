@@ -154,6 +154,7 @@ class Guard:
         if self._local is not None:
             self._local.gate.flush()
             self._local.close()
+            self._local = None
         self._steps.close()
 
     # The four questions, each of which may be asked any number of times.
@@ -290,8 +291,8 @@ class Guard:
     def _require_state(self, state: PublicState) -> None:
         """What can be said of a state before it is used; it depends on no record."""
         for name, shape in self._shapes.items():
-            if name in state and state[name].shape != shape:
-                raise StateRefused(f"{name!r} of the state has shape {state[name].shape}, not {shape}")
+            if name not in state or state[name].shape != shape:
+                raise StateRefused(f"{name!r} of the state is missing, or of another shape than {shape}")
         for name, values in state.items():
             if not np.isfinite(values).all():
                 raise StateRefused(f"{name!r} of the state is not finite")

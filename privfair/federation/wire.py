@@ -202,8 +202,8 @@ def ask_finish(run: str) -> bytes:
 
 
 def published(values: Mapping[str, Published]) -> bytes:
-    """The answer to a contribution or a reply."""
-    return encode(Message(Kind.PUBLISHED, *_listed(values.values())))
+    """The answer to a contribution or a reply; the same bytes for the same values, in whatever order they come."""
+    return encode(Message(Kind.PUBLISHED, *_listed(values[name] for name in sorted(values))))
 
 
 def refusal(error: str, code: Code) -> bytes:

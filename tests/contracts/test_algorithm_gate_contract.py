@@ -87,8 +87,10 @@ def test_a_run_can_be_rebuilt_from_its_transcript(case: Case, kind: str, tmp_pat
     assert {spec.name for spec in transcript.header.values} == set(algorithm.shapes())
     rebuilt = list(replay(case.build(MODELS[kind]()), transcript, (FIRST_SESSION,)))[1:]
     opened.ledger.close()
+    first = {name: values.shape for name, values in algorithm.checkpoint(algorithm.start()).items()}
     for one, other in zip(live, rebuilt, strict=True):
         expected = algorithm.checkpoint(one.state)
+        assert first.items() <= {name: v.shape for name, v in expected.items()}.items(), "guards compare shapes"
         found = algorithm.checkpoint(other.state)
         assert set(expected) == set(found)
         for name, values in expected.items():
