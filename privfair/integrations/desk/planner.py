@@ -11,7 +11,7 @@ import math
 import shlex
 import threading
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass
 from enum import Enum
 from functools import cache, lru_cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.show import describe_unit
 from calibrate.meaning import Meaning
 from calibrate.plans.alternatives import Alternative, explain
-from calibrate.plans.from_mapping import PLANS, algorithm_named, parameter_names, plan_from_mapping
+from calibrate.plans.from_mapping import PLANS, algorithm_named, parameter_fields, parameter_names, plan_from_mapping
 from calibrate.plans.plan import AlgorithmName, Flag, Plan, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.releases import scale_noise
@@ -87,7 +87,10 @@ class Setting:
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> Setting:
         """The setting that a link holds; what is not given has its first value."""
-        algorithm = algorithm_named(query.get("algorithm", AlgorithmName.GAUSSIAN.value)[:_LONGEST])
+        asked = query.get("algorithm", AlgorithmName.GAUSSIAN.value)[:_LONGEST]
+        algorithm = algorithm_named(asked)
+        if not isinstance(algorithm, AlgorithmName):
+            raise InvalidInput("algorithm", asked, "comes from another package", "plan it with privfair calibrate")
         common = {name: query.get(name, first)[:_LONGEST].strip() for name, (first, *_) in COMMON.items()}
         more = {one.name: query.get(one.name, one.value)[:_LONGEST].strip() for one in further_fields(algorithm)}
         return cls(algorithm, common, more)
@@ -178,7 +181,7 @@ def further_fields(algorithm: AlgorithmName) -> tuple[Field, ...]:
     words = shlex.split(plan.example.replace("\\\n", " "))
     example = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
     found, hints = [], get_type_hints(plan, include_extras=True)
-    defaults = {field.name: field.default for field in fields(plan)}
+    defaults = {field.name: field.default for field in parameter_fields(plan)}
     for name in parameter_names(algorithm):
         kind, flag = get_args(hints[name])
         assert isinstance(flag, Flag)
