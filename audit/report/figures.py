@@ -136,7 +136,10 @@ def _budget(guarantee: Guarantee | None, budget: tuple[tuple[int, float], ...]) 
         series.append(Series(f"claimed by the paper: ε = {claimed:g}", ends, (claimed,) * 2, True))
     every = [value for one in series for value in one.y]
     chart = line_chart("Budget over rounds", Axis.around("rounds", rounds), Axis.around("epsilon", every), series)
-    return _figure("Budget over rounds", chart, "What has been spent after so many rounds; it is never refunded.")
+    reading = "What has been spent after so many rounds; it is never refunded."
+    if rounds[:2] == (0, 0):
+        reading = "All of it is spent before the first round; further rounds cost nothing, and nothing is refunded."
+    return _figure("Budget over rounds", chart, reading)
 
 
 def _roc(membership: MembershipResult) -> Figure:

@@ -16,6 +16,7 @@ from audit.report.results import AuditReport, Conclusion, Outcome
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee, instant_to_text
 from calibrate.manifest.show import as_json as manifest_json
+from calibrate.manifest.show import protected_text
 from calibrate.manifest.verify import AuthenticManifest, UnverifiedManifest
 
 _MEANING = {
@@ -50,7 +51,7 @@ def render(content: ReportContent) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )
-    environment.filters |= {"power_of_ten": power_of_ten, "sentence": _sentence}
+    environment.filters |= {"power_of_ten": power_of_ten, "sentence": _sentence, "instant": instant_to_text}
     return environment.get_template("page.html.j2").render(
         title=f"privfair report: {_subject(content)}",
         audit=audit,
@@ -60,6 +61,7 @@ def render(content: ReportContent) -> str:
         odds=None if audit is None or audit.promised is None else _odds(audit.promised.epsilon, audit.promised.delta),
         tiles=() if audit is None else _tiles(audit, cost),
         layers=_LAYERS,
+        protected=None if document is None else protected_text(document.guarantee),
         cost=cost,
         document=document,
         signed=_signed(manifest) if isinstance(manifest, AuthenticManifest) else None,

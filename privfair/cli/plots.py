@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,10 @@ from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import scale_noise
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _POINTS = 9
@@ -54,7 +58,14 @@ def _epsilon_against_rounds(budget: CertifiedBudget, axes: Axes) -> None:
     axes.axvline(rounds, linestyle=":", color="grey")
     axes.axhline(budget.target.epsilon, linestyle=":", color="grey")
     axes.set(xlabel="rounds at the calibrated noise", ylabel="epsilon", xscale="log")
+    _label_ticks(axes.xaxis, grid[:: max(1, len(grid) // 5)])
     axes.legend()
+
+
+def _label_ticks(axis: Axis, values: Sequence[float]) -> None:
+    """A few plain numbers beside a logarithmic axis, none of them overlapping, instead of powers of ten."""
+    axis.set_ticks(list(values), labels=[f"{value:,.3g}" if value < 1000 else f"{value:,.0f}" for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def _cost(budget: CertifiedBudget, rounds: int) -> EpsilonInterval:
@@ -71,4 +82,10 @@ def _noise_against_epsilon(budget: CertifiedBudget, axes: Axes) -> None:
         axes.plot(grid, sigmas, marker="o", markersize=3, label=value.name)
     axes.axvline(budget.target.epsilon, linestyle=":", color="grey")
     axes.set(xlabel="epsilon", ylabel="sigma", xscale="log", yscale="log")
+    _label_ticks(axes.xaxis, grid[::2])
+    every = [other.value(value.name).sigma for value in budget.values for other in (others[0], others[-1])]
+    low, high = math.log(min(every)), math.log(max(every))
+    _label_ticks(
+        axes.yaxis, [float(f"{math.exp(low + share * (high - low)):.2g}") for share in (0, 0.25, 0.5, 0.75, 1)]
+    )
     axes.legend()

@@ -100,7 +100,18 @@ def _budget(document: BudgetDocument) -> tuple[tuple[int, float], ...]:
     """Certified epsilon after a few numbers of rounds, for the figure."""
     from privfair.cli.epsilon_so_far import EpsilonSoFar
 
-    prices = EpsilonSoFar(document)
-    grid = sorted({round(document.rounds * point / _POINTS) for point in range(_POINTS + 1)})
-    spent = [(rounds, prices.after(rounds)) for rounds in grid]
-    return tuple((rounds, epsilon) for rounds, epsilon in spent if epsilon is not None)
+    prices, rounds = EpsilonSoFar(document), document.rounds
+    whole = prices.after(rounds)
+    if whole is not None and _paid_at_once(document):
+        return ((0, 0.0), (0, whole), (rounds, whole))
+    grid = sorted({round(rounds * point / _POINTS) for point in range(_POINTS + 1)})
+    spent = [(count, prices.after(count)) for count in grid]
+    return tuple((count, epsilon) for count, epsilon in spent if epsilon is not None)
+
+
+def _paid_at_once(document: BudgetDocument) -> bool:
+    """Whether everything private is published once, before the first round, so that rounds are free."""
+    from calibrate.manifest.mechanism import InTheClear
+
+    noisy = [declared for declared in document.releases if not isinstance(declared, InTheClear)]
+    return all(declared.publications == 1 for declared in noisy)
