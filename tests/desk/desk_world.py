@@ -71,9 +71,10 @@ def make_world(folder: Path, port: int = PORT) -> World:
         claim = ledger.claim(claim_terms(verified), claimant=ATTACK)
         claim.charge(3)
         _write_run(runs / f"run-{number}", envelope, number)
+        if number == 1:  # a manifest that grants something else than the request beside it
+            (inbox / "first-signed.json").write_bytes(envelope)
     ledger.close()
     (inbox / "first.json").write_bytes(request_bytes(priced(2.0, "the first"), "Eng"))
-    (inbox / "first-signed.json").write_bytes(envelope)
     (inbox / "second.json").write_bytes(request_bytes(priced(2.5, ATTACK), ATTACK))
     (inbox / "broken <b>.json").write_bytes(b'{"a": 1}')
     papers = Papers(str(folder / "ledger.db"), inbox, (runs,), key, trusting(key))

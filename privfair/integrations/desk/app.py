@@ -24,7 +24,6 @@ from calibrate.manifest.keys import SigningKey
 from calibrate.manifest.mechanism import instant_to_text
 from calibrate.manifest.request import plain_words, request_bytes
 from calibrate.manifest.trust import TrustFile
-from calibrate.plans.plan import AlgorithmName
 from privfair.integrations.desk import planner
 from privfair.integrations.desk.access import REPORT_POLICY, Access, Guarded
 from privfair.integrations.desk.books import open_books
@@ -118,7 +117,7 @@ class Desk:
         setting = Setting.from_query(request.query_params)
         asked = {
             "setting": setting,
-            "algorithms": [one.value for one in AlgorithmName],
+            "algorithms": planner.algorithms(),
             "common": planner.COMMON,
             "further": planner.further_fields(setting.algorithm),
         }

@@ -27,8 +27,8 @@ from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.show import describe_unit
 from calibrate.meaning import Meaning
 from calibrate.plans.alternatives import Alternative, explain
-from calibrate.plans.from_mapping import PLANS, algorithm_named, parameter_fields, parameter_names, plan_from_mapping
-from calibrate.plans.plan import AlgorithmName, Flag, Plan, RandomizedValue
+from calibrate.plans.from_mapping import PLAN_PLUGINS, algorithm_named, parameter_fields, plan_class, plan_from_mapping
+from calibrate.plans.plan import AlgorithmName, Flag, Plan, PluginName, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.releases import scale_noise
 
@@ -46,7 +46,7 @@ COMMON = {
 }
 """Fields that every algorithm is asked for: first value, help, and the ends of the slider."""
 
-_SIZED = {
+_SIZED: dict[AlgorithmName | PluginName, tuple[str, ...]] = {
     AlgorithmName.STEFFLE: ("silo_size", "batch_size"),
     AlgorithmName.FEDFDP: ("sampling_rate",),
     AlgorithmName.FPFL: ("users", "cohort"),
@@ -55,7 +55,7 @@ _SIZED = {
     AlgorithmName.PAY_ONCE: (),
 }
 """Parameters of a plan that follow from people, sites and batch."""
-_METHOD = {
+_METHOD: dict[AlgorithmName | PluginName, str] = {
     AlgorithmName.STEFFLE: "SteFFLe",
     AlgorithmName.FEDFDP: "FedFDP",
     AlgorithmName.FPFL: "FPFL, parity",
@@ -64,6 +64,11 @@ _METHOD = {
     AlgorithmName.PAY_ONCE: "pay-once",
 }
 """The row of docs/experiments/comparison.md that trained under such a plan."""
+
+
+def algorithms() -> tuple[str, ...]:
+    """What can be planned here: the algorithms that know sizes, and those of other packages."""
+    return *(name.value for name in _SIZED), *PLAN_PLUGINS.names()
 
 
 @dataclass(frozen=True)
@@ -80,17 +85,14 @@ class Field:
 class Setting:
     """What the page asks about, as text; parsed when it is priced, so that every mistake is said on the page."""
 
-    algorithm: AlgorithmName
+    algorithm: AlgorithmName | PluginName
     common: Mapping[str, str]
     more: Mapping[str, str]
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> Setting:
         """The setting that a link holds; what is not given has its first value."""
-        asked = query.get("algorithm", AlgorithmName.GAUSSIAN.value)[:_LONGEST]
-        algorithm = algorithm_named(asked)
-        if not isinstance(algorithm, AlgorithmName):
-            raise InvalidInput("algorithm", asked, "comes from another package", "plan it with privfair calibrate")
+        algorithm = algorithm_named(query.get("algorithm", AlgorithmName.GAUSSIAN.value)[:_LONGEST])
         common = {name: query.get(name, first)[:_LONGEST].strip() for name, (first, *_) in COMMON.items()}
         more = {one.name: query.get(one.name, one.value)[:_LONGEST].strip() for one in further_fields(algorithm)}
         return cls(algorithm, common, more)
@@ -119,8 +121,8 @@ class Setting:
             "cohort": batch,
             "samples_per_group": batch,
         }
-        chosen: dict[str, object] = {name: sized[name] for name in _SIZED[self.algorithm]}
-        hints = get_type_hints(PLANS[self.algorithm])
+        chosen: dict[str, object] = {name: sized[name] for name in _SIZED.get(self.algorithm, ())}
+        hints = get_type_hints(plan_class(self.algorithm))
         for name, text in self.more.items():
             if text:
                 chosen[name.replace("-", "_")] = _value(name, text, hints[name.replace("-", "_")])
@@ -175,19 +177,18 @@ def _value(name: str, text: str, hint: object) -> object:
 
 
 @cache
-def further_fields(algorithm: AlgorithmName) -> tuple[Field, ...]:
+def further_fields(algorithm: AlgorithmName | PluginName) -> tuple[Field, ...]:
     """The parameters that do not follow from the common fields; first values are those of the plan's own example."""
-    plan = PLANS[algorithm]
+    plan = plan_class(algorithm)
     words = shlex.split(plan.example.replace("\\\n", " "))
-    example = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
+    example = {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=False)}
     found, hints = [], get_type_hints(plan, include_extras=True)
-    defaults = {field.name: field.default for field in parameter_fields(plan)}
-    for name in parameter_names(algorithm):
+    for name, default in ((field.name, field.default) for field in parameter_fields(plan)):
         kind, flag = get_args(hints[name])
         assert isinstance(flag, Flag)
-        if name in (*_SIZED[algorithm], "rounds") or name == "noise":
+        if name in (*_SIZED.get(algorithm, ()), "rounds", "noise"):
             continue
-        spelled, default = name.replace("_", "-"), defaults[name]
+        spelled = name.replace("_", "-")
         shown = "" if default is MISSING or default is None else _shown(default)
         choices = tuple(_shown(one) for one in kind) if isinstance(kind, type) and issubclass(kind, Enum) else ()
         value = "" if default is None else example.get(spelled, shown)
@@ -312,9 +313,9 @@ def _table() -> tuple[dict[str, Any], ...]:
     return tuple(rows)
 
 
-def expected(algorithm: AlgorithmName, epsilon: float) -> tuple[dict[str, Any], ...]:
+def expected(algorithm: AlgorithmName | PluginName, epsilon: float) -> tuple[dict[str, Any], ...]:
     """Accuracies that our experiments measured with this method, at the nearest epsilon that they tried."""
-    rows = [row for row in _table() if row["method"] == _METHOD[algorithm]]
+    rows = [row for row in _table() if row["method"] == _METHOD.get(algorithm)]
     if not rows:
         return ()
     nearest = min({row["epsilon"] for row in rows}, key=lambda tried: abs(math.log(tried / epsilon)))
