@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from audit.mechanisms.assert_dp import assert_dp
+    from audit.membership.in_memory import audit_model
     from audit.one_run import coin_flip, one_run
     from audit.sensitivity.falsify import assert_sensitivity
+    from audit.training.training_audit import audit_training
     from calibrate.manifest.keys import generate as generate_key
     from calibrate.manifest.trust import TrustFile
     from calibrate.privacy_unit import EpsilonInterval
@@ -44,7 +46,9 @@ __all__ = [
     "TrustFile",
     "assert_dp",
     "assert_sensitivity",
+    "audit_model",
     "audit_run",
+    "audit_training",
     "budget",
     "check_theorem",
     "coin_flip",
@@ -74,7 +78,9 @@ _HOMES = {
     "TrustFile": "calibrate.manifest.trust",
     "assert_dp": "audit.mechanisms.assert_dp",
     "assert_sensitivity": "audit.sensitivity.falsify",
+    "audit_model": "audit.membership.in_memory",
     "audit_run": "privfair.api.reading",
+    "audit_training": "audit.training.training_audit",
     "budget": "privfair.api.budget",
     "check_theorem": "calibrate.questions",
     "coin_flip": "audit.one_run",

@@ -73,13 +73,17 @@ def _parse_limits(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 
 class _WithVerify(click.Command):
-    """`audit RUN`, and `audit verify STATEMENT`; a folder of that name is spelled ./verify."""
+    """`audit RUN`, `audit training FUNCTION`, `audit verify STATEMENT`; folders of these names are spelled ./verify."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         if args and args[0] == "verify":
             return verify_command.make_context(f"{info_name} verify", args[1:], parent, **extra)
+        if args and args[0] == "training":
+            from privfair.cli.audit_training import command as training_command
+
+            return training_command.make_context(f"{info_name} training", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
 
@@ -164,6 +168,8 @@ def command(
     Or of a model (docs/audit-membership.md), with members and non-members of its training data:
       privfair audit --model M --members A.csv --nonmembers B.csv --label COLUMN [--sensitive COLUMN]
     Without a claimed --epsilon the verdict is leaks or no-leak-found, with the largest epsilon that is refuted.
+    Or of anyone's training function (docs/audit-training.md):
+      privfair audit training module:function --data D.csv --label COLUMN --epsilon E --delta D
     Signed audits are checked by: privfair audit verify STATEMENT --trust auditors.json --run RUN
     Exit code 1 if the promise is refuted, or what --fail-above names is exceeded; 0 otherwise.
     """
@@ -195,7 +201,7 @@ def command(
     else:
         show_membership(report)
         show_attribute(report)
-        _show(report, verbose)
+        show_report(report, verbose)
     exceeded = [text for text in (limit.exceeded(report) for limit in limits) if text is not None]
     for text in exceeded:
         _say(text)
@@ -226,7 +232,7 @@ def _say(text: str) -> None:
     click.echo(f"  {text}", err=True)
 
 
-def _show(report: AuditReport, verbose: bool) -> None:
+def show_report(report: AuditReport, verbose: bool) -> None:
     """Tables first, then what each attack found, the verdict last."""
     from rich.markup import escape
     from rich.table import Table

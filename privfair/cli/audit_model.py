@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from privfair.cli.executors import executor_of, scheduler_option
 from privfair.cli.output import options, print_rich
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from audit.membership.epsilon_bound import Claim
     from audit.membership.membership_audit import MembershipOptions
     from audit.membership.records import AuditedRecords, RecordTables
@@ -103,6 +102,7 @@ model_options = options(
     click.option(
         "--jobs", type=_COUNT, default=1, show_default=True, help="Number of threads that train shadow models."
     ),
+    scheduler_option,
 )
 
 
@@ -133,6 +133,7 @@ class ModelFlags:
     epochs: int | None
     attacks: tuple[str, ...]
     jobs: int
+    scheduler: str | None
 
     @property
     def asked_for(self) -> bool:
@@ -172,7 +173,7 @@ def judge_model(flags: ModelFlags, run: Path | None, trusted: FolderTrust, seed:
     claim = _claim(flags, trusted.signers)
     records = records_for(flags, target)
     chosen = _options(flags, _recipe(flags), seed, confidence)
-    with _executor(flags.jobs) as executor, _progress(flags.shadow_models) as progress:
+    with executor_of(flags.jobs, flags.scheduler, threads=True) as executor, _progress(flags.shadow_models) as progress:
         return audit_model(target, records, chosen, claim, executor, progress)
 
 
@@ -277,21 +278,6 @@ def _claim(flags: ModelFlags, trust: TrustFile | None) -> Claim | None:
     envelope = read_bytes(path, "--manifest")
     read = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
     return Claim.of_manifest(read.document)
-
-
-@contextmanager
-def _executor(jobs: int) -> Iterator[Executor | None]:
-    """Threads: the products release Python's lock. One job runs here, so that an interrupt stops it at once."""
-    if jobs == 1:
-        yield None
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

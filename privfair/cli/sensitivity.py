@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -146,6 +146,7 @@ def _claim_of_id(id: str, claim: float | None, stated: dict[str, str | None]) ->
 
 
 def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | None]) -> CataloguedClaim:
+    from audit.named import load_named
     from audit.sensitivity.claim import Arrays, DistanceClaim, Subject
     from audit.sensitivity.domain import Domain
     from audit.sensitivity.falsify import CataloguedClaim
@@ -155,7 +156,7 @@ def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | N
 
     if claim is None:
         raise InvalidInput("--claim", None, "is needed for a function of your own", "state the bound to test")
-    domain = _load(stated["domain"] or what.partition(":")[0] + ":DOMAIN")
+    domain = load_named(stated["domain"] or what.partition(":")[0] + ":DOMAIN")
     if not isinstance(domain, Domain):
         raise InvalidInput("--domain", stated["domain"], "is not a Domain", "name an audit.sensitivity.domain.Domain")
     bound = DistanceClaim(
@@ -164,24 +165,6 @@ def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | N
         Protected(stated["protected"] or "record"),
         Norm(stated["norm"] or "L2"),
     )
-    subject = Subject(_load(what), domain, Arrays(stated["arrays"] or "numpy"))
+    subject = Subject(load_named(what), domain, Arrays(stated["arrays"] or "numpy"))
     says = f"{what} moves by at most {claim:g} ({bound.norm.value}, {bound.relation.value})"
     return CataloguedClaim(what, says, bound, subject)
-
-
-def _load(path: str) -> Any:
-    """The object at module:name; the working directory's modules count."""
-    import importlib
-    import os
-
-    from calibrate.errors import InvalidInput
-
-    module, _, name = path.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the module does when it is imported
-        raise InvalidInput(
-            "module:name", path, f"can't be loaded ({error})", "name an importable module and what is in it"
-        ) from error

@@ -1,0 +1,163 @@
+"""`privfair audit training module:function`: does anyone's training function keep its promise?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from privfair.cli.executors import executor_of, worker_options
+from privfair.cli.output import json_option, print_json
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("training", short_help="does a training function keep its promise?")
+@click.argument("function", metavar="MODULE:FUNCTION")
+@click.option("--data", "data_path", type=_FILE, required=True, help="Records to train on, as CSV or Parquet.")
+@click.option("--label", required=True, help="Column with the class, or the quantity.")
+@click.option("--epsilon", type=float, help="Claimed epsilon that is on trial; without it the verdict is leaks or not.")
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="Delta of the claim and of the bound.")
+@click.option(
+    "--access",
+    type=click.Choice(["final-model", "iterates", "gradients"]),
+    default="final-model",
+    show_default=True,
+    help="What the observer sees; beyond the final model the function must call watch (docs/audit-training.md).",
+)
+@click.option("--unit", help="Column that tells people apart; all records of one person share one coin.")
+@click.option(
+    "--arrays", is_flag=True, help="Give the function a pair of arrays (features, labels) instead of a pandas table."
+)
+@click.option("--runs", type=click.IntRange(min=1), default=32, show_default=True, help="How often to train.")
+@click.option("--canaries", type=click.IntRange(min=2), help="Number of units with a coin in each run.")
+@click.option(
+    "--score", metavar="MODULE:FUNCTION", help="score(model, records): one number per record, larger for member."
+)
+@click.option(
+    "--control", metavar="MODULE:FUNCTION", help="The same training without noise, to measure the power with."
+)
+@click.option(
+    "--budget-seconds", type=float, help="Train as often as fits into so many seconds, by the first run's time."
+)
+@click.option(
+    "--folder", type=click.Path(path_type=Path, file_okay=False), help="Keep finished runs here, and go on from them."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of canaries and coins.")
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="Confidence of the bound on epsilon.")
+@click.option("--out", type=_FILE, help="File to which the report is also written, as JSON.")
+@worker_options
+@json_option
+def command(
+    function: str,
+    data_path: Path,
+    label: str,
+    epsilon: float | None,
+    delta: float,
+    access: str,
+    unit: str | None,
+    arrays: bool,
+    runs: int,
+    canaries: int | None,
+    score: str | None,
+    control: str | None,
+    budget_seconds: float | None,
+    folder: Path | None,
+    seed: int,
+    confidence: float,
+    out: Path | None,
+    workers: int,
+    scheduler: str | None,
+    as_json: bool,
+) -> None:
+    """Train again and again, with canaries that coins put in or leave out, and bound epsilon by what shows.
+
+    \b
+    The function is anyone's: train(data) -> model, with data a pandas table (or --arrays).
+    What it is asked for depends on --access:
+      final-model   the model's confidence on the canaries, or --score
+      iterates      train(data, watch) that shows watch its parameters after each step
+      gradients     train(data, watch) that shows watch its noisy gradient at each step
+    Canaries: records as they are, mislabelled ones, and rare ones; see docs/audit-training.md.
+    Exit code 1 if the claim is refuted; 0 otherwise. Ctrl-C with --folder keeps what is done.
+    """
+    from audit.named import load_named
+    from audit.training.training_audit import audit_training
+    from privfair.cli.audit import show_report
+    from privfair.cli.output import write_bytes
+
+    for named in (function, control, score):
+        if named is not None:
+            load_named(named)
+    data, column = _read(data_path, label, unit, arrays)
+    with executor_of(workers, scheduler) as executor, _progress(folder) as progress:
+        report = audit_training(
+            function,
+            data,
+            epsilon=epsilon,
+            delta=delta,
+            access=access,
+            label=column,
+            unit=unit,
+            runs=runs,
+            canaries=canaries,
+            score=score,
+            control=control,
+            confidence=confidence,
+            seed=seed,
+            budget_seconds=budget_seconds,
+            executor=executor,
+            folder=folder,
+            progress=progress,
+        )
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    report = report.model_copy(update={"audited_at": now})
+    if out is not None:
+        write_bytes(out, f"{report.model_dump_json(indent=2)}\n".encode())
+    if as_json:
+        print_json(report.to_json())
+    else:
+        show_report(report, verbose=False)
+    if report.verdict.value == "violated":
+        sys.exit(1)
+
+
+def _read(path: Path, label: str, unit: str | None, arrays: bool) -> tuple[Any, str | None]:
+    """A pandas table with the name of its label, or a pair of arrays."""
+    import pandas as pd
+
+    from privfair.data.read import read_table
+
+    frame = pd.DataFrame(dict(read_table(path, ",").columns))
+    if not arrays:
+        return frame, label
+    if unit is not None:
+        raise click.UsageError("--unit needs a table: leave --arrays out")
+    if label not in frame.columns:
+        raise click.UsageError(f"--label {label}: the columns are {', '.join(map(str, frame.columns))}")
+    try:
+        features = frame.drop(columns=[label]).to_numpy("float64")
+    except ValueError as error:
+        raise click.UsageError(f"--arrays takes numbers only ({error}); leave it out, or encode the texts") from error
+    return (features, frame[label].to_numpy()), None
+
+
+@contextmanager
+def _progress(folder: Path | None) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error; an interrupt says where finished runs are kept."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("training runs")
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+    except KeyboardInterrupt:
+        if folder is not None:
+            click.echo(f"  stopped; finished runs are kept in {folder}, the same command goes on from them", err=True)
+        raise

@@ -1,0 +1,268 @@
+"""Anyone's training function under audit: what is refuted, what is not, what is refused, and that nothing is lost."""
+
+from __future__ import annotations
+
+import functools
+import json
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import privfair as pf
+from audit.training.canaries import Canaries, CanaryKind, training_data
+from audit.training.training_audit import audit_training
+from audit.training.watch import Access, Watch
+from calibrate.errors import InvalidInput
+from privfair.cli import cli
+from tests.audit import strangers_training as strangers
+
+CENSUS = strangers.census()
+
+
+def test_the_noise_of_the_honest_loop_is_enough_for_epsilon_one() -> None:
+    needed = pf.sigma(epsilon=1, delta=1e-5, sampling_rate=strangers.RATE, rounds=strangers.STEPS)
+    assert needed <= strangers.SIGMA_OF_ONE < needed + 0.02
+
+
+@pytest.mark.parametrize("access", ["gradients", "iterates"])
+def test_too_little_noise_is_refuted_from_the_steps(access: str) -> None:
+    report = pf.audit_training(strangers.no_noise_to_speak_of, CENSUS, epsilon=1.0, access=access, runs=24)
+    assert report.verdict.value == "violated"
+    assert report.epsilon_lower is not None
+    assert report.epsilon_lower > 1
+
+
+def test_clipping_the_mean_is_refuted_from_gradients() -> None:
+    loop = strangers.LogisticLoop(wrong="the mean is clipped")
+    assert audit_training(loop, CENSUS, epsilon=1.0, access="gradients", runs=16).verdict.value == "violated"
+
+
+def test_a_model_without_privacy_is_refuted_from_the_model_alone() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        report = audit_training(strangers.scikit_learn, CENSUS, runs=12, executor=pool)
+    assert report.verdict.value == "leaks"
+    assert report.epsilon_lower is not None
+    assert report.epsilon_lower > 1
+
+
+def test_an_honest_loop_is_consistent_only_with_a_control() -> None:
+    asked = {"epsilon": 1.0, "access": "gradients", "runs": 20}
+    assert audit_training(strangers.honest, CENSUS, **asked).verdict.value == "inconclusive"
+    report = audit_training(strangers.honest, CENSUS, control=strangers.without_noise, **asked)
+    assert report.verdict.value == "consistent"
+    assert report.attacks[0].power > 0.5
+    assert report.attacks[0].right_without_noise is not None
+
+
+def test_a_control_that_learns_nothing_gives_no_power() -> None:
+    report = audit_training(strangers.silent, CENSUS, epsilon=1.0, runs=8, control=strangers.silent)
+    assert report.verdict.value == "inconclusive"
+    assert report.attacks[0].power < 0.5
+
+
+def test_one_run_is_enough_for_a_bound() -> None:
+    loop = strangers.LogisticLoop(0.0, wrong="the mean is clipped")
+    report = audit_training(loop, CENSUS, access="gradients", runs=1, canaries=60)
+    assert "60 coins" in report.attacks[0].evidence
+
+
+def test_people_share_one_coin() -> None:
+    pd = pytest.importorskip("pandas")
+    x, y = strangers.census(300)
+    frame = pd.DataFrame(x[:, :8], columns=[f"c{i}" for i in range(8)])
+    frame["text"] = np.where(np.arange(300) % 7 == 0, "seldom", "often")
+    frame["label"], frame["person"] = y, np.arange(300) // 3
+    data = training_data(frame, "label", "person")
+    canaries = Canaries.take(data, 20, "person", 3)
+    assert len(canaries.records) == 60
+    coins = canaries.coins(0, 3)
+    used = canaries.dataset(coins, 0, 3).given
+    people = used[used["person"].isin(canaries.records.given["person"])]
+    assert people.groupby("person").size().eq(3).all()
+    assert len(used) == 240 + 3 * coins.sum()
+    rare = [kind is CanaryKind.RARE for kind in canaries.kinds]
+    marks = canaries.records.given[np.array(rare)[canaries.unit_of_record]]
+    assert set(marks["text"]) == {"seldom"}
+    assert np.linalg.norm(marks[[f"c{i}" for i in range(8)]], axis=1).min() > 10
+
+
+def test_mislabelled_canaries_have_another_label_and_quantities_the_far_end() -> None:
+    x, y = CENSUS
+    canaries = Canaries.take(training_data((x, y)), 40, None, 0)
+    assert set(canaries.kinds) == set(CanaryKind)
+    amounts = np.linspace(0.0, 1.0, len(y))
+    wrong = Canaries.take(training_data((x, amounts)), 40, None, 0)
+    marked = np.array([kind is CanaryKind.MISLABELLED for kind in wrong.kinds])[wrong.unit_of_record]
+    assert set(wrong.records.labels[marked]) <= {wrong.rest.labels.min(), wrong.rest.labels.max()}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_interrupted_audit_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    done: list[int] = []
+
+    def stop(finished: int, total: int) -> None:
+        done.append(finished)
+        if finished == 5:
+            raise Interrupted
+
+    asked: dict[str, Any] = {"epsilon": 1.0, "access": "gradients", "runs": 10, "folder": tmp_path}
+    with pytest.raises(Interrupted):
+        audit_training(strangers.honest, CENSUS, progress=stop, **asked)
+    assert len(list((tmp_path / "runs").glob("run-*.npz"))) == 5
+    done.clear()
+    report = audit_training(strangers.honest, CENSUS, progress=lambda finished, total: done.append(finished), **asked)
+    assert done == [6, 7, 8, 9, 10]
+    assert report == audit_training(strangers.honest, CENSUS, **{**asked, "folder": None})
+    with pytest.raises(InvalidInput, match="another function"):
+        audit_training(strangers.honest, CENSUS, **{**asked, "seed": 1})
+
+
+def test_a_budget_in_seconds_limits_the_runs_and_does_not_count_the_timed_one() -> None:
+    report = audit_training(strangers.silent, CENSUS, epsilon=1.0, runs=3, canaries=20, budget_seconds=600)
+    assert "40 coins" in report.attacks[0].evidence
+    short = audit_training(strangers.silent, CENSUS, epsilon=1.0, runs=3, canaries=20, budget_seconds=1e-9)
+    assert "20 coins" in short.attacks[0].evidence
+
+
+def test_any_executor_gives_the_same_answer() -> None:
+    loop = functools.partial(strangers.scikit_learn)
+    alone = audit_training(loop, CENSUS, runs=4, canaries=20)
+    with ThreadPoolExecutor(1) as threads:
+        assert audit_training(loop, CENSUS, runs=4, canaries=20, executor=threads) == alone
+    with ProcessPoolExecutor(2) as processes:
+        assert audit_training(loop, CENSUS, runs=4, canaries=20, executor=processes) == alone
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"access": "gradients"}, "never called watch"),
+        ({"canaries": 1499}, "half of the 1500 units"),
+        ({"unit": "person"}, "these data are arrays"),
+        ({"runs": 0}, "runs"),
+        ({"budget_seconds": -1.0}, "budget"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"score": lambda model, records: np.zeros(3)}, "one finite number per record"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidInput, match=match):
+        audit_training(strangers.silent, CENSUS, **{"runs": 2, "canaries": 10, **change})
+
+
+def test_the_command_refutes_and_keeps_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pd = pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    x, y = strangers.census(400)
+    pd.DataFrame({**{f"c{i}": x[:, i] for i in range(12)}, "label": y}).to_csv("data.csv", index=False)
+    asked = [
+        "tests.audit.strangers_training:scikit_learn",
+        "--data",
+        "data.csv",
+        "--label",
+        "label",
+        "--epsilon",
+        "0.1",
+    ]
+    asked += ["--runs", "10", "--folder", "kept", "--json", "--out", "report.json"]
+    done = CliRunner().invoke(cli, ["audit", "training", *asked])
+    assert done.exit_code == 1, done.output
+    assert json.loads(done.stdout)["verdict"] == "violated"
+    assert json.loads(Path("report.json").read_text())["promised"]["epsilon"] == 0.1
+    assert len(list(Path("kept/runs").glob("run-*.npz"))) == 10
+    shown = CliRunner().invoke(cli, ["audit", "training", *asked[:-3], "--arrays"])
+    assert "another function" in str(shown.exception) or shown.exit_code == 2
+    missing = CliRunner().invoke(cli, ["audit", "training", "no_such:thing", "--data", "data.csv", "--label", "label"])
+    assert "can't be loaded" in str(missing.exception)
+
+
+def test_data_of_no_known_kind_are_refused() -> None:
+    for data, match in (("text", "pandas table or a pair"), ((CENSUS[0], CENSUS[1][:5]), "one label per record")):
+        with pytest.raises(InvalidInput, match=match):
+            audit_training(strangers.silent, data)
+
+
+def test_watch_refuses_gradients_that_do_not_fit() -> None:
+    watch = Watch(Access.GRADIENTS, (np.zeros((3, 2)), np.zeros(3)))
+    with pytest.raises(InvalidInput, match="rows of 2 numbers"):
+        watch.gradient(np.zeros(2), lambda records: np.ones((3, 5)))
+    with pytest.raises(InvalidInput, match="one row per record"):
+        watch.gradient(np.zeros(2), lambda records: np.ones(3))
+    with pytest.raises(InvalidInput, match="finite"):
+        watch.gradient(np.full(2, np.nan), lambda records: np.ones((3, 2)))
+    with pytest.raises(InvalidInput, match="every parameter"):
+        watch.gradient([None], lambda records: np.ones((3, 2)))
+
+
+def test_of_a_large_model_some_coordinates_are_looked_at() -> None:
+    watch = Watch(Access.GRADIENTS, (np.zeros((2, 1)), np.zeros(2)))
+    watch.gradient([np.ones(15_000), np.ones(15_000)], lambda records: np.ones((2, 30_000)))
+    assert watch.steps[0].shape == (2,)
+
+
+def test_a_torch_module_is_watched_by_one_line() -> None:
+    torch = pytest.importorskip("torch")
+
+    def train(data: Any, watch: Any) -> Any:
+        x, y = (torch.as_tensor(part) for part in data)
+        model, loss = torch.nn.Linear(x.shape[1], 2), torch.nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            optimizer.step()
+            watch.step(model, loss)
+        return model
+
+    for access in (Access.ITERATES, Access.GRADIENTS):
+        report = audit_training(train, strangers.census(300), epsilon=1.0, access=access, runs=8)
+        assert report.verdict.value == "violated", access
+
+
+OPACUS = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("opacus"), reason="needs opacus")
+
+
+@pytest.mark.slow
+@OPACUS
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("hidden", [0, 8], ids=["logistic", "perceptron"])
+def test_opacus_with_a_third_of_the_noise_or_a_clipped_mean_is_refuted(hidden: int) -> None:
+    sigma = pf.sigma(epsilon=1, delta=1e-5, sampling_rate=0.05, rounds=20)
+    x, y = strangers.census(2000)
+    asked: dict[str, Any] = {"epsilon": 1.0, "access": "gradients"}
+    third = functools.partial(strangers.opacus_loop, hidden=hidden, noise=sigma / 3, rate=0.05)
+    assert audit_training(third, (x, y), runs=80, **asked).verdict.value == "violated"
+    mean = functools.partial(strangers.opacus_loop, hidden=hidden, noise=sigma, clip_mean=True, rate=0.05)
+    assert audit_training(mean, (x, y), runs=16, **asked).verdict.value == "violated"
+
+
+@pytest.mark.slow
+@OPACUS
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("epsilon", [1.0, 4.0])
+def test_honest_opacus_loops_are_not_refuted(epsilon: float) -> None:
+    sigma = pf.sigma(epsilon=epsilon, delta=1e-5, sampling_rate=0.05, rounds=20)
+    honest = functools.partial(strangers.opacus_loop, noise=sigma, rate=0.05)
+    for seed in range(3):
+        report = audit_training(honest, strangers.census(1000), epsilon=epsilon, access="gradients", runs=16, seed=seed)
+        assert report.verdict.value in ("consistent", "inconclusive")
+
+
+@pytest.mark.slow
+@OPACUS
+@pytest.mark.filterwarnings("ignore")
+def test_the_tutorial_says_what_happens() -> None:
+    page = (Path(__file__).parents[2] / "docs/tutorials/audit-opacus.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    for block in page.split("```python\n")[1:]:
+        exec(compile(block.split("```")[0], "audit-opacus.md", "exec"), names)
+    assert names["honest"].verdict.value == "inconclusive"
+    assert names["found"].verdict.value == "violated"
+    assert names["checked"].verdict.value == "consistent"
