@@ -1,25 +1,26 @@
 """How fast sigma is calibrated, as a ratio against the peers in the same process.
 
-Run `python tests/benchmarks/calibration_speed.py` (about a quarter of an hour; `--quick` for the two headline cases)
-to measure and to rewrite docs/benchmarks/calibration.md. It ends with exit code 1 if the certified upper answer is
-less than 100 times faster than dp-accounting at equal or better tightness on the headline cases, if any case of
-the grid is slower than dp-accounting, or if the time grows faster than the square root of the number of rounds.
+Run `python -m tests.benchmarks calibration` (about half an hour) to measure and to rewrite
+docs/benchmarks/calibration.md; `python -m tests.benchmarks.calibration_speed --quick` for the two headline cases,
+`--answers` for the last three tables. It ends with exit code 1 if the certified upper answer is less than 100 times
+faster than dp-accounting at equal or better tightness on the headline cases, if any case of the grid is slower than
+dp-accounting, if the time grows faster than the square root of the number of rounds, or if an answer of the last tables
+is slow, wide or contradicted.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import resource
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from random import Random
+from typing import TypeVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -28,12 +29,11 @@ from dp_accounting import pld
 from opacus.accountants.utils import get_noise_multiplier
 from prv_accountant.dpsgd import find_noise_multiplier
 
-from calibrate.accountants.registry import best_epsilon
-from calibrate.errors import NotCertified
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled
 from calibrate.sampling import Poisson
 from calibrate.solve_noise import Certificate, solve_noise
+from tests.benchmarks.calibration_answers import FIRST_HEADING, Answer, answers_section
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "calibration.md"
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
@@ -54,21 +54,6 @@ class Case:
         return f"{self.rate:g} | {self.rounds:,} | {self.epsilon:g} | {self.delta:g}"
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Seconds of processor time and the sigma found; no sigma if stopped or failed."""
-
-    seconds: float
-    sigma: float | None
-    note: str = ""
-
-    @property
-    def text(self) -> str:
-        if self.note:
-            return self.note
-        return f"{1000 * self.seconds:.3g} ms" if self.seconds < 1 else f"{self.seconds:.3g} s"
-
-
 HEADLINES = (Case(0.01, 1000, 1.0, 1e-5), Case(0.001, 100_000, 2.0, 1e-6))
 GRID = tuple(
     Case(q, t, e, 1e-5) for q, t, e in product((0.001, 0.01, 0.1, 0.5), (50, 300, 3000, 10**6), (0.5, 2.0, 8.0))
@@ -76,11 +61,14 @@ GRID = tuple(
 GROWTH = tuple(Case(0.001, 10**k, 2.0, 1e-6) for k in range(2, 8))
 
 
+Question = TypeVar("Question")
+
+
 class _OutOfTime(Exception):
     pass
 
 
-def timed(solve: Callable[[Case], float], case: Case, repeats: int = 1) -> Answer:
+def timed(solve: Callable[[Question], float], case: Question, repeats: int = 1) -> Answer:
     """Processor time of one answer (the median of some repeats), stopped at the limit."""
 
     def stop(*_: object) -> None:
@@ -226,86 +214,12 @@ def growth_table() -> tuple[list[str], bool]:
     return lines, seconds[10**7] / seconds[10**5] <= 1.2 * math.sqrt(100)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One question to the accountant: what do these rounds cost?"""
-
-    noise_multiplier: float
-    rate: float
-    rounds: int
-    delta: float
-
-    @property
-    def release(self) -> Repeated:
-        return Repeated(Sampled(Poisson(self.rate), Gaussian(self.noise_multiplier)), self.rounds)
-
-
-def account_settings(number: int = 2000, seed: int = 20240) -> list[Setting]:
-    """Log-uniform: z .05 to 100, q 1e-8 to 1, T 1 to 1e7 (and 20 times 1e12), delta 1e-3 to 1e-30."""
-    random = Random(seed)
-    settings = [
-        Setting(
-            math.exp(random.uniform(math.log(0.05), math.log(100))),
-            10 ** random.uniform(-8, 0),
-            round(10 ** random.uniform(0, 7)),
-            10 ** random.uniform(-30, -3),
-        )
-        for _ in range(number - 20)
-    ]
-    return settings + [replace(setting, rounds=10**12) for setting in settings[:20]]
-
-
-def account_table(settings: list[Setting], compared: int = 60) -> tuple[list[str], bool]:
-    """Processor time of `account` over the settings, and a random share of them against dp-accounting's upper bound."""
-    seconds, refused, answers = [], 0, []
-    for setting in settings:
-        start = time.process_time()
-        try:
-            answers.append((setting, best_epsilon(setting.release, ADD_REMOVE, setting.delta).interval))
-        except NotCertified:
-            refused += 1
-        seconds.append(time.process_time() - start)
-    seconds.sort()
-    middle, high, top = (seconds[min(len(seconds) - 1, int(share * len(seconds)))] for share in (0.5, 0.99, 1.0))
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    contradicted, agreed = _against_dp_accounting(answers, compared)
-    lines = [
-        "| settings | refused | 50th percentile | 99th | 100th | largest memory | against dp-accounting |",
-        "|---:|---:|---:|---:|---:|---:|---|",
-        (
-            f"| {len(settings)} | {refused} | {1000 * middle:.0f} ms | {1000 * high:.0f} ms | {top:.2f} s "
-            f"| {memory:.2f} GiB | {agreed} agree, {contradicted} contradict |"
-        ),
-    ]
-    return lines, contradicted == 0 and top < 5 and memory < 1
-
-
-def _against_dp_accounting(answers: list[tuple[Setting, EpsilonInterval]], compared: int) -> tuple[int, int]:
-    """How many of a random share have a lower end above dp-accounting's upper bound, and how many have not."""
-    comparable = [each for each in answers if each[0].delta > 1e-12 and each[0].rounds < 10**6 and each[1].upper < 100]
-    contradicted = agreed = 0
-    for setting, interval in Random(1).sample(comparable, min(compared, len(comparable))):
-        case = Case(setting.rate, setting.rounds, 1.0, setting.delta)
-        answer = timed(lambda _, setting=setting: _their_epsilon(setting), case)  # type: ignore[misc]
-        if answer.sigma is None:
-            continue
-        contradicted += interval.lower > answer.sigma * (1 + 1e-9)
-        agreed += interval.lower <= answer.sigma * (1 + 1e-9)
-    return contradicted, agreed
-
-
-def _their_epsilon(setting: Setting) -> float:
-    event = dp_accounting.PoissonSampledDpEvent(setting.rate, dp_accounting.GaussianDpEvent(setting.noise_multiplier))
-    accountant = pld.PLDAccountant().compose(dp_accounting.SelfComposedDpEvent(event, setting.rounds))
-    return float(accountant.get_epsilon(setting.delta))
-
-
-def page(headlines: list[str], grid: list[str], growth: list[str], account: list[str]) -> str:
+def page(headlines: list[str], grid: list[str], growth: list[str], answers: list[str]) -> str:
     return "\n".join(
         [
             "# Speed of calibration",
             "",
-            "Written by `python tests/benchmarks/calibration_speed.py`: seconds of processor time in one process on",
+            "Written by `python -m tests.benchmarks calibration`: seconds of processor time in one process on",
             "one core, imports warmed up, ours the median of several runs, peers one run and stopped after",
             f"{LIMIT:.0f} s. Poisson sampling, add-remove. *Certified upper* is the fast answer with a proof for its",
             "private side, which is what dp-accounting's calibration gives too; *two-sided* adds a proved lower sigma",
@@ -327,14 +241,7 @@ def page(headlines: list[str], grid: list[str], growth: list[str], account: list
             "",
             *growth,
             "",
-            "## Every answer of `account`, from one round on",
-            "",
-            "A seeded log-uniform sample of noise multipliers .05 to 100, rates 1e-8 to 1, rounds 1 to 1e7 (and 20",
-            "times 1e12), deltas 1e-3 to 1e-30, both ends of the interval each. Of those that dp-accounting can answer",
-            "within its limits, 60 at random are held against its upper bound.",
-            "",
-            *account,
-            "",
+            *answers,
         ]
     )
 
@@ -343,10 +250,10 @@ def main(arguments: list[str]) -> int:
     warm = Case(0.1, 10, 1.0, 1e-5)
     for solve in (ours(Certificate.TWO_SIDED), *PEERS.values()):
         timed(solve, warm)
-    if "--account" in arguments:  # a part of the questions, the rest of the page stays
-        number = int(arguments[arguments.index("--account") + 1])
-        lines, good = account_table(account_settings()[:number], compared=min(60, number // 5))
-        print("\n".join(lines))
+    if "--answers" in arguments:  # these questions alone: the rest of the page stays
+        lines, good = answers_section(timed)
+        kept = PAGE.read_text(encoding="utf-8").split(FIRST_HEADING)[0]
+        PAGE.write_text(kept + "\n".join(lines), encoding="utf-8")
         return int(not good)
     headlines, good = headline_table()
     if "--quick" in arguments:
@@ -354,8 +261,8 @@ def main(arguments: list[str]) -> int:
         return int(not good)
     growth, grows_slowly = growth_table()
     grid, never_slower = grid_table()
-    account, always_quick = account_table(account_settings())
-    text = page(headlines, grid, growth, account)
+    answers, always_quick = answers_section(timed)
+    text = page(headlines, grid, growth, answers)
     PAGE.write_text(text, encoding="utf-8")
     print(text)
     return int(not (good and grows_slowly and never_slower and always_quick))

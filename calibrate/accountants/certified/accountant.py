@@ -38,6 +38,8 @@ _FALLBACK_PRECISION = 1e-4
 """Precision of log delta where the contour integral does not converge and the lattice answers instead."""
 _FALLBACK_POINTS = 1 << 16
 _SHORT = 1 << 16
+_CLOSE = 0.999
+"""A lower end within this share of the upper one is not looked for elsewhere."""
 _LARGEST_SECOND_LOOK = 1 << 18
 """A second, finer look at an end is not taken with more lattice points than this."""
 
@@ -61,7 +63,8 @@ class CertifiedAccountant(CountingAccountant):
         known = _closed_form(cost, delta)
         if known is not None:
             return known
-        lower, upper = self._lower(cost, delta), self._upper(cost, delta)
+        upper, costlier = self._upper(cost, delta)
+        lower = self._lower(cost, delta, costlier, upper)
         return EpsilonInterval(min(lower, upper), upper)
 
     def epsilon_lower(self, cost: PairCounts, delta: float) -> float:
@@ -74,26 +77,35 @@ class CertifiedAccountant(CountingAccountant):
         """The upper end alone, in half the time."""
         open_unit("delta", delta)
         known = _closed_form(cost, delta)
-        return self._upper(cost, delta) if known is None else known.upper
+        return self._upper(cost, delta)[0] if known is None else known.upper
 
-    def _lower(self, cost: PairCounts, delta: float) -> float:
+    def _lower(
+        self, cost: PairCounts, delta: float, costlier_above: int | None = None, upper: float = math.inf
+    ) -> float:
+        """From the direction that the upper end came from, or else from the one that looks the costlier one."""
         # Any direction is a lower bound. One whose loss is bounded has no tail, and is not the costlier one.
-        forward, *backward = compositions(cost, Side.LOWER)
+        forward, *backward = directions_below = compositions(cost, Side.LOWER)
         looked_at = [forward, *(each for each in backward if math.isinf(each.largest))]
+        if costlier_above is not None and len(directions_below) == len(compositions(cost, Side.UPPER)):
+            looked_at = [directions_below[costlier_above]]
         directions = [_locate(each, math.log(delta)) for each in looked_at]
         costlier = max(directions, key=lambda where: where.guess)
         at_zero = (
             estimate(costlier.transform, 0.0, math.log(delta), costlier.saddle.tilt)[0] if costlier.guess == 0 else 0.0
         )
         composed = 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER)
+        if composed >= _CLOSE * upper:
+            return composed
         # Whoever sees all rounds sees one of them.
         return max(composed, *(_single(pair, delta).lower for pair, _ in cost.counts))
 
-    def _upper(self, cost: PairCounts, delta: float) -> float:
-        upper = 0.0
-        for composition in compositions(cost, Side.UPPER):
-            upper = self._upper_end(composition, math.log(delta), upper)
-        return upper
+    def _upper(self, cost: PairCounts, delta: float) -> tuple[float, int]:
+        """The upper end, and the number of the direction that it came from."""
+        upper, costlier = 0.0, 0
+        for number, composition in enumerate(compositions(cost, Side.UPPER)):
+            before, upper = upper, self._upper_end(composition, math.log(delta), upper)
+            costlier = number if upper > before else costlier
+        return upper, costlier
 
     def log_delta(self, cost: PairCounts, epsilon: float) -> float:
         """An accurate estimate of log delta at `epsilon`, not certified: for searches and plots."""
