@@ -22,6 +22,7 @@ from calibrate.sampling import (
     RandomAllocation,
     Sampling,
     ShuffledEpochs,
+    TruncatedPoisson,
     WithReplacement,
     rounds_of,
 )
@@ -46,6 +47,7 @@ class SamplingName(StrEnum):
     SHUFFLED = "shuffled"
     WITH_REPLACEMENT = "with-replacement"
     RANDOM_ALLOCATION = "random-allocation"
+    TRUNCATED_POISSON = "truncated-poisson"
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ def sigma(
     batch: str | None = None,
     batches: int | None = None,
     epochs: int | None = None,
+    batch_limit: int | None = None,
+    most_units: int | None = None,
     noise_ratios: Sequence[float] = (1.0,),
 ) -> float:
     """The smallest noise multiplier that is certified to keep (epsilon, delta).
@@ -109,11 +113,13 @@ def sigma(
         rounds: How often noise is published (default 1).
         sampling_rate: Batch / population, as a number or as text "256/7500"; not needed for the full batch.
         sampling: "poisson" (default if there is a rate), "fixed", "shuffled", "with-replacement", "random-allocation"
-            (each unit in exactly one of the epoch's batches, at random) or "full".
+            (each unit in exactly one of the epoch's batches, at random), "truncated-poisson" (never above a limit) or
+            "full".
         relation: "add-remove", "replace-one" or "replace-attribute": how two neighbouring data sets differ.
         batch: "secret" or "revealed"; by default secret where an amplification bound is proved.
         batches: Batches per epoch, instead of sampling_rate = 1 / batches.
         epochs: Epochs, instead of rounds = epochs * batches.
+        batch_limit, most_units: For "truncated-poisson": the most units in a batch, and that any party has.
         noise_ratios: Several values of one batch: their multipliers relative to the one that is returned.
 
     Guarantee: the rounds with noise `sigma * ratio` are (epsilon, delta)-private for the relation
@@ -124,7 +130,8 @@ def sigma(
     """
     from calibrate.solve_noise import Certificate, solve_noise
 
-    asked = noisy_rounds(noise_ratios, rounds, sampling_rate, sampling, relation, batch, batches, epochs)
+    drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units)
+    asked = noisy_rounds(noise_ratios, rounds, *drawn)
     target = EpsilonDelta(epsilon, delta)
     return solve_noise(asked.published, asked.unit, target, Certificate.UPPER).factor * float(noise_ratios[0])
 
@@ -140,13 +147,15 @@ def epsilon(
     batch: str | None = None,
     batches: int | None = None,
     epochs: int | None = None,
+    batch_limit: int | None = None,
+    most_units: int | None = None,
 ) -> EpsilonInterval:
     """What given noise costs: an interval that is certified to hold the smallest true epsilon at `delta`.
 
     Arguments:
         noise_multiplier: Noise relative to the contribution bound; several numbers are several values of one batch.
         delta: Between 0 and 1.
-        rounds, sampling_rate, sampling, relation, batch, batches, epochs: As for `sigma`.
+        rounds, sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units: As for `sigma`.
 
     Guarantee: the rounds are (upper, delta)-private for the relation; no epsilon below `lower` can be proved from
     this description alone. An epoch that is begun counts whole for the upper end.
@@ -156,7 +165,8 @@ def epsilon(
     (1.828, 1.828)
     """
     multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
-    return price(noisy_rounds(multipliers, rounds, sampling_rate, sampling, relation, batch, batches, epochs), delta)[0]
+    drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units)
+    return price(noisy_rounds(multipliers, rounds, *drawn), delta)[0]
 
 
 def rounds(
@@ -169,13 +179,15 @@ def rounds(
     relation: str = "add-remove",
     batch: str | None = None,
     batches: int | None = None,
+    batch_limit: int | None = None,
+    most_units: int | None = None,
 ) -> int:
     """The largest number of rounds found that is certified to keep (epsilon, delta) with the given noise.
 
     Arguments:
         epsilon, delta: The promise.
         noise_multiplier: Noise relative to the contribution bound; several numbers are several values of one batch.
-        sampling_rate, sampling, relation, batch, batches: As for `sigma`.
+        sampling_rate, sampling, relation, batch, batches, batch_limit, most_units: As for `sigma`.
 
     Guarantee: so many rounds are (epsilon, delta)-private for the relation. Raises NotCertified if not even one is.
 
@@ -186,7 +198,8 @@ def rounds(
 
     multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
     target = EpsilonDelta(epsilon, delta)
-    one = noisy_rounds(multipliers, 1, sampling_rate, sampling, relation, batch, batches)
+    drawn = (sampling_rate, sampling, relation, batch, batches, None, batch_limit, most_units)
+    one = noisy_rounds(multipliers, 1, *drawn)
     epoch = 1 if one.sampling is None else rounds_of(one.sampling)
     found = solve_rounds(
         lambda times: replace(one, rounds=times * epoch).published, one.unit, target, MOST_ROUNDS // epoch
@@ -252,6 +265,8 @@ def noisy_rounds(
     batch: str | None = None,
     batches: int | None = None,
     epochs: int | None = None,
+    batch_limit: int | None = None,
+    most_units: int | None = None,
 ) -> NoisyRounds:
     """The rounds that the arguments describe (see `sigma`), or a refusal that names the argument and the remedy."""
     if not noise_multipliers:
@@ -267,7 +282,21 @@ def noisy_rounds(
     default = SamplingName.FULL if sampling_rate is None else SamplingName.POISSON
     name, neighbours = _choice(SamplingName, "sampling", sampling or default), _choice(Relation, "relation", relation)
     drawn = _sampling(name, sampling_rate, _batch(batch, name, neighbours))
+    drawn = _truncated(name, drawn, batch_limit, most_units)
     return NoisyRounds(tuple(noise_multipliers), drawn, 1 if rounds is None else rounds, PrivacyUnit.of(neighbours))
+
+
+def _truncated(
+    name: SamplingName, drawn: Sampling | None, batch_limit: int | None, most_units: int | None
+) -> Sampling | None:
+    """The same Poisson batches, cut at a limit, where that was asked for."""
+    for argument, value in (("batch_limit", batch_limit), ("most_units", most_units)):
+        if (value is not None) != (name is SamplingName.TRUNCATED_POISSON):
+            rule = "is needed by" if value is None else "is only for"
+            raise InvalidInput(argument, value, f"{rule} sampling truncated-poisson", "give both or none")
+    if batch_limit is None or most_units is None or not isinstance(drawn, Poisson):
+        return drawn
+    return TruncatedPoisson(drawn.rate, most_units, batch_limit, drawn.batch)
 
 
 def _choice(kind: type[Choice], argument: str, value: str) -> Choice:
@@ -283,7 +312,7 @@ def _batch(batch: str | None, sampling: SamplingName, relation: Relation) -> Bat
     if sampling is SamplingName.RANDOM_ALLOCATION:
         amplified = relation is Relation.ADD_REMOVE
     else:
-        sampled = sampling in (SamplingName.POISSON, SamplingName.FIXED)
+        sampled = sampling in (SamplingName.POISSON, SamplingName.FIXED, SamplingName.TRUNCATED_POISSON)
         amplified = sampled and relation is not Relation.REPLACE_ATTRIBUTE
     return Batch.SECRET if amplified else Batch.REVEALED
 
@@ -299,7 +328,7 @@ def _sampling(name: SamplingName, rate: Rate | None, batch: Batch) -> Sampling |
     if not 0 < size <= population:
         raise InvalidInput("sampling_rate", rate, "must lie in (0, 1]", "give a fraction such as 0.01 or 256/7500")
     match name:
-        case SamplingName.POISSON:
+        case SamplingName.POISSON | SamplingName.TRUNCATED_POISSON:
             return Poisson(size / population, batch)
         case SamplingName.FIXED:
             return FixedSize(population, size, batch)

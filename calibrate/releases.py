@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from calibrate.errors import InvalidInput, count, positive
-from calibrate.sampling import Batch, FixedSize, RandomAllocation, Sampling, ShuffledEpochs
+from calibrate.sampling import Batch, FixedSize, RandomAllocation, Sampling, ShuffledEpochs, TruncatedPoisson
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,25 @@ def _scale_value(value: Gaussian | Laplace, factor: float) -> Gaussian | Laplace
             return Laplace(scale * factor)
         case _:
             assert_never(value)
+
+
+def untruncated(release: Release) -> tuple[Release, float]:
+    """The release with Poisson batches in place of truncated ones, and the chance that any batch differs, at most.
+
+    Guarantee: for every data set of at most the stated population the two mechanisms, run side by side with the same
+    draws and noise, publish the same except with that probability (docs/theorems/truncated-poisson.md, equation 1).
+    """
+    match release:
+        case Repeated(inner, times):
+            within, chance = untruncated(inner)
+            return Repeated(within, times), times * chance
+        case InSequence(parts):
+            found = [untruncated(part) for part in parts]
+            return InSequence(tuple(part for part, _ in found)), sum(chance for _, chance in found)
+        case Sampled(TruncatedPoisson() as sampling, noisy):
+            return Sampled(sampling.untruncated, noisy), sampling.overflow
+        case _:
+            return release, 0.0
 
 
 def joint_gaussian(release: Gaussian | Together) -> Gaussian | None:

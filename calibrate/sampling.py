@@ -7,6 +7,7 @@ noise); no amplification by sampling is then claimed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -110,7 +111,52 @@ class RandomAllocation:
             )
 
 
-Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement | RandomAllocation
+@dataclass(frozen=True)
+class TruncatedPoisson:
+    """A Poisson batch of at most `limit` units: of a larger one a uniformly random subset of `limit` is kept.
+
+    So all batches have one shape once they are padded. `population` is the most units that any party has; it is public
+    or an upper bound that was signed.
+    """
+
+    rate: float
+    population: int
+    limit: int
+    batch: Batch = Batch.SECRET
+
+    def __post_init__(self) -> None:
+        rate("sampling rate", self.rate)
+        count("most units", self.population)
+        count("batch limit", self.limit)
+        if self.batch is Batch.REVEALED:
+            raise InvalidInput("batch", "revealed", "is not priced for truncated batches", "use Poisson batches")
+
+    @property
+    def untruncated(self) -> Poisson:
+        """The batches before anything is cut off."""
+        return Poisson(self.rate, self.batch)
+
+    @property
+    def overflow(self) -> float:
+        """No less than the probability that one round's batch is cut: P(Binomial(population, rate) > limit).
+
+        Above the mode the probabilities p_k fall at least as fast as a geometric series with the ratio
+        r = p_(k+1)/p_k at k = limit + 1, so that their sum is at most p_(limit+1) / (1 - r)
+        (docs/theorems/truncated-poisson.md, equation 3).
+        """
+        n, k, q = self.population, self.limit + 1, self.rate
+        if k > n:
+            return 0.0
+        ratio = (n - k) * q / ((k + 1) * (1 - q)) if q < 1 else math.inf
+        if not ratio < 1 - 1e-9 or k <= n * q:
+            return 1.0
+        ways = (math.lgamma(n + 1), -math.lgamma(k + 1), -math.lgamma(n - k + 1))
+        parts = (*ways, k * math.log(q), (n - k) * math.log1p(-q), -math.log1p(-ratio))
+        rounding = 16 * 2.0**-53 * (1 + math.fsum(abs(part) for part in parts)) / (1 - ratio)
+        return min(1.0, math.exp(math.fsum(parts) + rounding))
+
+
+Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement | RandomAllocation | TruncatedPoisson
 """A full batch needs no sampling: it is the bare release."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar, assert_never
 
-from calibrate.accountants.accountant import total_cost
+from calibrate.accountants.accountant import leave_room, total_cost
 from calibrate.accountants.certified.accountant import CertifiedAccountant, gaussian_interval
 from calibrate.accountants.certified.search import Bounds, FactorSearch
 from calibrate.accountants.gaussian import gaussian_mu
@@ -34,7 +34,7 @@ from calibrate.accountants.pairs import (
 from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
-from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scale_noise
+from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scale_noise, untruncated
 
 Cost = TypeVar("Cost")
 
@@ -87,6 +87,12 @@ def solve_noise(
     """
     positive("tolerance", tolerance)
     _check_has_noise(template)
+    whole, chance = untruncated(template)
+    if chance:  # cut batches cost delta alone (docs/theorems/truncated-poisson.md), whatever the noise
+        solved = solve_noise(whole, unit, leave_room(target, chance), Certificate.UPPER, tolerance)
+        lower = solve_noise(whole, unit, target, certificate, tolerance).factor_lower
+        release = scale_noise(template, solved.factor)
+        return SolvedNoise(release, solved.factor, lower, solved.certified, solved.accountant)
     accountant = CertifiedAccountant()
 
     def pairs_at(factor: float) -> PairCounts:

@@ -17,12 +17,12 @@ from calibrate.accountants.certified.search import TargetCheck, seems_within, su
 from calibrate.accountants.losses.directions import Side
 from calibrate.accountants.registry import best_epsilon
 from calibrate.accountants.support import PairCounts
-from calibrate.errors import InvalidInput, positive
+from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.plans.from_mapping import algorithm_named, parameter_names, plan_from_mapping
 from calibrate.plans.gaussian import BatchSampling
 from calibrate.plans.plan import AlgorithmName, Plan, PluginName
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
-from calibrate.releases import Release, scale_noise
+from calibrate.releases import Release, scale_noise, untruncated
 
 _MOST_ROUNDS = 10**9
 _RATE_PRECISION = 1e-6
@@ -38,21 +38,36 @@ def solve_rounds(
     `release_at` must cost more for larger n. Guarantee: `release_at(n)` is (target.epsilon, target.delta)-private for
     the unit, by the certified accountant. A bisection on the quick estimate finds the place, which is then certified.
     """
+    if untruncated(release_at(1))[1]:  # what is cut off costs delta, in proportion to the rounds
+        return _largest_within(lambda times: _truncated_within(release_at(times), unit, target), most)
     accountant, check = CertifiedAccountant(), TargetCheck(target, Side.UPPER)
 
     def pairs(times: int) -> PairCounts:
         return total_cost(accountant, release_at(times), unit)
 
+    low = _largest_within(lambda times: seems_within(pairs(times), target, check), most)
+    while low and not surely_within(pairs(low), target):
+        low -= max(1, low // _ONE_IN)
+    return low
+
+
+def _largest_within(within: Callable[[int], bool], most: int) -> int:
+    """The largest count for which a falling predicate holds; 0 if it holds for none."""
     low, high = 0, 1
-    while high <= most and seems_within(pairs(high), target, check):
+    while high <= most and within(high):
         low, high = high, 2 * high
     high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if seems_within(pairs(middle), target, check) else (low, middle)
-    while low and not surely_within(pairs(low), target):
-        low -= max(1, low // _ONE_IN)
+        low, high = (middle, high) if within(middle) else (low, middle)
     return low
+
+
+def _truncated_within(release: Release, unit: PrivacyUnit, target: EpsilonDelta) -> bool:
+    try:
+        return best_epsilon(release, unit, target.delta).interval.upper <= target.epsilon
+    except NotCertified:
+        return False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from audit.canaries.decoder import CanaryKind, CoinMeaning, Interference, coin_m
 from audit.canaries.insertion import Canaries, CanarySilo, ReplayedRound, Scaling, alone, first_units
 from audit.evidence import RunEvidence
 from calibrate.arrays import Floats
-from calibrate.sampling import FixedSize, Poisson, RandomAllocation, ShuffledEpochs, WithReplacement
+from calibrate.sampling import FixedSize, Poisson, RandomAllocation, ShuffledEpochs, TruncatedPoisson, WithReplacement
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.batches.participation import declared_sampling
@@ -189,7 +189,7 @@ def participation_rate(evidence: RunEvidence) -> float:
     match declared_sampling(evidence.document):
         case None:
             return 1.0
-        case Poisson(rate=rate):
+        case Poisson(rate=rate) | TruncatedPoisson(rate=rate):
             return rate
         case WithReplacement(population=population, draws=draws):
             return min(1.0, draws / population)
@@ -231,7 +231,7 @@ def _background(evidence: RunEvidence, silo: SiloTensors, canaries: int) -> tupl
     if isinstance(evidence.algorithm, MmdFedAvg):
         return silo, signed
     left = signed - canaries
-    if isinstance(declared_sampling(evidence.document), Poisson | RandomAllocation):
+    if isinstance(declared_sampling(evidence.document), Poisson | RandomAllocation | TruncatedPoisson):
         left = min(left, _BACKGROUND)
     # Users without records are units too, so cohorts of a fixed size need the number of users, not their records.
     return first_units(silo, left if silo.unit_of_row is None else min(left, _BACKGROUND)), left

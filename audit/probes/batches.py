@@ -22,7 +22,15 @@ from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.manifest.mechanism import NoPrivacyPromised
-from calibrate.sampling import FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import (
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    ShuffledEpochs,
+    TruncatedPoisson,
+    WithReplacement,
+)
 from privfair.batches.participation import Participation, declared_sampling
 from privfair.batches.randomness import SystemWords
 
@@ -93,7 +101,9 @@ def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level
             if not sizes <= {size} or _twice_in_a_batch(batches):
                 return f"a batch has not {size} different units"
             return _wrong_returns(size / units, batches, level)
-        case Poisson(rate=rate):
+        case TruncatedPoisson(limit=limit) if max(sizes) > limit:
+            return f"a batch has more than {limit} units"
+        case Poisson(rate=rate) | TruncatedPoisson(rate=rate):  # cuts are too rare to be seen in any size
             if _twice_in_a_batch(batches):
                 return "a unit is in a batch twice"
             return _wrong_sizes(units, rate, batches, level) or _wrong_returns(rate, batches, level)

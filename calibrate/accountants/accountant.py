@@ -8,12 +8,14 @@ composes the prices. No accountant can therefore forget a count, and
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 from typing import Protocol, TypeVar
 
-from calibrate.errors import open_unit
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
-from calibrate.releases import Leaf, Release, multiplicities
+from calibrate.discrete_noise import ProfileSlack
+from calibrate.errors import InvalidInput, NotCertified, open_unit
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
+from calibrate.releases import Leaf, Release, multiplicities, untruncated
 
 Cost = TypeVar("Cost")
 
@@ -40,6 +42,9 @@ class Accountant(Protocol[Cost]):
         ...
 
 
+_LEAST_EPSILON = 1e-12
+
+
 def total_cost(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit) -> Cost:
     """The fold: the only place where repetition and sequence are applied."""
     costs = (
@@ -49,6 +54,31 @@ def total_cost(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit
 
 
 def epsilon_of(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit, delta: float) -> EpsilonInterval:
-    """The certified interval of epsilon at `delta` for a whole release."""
+    """The certified interval of epsilon at `delta` for a whole release.
+
+    Truncated batches are priced as what they are cut from, at a delta that leaves room for the cuts
+    (docs/theorems/truncated-poisson.md, equation 2). The lower end needs no room: few units are never cut.
+    """
     open_unit("delta", delta)
-    return accountant.epsilon(total_cost(accountant, release, unit), delta)
+    whole, chance = untruncated(release)
+    cost = total_cost(accountant, whole, unit)
+    interval = accountant.epsilon(cost, delta)
+    if chance == 0 or math.isinf(interval.upper):
+        return interval
+    bound = max(interval.upper, _LEAST_EPSILON)
+    while True:  # the room shrinks as the bound grows, so this ends: in an answer or in a refusal
+        upper = accountant.epsilon(cost, leave_room(EpsilonDelta(bound, delta), chance).delta).upper
+        if upper <= bound:
+            return EpsilonInterval(min(interval.lower, upper), upper)
+        bound = upper * (1 + 1e-3)
+
+
+def leave_room(target: EpsilonDelta, chance: float) -> EpsilonDelta:
+    """What Poisson batches must satisfy so that batches which are cut with this chance keep the target."""
+    try:
+        return ProfileSlack(0.0, chance).continuous(target)
+    except InvalidInput:
+        raise NotCertified(
+            f"a batch is cut with probability {chance:.3g} in all rounds, which uses up delta = {target.delta:g}; "
+            "raise the batch limit, or sample less"
+        ) from None

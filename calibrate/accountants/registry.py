@@ -19,7 +19,7 @@ from calibrate.accountants.pairs import Free, GaussianPair, MixedGaussianPair, U
 from calibrate.accountants.support import dominating_pairs
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
-from calibrate.releases import Release, multiplicities
+from calibrate.releases import Release, multiplicities, untruncated
 
 
 class AccountantName(StrEnum):
@@ -106,7 +106,7 @@ def agree(first: Priced, second: Priced, tolerance: float = OVERLAP_TOLERANCE) -
 
 
 def _by_tightness(release: Release, unit: PrivacyUnit) -> Iterable[AccountantName]:
-    kinds = {type(pair) for leaf in multiplicities(release) for pair in dominating_pairs(leaf, unit)}
+    kinds = {type(pair) for leaf in multiplicities(untruncated(release)[0]) for pair in dominating_pairs(leaf, unit)}
     kinds -= {Free, Unbounded}
     if kinds <= {GaussianPair}:
         yield AccountantName.GAUSSIAN

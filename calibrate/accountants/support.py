@@ -60,7 +60,16 @@ from calibrate.releases import (
     Together,
     joint_gaussian,
 )
-from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import (
+    Batch,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    ShuffledEpochs,
+    TruncatedPoisson,
+    WithReplacement,
+)
 
 _NEGLIGIBLE_WEIGHT = 1e-300
 """Binomial weights below this, relative to the largest, are dropped: far below the slack of every certificate."""
@@ -123,7 +132,7 @@ def _always_everybody(sampling: Sampling, unit: PrivacyUnit) -> bool:
             return population == size and unit.relation is not Relation.ADD_REMOVE
         case RandomAllocation(batches=batches, batch=batch):
             return batches == 1 and not (batch is Batch.REVEALED and unit.relation is Relation.ADD_REMOVE)
-        case WithReplacement():
+        case WithReplacement() | TruncatedPoisson():
             return False
         case _:
             assert_never(sampling)
@@ -161,6 +170,12 @@ def _sampled_pair(sampling: Sampling, release: Gaussian | Laplace | Together, un
             if not revealed:
                 return RandomAllocationPair(batches, sampling.drawn, z)
             return _participation_pair(sampling.drawn / batches, mu) if sampling.drawn < batches else GaussianPair(mu)
+        case TruncatedPoisson():
+            raise UnsupportedCombination(
+                "a truncated batch on its own",
+                "what is cut off costs delta, which no dominating pair holds",
+                "price the whole release with calibrate.accountants.accountant.epsilon_of",
+            )
         case _:
             assert_never(sampling)
 
@@ -175,7 +190,7 @@ def _refuse_unproved(sampling: Sampling, unit: PrivacyUnit) -> None:
                 f"without the unit fewer than {sampling.size} are left to fill a batch",
                 "draw fewer than there are units, or use replace-one",
             )
-        if not isinstance(sampling, Poisson | RandomAllocation | FixedSize):
+        if not isinstance(sampling, Poisson | RandomAllocation | FixedSize | TruncatedPoisson):
             raise UnsupportedCombination(
                 name,
                 "the batches of this sampling depend on the number of units, which add-remove changes",
@@ -243,6 +258,8 @@ def _name(sampling: Sampling) -> str:
             return "with-replacement"
         case RandomAllocation():
             return "randomly allocated"
+        case TruncatedPoisson():
+            return "truncated Poisson"
         case _:
             assert_never(sampling)
 

@@ -40,6 +40,7 @@ from calibrate.sampling import (
     RandomAllocation,
     Sampling,
     ShuffledEpochs,
+    TruncatedPoisson,
     WithReplacement,
     rounds_of,
     whole,
@@ -117,8 +118,11 @@ def _sampling_against_event(document: BudgetDocument) -> Iterator[str]:
 
 def _sizes_against_event(document: BudgetDocument) -> Iterator[str]:
     """Fewer units than priced mean a larger sampling rate, or more epochs in the same rounds: more privacy loss."""
-    smallest = min(silo.size for silo in document.data.silos)
+    smallest, largest = (pick(silo.size for silo in document.data.silos) for pick in (min, max))
     for declaration in document.sampling:
+        scheme = declaration.scheme
+        if isinstance(scheme, TruncatedPoisson) and scheme.population < largest:
+            yield f"a silo of {largest} units is larger than the {scheme.population} the truncation was priced for"
         population = _population(declaration.scheme)
         if population is not None and population > smallest:
             yield f"a silo of {smallest} units is smaller than the {population} the sampling was priced for"
@@ -244,7 +248,7 @@ def _slots(leaf: Leaf, times: int) -> Iterator[tuple[Primitive, int]]:
 
 def _population(sampling: Sampling) -> int | None:
     match sampling:
-        case Poisson() | RandomAllocation():
+        case Poisson() | RandomAllocation() | TruncatedPoisson():
             return None
         case FixedSize(population) | ShuffledEpochs(population) | WithReplacement(population):
             return population

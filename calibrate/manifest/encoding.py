@@ -23,7 +23,16 @@ from calibrate.releases import (
     Sampled,
     Together,
 )
-from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import (
+    Batch,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    ShuffledEpochs,
+    TruncatedPoisson,
+    WithReplacement,
+)
 
 
 def encode_release(release: Release) -> dict[str, Json]:
@@ -63,6 +72,9 @@ def encode_sampling(sampling: Sampling) -> dict[str, Json]:
         case RandomAllocation(batches, drawn, batch):
             counts: dict[str, Json] = {"batches": int(batches), "drawn": int(drawn)}
             return {"scheme": "random-allocation", **counts, "batch": batch.value}
+        case TruncatedPoisson(rate, population, limit, batch):
+            sizes: dict[str, Json] = {"population": int(population), "limit": int(limit)}
+            return {"scheme": "truncated-poisson", "rate": float(rate), **sizes, "batch": batch.value}
         case _:
             assert_never(sampling)
 
@@ -118,6 +130,10 @@ def decode_sampling(value: object) -> Sampling:
         case "random-allocation":
             _exactly(fields, "scheme", "batches", "drawn", "batch")
             return RandomAllocation(_whole(fields, "batches"), _whole(fields, "drawn"), _batch(fields))
+        case "truncated-poisson":
+            _exactly(fields, "scheme", "rate", "population", "limit", "batch")
+            sizes = _whole(fields, "population"), _whole(fields, "limit")
+            return TruncatedPoisson(_number(fields, "rate"), *sizes, _batch(fields))
         case scheme:
             raise InvalidInput("scheme", scheme, "is not a known sampling", "use one that privfair writes")
 

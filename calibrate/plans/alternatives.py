@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from calibrate.claims import NoiseKind
 from calibrate.plans.fedfdp import FedfdpPlan
@@ -206,6 +207,9 @@ def _mmd(plan: MmdFedavgPlan, own: _Case) -> Iterator[_Case]:
         )
 
 
+_POISSON: dict[str, Any] = {"sampling": BatchSampling.POISSON, "batches": None, "batch_limit": None, "most_units": None}
+
+
 def _gaussian(plan: GaussianPlan, own: _Case) -> Iterator[_Case]:
     for relation in (Relation.ADD_REMOVE, Relation.REPLACE_ONE):
         # Random allocation is priced for added and removed records alone.
@@ -214,9 +218,9 @@ def _gaussian(plan: GaussianPlan, own: _Case) -> Iterator[_Case]:
             yield _Case(f"relation {relation.value}", other.template(), other.unit, own.value)
     if plan.sampling_rate < 1:
         if plan.sampling is not BatchSampling.POISSON:
-            independent = replace(plan, sampling=BatchSampling.POISSON, batches=None)
+            independent = replace(plan, **_POISSON)
             yield _Case("Poisson batches of the same rate", independent.template(), independent.unit, own.value)
-        full = replace(plan, sampling_rate=1.0, sampling=BatchSampling.POISSON, batches=None)
+        full = replace(plan, sampling_rate=1.0, **_POISSON)
         yield _Case("the full data in every round", full.template(), full.unit, own.value)
     sampling = plan.batch_sampling()
     if len(plan.noise) > 1 and isinstance(sampling, Poisson):

@@ -10,7 +10,7 @@ from calibrate.errors import InvalidInput, count, positive, rate
 from calibrate.plans.plan import ROUNDS_FLAG, AlgorithmName, Flag, NoisyValue, Plan, of_one_batch
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Release, Repeated, over_rounds
-from calibrate.sampling import Batch, Poisson, RandomAllocation, Sampling
+from calibrate.sampling import Batch, Poisson, RandomAllocation, Sampling, TruncatedPoisson
 
 
 class BatchSampling(Enum):
@@ -18,6 +18,7 @@ class BatchSampling(Enum):
 
     POISSON = "poisson"
     RANDOM_ALLOCATION = "random-allocation"
+    TRUNCATED_POISSON = "truncated-poisson"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class GaussianPlan(Plan):
     Guarantee: the values of one batch are one release with the joint multiplier inside the sampling
     (`releases.joint_gaussian`). Unit: one record under `relation`; each value's contribution is clipped to
     `clip`. `noise` lists the values' noise multipliers relative to one another. Random allocation is priced for added
-    and removed records (docs/theorems/random-allocation.md).
+    and removed records (docs/theorems/random-allocation.md), cut batches for parties of at most `most_units` records
+    (docs/theorems/truncated-poisson.md).
     """
 
     algorithm = AlgorithmName.GAUSSIAN
@@ -46,9 +48,17 @@ class GaussianPlan(Plan):
     clip: Annotated[float, Flag("C", "L2 clip of one unit's contribution.")] = 1.0
     sampling: Annotated[
         BatchSampling,
-        Flag("", "Batches by independent draws (poisson), or each unit in one batch per epoch (random-allocation)."),
+        Flag(
+            "",
+            "Batches by independent draws (poisson), the same but never above a limit (truncated-poisson), or each "
+            "unit in one batch per epoch (random-allocation).",
+        ),
     ] = BatchSampling.POISSON
     batches: Annotated[int | None, Flag("N", "Batches per epoch of random allocation.")] = None
+    batch_limit: Annotated[int | None, Flag("B", "The most units in a batch of truncated Poisson sampling.")] = None
+    most_units: Annotated[
+        int | None, Flag("N", "The most units that any party has, a public bound, for truncated Poisson sampling.")
+    ] = None
 
     def __post_init__(self) -> None:
         rate("sampling-rate", self.sampling_rate)
@@ -61,6 +71,10 @@ class GaussianPlan(Plan):
         self._check_batches()
 
     def _check_batches(self) -> None:
+        for name, value in (("batch-limit", self.batch_limit), ("most-units", self.most_units)):
+            if (value is not None) != (self.sampling is BatchSampling.TRUNCATED_POISSON):
+                rule = "is for truncated Poisson sampling" if value else "is needed by truncated Poisson sampling"
+                raise InvalidInput(name, value, rule, "give it together with sampling truncated-poisson")
         if self.sampling is not BatchSampling.RANDOM_ALLOCATION:
             if self.batches is not None:
                 raise InvalidInput(
@@ -105,6 +119,10 @@ class GaussianPlan(Plan):
         match self.sampling:
             case BatchSampling.POISSON:
                 return None if self.sampling_rate == 1 else Poisson(self.sampling_rate, Batch.SECRET)
+            case BatchSampling.TRUNCATED_POISSON:
+                assert self.most_units is not None
+                assert self.batch_limit is not None
+                return TruncatedPoisson(self.sampling_rate, self.most_units, self.batch_limit)
             case BatchSampling.RANDOM_ALLOCATION:
                 return RandomAllocation(self.rounds_per_epoch, batch=Batch.SECRET)
             case _:
@@ -131,6 +149,12 @@ class GaussianPlan(Plan):
                 return (
                     f"In each epoch of {batches} rounds each record joins exactly one batch, uniformly and "
                     "independently of all others, and nobody learns which."
+                )
+            case TruncatedPoisson(population=most, limit=limit):
+                return (
+                    "Each record joins each batch independently with the sampling rate; of a batch above "
+                    f"{limit} records a random {limit} are kept. No party has more than {most} records, and nobody "
+                    "learns the batch."
                 )
             case _:
                 return "Each record joins each batch independently with the sampling rate, and nobody learns the batch."

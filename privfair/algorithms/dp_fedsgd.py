@@ -22,12 +22,12 @@ from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
 from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
 from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.fed_sgda import FedSgda
-from privfair.algorithms.parts.clients import NOISY, ClippedSums
+from privfair.algorithms.parts.clients import NOISY, ClippedSums, clipped_sum
 from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import AtLeastZero, Count, GradientOptions, Options, Positive
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
-from privfair.models.model import Model, clipped_to
+from privfair.models.model import Model
 from privfair.plan.model import MinMaxPlan
 
 
@@ -86,6 +86,8 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
     clip: float
     expected: float
     seed: int = 0
+    limit: int | None = None
+    """The most records of a batch, to which every batch is padded; None where batches have no limit."""
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         return ()
@@ -97,10 +99,10 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         return DpFedSgdState(self.model.initial(self.seed), 0)
 
     def contribution(self, state: DpFedSgdState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
-        if len(batch) == 0:
+        if len(batch) == 0 and self.limit is None:
             nothing = np.zeros(self.model.size)
             return Message(noisy=(BoundedContribution(NOISY, nothing, self.clip, 0.0),))
-        clipped = self.model.weighted_gradient(state.theta, silo.x[batch], silo.y[batch], clipped_to(self.clip))
+        clipped = clipped_sum(self.model, state.theta, silo, batch, self.clip, self.limit)
         total = clipped.total.numpy().astype(np.float64)
         return Message(noisy=(BoundedContribution(NOISY, total, self.clip, clipped.largest_part),))
 
@@ -130,11 +132,11 @@ def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
             "[privacy] relation", "replace-attribute", "is not what clipped gradients bound", "use steffle or pay-once"
         )
     model, own, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
-    sending, rate = ClippedSums(plan.clip, blueprint.expected(plan.sampling_rate)), own.learning_rate
+    sending, rate = ClippedSums(plan.clip, blueprint.expected(plan.sampling_rate), plan.batch_limit), own.learning_rate
     match own.method:
         case StepMethod.FEDSGD:
             simple = GradientOptions(rate, own.learning_rate_decay)
-            return DpFedSgd(model, simple, plan.clip, plan.sampling_rate * blueprint.units, seed)
+            return DpFedSgd(model, simple, plan.clip, plan.sampling_rate * blueprint.units, seed, plan.batch_limit)
         case StepMethod.FEDPROX:
             return FedProx(model, FedProxOptions(rate, own.local_steps, own.proximal), shares, sending, seed)
         case StepMethod.SCAFFOLD:

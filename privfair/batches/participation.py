@@ -22,6 +22,7 @@ from calibrate.sampling import (
     RandomAllocation,
     Sampling,
     ShuffledEpochs,
+    TruncatedPoisson,
     WithReplacement,
     whole,
 )
@@ -94,6 +95,10 @@ class Participation:
                 return np.flatnonzero(self._allocation(epoch, batches) == place).astype(np.int64)
             case Poisson(rate=rate):
                 drawn = bernoulli(self._source, self.units, rate)
+            case TruncatedPoisson(rate=rate, limit=limit):
+                drawn = bernoulli(self._source, self.units, rate)
+                if len(drawn) > limit:
+                    drawn = np.sort(drawn[subset(self._source, len(drawn), limit)])
             case FixedSize(size=size):
                 drawn = subset(self._source, self.units, size)
             case WithReplacement(draws=draws):
@@ -173,6 +178,14 @@ def _require_population(party: str, units: int, sampling: Sampling | None) -> No
     match sampling:
         case None | Poisson() | RandomAllocation():
             return
+        case TruncatedPoisson(population=most):
+            if units > most:  # the number itself is what add-remove protects
+                raise InvalidInput(
+                    f"units of {party}",
+                    "(not told)",
+                    f"are more than the {most} that cutting batches was priced for",
+                    "have a budget calibrated with a larger most-units",
+                )
         case FixedSize(population) | ShuffledEpochs(population) | WithReplacement(population):
             if units < population:
                 raise InvalidInput(

@@ -36,7 +36,9 @@ noise / (largest distance between a record's two contributions).
 )
 @click.option(
     "--sampling",
-    type=click.Choice(["poisson", "fixed", "shuffled", "random-allocation", "with-replacement", "full"]),
+    type=click.Choice(
+        ["poisson", "truncated-poisson", "fixed", "shuffled", "random-allocation", "with-replacement", "full"]
+    ),
     default="full",
     show_default=True,
     help="How each round's batch is drawn.",
@@ -46,6 +48,10 @@ noise / (largest distance between a record's two contributions).
     metavar="Q",
     help="Batch size / population, as a decimal or a fraction m/n. Shuffled and with-replacement need m/n, "
     "random-allocation 1/t for t batches per epoch.",
+)
+@click.option("--batch-limit", type=int, metavar="B", help="The most units in a truncated Poisson batch.")
+@click.option(
+    "--most-units", type=int, metavar="N", help="The most units that any party has, for truncated Poisson batches."
 )
 @click.option("--rounds", type=int, default=1, show_default=True, metavar="T", help="Number of rounds published.")
 @click.option("--delta", type=float, required=True, metavar="D", help="Delta at which epsilon is computed.")
@@ -73,6 +79,8 @@ def command(
     multipliers: tuple[float, ...],
     sampling: str,
     sampling_rate: str | None,
+    batch_limit: int | None,
+    most_units: int | None,
     rounds: int,
     delta: float,
     relation: str,
@@ -86,7 +94,8 @@ def command(
 
     open_unit("--delta", delta)
     try:
-        asked = noisy_rounds(multipliers, rounds, sampling_rate, sampling, relation, batch)
+        drawn = (sampling_rate, sampling, relation, batch, None, None, batch_limit, most_units)
+        asked = noisy_rounds(multipliers, rounds, *drawn)
     except InvalidInput as bad:
         raise InvalidInput(f"--{bad.argument.replace('_', '-')}", bad.value, bad.rule, bad.remedy) from None
     if accountant == "all":

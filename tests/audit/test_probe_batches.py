@@ -9,7 +9,15 @@ import pytest
 from scipy import stats
 
 from audit.probes.batches import _so_uneven, _wrong_epoch_apart, wrong_batches
-from calibrate.sampling import FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import (
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    ShuffledEpochs,
+    TruncatedPoisson,
+    WithReplacement,
+)
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import bernoulli
 from tests.planted_bugs.fixed_randomness import FixedWords
@@ -17,6 +25,7 @@ from tests.planted_bugs.fixed_randomness import FixedWords
 UNITS, ROUNDS, LEVEL = 120, 30, 1e-6
 SAMPLINGS: dict[str, Sampling | None] = {
     "poisson": Poisson(0.2),
+    "truncated poisson": TruncatedPoisson(0.2, UNITS, 60),
     "fixed": FixedSize(UNITS, 24),
     "shuffled": ShuffledEpochs(UNITS, 24),
     "with replacement": WithReplacement(UNITS, 24),
@@ -40,7 +49,9 @@ def test_batches_pass_as_what_they_are(name: str) -> None:
 @pytest.mark.parametrize("declared", SAMPLINGS)
 @pytest.mark.parametrize("real", SAMPLINGS)
 def test_batches_fail_as_something_else(declared: str, real: str) -> None:
-    if declared == real or (declared, real) in {("with replacement", "fixed"), ("with replacement", "shuffled")}:
+    if declared == real or {declared, real} == {"poisson", "truncated poisson"}:
+        return  # the limit is above all that is ever drawn
+    if (declared, real) in {("with replacement", "fixed"), ("with replacement", "shuffled")}:
         # As many draws, none of them twice: nothing that a count of draws can see, and less than was priced.
         return
     assert wrong_batches(SAMPLINGS[declared], UNITS, drawn(SAMPLINGS[real], 0), LEVEL) is not None
@@ -58,6 +69,11 @@ def test_poisson_draws_sold_as_a_long_epoch_of_random_allocation_are_seen() -> N
 
     with patch.object(Participation, "_draw", independent):
         assert "of one epoch" in (_wrong_epoch_apart(allocation, UNITS, 32, LEVEL) or "")
+
+
+def test_batches_above_their_limit_are_seen() -> None:
+    declared = TruncatedPoisson(0.2, UNITS, 26)
+    assert wrong_batches(declared, UNITS, drawn(Poisson(0.2), 0), LEVEL) == "a batch has more than 26 units"
 
 
 def test_a_higher_rate_than_declared_is_seen() -> None:

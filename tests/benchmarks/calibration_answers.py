@@ -107,7 +107,7 @@ def answers_section(timed: Timed) -> tuple[list[str], bool]:
         "## Random allocation",
         "",
         "Both ends of epsilon against those of the authors' library `PLD_accounting`, at its default accuracy and in",
-        "a process of its own; then a seeded log-uniform sample of 2 to 1e5 batches, sigma .5 to 30, 1 to 1,000 epochs,",
+        "a process of its own; then a seeded log-uniform sample of 2 to 1e5 batches, sigma .5 to 30, 1 to 1000 epochs,",
         "delta 1e-3 to 1e-10.",
         "",
         *allocation,

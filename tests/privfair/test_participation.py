@@ -15,7 +15,16 @@ from calibrate.manifest.document import SamplingDeclaration
 from calibrate.manifest.mechanism import NoiseSource
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
-from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
+from calibrate.sampling import (
+    Batch,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    ShuffledEpochs,
+    TruncatedPoisson,
+    WithReplacement,
+)
 from privfair.batches.participation import Participation, declared_sampling, word_source
 from privfair.batches.randomness import SeededWords, SystemWords, bernoulli, permutation, subset, uniform_below
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
@@ -182,6 +191,21 @@ def test_in_random_allocation_a_unit_takes_part_once_per_epoch() -> None:
         drawn = [party.batch(4 * epoch + place) for place in range(4)]
         np.testing.assert_array_equal(np.sort(np.concatenate(drawn)), np.arange(60))
     assert len({len(party.batch(number)) for number in range(12, 20)}) > 1
+
+
+def test_truncated_poisson_batches_never_exceed_the_limit_and_keep_everybody_alike() -> None:
+    units, limit, rounds = 40, 9, 400
+    party = Participation("north", units, TruncatedPoisson(0.25, units, limit), SeededWords(4, "truncated"))
+    batches = [party.batch(number) for number in range(rounds)]
+    sizes = np.array([len(batch) for batch in batches])
+    assert sizes.max() == limit
+    assert (sizes == limit).mean() > 0.3, "cut often, to see how"
+    assert all(len(np.unique(batch)) == len(batch) for batch in batches)
+    counts = np.bincount(np.concatenate(batches), minlength=units)
+    spread = stats.chi2(units - 1)
+    assert spread.cdf((np.square(counts - counts.mean()) / counts.mean()).sum()) < 1 - ALARM
+    with pytest.raises(InvalidInput, match=r"\(not told\).*more than the 39"):
+        Participation("north", units, TruncatedPoisson(0.25, 39, limit), SystemWords())
 
 
 def test_another_runs_record_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression as Oracle
 
 from calibrate.manifest.mechanism import GaussianNoise
+from calibrate.sampling import TruncatedPoisson
 from privfair.batches.record import BatchRecord
+from privfair.models.model import clipped_to
 from privfair.run.folder import RunFolder
 from privfair.run.replay import read_sessions, replay
 from privfair.training import prepare
@@ -55,6 +57,26 @@ fairness = 5.0
 def theta(folder: Path) -> np.ndarray:
     document = json.loads((folder / "model.json").read_text())
     return np.array([*document["weights"]["yes"], document["intercepts"]["yes"]])
+
+
+@pytest.mark.parametrize("method", ["fedsgd", "fedprox"])
+def test_batches_of_one_shape_are_trained_on_and_change_nothing_but_the_shape(method: str, tmp_path: Path) -> None:
+    """A truncated plan calibrates, signs and trains; blank rows add nothing to a sum, also where nobody was drawn."""
+    plan = GAUSSIAN.format(rate=0.1, rounds=3, more=f'method = "{method}"')
+    cut = 'sampling = "truncated-poisson"\nbatch-limit = 60\nmost-units = 250\nclip = 1.0'
+    desk = Desk.at(tmp_path, plan.replace("clip = 1.0", cut))
+    budget = desk.budget()
+    prepared = prepare(desk.plan, budget, desk.trust)
+    assert prepared.sampling == TruncatedPoisson(0.1, 250, 60)
+    algorithm, silo = prepared.algorithm, prepared.silos[0]
+    state = algorithm.start()
+    for batch in (torch.arange(7), torch.arange(60), torch.arange(0)):
+        (part,) = algorithm.contribution(state, 0, silo, batch).noisy
+        theta = algorithm.theta(state)
+        plain = prepared.model.weighted_gradient(theta, silo.x[batch], silo.y[batch], clipped_to(1.0))
+        assert np.allclose(part.values, plain.total.numpy(), atol=1e-12)
+        assert part.measured == pytest.approx(plain.largest_part if len(batch) else 0.0)
+    desk.train(budget)
 
 
 def test_fedsgd_follows_the_mean_gradient(tmp_path: Path) -> None:

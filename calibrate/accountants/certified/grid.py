@@ -186,7 +186,9 @@ def _drops(gaps: _Gaps, excess: Floats) -> Floats:
     count = len(largest)
     reach = min(count, _LONGEST_TANGENTS)
     value, drop[0] = 0.0, 0.0
-    ends = zip(gaps.size.T[:reach].tolist(), gaps.along.T[:reach].tolist(), largest[1 : reach + 1].tolist(), strict=False)
+    ends = zip(
+        gaps.size.T[:reach].tolist(), gaps.along.T[:reach].tolist(), largest[1 : reach + 1].tolist(), strict=False
+    )
     for i, (size, fraction, following) in enumerate(ends):
         value = max(0.0, *((g - (1 - f) * value) / f for g, f in zip(size, fraction, strict=True)))
         drop[i + 1] = value
