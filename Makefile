@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 ALGORITHM ?= steffle
 
-.PHONY: demo test test-full soak bench lint package clean
+.PHONY: demo test test-full flower soak bench lint package clean
 
 demo: $(VENV)/.with-demo
 	$(BIN)/privfair demo --algorithm $(ALGORITHM) --out demo
@@ -18,6 +18,9 @@ test: $(VENV)/.with-test
 test-full: $(VENV)/.with-test
 	$(PYTEST) -n 2 --cov --cov-report= --cov-fail-under=0
 	$(PYTEST) -n 2 -m slow --cov --cov-append
+
+# Flower wants older versions of some packages: an environment of its own, laid over the tested one.
+flower: $(VENV)-flower/.done
 
 # Does anything ever fail by chance? The default suite 5 times, the tests of true noise 200 times.
 soak: $(VENV)/.with-test
@@ -37,10 +40,18 @@ package: $(VENV)/.with-test
 	.ci/package $(BIN)/python
 
 clean:
-	rm -rf $(VENV) demo build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-flower demo build dist *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)-flower/.done: $(VENV)/.with-test constraints-flower.txt
+	rm -rf $(VENV)-flower
+	$(BIN)/python -m venv --without-pip $(VENV)-flower
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+	  $$($(VENV)-flower/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tested.pth
+	$(VENV)-flower/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt "flwr>=1.41,<1.42"
+	@touch $@
 
 $(VENV)/.with-demo: EXTRAS := train,data,plot,audit
 $(VENV)/.with-test: EXTRAS := test

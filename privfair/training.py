@@ -20,6 +20,7 @@ from privfair.data.silos import Silos
 from privfair.data.training_data import site_format
 from privfair.federation.remote import read_guards
 from privfair.federation.sockets import SocketTransport
+from privfair.federation.wire import Transport
 from privfair.ledger import Ledger
 from privfair.models.model import Model
 from privfair.run.federated import Measure, train_over
@@ -181,12 +182,27 @@ def train_with_guards(
     """
     places = read_guards(Path(guards))
     transport = SocketTransport(places.sockets, places.deadline)
-    folder = Path(out)
     try:
-        with _measuring(signed, tuple(test_files), folder) as measure:
-            summary = train_over(transport, signed, folder, resume=resume, measure=measure, progress=progress)
+        return train_over_transport(transport, signed, out, test_files, resume, progress)
     finally:
         transport.close()
+
+
+def train_over_transport(
+    transport: Transport,
+    signed: SignedPlan,
+    out: str | Path,
+    test_files: Sequence[Path] = (),
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    engine: str = "guards",
+) -> TrainingResult:
+    """Train a signed plan with the guards behind a transport; `engine` is its name, for run.json and the report."""
+    folder = Path(out)
+    with _measuring(signed, tuple(test_files), folder) as measure:
+        summary = train_over(
+            transport, signed, folder, resume=resume, engine=engine, measure=measure, progress=progress
+        )
     return TrainingResult(folder, summary)
 
 

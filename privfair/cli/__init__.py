@@ -19,6 +19,7 @@ _COMMANDS = {
     "demo": "the whole pipeline on real data, in about a minute",
     "desk": "the officer's pages on this machine: plan, sign, ledger, runs",
     "explain": "a budget or an epsilon in plain words",
+    "federation": "several sites, tried on one machine",
     "guard": "one silo's data, ledger and noise in a process of its own",
     "keys": "make keys and say whom to trust",
     "ledger": "what was claimed, charged and released",
@@ -44,6 +45,7 @@ _EXTRAS = {
     "onnxruntime": "onnx",
     "sklearn": "audit",
     "joblib": "audit",
+    "flwr": "flower",
     "starlette": "desk",
     "uvicorn": "desk",
 }

@@ -6,8 +6,9 @@ shapes.
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -17,6 +18,7 @@ from calibrate.manifest.document import BudgetDocument
 from privfair.algorithms.algorithm import Received
 from privfair.contribution import Published
 from privfair.federation.party import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent
+from privfair.federation.sockets import GuardUnreachable
 from privfair.federation.wire import (
     Code,
     Kind,
@@ -192,3 +194,51 @@ def agreed_facts(greetings: Mapping[str, Greeting], document: BudgetDocument) ->
         facts = greeting.facts
     assert facts is not None
     return facts
+
+
+# Over an engine that loses, repeats, delays and reorders what it carries. Every message may be delivered several times
+# and every answer may be lost or late: whoever has not answered is asked again with the same bytes, which a guard
+# answers with the same bytes. An answer carries the digest of its question, so that a late answer to an earlier one is
+# never taken for an answer to this one.
+
+Send = Callable[[Mapping[str, bytes]], Iterable[tuple[str, bytes]]]
+"""Hands one message per party to an engine; gives what came back in its time: party and relayed answer, in any order,
+some of them twice, late or not at all."""
+
+_DIGEST_BYTES = 32
+
+
+def relayed(question: bytes, answer: bytes) -> bytes:
+    """What a relay sends back: the digest of the question, then the guard's answer.
+
+    `question` and `answer` are messages that the relay carried and did not look into. Relays that run where privfair is
+    not installed do the same in two lines (privfair/federation/flower/client_app.py).
+    """
+    return hashlib.sha256(question).digest() + answer
+
+
+@final
+class ResendingTransport:
+    """Asks again until everybody has answered this very question, at most `tries` times."""
+
+    def __init__(self, send: Send, tries: int = 10) -> None:
+        self._send = send
+        self._tries = tries
+
+    def __call__(self, messages: Mapping[str, bytes]) -> dict[str, bytes]:
+        expected = {name: hashlib.sha256(message).digest() for name, message in messages.items()}
+        answers: dict[str, bytes] = {}
+        for _ in range(self._tries):
+            missing = {name: message for name, message in messages.items() if name not in answers}
+            if not missing:
+                return answers
+            for name, content in self._send(missing):
+                if expected.get(name) == content[:_DIGEST_BYTES]:
+                    answers.setdefault(name, content[_DIGEST_BYTES:])
+        silent = sorted(messages.keys() - answers.keys())
+        if silent:
+            raise GuardUnreachable(
+                f"no answer of {', '.join(map(repr, silent))} came back in {self._tries} tries; see whether the guards "
+                "and the engine's nodes run, then go on with the same command and --resume"
+            )
+        return answers

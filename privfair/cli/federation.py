@@ -1,0 +1,119 @@
+"""`privfair federation`: several sites, tried on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from privfair.cli.keys import trust_options
+from privfair.cli.output import json_option, print_json, print_rich
+
+_PATH = click.Path(path_type=Path, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_EXAMPLE = """
+\b
+Example (the plan names silos, not files: [data.silos] north = 160 ...):
+  privfair federation run plan.toml --engine guards --manifest budget.json --trust trust.json \\
+      --data north=north.csv --data south=south.csv --folder sites/ --out run/
+  privfair federation run plan.toml --engine flower ... (with privfair[flower])
+"""
+
+
+@click.group("federation", short_help="several sites, tried on one machine")
+def command() -> None:
+    """Try a federation of guards on one machine before it goes to three; docs/how-to/federation.md has both."""
+
+
+@command.command("run", epilog=_EXAMPLE)
+@click.argument("plan", type=_PATH)
+@click.option(
+    "--engine",
+    type=click.Choice(["guards", "flower"]),
+    required=True,
+    help="What carries the messages: unix sockets alone, or Flower on 127.0.0.1.",
+)
+@click.option("--manifest", type=_PATH, required=True, help="The signed budget for this plan.")
+@trust_options
+@click.option(
+    "--data",
+    "files",
+    multiple=True,
+    required=True,
+    metavar="PARTY=[SILO=]FILE",
+    help="A party and its records; a party that collects several silos is given once per silo.",
+)
+@click.option("--ledger", "ledgers", multiple=True, metavar="PARTY=LEDGER", help="A party's ledger, if it has one.")
+@click.option("--folder", type=_FOLDER, required=True, help="Folder for what each party keeps; made if need be.")
+@click.option("--test-file", "test_files", type=_PATH, multiple=True, help="A file of public records to measure on.")
+@click.option("--out", type=_FOLDER, required=True, help="Folder for the coordinator's run.")
+@click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
+@json_option
+def run(
+    plan: Path,
+    engine: str,
+    manifest: Path,
+    trust_path: Path,
+    root: Path | None,
+    files: tuple[str, ...],
+    ledgers: tuple[str, ...],
+    folder: Path,
+    test_files: tuple[Path, ...],
+    out: Path,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    """Start a guard per party on this machine, train over them, and stop everything again.
+
+    Each party's ledger, transcript and log stay in --folder, the coordinator's run in --out. A ledger is made for a
+    party that brings none, which is right for a trial and for nothing else: at a site `privfair ledger init` makes it.
+    """
+    from privfair.federation.trial import (
+        Trial,
+        require_flower,
+        run_flower_app,
+        start_flower,
+        start_guards,
+        train_over_sockets,
+    )
+
+    if engine == "flower":
+        require_flower()
+    data: dict[str, tuple[str, ...]] = {}
+    for party, file in _named("--data", files):
+        data[party] = (*data.get(party, ()), file)
+    trial = Trial(plan, manifest, trust_path, root, data, folder, dict(_named("--ledger", ledgers)))
+    with start_guards(trial) as sockets:
+        click.echo(f"{len(sockets)} guards answer", err=True)
+        if engine == "guards":
+            train_over_sockets(trial, sockets, out, test_files, resume)
+        else:
+            logs = folder / "flower"
+            with start_flower(sockets, logs) as address:
+                click.echo(f"Flower's SuperLink answers at {address}; its logs are in {logs}", err=True)
+                run_flower_app(address, trial, out, test_files, resume, logs)
+    _show(out, as_json)
+
+
+def _show(out: Path, as_json: bool) -> None:
+    from privfair.run.folder import RunFolder
+
+    folder = RunFolder(out)
+    document = folder.read_json(folder.summary)
+    if as_json:
+        print_json(document)
+        return
+    rounds = document["rounds"]
+    print_rich(
+        f"{document['engine']}: {rounds['steps']} steps, {rounds['charged']} of {rounds['signed']} signed rounds "
+        f"charged by {len(document['ledgers'])} parties",
+        f"run folder: {out}; receipts of the parties: {folder.receipts}",
+    )
+
+
+def _named(option: str, given: tuple[str, ...]) -> list[tuple[str, str]]:
+    pairs = [text.partition("=") for text in given]
+    for text, (name, equals, value) in zip(given, pairs, strict=True):
+        if not (name and equals and value):
+            raise click.UsageError(f"{option} {text!r} must be PARTY=..., for example {option} north=north.csv")
+    return [(name, value) for name, _, value in pairs]

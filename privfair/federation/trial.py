@@ -1,0 +1,263 @@
+"""A whole federation on one machine, to try it out: a guard per party, and an engine between them and the coordinator.
+
+Every process is this one's child, listens on unix sockets or 127.0.0.1 alone, and is stopped at the end by its id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from calibrate.errors import InvalidInput, PrivfairError
+from privfair.federation import flower
+from privfair.federation.sockets import SocketTransport
+from privfair.ledger import Ledger
+from privfair.run.public import read_signed_plan
+from privfair.training import TrustInForce, train_over_transport
+
+_PRIVFAIR = [sys.executable, "-c", "from privfair.cli import main; main()"]
+_SECONDS_TO_START = 600.0
+_SECONDS_TO_STOP = 20.0
+_APP = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "privfair-relay"
+version = "1.0.0"
+description = "privfair over Flower: a coordinator, and relays to the guards of the silos"
+license = "Apache-2.0"
+dependencies = []
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+[tool.flwr.app]
+publisher = "privfair"
+[tool.flwr.app.components]
+serverapp = "privfair_relay.server_app:app"
+clientapp = "privfair_relay.client_app:app"
+[tool.flwr.app.config]
+plan = ""
+manifest = ""
+trust = ""
+root = ""
+out = ""
+test-files = "[]"
+deadline = 900.0
+resume = false
+"""
+
+
+class TrialStopped(PrivfairError):
+    """A process of a local trial did not start, or ended in the middle."""
+
+    exit_code = 70
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a trial needs: the files of `privfair train`, each party's records, and a folder for what parties keep.
+
+    `data` has the files of each party as `privfair guard serve --data` takes them ("FILE", or "SILO=FILE" for a party
+    that collects several silos); `folder` gets one folder per party, with its ledger unless `ledgers` names it, its
+    transcript and its log.
+    """
+
+    plan: Path
+    manifest: Path
+    trust: Path
+    root: Path | None
+    data: Mapping[str, tuple[str, ...]]
+    folder: Path
+    ledgers: Mapping[str, str]
+
+    def ledger(self, party: str) -> str:
+        """The ledger of a party; one in its folder is made if there is none."""
+        named = self.ledgers.get(party)
+        if named is not None:
+            return named
+        path = self.folder / party / "ledger.db"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            Ledger.create(path).close()
+        return str(path)
+
+
+@contextmanager
+def start_guards(trial: Trial) -> Iterator[dict[str, Path]]:
+    """A guard per party, each in a process of its own; the sockets at which they answer, by party."""
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-")))
+        sockets: dict[str, Path] = {}
+        started: dict[str, subprocess.Popen[str]] = {}
+        root = () if trial.root is None else ("--root", str(trial.root))
+        for number, (party, files) in enumerate(trial.data.items()):
+            sockets[party] = place / f"{number}.sock"
+            words = [
+                *("guard", "serve", "--party", party, "--plan", str(trial.plan), "--manifest", str(trial.manifest)),
+                *("--trust", str(trial.trust), *root, "--ledger", trial.ledger(party)),
+                *("--folder", str(trial.folder / party / "guard"), "--socket", str(sockets[party])),
+                *(word for file in files for word in ("--data", file)),
+            ]
+            started[party] = stack.enter_context(_started([*_PRIVFAIR, *words], None, dict(os.environ)))
+        for party, process in started.items():
+            assert process.stdout is not None
+            if not process.stdout.readline().startswith("ready"):
+                raise TrialStopped(f"the guard of {party!r} did not start; what it wrote above says why")
+        yield sockets
+
+
+def train_over_sockets(
+    trial: Trial, sockets: Mapping[str, Path], out: Path, test_files: Sequence[Path], resume: bool
+) -> None:
+    """Coordinate the guards from this process; the run folder is `out`."""
+    signed = read_signed_plan(trial.plan, trial.manifest.read_bytes(), TrustInForce(trial.trust, trial.root).file)
+    transport = SocketTransport(sockets)
+    try:
+        train_over_transport(transport, signed, out, test_files, resume)
+    finally:
+        transport.close()
+
+
+@contextmanager
+def start_flower(sockets: Mapping[str, Path], logs: Path) -> Iterator[str]:
+    """A SuperLink and a SuperNode per guard on 127.0.0.1; the SuperLink's address. Their logs go into `logs`."""
+    require_flower()
+    logs.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-flower-")))
+        link, *nodes = _free_ports(1 + len(sockets))
+        words = ["--insecure", "--host", "127.0.0.1", "--port", str(link), "--disable-runtime-dependency-installation"]
+        superlink = stack.enter_context(
+            _started([_script("flower-superlink"), *words], logs / "superlink.log", _environment(home / "link"))
+        )
+        _await_port(link, superlink)
+        for (party, path), port in zip(sockets.items(), nodes, strict=True):
+            words = ["--insecure", "--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1", "--port", str(port)]
+            words += ["--node-config", f'guard-socket="{path}"']
+            environment = _environment(home / party)
+            log = logs / f"supernode-{party}.log"
+            stack.enter_context(_started([_script("flower-supernode"), *words], log, environment))
+        yield f"127.0.0.1:{link}"
+
+
+def run_flower_app(address: str, trial: Trial, out: Path, test_files: Sequence[Path], resume: bool, logs: Path) -> None:
+    """Submit the coordinator to a SuperLink and wait for the end of its run; the run folder is `out`."""
+    with tempfile.TemporaryDirectory(prefix="pf-app-") as made:
+        folder = Path(made)
+        write_app(folder / "app")
+        home = folder / "home"
+        environment = _environment(home)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "trial"\n[superlink.trial]\naddress = "{address}"\ninsecure = true\n'
+        )
+        settings = {
+            "plan": str(trial.plan.resolve()),
+            "manifest": str(trial.manifest.resolve()),
+            "trust": str(trial.trust.resolve()),
+            "root": "" if trial.root is None else str(trial.root.resolve()),
+            "out": str(out.resolve()),
+        }
+        config = " ".join(f'{name}="{value}"' for name, value in settings.items())
+        files = json.dumps([str(path.resolve()) for path in test_files])
+        config += f" test-files='{files}' resume={'true' if resume else 'false'}"
+        words = [_script("flwr"), "run", str(folder / "app"), "trial", "--stream", "--run-config", config]
+        log = logs / "flwr-run.log"
+        with log.open("ab") as written:
+            ended = subprocess.run(words, env=environment, stdout=written, stderr=subprocess.STDOUT, check=False)
+    if ended.returncode != 0 or not (out / "receipts.json").exists():
+        raise TrialStopped(f"the run over Flower did not end well; {log} and superlink.log beside it say why")
+
+
+def write_app(folder: Path) -> None:
+    """The Flower app in a folder, as `flwr run` wants it: the coordinator and the relay, each in its module."""
+    package = folder / "privfair_relay"
+    package.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(_APP)
+    (package / "__init__.py").write_text("")
+    for name in ("client_app.py", "server_app.py"):
+        shutil.copy(Path(flower.__path__[0]) / name, package / name)
+
+
+def require_flower() -> None:
+    """Refused with the remedy where Flower is not installed."""
+    if find_spec("flwr") is None:
+        remedy = "install it with `pip install 'privfair[train,flower]' -c constraints-flower.txt` and start from there"
+        raise InvalidInput("--engine", "flower", "needs the package flwr, which is not installed here", remedy)
+
+
+def _script(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Flower without telemetry and update checks, in a home of its own; its scripts stand beside the interpreter."""
+    home.mkdir(parents=True)
+    found = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PATH": f"{found}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+@contextmanager
+def _started(words: list[str], log: Path | None, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, so that what it starts ends with it; Ctrl-C reaches this process alone."""
+    with ExitStack() as stack:
+        output = subprocess.PIPE if log is None else stack.enter_context(log.open("ab"))
+        errors = None if log is None else subprocess.STDOUT
+        process = subprocess.Popen(
+            words, stdout=output, stderr=errors, text=True, env=environment, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    for asked in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, asked)
+            process.wait(_SECONDS_TO_STOP)
+        except ProcessLookupError:
+            process.wait()
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
+def _await_port(port: int, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + _SECONDS_TO_START
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    raise TrialStopped("the SuperLink of Flower did not start; superlink.log says why")
