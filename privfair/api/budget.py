@@ -110,7 +110,7 @@ def budget(
     >>> import privfair as pf
     >>> priced = pf.budget(1.0, 1e-5, units=1000, rounds=100, sampling_rate=0.05, shapes={"gradient": (3,)})
     >>> round(priced.noise("gradient"), 2)
-    2.13
+    2.14
     >>> signed = priced.sign(pf.generate_key())
     >>> print(signed)
     budget for own-loop: epsilon 1 at delta 1e-05 for one record, 100 rounds

@@ -155,6 +155,12 @@ class Plan:
             training: further keys of its [training] section, such as {"fairness": 20.0} or {"model": "perceptron"}.
             seed: of the split and of the first model.
 
+        >>> import privfair as pf
+        >>> frame = {"age": [20, 70] * 9, "sex": ["f", "f", "m"] * 6, "ill": ["no", "yes"] * 9}
+        >>> plan = pf.Plan.from_frames(frame, target="ill", sensitive="sex", groups=["f", "m"], epsilon=1.0, delta=1e-5)
+        >>> plan.file.algorithm, plan.price().promise.text
+        ('pay-once', 'epsilon 1 at delta 1e-05 for one attribute')
+
         What is protected and not declared (classes, groups, bounds, categories, sizes) is read off the records, treated
         as public with the warning `TreatedAsPublic`, and listed among what the budget does not protect.
         """

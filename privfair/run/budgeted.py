@@ -134,6 +134,21 @@ class BudgetedRun:
 
     Leaving the `with` block ends the run and lets unspent rounds lapse; leaving it by an exception (Ctrl-C too) keeps
     the claim open, so that `resume=True` goes on.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import privfair as pf
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> ledger = f"{folder.name}/ledger.db"
+    >>> pf.Ledger.create(ledger).close()
+    >>> priced = pf.budget(1.0, 1e-5, units=100, rounds=2, sampling_rate=0.1, shapes={"gradient": (3,)})
+    >>> budget = priced.sign(pf.generate_key())
+    >>> with pf.BudgetedRun(budget, trust=budget.own_trust(), ledger=ledger, units=100) as run:
+    ...     for round_ in run:
+    ...         noisy = round_.publish("gradient", np.zeros(3), bound=1.0, measured=0.0)
+    >>> round_.number, noisy.shape, run.rounds_left
+    (1, (3,), 0)
+    >>> folder.cleanup()
     """
 
     def __init__(

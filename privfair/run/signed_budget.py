@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -14,6 +15,8 @@ from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import read_unverified
 from privfair.run.public import Promise, promise_of
+
+_ALWAYS = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,12 @@ class SignedBudget:
     def own_trust(self) -> TrustFile:
         """A trust file that trusts the key which signed this budget, and nobody else.
 
-        For trying things out: a promise that its maker also vouches for binds nobody else. A budget that was read from
-        a file has no such trust file.
+        For trying things out: a promise that its maker also vouches for binds nobody else. The file depends on the key
+        alone, so that one ledger takes all budgets of one key. A budget that was read from a file has none.
         """
         if self.signer is None:
             raise InvalidInput("trust", None, "is needed for a budget of somebody else's", "name your trust file")
-        since = self.document.validity.issued_at.replace(microsecond=0)
-        return TrustFile(keys=(TrustedKey.of(self.signer, Role.PRIVACY_OFFICER, since),))
+        return TrustFile(keys=(TrustedKey.of(self.signer, Role.PRIVACY_OFFICER, _ALWAYS[0], _ALWAYS[1]),))
 
     def noise(self, name: str) -> float:
         """The standard deviation of the noise on a value (the scale, for Laplace noise).
