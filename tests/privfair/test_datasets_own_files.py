@@ -218,7 +218,7 @@ def test_byte_order_mark_spaces_and_semicolons(tmp_path: Path) -> None:
         ("age", [20.0, None, 70.0, 95.0], r"column 'age', line 2: has no value"),
         ("job", ["clerk", None, "other", "clerk"], r"column 'job', line 2: has no value"),
         ("job", [1, None, 2, 3], r"column 'job', line 2: has no value"),
-        ("job", [1.5, 2.5, 1.0, 2.0], r"column 'job': holds decimal numbers"),
+        ("job", [1.5, 2.5, 1.0, 2.0], r"column 'job', line 1: holds decimal numbers"),
         ("age", ["a", "b", "c", "d"], r"column 'age', line 1: is not a finite number \(4 such"),
     ],
 )
