@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,9 +19,12 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.issue import recompute
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised
 from calibrate.manifest.verify import AuthenticManifest, misfit_of_data
+from privfair.algorithms.algorithm import Algorithm
+from privfair.federation.coordinator import Position
 from privfair.ledger import Ledger
 from privfair.models.linear import LogisticRegression
-from privfair.run.folder import load_theta, readable_difference
+from privfair.models.model import Model
+from privfair.run.folder import RunFolder, load_theta, readable_difference
 from privfair.transcript import Ending, FloatFormat, Transcript
 
 _CLOSE = 1e-9
@@ -34,8 +37,8 @@ def check_conformance(evidence: RunEvidence, ledger: Ledger | None = None) -> tu
     return (
         *_papers(evidence, ledger),
         *_publications(evidence),
-        _price(evidence),
-        _model(evidence),
+        check_price(evidence),
+        check_model(evidence.folder, evidence.model, evidence.algorithm, evidence.positions()),
         *_sampling(evidence),
     )
 
@@ -55,15 +58,11 @@ class Papers(Protocol):
 
 def check_papers(evidence: Papers, ledger: Ledger | None) -> tuple[Check, ...]:
     """The questions that need neither plan nor data: signatures, ledger, publications, price."""
-    return (
-        _signatures(evidence),
-        *_transcript_and_ledger(evidence, ledger),
-        *_publications(evidence),
-        _price(evidence),
-    )
+    return (check_signatures(evidence), *check_transcript(evidence, ledger), check_price(evidence))
 
 
-def _signatures(evidence: Papers) -> Check:
+def check_signatures(evidence: Papers) -> Check:
+    """Whether trusted keys signed; not known where nobody's signature was checked."""
     if evidence.authentic is None:
         return _unknown("signatures", "no trust file was given, so nobody's signature was checked")
     signers = ", ".join(signature.role.value for signature in evidence.authentic.signatures)
@@ -72,7 +71,7 @@ def _signatures(evidence: Papers) -> Check:
 
 def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:
     document = evidence.document
-    yield _signatures(evidence)
+    yield check_signatures(evidence)
     plan = hashlib.sha256(evidence.folder.plan.read_bytes()).hexdigest()
     yield _check("plan", plan == document.config_digest, "the plan is the signed one, byte for byte")
     misfit = misfit_of_data(document, evidence.data.binding)
@@ -94,6 +93,11 @@ def _transcript_and_ledger(evidence: Papers, ledger: Ledger | None) -> Iterator[
         yield _check("ledger", True, f"{agreement.recorded} releases recorded, {missing} charged but not recorded")
     except Refused as refusal:
         yield _check("ledger", False, str(refusal))
+
+
+def check_transcript(evidence: Papers, ledger: Ledger | None) -> tuple[Check, ...]:
+    """Whether the transcript is the manifest's and the ledger's, and holds what was signed."""
+    return (*_transcript_and_ledger(evidence, ledger), *_publications(evidence))
 
 
 def _publications(evidence: Papers) -> Iterator[Check]:
@@ -127,7 +131,8 @@ def _on_the_grid(evidence: Papers) -> Iterator[Check]:
         yield _check("published on the signed grid", not off, text)
 
 
-def _price(evidence: Papers) -> Check:
+def check_price(evidence: Papers) -> Check:
+    """Whether two accountants find the signed noise within the promise today."""
     if isinstance(evidence.document.guarantee, NoPrivacyPromised):
         return _unknown("price", "no privacy is promised, so there is nothing to price")
     try:
@@ -139,15 +144,18 @@ def _price(evidence: Papers) -> Check:
     return _check("price", True, f"recomputed by {names}: within the promise")
 
 
-def _model(evidence: RunEvidence) -> Check:
-    if not evidence.folder.model.exists():
+def check_model(
+    folder: RunFolder, model: Model, algorithm: Algorithm[Any], positions: Iterator[Position[Any]]
+) -> Check:
+    """Whether the saved model is the one that the run's last position leads to."""
+    if not folder.model.exists():
         return _unknown("model", "the run has saved no model")
-    (position,) = deque(evidence.positions(), maxlen=1)
-    saved = load_theta(evidence.folder, evidence.model)
-    redone = evidence.algorithm.theta(position.state).to(saved.dtype)
+    (position,) = deque(positions, maxlen=1)
+    saved = load_theta(folder, model)
+    redone = algorithm.theta(position.state).to(saved.dtype)
     off = float((saved - redone).abs().max()) if saved.numel() else 0.0
-    if isinstance(evidence.model, LogisticRegression):  # its readable copy must tell the same
-        off = max(off, readable_difference(evidence.folder, evidence.model, redone))
+    if isinstance(model, LogisticRegression):  # its readable copy must tell the same
+        off = max(off, readable_difference(folder, model, redone))
     return _check("model follows from the transcript", off <= _CLOSE, f"largest difference {off:.3g}")
 
 

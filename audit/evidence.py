@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -29,13 +30,12 @@ from calibrate.manifest.verify import AuthenticManifest
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.steffle import Steffle
 from privfair.batches.record import BatchRecord
-from privfair.data.training_data import load_training_data
 from privfair.federation.coordinator import Position
 from privfair.plan.data import FileSource
 from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
-from privfair.run.prepare import PlannedRun
+from privfair.run.prepare import PlannedRun, Sites, load_data
 from privfair.run.public import build
 from privfair.run.replay import Session, read_sessions, replay
 from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
@@ -95,13 +95,22 @@ class RunEvidence(PlannedRun):
     transcript: Transcript
     sessions: tuple[Session, ...]
     batches: BatchRecord | None
+    sites: Sites = field(default_factory=dict)
+    """Where each silo's file is, for a run whose plan names silos and no files."""
 
     @classmethod
-    def read(cls, path: Path, trusted: FolderTrust = UNTRUSTED, plan_path: Path | None = None) -> RunEvidence:
+    def read(
+        cls,
+        path: Path,
+        trusted: FolderTrust = UNTRUSTED,
+        plan_path: Path | None = None,
+        sites: Sites = MappingProxyType({}),
+    ) -> RunEvidence:
         """Open a run folder; refused with a reason where a file is missing or damaged.
 
         `trusted` says whose signatures count and whether code in the folder may run. `plan_path` is the plan in its
-        own place, for a plan that names data files relative to it.
+        own place, for a plan that names data files relative to it. `sites` are the silos' files where the plan names
+        none.
         """
         folder = RunFolder.existing(path)
         if plan_path is not None:
@@ -111,7 +120,7 @@ class RunEvidence(PlannedRun):
         if plan_path is None:
             _require_files_here(plan)
         plan_path = plan_path or folder.plan
-        data = load_training_data(plan.data, central=plan.recipe.central, unit=document.guarantee.privacy_unit())
+        data = load_data(plan, document, sites)
         model, algorithm = build(plan, data.facts, signed_parameters(document), document.data, document)
         return cls(
             folder=folder,
@@ -130,6 +139,7 @@ class RunEvidence(PlannedRun):
             transcript=Transcript.read(folder.transcript),
             sessions=read_sessions(folder.sessions),
             batches=BatchRecord.read(folder.batches) if folder.batches.exists() else None,
+            sites=sites,
         )
 
     def positions(self) -> Iterator[Position[Any]]:

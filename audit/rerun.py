@@ -32,7 +32,7 @@ from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.local_party import LocalParties, RoundObserver
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
-from privfair.run.prepare import PlannedRun, claim_terms, prepare_run
+from privfair.run.prepare import PlannedRun, Sites, claim_terms, prepare_run
 from privfair.run.replay import FIRST_SESSION
 from privfair.transcript import Transcript
 
@@ -140,7 +140,12 @@ class CoinRun:
 
 
 def coin_runs(
-    plan: Path, document: BudgetDocument, number: int, seed: int, progress: Callable[[int], None] | None = None
+    plan: Path,
+    document: BudgetDocument,
+    number: int,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+    sites: Sites | None = None,
 ) -> Iterator[CoinRun]:
     """Train `number` times, each time with fresh fair coins for every record's attribute, where attributes are held.
 
@@ -149,7 +154,7 @@ def coin_runs(
     """
     random = np.random.default_rng(seed)
     auditor = AuditorsManifest()
-    first = prepare_run(plan, auditor.envelope(document), auditor.trust)
+    first = prepare_run(plan, auditor.envelope(document), auditor.trust, sites)
     sensitive = first.setup.sensitive
     for finished in range(1, number + 1):
         noise_seed = int(random.integers(2**31))

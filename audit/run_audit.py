@@ -10,6 +10,7 @@ from audit.canaries.canary_audit import canary_audit
 from audit.canaries.canary_runs import Effort
 from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
+from audit.federated import NO_SITES, SitesInHand, check_sites, read_site_papers
 from audit.noise import check_noise, check_noise_floor
 from audit.own_loop import check_loop, read_loop
 from audit.probes.check_probes import check_probes
@@ -48,17 +49,28 @@ def audit_run(
     ledger: Ledger | None = None,
     progress: Callable[[str], None] | None = None,
     plan_path: Path | None = None,
+    sites: SitesInHand = NO_SITES,
 ) -> AuditReport:
-    """Judge a run by its folder, its data and, where given, its ledger; `trusted` says how far the folder is."""
+    """Judge a run by its folder, its data and, where given, its ledger; `trusted` says how far the folder is.
+
+    `sites` is what an auditor has of a run over guards: some sites' records, ledgers and keys. Without the records of
+    all of them the papers alone are judged.
+    """
     say = progress or (lambda text: None)
     loop = read_loop(path, trusted)
     if loop is not None:
         say("a loop of somebody's own: its papers and what it published, without its data")
         return judge(on_trial(loop.document), check_loop(loop, ledger), (), options.confidence)
     say("reading the run and redoing its states from the transcript")
-    evidence = RunEvidence.read(path, trusted, plan_path)
+    papers = read_site_papers(path, trusted, plan_path)
     say("conformance: do manifest, ledger, transcript, plan and model name one another?")
-    checks = check_conformance(evidence, ledger)
+    if papers is not None:
+        checks = check_sites(papers, sites)
+        if not papers.covered_by(sites):
+            return judge(on_trial(papers.document), checks, (), options.confidence)
+    evidence = RunEvidence.read(path, trusted, plan_path, sites.files)
+    if papers is None:
+        checks = check_conformance(evidence, ledger)
     say("noise: is it what was signed?")
     checks += check_noise(evidence) if evidence.batches_known else check_noise_floor(evidence)
     say("probes: noise off, neighbouring data sets, and a rehearsal")
@@ -91,6 +103,7 @@ def _attacks(
         seed=options.seed,
         confidence=options.confidence,
         progress=lambda done: say(f"attack: rerun {done} of {options.reruns} done"),
+        sites=evidence.sites,
     )
     return (attack,)
 

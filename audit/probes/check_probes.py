@@ -110,7 +110,7 @@ def check_probes(
 
 def _rehearse(evidence: RunEvidence, rounds: int) -> tuple[Check, ...]:
     try:
-        rehearsal = rehearse(evidence.plan_path, evidence.document, rounds)
+        rehearsal = rehearse(evidence.plan_path, evidence.document, rounds, evidence.sites)
     except PrivfairError as refusal:
         return (passed_if(Layer.PROBE, "rehearsal", False, f"the engine refuses: {refusal}"),)
     return (check_rehearsed_steps(rehearsal), *check_batches(rehearsal), *check_fresh_noise(rehearsal))

@@ -15,7 +15,7 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.models.model import Model
-from privfair.run.prepare import prepare_run
+from privfair.run.prepare import Sites, prepare_run
 
 DEFAULT_ROUNDS = 32
 _BLOCK = 8
@@ -42,10 +42,12 @@ class Rehearsal:
         return tuple(one for one in self.sendings if one.party == party)
 
 
-def rehearse(plan: Path, document: BudgetDocument, rounds: int = DEFAULT_ROUNDS) -> Rehearsal:
+def rehearse(
+    plan: Path, document: BudgetDocument, rounds: int = DEFAULT_ROUNDS, sites: Sites | None = None
+) -> Rehearsal:
     """Train `rounds` rounds of the plan (or as many as it has) and keep what was seen."""
     auditor, watch, block = AuditorsManifest(), Watch(), min(_BLOCK, rounds)
-    run = prepare_run(plan, auditor.envelope(document), auditor.trust)
+    run = prepare_run(plan, auditor.envelope(document), auditor.trust, sites)
     made = rerun(run, auditor, seed=run.plan.training.seed, updates=rounds, block=block, observer=watch)
     return Rehearsal(
         document=document,

@@ -14,6 +14,7 @@ from audit.transcript.decoder import Decoded, decode
 from audit.verdict import is_at_ceiling
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import RandomizedCategory
+from privfair.run.prepare import Sites
 
 _SHARES = (0.012, 0.025, 0.05)
 """Which shares of all coins are guessed, declared before anything is run; Bonferroni over them is in the bound."""
@@ -29,6 +30,7 @@ def coin_audit(
     seed: int,
     confidence: float,
     progress: Callable[[int], None] | None = None,
+    sites: Sites | None = None,
 ) -> Attack:
     """Rerun the plan on coins and bound epsilon from below by what the transcripts betray.
 
@@ -36,7 +38,7 @@ def coin_audit(
     of one rerun at `delta` (docs/theorems/audit-bounds.md, one run; runs are pooled as independent coins).
     """
     guesses, controls = [], []
-    for run in coin_runs(plan, document, runs, seed, progress):
+    for run in coin_runs(plan, document, runs, seed, progress, sites):
         decoded = decode(run)
         guesses.append(_rank_guesses(run, decoded, noisy=True))
         controls.append(_rank_guesses(run, decoded, noisy=False))

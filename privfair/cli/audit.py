@@ -96,7 +96,27 @@ class _WithVerify(click.Command):
     help="The original plan, needed if it names data files relative to its own place.",
 )
 @trust_options
-@click.option("--ledger", help="The run's ledger, to compare its charges with the releases.")
+@click.option(
+    "--ledger",
+    "ledgers",
+    multiple=True,
+    metavar="[PARTY=]LEDGER",
+    help="The run's ledger, to compare its charges with the releases; of a run over guards one per party.",
+)
+@click.option(
+    "--data",
+    "files",
+    multiple=True,
+    metavar="SILO=FILE",
+    help="Of a run over guards: the records of one silo; with those of all silos the whole audit is possible.",
+)
+@click.option(
+    "--site-key",
+    "site_keys",
+    multiple=True,
+    metavar="PARTY=PUB",
+    help="Of a run over guards: the public key of one party, to check the signature under its receipt.",
+)
 @click.option("--anchor", type=_PATH, help="Anchor of the ledger (default: LEDGER.anchor beside a ledger file).")
 @click.option(
     "--reruns",
@@ -139,7 +159,9 @@ def command(
     trust_path: Path | None,
     root: Path | None,
     trust_code: bool,
-    ledger: str | None,
+    ledgers: tuple[str, ...],
+    files: tuple[str, ...],
+    site_keys: tuple[str, ...],
     anchor: Path | None,
     reruns: int,
     seed: int,
@@ -189,7 +211,8 @@ def command(
     elif run is None:
         raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
     else:
-        report = _judge_run(run, _RunFlags(plan_path, ledger, anchor, reruns), trusted, seed, confidence)
+        in_hand = _RunFlags(plan_path, ledgers, files, site_keys, anchor, reruns)
+        report = _judge_run(run, in_hand, trusted, seed, confidence)
         _say("attribute inference: does the model tell more than imputation?")
         inferred = attribute_of_run(attribute, run, trusted, plan_path, seed, confidence)
         subjects = run_subjects(run)
@@ -212,20 +235,49 @@ def command(
 @dataclass(frozen=True)
 class _RunFlags:
     plan_path: Path | None
-    ledger: str | None
+    ledgers: tuple[str, ...]
+    files: tuple[str, ...]
+    keys: tuple[str, ...]
     anchor: Path | None
     reruns: int
 
 
 def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
+    from contextlib import ExitStack
+
+    from audit.federated import SitesInHand
     from audit.run_audit import AuditOptions, audit_run
+    from calibrate.manifest.keys import load_public
     from privfair.ledger import Access, Ledger
 
     options = AuditOptions(flags.reruns, seed, confidence)
-    if flags.ledger is None:
-        return audit_run(run, options, trusted, None, _say, flags.plan_path)
-    with Ledger.open(flags.ledger, flags.anchor, Access.READ) as opened:
-        return audit_run(run, options, trusted, opened, _say, flags.plan_path)
+    named = dict(_by_party(text) for text in flags.ledgers)
+    if len(named) < len(flags.ledgers) or (None in named and len(named) > 1):
+        raise click.UsageError("--ledger is given once; of a run over guards once per party, as PARTY=LEDGER")
+    files = _named("--data", flags.files, "SILO=FILE")
+    keys = {party: load_public(path) for party, path in _named("--site-key", flags.keys, "PARTY=PUB").items()}
+    with ExitStack() as opened:
+        ledgers = {
+            party: opened.enter_context(Ledger.open(place, flags.anchor, Access.READ)) for party, place in named.items()
+        }
+        sites = SitesInHand(files, {party: book for party, book in ledgers.items() if party is not None}, keys)
+        return audit_run(run, options, trusted, ledgers.get(None), _say, flags.plan_path, sites)
+
+
+def _by_party(text: str) -> tuple[str | None, str]:
+    """`PARTY=LEDGER`, or a ledger alone; a PostgreSQL URL may hold `=` after its own `:`."""
+    party, equals, place = text.partition("=")
+    return (party, place) if equals and not set(":/") & set(party) else (None, text)
+
+
+def _named(option: str, texts: tuple[str, ...], form: str) -> dict[str, Path]:
+    found = {}
+    for text in texts:
+        name, equals, place = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"{option} {text}: write {form}")
+        found[name] = Path(place)
+    return found
 
 
 def _say(text: str) -> None:

@@ -295,6 +295,12 @@ def site_format(plan: DataPlan) -> tuple[SiteSource, OwnFormat]:
     return plan.source, own
 
 
+def site_files(plan: DataPlan) -> dict[str, bytes]:
+    """The schema by its name, to be kept beside a copy of the plan, if the plan looks for it beside itself."""
+    source, _ = site_format(plan)
+    return {source.schema.name: source.schema.read_bytes()}
+
+
 def load_site_data(
     plan: DataPlan, files: Mapping[str, Path], *, central: bool = False, unit: PrivacyUnit | None = None
 ) -> TrainingData:

@@ -22,6 +22,7 @@ from calibrate.manifest.keys import SigningKey, sign
 from calibrate.manifest.strict_json import canonical
 from privfair.algorithms.algorithm import Received
 from privfair.contribution import Published
+from privfair.data.training_data import site_files
 from privfair.durable import replace_file
 from privfair.federation.coordinator import Position
 from privfair.federation.local_party import LocalParties, digest_of_values, state_digest
@@ -90,7 +91,9 @@ class Guard:
         self._policy = policy
         self._trust = trust
         self._key = key
-        self._asked, self._first = "", tuple[str, ...]()
+        self._asked = ""
+        self._first: tuple[int, tuple[str, ...]] = (-1, ())
+        """The step that this process contributed to last, and the names of that message."""
         self._halted = False
         self._shapes = {name: values.shape for name, values in run.algorithm.checkpoint(run.algorithm.start()).items()}
         policy.require_manifest(run.manifest)
@@ -112,8 +115,9 @@ class Guard:
             )
         replace_file(self._folder.plan, self._run.plan_bytes)
         replace_file(self._folder.manifest, self._run.envelope)
-        for name, code in self._run.plan.own_code().items():
-            replace_file(self._folder.path / name, code)
+        kept = {**self._run.plan.own_code(), **site_files(self._run.plan.data)}
+        for name, content in kept.items():
+            replace_file(self._folder.path / name, content)
 
     def _claimed(self) -> Claim | None:
         """The claim of this folder, taken or taken up again; None where the run is over."""
@@ -185,7 +189,7 @@ class Guard:
             self._require_new_round()
         self._asked, party = digest, self._local.parties[0]
         values = self._compute(lambda: party.contribute(step, state))
-        self._first = tuple(values)
+        self._first = (step, tuple(values))
         self._make_durable()
         return values
 
@@ -199,9 +203,12 @@ class Guard:
         if step < self._steps.last or self._local is None:
             return self._published(step)
         self._require_going()
+        begun, names = self._first
+        if begun != step:
+            raise StepRefused(f"step {step} was begun before this guard was started; ask for its contribution again")
         party = self._local.parties[0]
         if before.received is None:
-            self._steps.reply(step, digest, self._first)
+            self._steps.reply(step, digest, names)
         values = self._compute(lambda: party.reply(step, received))
         self._make_durable()
         return values

@@ -65,9 +65,10 @@ _LINE: TypeAdapter[_Begun | _Replied] = TypeAdapter(_Begun | _Replied)
 class StepLog:
     """The log of one guard, read back and gone on with."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, writing: bool = True) -> None:
         self.steps: dict[int, AnsweredStep] = {}
         self._days: dict[str, int] = {}
+        self._descriptor = -1
         content = path.read_bytes() if path.exists() else b""
         whole = content.rfind(b"\n") + 1
         for number, line in enumerate(content[:whole].splitlines(), 1):
@@ -75,9 +76,20 @@ class StepLog:
                 self._add(_LINE.validate_json(line))
             except (ValidationError, KeyError):
                 raise Refused(f"{path}, line {number}: is not a step; put an untouched copy back") from None
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.ftruncate(self._descriptor, whole)
-        sync_folder(path.parent)
+        if writing:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.ftruncate(self._descriptor, whole)
+            sync_folder(path.parent)
+
+    @classmethod
+    def read(cls, path: Path) -> StepLog:
+        """The log as it is, to be looked at."""
+        return cls(path, writing=False)
+
+    @property
+    def step_of_round(self) -> dict[int, int]:
+        """Which step each round was opened for."""
+        return {number: answered.step for answered in self.steps.values() for number in answered.rounds}
 
     @property
     def last(self) -> int:

@@ -137,19 +137,32 @@ class PreparedRun(PlannedRun):
         )
 
 
-def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile) -> PreparedRun:
-    """Verify and build; raises `Refused` or `InvalidInput`, and has spent nothing by then."""
+Sites = Mapping[str, Path]
+"""Each silo's file, for a plan that names silos and no files."""
+
+
+def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile, sites: Sites | None = None) -> PreparedRun:
+    """Verify and build; raises `Refused` or `InvalidInput`, and has spent nothing by then.
+
+    `sites` are the files of all silos in one place, for an auditor who has them.
+    """
     signed = read_signed_plan(plan_path, envelope, trust)
-    plan, unit = signed.plan, signed.document.guarantee.privacy_unit()
-    data = load_training_data(plan.data, central=plan.recipe.central, unit=unit)
+    data = load_data(signed.plan, signed.document, sites or {})
     prepared = _prepare(signed, data, data.binding, data.facts)
-    _ = prepared.held_out  # refused now, before anything is spent
+    if not sites:
+        _ = prepared.held_out  # refused now, before anything is spent
     return prepared
 
 
-def prepare_site(
-    plan_path: Path, envelope: bytes, trust: TrustFile, party: str, files: Mapping[str, Path]
-) -> PreparedRun:
+def load_data(plan: TrainingPlan, document: BudgetDocument, sites: Sites) -> TrainingData:
+    """The data of all parties of a run: as the plan says, or from the silos' files where it names none."""
+    unit, central = document.guarantee.privacy_unit(), plan.recipe.central
+    if sites:
+        return load_site_data(plan.data, sites, central=central, unit=unit)
+    return load_training_data(plan.data, central=central, unit=unit)
+
+
+def prepare_site(plan_path: Path, envelope: bytes, trust: TrustFile, party: str, files: Sites) -> PreparedRun:
     """The same for one party alone, whose `files` (by silo) are the only ones that are read."""
     signed = read_signed_plan(plan_path, envelope, trust)
     plan, unit = signed.plan, signed.document.guarantee.privacy_unit()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import rfc8785
 from numpy.typing import NDArray
 
 from privfair.ledger import ClaimState, Ledger, Release
@@ -49,6 +51,38 @@ class Agreement:
     unrecorded: tuple[Release, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class PartOfRun:
+    """One party's transcript, and which step of the run each of its rounds was for."""
+
+    transcript: Transcript
+    step_of_round: Mapping[int, int]
+
+    def values_by_step(self) -> Iterator[tuple[int, str, str, NDArray[np.floating]]]:
+        """Step, party, name and values, in the order of publication; a round that no step claims is refused."""
+        header = self.transcript.header
+        for key in self.transcript.keys:
+            if key.round not in self.step_of_round:
+                raise _refused(self.transcript.path, f"no step claims its round {key.round}", _RESTORE)
+            party, name = header.parties[key.party], header.values[key.name].name
+            yield self.step_of_round[key.round], party, name, self.transcript.value(key.round, party, name)
+
+
+def merged_identity(parts: Sequence[PartOfRun]) -> tuple[str, str]:
+    """What the header of a merged transcript says in the place of ledger and claim: digests over those of all parts."""
+    listed = [
+        {
+            "parties": list(part.transcript.header.parties),
+            "ledger": part.transcript.header.ledger,
+            "claim": part.transcript.header.claim_hash,
+            "transcript": part.transcript.digest,
+        }
+        for part in parts
+    ]
+    ledgers = [one["ledger"] for one in listed]
+    return hashlib.sha256(rfc8785.dumps(ledgers)).hexdigest(), hashlib.sha256(rfc8785.dumps(listed)).hexdigest()
+
+
 class Transcript:
     """The whole frames of a transcript file, verified; numbers are read from the file when asked for."""
 
@@ -66,6 +100,37 @@ class Transcript:
     def read(cls, path: Path) -> Transcript:
         """Verify the file at `path` and index it; damage is refused, an unfinished end is left out."""
         return cls(Path(path))
+
+    @classmethod
+    def merge(cls, path: Path, parts: Sequence[PartOfRun]) -> Transcript:
+        """Write the transcripts of several parties as one at `path`, where each round is a step of the run.
+
+        A party's own rounds are numbers of its own ledger; only the steps are common. The merged header names no ledger
+        but the digest of all of them, with their claims and transcripts (`merged_identity`): verify each part against
+        its own ledger, and then that the merged one is made of these parts.
+        """
+        from privfair.transcript.writer import TranscriptWriter
+
+        first = parts[0].transcript.header
+        for part in parts:
+            header = part.transcript.header
+            if (header.manifest_digest, header.values, header.noise_source) != (
+                first.manifest_digest,
+                first.values,
+                first.noise_source,
+            ):
+                raise _refused(part.transcript.path, "it is of another run than the others", "gather one run's parts")
+        ledgers, sources = merged_identity(parts)
+        names = tuple(party for part in parts for party in part.transcript.header.parties)
+        header = TranscriptHeader(first.manifest_digest, ledgers, sources, first.noise_source, names, first.values)
+        with TranscriptWriter.create(path, header) as writer:
+            for step, party, name, values in sorted(
+                (one for part in parts for one in part.values_by_step()), key=lambda one: (one[0], names.index(one[1]))
+            ):
+                writer.append(step, party, name, values)
+            if all(part.transcript.ending is Ending.CLOSED for part in parts):
+                writer.finish()
+        return cls.read(path)
 
     def _index(self) -> None:
         content = memoryview(self._map)

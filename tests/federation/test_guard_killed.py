@@ -158,8 +158,7 @@ def _go(run: PreparedRun, guard: MortalGuard, parties: RemoteParties) -> list[Re
 
 
 def _require_whole(run: PreparedRun, folder: Path, answers: list[Received]) -> None:
-    transcript, log = Transcript.read(folder / "own" / "transcript.bin"), StepLog(folder / "own" / "steps.jsonl")
-    log.close()
+    transcript, log = Transcript.read(folder / "own" / "transcript.bin"), StepLog.read(folder / "own" / "steps.jsonl")
     assert transcript.ending is Ending.CLOSED
     with Ledger.open(folder / "ledger.db") as ledger:
         assert not transcript.verify_against(ledger).unrecorded
