@@ -14,6 +14,7 @@ from functools import cached_property
 from calibrate.accountants.registry import Priced, best_epsilon
 from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
 from calibrate.errors import InvalidInput, NotCertified, positive
+from calibrate.meaning import Meaning
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import NoisyValue, Plan, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
@@ -103,6 +104,7 @@ class CertifiedBudget:
             "epsilon": self.target.epsilon,
             "delta": self.target.delta,
             "certified": {"lower": self.certified.lower, "upper": self.certified.upper},
+            "meaning": Meaning(self.target).to_json(),
             "rounds": self.plan.rounds,
             "releases": [value.to_json() for value in self.values],
             "joint_noise_multiplier": self.joint_noise_multiplier,

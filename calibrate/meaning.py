@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from calibrate.errors import open_unit
+from calibrate.errors import count, open_unit
+from calibrate.manifest.strict_json import Json
 from calibrate.privacy_unit import EpsilonDelta
 
 _OUTWARD = 1 + 1e-12
+_LARGEST_EPSILON = 500.0
+"""A promise to a group beyond this is none."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,18 @@ class Meaning:
         open_unit("prior", prior)
         return min(1.0, 1 / (1 + (1 - prior) / prior * math.exp(-self.promise.epsilon)) * _OUTWARD)
 
+    def for_group(self, size: int) -> Meaning | None:
+        """The promise to `size` units together; None where nothing is left of it.
+
+        Guarantee: k steps of the definition, each from one data set to a neighbour, give (k eps, delta (1 + e^eps + ..
+        + e^((k-1) eps))) (docs/theorems/hyperparameter-search.md, equation 3).
+        """
+        epsilon, delta = count("size", size) * self.promise.epsilon, self.promise.delta
+        if epsilon > _LARGEST_EPSILON:
+            return None
+        delta *= math.fsum(math.exp(step * self.promise.epsilon) for step in range(size)) * _OUTWARD
+        return Meaning(EpsilonDelta(epsilon * _OUTWARD, delta)) if delta < 1 else None
+
     def least_misses(self, false_alarms: float) -> float:
         """The smallest share of misses at a given share of false alarms: the trade-off curve of (1)."""
         epsilon, delta = self.promise.epsilon, self.promise.delta
@@ -55,7 +70,7 @@ class Meaning:
         flat = math.exp(-epsilon) * (1 - delta - false_alarms)
         return max(0.0, steep, flat) / _OUTWARD
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Json]:
         """The numbers that the command line, the report and a notebook show."""
         grid = [0.0, 0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
         return {

@@ -149,6 +149,7 @@ def epsilon(
     epochs: int | None = None,
     batch_limit: int | None = None,
     most_units: int | None = None,
+    tries: float | None = None,
 ) -> EpsilonInterval:
     """What given noise costs: an interval that is certified to hold the smallest true epsilon at `delta`.
 
@@ -156,6 +157,8 @@ def epsilon(
         noise_multiplier: Noise relative to the contribution bound; several numbers are several values of one batch.
         delta: Between 0 and 1.
         rounds, sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units: As for `sigma`.
+        tries: The mean of a secret random number of tries of which only the best is published, for a hyper-parameter
+            search (calibrate/search_cost.py); without it there is one try.
 
     Guarantee: the rounds are (upper, delta)-private for the relation; no epsilon below `lower` can be proved from
     this description alone. An epoch that is begun counts whole for the upper end.
@@ -166,7 +169,12 @@ def epsilon(
     """
     multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
     drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units)
-    return price(noisy_rounds(multipliers, rounds, *drawn), delta)[0]
+    asked = noisy_rounds(multipliers, rounds, *drawn)
+    if tries is not None:
+        from calibrate.search_cost import RandomTries, price_search
+
+        return price_search(asked.published, asked.unit, delta, RandomTries(tries))
+    return price(asked, delta)[0]
 
 
 def rounds(

@@ -30,7 +30,8 @@ from calibrate.manifest.verify import (
     VerifiedManifest,
     promises_privacy,
 )
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Relation
+from calibrate.meaning import Meaning
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected, Relation
 
 WIDTH = 100
 
@@ -54,6 +55,13 @@ def protected_text(guarantee: PrivateGuarantee | AsPrintedGuarantee | NoPrivacyP
 def describe_unit(unit: PrivacyUnit) -> str:
     """A unit in words: who is protected, and what may differ."""
     return f"{_UNIT[unit.protected]}, {_RELATION[unit.relation]}"
+
+
+def meaning_of(guarantee: PrivateGuarantee | AsPrintedGuarantee | NoPrivacyPromised) -> Meaning | None:
+    """What a guarantee means to a person; None where there is no finite promise."""
+    if isinstance(guarantee, NoPrivacyPromised) or guarantee.epsilon is None:
+        return None
+    return Meaning(EpsilonDelta(guarantee.epsilon, guarantee.delta))
 
 
 Shown = VerifiedManifest | AuthenticManifest | UnverifiedManifest
@@ -89,9 +97,11 @@ def as_json(manifest: Shown) -> dict[str, Json]:
             checked, signatures = "signatures, plan and data", manifest.signatures
         case _:
             assert_never(manifest)
+    meaning = meaning_of(manifest.document.guarantee)
     return {
         "checked": checked,
         "promises_privacy": promises_privacy(manifest.document),
+        "meaning": None if meaning is None else meaning.to_json(),
         "manifest": manifest.digest,
         "signatures": [{"role": each.role.value, "key_id": each.key_id} for each in signatures],
         "document": manifest.document.to_json(),
@@ -146,6 +156,7 @@ def _promise(document: BudgetDocument) -> Iterator[str]:
                 f"Nothing an observer sees becomes more than {_factor(guarantee.epsilon)} times likelier through "
                 f"that change, except with probability {_at_most(guarantee.delta)}."
             )
+            yield from Meaning(EpsilonDelta(guarantee.epsilon, guarantee.delta)).sentences(whom.split(",")[0])
         case AsPrintedGuarantee():
             true = "no finite epsilon" if guarantee.epsilon is None else f"epsilon = {_at_most(guarantee.epsilon)}"
             yield (

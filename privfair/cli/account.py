@@ -74,6 +74,20 @@ noise / (largest distance between a record's two contributions).
     show_default=True,
     help="The tightest certified accountant, a named one, or a table of all.",
 )
+@click.option(
+    "--tries",
+    type=float,
+    metavar="M",
+    help="Price a hyper-parameter search: the best of a secret random number of tries, M on average, is shown.",
+)
+@click.option(
+    "--tries-shape",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="ETA",
+    help="Shape of the number of tries' truncated negative binomial law; 1 is the geometric law.",
+)
 @json_option
 def command(
     multipliers: tuple[float, ...],
@@ -86,6 +100,8 @@ def command(
     relation: str,
     batch: str | None,
     accountant: str,
+    tries: float | None,
+    tries_shape: float,
     as_json: bool,
 ) -> None:
     """Price given noise: a certified interval [lower, upper] for epsilon at the given delta."""
@@ -101,7 +117,12 @@ def command(
     if accountant == "all":
         _print_all(asked, delta, as_json)
         return
-    interval, name = price(asked, delta, accountant)
+    if tries is None:
+        interval, name = price(asked, delta, accountant)
+    else:
+        from calibrate.search_cost import RandomTries, price_search
+
+        interval, name = price_search(asked.published, asked.unit, delta, RandomTries(tries, tries_shape)), "renyi"
     if as_json:
         print_json({"epsilon": {"lower": interval.lower, "upper": interval.upper}, "accountant": name})
     else:

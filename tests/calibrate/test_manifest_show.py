@@ -154,4 +154,6 @@ def test_machines_are_told_the_same() -> None:
     assert verified["checked"] == "signatures, plan and data"
     assert verified["signatures"] == [{"role": "privacy-officer", "key_id": KEY.key_id}]
     assert verified["promises_privacy"] is True
+    assert isinstance(verified["meaning"], dict)
+    assert 0.5 < verified["meaning"]["right_guesses"] < 1
     assert verified["document"] == samples.document().to_json()
