@@ -25,7 +25,7 @@ from privfair.contribution import Published
 from privfair.data.training_data import site_files
 from privfair.durable import replace_file
 from privfair.federation.coordinator import Position
-from privfair.federation.local_party import LocalParties, digest_of_values, state_digest
+from privfair.federation.local_party import LocalParties, StateReader, digest_of_values
 from privfair.federation.party import Greeting, PublicState, Receipt, RoundsSpent, StepRefused
 from privfair.federation.policy import ANYTHING, Policy, PolicyRefused
 from privfair.federation.sockets import SocketServer
@@ -106,6 +106,7 @@ class Guard:
         claim = self._claimed()
         self._session = 0 if claim is None else claim.session
         self._local = None if claim is None else self._open(claim)
+        self._states = StateReader(run.algorithm) if self._local is None else self._local.states
 
     def _take_folder(self) -> None:
         """The folder is for this manifest alone; plan and manifest are kept in it for whoever audits it."""
@@ -173,8 +174,7 @@ class Guard:
 
     def contribute(self, step: int, state: PublicState) -> Mapping[str, Published]:
         """See `Party.contribute`."""
-        self._require_state(state)
-        digest, before = state_digest(state), self._steps.steps.get(step)
+        digest, before = self._read_state(state), self._steps.steps.get(step)
         if step > self._steps.last + 1:
             raise StepRefused(f"step {step} comes after step {self._steps.last + 1}, which was never asked for")
         if before is not None and before.state != digest and (step < self._steps.last or self._published(step)):
@@ -295,8 +295,8 @@ class Guard:
             self._trust.require_signed(self._run.manifest.authentic)
             self._ledger.remember_trust(self._trust.seen)
 
-    def _require_state(self, state: PublicState) -> None:
-        """What can be said of a state before it is used; it depends on no record."""
+    def _read_state(self, state: PublicState) -> str:
+        """The digest of a state that can be used; whether it can depends on no record."""
         for name, shape in self._shapes.items():
             if name not in state or state[name].shape != shape:
                 raise StateRefused(f"{name!r} of the state is missing, or of another shape than {shape}")
@@ -304,7 +304,7 @@ class Guard:
             if not np.isfinite(values).all():
                 raise StateRefused(f"{name!r} of the state is not finite")
         try:
-            self._run.algorithm.restore(state)
+            return self._states.read(state)[1]
         except Exception as error:
             raise StateRefused(f"the state can't be read ({type(error).__name__})") from error
 

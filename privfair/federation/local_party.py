@@ -329,6 +329,7 @@ class LocalParties:
     parties: tuple[LocalParty[Any], ...]
     gate: StepGate
     record: BatchWriter | None
+    states: StateReader[Any]
 
     @classmethod
     def open(
@@ -377,7 +378,7 @@ class LocalParties:
             LocalParty(silo, setup.algorithm, drawn[silo.name], step_gate, claim, states, here, watching, setup.facts)
             for silo in setup.silos
         )
-        return cls(parties, step_gate, record)
+        return cls(parties, step_gate, record, states)
 
     def __enter__(self) -> LocalParties:
         return self

@@ -8,7 +8,7 @@ import socket
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from privfair.federation.guard import GuardOptions, serve_guard
@@ -131,6 +131,8 @@ class Sites:
 
     desk: Desk
     plan: str
+    children: list[int] = field(default_factory=list)
+    """Process ids of the guards, while they run."""
 
     @classmethod
     def at(cls, folder: Path, plan: str) -> Sites:
@@ -170,18 +172,19 @@ class Sites:
     @contextmanager
     def guards(self, options: GuardOptions | None = None) -> Iterator[SocketTransport]:
         """All guards, each in a forked process; stopped by their ids at the end."""
-        children: dict[int, str] = {}
+        children = self.children
         transport = SocketTransport({party: self.socket(party) for party in self.parties}, deadline=240)
         try:
             for party in self.parties:
-                children[self._fork(party, options or GuardOptions())] = party
+                children.append(self._fork(party, options or GuardOptions()))
             yield transport
         finally:
             transport.close()
             for child in children:
                 os.kill(child, signal.SIGTERM)
-            for child in children:
-                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+            children.clear()
+            assert not any(codes)
 
     def _fork(self, party: str, options: GuardOptions) -> int:
         run, ledger = self.prepare(party), self.ledger(party)
