@@ -172,6 +172,7 @@ def command(
     junit: Path | None,
     sign_path: Path | None,
     statement: Path | None,
+    test_result: Path | None,
     sensitive: str | None,
     infer: bool,
     as_json: bool,
@@ -198,7 +199,7 @@ def command(
     from privfair.cli.keys import read_trust_file
     from privfair.run.trusted_plan import FolderTrust
 
-    outputs, attribute = OutputFlags(out, junit, sign_path, statement), AttributeFlags(sensitive, infer)
+    outputs, attribute = OutputFlags(out, junit, sign_path, statement, test_result), AttributeFlags(sensitive, infer)
     signers = None if trust_path is None else read_trust_file(trust_path, root)
     trusted = FolderTrust(signers, trust_code)
     flags = ModelFlags(**model)

@@ -27,6 +27,11 @@ output_options = options(
         "--sign", "sign_path", type=_FILE, help="Private key of the auditor, with which the verdict is signed."
     ),
     click.option("--statement", type=_FILE, help="File for the signed statement; needs --sign."),
+    click.option(
+        "--test-result",
+        type=_FILE,
+        help="File for the verdict as a signed in-toto Test Result, for tools that know no other; needs --sign.",
+    ),
 )
 
 
@@ -38,9 +43,12 @@ class OutputFlags:
     junit: Path | None
     sign_path: Path | None
     statement: Path | None
+    test_result: Path | None = None
 
     def __post_init__(self) -> None:
-        if (self.sign_path is None) != (self.statement is None):
+        if self.test_result is not None and self.sign_path is None:
+            raise click.UsageError("--test-result FILE needs --sign KEY")
+        if (self.sign_path is None) != (self.statement is None and self.test_result is None):
             raise click.UsageError("--sign KEY and --statement FILE go together")
         self._require_places()
 
@@ -51,7 +59,10 @@ class OutputFlags:
 
         if self.sign_path is not None:
             read_bytes(self.sign_path, "--sign")
-        named = (("--out", self.out), ("--junit", self.junit), ("--statement", self.statement))
+        named = (
+            *(("--out", self.out), ("--junit", self.junit)),
+            *(("--statement", self.statement), ("--test-result", self.test_result)),
+        )
         for argument, path in named:
             if path is not None and not path.parent.is_dir():
                 rule = "must lie in an existing folder"
@@ -91,6 +102,9 @@ def write_outputs(flags: OutputFlags, report: AuditReport) -> None:
     if flags.sign_path is not None and flags.statement is not None:
         write_bytes(flags.statement, _sign(flags.sign_path, report))
         click.echo(f"  signed statement written to {flags.statement}", err=True)
+    if flags.sign_path is not None and flags.test_result is not None:
+        write_bytes(flags.test_result, _sign_test_result(flags.sign_path, report))
+        click.echo(f"  signed test result written to {flags.test_result}", err=True)
 
 
 def _sign(key_path: Path, report: AuditReport) -> bytes:
@@ -102,6 +116,17 @@ def _sign(key_path: Path, report: AuditReport) -> bytes:
     at = instant_from_text(report.audited_at)
     assert isinstance(at, datetime)
     return sign_audit(AuditPredicate.of(report, at), report.subjects, load_private(key_path, ask_password))
+
+
+def _sign_test_result(key_path: Path, report: AuditReport) -> bytes:
+    from audit.report.exports import result_statement
+    from calibrate.manifest.document import PAYLOAD_TYPE
+    from calibrate.manifest.keys import load_private, sign
+    from calibrate.manifest.strict_json import canonical
+    from privfair.cli.keys import ask_password
+
+    statement = result_statement(report, dict(report.subjects))
+    return sign(PAYLOAD_TYPE, canonical(statement), load_private(key_path, ask_password))
 
 
 def _digest(path: Path) -> str:
