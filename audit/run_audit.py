@@ -14,13 +14,17 @@ from audit.federated import NO_SITES, SitesInHand, check_sites, read_site_papers
 from audit.noise import check_noise, check_noise_floor
 from audit.own_loop import check_loop, read_loop
 from audit.probes.check_probes import check_probes
-from audit.report.results import Attack, AuditReport, Layer, Promise, not_possible
+from audit.report.results import Attack, AuditReport, GroupRates, Layer, ModelQuality, Promise, not_possible
 from audit.transcript.coin_audit import coin_audit
 from audit.transcript.decoder import require_decodable
 from audit.verdict import judge, on_trial
 from calibrate.errors import UnsupportedCombination, count, open_unit
-from calibrate.privacy_unit import Relation
+from calibrate.meaning import Protection
+from calibrate.privacy_unit import EpsilonDelta, Relation
+from privfair.fairness.gaps import emptiness
 from privfair.ledger import Ledger
+from privfair.run.folder import load_theta
+from privfair.run.metrics import HeldOutRecords
 from privfair.run.trusted_plan import UNTRUSTED, FolderTrust
 
 _CANARY_RUNS, _CANARY_SECONDS = 50, 10.0
@@ -50,11 +54,13 @@ def audit_run(
     progress: Callable[[str], None] | None = None,
     plan_path: Path | None = None,
     sites: SitesInHand = NO_SITES,
+    counted: Callable[[int, int], None] | None = None,
 ) -> AuditReport:
     """Judge a run by its folder, its data and, where given, its ledger; `trusted` says how far the folder is.
 
-    `sites` is what an auditor has of a run over guards: some sites' records, ledgers and keys. Without the records of
-    all of them the papers alone are judged.
+    `progress` is told what begins, `counted` how many reruns of how many are done; `plan_path` is the plan in its own
+    place, needed where it names data files relative to itself. `sites` is what an auditor has of a run over guards:
+    some sites' records, ledgers and keys. Without the records of all of them the papers alone are judged.
     """
     say = progress or (lambda text: None)
     loop = read_loop(path, trusted)
@@ -77,21 +83,53 @@ def audit_run(
     checks += check_probes(evidence, ledger, options.seed)
     promise = on_trial(evidence.document)
     try:
-        attacks = _attacks(evidence, promise, options, say)
+        attacks = _attacks(evidence, promise, options, say, counted or (lambda done, total: None))
     except UnsupportedCombination as refusal:
         attacks = ()
         checks += (not_possible(Layer.ATTACK, "attack", str(refusal)),)
-    return judge(promise, checks, attacks, options.confidence)
+    report = judge(promise, checks, attacks, options.confidence)
+    return report.model_copy(update={**_protection(evidence), "model": _quality(evidence)})
+
+
+def _protection(evidence: RunEvidence) -> dict[str, object]:
+    """Who is protected, in an officer's words, and all that the manifest says is not."""
+    promise = evidence.promise
+    finite = None if promise.epsilon is None else EpsilonDelta(promise.epsilon, promise.delta)
+    words = Protection(promise.unit, finite)
+    return {"protected": words.protected, "not_protected": (words.not_protected, *promise.not_protected)}
+
+
+def _quality(evidence: RunEvidence) -> ModelQuality | None:
+    """The model's numbers on the held-out records, computed here and not believed; None before it is finished."""
+    plan, test = evidence.plan, evidence.data.test
+    if test is None or not evidence.folder.model.exists():
+        return None
+    held_out = HeldOutRecords(test, plan.model.dtype, plan.training.positive)
+    theta = load_theta(evidence.folder, evidence.model)
+    overall = held_out.measure(evidence.model, theta, 0, None).as_json()["overall"]
+    shared = ("records", "accuracy", "balanced_accuracy", "auc", "demographic_parity", "positive_class")
+    rates = ("records", "accuracy", "positive_rate", "true_positive_rate", "false_positive_rate")
+    return ModelQuality(
+        **{name: overall[name] for name in shared},
+        majority_class=overall["majority"]["class"],
+        majority_accuracy=overall["majority"]["accuracy"],
+        groups={name: GroupRates(**{rate: group[rate] for rate in rates}) for name, group in overall["groups"].items()},
+        warning=emptiness(overall),
+    )
 
 
 def _attacks(
-    evidence: RunEvidence, promise: Promise | None, options: AuditOptions, say: Callable[[str], None]
+    evidence: RunEvidence,
+    promise: Promise | None,
+    options: AuditOptions,
+    say: Callable[[str], None],
+    counted: Callable[[int, int], None],
 ) -> tuple[Attack, ...]:
     """Coins on the attribute where that is the protected unit; on whole records or users elsewhere."""
     if promise is None or options.reruns == 0:
         return ()
     if evidence.document.guarantee.adjacency is not Relation.REPLACE_ATTRIBUTE:
-        return _canaries(evidence, promise, options, say)
+        return _canaries(evidence, promise, options, say, counted)
     require_decodable(evidence)
     say(f"attack: reruns on coins, {options.reruns} in all")
     attack = coin_audit(
@@ -102,22 +140,26 @@ def _attacks(
         runs=options.reruns,
         seed=options.seed,
         confidence=options.confidence,
-        progress=lambda done: say(f"attack: rerun {done} of {options.reruns} done"),
+        progress=lambda done: counted(done, options.reruns),
         sites=evidence.sites,
     )
     return (attack,)
 
 
 def _canaries(
-    evidence: RunEvidence, promise: Promise, options: AuditOptions, say: Callable[[str], None]
+    evidence: RunEvidence,
+    promise: Promise,
+    options: AuditOptions,
+    say: Callable[[str], None],
+    counted: Callable[[int, int], None],
 ) -> tuple[Attack, ...]:
     effort = Effort(_CANARY_RUNS * options.reruns, _CANARY_SECONDS * options.reruns)
     say(f"attack: canaries, up to {effort.most} runs")
-
-    def progress(done: int) -> None:
-        if done in (1, 5) or done % 20 == 0:
-            say(f"attack: {done} canary runs done")
-
     return canary_audit(
-        evidence, promise, effort=effort, seed=options.seed, confidence=options.confidence, progress=progress
+        evidence,
+        promise,
+        effort=effort,
+        seed=options.seed,
+        confidence=options.confidence,
+        progress=lambda done: counted(done, effort.most),
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from calibrate.errors import count, open_unit
 from calibrate.manifest.strict_json import Json
-from calibrate.privacy_unit import EpsilonDelta
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected
 
 _OUTWARD = 1 + 1e-12
 _LARGEST_EPSILON = 500.0
@@ -102,6 +102,56 @@ class Meaning:
         text = " ".join(self.sentences("one unit"))
         picture = f'<svg width="160" viewBox="-2 -2 204 204" role="img">{frame}{curve}</svg>'
         return f"<p>{text}</p>{picture}<p>False alarms (right) against the least misses (up) that are possible.</p>"
+
+
+_SECRET = {
+    Protected.ATTRIBUTE: "the sensitive attribute of each record",
+    Protected.RECORD: "whether any one record is in the files, and all it says",
+    Protected.USER: "whether any one person is in the files, with all their records",
+}
+_OPEN = {
+    Protected.ATTRIBUTE: "every other column and the outcome (they can be read off what is sent), and the records kept "
+    "for measuring",
+    Protected.RECORD: "what is true of people in general, a person with several records, and the records kept for "
+    "measuring",
+    Protected.USER: "what is true of people in general, the records kept for measuring, and users from the party that "
+    "collects their data",
+}
+
+
+@dataclass(frozen=True)
+class Protection:
+    """The first lines of everything that is said about a promise, in an officer's words.
+
+    `promise` is None where nobody is protected. Guarantee: none of its own; it words the promise that is handed in,
+    rounded toward the observer.
+    """
+
+    unit: PrivacyUnit
+    promise: EpsilonDelta | None
+
+    @property
+    def protected(self) -> str:
+        """Who is protected, and how well."""
+        if self.promise is None:
+            return "nobody; no privacy is promised"
+        right = _percent(Meaning(self.promise).right_guesses)
+        return (
+            f"{_SECRET[self.unit.protected]}; whoever sees all that is published and knows everything else "
+            f"is right about it at most {right} of the time (a coin: 50%)"
+        )
+
+    @property
+    def not_protected(self) -> str:
+        """What nobody should take for protected."""
+        return "everything in the files" if self.promise is None else _OPEN[self.unit.protected]
+
+    def lines(self) -> tuple[str, str]:
+        """Both as two lines."""
+        return f"Protected: {self.protected}.", f"NOT protected: {self.not_protected}."
+
+    def to_json(self) -> dict[str, str]:
+        return {"protected": self.protected, "not_protected": self.not_protected}
 
 
 def _percent(share: float) -> str:

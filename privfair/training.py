@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, final
@@ -15,16 +15,20 @@ from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.keys import load_public
 from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
 from calibrate.manifest.verify import AuthenticManifest, require_still_signed
+from calibrate.meaning import Protection
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 from privfair.data.own_files import load_own_silo
 from privfair.data.silos import Silos
 from privfair.data.training_data import site_format
+from privfair.fairness.gaps import emptiness
 from privfair.federation.remote import read_guards
 from privfair.federation.sockets import SocketTransport
 from privfair.federation.wire import Transport
 from privfair.ledger import Ledger
 from privfair.models.model import Model
+from privfair.run.decision import AS_IT_IS, UNDECIDED, ThresholdRule, decide, measure_thresholds
 from privfair.run.federated import Measure, train_over
-from privfair.run.folder import RunFolder
+from privfair.run.folder import RunFolder, load_theta
 from privfair.run.metrics import HeldOutRecords, MetricsLog
 from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.run.public import Progress, SignedPlan
@@ -43,6 +47,8 @@ class TrainingResult:
 
     run: Path
     summary: dict[str, Any]
+    decision: dict[str, Any] = field(default_factory=lambda: dict(UNDECIDED))
+    """The threshold that predictions use, and what it does on the held-out records (`run.decision`)."""
 
     @property
     def accuracy(self) -> float | None:
@@ -57,6 +63,7 @@ class TrainingResult:
         rounds, promise = self.summary["rounds"], self.summary["promise"]
         overall = (self.summary["metrics"] or {}).get("overall", {})
         numbers = ("accuracy", "loss", "demographic_parity", "equalised_odds", "false_negative_gap")
+        more = ("balanced_accuracy", "auc", "majority", "most_predicted", "positive_class", "groups")
         return {
             "run": str(self.run),
             "algorithm": self.summary["algorithm"],
@@ -68,11 +75,37 @@ class TrainingResult:
             "delta": promise["delta"],
             "claimed_epsilon": promise["claimed_epsilon"],
             "promise": promise["text"],
+            "protected": self.protection.protected,
+            "not_protected_in_short": self.protection.not_protected,
             "not_protected": promise["not_protected"],
+            **{name: overall.get(name) for name in more},
+            "decision": self.decision,
+            "warning": self.warning,
             "metrics_are_private": False,
             "manifest": self.summary["manifest"]["digest"],
             "transcript": self.summary["transcript"],
         }
+
+    @property
+    def protection(self) -> Protection:
+        """Who is protected, in an officer's words."""
+        promise = self.summary["promise"]
+        unit = PrivacyUnit(Protected(promise["unit"]), Relation(promise["adjacency"]))
+        finite = promise["epsilon"] is not None
+        return Protection(unit, EpsilonDelta(promise["epsilon"], promise["delta"]) if finite else None)
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """The numbers of the held-out records at the threshold in use."""
+        overall: dict[str, Any] = (self.summary["metrics"] or {}).get("overall", {})
+        if self.decision["rule"] == AS_IT_IS.text or self.decision["held_out"] is None:
+            return overall
+        return {**overall, **self.decision["held_out"]}
+
+    @property
+    def warning(self) -> str | None:
+        """Why the model is worth nothing at the threshold in use; None if it tells records apart."""
+        return emptiness(self.measured)
 
     def _overall(self, name: str) -> float | None:
         value: float | None = self.to_json()[name]
@@ -116,6 +149,7 @@ def train(
     root: str | Path | None = None,
     anchor: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
+    threshold: ThresholdRule = AS_IT_IS,
 ) -> TrainingResult:
     """Train the plan in a TOML file; the arguments are the flags of `privfair train`.
 
@@ -126,7 +160,7 @@ def train(
     A run that was interrupted goes on with `resume=True`; rounds that were charged stay spent.
     """
     trusted = TrustInForce(trust, root)
-    return execute(prepare(plan, manifest, trusted), out, ledger, anchor, resume, progress, trusted)
+    return execute(prepare(plan, manifest, trusted), out, ledger, anchor, resume, progress, trusted, threshold)
 
 
 def prepare(
@@ -145,8 +179,11 @@ def execute(
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
     trust: TrustInForce | None = None,
+    threshold: ThresholdRule = AS_IT_IS,
 ) -> TrainingResult:
     """Claim and train what was verified; with `resume`, a folder in which nothing was begun is begun.
+
+    `threshold` says from which probability on a prediction is positive; a target is read off the held-out records.
 
     With `trust`, the ledger remembers the trust file, and the run stops at the next block after a key was revoked.
     """
@@ -154,6 +191,8 @@ def execute(
     folder = RunFolder(Path(out)) if going_on else RunFolder.create(Path(out), resume=resume)
     anchor_path = None if anchor is None else Path(anchor)
     with folder.locked(), Ledger.open(ledger, anchor_path) as book:
+        file = prepared.plan.file
+        folder.write_json(folder.origin, {"plan": str((file.folder / file.name).absolute())})
         session = RunSession(prepared, folder, book, progress, trust)
         try:
             summary = session.resume() if going_on else session.begin()
@@ -164,7 +203,19 @@ def execute(
             ) from error
         finally:
             session.close()
-    return TrainingResult(folder.path, summary)
+    return TrainingResult(folder.path, summary, _decide(prepared, folder, threshold))
+
+
+def _decide(prepared: PreparedRun, folder: RunFolder, rule: ThresholdRule) -> dict[str, Any]:
+    """Write what each threshold does on the held-out records, and which one predictions use."""
+    if prepared.held_out is None:
+        return dict(UNDECIDED)
+    fairness = getattr(prepared.plan.own, "fairness", None)
+    frontier = measure_thresholds(prepared.held_out, prepared.model, load_theta(folder, prepared.model), fairness)
+    decision = decide(frontier, rule)
+    folder.write_json(folder.frontier, frontier)
+    folder.write_json(folder.decision, decision)
+    return decision
 
 
 def train_with_guards(

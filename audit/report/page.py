@@ -14,10 +14,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from audit.report.figures import draw_figures
 from audit.report.results import AuditReport, Conclusion, Outcome
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.mechanism import AsPrintedGuarantee, NoPrivacyPromised, PrivateGuarantee, instant_to_text
+from calibrate.manifest.mechanism import (
+    AsPrintedGuarantee,
+    NoiseSource,
+    NoPrivacyPromised,
+    PrivateGuarantee,
+    instant_to_text,
+)
 from calibrate.manifest.show import as_json as manifest_json
 from calibrate.manifest.show import protected_text
 from calibrate.manifest.verify import AuthenticManifest, UnverifiedManifest
+from calibrate.meaning import Protection
+from calibrate.privacy_unit import EpsilonDelta
+from privfair.fairness.gaps import emptiness
 
 _MEANING = {
     Conclusion.CONSISTENT: "The audit found nothing against the promise, and would have noticed a breach.",
@@ -64,12 +73,31 @@ def render(content: ReportContent) -> str:
         protected=None if document is None else protected_text(document.guarantee),
         cost=cost,
         document=document,
+        empty_model=empty_model(content),
         signed=_signed(manifest) if isinstance(manifest, AuthenticManifest) else None,
         headline=None if document is None else _headline(document),
         figures=draw_figures(audit, None if document is None else document.guarantee, content.metrics, content.budget),
         subjects=subjects,
         manifest_text=None if manifest is None else json.dumps(manifest_json(manifest), indent=2),
     )
+
+
+def protection_lines(document: BudgetDocument) -> tuple[str, str]:
+    """Who is protected and who is not, in two lines."""
+    guarantee, finite = document.guarantee, None
+    if not isinstance(guarantee, NoPrivacyPromised) and document.noise_source is NoiseSource.OPERATING_SYSTEM:
+        finite = None if guarantee.epsilon is None else EpsilonDelta(guarantee.epsilon, guarantee.delta)
+    return Protection(guarantee.privacy_unit(), finite).lines()
+
+
+def empty_model(content: ReportContent) -> str | None:
+    """The warning of a model that answers all records alike: by the audit's own measurement, else by the run's last."""
+    if content.audit is not None and content.audit.model is not None:
+        return content.audit.model.warning
+    try:
+        return emptiness(content.metrics[-1]["overall"]) if content.metrics else None
+    except (AttributeError, KeyError, TypeError, ValueError):  # the file may come from anybody
+        return None
 
 
 def _signed(manifest: AuthenticManifest) -> str:

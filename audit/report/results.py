@@ -397,6 +397,31 @@ class LocalSensitivity(Result):
     by_step: tuple[StepShares, ...]
 
 
+class GroupRates(Result):
+    """What the model does to the held-out records of one group."""
+
+    records: int
+    accuracy: Rate | None
+    positive_rate: Rate | None
+    true_positive_rate: Rate | None
+    false_positive_rate: Rate | None
+
+
+class ModelQuality(Result):
+    """What the run's model is worth, measured again by the auditor on the held-out records; not private."""
+
+    records: int
+    accuracy: Rate | None
+    balanced_accuracy: Rate | None
+    auc: Rate | None
+    demographic_parity: Rate | None
+    majority_class: str
+    majority_accuracy: Rate | None = Field(description="The accuracy of always answering the most frequent class.")
+    positive_class: str
+    groups: dict[str, GroupRates]
+    warning: str | None = Field(description="Why the model is worth nothing; null if it tells records apart.")
+
+
 class AuditReport(Result):
     """What `privfair audit --json` prints and `--out` writes."""
 
@@ -413,6 +438,9 @@ class AuditReport(Result):
     attribute_inference: AttributeInference | None = None
     attribute_inference_not_possible: str | None = Field(default=None, exclude_if=_is_none)
     membership: MembershipResult | None = Field(default=None, exclude_if=_is_none)
+    protected: str | None = Field(default=None, exclude_if=_is_none, description="Who is protected, in plain words.")
+    not_protected: tuple[str, ...] | None = Field(default=None, exclude_if=_is_none)
+    model: ModelQuality | None = Field(default=None, exclude_if=_is_none)
     subjects: dict[str, str] = Field(default_factory=dict, description="SHA-256 of the audited files, by role.")
     audited_at: str | None = None
 

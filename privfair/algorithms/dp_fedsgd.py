@@ -27,7 +27,7 @@ from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import AtLeastZero, Count, GradientOptions, Options, Positive
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
-from privfair.models.model import Model
+from privfair.models.model import Model, Weigh, class_factors, clipped_to
 from privfair.plan.model import MinMaxPlan
 
 
@@ -45,13 +45,14 @@ class StepMethod(Enum):
 class PrivateStepOptions(Options):
     """DP-FedSGD, or another method on noisy gradients: what [training] may say under a `gaussian` plan.
 
-    `learning_rate_decay` is for fedsgd; `local_steps` for fedprox, scaffold and feddyn, each a round of the budget;
-    `communications` and what follows it for ali-dpfl.
+    `learning_rate_decay` and `class_weight` (how often each class counts) are for fedsgd; `local_steps` for fedprox,
+    scaffold and feddyn, each a round of the budget; `communications` and what follows it for ali-dpfl.
     """
 
     method: StepMethod = StepMethod.FEDSGD
     learning_rate: Positive = 0.5
     learning_rate_decay: AtLeastZero = 0.0
+    class_weight: tuple[Positive, ...] = ()
     local_steps: Count = 1
     proximal: AtLeastZero = 0.1
     server_rate: Positive = 1.0
@@ -88,6 +89,8 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
     seed: int = 0
     limit: int | None = None
     """The most records of a batch, to which every batch is padded; None where batches have no limit."""
+    class_weight: tuple[float, ...] = ()
+    """How much the clipped gradients of each class count, relative to the largest; left out, all count alike."""
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         return ()
@@ -102,9 +105,19 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         if len(batch) == 0 and self.limit is None:
             nothing = np.zeros(self.model.size)
             return Message(noisy=(BoundedContribution(NOISY, nothing, self.clip, 0.0),))
-        clipped = clipped_sum(self.model, state.theta, silo, batch, self.clip, self.limit)
+        if self.class_weight:
+            y = silo.y[batch]
+            clipped = self.model.weighted_gradient(state.theta, silo.x[batch], y, self._weigh(y))
+        else:
+            clipped = clipped_sum(self.model, state.theta, silo, batch, self.clip, self.limit)
         total = clipped.total.numpy().astype(np.float64)
         return Message(noisy=(BoundedContribution(NOISY, total, self.clip, clipped.largest_part),))
+
+    def _weigh(self, y: Tensor) -> Weigh:
+        """Clipped as without weights, then shrunk for every class but the heaviest: no part gets longer."""
+        shares = class_factors(self.class_weight, y, self.model.classes) / max(self.class_weight)
+        clipped = clipped_to(self.clip)
+        return lambda norms, losses: clipped(norms, losses) * shares.to(norms.dtype)
 
     def update(self, state: DpFedSgdState, received: Received) -> DpFedSgdState:
         total = np.sum([values[NOISY].values for values in received.values()], axis=0)
@@ -133,10 +146,13 @@ def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
         )
     model, own, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
     sending, rate = ClippedSums(plan.clip, blueprint.expected(plan.sampling_rate), plan.batch_limit), own.learning_rate
+    if own.class_weight and (own.method is not StepMethod.FEDSGD or plan.batch_limit is not None):
+        rule = "is only for method = fedsgd, and batches without a limit"
+        raise InvalidInput("[training] class-weight", own.class_weight, rule, "drop one of the two")
     match own.method:
         case StepMethod.FEDSGD:
-            simple = GradientOptions(rate, own.learning_rate_decay)
-            return DpFedSgd(model, simple, plan.clip, plan.sampling_rate * blueprint.units, seed, plan.batch_limit)
+            simple, expected = GradientOptions(rate, own.learning_rate_decay), plan.sampling_rate * blueprint.units
+            return DpFedSgd(model, simple, plan.clip, expected, seed, plan.batch_limit, own.class_weight)
         case StepMethod.FEDPROX:
             return FedProx(model, FedProxOptions(rate, own.local_steps, own.proximal), shares, sending, seed)
         case StepMethod.SCAFFOLD:

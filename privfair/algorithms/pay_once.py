@@ -28,12 +28,12 @@ from calibrate.plans.pay_once import PayOncePlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
-from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Whole
+from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Positive, Whole
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_slopes
-from privfair.models.model import Model, mean_over
+from privfair.models.model import Model, Weigh, class_factors, mean_over
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class PayOnceOptions(DescentOptions):
     positive_class: Whole = 1
     mini_batch: Count | None = None
     memory: BelowOne = 0.0
+    class_weight: tuple[Positive, ...] = ()
+    """The loss of each class counts so many times; left out, all count alike."""
     least_share: OpenUnit = 0.01
     """A group's estimated share of a block is held above this before anything is divided by it."""
 
@@ -101,6 +103,10 @@ class PayOnce(Algorithm[PayOnceState]):
 
     def __post_init__(self) -> None:
         count("largest-silo", self.largest_silo)
+        if self.options.class_weight and self.options.warm_start:
+            raise InvalidInput(
+                "class-weight", self.options.class_weight, "excludes warm-start, which counts all alike", "drop one"
+            )
         if self.options.positive_class >= self.model.classes:
             raise InvalidInput(
                 "positive-class",
@@ -205,7 +211,7 @@ class PayOnce(Algorithm[PayOnceState]):
         block = fermi.block_of(self.options.notion, y, self.options.positive_class)
         probabilities = self.model.probabilities(theta, x).to(torch.float64)
         joint = fermi.joint_distribution(probabilities, members, block, self.blocks) / size
-        gradient = self.model.weighted_gradient(theta, x, y, mean_over(size)).total
+        gradient = self.model.weighted_gradient(theta, x, y, self._weigh(y)).total
         if state.joint is not None and self.options.fairness > 0:
             slopes = penalty_slopes(self.options.penalty, state.joint, self.options.least_share)
             of_record = (members[:, None, :] @ slopes[block.clamp_min(0)])[:, 0, :]
@@ -213,6 +219,13 @@ class PayOnce(Algorithm[PayOnceState]):
             pull = self.model.probability_gradient(theta, x, of_record)
             gradient = gradient + self.options.fairness / size * pull
         return Message(clear={GRADIENT: _floats(gradient), JOINT: _floats(joint)})
+
+    def _weigh(self, y: Tensor) -> Weigh:
+        """The mean, in which each class counts as often as its weight says."""
+        if not self.options.class_weight:
+            return mean_over(len(y))
+        shares = class_factors(self.options.class_weight, y, self.model.classes) / len(y)
+        return lambda norms, losses: shares.to(norms.dtype)
 
     def _sum(self, received: Received, name: str) -> Tensor:
         parts = [self.weights[party] * values[name].values for party, values in received.items()]

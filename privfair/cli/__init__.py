@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,16 @@ _COMMANDS = {
     "audit": "does a run keep its promise?",
     "calibrate": "the smallest noise that keeps a promise (epsilon, delta)",
     "card": "a model card of a run, for model hubs",
+    "check": "all mistakes in a plan, its schema and its files, at once",
+    "choose": "which algorithm, for what must be protected from whom",
     "compose": "one person's promise over several budgets or silos",
     "demo": "the whole pipeline on real data, in about a minute",
     "desk": "the officer's pages on this machine: plan, sign, ledger, runs",
     "explain": "a budget or an epsilon in plain words",
     "federation": "several sites, tried on one machine",
+    "frontier": "accuracy against the gap between groups, by threshold",
     "guard": "one silo's data, ledger and noise in a process of its own",
+    "init": "write plan.toml and schema.toml for your own files",
     "keys": "make keys and say whom to trust",
     "ledger": "what was claimed, charged and released",
     "manifest": "sign, verify and read a budget",
@@ -30,12 +36,19 @@ _COMMANDS = {
     "registry": "an entry for OpenDP's deployments registry, as YAML",
     "report": "one page about a run, for a privacy officer",
     "request": "ask an officer for a budget, with a file",
+    "run": "calibrate, sign, train, audit and report a plan, to try it out",
     "sensitivity": "refute a claimed sensitivity, or say how hard was tried",
     "sign": "sign or decline a request, as the officer",
     "theorems": "which published privacy theorems hold, computed",
     "train": "train under a signed budget",
 }
 
+
+_PARTS = {
+    "Commands to start with": ("demo", "choose", "init", "check", "run"),
+    "Commands for a model": ("calibrate", "train", "audit", "report", "predict", "frontier"),
+}
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _EXTRAS = {
     "torch": "train",
@@ -64,24 +77,31 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
-            return None
+            near = get_close_matches(name, _COMMANDS, n=1)
+            hint = f"Did you mean {near[0]}?" if near else "`privfair --help` lists the commands."
+            ctx.fail(f"There is no command {name!a}. {hint}")
         command: click.Command = importlib.import_module(f"privfair.cli.{name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(_COMMANDS.items()))
+        for title, names in _PARTS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, _COMMANDS[name]) for name in names])
+        rest = sorted(set(_COMMANDS).difference(*_PARTS.values()))
+        with formatter.section("Commands for officers, auditors and researchers"):
+            formatter.write_dl([(name, _COMMANDS[name]) for name in rest])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
 @click.version_option(package_name="privfair")
 def cli() -> None:
     """privfair: how much noise, signed; training that cannot exceed it; audits that doubt both.
 
     \b
-    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 refused (signature, trust, ledger, gate), 70 a fault of the program
-    or the machine, 130 interrupted.
-    Commands that answer take --json: JSON on standard output, progress on standard error.
+    Exit codes: 0 ok, 1 a check failed, 2 usage, 3 refused (signature, trust,
+    ledger, gate), 70 a fault of the program or the machine, 130 interrupted.
+    Commands that answer take --json: JSON on standard output, progress on
+    standard error.
     """
 
 
@@ -92,6 +112,7 @@ def main() -> None:
 
     VALUES_WANTED["now"] = False
     try:
+        _limit_threads(sys.argv[1:])
         if not all(word.strip() for word in sys.argv[1:]):
             raise click.UsageError("an argument is empty: give it a value, or leave the option out")
         result: Any = cli.main(standalone_mode=False)
@@ -103,7 +124,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt) as error:
         if isinstance(error.__cause__, EOFError):  # click takes the end of any file for Ctrl-D
             sys.exit(_report_fault(error.__cause__))
-        click.echo("privfair: interrupted", err=True)
+        click.echo("privfair: interrupted; nothing was half-written, give the same command again", err=True)
         sys.exit(INTERRUPTED)
     except PrivfairError as error:
         click.echo(f"privfair: {error}", err=True)
@@ -151,6 +172,20 @@ def _code_of(stop: SystemExit) -> int | str | None:
         err=True,
     )
     return USAGE
+
+
+def _limit_threads(words: list[str]) -> None:
+    """One thread unless --threads says otherwise, set before anything that computes is loaded.
+
+    These computations are small: waiting for one another costs their threads more than they share (docs/training.md).
+    """
+    asked = next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "--threads"), None)
+    asked = next((word.partition("=")[2] for word in words if word.startswith("--threads=")), asked)
+    for name in _THREADS:
+        if asked is not None and asked.isdecimal():
+            os.environ[name] = asked
+        else:
+            os.environ.setdefault(name, "1")
 
 
 def _report_missing(error: ModuleNotFoundError) -> int:

@@ -24,10 +24,21 @@ from privfair.cli.audit_model import (
 )
 from privfair.cli.audit_outputs import OutputFlags, model_subjects, output_options, run_subjects, write_outputs
 from privfair.cli.audit_outputs import command as verify_command
-from privfair.cli.output import json_option, print_json, print_rich, show_values_option, trust_options
+from privfair.cli.output import (
+    json_option,
+    number_text,
+    print_json,
+    print_rich,
+    print_wrapped,
+    progress_bar,
+    show_values_option,
+    table_lines,
+    threads_option,
+    trust_options,
+)
 
 if TYPE_CHECKING:
-    from audit.report.results import AuditReport
+    from audit.report.results import AuditReport, ModelQuality
     from privfair.run.trusted_plan import FolderTrust
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -147,7 +158,8 @@ class _WithVerify(click.Command):
     metavar="EPSILON|auc=AREA",
     help="Exit code 1 if epsilon, or the area of a membership attack (auc=0.6), is proved to be above this.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show the checks that passed, too.")
+@click.option("-v", "--verbose", is_flag=True, help="Show every check, every attack and the rates by group.")
+@threads_option
 @output_options
 @attribute_options
 @model_options
@@ -212,6 +224,7 @@ def command(
     elif run is None:
         raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
     else:
+        plan_path = plan_path or _where_it_lay(run)
         in_hand = _RunFlags(plan_path, ledgers, files, site_keys, anchor, reruns)
         report = _judge_run(run, in_hand, trusted, seed, confidence)
         _say("attribute inference: does the model tell more than imputation?")
@@ -223,8 +236,6 @@ def command(
     if as_json:
         print_json(report.to_json())
     else:
-        show_membership(report)
-        show_attribute(report)
         show_report(report, verbose)
     exceeded = [text for text in (limit.exceeded(report) for limit in limits) if text is not None]
     for text in exceeded:
@@ -262,7 +273,8 @@ def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, con
             party: opened.enter_context(Ledger.open(place, flags.anchor, Access.READ)) for party, place in named.items()
         }
         sites = SitesInHand(files, {party: book for party, book in ledgers.items() if party is not None}, keys)
-        return audit_run(run, options, trusted, ledgers.get(None), _say, flags.plan_path, sites)
+        counted = opened.enter_context(progress_bar("reruns"))
+        return audit_run(run, options, trusted, ledgers.get(None), _say, flags.plan_path, sites, counted)
 
 
 def _by_party(text: str) -> tuple[str | None, str]:
@@ -281,30 +293,90 @@ def _named(option: str, texts: tuple[str, ...], form: str) -> dict[str, Path]:
     return found
 
 
+def _where_it_lay(run: Path) -> Path | None:
+    """The plan where it was trained, if its files lie beside it; said, because it is taken from the folder."""
+    from privfair.run.folder import RunFolder
+    from privfair.run.trusted_plan import original_plan
+
+    found = original_plan(RunFolder.existing(run))
+    if found is not None:
+        _say(f"plan and data files: where the run was trained, in {found.parent} (--plan names another place)")
+    return found
+
+
 def _say(text: str) -> None:
     click.echo(f"  {text}", err=True)
 
 
 def show_report(report: AuditReport, verbose: bool) -> None:
-    """Tables first, then what each attack found, the verdict last."""
+    """What is protected, the verdict, what it rests on, and what the model is worth; everything else with -v."""
+    from rich.markup import escape
+
+    if report.protected is not None:
+        print_wrapped(f"Protected: {report.protected}.", f"NOT protected: {(report.not_protected or ('',))[0]}.")
+    word = report.verdict.value
+    print_rich(f"[bold {_COLOURS[word]}]{word.upper()}[/]  {escape(report.why)}")
+    if report.promised is not None:
+        proved = "" if report.epsilon_lower is None else f"; proved: at least {report.epsilon_lower:.3f}"
+        print_wrapped(
+            f"on trial: epsilon {report.promised.epsilon:g} at delta {report.promised.delta:g}{proved} "
+            f"({100 * report.confidence:g}% confidence)"
+        )
+    outcomes = [check.outcome.value for check in report.checks]
+    others = [check for check in report.checks if check.outcome.value != "passed"]
+    print_wrapped(f"{outcomes.count('passed')} of {len(outcomes)} checks passed{'' if verbose else ' (-v shows all)'}")
+    for check in others if not verbose else ():
+        if check.outcome.value == "failed":
+            print_wrapped(f"  FAILED {check.layer.value} {check.name}: {check.finding}", indent="    ")
+    if verbose:
+        _show_evidence(report)
+    show_membership(report)
+    show_attribute(report, verbose)
+    if report.model is not None:
+        print_wrapped(*_quality(report.model, verbose))
+
+
+def _show_evidence(report: AuditReport) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    lines: list[object] = []
-    shown = [check for check in report.checks if verbose or check.outcome.value != "passed"]
-    if shown:
-        table = Table("layer", "check", "outcome", "finding")
-        for check in shown:
-            table.add_row(check.layer.value, escape(check.name), check.outcome.value, escape(check.finding))
-        lines.append(table)
-    passed = sum(check.outcome.value == "passed" for check in report.checks)
-    lines.append(f"{passed} of {len(report.checks)} checks passed{'' if verbose or not passed else ' (-v shows them)'}")
+    table = Table("layer", "check", "outcome", "finding")
+    for check in report.checks:
+        table.add_row(check.layer.value, escape(check.name), check.outcome.value, escape(check.finding))
+    print_rich(table)
     for attack in report.attacks:
-        lines.append(
-            f"{attack.name}: epsilon is at least {attack.bound.epsilon:.3f} with "
-            f"{100 * report.confidence:g}% confidence; {escape(attack.evidence)}; power {attack.power:.2f}"
+        print_wrapped(
+            f"{attack.name}: epsilon is at least {attack.bound.epsilon:.3f} with {100 * report.confidence:g}% "
+            f"confidence; {attack.evidence}; power {attack.power:.2f}"
         )
-    if report.promised is not None:
-        lines.append(f"on trial: epsilon {report.promised.epsilon:g} at delta {report.promised.delta:g}")
-    word = report.verdict.value
-    print_rich(*lines, f"[bold {_COLOURS[word]}]{word.upper()}[/]  {escape(report.why)}")
+
+
+def _quality(model: ModelQuality, verbose: bool) -> list[str]:
+    """The model beside a constant answer, with the warning if it is no better."""
+    rows = [
+        ("on the held-out records", "accuracy", "balanced", "AUC", "parity gap"),
+        (
+            "this model",
+            number_text(model.accuracy),
+            number_text(model.balanced_accuracy),
+            number_text(model.auc),
+            number_text(model.demographic_parity),
+        ),
+        (f"always {model.majority_class!r}", number_text(model.majority_accuracy), "", "0.500", "0.000"),
+    ]
+    lines = table_lines(rows)
+    if verbose:
+        rates = [("group", "records", "accuracy", "positive", "true positive", "false positive")]
+        rates += [
+            (
+                name,
+                str(group.records),
+                number_text(group.accuracy),
+                number_text(group.positive_rate),
+                number_text(group.true_positive_rate),
+                number_text(group.false_positive_rate),
+            )
+            for name, group in model.groups.items()
+        ]
+        lines += table_lines(rates)
+    return lines + ([] if model.warning is None else [f"WARNING  {model.warning}"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from privfair.cli.executors import executor_of, scheduler_option
-from privfair.cli.output import options, print_rich
+from privfair.cli.output import options, print_rich, print_wrapped
 
 if TYPE_CHECKING:
     from audit.membership.epsilon_bound import Claim
@@ -322,15 +322,18 @@ def _not_inferred(why: str) -> Inferred:
     return {"attribute_inference_not_possible": why}
 
 
-def show_attribute(report: AuditReport) -> None:
-    """A table of attacks beside imputation."""
+def show_attribute(report: AuditReport, verbose: bool) -> None:
+    """What was found, in one sentence; with `verbose` a table of attacks beside imputation."""
     from rich.markup import escape
     from rich.table import Table
 
     found = report.attribute_inference
     if found is None:
         if report.attribute_inference_not_possible is not None:
-            print_rich(f"attribute inference: not possible ({escape(report.attribute_inference_not_possible)})")
+            print_wrapped(f"attribute inference: not possible ({report.attribute_inference_not_possible})")
+        return
+    if not verbose:
+        print_wrapped(f"attribute inference: {found.finding.value}; {found.why}")
         return
     table = Table("attack", "right on members", "on non-members", "members minus non-members, over imputation")
     table.add_row(

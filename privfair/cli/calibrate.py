@@ -16,7 +16,10 @@ from privfair.cli.output import (
     options,
     print_json,
     print_rich,
+    print_wrapped,
     show_values_option,
+    table_lines,
+    threads_option,
 )
 from privfair.cli.plan_flags import algorithm_names, parameter_flags, plan_of
 
@@ -77,6 +80,8 @@ _output = options(
         help="Sign reproducible noise that protects nobody; for experiments on public data.",
     ),
     show_values_option,
+    click.option("-v", "--verbose", is_flag=True, help="Show what the promise assumes, too."),
+    threads_option,
     json_option,
 )
 
@@ -154,9 +159,11 @@ def _run(
     as_json: bool,
     as_printed: bool,
     no_privacy: str | None,
+    verbose: bool,
     **manifest: Any,
 ) -> None:
     from calibrate.budget import calibrate_plan
+    from calibrate.meaning import Protection
     from calibrate.plans.from_mapping import plan_from_mapping
     from privfair.cli import unpromised
     from privfair.plan.file import plan_from_flags
@@ -185,7 +192,10 @@ def _run(
         from privfair.plan.issue import promise
 
         budget, priced = promise(file, target, issuing_from_flags(**manifest))
-    document = budget.to_json()
+    document = budget.to_json() | {
+        "protected": Protection(budget.plan.unit, budget.target).protected,
+        "not_protected": list(budget.plan.unprotected()),
+    }
     if explain:
         from calibrate.plans.alternatives import explain as alternatives
 
@@ -200,7 +210,7 @@ def _run(
     if as_json:
         print_json(document)
     else:
-        _show(budget, document)
+        _show(budget, document, verbose)
 
 
 def _refuse_contradictions(
@@ -233,40 +243,44 @@ def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str,
     )
 
 
-def _show(budget: CertifiedBudget, document: dict[str, Any]) -> None:
-    from rich.table import Table
-
+def _show(budget: CertifiedBudget, document: dict[str, Any], verbose: bool) -> None:
+    """What is protected first, then each value's noise and what it costs; assumptions only with -v."""
+    from calibrate.meaning import Protection
     from calibrate.plans.plan import RandomizedValue
 
-    target, certified = budget.target, budget.certified
-    table = Table("value", "published", "sensitivity", "noise multiplier", "sigma")
+    target, certified, plan = budget.target, budget.certified, budget.plan
+    protection = Protection(plan.unit, target)
+    print_wrapped(*protection.lines())
+    print_wrapped(
+        "",
+        f"{plan.algorithm.value}: epsilon {target.epsilon:g} at delta {target.delta:g}, {plan.rounds} rounds, one "
+        f"{plan.unit.protected.value} ({plan.unit.relation.value})",
+    )
+    rows: list[tuple[str, ...]] = [("value", "published", "sensitivity", "multiplier", "sigma")]
     for value in budget.values:
         if isinstance(value, RandomizedValue):
-            table.add_row(value.name, "once", "1", "", f"keep with probability {value.keep_probability:.7g}")
+            rows.append((value.name, "once", "1", "", f"keep {value.keep_probability:.7g}"))
             continue
         every = "every round" if value.every_round else "once"
         numbers = (f"{number:.7g}" for number in (value.sensitivity, value.noise_multiplier, value.sigma))
-        table.add_row(value.name, every, *numbers)
-    lines: list[object] = [
-        (
-            f"[bold]{budget.plan.algorithm.value}[/bold]: epsilon {target.epsilon:g} at delta {target.delta:g}, "
-            f"{budget.plan.rounds} rounds, one {budget.plan.unit.protected.value} ({budget.plan.unit.relation.value})"
-        ),
-        table,
-        f"certified epsilon {epsilon_text(certified.lower, certified.upper)} (by {budget.first.accountant_name})",
-    ]
-    if budget.joint_noise_multiplier is not None:
-        lines.append(f"joint noise multiplier of a round: {budget.joint_noise_multiplier:.7g}")
+        rows.append((value.name, every, *numbers))
+    print_wrapped(*(f"  {line}" for line in table_lines(rows)))
+    closing = f"certified epsilon {epsilon_text(certified.lower, certified.upper)} (by {budget.first.accountant_name})"
     if budget.optimality_gap is not None:
-        lines.append(f"no noise smaller by more than {100 * budget.optimality_gap:.2g}% can keep the promise")
-    lines += ["", "It assumes:", *(f"  - {text}" for text in budget.plan.assumptions())]
-    lines += ["Not protected:", *(f"  - {text}" for text in budget.plan.unprotected())]
+        closing += f"; no noise smaller by more than {100 * budget.optimality_gap:.2g}% can keep the promise"
+    print_wrapped(closing)
+    if verbose:
+        if budget.joint_noise_multiplier is not None:
+            print_wrapped(f"joint noise multiplier of a round: {budget.joint_noise_multiplier:.7g}")
+        print_wrapped("", "It assumes:", *(f"  - {text}" for text in plan.assumptions()), indent="    ")
+        print_wrapped("Not protected:", *(f"  - {text}" for text in plan.unprotected()), indent="    ")
+    else:
+        print_wrapped(f"{len(plan.assumptions())} assumptions: -v shows them")
     if "explanation" in document:
-        lines += ["", _explanation_table(document["explanation"])]
+        print_rich("", _explanation_table(document["explanation"]))
     for key in ("plot", "manifest"):
         if key in document:
-            lines.append(f"{key} written to {document[key]}")
-    print_rich(*lines)
+            print_wrapped(f"{key} written to {document[key]}")
 
 
 def _explanation_table(rows: list[dict[str, Any]]) -> object:

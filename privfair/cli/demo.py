@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from contextlib import redirect_stdout
 from datetime import UTC, datetime
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import click
 
-from calibrate.errors import CheckFailed, Refused
-from privfair.cli.output import json_option, print_json
+from calibrate.errors import InvalidInput
+from privfair.cli.output import json_option, number_text, print_json, table_lines, threads_option
+from privfair.cli.pipeline import Pipeline
 
 # The plans `privfair demo` runs: real data, sized so that training and the audit take about a minute.
 
@@ -190,159 +187,126 @@ CONFIDENCE = {name: 0.999 if name == "pay-once" else 0.95 for name in PLANS}
 in twenty would be called violated."""
 
 
-# The steps of `privfair demo`, each a command of the real command line.
-
-
 class Demo:
-    """Runs commands, shows them, and keeps what the summary needs."""
+    """The steps of `privfair demo`; each is a command that a user could type."""
 
-    def __init__(self, out: Path, quiet: bool) -> None:
-        self.folder = out / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-        self.folder.mkdir(parents=True)
-        self._quiet = quiet
+    def __init__(self, out: Path, quiet: bool, verbose: bool) -> None:
+        self.pipeline = Pipeline(out / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f"), quiet, verbose)
+        self._plan = self.pipeline.path("plan.toml")
+        self._verbose = verbose
 
     def run(self, algorithm: str, as_printed: bool) -> dict[str, Any]:
         """The whole pipeline; the result is the JSON of `privfair demo --json`."""
-        if not self._quiet:
-            self._say("Which published guarantees hold?")
-            self._show("theorems")
-            self._say("How much noise does each algorithm need?")
+        pipeline = self.pipeline
+        if self._verbose:
+            pipeline.say("Which published guarantees hold?")
+            pipeline.show("theorems")
+            pipeline.say("How much noise does each algorithm need?")
             for words in CALIBRATIONS:
-                self._show("calibrate", *words.split())
+                pipeline.show("calibrate", *words.split())
         budget = self._sign(algorithm, as_printed)
         trained = self._train()
         self._refusals()
         verdict, report = self._audit(RERUNS[algorithm], CONFIDENCE[algorithm])
-        result = {
+        compared = self._without_privacy()
+        self._conclude(trained, compared, verdict, report)
+        names = ("accuracy", "balanced_accuracy", "auc", "demographic_parity")
+        return {
             "budget": budget,
             "train": {
-                "accuracy": trained["accuracy"],
-                "demographic_parity": trained["demographic_parity"],
+                **{name: trained[name] for name in names},
                 "rounds": trained["rounds"],
+                "majority": trained["majority"],
+                "warning": trained["warning"],
             },
+            "no_privacy": None if compared is None else {name: compared[name] for name in names},
             "audit": {key: verdict[key] for key in ("verdict", "epsilon_lower", "confidence")},
+            "protected": trained["protected"],
             "report": str(report),
-            "folder": str(self.folder),
+            "folder": str(pipeline.folder),
         }
-        if not self._quiet:
-            self._say(f"Everything is in {self.folder}")
-        return result
 
     def _sign(self, algorithm: str, as_printed: bool) -> dict[str, Any]:
-        self._say("A privacy officer signs a budget for this plan and this data")
-        plan = self._path("plan.toml")
-        plan.write_text(AS_PRINTED if as_printed else PLANS[algorithm], encoding="utf-8")
-        officer, trust, budget = (self._path("officer.pem"), self._path("trust.json"), self._path("budget.json"))
-        self._show("keys", "generate", "--role", "privacy-officer", "--out", officer)
-        self._show("keys", "trust", "--key", officer, "--role", "privacy-officer", "--out", trust)
-        ledger = self._path("ledger.db")
-        self._show("ledger", "init", ledger)
+        pipeline = self.pipeline
+        pipeline.say("A privacy officer signs a budget for this plan and this data")
+        self._plan.write_text(AS_PRINTED if as_printed else PLANS[algorithm], encoding="utf-8")
         printed = ("--as-printed",) if as_printed else ()
-        self._answer(
-            "calibrate",
-            plan,
-            *printed,
-            "--why",
-            "demonstration",
-            *("--out", budget, "--key", officer, "--ledger", ledger),
-        )
-        self._show("manifest", "show", budget, "--trust", trust)
-        guarantee = self._answer("manifest", "show", budget, "--trust", trust)["document"]["guarantee"]
-        return {
-            "epsilon": guarantee["epsilon"],
-            "delta": guarantee["delta"],
-            "claimed_epsilon": guarantee.get("claimedEpsilon", guarantee["epsilon"]),
-        }
+        pipeline.sign(self._plan, *printed, "--why", "demonstration")
+        trust = ("--trust", pipeline.path("trust.json"))
+        guarantee = pipeline.answer("manifest", "show", pipeline.path("budget.json"), *trust)["document"]["guarantee"]
+        epsilon, claimed = guarantee["epsilon"], guarantee.get("claimedEpsilon", guarantee["epsilon"])
+        cost = f"epsilon {epsilon:.3g} at delta {guarantee['delta']:g}"
+        said = f"claimed: epsilon {claimed:g}, truly {cost}" if as_printed else cost
+        pipeline.tell(f"calibrated  {algorithm} on real data: {said}")
+        pipeline.tell("signed      by a privacy officer's key, for this plan, this data and one ledger")
+        return {"epsilon": epsilon, "delta": guarantee["delta"], "claimed_epsilon": claimed}
 
     def _train(self) -> dict[str, Any]:
-        self._say("Training: every round is charged before its noise is drawn")
-        words = self._train_words("run")
-        trained = self._answer(*words, *(("--quiet",) if self._quiet else ()))
-        self._show("ledger", "status", self._path("ledger.db"))
-        if not self._quiet:
-            click.echo(
-                f"accuracy {trained['accuracy']:.4f}, demographic parity gap {trained['demographic_parity']:.4f}, "
-                f"{trained['rounds']} rounds\nnot protected:"
-            )
-            for text in trained["not_protected"]:
-                click.echo(f"  - {text}")
+        pipeline = self.pipeline
+        pipeline.say("Training: every round is charged before its noise is drawn")
+        trained = pipeline.answer(*pipeline.train_words(self._plan, "run"), progress=True)
+        pipeline.show("ledger", "status", pipeline.path("ledger.db"))
+        pipeline.tell(f"trained     {trained['rounds']} rounds, each charged in the ledger before noise was drawn")
         return trained
 
     def _audit(self, reruns: int, confidence: float) -> tuple[dict[str, Any], Path]:
-        self._say("The audit: does the run keep its promise?")
-        words = ("audit", self._path("run"), "--trust", self._path("trust.json"), "--ledger", self._path("ledger.db"))
-        out = self._path("audit.json")
-        try:
-            self._show(*words, "--reruns", reruns, "--confidence", confidence, "--out", out)
-        except SystemExit as stop:  # exit code 1 is the verdict "violated", which is an answer, not a failure
-            if stop.code != 1:
-                raise
-        report = self._path("report.html")
-        trust = ("--trust", self._path("trust.json"))
-        self._show("report", self._path("run"), "--audit", out, *trust, "--out", report)
-        verdict: dict[str, Any] = json.loads(out.read_text("utf-8"))
+        pipeline = self.pipeline
+        pipeline.say("The audit: does the run keep its promise?")
+        verdict, report = pipeline.audit("--reruns", reruns, "--confidence", confidence)
+        passed = sum(check["outcome"] == "passed" for check in verdict["checks"])
+        pipeline.tell(f"audited     {passed} of {len(verdict['checks'])} checks passed; attacked by {reruns} rerun(s)")
         return verdict, report
 
     def _refusals(self) -> None:
-        self._say("A budget is spent once, and a changed one is worth nothing")
-        self._must_refuse("a used budget", *self._train_words("again"), "--quiet")
-        tampered = self._path("tampered.json")
-        content = bytearray(self._path("budget.json").read_bytes())
+        pipeline = self.pipeline
+        pipeline.say("A budget is spent once, and a changed one is worth nothing")
+        pipeline.must_refuse("a used budget", *pipeline.train_words(self._plan, "again"), "--quiet")
+        tampered = pipeline.path("tampered.json")
+        content = bytearray(pipeline.path("budget.json").read_bytes())
         middle = len(content) // 2
         content[middle] = ord("A") if content[middle] != ord("A") else ord("B")
         tampered.write_bytes(bytes(content))
-        self._must_refuse("a tampered budget", "manifest", "verify", tampered, "--trust", self._path("trust.json"))
+        words = ("manifest", "verify", tampered, "--trust", pipeline.path("trust.json"))
+        pipeline.must_refuse("a tampered budget", *words)
+        pipeline.tell("refused     to train twice on one budget", "refused     a budget with one changed letter")
 
-    def _train_words(self, run: str) -> tuple[object, ...]:
-        path = self._path
-        return (
-            *("train", path("plan.toml"), "--manifest", path("budget.json"), "--trust", path("trust.json")),
-            *("--ledger", path("ledger.db"), "--out", path(run)),
-        )
-
-    def _must_refuse(self, what: str, *words: object) -> None:
+    def _without_privacy(self) -> dict[str, Any] | None:
+        """The same plan without noise, to compare with; None where the algorithm cannot do without."""
+        pipeline, ledger = self.pipeline, self.pipeline.path("unprotected-ledger.db")
+        pipeline.say("For comparison: the same without any privacy")
+        budget, trust = pipeline.path("unprotected.json"), pipeline.path("trust.json")
+        pipeline.show("ledger", "init", ledger)
+        signing = ("--out", budget, "--key", pipeline.path("officer.pem"), "--ledger", ledger)
+        words = ("--manifest", budget, "--trust", trust, "--ledger", ledger, "--out", pipeline.path("unprotected"))
         try:
-            self._answer(*words)
-        except Refused as refusal:
-            if not self._quiet:
-                click.echo(f"  refused, as it must be: {refusal}")
-            return
-        raise CheckFailed(f"{what} was accepted; report this as a bug")
+            pipeline.answer("calibrate", self._plan, "--no-privacy", "comparison", *signing)
+            return pipeline.answer("train", self._plan, *words, "--quiet")
+        except InvalidInput as refused:
+            pipeline.say(f"not possible: {refused}")
+            return None
 
-    def _path(self, name: str) -> Path:
-        return self.folder / name
-
-    def _say(self, text: str) -> None:
-        if not self._quiet:
-            click.secho(f"\n== {text}", bold=True)
-
-    def _command(self, words: tuple[object, ...]) -> list[str]:
-        spoken = [str(word) for word in words]
-        if not self._quiet:
-            click.secho(f"$ privfair {shlex.join(spoken)}", fg="cyan")
-        return spoken
-
-    def _show(self, *words: object) -> None:
-        """Run a command and let its output be seen (not at all when only the summary is wanted)."""
-        from privfair.cli import cli
-
-        spoken = self._command(words)
-        if self._quiet:
-            with redirect_stdout(StringIO()):
-                cli.main(spoken, standalone_mode=False)
-        else:
-            cli.main(spoken, standalone_mode=False)
-
-    def _answer(self, *words: object) -> dict[str, Any]:
-        """Run a command and take its JSON."""
-        from privfair.cli import cli
-
-        spoken = self._command(words)
-        out = StringIO()
-        with redirect_stdout(out):
-            cli.main([*spoken, "--json"], standalone_mode=False)
-        answer: dict[str, Any] = json.loads(out.getvalue())
-        return answer
+    def _conclude(
+        self, trained: dict[str, Any], compared: dict[str, Any] | None, verdict: dict[str, Any], report: Path
+    ) -> None:
+        lower, confidence = verdict["epsilon_lower"], f"{100 * verdict['confidence']:g}% confidence"
+        proved = "" if lower is None else f"; the attack proves epsilon >= {lower:.2f} ({confidence})"
+        tell, folder = self.pipeline.tell, self.pipeline.folder
+        tell("", f"{verdict['verdict'].upper()}: {verdict['why']}{proved}", "")
+        names = ("accuracy", "balanced_accuracy", "auc", "demographic_parity")
+        rows: list[tuple[str, ...]] = [("on held-out records", "accuracy", "balanced accuracy", "AUC", "parity gap")]
+        rows.append(("this model", *(number_text(trained[name]) for name in names)))
+        if compared is not None:
+            rows.append(("no privacy", *(number_text(compared[name]) for name in names)))
+        majority = trained["majority"]
+        constant = (number_text(majority["accuracy"]), "0.500", "0.500", "0.000")
+        rows.append((f"always {majority['class']!r}", *constant))
+        tell(*(f"  {line}" for line in table_lines(rows)))
+        if trained["warning"] is not None:
+            tell(f"WARNING  {trained['warning']}")
+        tell("", f"Protected: {trained['protected']}.")
+        tell(f"NOT protected: {trained['not_protected_in_short']}.", "")
+        tell(f"Open  {report}", f"Read  {folder}/log.txt, commands.sh")
+        tell("Type  privfair init A.csv B.csv --target COLUMN --sensitive COLUMN")
 
 
 @click.command("demo", short_help="the whole pipeline on real data, in about a minute")
@@ -357,16 +321,18 @@ class Demo:
     show_default=True,
     help="Folder for everything the demo writes; a new subfolder each time.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Show every command, and all it prints.")
+@threads_option
 @json_option
-def command(algorithm: str, as_printed: bool, out: Path, as_json: bool) -> None:
+def command(algorithm: str, as_printed: bool, out: Path, verbose: bool, as_json: bool) -> None:
     """Calibrate, sign, train, and look at what came of it, on real data.
 
-    Each step is a privfair command, printed before it runs, so that it can be repeated by hand. Afterwards a used
-    and a tampered budget are shown to be refused.
+    Each step is a privfair command; all of them stand in commands.sh, with what they printed in log.txt, so that
+    they can be repeated by hand. A used and a tampered budget are shown to be refused.
     """
 
     if as_printed and algorithm != "steffle":
         raise click.UsageError("--as-printed goes with --algorithm steffle: only its paper prints a sigma to use")
-    result = Demo(out, quiet=as_json).run(algorithm, as_printed)
+    result = Demo(out, as_json, verbose and not as_json).run(algorithm, as_printed)
     if as_json:
         print_json(result)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,54 @@ def _strict(value: Any) -> Any:
     return value
 
 
+WIDTH = 80
+
+
+def print_wrapped(*lines: str, indent: str = "  ") -> None:
+    """Plain text at 80 columns, on any screen: later lines of a sentence are indented."""
+    for line in lines:
+        click.echo("\n".join(wrap(line, indent)))
+
+
+def wrap(line: str, indent: str = "  ") -> list[str]:
+    """One sentence as lines of at most 80 columns; words are never broken, so that paths can be copied."""
+    found = textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return found or [""]
+
+
+def table_lines(rows: Iterable[Iterable[str]]) -> list[str]:
+    """Rows of equal length as aligned columns, the first one to the left and the others to the right."""
+    cells = [list(row) for row in rows]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def number_text(value: float | None, digits: int = 3) -> str:
+    """A share as people read it, and a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+@contextmanager
+def progress_bar(label: str, shown: bool = True) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on standard error with the time left: call what it gives with what is done, and how much there is."""
+    if not shown:
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def print_rich(*renderables: object) -> None:
     from rich.console import Console
 
@@ -109,6 +159,37 @@ def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     return decorate
 
+
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    default=None,
+    expose_value=False,
+    help="Number of processor threads; one unless given, because more slow small models down.",
+)
+"""Read again by `privfair.cli.main`, before anything that computes is loaded."""
+
+threshold_options = options(
+    click.option(
+        "--threshold",
+        type=float,
+        metavar="T",
+        help="Predict the positive class from this probability on (two classes only).",
+    ),
+    click.option(
+        "--target-gap",
+        type=float,
+        metavar="G",
+        help="Choose the threshold: the best one whose parity gap on the held-out records is at most this.",
+    ),
+    click.option(
+        "--target-rate",
+        type=float,
+        metavar="R",
+        help="Choose the threshold: this share of the held-out records gets the positive class.",
+    ),
+)
+"""Post-processing of the model; a target is read off the held-out records and is not private."""
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 trust_options = options(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan
@@ -25,19 +25,9 @@ _POINTS = 9
 
 def plot_budget(budget: CertifiedBudget, path: Path) -> None:
     """Two panels: epsilon against rounds at the calibrated noise, and the noise against epsilon."""
-    if path.suffix not in _SUFFIXES:
-        raise InvalidInput("--plot", str(path), "is not a figure I can write", f"end it in {', '.join(_SUFFIXES)}")
     if budget.factor is None:
         raise InvalidInput("--plot", str(path), "there is no noise to plot: rounds are free", "drop --plot")
-    try:
-        import matplotlib
-    except ImportError as missing:
-        raise InvalidInput(
-            "--plot", str(path), "needs matplotlib", "install it: pip install 'privfair[plot]'"
-        ) from missing
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = _pyplot(path)
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     _epsilon_against_rounds(budget, left)
     _noise_against_epsilon(budget, right)
@@ -89,3 +79,43 @@ def _noise_against_epsilon(budget: CertifiedBudget, axes: Axes) -> None:
         axes.yaxis, [float(f"{math.exp(low + share * (high - low)):.2g}") for share in (0, 0.25, 0.5, 0.75, 1)]
     )
     axes.legend()
+
+
+def plot_frontier(runs: dict[str, dict[str, Any]], path: Path) -> None:
+    """Accuracy and balanced accuracy against the gap, one curve per run, one point per threshold; not private."""
+    plt = _pyplot(path)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained", sharex=True)
+    for run, frontier in runs.items():
+        points = [point for point in frontier["points"] if point["demographic_parity"] is not None]
+        weight = "" if frontier["fairness"] is None else f" (fairness {frontier['fairness']:g})"
+        for panel, name in zip(axes, ("accuracy", "balanced_accuracy"), strict=True):
+            gaps = [point["demographic_parity"] for point in points]
+            panel.plot(
+                gaps, [point[name] for point in points], marker="o", markersize=3, linewidth=1, label=run + weight
+            )
+            panel.set(xlabel="parity gap between groups", ylabel=name.replace("_", " "))
+            panel.grid(alpha=0.3)
+    for frontier in runs.values():
+        for point in frontier["points"][:1]:
+            axes[0].axhline(point["majority"]["accuracy"], linestyle=":", color="grey")
+            axes[1].axhline(0.5, linestyle=":", color="grey")
+    axes[0].legend(fontsize="small")
+    figure.suptitle("Each point is a threshold; dotted: always the majority. Held-out records, exact: NOT private.")
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _pyplot(path: Path) -> Any:
+    """matplotlib, without a screen; refused where it is not installed or the suffix is not a figure's."""
+    if path.suffix not in _SUFFIXES:
+        raise InvalidInput("--plot", str(path), "is not a figure I can write", f"end it in {', '.join(_SUFFIXES)}")
+    try:
+        import matplotlib
+    except ImportError as missing:
+        raise InvalidInput(
+            "--plot", str(path), "needs matplotlib", "install it: pip install 'privfair[plot]'"
+        ) from missing
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from privfair.cli.keys import read_trust_file
-from privfair.cli.output import read_bytes, write_bytes
+from privfair.cli.output import print_wrapped, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     from audit.report.page import ReportContent
@@ -37,14 +37,20 @@ def command(run: Path | None, out: Path, audit_path: Path | None, trust_path: Pa
     Without --trust the page says in red that nobody checked the manifest's signatures.
     Without RUN the page is about the model that was audited with --model.
     """
-    from audit.report.page import render
+    from audit.report.page import empty_model, protection_lines, render
 
     if run is None and audit_path is None:
         raise click.UsageError("name a RUN folder, or the --audit of a model")
     audit = None if audit_path is None else read_audit(audit_path)
     trust = None if trust_path is None else read_trust_file(trust_path, root)
-    write_bytes(out, render(report_content(run, audit, trust)).encode())
+    content = report_content(run, audit, trust)
+    write_bytes(out, render(content).encode())
     checked = run is None or trust is not None
+    if content.manifest is not None:
+        print_wrapped(*protection_lines(content.manifest.document))
+    warning = empty_model(content)
+    if warning is not None:
+        print_wrapped(f"WARNING  {warning}")
     click.echo(f"report written to {out}{'' if checked else '; SIGNATURES NOT CHECKED: give --trust'}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,19 +179,30 @@ def _list(as_json: bool, reasons: bool = False) -> None:
     if as_json:
         print_json([{"place": theorem.place} | verdict.to_json() for theorem, verdict in judged])
         return
+    from collections import Counter
+
     from rich.table import Table
 
-    table = Table("claim", "paper", "for all", "claimed", "computed", box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
+    table = Table("paper", "all", "claim", "claimed", "computed", "factor", box=None, pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
     for theorem, verdict in judged:
         claimed, found = _short_numbers(verdict)
-        mark = "" if verdict.misprint is None else " *"
-        table.add_row(theorem.id + mark, _coloured(verdict.outcome), _quantified(verdict), claimed, found)
+        mark = "" if verdict.misprint is None else "*"
+        row = (_coloured(verdict.outcome), _quantified(verdict), theorem.id + mark, claimed, found, _factor(verdict))
+        table.add_row(*row)
+    counts = Counter(verdict.outcome.value for _, verdict in judged)
+    failing = sum(
+        verdict.as_quantified is not None and verdict.as_quantified.outcome.value == "fails" for _, verdict in judged
+    )
+    plural = {"fails": "fail", "holds": "hold"}
+    said = ", ".join(f"{number} {plural.get(outcome, outcome)}" for outcome, number in counts.most_common())
     lines: list[object] = [
         table,
         "",
-        "paper: at the paper's own setting; for all: as the claim is quantified.",
-        "* has a misprint: `theorems check ID` says whether the corrected form holds.",
+        "paper: at the paper's own setting; all: as the claim is quantified.",
+        "factor: computed / claimed; *: a misprint, `theorems why ID` says which.",
+        f"[bold]{len(judged)} claims: {said} at the paper's setting; {failing} fail as quantified.[/bold]",
     ]
     if reasons:
         lines += [f"{theorem.id}: {verdict.finding.why}." for theorem, verdict in judged]
@@ -223,9 +235,18 @@ def _short_numbers(verdict: Verdict) -> tuple[str, str]:
     comparison = verdict.finding.comparison
     if isinstance(comparison, EpsilonComparison):
         lower, upper = f"{comparison.true.lower:.4g}", f"{comparison.true.upper:.4g}"
-        return f"eps {comparison.claimed:.4g}", f"eps {upper}" if lower == upper else f"eps [{lower}, {upper}]"
+        return f"eps {comparison.claimed:.4g}", upper if lower == upper else f"[{lower}, {upper}]"
     sign = {Direction.AT_MOST: "<=", Direction.AT_LEAST: ">=", Direction.EXACTLY: "="}[comparison.direction]
     return f"{sign} {comparison.claimed:.4g}", f"{comparison.found:.4g}"
+
+
+def _factor(verdict: Verdict) -> str:
+    """How many times the claim the computed number is, by the end that may be promised."""
+    from calibrate.theorems.verdict import EpsilonComparison
+
+    comparison = verdict.finding.comparison
+    true = comparison.true.upper if isinstance(comparison, EpsilonComparison) else comparison.found
+    return "" if not comparison.claimed or not math.isfinite(true) else f"{true / comparison.claimed:.3g}"
 
 
 def _show_verdict(theorem: Theorem, verdict: Verdict) -> None:

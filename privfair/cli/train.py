@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from privfair.cli.keys import trust_options
-from privfair.cli.output import json_option, print_json, print_rich, read_bytes, show_values_option
+from privfair.cli.output import (
+    json_option,
+    number_text,
+    print_json,
+    print_wrapped,
+    read_bytes,
+    show_values_option,
+    table_lines,
+    threads_option,
+    threshold_options,
+)
 
 if TYPE_CHECKING:
     from privfair.cli.epsilon_so_far import EpsilonSoFar
     from privfair.run.public import Progress
+    from privfair.training import TrainingResult
 
 _EXAMPLE = """
 \b
@@ -113,8 +124,11 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the run.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
+@threshold_options
+@threads_option
 @click.option("--quiet", is_flag=True, help="No progress display.")
 @show_values_option
+@click.option("-v", "--verbose", is_flag=True, help="Show rates by group and every line of what is not protected.")
 @json_option
 def command(
     plan: Path,
@@ -127,7 +141,11 @@ def command(
     test_files: tuple[Path, ...],
     out: Path,
     resume: bool,
+    threshold: float | None,
+    target_gap: float | None,
+    target_rate: float | None,
     quiet: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Train the plan in a TOML file under a signed budget; everything about the run goes into --out.
@@ -139,10 +157,14 @@ def command(
     one only asks them for published values; docs/how-to/federation.md.
     """
     from privfair.cli.epsilon_so_far import EpsilonSoFar
+    from privfair.run.decision import ThresholdRule
     from privfair.run.public import promise_of, read_signed_plan
     from privfair.training import TrustInForce, execute, prepare, train_with_guards
 
+    rule = ThresholdRule(threshold, target_gap, target_rate)
     trust = TrustInForce(trust_path, root)
+    if not quiet:
+        click.echo("reading and checking budget, plan and files", err=True)
     if guards_path is None:
         if ledger is None or test_files:
             raise click.UsageError("--ledger is needed, and --test-file is not known, unless --guards is given")
@@ -151,6 +173,8 @@ def command(
     else:
         if ledger is not None or anchor is not None:
             raise click.UsageError("with --guards the ledgers are the guards' own; drop --ledger and --anchor")
+        if rule != ThresholdRule():
+            raise click.UsageError("with --guards no record is held out here; choose the threshold when predicting")
         signed = read_signed_plan(plan, read_bytes(manifest, "--manifest"), trust.file)
         budget = signed.document
     promise = promise_of(budget)
@@ -159,7 +183,7 @@ def command(
         with _display(prices, promise.text, quiet) as show:
             if guards_path is None:
                 assert ledger is not None
-                result = execute(prepared, out, ledger, anchor, resume, show, trust)
+                result = execute(prepared, out, ledger, anchor, resume, show, trust, rule)
             else:
                 result = train_with_guards(signed, guards_path, out, test_files, resume, show)
     except KeyboardInterrupt:
@@ -170,7 +194,7 @@ def command(
     if as_json:
         print_json(document)
     else:
-        _show(document)
+        _show(result, document, verbose)
 
 
 @contextmanager
@@ -180,15 +204,14 @@ def _display(prices: EpsilonSoFar, promise: str, quiet: bool) -> Iterator[Callab
         yield None
         return
     from rich.console import Console
-    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True, highlight=False)
-    console.print(escape(promise))
+    console.print(promise, markup=False)
     columns = (
         TextColumn("training"),
-        BarColumn(),
+        BarColumn(10),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[spent]}"),
@@ -199,7 +222,7 @@ def _display(prices: EpsilonSoFar, promise: str, quiet: bool) -> Iterator[Callab
 
         def show(now: Progress) -> None:
             spent = prices.about(now.charged)
-            shown = "no privacy promised" if spent is None else f"eps spent <= {spent:.3f}"
+            shown = "no promise" if spent is None else f"eps spent <= {spent:.2f}"
             fields: dict[str, Any] = {"spent": shown}
             if now.metrics is not None:
                 fields["metrics"] = _metrics_text(now.metrics["overall"])
@@ -212,23 +235,77 @@ def _metrics_text(overall: dict[str, Any]) -> str:
     if overall["accuracy"] is None:
         return "none was measured"
     parity = overall["demographic_parity"]
-    gap = "" if parity is None else f"  parity gap {parity:.4f}"
-    return f"accuracy {overall['accuracy']:.4f}{gap}"
+    gap = "" if parity is None else f" gap {parity:.3f}"
+    return f"accuracy {overall['accuracy']:.3f}{gap}"
 
 
-def _show(document: dict[str, Any]) -> None:
-    from rich.markup import escape
-
-    spent = document["epsilon_spent"]
-    lines = [
-        f"[bold]{document['algorithm']}[/bold]: {escape(document['promise'])}",
+def quality_lines(measured: dict[str, Any], warning: str | None, label: str = "this model") -> list[str]:
+    """The small table that stands beside every accuracy: what always answering the majority reaches, and a warning."""
+    majority = measured["majority"]
+    classes = max((len(group["selection_rates"]) for group in measured["groups"].values()), default=2)
+    rows = [
+        ("", "accuracy", "balanced", "AUC", "parity gap"),
         (
-            f"{document['rounds']} rounds trained; {document['rounds_charged']} of {document['rounds_signed']} signed "
-            "rounds charged" + ("" if spent is None else f", which costs epsilon <= {spent:.4f}")
+            label,
+            number_text(measured["accuracy"]),
+            number_text(measured["balanced_accuracy"]),
+            number_text(measured.get("auc")),
+            number_text(measured["demographic_parity"]),
         ),
-        f"test records: {_metrics_text(document)} (these numbers are not private)",
-        "Not protected:",
-        *(f"  - {escape(text)}" for text in document["not_protected"]),
-        f"run folder: {escape(document['run'])}",
+        (
+            f"always {majority['class']!r}",
+            number_text(majority["accuracy"]),
+            number_text(1 / classes),
+            number_text(0.5),
+            number_text(0.0),
+        ),
     ]
-    print_rich(*lines)
+    return [f"  {line}" for line in table_lines(rows)] + ([] if warning is None else ["", f"WARNING  {warning}"])
+
+
+def group_lines(measured: dict[str, Any]) -> list[str]:
+    """Rates by group, one line per group."""
+    rows = [("group", "records", "accuracy", "positive rate", "true positive", "false positive")]
+    rows += [
+        (
+            name,
+            str(group["records"]),
+            number_text(group["accuracy"]),
+            number_text(group["positive_rate"]),
+            number_text(group["true_positive_rate"]),
+            number_text(group["false_positive_rate"]),
+        )
+        for name, group in measured["groups"].items()
+    ]
+    return [f"  {line}" for line in table_lines(rows)]
+
+
+def _show(result: TrainingResult, document: dict[str, Any], verbose: bool) -> None:
+    spent, decision = document["epsilon_spent"], document["decision"]
+    protected, not_protected = result.protection.lines()
+    print_wrapped(protected)
+    if verbose:
+        print_wrapped("NOT protected:", *(f"  - {text}" for text in document["not_protected"]), indent="    ")
+    else:
+        print_wrapped(not_protected)
+    charged = f"{document['rounds_charged']} of {document['rounds_signed']} signed rounds charged"
+    cost = "" if spent is None else f", epsilon spent at most {spent:.4f}"
+    print_wrapped(
+        f"{document['algorithm']}: {document['promise']}", f"{document['rounds']} rounds trained; {charged}{cost}"
+    )
+    measured = result.measured
+    if measured:
+        at = "" if decision["rule"] == "default" else f" at threshold {decision['threshold']:g} ({decision['rule']})"
+        print_wrapped("", f"On the held-out records{at}, measured exactly (these numbers are not private):")
+        print_wrapped(*quality_lines(measured, result.warning))
+        if result.warning is not None:
+            print_wrapped(
+                f"  Try: privfair frontier {document['run']} --target-rate 0.2, or class-weight and a larger "
+                "learning-rate or epsilon in the plan.",
+                indent="       ",
+            )
+        if verbose:
+            print_wrapped(*group_lines(measured))
+    if decision["not_reached"] is not None:
+        print_wrapped(f"WARNING  {decision['not_reached']}; the threshold stays at {decision['threshold']:g}")
+    print_wrapped("", f"run folder: {document['run']}")

@@ -76,8 +76,11 @@ def encode(table: RawTable, schema: Schema, derived: tuple[DerivedFact, ...] = (
     )
 
 
-def codes(table: RawTable, column: CodedColumn) -> Integers:
-    """The position of each cell in the column's list; an unlisted cell is an error, never a new number."""
+def codes(table: RawTable, column: CodedColumn, predicting: bool = False) -> Integers:
+    """The position of each cell in the column's list; an unlisted cell is an error, never a new number.
+
+    With `predicting`, an unlisted or missing one is what the column's `unseen` rule says; -1 stands for no category.
+    """
     if column.values is None:
         raise BadData(
             table.file,
@@ -85,17 +88,22 @@ def codes(table: RawTable, column: CodedColumn) -> Integers:
             "list the values in the schema",
             column=column.name,
         )
-    names = _merge_names(table, column)
+    answered = predicting and column.unseen is not None
+    names = _merge_names(table, column, answered)
     order = np.argsort(np.array(column.values))
     listed = np.array(column.values)[order]
     position = np.searchsorted(listed, names).clip(max=len(listed) - 1)
     unknown = listed[position] != names
+    if answered:
+        rule = -1 if column.unseen not in column.values else column.values.index(str(column.unseen))
+        return np.where(unknown, rule, order[position]).astype(np.int64)
     if unknown.any():
         record = int(np.argmax(unknown))
         raise BadData(
             table.file,
             f"is not in the schema's list {list(column.values)}",
-            "add it to the list, merge it into a listed value, or fix the record",
+            "add it to the list, merge it into a listed value, or fix the record"
+            + ("; unseen = ... in the schema answers it when predicting" if predicting else ""),
             column=column.name,
             line=table.line(record),
             cell=str(names[record]),
@@ -103,7 +111,8 @@ def codes(table: RawTable, column: CodedColumn) -> Integers:
     return np.asarray(order[position], dtype=np.int64)
 
 
-def _merge_names(table: RawTable, column: CodedColumn) -> NDArray[np.str_]:
+def _merge_names(table: RawTable, column: CodedColumn, gaps: bool = False) -> NDArray[np.str_]:
+    """The cells with merged names in place; a missing one is an error unless `gaps` are answered later."""
     names = table.names(column.name)
     if column.merge:
         mapping = dict(column.merge)
@@ -111,7 +120,7 @@ def _merge_names(table: RawTable, column: CodedColumn) -> NDArray[np.str_]:
         names = np.array([mapping.get(str(name), str(name)) for name in distinct])[inverse]
     distinct, first = np.unique(names, return_index=True)
     for name, record in zip(distinct.tolist(), first.tolist(), strict=True):
-        if name.lower() in MISSING and name not in (column.values or ()):
+        if not gaps and name.lower() in MISSING and name not in (column.values or ()):
             raise BadData(
                 table.file,
                 "has no value",
@@ -131,18 +140,25 @@ def _side_column(table: RawTable, schema: Schema, name: str) -> NDArray[Any]:
         return table.names(name)
     if table.column(name).dtype.kind not in "US":
         return table.column(name)
-    return table.numbers(name) if name in {column.name for column in schema.numeric} else table.names(name)
+    fills = {column.name: column.fill for column in schema.numeric}
+    return table.numbers(name, fills[name]) if name in fills else table.names(name)
 
 
-def encode_features(table: RawTable, schema: Schema) -> AnyFloats:
-    """The features alone, for records whose class and group are not known; columns as in `schema.feature_names`."""
-    blocks: list[AnyFloats] = [
-        column.scaling.apply(table.numbers(column.name))[:, np.newaxis] for column in schema.numeric
-    ]
+def encode_features(table: RawTable, schema: Schema, predicting: bool = False) -> AnyFloats:
+    """The features alone, for records whose class and group are not known; columns as in `schema.feature_names`.
+
+    With `predicting`, categories that training never saw are answered by the schema's `unseen` rules.
+    """
+    numbers = {column.name: table.numbers(column.name, column.fill) for column in schema.numeric}
+    blocks: list[AnyFloats] = [column.scaling.apply(numbers[column.name])[:, np.newaxis] for column in schema.numeric]
     for column in schema.categorical:
-        blocks.append(np.eye(len(column.values or ()))[codes(table, column)])
+        # The last row, which -1 picks, is no category: all indicators are 0.
+        indicators = np.eye(len(column.values or ()) + 1)[:, :-1]
+        blocks.append(indicators[codes(table, column, predicting)])
     for numeric in schema.numeric:
         if numeric.steps:
-            reached = table.numbers(numeric.name)[:, np.newaxis] >= np.array(numeric.steps)
+            reached = numbers[numeric.name][:, np.newaxis] >= np.array(numeric.steps)
             blocks.append(reached.astype(np.float64))
+    for numeric in schema.with_indicator:
+        blocks.append(table.missing(numeric.name).astype(np.float64)[:, np.newaxis])
     return np.concatenate(blocks, axis=1)

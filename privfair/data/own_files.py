@@ -63,7 +63,7 @@ def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
             "must list the values of every coded column when a silo is loaded alone",
             "add classes, groups or values to the schema, the same in every silo",
         )
-    table = read_table(Path(file), own.delimiter)
+    table = read_table(Path(file), own.delimiter, own.decimal)
     _require_columns(table, own.schema)
     schema, derived = resolve(own.schema, [table])
     silo = Silo(silo_name(file) if name is None else name, encode(table, schema, derived))
@@ -71,18 +71,20 @@ def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
     return silo
 
 
-def load_own_features(file: Path | RawTable, schema: Schema, delimiter: str = ",") -> AnyFloats:
+def load_own_features(file: Path | RawTable, schema: Schema, delimiter: str = ",", decimal: str = ".") -> AnyFloats:
     """The features of records to be predicted, in a file or read already; class and group need not be among them.
 
-    `schema` is the filled one that the training records carry (`Dataset.schema`).
+    `schema` is the filled one that the training records carry (`Dataset.schema`), `delimiter` and `decimal` say how the
+    file is written. Unlisted categories are answered by the schema's `unseen` rule.
     """
-    return encode_features(file if isinstance(file, RawTable) else read_table(Path(file), delimiter), schema)
+    table = file if isinstance(file, RawTable) else read_table(Path(file), delimiter, decimal)
+    return encode_features(table, schema, predicting=True)
 
 
 def _read(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None) -> tuple[OwnFormat, NamedTables]:
     if not files:
         raise InvalidInput("files", (), "must not be empty", "give one file for each silo")
-    tables = [read_table(Path(file), own.delimiter) for file in files]
+    tables = [read_table(Path(file), own.delimiter, own.decimal) for file in files]
     if held is not None:
         own = replace(own, schema=held.add_holder_to(own.schema))
         tables = [held.join(table) for table in tables]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import difflib
 import io
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ class RawTable:
     file: str
     columns: Mapping[str, NDArray[Any]]
     lines: NDArray[np.int64]
+    decimal: str = "."
+    """What separates the decimals of a number in text: a point or a comma."""
 
     @property
     def records(self) -> int:
@@ -85,24 +88,45 @@ class RawTable:
             raise BadData(self.file, f"is missing{hint}", remedy, column=name)
         return self.columns[name]
 
-    def numbers(self, name: str) -> NDArray[np.float64]:
-        """The column as finite numbers, or `BadData` naming the first cell that is none."""
+    def numbers(self, name: str, missing: float | None = None) -> NDArray[np.float64]:
+        """The column as finite numbers, or `BadData` naming the first cell that is none.
+
+        `missing` is the declared value of cells without one; left out, such a cell is an error.
+        """
         cells = self.column(name)
-        values = _parse_numbers(cells)
+        values = _parse_numbers(cells, self.decimal)
+        if missing is not None:
+            values = np.where(self.missing(name), missing, values)
         bad = ~np.isfinite(values)
         if bad.any():
             record = int(np.argmax(bad))
             cell = str(cells[record]).strip()
-            rule = "has no value" if cell.lower() in MISSING else "is not a finite number"
+            empty = cell.lower() in MISSING
+            remedy = "fill or drop these records, or fix the schema"
+            if empty:
+                remedy = (
+                    "fill or drop these records, or declare missing = { value = 0, indicator = true } in the schema"
+                )
+            elif self.decimal == "." and _DECIMAL_COMMA.fullmatch(cell):
+                remedy = "write decimal = ',' under [file] of the schema if the file has decimal commas"
             raise BadData(
                 self.file,
-                f"{rule} ({int(bad.sum())} such cells)",
-                "fill or drop these records, or fix the schema",
+                f"{'has no value' if empty else 'is not a finite number'} ({int(bad.sum())} such cells)",
+                remedy,
                 column=name,
                 line=self.line(record),
                 cell=cell,
             )
         return values
+
+    def missing(self, name: str) -> NDArray[np.bool_]:
+        """Which cells of the column have no value."""
+        cells = self.column(name)
+        if cells.dtype.kind in "biu":
+            return np.zeros(len(cells), dtype=np.bool_)
+        if cells.dtype.kind == "f":
+            return np.asarray(np.isnan(cells))
+        return np.isin(np.char.lower(np.char.strip(cells.astype(np.str_))), sorted(MISSING))
 
     def names(self, name: str) -> NDArray[np.str_]:
         """The column as text without surrounding spaces."""
@@ -124,14 +148,19 @@ class RawTable:
     def rows(self, indexes: NDArray[np.int64]) -> RawTable:
         """Some of the records."""
         columns = {name: values[indexes] for name, values in self.columns.items()}
-        return RawTable(self.file, columns, self.lines[indexes])
+        return RawTable(self.file, columns, self.lines[indexes], self.decimal)
 
 
-def _parse_numbers(cells: NDArray[Any]) -> NDArray[np.float64]:
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+
+
+def _parse_numbers(cells: NDArray[Any], decimal: str) -> NDArray[np.float64]:
     """Numbers, with NaN where a cell is none."""
     if cells.dtype.kind in "biuf":
         return cells.astype(np.float64)
     texts = cells.tolist()
+    if decimal == ",":  # a point would then separate thousands, or be a mistake: such a cell is not a number
+        texts = ["" if "." in cell else cell.replace(",", ".", 1) for cell in texts]
     try:
         # Three times faster than numpy's own conversion of text. Python reads "1_000" as a number; a file must not.
         if "_" not in "".join(texts):
@@ -172,7 +201,7 @@ def one_hot_names(table: RawTable, prefix: str, values: tuple[str, ...]) -> NDAr
     return np.asarray(np.array(values)[indicators.argmax(axis=1)])
 
 
-def read_table(path: Path, delimiter: str = ",") -> RawTable:
+def read_table(path: Path, delimiter: str = ",", decimal: str = ".") -> RawTable:
     """Read one file by its suffix: .csv, .csv.zip (one member) or .parquet."""
     if not path.is_file():
         raise InvalidInput("file", str(path), "does not exist or is not a file", "check the path")
@@ -180,9 +209,10 @@ def read_table(path: Path, delimiter: str = ",") -> RawTable:
     if suffix in (".parquet", ".pq"):
         return _read_parquet(path)
     if suffix == ".zip":
-        return parse_csv(_unzip(path), str(path), delimiter)
+        return replace(parse_csv(_unzip(path), str(path), delimiter), decimal=decimal)
     if suffix in (".csv", ".tsv", ".txt"):
-        return parse_csv(path.read_bytes(), str(path), "\t" if suffix == ".tsv" else delimiter)
+        table = parse_csv(path.read_bytes(), str(path), "\t" if suffix == ".tsv" else delimiter)
+        return replace(table, decimal=decimal)
     raise InvalidInput("file", str(path), "has a suffix that is not known", "use .csv, .tsv, .csv.zip or .parquet")
 
 

@@ -22,6 +22,7 @@ from privfair.data.facts import Json, digest
 from privfair.data.scaling import Scaling
 
 SCHEMA_VERSION = 1
+NO_CATEGORY = "no-category"
 
 ColumnName = Annotated[str, Field(alias="column")]
 
@@ -44,8 +45,18 @@ class CodedColumn:
     name: ColumnName
     values: tuple[str, ...] | None = None
     merge: tuple[tuple[str, str], ...] = ()
+    unseen: str | None = None
+    """The listed value (or `NO_CATEGORY`: none of them) that stands for an unlisted or missing one in records to be
+    predicted; None refuses them. In training records an unlisted value is always an error."""
 
     def __post_init__(self) -> None:
+        if self.unseen is not None and self.unseen not in (*(self.values or ()), NO_CATEGORY):
+            raise InvalidInput(
+                f"unseen of column {self.name!r}",
+                self.unseen,
+                f"must be a listed value or {NO_CATEGORY!r}",
+                "list it under values",
+            )
         if self.values is not None:
             if not self.values or len(set(self.values)) != len(self.values):
                 raise InvalidInput(
@@ -62,6 +73,18 @@ class CodedColumn:
 
 
 @dataclass(frozen=True)
+class Missing:
+    """What a cell without a number counts as: a public value, and whether a feature of its own says so."""
+
+    value: float
+    indicator: bool = False
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise InvalidInput("missing", self.value, "must be a finite number", "give a public value")
+
+
+@dataclass(frozen=True)
 class NumericColumn:
     """A number and how it is scaled; for each of its `steps` there is a feature that says whether it is reached.
 
@@ -71,6 +94,7 @@ class NumericColumn:
     name: ColumnName
     scaling: Annotated[Scaling, Field(discriminator="kind")]
     steps: tuple[float, ...] = ()
+    missing: Missing | None = None
 
     def __post_init__(self) -> None:
         finite = all(math.isfinite(step) for step in self.steps)
@@ -86,12 +110,18 @@ class NumericColumn:
     def step_names(self) -> tuple[str, ...]:
         return tuple(f"{self.name}>={step:g}" for step in self.steps)
 
+    @property
+    def fill(self) -> float | None:
+        """What stands for a missing number; None if there must not be one."""
+        return None if self.missing is None else self.missing.value
+
 
 @dataclass(frozen=True)
 class Schema:
     """The meaning of a table.
 
-    Features are the numeric columns in order, then the categorical ones, one-hot, then the numeric columns' steps.
+    Features are the numeric columns in order, then the categorical ones, one-hot, then the numeric columns' steps, then
+    the indicators of missing numbers.
     """
 
     target: CodedColumn
@@ -162,14 +192,25 @@ class Schema:
             names += [f"{column.name}={value}" for value in column.values or ()]
         for numeric in self.numeric:
             names += numeric.step_names
+        names += [f"{column.name} is missing" for column in self.with_indicator]
         return tuple(names)
+
+    @property
+    def with_indicator(self) -> tuple[NumericColumn, ...]:
+        """The numeric columns with a feature that says whether the number is missing."""
+        return tuple(column for column in self.numeric if column.missing is not None and column.missing.indicator)
 
     def as_json(self) -> dict[str, Json]:
         """Everything that decides how a file becomes arrays."""
         columns = _adapter().dump_python(self, mode="json", by_alias=True, include=set(_COLUMNS))
+        # What is not declared is left out, as documents were written before it could be.
         for column in columns["numeric"]:
-            if not column["steps"]:
-                del column["steps"]  # as documents were written before there were steps
+            for key in ("steps", "missing"):
+                if not column[key]:
+                    del column[key]
+        for coded in (columns["target"], *columns["categorical"], *([columns["sensitive"]] if self.sensitive else ())):
+            if coded["unseen"] is None:
+                del coded["unseen"]
         return {"version": SCHEMA_VERSION, **columns}
 
     @property

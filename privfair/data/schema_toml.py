@@ -15,6 +15,7 @@
     [numeric.age]
     bounds = [18, 100]                 # public bounds, mapped to [0, 1]
     steps = [25, 35, 65]               # optional: a feature for each of these public values, whether it is reached
+    missing = { value = 40, indicator = true }   # optional: a public value for empty cells, and a feature that says so
 
     [numeric.income]
     mean = 10.5                        # public mean and scale (after the transform)
@@ -24,6 +25,7 @@
     [categorical.job]
     values = ["clerk", "nurse", "other"]
     merge = { "student" = "other" }
+    unseen = "other"                   # optional: for unlisted values in records to be predicted; or "no-category"
 
     [silos]                            # only if one file holds several silos, or to relax the check
     column = "branch"
@@ -32,6 +34,7 @@
 
     [file]
     delimiter = ","
+    decimal = "."                      # or ","
     keep = ["age", "user"]             # columns to partition by; they do not become features by this
 
 A numeric column that says nothing about its scale is refused: a scale taken from the records would be a
@@ -41,8 +44,9 @@ statistic of private data that nobody asked for.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +61,7 @@ from privfair.data.scaling import (
     Transform,
     Unscaled,
 )
-from privfair.data.schema import SCHEMA_VERSION, CodedColumn, Coverage, NumericColumn, Schema
+from privfair.data.schema import SCHEMA_VERSION, CodedColumn, Coverage, Missing, NumericColumn, Schema
 from privfair.plan.file import read_section, refuse_unknown
 
 Names = tuple[str | int, ...]
@@ -69,16 +73,18 @@ class OwnFormat:
 
     schema: Schema
     delimiter: str = ","
+    decimal: str = "."
 
 
 @dataclass(frozen=True)
 class _Categorical:
     values: Names | None = None
     merge: Mapping[str, str] = field(default_factory=dict)
+    unseen: str | None = None
 
     def coded(self, column: str) -> CodedColumn:
         listed = None if self.values is None else tuple(str(value) for value in self.values)
-        return CodedColumn(column, listed, tuple(self.merge.items()))
+        return CodedColumn(column, listed, tuple(self.merge.items()), self.unseen)
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,7 @@ class _Numeric:
     scaling: Literal["unscaled", "non-private-standardisation"] | None = None
     transform: Transform = Transform.IDENTITY
     steps: tuple[float, ...] = ()
+    missing: Missing | None = None
 
     def chosen_scaling(self) -> Scaling:
         """The one way of scaling that the table names; its other keys must belong to that way."""
@@ -128,7 +135,8 @@ class _Numeric:
             raise InvalidInput(stray[0], moments[stray[0]], "is an unknown key without a mean", "drop it")
         if self.bounds is not None:
             if len(self.bounds) != 2:
-                raise InvalidInput("bounds", self.bounds, "must be two numbers", "write bounds = [0, 100]")
+                remedy = "write bounds = [0, 100], for example: the lowest and highest value known without the files"
+                raise InvalidInput("bounds", self.bounds, "must be two numbers", remedy)
             return PublicBounds(*self.bounds, self.transform)
         if self.mean is not None:
             if self.scale is None:
@@ -154,9 +162,12 @@ class _Silos:
 @dataclass(frozen=True)
 class _File:
     delimiter: str = ","
+    decimal: Literal[".", ","] = "."
     keep: Names = ()
 
     def __post_init__(self) -> None:
+        if self.decimal == self.delimiter:
+            raise InvalidInput("decimal", self.decimal, "must differ from the delimiter", 'write delimiter = ";"')
         if len(self.delimiter) != 1:
             raise InvalidInput(
                 "delimiter", self.delimiter, "must be one character", 'write for example delimiter = ";"'
@@ -190,32 +201,102 @@ def parse_schema(text: str, file: str = "schema") -> OwnFormat:
         raise BadData(file, f"{error.argument} = {error.value!r}: {error.rule}", error.remedy) from None
 
 
+@dataclass(frozen=True)
+class SchemaParts:
+    """What of a schema file could be read, and a sentence for each table that could not."""
+
+    columns: tuple[NumericColumn | CodedColumn, ...] = ()
+    named: tuple[str, ...] = ()
+    """Every column that the file speaks of, whether its table could be read or not."""
+    delimiter: str = ","
+    decimal: str = "."
+    mistakes: tuple[str, ...] = ()
+
+
+def check_schema(path: Path) -> SchemaParts:
+    """Read each table of a schema file on its own, so that all mistakes are known at once."""
+    whole: list[str] = []
+    try:
+        load_schema(path)
+    except InvalidInput as error:
+        whole.append(str(error))
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return SchemaParts(mistakes=tuple(whole))
+    columns: list[NumericColumn | CodedColumn] = []
+    named: list[str] = []
+    mistakes: list[str] = []
+
+    def attempt(read: Callable[[], NumericColumn | CodedColumn]) -> bool:
+        try:
+            columns.append(read())
+        except InvalidInput as error:
+            mistakes.append(f"{path}: {error}")
+            return False
+        return True
+
+    layout = _File()
+    try:
+        layout = read_section(_File, "file", _table(document, "file"))
+    except InvalidInput as error:
+        mistakes.append(f"{path}: {error}")
+    for role in ("target", "sensitive"):
+        table = document.get(role)
+        if isinstance(table, Mapping):
+            named += [table["column"]] if isinstance(table.get("column"), str) else []
+            attempt(partial(_role, role, table))
+    for key, read in (("numeric", _numeric), ("categorical", _categorical)):
+        for name, table in document[key].items() if isinstance(document.get(key), Mapping) else ():
+            named.append(name)
+            if not attempt(partial(read, name, table)) and key == "numeric":
+                # its cells can be looked at nevertheless
+                columns.append(NumericColumn(name, Unscaled(), missing=_declared_missing(name, table)))
+    return SchemaParts(tuple(columns), tuple(named), layout.delimiter, layout.decimal, tuple(mistakes or whole))
+
+
+def _declared_missing(name: str, table: Mapping[str, Any]) -> Missing | None:
+    try:
+        return read_section(_Numeric, f"numeric.{name}", table).missing
+    except InvalidInput:
+        return None
+
+
 def _own_format(document: Mapping[str, Any]) -> OwnFormat:
     refuse_unknown("schema", document, ("target", "sensitive", "numeric", "categorical", "silos", "file"))
     layout = read_section(_File, "file", _table(document, "file"))
     silos = read_section(_Silos, "silos", _table(document, "silos"))
     sensitive = _table(document, "sensitive")
     schema = Schema(
-        target=read_section(_Target, "target", _table(document, "target")).coded(),
-        sensitive=read_section(_Sensitive, "sensitive", sensitive).coded() if "sensitive" in document else None,
+        target=_role("target", _table(document, "target")),
+        sensitive=_role("sensitive", sensitive) if "sensitive" in document else None,
         numeric=tuple(_numeric(name, table) for name, table in _tables(document, "numeric").items()),
-        categorical=tuple(
-            read_section(_Categorical, f"categorical.{name}", table).coded(name)
-            for name, table in _tables(document, "categorical").items()
-        ),
+        categorical=tuple(_categorical(name, table) for name, table in _tables(document, "categorical").items()),
         silo_column=silos.column,
         silo_names=None if silos.names is None else tuple(str(name) for name in silos.names),
         coverage=silos.each_holds,
         side_columns=tuple(str(name) for name in layout.keep),
     )
-    return OwnFormat(schema, layout.delimiter)
+    return OwnFormat(schema, layout.delimiter, layout.decimal)
+
+
+def _role(role: str, table: Mapping[str, Any]) -> CodedColumn:
+    return (
+        read_section(_Target, role, table).coded()
+        if role == "target"
+        else read_section(_Sensitive, role, table).coded()
+    )
+
+
+def _categorical(name: str, table: Mapping[str, Any]) -> CodedColumn:
+    return read_section(_Categorical, f"categorical.{name}", table).coded(name)
 
 
 def _numeric(name: str, table: Mapping[str, Any]) -> NumericColumn:
     place = f"numeric.{name}"
     declared = read_section(_Numeric, place, table)
     try:
-        return NumericColumn(name, declared.chosen_scaling(), declared.steps)
+        return NumericColumn(name, declared.chosen_scaling(), declared.steps, declared.missing)
     except InvalidInput as error:
         raise InvalidInput(f"[{place}] {error.argument}", error.value, error.rule, error.remedy) from None
 

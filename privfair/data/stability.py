@@ -77,6 +77,7 @@ class Stability:
 
 READ = Stability.one_to_one("reading the files", EVERY_UNIT, "Lemma 1")
 ENCODED = Stability.one_to_one("encoding and scaling by the schema's public constants", EVERY_UNIT, "Lemma 2")
+FILLED = Stability.one_to_one("filling in missing numbers by the schema's public values", EVERY_UNIT, "Lemma 2")
 POOLED = Stability.one_to_one("pooling", EVERY_UNIT, "Lemma 3")
 BATCHES = Stability.one_to_one("drawing batches", EVERY_UNIT, "Lemma 8")
 COMPLETE_ROWS = Stability(

@@ -67,6 +67,8 @@ class TrainingData:
     users: UserRecords | None = None
     delimiter: str = ","
     """Of the training files, and so of the files to predict from."""
+    decimal: str = "."
+    """What separates decimals in them."""
     clients: tuple[tuple[str, int], ...] = ()
     """Whose records a central party holds, one client after the other: names and sizes."""
     apart: HeldApart | None = None
@@ -169,7 +171,7 @@ class TrainingData:
         """How a record becomes features, for `privfair predict`."""
         data = self.parties[0].data
         names = (data.feature_names, data.class_names, data.group_names)
-        return _encoding(data.schema, self.standardisation, *names, self.delimiter)
+        return _encoding(data.schema, self.standardisation, *names, self.delimiter, self.decimal)
 
 
 def _encoding(
@@ -179,6 +181,7 @@ def _encoding(
     classes: tuple[str, ...],
     groups: tuple[str, ...],
     delimiter: str,
+    decimal: str,
 ) -> dict[str, Any]:
     return {
         "schema": None if schema is None else schema.as_json(),
@@ -187,6 +190,7 @@ def _encoding(
         "class_names": list(classes),
         "group_names": list(groups),
         "delimiter": delimiter,
+        "decimal": decimal,
     }
 
 
@@ -204,7 +208,8 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
         test=test,
         standardisation=None,
         delimiter="," if own is None else own.delimiter,
-        steps=(stability.READ, *train[0].data.steps, stability.ENCODED, *steps, stability.BATCHES),
+        decimal="." if own is None else own.decimal,
+        steps=(stability.READ, *train[0].data.steps, *_encoding_steps(own), *steps, stability.BATCHES),
         at_least=plan.at_least,
         shared_with_test=_shared_with_test(plan, train, test),
     )
@@ -264,7 +269,9 @@ def site_facts(
         classes=len(schema.target.values or ()),
         groups=len(groups),
         clients=clients if central else (),
-        encoding=_encoding(schema, None, schema.feature_names, schema.target.values or (), groups, own.delimiter),
+        encoding=_encoding(
+            schema, None, schema.feature_names, schema.target.values or (), groups, own.delimiter, own.decimal
+        ),
     )
     return facts, DataBinding.of(schema.digest, silos)
 
@@ -325,7 +332,8 @@ def load_site_data(
         test=None,
         standardisation=None,
         delimiter=own.delimiter,
-        steps=(stability.READ, *silos[0].data.steps, stability.ENCODED, stability.BATCHES),
+        decimal=own.decimal,
+        steps=(stability.READ, *silos[0].data.steps, *_encoding_steps(own), stability.BATCHES),
         at_least=source.silos if plan.users is None else plan.at_least,
     )
     if plan.users is not None:
@@ -334,6 +342,11 @@ def load_site_data(
         return loaded
     clients = tuple(zip(silos.names, silos.sizes, strict=True))
     return replace(loaded, parties=Silos((Silo(CENTRAL, silos.pooled()),)), clients=clients)
+
+
+def _encoding_steps(own: OwnFormat | None) -> tuple[Stability, ...]:
+    filled = own is not None and any(column.missing is not None for column in own.schema.numeric)
+    return (stability.FILLED, stability.ENCODED) if filled else (stability.ENCODED,)
 
 
 def _decider(plan: DataPlan, unit: PrivacyUnit | None) -> RecordHash | None:

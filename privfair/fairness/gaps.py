@@ -9,6 +9,7 @@ None of these numbers is private. They are computed from the true attribute of t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -223,3 +224,30 @@ def _require_class(confusion: Confusion, positive: int) -> None:
         raise InvalidInput(
             "positive", positive, f"must lie between 0 and {confusion.classes - 1}", "give the number of a class"
         )
+
+
+_NEARLY_ALL, _CONSTANT = 0.995, 0.005
+
+
+def emptiness(overall: Mapping[str, Any]) -> str | None:
+    """Why a model that was measured is worth nothing, in one sentence; None for a model that tells records apart.
+
+    `overall` is what `Measurement.as_json` gave. A model that answers all records alike has no gap between any groups,
+    which must not be read as fairness.
+    """
+    most, majority, balanced = overall.get("most_predicted"), overall.get("majority"), overall.get("balanced_accuracy")
+    if most is None or majority is None or most["share"] is None:
+        return None
+    if most["share"] >= _NEARLY_ALL:
+        of = "every record" if most["share"] == 1 else f"{math.floor(1000 * most['share']) / 10:g}% of the records"
+        return (
+            f"EMPTY MODEL: it answers {most['class']!r} to {of}. Its gaps are small because it tells nobody apart, not "
+            f"because it is fair; always answering {majority['class']!r} is right for {majority['accuracy']:.1%}."
+        )
+    classes = max((len(group["selection_rates"]) for group in overall["groups"].values()), default=2)
+    if balanced is not None and balanced <= 1 / classes + _CONSTANT:
+        return (
+            f"EMPTY MODEL: its balanced accuracy of {balanced:.3f} is that of a constant answer. Small gaps of such a "
+            f"model are not fairness; always answering {majority['class']!r} is right for {majority['accuracy']:.1%}."
+        )
+    return None

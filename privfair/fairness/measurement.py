@@ -27,6 +27,7 @@ from privfair.fairness.gaps import (
     equal_opportunity,
     equalised_odds,
     false_negative_gap,
+    false_positive_rates,
     selection_rates,
     true_positive_rates,
 )
@@ -46,6 +47,30 @@ class Measurement:
         if self.confusion.records == 0:
             return math.nan
         return float(np.trace(self.confusion.counts.sum(axis=0)) / self.confusion.records)
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """The mean over the classes that occur of the share found: a constant answer gets 1 / classes."""
+        counts = self.confusion.counts.sum(axis=0)
+        of_class = counts.sum(axis=1)
+        there = of_class > 0
+        return float((np.diagonal(counts)[there] / of_class[there]).mean()) if there.any() else math.nan
+
+    @property
+    def majority(self) -> tuple[str, float]:
+        """The most frequent class, and the accuracy of always answering it."""
+        of_class = self.confusion.counts.sum(axis=(0, 2))
+        most = int(of_class.argmax())
+        share = float(of_class[most] / self.confusion.records) if self.confusion.records else math.nan
+        return self.confusion.class_names[most], share
+
+    @property
+    def favourite(self) -> tuple[str, float]:
+        """The class that is predicted most often, and the share of the records that get it."""
+        predicted = self.confusion.counts.sum(axis=(0, 1))
+        most = int(predicted.argmax())
+        share = float(predicted[most] / self.confusion.records) if self.confusion.records else math.nan
+        return self.confusion.class_names[most], share
 
     @property
     def demographic_parity(self) -> Gap:
@@ -79,7 +104,16 @@ class Measurement:
         names = self.confusion.group_names
         accuracy, selected = accuracies(self.confusion), selection_rates(self.confusion)
         found = true_positive_rates(self.confusion)[:, self.positive]
-        rows: dict[str, Any] = {"records": self.confusion.records, "accuracy": _number(self.accuracy)}
+        alarms = false_positive_rates(self.confusion)[:, self.positive]
+        (majority, share), (favourite, answered) = self.majority, self.favourite
+        rows: dict[str, Any] = {
+            "records": self.confusion.records,
+            "accuracy": _number(self.accuracy),
+            "balanced_accuracy": _number(self.balanced_accuracy),
+            "majority": {"class": majority, "accuracy": _number(share)},
+            "most_predicted": {"class": favourite, "share": _number(answered)},
+            "positive_class": self.confusion.class_names[self.positive],
+        }
         rows |= {name: _number(gap.value) for name, gap in gaps.items()}
         rows["undefined"] = {name: gap.reason for name, gap in gaps.items() if not gap.defined}
         rows["left_out"] = {name: list(gap.left_out) for name, gap in gaps.items() if gap.left_out}
@@ -88,6 +122,9 @@ class Measurement:
                 "records": int(self.confusion.counts[g].sum()),
                 "accuracy": _number(accuracy[g]),
                 "selection_rates": [_number(rate) for rate in selected[g]],
+                "positive_rate": _number(selected[g, self.positive]),
+                "true_positive_rate": _number(found[g]),
+                "false_positive_rate": _number(alarms[g]),
                 "false_negative_rate": _number(1 - found[g]),
             }
             for g, name in enumerate(names)

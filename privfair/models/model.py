@@ -12,7 +12,7 @@ is cast to it. Norms, coefficients and the weighted sum are float64 in either ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, final
@@ -137,6 +137,17 @@ def mean_over(size: int) -> Weigh:
     return lambda norms, losses: torch.full_like(norms, share)
 
 
+def class_factors(weights: Sequence[float], labels: Tensor, classes: int) -> Tensor:
+    """The weight of each record's class; `weights` has one number per class, in the schema's order.
+
+    A record's factor depends on its own class alone.
+    """
+    if len(weights) != classes:
+        rule = f"must be one number for each of the {classes} classes"
+        raise InvalidInput("class-weight", tuple(weights), rule, "write class-weight = [1.0, 3.0], for example")
+    return torch.tensor(weights, dtype=torch.float64)[labels]
+
+
 @final
 @dataclass(frozen=True)
 class ClippedTo:
@@ -181,7 +192,7 @@ def clipped_after(factor: Callable[[Tensor], Tensor], bound: float) -> Weigh:
     return weigh
 
 
-__all__ = ("Model", "Weigh", "WeightedGradient", "clipped_after", "clipped_to", "mean_over")
+__all__ = ("Model", "Weigh", "WeightedGradient", "class_factors", "clipped_after", "clipped_to", "mean_over")
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,6 +149,7 @@ class PlanFile:
     folder: Path
     on_file: bool = True
     """Whether `digest` is of a file's bytes (and flags over it), and not of flags alone."""
+    name: str = "plan.toml"
 
     def target(self, epsilon: float | None = None, delta: float | None = None) -> EpsilonDelta:
         """The promise asked for: the given numbers, else the file's."""
@@ -187,7 +188,7 @@ def read_plan_file(path: Path) -> PlanFile:
         raise InvalidInput(f"{path}: algorithm", None, "is needed", 'write algorithm = "steffle" at the top')
     target, privacy, data, training = (parsed.get(section, {}) for section in _SECTIONS)
     digest = hashlib.sha256(content).hexdigest()
-    return PlanFile(str(parsed["algorithm"]), target, privacy, data, training, digest, path.parent)
+    return PlanFile(str(parsed["algorithm"]), target, privacy, data, training, digest, path.parent, name=path.name)
 
 
 def plan_from_flags(algorithm: str, path: Path | None, flags: Mapping[str, Any]) -> PlanFile:

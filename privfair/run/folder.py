@@ -43,6 +43,9 @@ State = TypeVar("State")
 #     checkpoint.npz  the state at the end of the last block
 #     encoding.json   how a record becomes features, for predictions
 #     model.pt        the parameters, as a torch state dict;  model.json  the same for linear models
+#     frontier.json   accuracy and gaps of the test records at many thresholds; not private
+#     decision.json   the threshold that predictions use
+#     origin.json     where the plan lay, for an audit on the same machine
 #     receipts.json   the ledger's entries about this run
 
 
@@ -65,6 +68,9 @@ class RunFolder:
         self.model = self.path / "model.pt"
         self.linear_model = self.path / "model.json"
         self.receipts = self.path / "receipts.json"
+        self.frontier = self.path / "frontier.json"
+        self.decision = self.path / "decision.json"
+        self.origin = self.path / "origin.json"
         self._lock = self.path / "lock"
 
     @classmethod
@@ -102,7 +108,7 @@ class RunFolder:
     @property
     def _prepared(self) -> tuple[Path, ...]:
         """What is written before a run counts as begun."""
-        return (self.plan, self.manifest, self.encoding, self.metrics)
+        return (self.plan, self.manifest, self.encoding, self.metrics, self.origin)
 
     @property
     def begun(self) -> bool:

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
+from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional
 
+from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, Refused
 from privfair.data.silos import Silos
 from privfair.durable import write_all
@@ -35,12 +38,13 @@ class StepMetrics:
     loss: float
     silo_losses: dict[str, float]
     measured: SiloMeasurements
+    auc: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """One line of metrics.jsonl."""
         found = self.measured.as_json()
         silos = {name: {"loss": _finite(self.silo_losses[name]), **numbers} for name, numbers in found["silos"].items()}
-        overall = {"loss": _finite(self.loss), **found["overall"]}
+        overall = {"loss": _finite(self.loss), **found["overall"], "auc": self.auc}
         return {"step": self.step, "round": self.round, "private": False, "overall": overall, "silos": silos}
 
 
@@ -53,7 +57,22 @@ class HeldOutRecords:
         self._sizes = list(silos.sizes)
         self._x = torch.cat([torch.tensor(silo.data.features, dtype=dtype) for silo in silos])
         self._y = torch.cat([torch.tensor(silo.data.label) for silo in silos])
-        self._positive = _class_number(silos.class_names, positive)
+        self.positive = _class_number(silos.class_names, positive)
+        self.class_names, self.group_names = silos.class_names, silos.group_names
+
+    @property
+    def label(self) -> Integers:
+        """The true classes, silo after silo."""
+        return np.concatenate([silo.data.label for silo in self._silos])
+
+    @property
+    def group(self) -> Integers:
+        """The groups, silo after silo."""
+        return np.concatenate([silo.data.group for silo in self._silos])
+
+    def probabilities(self, model: Model, theta: Tensor) -> Tensor:
+        """The probability of each class for each record, silo after silo."""
+        return torch.cat([model.probabilities(theta, part) for part in torch.split(self._x, _CHUNK)])
 
     def measure(self, model: Model, theta: Tensor, step: int, round_number: int | None) -> StepMetrics:
         """The numbers of the model with parameters `theta`."""
@@ -63,7 +82,7 @@ class HeldOutRecords:
             predictions = logits.argmax(dim=1)
         by_silo = torch.split(losses, self._sizes)
         measured = measure_silos(
-            self._silos, [part.numpy() for part in torch.split(predictions, self._sizes)], self._positive
+            self._silos, [part.numpy() for part in torch.split(predictions, self._sizes)], self.positive
         )
         return StepMetrics(
             step=step,
@@ -71,7 +90,28 @@ class HeldOutRecords:
             loss=float(losses.mean()),
             silo_losses={name: float(part.mean()) for name, part in zip(self._silos.names, by_silo, strict=True)},
             measured=measured,
+            auc=area_under_curve(logits.double().softmax(dim=1), self._y),
         )
+
+
+def area_under_curve(scores: Tensor, labels: Tensor) -> float | None:
+    """The chance that a record of a class scores higher for it than a record of none, ties counting half.
+
+    `scores` has one row per record and one column per class. With more than two classes it is the mean over those that
+    occur; None where a single class occurs, or a score is not finite.
+    """
+    values, truth = scores.numpy(), labels.numpy()
+    if not np.isfinite(values).all():
+        return None
+    ranked = (1,) if values.shape[1] == 2 else range(values.shape[1])
+    areas = []
+    for number in ranked:
+        of_class = truth == number
+        inside, outside = int(of_class.sum()), int((~of_class).sum())
+        if inside and outside:
+            above = float(rankdata(values[:, number])[of_class].sum()) - inside * (inside + 1) / 2
+            areas.append(above / (inside * outside))
+    return sum(areas) / len(areas) if areas else None
 
 
 @final

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibrate.errors import InvalidInput, Refused
+from calibrate.errors import InvalidInput, PrivfairError, Refused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified, require_signed_code
+from privfair.plan.data import FileSource
 from privfair.plan.training import TrainingPlan, read_training_plan
 from privfair.run.folder import RunFolder
 
@@ -65,6 +66,23 @@ def read_folder_plan(
             raise Step.PLAN.refuse(f"the budget is for the plan {signed[:12]}, not for {given[:12]}, which brings code")
         require_signed_code(claimed.document, code)
     return FolderPlan(plan, envelope, claimed.document, claimed.digest, authentic)
+
+
+def original_plan(folder: RunFolder) -> Path | None:
+    """Where the run says that its plan lay, if the same plan still lies there; None if it need not be known.
+
+    A plan that names data files relative to itself is read from its own place. The folder may come from anybody, so
+    a plan that brings code is never looked for: then the reader has to name it.
+    """
+    try:
+        plan = read_training_plan(folder.plan)
+        source = plan.data.source
+        if not isinstance(source, FileSource) or source.schema.is_file() or plan.own_code():
+            return None
+        origin = Path(str(folder.read_json(folder.origin)["plan"]))
+        return origin if origin.is_file() and origin.read_bytes() == folder.plan.read_bytes() else None
+    except (PrivfairError, KeyError, OSError, ValueError):
+        return None
 
 
 def _require_trusted(folder: RunFolder, names: list[str], trusted: FolderTrust) -> None:

@@ -193,6 +193,9 @@ def test_overall_is_measured_on_all_records_not_averaged_over_silos() -> None:
         "records": 4,
         "accuracy": 0.5,
         "selection_rates": [0.5, 0.5],
+        "positive_rate": 0.5,
+        "true_positive_rate": 0.5,
+        "false_positive_rate": 0.5,
         "false_negative_rate": 0.5,
     }
 

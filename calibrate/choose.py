@@ -1,0 +1,153 @@
+"""Which algorithm, and whose promise: from what must be protected, from whom, and how the records are spread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from calibrate.errors import UnsupportedCombination, count
+from calibrate.privacy_unit import Protected
+
+
+class Observer(Enum):
+    """From whom it must be protected; each sees all that the one before it sees."""
+
+    MODEL = "model"
+    """Whoever gets the trained model; one party may see all records."""
+    COORDINATOR = "coordinator"
+    """The server that coordinates the sites, and the other sites, as well."""
+
+
+class Fair(Enum):
+    """What the model should be fair to."""
+
+    NOTHING = "nothing"
+    GROUPS = "groups"
+    """Alike for the groups of a sensitive attribute."""
+    SITES = "sites"
+    """As good for the worst site as for the others."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What somebody wants: the unit, the observer, the number of sites, and the kind of fairness."""
+
+    protect: Protected
+    observer: Observer = Observer.COORDINATOR
+    sites: int = 1
+    fair: Fair = Fair.GROUPS
+
+    def __post_init__(self) -> None:
+        count("--sites", self.sites)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm with the reasons; `privacy` and `training` are the plan's sections to start from."""
+
+    algorithm: str
+    unit: Protected
+    why: tuple[str, ...]
+    instead: tuple[str, ...] = ()
+    privacy: str = ""
+    training: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """What `privfair choose --json` prints."""
+        return {
+            "algorithm": self.algorithm,
+            "unit": self.unit.value,
+            "why": list(self.why),
+            "instead": list(self.instead),
+            "privacy": self.privacy,
+            "training": self.training,
+        }
+
+
+_PAY_ONCE = Choice(
+    "pay-once",
+    Protected.ATTRIBUTE,
+    (
+        "Each site randomises the attribute once, before anything leaves; all later rounds are free.",
+        "It trains for small gaps between the groups, and knows how often an answer was randomised.",
+        "Every other column and the outcome leave the site readable: if these must be protected, protect records.",
+    ),
+    ("steffle: the same unit with noise in every round; for comparison with its paper.",),
+    "rounds = 200                    # free: the attribute is paid for once\n",
+    "fairness = 4.0                  # weight of the gap against the loss; 0 ignores it\nlearning-rate = 1.0\n",
+)
+_GAUSSIAN = Choice(
+    "gaussian",
+    Protected.RECORD,
+    (
+        "DP-SGD in every site: each record's gradient is clipped, and the noise is added inside the site.",
+        "Whether a record is there, its columns, its outcome and its attribute are all covered.",
+    ),
+    ("fedfdp: the same unit, with more weight on the sites where the model is worse.",),
+    "sampling-rate = 0.05            # share of a site's records in each round\nrounds = 200\nclip = 1.0\n",
+    "learning-rate = 1.0\n",
+)
+_FEDFDP = Choice(
+    "fedfdp",
+    Protected.RECORD,
+    (
+        "Each site sends noisy gradients and its noisy loss; sites with a larger loss get more weight.",
+        "Whether a record is there, its columns, its outcome and its attribute are all covered.",
+    ),
+    ("gaussian: the same unit without weights, which needs less noise.",),
+    "sampling-rate = 0.05\nrounds = 200\nclip = 1.0\nloss-clip = 2.0\nloss-noise-ratio = 2.5\n",
+    "learning-rate = 0.5\nfairness = 0.5\n",
+)
+_FPFL = Choice(
+    "fpfl",
+    Protected.USER,
+    (
+        "All records of one person are covered, however many there are.",
+        "One trusted party collects them, and adds the noise; nobody who gets the model is trusted.",
+    ),
+    ("gaussian: if every person has one record, which protects the same people with less noise.",),
+    "users = 1000                    # their public number\ncohort = 100\nrounds = 100\nclip = 2.0\n"
+    'sampling = "poisson"\n',
+    'learning-rate = 0.8\nnotion = "demographic-parity"\n',
+)
+
+
+def choose(need: Need) -> Choice:
+    """The algorithm for a need; refused with the way out where none of ours covers it."""
+    match need.protect, need.fair:
+        case Protected.ATTRIBUTE, Fair.SITES:
+            raise UnsupportedCombination(
+                "fairness between sites with attribute privacy",
+                "no algorithm here has both",
+                "protect records (fedfdp), or ask for fairness between groups (pay-once)",
+            )
+        case Protected.ATTRIBUTE, _:
+            return _PAY_ONCE
+        case Protected.RECORD, Fair.GROUPS if need.observer is Observer.MODEL:
+            return _with(_GAUSSIAN, "It does not look at groups: see the gap it leaves, and choose a threshold for it.")
+        case Protected.RECORD, Fair.GROUPS:
+            return _with(
+                _GAUSSIAN,
+                "It does not look at groups; none here does under this promise against a coordinator. See the gap it "
+                "leaves, and choose a threshold for it.",
+            )
+        case Protected.RECORD, Fair.SITES if need.sites > 1:
+            return _FEDFDP
+        case Protected.RECORD, _:
+            return _GAUSSIAN
+        case Protected.USER, _ if need.observer is Observer.COORDINATOR and need.sites > 1:
+            raise UnsupportedCombination(
+                "user privacy against the coordinator of several sites",
+                "FPFL's collector sees each user's contribution and is trusted",
+                "let one party that may see the records train (--from model), or protect records (gaussian)",
+            )
+        case _:
+            return _FPFL
+
+
+def _with(choice: Choice, more: str) -> Choice:
+    instead = (
+        *choice.instead,
+        "mmd-fedavg: fair to groups, if one trusted party collects all records (docs/fair-algorithms.md).",
+    )
+    return Choice(choice.algorithm, choice.unit, (*choice.why, more), instead, choice.privacy, choice.training)

@@ -1,0 +1,184 @@
+"""`privfair init`: a first plan.toml and schema.toml for the user's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from privfair.cli.output import json_option, print_json, print_wrapped
+
+if TYPE_CHECKING:
+    from calibrate.choose import Choice
+    from privfair.data.infer import SeenFiles
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("init", short_help="write plan.toml and schema.toml for your own files")
+@click.argument("files", type=_FILE, nargs=-1, required=True, metavar="FILES..")
+@click.option("--target", required=True, metavar="COLUMN", help="The column to predict.")
+@click.option("--sensitive", metavar="COLUMN", help="The column whose groups are to be treated alike.")
+@click.option("--user", metavar="COLUMN", help="The column that says whose record it is, with --protect user.")
+@click.option(
+    "--protect",
+    type=click.Choice(["attribute", "record", "user"]),
+    help="What the promise covers; the attribute if --sensitive is given, else the record (see privfair choose).",
+)
+@click.option("--epsilon", type=float, default=1.0, show_default=True, metavar="E", help="The promise: this epsilon.")
+@click.option("--delta", type=float, default=1e-5, show_default=True, metavar="D", help="The promise: this delta.")
+@click.option(
+    "--at-least",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="A public number of training records that each file has for sure, where records are protected.",
+)
+@click.option(
+    "--lists-are-public",
+    is_flag=True,
+    help="Take classes, groups and categories as the files spell them, because a codebook lists them.",
+)
+@click.option("--skip", multiple=True, metavar="COLUMN", help="A column that is not to be used; once per column.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    help="Folder for plan.toml and schema.toml; the current one unless given.",
+)
+@json_option
+def command(
+    files: tuple[Path, ...],
+    target: str,
+    sensitive: str | None,
+    user: str | None,
+    protect: str | None,
+    epsilon: float,
+    delta: float,
+    at_least: int | None,
+    lists_are_public: bool,
+    skip: tuple[str, ...],
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Look at FILES, one per site, and write a plan and a schema to start from.
+
+    Nothing seen in the files becomes a public number: bounds stay empty until you fill them in.
+
+    \b
+    Example, from three files to an audited model:
+      privfair init north.csv south.csv west.csv --target default --sensitive sex
+      (fill in what says FILL IN in schema.toml)
+      privfair check plan.toml
+      privfair run plan.toml
+    """
+    from calibrate.choose import Fair, Need, Observer, choose
+    from calibrate.privacy_unit import EpsilonDelta, Protected
+    from privfair.data.infer import look_at, schema_text
+
+    EpsilonDelta(epsilon, delta)
+    unit = Protected(protect or ("record" if sensitive is None else "attribute"))
+    if (unit is Protected.USER) != (user is not None):
+        raise click.UsageError("--user COLUMN goes with --protect user: it says whose record it is")
+    if unit is Protected.ATTRIBUTE and sensitive is None:
+        raise click.UsageError("--protect attribute needs --sensitive COLUMN, the attribute to protect")
+    out.mkdir(parents=True, exist_ok=True)
+    places = {"plan": out / "plan.toml", "schema": out / "schema.toml"}
+    for place in places.values():
+        if place.exists():
+            raise click.UsageError(f"{place} exists; remove it, or name another folder with --out")
+    observer = Observer.MODEL if unit is Protected.USER or len(files) == 1 else Observer.COORDINATOR
+    choice = choose(Need(unit, observer, len(files), Fair.NOTHING if sensitive is None else Fair.GROUPS))
+    seen = look_at(files, target, sensitive, (*skip, *(() if user is None else (user,))))
+    schema = schema_text(seen, lists_are_public)
+    if user is not None:
+        schema = _keep(schema, user)
+    plan = _plan_text(choice, seen, out, epsilon, delta, at_least, user)
+    places["schema"].write_text(schema, encoding="utf-8")
+    places["plan"].write_text(plan, encoding="utf-8")
+    open_places = [
+        (place.name, text.count("FILL IN") - (1 if place == places["schema"] else 0))
+        for place, text in ((places["schema"], schema), (places["plan"], plan))
+    ]
+    if as_json:
+        columns = [{"column": c.name, "role": c.role.value, "gaps": c.gaps, "why": c.why} for c in seen.columns]
+        layout = {"delimiter": seen.layout.delimiter, "decimal": seen.layout.decimal}
+        written = {name: str(place) for name, place in places.items()}
+        print_json(
+            {
+                **written,
+                "algorithm": choice.algorithm,
+                "unit": unit.value,
+                "columns": columns,
+                **layout,
+                "to_fill_in": dict(open_places),
+            }
+        )
+        return
+    _tell(seen, choice, places, dict(open_places))
+
+
+def _plan_text(
+    choice: Choice, seen: SeenFiles, out: Path, epsilon: float, delta: float, at_least: int | None, user: str | None
+) -> str:
+    import json
+    import os
+
+    from calibrate.privacy_unit import Protected
+    from privfair.data.infer import Role
+
+    files = ", ".join(json.dumps(os.path.relpath(file, out), ensure_ascii=False) for file in seen.files)
+    groups = max((len(column.names) for column in seen.of(Role.SENSITIVE)), default=0)
+    privacy = choice.privacy
+    if choice.algorithm == "pay-once" and groups > 2:
+        privacy = f"groups = {groups}                      # as many as schema.toml lists\n{privacy}"
+    lines = [
+        f"# {choice.why[0]}",
+        f'algorithm = "{choice.algorithm}"',
+        "",
+        "[target]                        # the promise: privfair explain says what it means",
+        f"epsilon = {epsilon:g}",
+        f"delta = {delta:g}",
+        "",
+        "[privacy]",
+        privacy.rstrip(),
+        "",
+        "[data]",
+        f"files = [{files}]",
+        'schema = "schema.toml"',
+    ]
+    if choice.unit is not Protected.ATTRIBUTE:
+        number = "0                    # FILL IN: a public number of units that each site has for sure"
+        lines.append(f"at-least = {number if at_least is None else at_least}")
+    if user is not None:
+        lines += ["", "[data.users]", 'kind = "column"', f"column = {json.dumps(user, ensure_ascii=False)}"]
+    lines += ["", "[training]", choice.training.rstrip(), "measure-every = 10"]
+    return "\n".join(lines) + "\n"
+
+
+def _keep(schema: str, user: str) -> str:
+    """The schema with the users' column kept beside the features."""
+    import json
+
+    line = f"keep = [{json.dumps(user, ensure_ascii=False)}]\n"
+    return schema + (line if "[file]" in schema else f"\n[file]\n{line}")
+
+
+def _tell(seen: SeenFiles, choice: Choice, places: dict[str, Path], to_fill_in: dict[str, int]) -> None:
+    from privfair.data.infer import Layout, Role
+
+    notes = "; ".join(seen.layout.notes(Layout()))
+    print_wrapped(f"Looked at {len(seen.files)} file(s), every record{': ' + notes if notes else ''}.")
+    for role in Role:
+        names = [c.name + (" (has empty cells)" if c.gaps else "") for c in seen.of(role)]
+        if names:
+            print_wrapped(f"  {role.value:<12} {', '.join(names)}", indent=" " * 15)
+    print_wrapped(f"Chosen: {choice.algorithm}, which protects one {choice.unit.value}. {choice.why[0]}")
+    print_wrapped(f"Wrote {places['plan']} and {places['schema']}.")
+    todo = [f"{number} in {name}" for name, number in to_fill_in.items() if number]
+    if todo:
+        print_wrapped(
+            f"To fill in: {', '.join(todo)} (they say FILL IN). Take them from a codebook, a form or a law, not from "
+            "the files: a number read off private records is published without being paid for."
+        )
+    print_wrapped(f"Then: privfair check {places['plan']}", f"      privfair run {places['plan']}")

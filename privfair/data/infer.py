@@ -1,0 +1,199 @@
+"""What files look like, for a first plan: delimiter and decimals, and which column may be what.
+
+Nothing that is seen here becomes a public constant. Bounds stay empty until somebody fills them in from a codebook, a
+form or a law; lists of names are taken over only if the user says that they are public.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from calibrate.errors import InvalidInput
+from privfair.data.read import MISSING, RawTable, read_table
+
+_DELIMITERS = (",", ";", "\t", "|")
+_LINES = 50
+_MOST_NAMES = 30
+_FEW_CODES = 12
+_POINT, _COMMA = re.compile(r"[+-]?\d+\.\d+"), re.compile(r"[+-]?\d+,\d+")
+_NUMBER = re.compile(r"[+-]?(\d+([.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?")
+_ID = re.compile(r"(^|[^a-z])(id|ids|uuid|key|nr|no|number|name|email|phone)([^a-z]|$)", re.IGNORECASE)
+_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar", ".": "point"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the cells of a text file are separated, and how its numbers are written."""
+
+    delimiter: str = ","
+    decimal: str = "."
+
+    def notes(self, expected: Layout) -> tuple[str, ...]:
+        """What differs from what was expected, in words."""
+        said = []
+        if self.delimiter != expected.delimiter:
+            said.append(f"cells are separated by a {_NAMES[self.delimiter]}")
+        if self.decimal != expected.decimal:
+            said.append(f"decimals are written with a {_NAMES[self.decimal]}")
+        return tuple(said)
+
+
+def recognise(path: Path, expected: Layout | None = None) -> Layout:
+    """The layout of a CSV file, from its first lines; `expected` wins where nothing speaks against it."""
+    known = expected or Layout()
+    if path.suffix.lower() not in (".csv", ".txt") or not path.is_file():
+        return Layout("\t", known.decimal) if path.suffix.lower() == ".tsv" else known
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+        lines = [line for _, line in zip(range(_LINES), stream, strict=False)]
+    candidates = (known.delimiter, *(mark for mark in _DELIMITERS if mark != known.delimiter))
+    delimiter = max(candidates, key=lambda mark: _width(lines, mark))
+    cells = [cell.strip() for row in _rows(lines, delimiter)[1:] for cell in row]
+    points, commas = (sum(bool(form.fullmatch(cell)) for cell in cells) for form in (_POINT, _COMMA))
+    if delimiter != "," and commas and not points:
+        return Layout(delimiter, ",")
+    return Layout(delimiter, "." if points or delimiter == "," else known.decimal)
+
+
+def _rows(lines: Sequence[str], delimiter: str) -> list[list[str]]:
+    try:
+        return list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
+    except csv.Error:
+        return []
+
+
+def _width(lines: Sequence[str], delimiter: str) -> int:
+    """In how many cells the delimiter cuts every line alike; 0 if it does not."""
+    widths = {len(row) for row in _rows(lines, delimiter) if row}
+    return widths.pop() if len(widths) == 1 else 0
+
+
+class Role(Enum):
+    """What a column may be good for."""
+
+    TARGET = "target"
+    SENSITIVE = "sensitive"
+    NUMERIC = "numeric"
+    CATEGORICAL = "categorical"
+    LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True)
+class SeenColumn:
+    """One column as it looks in the files. `names` are its distinct cells, for lists; never taken for public."""
+
+    name: str
+    role: Role
+    gaps: bool
+    names: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class SeenFiles:
+    """What `privfair init` looked at."""
+
+    files: tuple[Path, ...]
+    layout: Layout
+    columns: tuple[SeenColumn, ...]
+
+    def of(self, role: Role) -> tuple[SeenColumn, ...]:
+        """The columns of one role, in the files' order."""
+        return tuple(column for column in self.columns if column.role is role)
+
+
+def look_at(files: Sequence[Path], target: str, sensitive: str | None, skip: Sequence[str] = ()) -> SeenFiles:
+    """Read all files and sort their columns by what they look like; every file must have the same layout.
+
+    `target` and `sensitive` name two columns, `skip` columns that must not become features.
+    """
+    layouts = [recognise(file) for file in files]
+    if len(set(layouts)) > 1:
+        odd = next(i for i, layout in enumerate(layouts) if layout != layouts[0])
+        raise InvalidInput(
+            "FILES",
+            str(files[odd]),
+            f"is written differently from {files[0]} ({'; '.join(layouts[odd].notes(layouts[0]))})",
+            "save all files in the same way",
+        )
+    layout = layouts[0]
+    tables = [read_table(file, layout.delimiter, layout.decimal) for file in files]
+    for table in tables:
+        for name in (target, *(() if sensitive is None else (sensitive,)), *skip):
+            table.column(name)
+    shared = [name for name in tables[0].columns if all(name in table.columns for table in tables)]
+    partly = {name for table in tables for name in table.columns} - set(shared)
+    seen = [_look(name, tables, target, sensitive, skip) for name in shared]
+    seen += [SeenColumn(name, Role.LEFT_OUT, False, why="not in every file") for name in sorted(partly)]
+    return SeenFiles(tuple(files), layout, tuple(seen))
+
+
+def _look(name: str, tables: Sequence[RawTable], target: str, sensitive: str | None, skip: Sequence[str]) -> SeenColumn:
+    cells = [str(cell).strip() for table in tables for cell in table.column(name).tolist()]
+    filled = [cell for cell in cells if cell.lower() not in MISSING]
+    gaps, names = len(filled) < len(cells), tuple(sorted(set(filled)))
+    if name == target:
+        return SeenColumn(name, Role.TARGET, gaps, names)
+    if name == sensitive:
+        return SeenColumn(name, Role.SENSITIVE, gaps, names)
+    if name in skip:
+        return SeenColumn(name, Role.LEFT_OUT, gaps, why="you said so")
+    numeric = bool(filled) and all(_NUMBER.fullmatch(cell) for cell in filled)
+    alone = len(filled) > 2 * _MOST_NAMES and len(names) == len(filled)
+    if (alone and not (numeric and any("." in cell or "," in cell for cell in filled))) or _ID.search(name):
+        return SeenColumn(name, Role.LEFT_OUT, gaps, why="looks like an id; `predict --id` can repeat it")
+    if numeric and (len(names) > _FEW_CODES or any(len(cell.lstrip("+-")) > 2 for cell in names)):
+        return SeenColumn(name, Role.NUMERIC, gaps)
+    if 2 <= len(names) <= _MOST_NAMES:
+        return SeenColumn(name, Role.CATEGORICAL, gaps, names)
+    why = "one value only" if len(names) < 2 else f"text with more than {_MOST_NAMES} different values"
+    return SeenColumn(name, Role.LEFT_OUT, gaps, why=why)
+
+
+def schema_text(seen: SeenFiles, public_lists: bool) -> str:
+    """A first schema.toml; with `public_lists` the names seen are written as lists, else beside them as a comment."""
+    lines = [
+        "# What the columns mean. Fill in what says FILL IN, from what is known without the files:",
+        "# a codebook, a form's limits, a law. A number taken from the files would tell about the people in them.",
+        "version = 1",
+        "",
+    ]
+    for role, key in ((Role.TARGET, "classes"), (Role.SENSITIVE, "groups")):
+        for column in seen.of(role):
+            lines += [f"[{role.value}]", f"column = {_quoted(column.name)}", _list(key, column.names, public_lists), ""]
+    for column in seen.of(Role.NUMERIC):
+        lines += [
+            f"[numeric.{_key(column.name)}]",
+            "bounds = []                     # FILL IN: lowest and highest, such as [0, 120]; others are cut",
+        ]
+        if column.gaps:
+            lines.append(
+                "# missing = { value = 0, indicator = true }   # FILL IN, drop the first #: some cells are empty"
+            )
+        lines.append("")
+    for column in seen.of(Role.CATEGORICAL):
+        lines += [f"[categorical.{_key(column.name)}]", _list("values", column.names, public_lists)]
+        lines += ['unseen = "no-category"          # for names that appear only in records to be predicted', ""]
+    if seen.layout != Layout():
+        lines += ["[file]", f"delimiter = {_quoted(seen.layout.delimiter)}", f'decimal = "{seen.layout.decimal}"', ""]
+    left = seen.of(Role.LEFT_OUT)
+    lines += [f"# left out: {column.name} ({column.why})" for column in left]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _list(key: str, names: Iterable[str], public: bool) -> str:
+    listed = ", ".join(_quoted(name) for name in names)
+    return f"{key} = [{listed}]" if public else f"{key} = []          # FILL IN; the files have: {listed}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)

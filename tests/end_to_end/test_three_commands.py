@@ -1,0 +1,225 @@
+"""From three files to an audited model in three commands and one edited file, at 80 columns."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.command_line import privfair
+
+SITES = (("north", 140), ("south", 160), ("west", 120))
+BOUNDS = ("bounds = [0, 120]", "bounds = [10, 60]")
+
+
+def write_sites(folder: Path, delimiter: str = ";", decimal: str = ",") -> list[Path]:
+    """Three files as three hospitals' spreadsheets would write them, some numbers missing."""
+    generator = random.Random(4)
+    files = []
+    for site, size in SITES:
+        files.append(folder / f"{site}.csv")
+        with files[-1].open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream, delimiter=delimiter)
+            writer.writerow(("patient", "age", "bmi", "ward", "sex", "readmitted"))
+            for number in range(size):
+                age = generator.randint(18, 95)
+                bmi = "" if number % 19 == 0 else f"{generator.gauss(27, 5):.1f}".replace(".", decimal)
+                answer = "yes" if generator.random() < age / 110 else "no"
+                ward, sex = generator.choice(("cardio", "surgery", "other")), generator.choice("fm")
+                writer.writerow((f"{site[0]}{number}", age, bmi, ward, sex, answer))
+    return files
+
+
+def _unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
+def fill_in(schema: Path) -> None:
+    """What a person does in an editor: public bounds, and lists as a codebook has them."""
+    text = schema.read_text("utf-8")
+    text = re.sub(r"= \[\] +# FILL IN; the files have: (.*)", r"= [\1]", text)
+    for bounds in BOUNDS:
+        text = text.replace("bounds = []", bounds, 1)
+    schema.write_text(text.replace("# missing = { value = 0", "missing = { value = 25"), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder after init, filling in and run."""
+    folder = tmp_path_factory.mktemp("own")
+    files = write_sites(folder)
+    flags = ("--target", "readmitted", "--sensitive", "sex", "--lists-are-public", "--out", folder)
+    made = privfair("init", *files, *flags)
+    assert made.code == 0, made.err
+    assert "cells are separated by a semicolon; decimals" in made.out
+    assert max(len(line) for line in made.out.splitlines() if str(folder) not in line) <= 80
+    (folder / "init.txt").write_text(made.out, encoding="utf-8")
+    before = privfair("check", folder / "plan.toml")
+    (folder / "check.txt").write_text(before.out, encoding="utf-8")
+    assert before.code == 1
+    fill_in(folder / "schema.toml")
+    after = privfair("check", folder / "plan.toml")
+    assert after.code == 0, after.out
+    assert after.out.startswith("Protected: the sensitive attribute of each record")
+    plan = (folder / "plan.toml").read_text("utf-8").replace("rounds = 200", "rounds = 40")
+    (folder / "plan.toml").write_text(plan, encoding="utf-8")
+    done = privfair("run", folder / "plan.toml", "--out", folder / "trial", "--reruns", 1)
+    assert done.code == 0, done.err
+    (folder / "run.txt").write_text(done.out, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+def test_init_takes_no_statistic_for_public(tried: Path) -> None:
+    made = tried / "again"
+    again = privfair(
+        "init", *sorted(tried.glob("*.csv")), "--target", "readmitted", "--protect", "record", "--out", made
+    )
+    assert again.code == 0, again.err
+    schema, plan = (made / "schema.toml").read_text("utf-8"), (made / "plan.toml").read_text("utf-8")
+    assert "bounds = []" in schema
+    assert schema.count("values = []") + schema.count("classes = []") >= 3
+    assert "at-least = 0" in plan
+    assert 'algorithm = "gaussian"' in plan
+    assert "left out: patient" in schema
+    assert "exists; remove it" in privfair("init", tried / "north.csv", "--target", "sex", "--out", made).err
+
+
+@pytest.mark.slow
+def test_check_names_all_mistakes_at_once(tried: Path) -> None:
+    """Two bounds that are not filled in, and the empty cells: three sentences, not one after the other."""
+    text = (tried / "check.txt").read_text("utf-8")
+    said = _unwrapped(text)
+    assert "[numeric.age] bounds" in said
+    assert "[numeric.bmi] bounds" in said
+    assert "has no value" in said
+    assert "5 mistakes" in said
+    assert max(len(line) for line in text.splitlines() if str(tried) not in line) <= 80
+
+
+def test_check_names_mistakes_of_plan_schema_and_files_together(tmp_path: Path) -> None:
+    files = write_sites(tmp_path, ",", ".")
+    flags = ("--target", "readmitted", "--sensitive", "sex", "--lists-are-public", "--out", tmp_path)
+    assert privfair("init", *files, *flags).code == 0
+    fill_in(tmp_path / "schema.toml")
+    plan = (tmp_path / "plan.toml").read_text("utf-8")
+    (tmp_path / "plan.toml").write_text(plan.replace("epsilon = 1", "epsilon = -1") + "fairnes = 1\n", encoding="utf-8")
+    text = files[1].read_text("utf-8").replace(",surgery,", ",moon,")
+    files[1].write_text(text, encoding="utf-8")
+    files[2].write_text(files[2].read_text("utf-8").replace(",", ";"), encoding="utf-8")
+    found = privfair("check", tmp_path / "plan.toml", "--json")
+    assert found.code == 1
+    said = "\n".join(found.json()["mistakes"])
+    assert "epsilon" in said
+    assert "fairnes" in said
+    assert "is not in the schema's list" in said
+    assert "cells are separated by a semicolon" in said
+    assert "moon" not in said
+
+
+@pytest.mark.slow
+def test_run_ends_with_a_verdict_and_both_sides_of_the_promise(tried: Path) -> None:
+    said = (tried / "run.txt").read_text("utf-8")
+    assert "nobody but you has agreed" in said
+    assert "CONSISTENT" in said or "INCONCLUSIVE" in said
+    for words in ("this model", "always '", "Protected:", "NOT protected:", "report.html", "privfair predict"):
+        assert words in said
+    assert max(len(line) for line in said.splitlines() if str(tried) not in line) <= 80
+    for name in ("log.txt", "commands.sh", "report.html", "audit.json", "run/model.json"):
+        assert (tried / "trial" / name).is_file()
+    audit = json.loads((tried / "trial" / "audit.json").read_text("utf-8"))
+    assert set(audit["model"]["groups"]) == {"f", "m"}
+    assert audit["protected"].startswith("the sensitive attribute")
+
+
+@pytest.mark.slow
+def test_the_audit_finds_the_files_where_the_run_was_trained(tried: Path) -> None:
+    audited = privfair("audit", tried / "trial" / "run", "--reruns", 0, "--no-attribute-inference", "--json")
+    assert audited.code == 0, audited.err
+    assert f"where the run was trained, in {tried}" in audited.err
+    shown = privfair("audit", tried / "trial" / "run", "--reruns", 0, "--no-attribute-inference")
+    assert shown.out.startswith("Protected: ")
+    assert len(shown.out.splitlines()) <= 16
+
+
+@pytest.mark.slow
+def test_predictions_keep_ids_and_are_safe_in_a_spreadsheet(tried: Path) -> None:
+    new = tried / "new.csv"
+    rows = ["patient,age,bmi,ward,note", "=cmd|x,50,25.5,cardio,-3", "n2,40,,moon,+hello", "n3,90,33,surgery,ok"]
+    new.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    out = tried / "predictions.csv"
+    flags = ("--id", "patient", "--keep", "note", "--target-rate", 0.34)
+    done = privfair("predict", tried / "trial" / "run", "--input", new, "--out", out, *flags)
+    assert done.code == 0, done.err
+    assert "cells are separated by a comma, unlike in the training files" in _unwrapped(done.out)
+    with out.open(encoding="utf-8", newline="") as stream:
+        table = list(csv.reader(stream))
+    assert table[0][:3] == ["patient", "note", "prediction"]
+    assert [row[:2] for row in table[1:]] == [["'=cmd|x", "-3"], ["n2", "'+hello"], ["n3", "ok"]]
+    assert [row[2] for row in table[1:]].count("yes") == 1
+    all_alike = privfair("predict", tried / "trial" / "run", "--input", new, "--out", out, "--threshold", 0.999)
+    assert "WARNING  all 3 records get 'no'" in all_alike.out
+
+
+@pytest.mark.slow
+def test_the_frontier_is_said_to_be_not_private_and_chooses_for_predict(tried: Path) -> None:
+    run = tried / "trial" / "run"
+    chosen = privfair("frontier", run, "--target-rate", 0.3, "--plot", tried / "frontier.svg")
+    assert chosen.code == 0, chosen.err
+    assert "NOT private" in chosen.out
+    assert "<- used" in chosen.out
+    assert "NOT private" in (tried / "frontier.svg").read_text("utf-8") or (tried / "frontier.svg").stat().st_size
+    decision = json.loads((run / "decision.json").read_text("utf-8"))
+    assert decision["held_out"]["positive_rate"] == pytest.approx(0.3, abs=0.05)
+    done = privfair("predict", run, "--input", tried / "north.csv", "--out", tried / "all.csv", "--json")
+    assert done.json()["threshold"] == decision["threshold"]
+    empty = privfair("frontier", run, "--threshold", 0.9999, "--json")
+    assert empty.json()["private"] is False
+    assert "WARNING  EMPTY MODEL" in privfair("frontier", run).out
+    (run / "decision.json").unlink()
+    assert "used: 0.5 (default)" in privfair("frontier", run).out
+
+
+@pytest.mark.slow
+def test_a_damaged_frontier_is_refused(tried: Path) -> None:
+    run = tried / "trial" / "run"
+    kept = (run / "frontier.json").read_bytes()
+    try:
+        (run / "frontier.json").write_text('{"points": [{"threshold": "x"}]}', encoding="utf-8")
+        assert "is not what a run writes" in privfair("frontier", run).err
+        (run / "decision.json").write_text('{"threshold": 7}', encoding="utf-8")
+        words = ("predict", run, "--input", tried / "north.csv", "--out", tried / "all.csv")
+        assert "is not what a run writes" in privfair(*words).err
+    finally:
+        (run / "frontier.json").write_bytes(kept)
+        (run / "decision.json").unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_the_commands_can_be_read_and_the_key_is_private(tried: Path) -> None:
+    commands = (tried / "trial" / "commands.sh").read_text("utf-8")
+    for word in ("keys generate", "ledger init", "calibrate", "train", "audit", "report"):
+        assert f"privfair {word}" in commands
+    mode = (tried / "trial" / "officer.pem").stat().st_mode
+    assert not mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+def test_a_wrong_name_is_answered_with_the_nearest_one() -> None:
+    assert "Did you mean train?" in privfair("tran").err
+    assert "--threads" in privfair("train", "--threds", "2").err
+    assert "lists the commands" in privfair("qqq").err
+
+
+def test_choose_gives_algorithm_unit_and_reasons() -> None:
+    said = privfair("choose", "--protect", "attribute", "--from", "coordinator", "--sites", 3, "--fair", "groups")
+    assert said.code == 0
+    assert said.out.startswith("Algorithm: pay-once, protecting one attribute.")
+    assert "NOT protected:" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert privfair("choose", "--json").json()["algorithm"] == "pay-once"
+    assert privfair("choose", "--protect", "user", "--sites", 3, "--json").code == 2
