@@ -52,3 +52,25 @@ def test_the_demo_ends_with_a_run_that_keeps_its_promise(name: str, tmp_path: Pa
     assert result["audit"]["verdict"] != "violated"
     assert result["audit"]["epsilon_lower"] <= result["budget"]["epsilon"]
     assert Path(result["report"]).exists()
+
+
+@needs_benchmarks
+@pytest.mark.slow
+def test_the_demo_is_forty_lines_at_most_and_ends_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = privfair("demo", "--algorithm", "pay-once")
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    for word in ("calibrated", "signed", "trained", "refused", "audited", "this model", "no privacy", "always '"):
+        assert any(line.strip().startswith(word) for line in lines), word
+    assert "Protected:" in outcome.out
+    assert "NOT protected:" in outcome.out
+    assert lines[-1].startswith("Type  privfair init")
+    (folder,) = (tmp_path / "demo").iterdir()
+    assert "$ privfair audit" in (folder / "log.txt").read_text("utf-8")
+    assert "privfair train" in (folder / "commands.sh").read_text("utf-8")
