@@ -186,7 +186,7 @@ def further_fields(algorithm: AlgorithmName | PluginName) -> tuple[Field, ...]:
     for name, default in ((field.name, field.default) for field in parameter_fields(plan)):
         kind, flag = get_args(hints[name])
         assert isinstance(flag, Flag)
-        if name in (*_SIZED.get(algorithm, ()), "rounds", "noise"):
+        if name in (*_SIZED.get(algorithm, ()), "rounds") or isinstance(default, tuple):
             continue
         spelled = name.replace("_", "-")
         shown = "" if default is MISSING or default is None else _shown(default)
