@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from privfair.cli.output import json_option, print_json, print_wrapped
@@ -42,6 +44,8 @@ def command(protect: str | None, observer: str | None, sites: int | None, fair: 
     from calibrate.plans.from_mapping import plan_from_mapping
     from calibrate.privacy_unit import EpsilonDelta, Protected
 
+    if not as_json and not sys.stdin.isatty() and None in (protect, observer, sites, fair):
+        raise click.UsageError("nobody is there to be asked: give --protect, --from, --sites and --fair, or --json")
     if not as_json:
         protect = protect or _ask("What must be protected?", _PROTECT)
         observer = observer or _ask("From whom?", _FROM)

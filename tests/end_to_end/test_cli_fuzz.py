@@ -42,7 +42,9 @@ NUMBERS = (
 )
 TEXTS = ("", " ", "-", "\udcff", "../..", "a" * 5000, "line\nbreak", "=1+1", "%s%n", "'; DROP TABLE", "ü", "\x1b[31m")
 PLACES = ("", ".", "/", "no/such/folder/x", "/dev/null", "\udcff", "a" * 300, "mysql://host/db", ":memory:")
-COSTLY = ("demo", "theorems", "audit", "sensitivity", "calibrate", "account")
+ENDLESS = ("demo", "theorems", "run", "desk", "guard", "federation")
+"""Commands that serve, or do everything: each of their lines gets a wrong flag."""
+COSTLY = (*ENDLESS, "audit", "sensitivity", "calibrate", "account", "check", "request")
 """Commands that compute: each of their lines gets at least one wrong value, so that none computes for long."""
 
 
@@ -154,7 +156,7 @@ class Bench:
             value = str(self.value(param, wrong=param is doomed or self.chance.random() < 0.2))
             words += [value] if isinstance(param, click.Argument) else [max(param.opts, key=len), value]
         words += [flag for flag in flags if flag != "--encrypt" and self.chance.random() < 0.2]
-        if path[0] in ("demo", "theorems") or self.chance.random() < 0.03 or (doomed is None and path[0] in COSTLY):
+        if path[0] in ENDLESS or self.chance.random() < 0.03 or (doomed is None and path[0] in COSTLY):
             words.append(self.chance.choice(("--no-such-flag", "--json=x", "--help=1")))
         return words
 
