@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from calibrate.theorems.catalogue import CATALOGUE, theorem_named
 from calibrate.theorems.theorem import Theorem
-from calibrate.theorems.verdict import Outcome
+from calibrate.theorems.verdict import BoundComparison, Outcome
 
 
 @pytest.mark.parametrize("theorem", CATALOGUE, ids=lambda theorem: theorem.id)
@@ -73,3 +74,29 @@ def test_a_misprint_is_told_apart_from_a_false_claim(id: str, corrected: Outcome
 
 def test_claims_without_a_misprint_say_so() -> None:
     assert theorem_named("steffle.theorem-3.3").judge().to_json()["misprint"] is None
+
+
+def test_convergence_is_compared_with_the_iteration_itself() -> None:
+    """The condition that the proof uses silently is computed, and the exact course of a quadratic is the run."""
+    theorem = theorem_named("fedfdp.theorem-1")
+    assert theorem.judge({"C_t": 0.5}).outcome is Outcome.NOT_APPLICABLE
+    assert theorem.judge({"L": 0.5}).outcome is Outcome.NOT_APPLICABLE
+    still = theorem.judge({"sigma": 1e-9, "t": 2}).finding.comparison
+    assert isinstance(still, BoundComparison)
+    assert still.found == pytest.approx(0.5), "the first step of size 2/mu throws the iterate to the other side"
+    random = np.random.default_rng(4)
+    runs = np.full(40_000, 1.0)
+    for t in range(1, 5):
+        runs = runs - 2 / t * (runs + random.normal(0, 0.3, len(runs)))
+    five = theorem.judge({"sigma": 0.3, "clip": 1.0, "B": 1.0, "d": 1, "t": 5}).finding.comparison
+    assert isinstance(five, BoundComparison)
+    assert five.found == pytest.approx(float(np.square(runs).mean()) / 2, rel=0.05)  # six standard errors
+    assert five.claimed > five.found
+
+
+def test_sub_sampling_never_costs_more_and_the_second_setting_of_fpfl_is_judged() -> None:
+    theorem = theorem_named("fpfl.sub-sampling")
+    for rate, order in ((0.001, 2), (0.5, 32), (1.0, 8)):
+        assert theorem.judge({"rate": rate, "order": order}).outcome is Outcome.HOLDS
+    assert theorem_named("fpfl.algorithm-1.femnist").judge().outcome is Outcome.HOLDS
+    assert theorem_named("fpfl.algorithm-1.femnist").judge({"relation": "replace-one"}).outcome is not Outcome.HOLDS
