@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from html import escape
 from pathlib import Path
 from typing import Any, final
 
@@ -107,6 +108,18 @@ class TrainingResult:
         """Why the model is worth nothing at the threshold in use; None if it tells records apart."""
         return emptiness(self.measured)
 
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: the promise first, then how far the run got and how well it does."""
+        found = self.to_json()
+        rows = "".join(
+            f"<tr><td>{name.replace('_', ' ')}</td><td>{found[name]:.4f}</td></tr>"
+            for name in ("accuracy", "demographic_parity", "equalised_odds")
+            if found[name] is not None
+        )
+        steps = f"{found['rounds']} steps, {found['rounds_charged']} of {found['rounds_signed']} signed rounds spent"
+        measured = f"<table>{rows}</table>Metrics are of test records and not private." if rows else ""
+        return f"<b>{escape(found['promise'])}</b><br>{escape(str(self.run))}: {steps}{measured}"
+
     def _overall(self, name: str) -> float | None:
         value: float | None = self.to_json()[name]
         return value
@@ -152,6 +165,17 @@ def train(
     threshold: ThresholdRule = AS_IT_IS,
 ) -> TrainingResult:
     """Train the plan in a TOML file; the arguments are the flags of `privfair train`.
+
+    Args:
+        plan: the plan file.
+        manifest: the signed budget for exactly this plan and its data.
+        trust: the trust file that says whose signatures count.
+        ledger: where the budget is spent: a file that `privfair ledger init` made, or a PostgreSQL URL.
+        out: the folder for the run's files.
+        resume: go on with the run that was interrupted in `out`.
+        root: the public key that signs the trust file, if one does.
+        anchor: the ledger's anchor file; by default beside a ledger file.
+        progress: called after each step.
 
     Guarantee: nothing computed from training records leaves except through the gate, under the signed manifest
     and its ledger. What that promises, to whom, is the manifest's to say; it is repeated in the result. Metrics

@@ -10,13 +10,14 @@ from calibrate.errors import InvalidInput, count, positive, rate
 from calibrate.plans.plan import ROUNDS_FLAG, AlgorithmName, Flag, NoisyValue, Plan, of_one_batch
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import Release, Repeated, over_rounds, reached_over_rounds
-from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs
+from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, TruncatedPoisson
 
 
 class LoopSampling(Enum):
     """How `round_.batch` is drawn."""
 
     POISSON = "poisson"
+    TRUNCATED_POISSON = "truncated-poisson"
     FIXED = "fixed"
     SHUFFLED = "shuffled"
     RANDOM_ALLOCATION = "random-allocation"
@@ -24,12 +25,14 @@ class LoopSampling(Enum):
 
 
 _SIZE_OF = {
-    LoopSampling.POISSON: "sampling_rate",
-    LoopSampling.FIXED: "batch_size",
-    LoopSampling.SHUFFLED: "batch_size",
-    LoopSampling.RANDOM_ALLOCATION: "batches",
+    LoopSampling.POISSON: ("sampling_rate",),
+    LoopSampling.TRUNCATED_POISSON: ("sampling_rate", "batch_limit", "most_units"),
+    LoopSampling.FIXED: ("batch_size",),
+    LoopSampling.SHUFFLED: ("batch_size",),
+    LoopSampling.RANDOM_ALLOCATION: ("batches",),
+    LoopSampling.FULL: (),
 }
-"""The one parameter that says how large batches are; a full batch needs none."""
+"""The parameters that say how large batches are."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ class OwnLoopPlan(Plan):
     sampling: Annotated[LoopSampling, Flag("", "How the batch of a round is drawn.")] = LoopSampling.POISSON
     sampling_rate: Annotated[float | None, Flag("Q", "Probability that a unit joins a batch (poisson).")] = None
     batch_size: Annotated[int | None, Flag("M", "Units in a batch (fixed, shuffled).")] = None
-    batches: Annotated[int | None, Flag("T", "Batches per epoch (random-allocation); rounds are whole epochs.")] = None
+    batches: Annotated[int | None, Flag("T", "Batches per epoch (random-allocation).")] = None
+    batch_limit: Annotated[int | None, Flag("B", "The most units in a batch (truncated-poisson).")] = None
+    most_units: Annotated[int | None, Flag("N", "The most units there are, a public bound (truncated-poisson).")] = None
     names: Annotated[tuple[str, ...], Flag("NAME", "Name of a published value; repeat for several.")] = ("gradient",)
     bounds: Annotated[tuple[float, ...], Flag("C", "L2 bound of one unit's part, one per name; or one for all.")] = (
         1.0,
@@ -79,21 +84,24 @@ class OwnLoopPlan(Plan):
                 positive(argument, number)
 
     def _check_batches(self) -> None:
-        wanted = _SIZE_OF.get(self.sampling)
-        for name in ("sampling_rate", "batch_size", "batches"):
+        wanted = _SIZE_OF[self.sampling]
+        for name in dict.fromkeys(name for names in _SIZE_OF.values() for name in names):
             flag, given = name.replace("_", "-"), getattr(self, name)
-            if name == wanted and given is None:
+            if name in wanted and given is None:
                 raise InvalidInput(flag, None, f"is needed for {self.sampling.value} batches", f"give {flag}")
-            if name != wanted and given is not None:
+            if name not in wanted and given is not None:
                 raise InvalidInput(flag, given, f"has no meaning for {self.sampling.value} batches", "drop it")
-        if self.sampling is LoopSampling.POISSON and self.sampling_rate is not None:
+        if self.sampling_rate is not None:
             rate("sampling-rate", self.sampling_rate)
+        for flag, size in (
+            ("batches", self.batches),
+            ("batch-limit", self.batch_limit),
+            ("most-units", self.most_units),
+        ):
+            if size is not None:
+                count(flag, size)
         if self.batch_size is not None and count("batch-size", self.batch_size) > self.units:
             raise InvalidInput("batch-size", self.batch_size, f"exceeds the {self.units} units", "use a smaller batch")
-        if self.batches is not None and self.rounds % count("batches", self.batches):
-            raise InvalidInput(
-                "rounds", self.rounds, f"must be whole epochs of {self.batches} batches", "give a multiple of it"
-            )
 
     @property
     def unit(self) -> PrivacyUnit:
@@ -111,6 +119,11 @@ class OwnLoopPlan(Plan):
             case LoopSampling.POISSON:
                 assert self.sampling_rate is not None
                 return None if self.sampling_rate == 1 else Poisson(self.sampling_rate, known)
+            case LoopSampling.TRUNCATED_POISSON:
+                assert self.sampling_rate is not None
+                assert self.most_units is not None
+                assert self.batch_limit is not None
+                return TruncatedPoisson(self.sampling_rate, self.most_units, self.batch_limit)
             case LoopSampling.FIXED:
                 assert self.batch_size is not None
                 return FixedSize(self.units, self.batch_size, known)
@@ -138,6 +151,10 @@ class OwnLoopPlan(Plan):
     def assumptions(self) -> tuple[str, ...]:
         batch = {
             LoopSampling.POISSON: "Each unit joins each batch independently with the sampling rate.",
+            LoopSampling.TRUNCATED_POISSON: (
+                "Each unit joins each batch independently with the sampling rate; of a batch above the limit a random "
+                f"part of {self.batch_limit} is kept, and there are at most {self.most_units} units."
+            ),
             LoopSampling.FIXED: "Each batch is a fresh uniformly random subset of the signed size.",
             LoopSampling.SHUFFLED: "Each epoch goes once through the units in a fresh random order, batch by batch.",
             LoopSampling.RANDOM_ALLOCATION: "In each epoch each unit joins exactly one batch, chosen at random.",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from html import escape
 from typing import assert_never
 
 from calibrate.privacy_unit import EpsilonInterval
@@ -119,6 +120,14 @@ class Verdict:
     def broken(self) -> tuple[str, ...]:
         """The conditions that do not hold here."""
         return tuple(rule.text for rule in self.preconditions if not rule.holds)
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: at the paper's setting, for all settings, and why."""
+        everywhere = "" if self.as_quantified is None else f"; as quantified: <b>{self.as_quantified.outcome.value}</b>"
+        broken = "".join(f"<li>does not hold here: {escape(text)}</li>" for text in self.broken)
+        return (
+            f"{escape(self.id)}: <b>{self.outcome.value}</b>{everywhere}. {escape(self.finding.why)}<ul>{broken}</ul>"
+        )
 
     def to_json(self) -> Json:
         """The verdict under the keys of the command line."""

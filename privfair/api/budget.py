@@ -25,7 +25,7 @@ from privfair.run.signed_budget import SignedBudget
 
 Key = SigningKey | str | Path
 """A private key in memory (`pf.generate_key()`), or the file that holds it (`privfair keys generate`)."""
-Sampling = Literal["poisson", "fixed", "shuffled", "random-allocation", "full"]
+Sampling = Literal["poisson", "truncated-poisson", "fixed", "shuffled", "random-allocation", "full"]
 RelationName = Literal["add-remove", "replace-one", "replace-attribute"]
 
 
@@ -93,6 +93,8 @@ def budget(
     sampling_rate: float | None = None,
     batch_size: int | None = None,
     batches: int | None = None,
+    batch_limit: int | None = None,
+    most_units: int | None = None,
     bounds: Mapping[str, float] | float = 1.0,
     noise: Mapping[str, float] | None = None,
     relation: RelationName = "add-remove",
@@ -122,9 +124,11 @@ def budget(
         rounds: how many rounds the loop may make; what a crash loses counts, so have a few more signed.
         shapes: the shape of each value that a round publishes, by name.
         sampling: how each round's batch is drawn.
-        sampling_rate: for "poisson", the probability that a unit joins a batch.
+        sampling_rate: for "poisson" and "truncated-poisson", the probability that a unit joins a batch.
         batch_size: for "fixed" and "shuffled", the units in a batch.
         batches: for "random-allocation", the batches per epoch.
+        batch_limit: for "truncated-poisson", the most units in a batch, so that padded batches have one shape.
+        most_units: for "truncated-poisson", a public upper bound of the number of units.
         bounds: the L2 bound of one unit's part of each value, by name, or one number for all.
         noise: the noise of each value relative to its bound and to the others, by name; by default alike.
         relation: how neighbouring data sets differ: a unit is added or removed, or replaced, or its attribute is.
@@ -149,6 +153,8 @@ def budget(
         "sampling_rate": sampling_rate,
         "batch_size": batch_size,
         "batches": batches,
+        "batch_limit": batch_limit,
+        "most_units": most_units,
         "names": names,
         "bounds": _by_name("bounds", bounds, names),
         "noise": _by_name("noise", 1.0 if noise is None else noise, names),

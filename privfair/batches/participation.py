@@ -71,7 +71,7 @@ class Participation:
         self._everybody = np.arange(units, dtype=np.int64)
         self._orders = {} if recorded is None else recorded.orders_of(party)
         self._last: tuple[int, Indexes] | None = None
-        _require_population(party, units, sampling)
+        require_population(party, units, sampling)
         if writer is not None and (sampling is None or sampling.batch is Batch.SECRET):
             raise InvalidInput("writer", party, "only batches that count as known are recorded", "leave the writer out")
 
@@ -174,7 +174,8 @@ def word_source(document: BudgetDocument, seed: int, party: str, session: int = 
     return SeededWords(seed, f"batches of {party}{again}")
 
 
-def _require_population(party: str, units: int, sampling: Sampling | None) -> None:
+def require_population(party: str, units: int, sampling: Sampling | None) -> None:
+    """Refuse a party with fewer units (for truncated batches: with more) than its sampling was priced for."""
     match sampling:
         case None | Poisson() | RandomAllocation():
             return

@@ -35,7 +35,7 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import Run, SiloData, VerifiedManifest, authenticate, bind
 from calibrate.plans.plan import AlgorithmName
 from privfair.algorithms.algorithm import Message
-from privfair.batches.participation import Participation, declared_sampling, word_source
+from privfair.batches.participation import Participation, declared_sampling, require_population, word_source
 from privfair.batches.randomness import Indexes
 from privfair.batches.record import BatchWriter
 from privfair.contribution import BoundedContribution, Published
@@ -176,6 +176,7 @@ class BudgetedRun:
         self.units = units
         self._shapes = _shapes(self.document, shapes)
         self._sampling = declared_sampling(self.document)
+        require_population(self.party, units, self._sampling)  # now, before anything is spent
         self._place, self._out, self._resume = ledger, out, resume
         self._anchor = None if anchor is None else Path(anchor)
         self._seed = count("seed", seed, least=0)

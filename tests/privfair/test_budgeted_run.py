@@ -14,7 +14,7 @@ import privfair as pf
 from calibrate.errors import GateRefused, InvalidInput, ManifestRefused, Refused, UnsupportedCombination
 from calibrate.manifest.document import NO_PLAN_FILE
 from calibrate.plans.own_loop import LoopSampling, OwnLoopPlan
-from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, ShuffledEpochs
+from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, ShuffledEpochs, TruncatedPoisson
 from privfair.batches.record import BatchRecord
 from privfair.federation.party import RoundsSpent
 from privfair.ledger import AlreadyClaimed, ClaimEnded
@@ -227,6 +227,7 @@ def test_without_out_nothing_is_left_behind(ledger: Path) -> None:
             ShuffledEpochs(200, 70, Batch.REVEALED),
         ),
         ({"sampling": "full", "sampling_rate": None}, None),
+        ({"sampling": "truncated-poisson", "batch_limit": 110, "most_units": 250}, TruncatedPoisson(0.2, 250, 110)),
     ],
 )
 def test_batches_are_drawn_as_signed(ledger: Path, tmp_path: Path, more: dict[str, Any], expected: object) -> None:
@@ -236,6 +237,10 @@ def test_batches_are_drawn_as_signed(ledger: Path, tmp_path: Path, more: dict[st
         drawn = [round_.batch for round_ in run]
     if expected is None:
         assert all(np.array_equal(batch, np.arange(200)) for batch in drawn)
+    elif isinstance(expected, TruncatedPoisson):
+        assert all(len(batch) <= 110 for batch in drawn)
+        with pytest.raises(InvalidInput, match="more than the 250"):
+            opened(budget, ledger, units=251)
     elif isinstance(expected, FixedSize):
         assert all(len(set(batch)) == 20 for batch in drawn)
     elif isinstance(expected, RandomAllocation | ShuffledEpochs):
@@ -308,7 +313,8 @@ def test_a_budget_is_saved_and_read_again(tmp_path: Path) -> None:
         ({"sampling": "fixed"}, "sampling-rate"),
         ({"sampling": "fixed", "sampling_rate": None}, "batch-size"),
         ({"sampling": "fixed", "sampling_rate": None, "batch_size": 201}, "exceeds the 200 units"),
-        ({"sampling": "random-allocation", "sampling_rate": None, "batches": 4}, "whole epochs"),
+        ({"sampling": "random-allocation", "sampling_rate": None, "batches": 0}, "batches"),
+        ({"sampling": "truncated-poisson", "batch_limit": 60}, "most-units"),
         ({"bounds": {"loss": 1.0}}, "must name exactly gradient"),
         ({"shapes": {}}, "at least one"),
         ({"protects": "family"}, "not one of the choices"),

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import privfair as pf
+from privfair.training import TrainingResult
 from tests.architecture.tree import ROOT
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
@@ -36,6 +37,25 @@ def test_doctests_of_public_names_hold() -> None:
         assert found.failed == 0, name
         tried += found.attempted
     assert tried >= 15
+
+
+def test_what_people_look_at_shows_itself_in_a_notebook(tmp_path: Path) -> None:
+    assert "[<b>0.5</b>" in pf.EpsilonInterval(0.5, 1.0)._repr_html_()
+    assert "<polyline" in pf.explain(epsilon=1.0, delta=1e-5)._repr_html_()
+    assert "fails" in pf.check_theorem("steffle.theorem-3.3", epsilon=1)._repr_html_()
+    promise = {"epsilon": 1.0, "delta": 1e-5, "claimed_epsilon": None, "text": "epsilon <1", "not_protected": []}
+    summary = {
+        "algorithm": "pay-once",
+        "rounds": {"steps": 3, "signed": 5, "charged": 4},
+        "promise": promise,
+        "metrics": {"overall": {"accuracy": 0.75}},
+        "manifest": {"digest": "0"},
+        "transcript": None,
+    }
+    shown = TrainingResult(tmp_path, summary)._repr_html_()
+    assert "epsilon &lt;1" in shown
+    assert "0.7500" in shown
+    assert "not private" in shown
 
 
 @pytest.mark.slow
