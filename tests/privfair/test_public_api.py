@@ -43,7 +43,9 @@ def test_what_people_look_at_shows_itself_in_a_notebook(tmp_path: Path) -> None:
     assert "[<b>0.5</b>" in pf.EpsilonInterval(0.5, 1.0)._repr_html_()
     assert "<polyline" in pf.explain(epsilon=1.0, delta=1e-5)._repr_html_()
     assert "fails" in pf.check_theorem("steffle.theorem-3.3", epsilon=1)._repr_html_()
-    promise = {"epsilon": 1.0, "delta": 1e-5, "claimed_epsilon": None, "text": "epsilon <1", "not_protected": []}
+    unit = {"unit": "attribute", "adjacency": "replace-attribute"}
+    text = {"text": "epsilon <1", "claimed_epsilon": None, "not_protected": []}
+    promise = {"epsilon": 1.0, "delta": 1e-5, **unit, **text}
     summary = {
         "algorithm": "pay-once",
         "rounds": {"steps": 3, "signed": 5, "charged": 4},
