@@ -7,6 +7,11 @@ import math
 import pytest
 from scipy.stats import binom
 
+from calibrate.accountants.certified.accountant import CertifiedAccountant, estimate
+from calibrate.accountants.certified.contour import LossTransform
+from calibrate.accountants.certified.side import log_cut
+from calibrate.accountants.losses.directions import Composition
+from calibrate.accountants.losses.subsampled import SubsampledAddition, SubsampledRemoval
 from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,
@@ -19,7 +24,7 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.accountants.support import dominating_pairs
+from calibrate.accountants.support import PairCounts, dominating_pairs
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Laplace, Leaf, NonPrivate, RandomizedResponse, Sampled, Together
@@ -140,3 +145,18 @@ def test_a_single_unit_is_drawn_every_time() -> None:
 def test_a_mixture_must_be_one(components: tuple[tuple[float, float], ...]) -> None:
     with pytest.raises(InvalidInput):
         MixedGaussianPair(components)
+
+
+@pytest.mark.parametrize(("rate", "z", "rounds", "delta"), [(0.1, 1.0, 10, 1e-5), (0.3, 2.0, 30, 1e-5)])
+def test_no_other_data_set_of_fixed_size_batches_costs_more_than_the_lower_end(
+    rate: float, z: float, rounds: int, delta: float
+) -> None:
+    """Roles that change between rounds, and opposite contributions: neither closes the gap to the upper end."""
+    accountant = CertifiedAccountant()
+    interval = accountant.epsilon(PairCounts(((FixedSizeReplacePair(rate, z), rounds),)), delta)
+    opposite = accountant.epsilon(PairCounts(((SubsampledReplacePair(rate, 2 * z), rounds),)), delta)
+    assert opposite.upper < interval.lower
+    for removals in (0, rounds // 4, rounds // 2, rounds - 1):
+        laws = ((SubsampledRemoval(rate, z), removals), (SubsampledAddition(rate, z), rounds - removals))
+        mixed = LossTransform(Composition(tuple(law for law in laws if law[1])), log_cut(math.log(delta)))
+        assert estimate(mixed, interval.lower, math.log(delta))[0] < math.log(delta)

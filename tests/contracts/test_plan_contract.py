@@ -42,7 +42,7 @@ NOISY: dict[str, Plan] = {
     "gaussian": GaussianPlan(0.01, 200),
     "gaussian-two": GaussianPlan(0.05, 200, noise=(1.0, 2.5)),
     "gaussian-replace": GaussianPlan(0.1, 20, Relation.REPLACE_ONE),
-    "gaussian-allocated": GaussianPlan(0.1, 25, sampling=BatchSampling.RANDOM_ALLOCATION),
+    "gaussian-allocated": GaussianPlan(0.5, 5, sampling=BatchSampling.RANDOM_ALLOCATION),
     "gaussian-full": GaussianPlan(1.0, 20, Relation.REPLACE_ATTRIBUTE),
 }
 ALL = NOISY | {"pay-once": PayOncePlan(3)}
