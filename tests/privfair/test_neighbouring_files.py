@@ -7,10 +7,12 @@ sends on all of its units must lie within the signed distance of what it sends o
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -19,6 +21,7 @@ import torch
 
 from audit.probes.setting import MessageValues, ProbeSetting, ReachedState, message_values
 from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombination
+from privfair.batches import randomness
 from privfair.batches.randomness import SeededWords
 from privfair.data.own_files import load_own_silos
 from privfair.data.schema_toml import load_schema
@@ -129,6 +132,18 @@ def users_added_or_removed(rows: Rows, folder: Path) -> Iterator[Rows]:
         yield more
 
 
+def users_replaced(rows: Rows, folder: Path) -> Iterator[Rows]:
+    """All rows of a user become other rows, more or fewer, at other places; the user keeps the name."""
+    for user, count in (("u0", 1), ("u11", 9), ("u23", 3)):
+        other = {name: [row for row in own if row.split(",")[5] != user] for name, own in rows.items()}
+        for place in range(count):
+            other["north"].insert(5 * place, STRANGE.replace("u-new", user))
+            other["south"].append(STRANGE.replace("u-new", user).replace("yes", "no"))
+        yield other
+    for user in ("u0", "u11", "u23"):  # somebody else in the same rows
+        yield {name: [row.replace(f",{user},", ",u-new,") for row in own] for name, own in rows.items()}
+
+
 def users_of_numbers(rows: Rows, folder: Path) -> Iterator[Rows]:
     """Identifiers that look like numbers, and a new one that makes them look like decimals, or like words."""
     for user in ("3.5", "007x"):
@@ -154,6 +169,7 @@ AT_LEAST = "at-least = 20\n"
 MMD = "group-size = 10\nsamples-per-group = 8\nrounds = 3\nusers = 2\ncohort = 1\nupdate-clip = 0.5\n"
 MMD += "histogram-noise-ratio = 4.0\n"
 STEFFLE = 'silo-size = 48\nsampling = "full"\nrounds = 3\nminority-fraction = 0.2\nlipschitz = 1.0\nw-radius = 0.5\n'
+POISSON_USERS = 'sampling = "poisson"\n'
 FPFL = "users = {users}\ncohort = 10\nrounds = 3\nclip = 1.0\n"
 CASES = {
     "gaussian": Case("gaussian", POISSON, records_added_or_removed, AT_LEAST),
@@ -207,6 +223,9 @@ CASES = {
         FPFL.format(users=12) + 'sampling = "poisson"\n',
         users_added_or_removed,
         'at-least = 12\n[data.users]\nkind = "column"\ncolumn = "user"\n',
+    ),
+    "fpfl, users replaced": Case(
+        "fpfl", FPFL.format(users=18), users_replaced, '[data.users]\nkind = "column"\ncolumn = "user"\n'
     ),
     "fpfl, users of numbers": Case(
         "fpfl",
@@ -372,6 +391,98 @@ def test_the_whole_engine_without_noise_publishes_neighbouring_sums(tmp_path: Pa
         apart = [float(np.linalg.norm(published[0][party] - other[party])) for party in NAMES]
         assert max(apart) <= 1 + 1e-5
         assert sum(distance > 1e-5 for distance in apart) <= 1
+
+
+WHOLE = {
+    "fedfdp": replace(CASES["fedfdp"], privacy=CASES["fedfdp"].privacy.replace("rate = 0.5", "rate = 1.0")),
+    "mmd-fedavg": replace(CASES["mmd-fedavg"], privacy=MMD.replace("cohort = 1", "cohort = 2")),
+    "steffle": CASES["steffle"],
+    "pay-once": CASES["pay-once"],
+    "fpfl": replace(
+        CASES["fpfl, users of a column"], privacy=FPFL.format(users=12).replace("10", "12") + POISSON_USERS
+    ),
+    "fpfl, replaced": replace(CASES["fpfl, users replaced"], privacy=FPFL.format(users=18).replace("10", "18")),
+}
+"""Every unit in the batch, or batches drawn by the same words: what is published differs by the unit alone."""
+
+
+def _first_round(desk: Desk, name: str) -> dict[tuple[str, str], np.ndarray]:
+    """What loader, ledger, gate and transcript publish in the first round; only noise is off and batches repeat."""
+    words = SimpleNamespace(urandom=lambda size: hashlib.shake_256(b"the same in every run").digest(size))
+    off = {
+        "gaussian": lambda self, values, sigma: np.array(values, dtype=np.float64),
+        "laplace": lambda self, values, scale: np.array(values, dtype=np.float64),
+        "randomized_response": lambda self, categories, k, epsilon: np.array(categories),
+    }
+    with patch.multiple(ExactNoise, **off), patch.object(randomness, "os", words):
+        result = desk.train(desk.budget(f"budget-{name}.json"), out=f"run-{name}")
+    transcript = Transcript.read(result.run / "transcript.bin")
+    header = transcript.header
+    return {
+        (party, value.name): transcript.value(0, party, value.name)
+        for party in header.parties
+        for value in header.values
+        if transcript.holds(0, party, value.name)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(WHOLE))
+def test_every_algorithms_engine_without_noise_publishes_neighbouring_values(name: str, tmp_path: Path) -> None:
+    """Through the real gate: first round, one unit changed at the start, in the middle, at the end, and a copy."""
+    case = WHOLE[name]
+    desk, rows, envelope = _signed(tmp_path, case)
+    run = _prepare(desk, envelope)
+    setting = ProbeSetting(run.algorithm, run.model, run.silos, run.manifest.document, ())
+    base = _first_round(desk, "base")
+    neighbours, moved = list(case.units(rows, tmp_path)), 0
+    for number, neighbour in enumerate(neighbours[:: max(1, len(neighbours) // 4)]):
+        _write(tmp_path, neighbour)
+        other = _first_round(desk, str(number))
+        assert set(other) == set(base)
+        changed = set()
+        for (party, value), sent in base.items():
+            if value in setting.bounded:
+                share = setting.distance(value, sent, other[party, value]) / setting.allowed(value)
+                assert share <= 1 + 1e-5, (party, value, share)
+            elif value in setting.randomised:
+                share = float((sent != other[party, value]).sum())
+                assert share <= 1
+            else:
+                continue
+            changed |= {party} if share > 1e-5 else set()
+        assert len(changed) <= 1, "a unit is in one silo only"
+        moved += len(changed)
+    assert moved, "some neighbour differs in a training record, or the test shows nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gaussian", "gaussian, split by id", "steffle"])
+def test_random_neighbours_of_random_files(name: str, tmp_path: Path) -> None:
+    """Seeded: other files, records at any place, several copies, two files at once for one copy each."""
+    desk, _, _ = _signed(tmp_path, CASES[name])
+    generator = np.random.default_rng(7)
+    rows = _rows(seed=5)
+    for _ in range(6):
+        rows["north"].insert(int(generator.integers(60)), rows["north"][int(generator.integers(60))])
+    rows = {party: own[:64] for party, own in rows.items()}
+    _write(tmp_path, rows)
+    envelope = desk.budget("random.json").read_bytes()
+    setting, base = _sendings(_prepare(desk, envelope))
+    for _ in range(16):
+        party, place = NAMES[int(generator.integers(2))], int(generator.integers(64))
+        own, row = rows[party], rows[party][place]
+        if name == "steffle":
+            flipped = row.replace(",male,", ",x,").replace(",female,", ",male,").replace(",x,", ",female,")
+            changed = [*own[:place], flipped, *own[place + 1 :]]
+        else:
+            more = STRANGE if generator.random() < 0.5 else own[int(generator.integers(64))]
+            changed = [*own[:place], more, *own[place:]] if generator.random() < 0.5 else own[:place] + own[place + 1 :]
+        _write(tmp_path, _with(rows, party, changed))
+        _, other = _sendings(_prepare(desk, envelope))
+        for of_party, values in base.items():
+            for of, sums in values.noisy.items():
+                assert setting.distance(of, sums, other[of_party].noisy[of]) <= setting.allowed(of) * (1 + 1e-9)
 
 
 APART = CASES["gaussian"].plan.replace(
