@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -153,9 +154,15 @@ def _arrays(state: Any) -> dict[str, Floats]:
     return arrays
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def _restore(like: Any, arrays: Mapping[str, Floats]) -> Any:
     """A state of the type of `like`, a starting state, which also tells the precision of the tensors."""
-    hints, values = get_type_hints(type(like)), {}
+    kind: type = type(like)
+    hints, values = _hints(kind), {}
     precision = next((value.dtype for value in vars(like).values() if isinstance(value, Tensor)), torch.float64)
     for field in fields(like):
         before, hint = getattr(like, field.name), hints[field.name]

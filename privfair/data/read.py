@@ -7,15 +7,23 @@ import difflib
 import io
 import re
 import zipfile
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, PrivfairError
+
+if TYPE_CHECKING:
+    from _csv import Reader as CsvReader
+
+_CHUNK = 20_000
+"""Rows of a file that are parsed at a time."""
 
 # The one error that a bad file, column or schema gets.
 
@@ -225,12 +233,15 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadData(file, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from None
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+    reader = _reader(text, delimiter)
     rows: list[list[str]] = []
     lines: list[int] = []
     try:
         names = [name.strip() for name in header] if header is not None else [n.strip() for n in next(reader, [])]
         _require_header(names, file)
+        regular = _parse_regular(_reader(text, delimiter), names, skip=0 if header is not None else 1)
+        if regular is not None:
+            return RawTable(file, *regular)
         for row in reader:
             if len(row) != len(names):
                 if not row:
@@ -250,6 +261,34 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
         raise BadData(file, "has no records", "give a file with at least one record")
     columns = dict(zip(names, (np.array(column) for column in zip(*rows, strict=True)), strict=True))
     return RawTable(file, columns, np.array(lines))
+
+
+def _reader(text: str, delimiter: str) -> CsvReader:
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+
+
+def _parse_regular(
+    reader: CsvReader, names: list[str], skip: int
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]] | None:
+    """Columns and lines of a file with one record per line; None where some line asks for the careful way.
+
+    Chunk by chunk, so that a large file never exists as millions of small objects.
+    """
+    chunks: list[list[NDArray[Any]]] = []
+    try:
+        deque(islice(reader, skip), maxlen=0)
+        first = reader.line_num
+        while rows := list(islice(reader, _CHUNK)):
+            if set(map(len, rows)) != {len(names)}:
+                return None
+            chunks.append([np.array(column) for column in zip(*rows, strict=True)])
+    except csv.Error:
+        return None
+    records = sum(len(chunk[0]) for chunk in chunks)
+    if not chunks or reader.line_num - first != records:
+        return None
+    columns = {name: np.concatenate([chunk[place] for chunk in chunks]) for place, name in enumerate(names)}
+    return columns, np.arange(first + 1, first + 1 + records)
 
 
 def _require_header(names: list[str], file: str) -> None:

@@ -165,18 +165,23 @@ class RecordHash:
         """The bits of each record for one purpose; different purposes give independent-looking bits."""
         key = hashlib.blake2b(str(count("seed", seed, least=0)).encode(), digest_size=32).digest()
         start = hashlib.blake2b(purpose.encode() + b"\0", digest_size=8, key=key)
-        digests = bytearray()
+        digests, copied = bytearray(), start.copy
         for content in self._contents(data):
-            one = start.copy()
+            one = copied()
             one.update(content)
             digests += one.digest()
         return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
 
-    def _contents(self, data: Dataset) -> Iterable[bytes]:
+    def _contents(self, data: Dataset) -> Iterable[bytes | memoryview]:
         if self.column is not None:
             return (str(value).encode() for value in data.side_column(self.column).tolist())
         features, labels = np.ascontiguousarray(data.features), data.label.astype("<i8")
-        return (row.tobytes() + label.tobytes() for row, label in zip(features, labels, strict=True))
+        if not len(labels):
+            return ()
+        rows = features.reshape(len(features), -1).view(np.uint8)
+        table = np.hstack([rows, labels.reshape(-1, 1).view(np.uint8)])  # each row's bytes, then its label's
+        content, width = memoryview(table.tobytes()), table.shape[1]
+        return (content[begin : begin + width] for begin in range(0, len(content), width))
 
     def below(self, data: Dataset, seed: int, purpose: str, probability: float) -> NDArray[np.bool_]:
         """A coin of each record's own that falls true with `probability`."""

@@ -72,11 +72,12 @@ class Grid:
         rounding error.
         """
         doubles = real_array(values)
-        if doubles.size and np.abs(doubles).max() > float(LARGEST_STEPS * self.step):
+        most = math.ldexp(LARGEST_STEPS, -self.fraction_bits)  # a power of two: exact
+        if doubles.size and np.abs(doubles).max() > most:
             raise InvalidInput(
                 "values",
                 float(np.abs(doubles).max()),
-                f"must not exceed 2^52 grid steps = {float(LARGEST_STEPS * self.step):g} in size",
+                f"must not exceed 2^52 grid steps = {most:g} in size",
                 "publish a mean instead of a sum, clip harder, or use a coarser grid",
             )
         doubles *= 2.0**self.fraction_bits  # exact, but for underflow of what is rounded to zero anyway

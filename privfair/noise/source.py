@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Protocol, final
 
 import numpy as np
@@ -40,10 +41,12 @@ class NoiseScale:
     grid: Grid
     in_steps: int
 
-    @classmethod
-    def at_least(cls, scale: float | Fraction) -> NoiseScale:
+    @staticmethod
+    @lru_cache(maxsize=256, typed=True)
+    def at_least(scale: float | Fraction) -> NoiseScale:
+        """Exact arithmetic, so worth remembering: a run asks for the same few scales in every round."""
         grid = Grid.for_scale(scale)
-        return cls(grid, grid.steps_up(scale))
+        return NoiseScale(grid, grid.steps_up(scale))
 
     @property
     def exact(self) -> Fraction:

@@ -14,6 +14,7 @@ _BENCHMARKS = {
     "calibration": "tests.benchmarks.calibration_speed",
     "noise": "tests.benchmarks.noise_speed",
     "ledger": "tests.benchmarks.ledger_speed",
+    "load": "tests.benchmarks.load_speed",
     "private-step": "tests.benchmarks.private_step_speed",
     "whole-run": "tests.benchmarks.whole_run_speed",
     "guards": "tests.benchmarks.guard_speed",

@@ -303,3 +303,47 @@ def test_undeclared_single_class_and_group(tmp_path: Path) -> None:
     own = parse_schema(SCHEMA.replace('classes = ["no", "yes"]', ""))
     with pytest.raises(BadData, match=r"column 'default': holds one class only"):
         load_own_silos([_file(tmp_path, GOOD.replace("yes", "no"))], own)
+
+
+def test_a_file_read_in_chunks_is_the_file_read_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regular files take the fast way; a quoted line break or a blank line takes the careful one."""
+    from privfair.data import read
+
+    plain = b"a,b\n" + b"".join(b"%d,x%d\n" % (k, 10**k) for k in range(9))
+    quoted = plain.replace(b"x100\n", b'"x100"\n\n')
+    broken = plain.replace(b"x100\n", b'"x1\n00"\n')
+    for chunk in (2, 20_000):
+        monkeypatch.setattr(read, "_CHUNK", chunk)
+        fast, careful, apart = (read.parse_csv(content, "f.csv") for content in (plain, quoted, broken))
+        for name in ("a", "b"):
+            assert fast.columns[name].tolist() == careful.columns[name].tolist()
+            assert fast.columns[name].dtype == careful.columns[name].dtype
+        assert fast.lines.tolist() == list(range(2, 11))
+        assert careful.lines.tolist() == [2, 3, 4, 6, 7, 8, 9, 10, 11]
+        assert apart.columns["b"][2] == "x1\n00"
+        headless = read.parse_csv(b"1,2\n3,4\n", "f.csv", header=("a", "b"))
+        assert headless.lines.tolist() == [1, 2]
+        with pytest.raises(read.BadData, match="line 3"):
+            read.parse_csv(b"a,b\n1,2\n3\n", "f.csv")
+
+
+def test_a_records_bits_are_those_of_its_features_and_class() -> None:
+    """What is signed with a seed must stay the same decision in every version."""
+    import hashlib
+
+    from privfair.data.dataset import Dataset
+    from privfair.data.stability import RecordHash
+
+    features, label = np.arange(6.0).reshape(3, 2), np.array([0, 1, 0])
+    data = Dataset(features, label, np.array([0, 1, 1]), ("a", "b"), ("no", "yes"), ("x", "y"), "a schema")
+    key = hashlib.blake2b(b"7", digest_size=32).digest()
+    expected = [
+        int.from_bytes(
+            hashlib.blake2b(
+                b"split\0" + features[k].tobytes() + int(label[k]).to_bytes(8, "little"), digest_size=8, key=key
+            ).digest(),
+            "little",
+        )
+        for k in range(3)
+    ]
+    assert RecordHash().words(data, 7, "split").tolist() == expected
