@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from audit.report.page import ReportContent
+from audit.report.page import ReportContent, empty_model
 from audit.report.results import AuditReport, Conclusion, Outcome
 from audit.report.statement import report_digest
 from calibrate.errors import InvalidInput, Refused
@@ -46,6 +46,9 @@ class CardFacts:
     """Whether the numbers measured on held-out records, which are not private, are told."""
 
 
+_EMPTY = "**EMPTY MODEL**: it answers (nearly) all held-out records alike. Small gaps of it are not fairness."
+
+
 def model_card(content: ReportContent, facts: CardFacts) -> str:
     """The card as Markdown, with the front matter that model hubs read."""
     manifest = content.manifest
@@ -68,6 +71,7 @@ def model_card(content: ReportContent, facts: CardFacts) -> str:
         "",
         f"**{promise_of(document).text}**",
         "",
+        *(() if empty_model(content) is None else (_EMPTY, "")),
         "Signatures of the budget were checked." if checked else "**SIGNATURES NOT CHECKED**: nobody vouches for this.",
         "",
         "## What is protected",

@@ -7,7 +7,7 @@ price of an assumption that this algorithm's transcript does not support, and ea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,13 +61,23 @@ class _Case:
     not_offered: str | None = None
 
 
-def explain(plan: Plan, target: EpsilonDelta) -> tuple[Alternative, ...]:
-    """The plan itself first, then its alternatives, each with the noise that meets the same target."""
+def explain(
+    plan: Plan, target: EpsilonDelta, counted: Callable[[int, int], None] | None = None
+) -> tuple[Alternative, ...]:
+    """The plan itself first, then its alternatives, each with the noise that meets the same target.
+
+    `counted` is told how many of them are done, and how many there are.
+    """
     if not plan.values():
         return ()
     own = _Case("as planned", plan.template(), plan.unit, plan.values()[-1 if _is_steffle(plan) else 0])
     base = _solve(own, target, None)
-    return (base, *(_solve(case, target, base.sigma) for case in _cases(plan, own)))
+    found, cases = [base], tuple(_cases(plan, own))
+    for case in cases:
+        if counted is not None:
+            counted(len(found), len(cases) + 1)
+        found.append(_solve(case, target, base.sigma))
+    return tuple(found)
 
 
 def _is_steffle(plan: Plan) -> bool:

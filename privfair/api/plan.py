@@ -538,5 +538,7 @@ class TrainedModel:
         promise = self.promise
         accuracy = self.result.accuracy
         measured = "" if accuracy is None else f"<br>accuracy {accuracy:.3f} on test records (not private)"
+        if self.result.warning is not None:
+            measured += f"<br><b>{escape(self.result.warning)}</b>"
         unprotected = "".join(f"<li>{escape(text)}</li>" for text in promise.not_protected)
         return f"<b>{escape(promise.text)}</b>{measured}<br>Not protected:<ul>{unprotected}</ul>"

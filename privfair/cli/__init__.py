@@ -112,7 +112,7 @@ def main() -> None:
 
     VALUES_WANTED["now"] = False
     try:
-        _limit_threads(sys.argv[1:])
+        limit_threads(sys.argv[1:])
         if not all(word.strip() for word in sys.argv[1:]):
             raise click.UsageError("an argument is empty: give it a value, or leave the option out")
         result: Any = cli.main(standalone_mode=False)
@@ -174,7 +174,7 @@ def _code_of(stop: SystemExit) -> int | str | None:
     return USAGE
 
 
-def _limit_threads(words: list[str]) -> None:
+def limit_threads(words: list[str]) -> None:
     """One thread unless --threads says otherwise, set before anything that computes is loaded.
 
     These computations are small: waiting for one another costs their threads more than they share (docs/training.md).

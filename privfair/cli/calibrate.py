@@ -17,6 +17,7 @@ from privfair.cli.output import (
     print_json,
     print_rich,
     print_wrapped,
+    progress_bar,
     show_values_option,
     table_lines,
     threads_option,
@@ -199,7 +200,8 @@ def _run(
     if explain:
         from calibrate.plans.alternatives import explain as alternatives
 
-        document["explanation"] = [one.to_json() for one in alternatives(budget.plan, target)]
+        with progress_bar("alternatives") as counted:
+            document["explanation"] = [one.to_json() for one in alternatives(budget.plan, target, counted)]
     if plot is not None:
         from privfair.cli.plots import plot_budget
 

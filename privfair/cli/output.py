@@ -6,10 +6,10 @@ import json
 import math
 import os
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -17,6 +17,8 @@ from calibrate.errors import InvalidInput
 
 VALUES_WANTED = {"now": False}
 """Whether this invocation was asked to show the cell that a file is refused for; `privfair.cli.main` sets it back."""
+
+Item = TypeVar("Item")
 
 # Reading and writing files named on the command line, with errors that say which and why.
 
@@ -125,9 +127,18 @@ def progress_bar(label: str, shown: bool = True) -> Iterator[Callable[[int, int 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def track(label: str, items: Sequence[Item]) -> Iterator[Item]:
+    """The items one after the other, with a bar on standard error that says how long the rest takes."""
+    with progress_bar(label) as show:
+        for number, item in enumerate(items):
+            show(number, len(items))
+            yield item
 
 
 def print_rich(*renderables: object) -> None:

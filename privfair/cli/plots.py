@@ -12,6 +12,7 @@ from calibrate.errors import InvalidInput
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import scale_noise
+from privfair.cli.output import track
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ def plot_budget(budget: CertifiedBudget, path: Path) -> None:
 def _epsilon_against_rounds(budget: CertifiedBudget, axes: Axes) -> None:
     rounds = budget.plan.rounds
     grid = sorted({max(1, round(rounds * 2 ** (step / 2))) for step in range(-2 * 3, 5)})
-    costs = [_cost(budget, count) for count in grid]
+    costs = [_cost(budget, count) for count in track("epsilon by rounds", grid)]
     axes.fill_between(grid, [c.lower for c in costs], [c.upper for c in costs], alpha=0.3, label="certified interval")
     axes.plot(grid, [c.upper for c in costs], marker="o", markersize=3, label="may be promised")
     axes.axvline(rounds, linestyle=":", color="grey")
@@ -66,7 +67,8 @@ def _cost(budget: CertifiedBudget, rounds: int) -> EpsilonInterval:
 
 def _noise_against_epsilon(budget: CertifiedBudget, axes: Axes) -> None:
     grid = [budget.target.epsilon * 2 ** (step / 2) for step in range(-_POINTS // 2 + 1, _POINTS // 2 + 1)]
-    others = [calibrate_plan(budget.plan, EpsilonDelta(epsilon, budget.target.delta)) for epsilon in grid]
+    delta, shown = budget.target.delta, track("noise by epsilon", grid)
+    others = [calibrate_plan(budget.plan, EpsilonDelta(epsilon, delta)) for epsilon in shown]
     for value in budget.values:
         sigmas = [other.value(value.name).sigma for other in others]
         axes.plot(grid, sigmas, marker="o", markersize=3, label=value.name)

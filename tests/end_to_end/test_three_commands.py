@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 import re
 import stat
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from audit.report.page import ReportContent, empty_model, render
+from privfair.cli import limit_threads
 from tests.end_to_end.command_line import privfair
 
 SITES = (("north", 140), ("south", 160), ("west", 120))
@@ -213,6 +216,36 @@ def test_a_wrong_name_is_answered_with_the_nearest_one() -> None:
     assert "Did you mean train?" in privfair("tran").err
     assert "--threads" in privfair("train", "--threds", "2").err
     assert "lists the commands" in privfair("qqq").err
+
+
+def test_one_thread_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    for name in names:
+        monkeypatch.setenv(name, "7")  # so that what follows is taken back after the test
+        monkeypatch.delenv(name)
+    limit_threads(["train", "plan.toml"])
+    assert [os.environ[name] for name in names] == ["1", "1", "1"]
+    for words in (["train", "--threads", "3"], ["train", "--threads=3"]):
+        limit_threads(words)
+        assert [os.environ[name] for name in names] == ["3", "3", "3"]
+    limit_threads(["train", "--threads", "many"])  # refused later, by the option itself
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert privfair("train", "x", "--threads", "0").code == 2
+
+
+def test_an_empty_model_is_called_empty_on_its_page_and_card() -> None:
+    group = {"records": 9, "accuracy": 0.83, "selection_rates": [1.0, 0.0]}
+    overall = {
+        "most_predicted": {"class": "no", "share": 1.0},
+        "majority": {"class": "no", "accuracy": 0.83},
+        "balanced_accuracy": 0.5,
+        "groups": {"f": group, "m": group},
+    }
+    content = ReportContent(None, None, ({"overall": overall},), ())
+    assert str(empty_model(content)).startswith("EMPTY MODEL: it answers 'no' to every record")
+    assert "EMPTY MODEL" in render(content)
+    damaged = ReportContent(None, None, ({"overall": {"most_predicted": 3, "majority": 1}},), ())
+    assert empty_model(damaged) is None
 
 
 def test_choose_gives_algorithm_unit_and_reasons() -> None:
