@@ -5,11 +5,12 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 ALGORITHM ?= steffle
+ENGINE ?= one-process
 
 .PHONY: demo test test-full flower soak bench lint package clean
 
 demo: $(VENV)/.with-demo
-	$(BIN)/privfair demo --algorithm $(ALGORITHM) --out demo
+	$(BIN)/privfair demo --algorithm $(ALGORITHM) --engine $(ENGINE) --out demo
 
 test: $(VENV)/.with-test
 	$(PYTEST) -n 2

@@ -47,6 +47,10 @@ class ReportContent:
     metrics: tuple[dict[str, Any], ...]
     budget: tuple[tuple[int, float], ...]
     """Certified epsilon after so many rounds."""
+    engine: str = ""
+    """What carried the messages of a run over guards; empty for a run in one process."""
+    receipts: tuple[dict[str, Any], ...] = ()
+    """What each party's guard says its ledger holds about the run."""
 
 
 def render(content: ReportContent) -> str:
@@ -64,6 +68,8 @@ def render(content: ReportContent) -> str:
     return environment.get_template("page.html.j2").render(
         title=f"privfair report: {_subject(content)}",
         audit=audit,
+        engine=content.engine,
+        receipts=content.receipts,
         membership=None if audit is None else audit.membership,
         attribute=None if audit is None else audit.attribute_inference,
         meaning=None if audit is None else _MEANING[audit.verdict],

@@ -95,6 +95,33 @@ def run(
     _show(out, as_json)
 
 
+@command.command("gather")
+@click.argument("run", type=_FOLDER)
+@click.argument("sites", nargs=-1, required=True, metavar="PARTY=FOLDER...")
+@json_option
+def gather(run: Path, sites: tuple[str, ...], as_json: bool) -> None:
+    """Put what each party hands over beside the coordinator's RUN, so that it can be audited as one run.
+
+    \b
+    FOLDER is the --folder of the party's guard, or a copy of it. Transcript, steps, batches and receipt are taken;
+    neither records, nor the claim's token, nor the log. Then:
+      privfair audit RUN --trust trust.json --ledger north=north.db ... [--data north=north.csv ...]
+    """
+    from privfair.federation.gather import gather_run
+
+    gathered = gather_run(run, {name: Path(folder) for name, folder in _named("PARTY=FOLDER", sites)})
+    if as_json:
+        print_json(gathered)
+        return
+    print_rich(
+        *(
+            f"{name}: {found['steps']} steps, transcript {found['transcript']}"
+            for name, found in gathered["parties"].items()
+        ),
+        f"{run}: transcript of all parties {gathered['transcript']}; audit it with `privfair audit {run}`",
+    )
+
+
 def _show(out: Path, as_json: bool) -> None:
     from privfair.run.folder import RunFolder
 

@@ -69,7 +69,33 @@ def report_content(run: Path | None, audit: AuditReport | None, trust: TrustFile
         raise InvalidInput("run folder", str(run), "holds no run", "name the --out of a training run")
     envelope = read_bytes(run / "budget.json", "RUN")
     manifest = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
-    return ReportContent(manifest, audit, _metrics(run / "metrics.jsonl"), _budget(manifest.document))
+    metrics, budget = _metrics(run / "metrics.jsonl"), _budget(manifest.document)
+    return ReportContent(manifest, audit, metrics, budget, *_parties(run / "receipts.json"))
+
+
+def _parties(path: Path) -> tuple[str, tuple[dict[str, Any], ...]]:
+    """The engine of a run over guards and its parties' receipts; nothing for a run in one process."""
+    from calibrate.errors import InvalidInput
+
+    try:
+        found = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if not isinstance(found, dict) or "parties" not in found:
+            return "", ()
+        rows = tuple(
+            {
+                "party": name,
+                "ledger": str(one["ledger"]),
+                "charged": int(one["rounds"]["charged"]),
+                "releases": int(one["releases"]),
+                "transcript": str(one["transcript"]),
+                "signed": one["signed"] is not None,
+            }
+            for name, one in found["parties"].items()
+        )
+        return str(found["engine"]), rows
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        rule = "is not the receipts of a run"
+        raise InvalidInput("RUN", str(path), rule, "put the run's own file back, or remove it") from None
 
 
 def _metrics(path: Path) -> tuple[dict[str, Any], ...]:
