@@ -179,6 +179,9 @@ AS_PRINTED = "# SteFFLe with the settings and the noise of its paper.\n" + _STEF
     training='learning-rate = 0.25\nmomentum = 0.0\nw-step = 1e-5\nw-center = "origin"\nmeasure-every = 100\n',
 )
 
+ONE_PROCESS = "one-process"
+SITES = ("north", "south", "west")
+
 RERUNS = {name: 1 if name == "steffle" else 2 for name in PLANS}
 """Effort of each demo's audit: a rerun of SteFFLe has 22,500 coins already and takes the longest."""
 
@@ -187,11 +190,45 @@ CONFIDENCE = {name: 0.999 if name == "pay-once" else 0.95 for name in PLANS}
 in twenty would be called violated."""
 
 
+def _write_sites(plan: str, folder: Path) -> dict[str, int]:
+    """The silos of a plan on a benchmark as files of their own, with test.csv for measuring; the sizes to be signed."""
+    import tomllib
+
+    import numpy as np
+
+    from calibrate.plans.from_mapping import plan_from_mapping
+    from privfair.data.training_data import load_training_data
+    from privfair.plan.data import read_data_plan
+
+    parsed = tomllib.loads(plan)
+    unit = plan_from_mapping(parsed["algorithm"], parsed["privacy"]).unit
+    data = load_training_data(read_data_plan(parsed["data"], folder), unit=unit)
+    assert data.test is not None
+    first = data.parties[0].data
+    head = ",".join(json.dumps(name) for name in (*first.feature_names, "class", "group"))
+    names = (np.array(first.class_names), np.array(first.group_names))
+    written = {name: silo.data for name, silo in zip(SITES, data.parties, strict=True)} | {"test": data.test.pooled()}
+    for name, records in written.items():
+        rows = [head]
+        for features, label, group in zip(records.features.tolist(), records.label, records.group, strict=True):
+            rows.append(",".join([*map(repr, features), str(names[0][label]), str(names[1][group])]))
+        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    schema = [
+        f'version = 1\n[target]\ncolumn = "class"\nclasses = {json.dumps(first.class_names)}',
+        f'[sensitive]\ncolumn = "group"\ngroups = {json.dumps(first.group_names)}',
+        *(f'[numeric.{json.dumps(name)}]\nscaling = "unscaled"' for name in first.feature_names),
+    ]
+    (folder / "schema.toml").write_text("\n".join(schema) + "\n", encoding="utf-8")
+    return {name: silo.size for name, silo in zip(SITES, data.binding_for(unit).silos, strict=True)}
+
+
 class Demo:
     """The steps of `privfair demo`; each is a command that a user could type."""
 
-    def __init__(self, out: Path, quiet: bool, verbose: bool) -> None:
-        self.pipeline = Pipeline(out / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f"), quiet, verbose)
+    def __init__(self, out: Path, quiet: bool, verbose: bool, engine: str = ONE_PROCESS) -> None:
+        self._engine = engine
+        sites = () if engine == ONE_PROCESS else SITES
+        self.pipeline = Pipeline(out / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f"), quiet, verbose, sites)
         self._plan = self.pipeline.path("plan.toml")
         self._verbose = verbose
 
@@ -229,7 +266,8 @@ class Demo:
     def _sign(self, algorithm: str, as_printed: bool) -> dict[str, Any]:
         pipeline = self.pipeline
         pipeline.say("A privacy officer signs a budget for this plan and this data")
-        self._plan.write_text(AS_PRINTED if as_printed else PLANS[algorithm], encoding="utf-8")
+        text = AS_PRINTED if as_printed else PLANS[algorithm]
+        self._plan.write_text(self._at_sites(text) if pipeline.sites else text, encoding="utf-8")
         printed = ("--as-printed",) if as_printed else ()
         pipeline.sign(self._plan, *printed, "--why", "demonstration")
         trust = ("--trust", pipeline.path("trust.json"))
@@ -238,16 +276,52 @@ class Demo:
         cost = f"epsilon {epsilon:.3g} at delta {guarantee['delta']:g}"
         said = f"claimed: epsilon {claimed:g}, truly {cost}" if as_printed else cost
         pipeline.tell(f"calibrated  {algorithm} on real data: {said}")
-        pipeline.tell("signed      by a privacy officer's key, for this plan, this data and one ledger")
+        ledgers = "the ledgers of three sites" if pipeline.sites else "one ledger"
+        pipeline.tell(f"signed      by a privacy officer's key, for this plan, this data and {ledgers}")
         return {"epsilon": epsilon, "delta": guarantee["delta"], "claimed_epsilon": claimed}
 
     def _train(self) -> dict[str, Any]:
         pipeline = self.pipeline
         pipeline.say("Training: every round is charged before its noise is drawn")
-        trained = pipeline.answer(*pipeline.train_words(self._plan, "run"), progress=True)
-        pipeline.show("ledger", "status", pipeline.path("ledger.db"))
+        if pipeline.sites:
+            trained = self._over_guards()
+        else:
+            trained = pipeline.answer(*pipeline.train_words(self._plan, "run"), progress=True)
+        for ledger in pipeline.ledgers.values():
+            pipeline.show("ledger", "status", ledger)
         pipeline.tell(f"trained     {trained['rounds']} rounds, each charged in the ledger before noise was drawn")
         return trained
+
+    # The same over guards: each site has its file, its ledger and its process.
+
+    def _at_sites(self, plan: str) -> str:
+        """The plan with silos in place of the benchmark, whose records are dealt out to the sites' files."""
+        sizes = _write_sites(plan, self.pipeline.folder)
+        table = "".join(f"{name} = {size}\n" for name, size in sizes.items())
+        return plan.replace(_DATA, f'\n[data]\nschema = "schema.toml"\n\n[data.silos]\n{table}')
+
+    def _over_guards(self) -> dict[str, Any]:
+        from privfair.training import TrainingResult
+
+        pipeline, path = self.pipeline, self.pipeline.path
+        summary = pipeline.answer(
+            *("federation", "run", self._plan, "--engine", self._engine, "--manifest", path("budget.json")),
+            *("--trust", path("trust.json"), *pipeline.file_words, *pipeline.ledger_words, "--folder", path("sites")),
+            *("--test-file", path("test.csv"), "--out", path("run")),
+        )
+        pipeline.tell(f"guarded     {len(SITES)} sites, each a process with its own records, ledger and noise")
+        gathered = (f"{name}={path('sites') / name / 'guard'}" for name in SITES)
+        pipeline.show("federation", "gather", path("run"), *gathered)
+        return TrainingResult(path("run"), summary).to_json()
+
+    def _guard_again(self) -> tuple[object, ...]:
+        """A guard that would claim the budget a second time, in the ledger that knows it."""
+        path, name = self.pipeline.path, SITES[0]
+        return (
+            *("guard", "serve", "--party", name, "--data", path(f"{name}.csv"), "--plan", self._plan),
+            *("--manifest", path("budget.json"), "--trust", path("trust.json")),
+            *("--ledger", self.pipeline.ledgers[name], "--folder", path("again"), "--socket", path("again.sock")),
+        )
 
     def _audit(self, reruns: int, confidence: float) -> tuple[dict[str, Any], Path]:
         pipeline = self.pipeline
@@ -260,7 +334,8 @@ class Demo:
     def _refusals(self) -> None:
         pipeline = self.pipeline
         pipeline.say("A budget is spent once, and a changed one is worth nothing")
-        pipeline.must_refuse("a used budget", *pipeline.train_words(self._plan, "again"), "--quiet")
+        again = self._guard_again() if pipeline.sites else (*pipeline.train_words(self._plan, "again"), "--quiet")
+        pipeline.must_refuse("a used budget", *again)
         tampered = pipeline.path("tampered.json")
         content = bytearray(pipeline.path("budget.json").read_bytes())
         middle = len(content) // 2
@@ -273,6 +348,8 @@ class Demo:
     def _without_privacy(self) -> dict[str, Any] | None:
         """The same plan without noise, to compare with; None where the algorithm cannot do without."""
         pipeline, ledger = self.pipeline, self.pipeline.path("unprotected-ledger.db")
+        if pipeline.sites:
+            return None
         pipeline.say("For comparison: the same without any privacy")
         budget, trust = pipeline.path("unprotected.json"), pipeline.path("trust.json")
         pipeline.show("ledger", "init", ledger)
@@ -313,6 +390,13 @@ class Demo:
 @click.option(
     "--algorithm", type=click.Choice(sorted(PLANS)), default="steffle", show_default=True, help="What to train."
 )
+@click.option(
+    "--engine",
+    type=click.Choice([ONE_PROCESS, "guards", "flower"]),
+    default=ONE_PROCESS,
+    show_default=True,
+    help="Where the silos live: all in this process, or each behind a guard, asked over sockets or over Flower.",
+)
 @click.option("--as-printed", is_flag=True, help="SteFFLe with the paper's own sigma, claimed to be epsilon = 1.")
 @click.option(
     "--out",
@@ -324,7 +408,7 @@ class Demo:
 @click.option("-v", "--verbose", is_flag=True, help="Show every command, and all it prints.")
 @threads_option
 @json_option
-def command(algorithm: str, as_printed: bool, out: Path, verbose: bool, as_json: bool) -> None:
+def command(algorithm: str, engine: str, as_printed: bool, out: Path, verbose: bool, as_json: bool) -> None:
     """Calibrate, sign, train, and look at what came of it, on real data.
 
     Each step is a privfair command; all of them stand in commands.sh, with what they printed in log.txt, so that
@@ -333,6 +417,8 @@ def command(algorithm: str, as_printed: bool, out: Path, verbose: bool, as_json:
 
     if as_printed and algorithm != "steffle":
         raise click.UsageError("--as-printed goes with --algorithm steffle: only its paper prints a sigma to use")
-    result = Demo(out, as_json, verbose and not as_json).run(algorithm, as_printed)
+    if engine != ONE_PROCESS and _DATA not in PLANS[algorithm]:
+        raise click.UsageError(f"--engine {engine} goes with an algorithm of three silos, not with {algorithm}")
+    result = Demo(out, as_json, verbose and not as_json, engine).run(algorithm, as_printed)
     if as_json:
         print_json(result)

@@ -20,10 +20,14 @@ from privfair.cli.output import print_wrapped
 
 
 class Pipeline:
-    """Runs commands in one folder and keeps their words. `quiet` shows nothing, `verbose` everything."""
+    """Runs commands in one folder and keeps their words. `quiet` shows nothing, `verbose` everything.
 
-    def __init__(self, folder: Path, quiet: bool, verbose: bool) -> None:
+    `sites` are the parties of a run over guards, each with a file and a ledger of its own; none for one process.
+    """
+
+    def __init__(self, folder: Path, quiet: bool, verbose: bool, sites: tuple[str, ...] = ()) -> None:
         self.folder = folder
+        self.sites = sites
         folder.mkdir(parents=True)
         self._quiet, self._verbose = quiet, verbose
         self._log, self._commands = folder / "log.txt", folder / "commands.sh"
@@ -59,7 +63,7 @@ class Pipeline:
     def must_refuse(self, what: str, *words: object) -> str:
         """Run a command that has to be refused, and give the refusal."""
         try:
-            self.answer(*words)
+            self._run(words)
         except Refused as refusal:
             self._write(f"refused, as it must be: {refusal}\n")
             if self._verbose:
@@ -70,15 +74,32 @@ class Pipeline:
     def sign(self, plan: Path, *more: object) -> dict[str, Any]:
         """A key of an officer made up for the occasion, a ledger, and the plan's budget signed with it."""
         officer, trust, budget = (self.path(name) for name in ("officer.pem", "trust.json", "budget.json"))
-        ledger = self.path("ledger.db")
         if not officer.exists():
             self.show("keys", "generate", "--role", "privacy-officer", "--out", officer)
             self.show("keys", "trust", "--key", officer, "--role", "privacy-officer", "--out", trust)
-            self.show("ledger", "init", ledger)
-        signing = ("--out", budget, "--key", officer, "--ledger", ledger)
+            for ledger in self.ledgers.values():
+                ledger.parent.mkdir(parents=True, exist_ok=True)
+                self.show("ledger", "init", ledger)
+        signing = ("--out", budget, "--key", officer, *self.ledger_words)
         calibrated = self.answer("calibrate", plan, *more, *signing)
         self.show("manifest", "show", budget, "--trust", trust)
         return calibrated
+
+    @property
+    def ledgers(self) -> dict[str, Path]:
+        """By party the ledger of each; one without a party's name for a run in one process."""
+        return {name: self.path("sites") / name / "ledger.db" for name in self.sites} or {"": self.path("ledger.db")}
+
+    @property
+    def ledger_words(self) -> tuple[object, ...]:
+        """The ledgers as the options of a command."""
+        named = (f"{name}={path}" if name else path for name, path in self.ledgers.items())
+        return tuple(word for ledger in named for word in ("--ledger", ledger))
+
+    @property
+    def file_words(self) -> tuple[object, ...]:
+        """The sites' files as the options of a command."""
+        return tuple(word for name in self.sites for word in ("--data", f"{name}={self.path(f'{name}.csv')}"))
 
     def train_words(self, plan: Path, run: str) -> tuple[object, ...]:
         """The command that trains under the signed budget into the folder `run`."""
@@ -92,7 +113,7 @@ class Pipeline:
         """The audit of the folder `run`, and its report; "violated" is an answer, not a failure."""
         out, report, trust = self.path("audit.json"), self.path("report.html"), ("--trust", self.path("trust.json"))
         try:
-            words = ("audit", self.path("run"), *trust, "--ledger", self.path("ledger.db"), *more, "--out", out)
+            words = ("audit", self.path("run"), *trust, *self.ledger_words, *self.file_words, *more, "--out", out)
             self.show(*words, progress=True)
         except SystemExit as stop:
             if stop.code != 1:

@@ -74,3 +74,24 @@ def test_the_demo_is_forty_lines_at_most_and_ends_with_what_to_do(
     (folder,) = (tmp_path / "demo").iterdir()
     assert "$ privfair audit" in (folder / "log.txt").read_text("utf-8")
     assert "privfair train" in (folder / "commands.sh").read_text("utf-8")
+
+
+@needs_benchmarks
+@pytest.mark.slow
+def test_the_demo_over_guards_names_its_parties_receipts(tmp_path: Path) -> None:
+    """Three guards in three processes: signed for three ledgers, trained, gathered, audited as one run."""
+    outcome = privfair("demo", "--engine", "guards", "--algorithm", "pay-once", "--out", tmp_path, "--json")
+    assert outcome.code == 0, outcome.err
+    result = outcome.json()
+    assert result["train"]["accuracy"] > AT_LEAST["pay-once"]
+    assert result["audit"]["verdict"] != "violated"
+    page = Path(result["report"]).read_text("utf-8")
+    assert "The run went over guards" in page
+    for site in ("north", "south", "west"):
+        assert f"<td>{site}</td>" in page
+
+
+def test_an_aggregators_demo_has_no_sites(tmp_path: Path) -> None:
+    outcome = privfair("demo", "--engine", "guards", "--algorithm", "fpfl", "--out", tmp_path)
+    assert outcome.code == 2
+    assert "three silos" in outcome.err
