@@ -192,6 +192,7 @@ in twenty would be called violated."""
 
 def _write_sites(plan: str, folder: Path) -> dict[str, int]:
     """The silos of a plan on a benchmark as files of their own, with test.csv for measuring; the sizes to be signed."""
+    import json
     import tomllib
 
     import numpy as np
