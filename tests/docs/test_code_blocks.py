@@ -1,0 +1,64 @@
+"""Every code block of README and docs runs as copied, or says why it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calibrate.manifest.keys import Role, generate, save
+from tests.docs.blocks import ROOT, blocks, commands, pages, run_page
+from tests.privfair.small_runs import GAUSSIAN, Desk
+
+WITH_CODE = [page for page in pages() if any(not block.left_out for block in blocks(page))]
+
+
+def _files(folder: Path) -> None:
+    """Three hospitals' files, their schema and a plan."""
+    desk = Desk.at(folder, GAUSSIAN.format(rate=0.2, rounds=5, more=""))
+    for path in (desk.key, desk.key.with_name("officer.pem.pub"), desk.trust, desk.ledger):
+        path.unlink()
+    (folder / "ledger.db.anchor").unlink()
+
+
+def _keys(folder: Path) -> None:
+    """The same, with an officer's key, the trust file and a ledger."""
+    Desk.at(folder, GAUSSIAN.format(rate=0.2, rounds=5, more=""))
+
+
+def _signed(folder: Path) -> None:
+    """The same, with a signed budget, and an earlier one."""
+    desk = Desk.at(folder, GAUSSIAN.format(rate=0.2, rounds=5, more=""))
+    desk.budget()
+    desk.budget("last.json")
+
+
+def _trained(folder: Path) -> None:
+    """The same after training, with an auditor's key."""
+    desk = Desk.at(folder, GAUSSIAN.format(rate=0.2, rounds=5, more=""))
+    desk.train(desk.budget())
+    save(generate(), Role.AUDITOR, folder / "another.pem")
+
+
+WORLDS = {"files": _files, "keys": _keys, "signed": _signed, "trained": _trained}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_is_runnable_or_says_why_not(page: Path) -> None:
+    for block in blocks(page):
+        if block.left_out:
+            assert len(block.said) > len("not run: ") + 5, f"{block.where}: give the reason"
+        elif block.kind == "python":
+            if ">>> " not in block.body:
+                compile(block.body, block.where, "exec")
+        else:
+            known = ("privfair", "mkdir", "cat")
+            wrong = [line for line in commands(block.body) if line.split()[0] not in known]
+            assert not wrong, f"{block.where}: say `<!-- not run: why -->` before {wrong[0]!r}"
+        assert (block.directive("given") or "files") in WORLDS, block.where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_blocks_run_as_copied(page: Path, tmp_path: Path) -> None:
+    run_page(page, tmp_path, WORLDS)
