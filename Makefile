@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 ALGORITHM ?= steffle
 ENGINE ?= one-process
 
-.PHONY: demo test test-full flower soak bench lint package clean
+.PHONY: demo test test-full flower soak bench lint docs package clean
 
 demo: $(VENV)/.with-demo
 	$(BIN)/privfair demo --algorithm $(ALGORITHM) --engine $(ENGINE) --out demo
@@ -35,6 +35,10 @@ lint: $(VENV)/.with-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site in build/site, offline; a broken link is an error.
+docs: $(VENV)/.with-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Source archive, wheel, bill of materials and hashes in dist/, checked as a package index checks them.
 package: $(VENV)/.with-test

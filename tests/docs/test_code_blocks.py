@@ -62,3 +62,20 @@ def test_every_block_is_runnable_or_says_why_not(page: Path) -> None:
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_blocks_run_as_copied(page: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path, WORLDS)
+
+
+def test_the_reference_of_the_command_line_has_every_command() -> None:
+    """The page is made when the site is built; here it is made without a site."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install 'privfair[docs]')")
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    from privfair.cli import _COMMANDS
+
+    spec = spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = hooks.command_reference()
+    assert all(f"## privfair {name}\n" in page for name in _COMMANDS)
+    assert "### privfair ledger init" in page
