@@ -176,6 +176,8 @@ def train(
         root: the public key that signs the trust file, if one does.
         anchor: the ledger's anchor file; by default beside a ledger file.
         progress: called after each step.
+        threshold: how the threshold of predictions is chosen (`privfair.run.decision.ThresholdRule`); one half unless
+            given.
 
     Guarantee: nothing computed from training records leaves except through the gate, under the signed manifest
     and its ledger. What that promises, to whom, is the manifest's to say; it is repeated in the result. Metrics
