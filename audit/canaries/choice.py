@@ -15,7 +15,15 @@ from audit.canaries.decoder import CanaryKind, CoinMeaning, Interference, coin_m
 from audit.canaries.insertion import Canaries, CanarySilo, ReplayedRound, Scaling, alone, first_units
 from audit.evidence import RunEvidence
 from calibrate.arrays import Floats
-from calibrate.sampling import FixedSize, Poisson, RandomAllocation, ShuffledEpochs, TruncatedPoisson, WithReplacement
+from calibrate.sampling import (
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    ShuffledEpochs,
+    TruncatedPoisson,
+    WithReplacement,
+    whole,
+)
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.batches.participation import declared_sampling
@@ -177,8 +185,8 @@ def design_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, s
         )
         for silo in silos
     }
-    drawn = declared_sampling(evidence.document)
-    epoch = drawn.batches if isinstance(drawn, RandomAllocation) else 0
+    schemes = (whole(declaration.scheme) for declaration in evidence.document.sampling)
+    epoch = next((scheme.batches for scheme in schemes if isinstance(scheme, RandomAllocation)), 0)
     return CanaryDesign(kind, meaning, algorithm, silos, scaling, signals, rate, epoch)
 
 
