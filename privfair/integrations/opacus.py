@@ -41,14 +41,18 @@ from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.manifest.trust import TrustFile
 from calibrate.sampling import FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
 from privfair.batches.participation import declared_sampling
-from privfair.models.model import clipped_to
 from privfair.run.budgeted import BudgetedRound, BudgetedRun
 from privfair.run.public import Promise
 from privfair.run.signed_budget import BudgetSource, SignedBudget, envelope_of
 
 ClippingMode = Literal["per-sample", "ghost"]
-_FLOAT32 = 2.0**-22
-"""A coefficient and a product are rounded to single precision once each; 2^-21 of the clip is kept for both."""
+_SEGMENT, _ROWS = 256, 16
+"""Squares are added up in the model's precision in segments of so many, weighted samples in groups of so many rows; the
+rest is double precision (docs/integrations.md, "Rounding")."""
+_NORMS = 2.0**-16
+_SINGLE = 2.0**-24
+_LARGEST_SHARE, _LEAST_ROOM = 4, 64
+"""A batch of more than four times the expected size is refused, which has no chance to happen by honest sampling."""
 _GHOST = 2.0**-10
 """Ghost norms are computed by Opacus in the model's precision: what is kept of the clip for their rounding."""
 _SIGNED = frozenset({"noise_multiplier", "max_grad_norm", "expected_batch_size", "loss_reduction", "generator"})
@@ -154,12 +158,13 @@ def _summed(p: nn.Parameter) -> Tensor:
 class GatedOptimizer(_Gated, DPOptimizer):  # type: ignore[misc]  # Opacus has no types
     """Opacus's optimiser with the gate in place of its noise; made by `SignedPrivacyEngine.make_private`.
 
-    Guarantee: as `BudgetedRun`. Each sample's gradient is scaled to norm `bound` at most: norms and sums are computed
-    in double precision, and rounding is paid for by a nudge of 2^-21 (docs/models.md, "What rounding can do").
+    Guarantee: as `BudgetedRun`. Each sample's gradient is scaled to norm `bound` at most; what single precision can add
+    to a norm and to the distance of two sums is paid for by a smaller clip (docs/integrations.md, "Rounding").
     """
 
     def __init__(self, optimizer: Optimizer, rounds: _Rounds, noise_multiplier: float, expected: float) -> None:
-        reach = clipped_to(rounds.bound).reach * (1 - _FLOAT32)
+        self._most = max(_LEAST_ROOM, math.ceil(_LARGEST_SHARE * expected))
+        reach = rounds.bound / ((1 + _NORMS) * (1 + 2 * (_ROWS + 3) * self._most * _SINGLE))
         DPOptimizer.__init__(
             self, optimizer, noise_multiplier=noise_multiplier, max_grad_norm=reach, expected_batch_size=expected
         )
@@ -168,16 +173,19 @@ class GatedOptimizer(_Gated, DPOptimizer):  # type: ignore[misc]  # Opacus has n
             p.register_post_accumulate_grad_hook(_forget)
 
     def clip_and_accumulate(self) -> None:
-        """Scale each sample's gradient, and add all up in double precision."""
-        samples = [self._get_flat_grad_sample(p) for p in self.params]
-        squares = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) ** 2 for g in samples]
+        """Scale each sample's gradient to the clip at most, and add all up."""
+        samples = [self._get_flat_grad_sample(p).flatten(1) for p in self.params]
+        squares = [_squared_norms(g) for g in samples]
         norms = torch.stack([one.to(squares[0].device) for one in squares]).sum(dim=0).sqrt()
-        factor = (self.max_grad_norm / norms.clamp(min=self.max_grad_norm)).float()
-        largest = float((norms * factor).max()) if len(norms) else 0.0
+        factor = self.max_grad_norm / norms.clamp(min=self.max_grad_norm)
+        largest = float((norms * factor).max()) * (1 + _NORMS) if len(norms) else 0.0
         self._rounds.note(len(norms), largest)
+        if self._rounds.samples > self._most:
+            raise GateRefused(
+                f"a batch of {self._rounds.samples} records is more than the {self._most} that are provided for"
+            )
         for p, sample in zip(self.params, samples, strict=True):
-            scaled = sample * factor.to(device=sample.device, dtype=sample.dtype).view(-1, *[1] * (sample.dim() - 1))
-            total = scaled.sum(dim=0, dtype=torch.float64)
+            total = _weighted_sum(factor.to(device=sample.device, dtype=sample.dtype), sample)
             p.summed_grad = total if p.summed_grad is None else p.summed_grad + total
             p.grad_sample = None
 
@@ -268,6 +276,22 @@ class GatedGhostOptimizer(_Gated, DPOptimizerFastGradientClipping):  # type: ign
             p.summed_grad = p.grad = None
         self._step_skip_queue.clear()
         self._is_last_step_skipped = False
+
+
+def _squared_norms(rows: Tensor) -> Tensor:
+    """The squared norm of each row, in double precision from segments in the rows' own."""
+    whole = rows.shape[1] // _SEGMENT * _SEGMENT
+    segments = torch.linalg.vector_norm(rows[:, :whole].reshape(len(rows), whole // _SEGMENT, _SEGMENT), dim=2)
+    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
+    return torch.cat([segments, rest], dim=1).double().square().sum(dim=1)
+
+
+def _weighted_sum(factor: Tensor, rows: Tensor) -> Tensor:
+    """The sum of the rows times their factors, in double precision from groups of rows in the rows' own."""
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    for first in range(0, len(rows), _ROWS):
+        total += factor[first : first + _ROWS] @ rows[first : first + _ROWS]
+    return total
 
 
 def _forget(p: Tensor) -> None:
@@ -459,6 +483,10 @@ def _check_module(module: nn.Module, optimizer: Optimizer) -> None:
     if errors:
         first = str(errors[0]).strip().splitlines()[0]
         raise InvalidInput("module", type(module).__name__, f"mixes samples ({first})", "replace that layer")
+    if any(p.dtype not in (torch.float32, torch.float64) for p in module.parameters() if p.requires_grad):
+        raise InvalidInput(
+            "module", type(module).__name__, "has parameters in half precision", "use float32 or float64"
+        )
     own = {id(p) for p in module.parameters() if p.requires_grad}
     if own != {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}:
         rule = "does not hold exactly the module's trainable parameters"

@@ -16,6 +16,7 @@ _BENCHMARKS = {
     "ledger": "tests.benchmarks.ledger_speed",
     "load": "tests.benchmarks.load_speed",
     "private-step": "tests.benchmarks.private_step_speed",
+    "opacus": "tests.benchmarks.opacus_speed",
     "whole-run": "tests.benchmarks.whole_run_speed",
     "guards": "tests.benchmarks.guard_speed",
     "membership": "tests.benchmarks.membership_speed",

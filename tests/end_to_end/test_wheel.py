@@ -252,3 +252,14 @@ class TestThePluginPackage:
         for done in (trained, audited):
             assert done.returncode == 3, done.stdout + done.stderr
             assert "package autoclip is not the file that was signed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "needs"), [("opacus_loop.py", "opacus"), ("torch_loop.py", "torch"), ("jax_loop.py", "jax")]
+)
+def test_the_examples_of_other_frameworks_run(clean: Environment, program: str, needs: str) -> None:
+    if find_spec(needs) is None:
+        pytest.skip(f"needs {needs}")
+    said = succeed(clean.run("python", "-W", "ignore", ROOT / "docs" / "examples" / program))
+    assert "epsilon 4 at delta 1e-05 for one record" in said
+    assert "not private" in said
