@@ -2,8 +2,8 @@
 
 Run `python -m tests.benchmarks.opacus_speed` to measure and to rewrite docs/benchmarks/opacus.md; it ends with exit
 code 1 if a step at 1e5 parameters takes more than 1.2 times Opacus's. Both draw Poisson batches of the same rate, clip,
-add noise and step; ours also charges the ledger, writes the transcript, and draws exact noise. Times are processor time of
-this process, in blocks that alternate between the two.
+add noise and step; ours also charges the ledger, writes the transcript, and draws exact noise. Times are processor time
+of this process, in blocks that alternate between the two.
 """
 
 from __future__ import annotations
