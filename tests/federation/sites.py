@@ -170,13 +170,15 @@ class Sites:
         return self.folder / f"{party}.sock"
 
     @contextmanager
-    def guards(self, options: GuardOptions | None = None) -> Iterator[SocketTransport]:
-        """All guards, each in a forked process; stopped by their ids at the end."""
+    def guards(
+        self, options: GuardOptions | None = None, as_user: tuple[int, int] | None = None
+    ) -> Iterator[SocketTransport]:
+        """All guards, each in a forked process, of another user and group if given; stopped by their ids at the end."""
         children = self.children
         transport = SocketTransport({party: self.socket(party) for party in self.parties}, deadline=240)
         try:
             for party in self.parties:
-                children.append(self._fork(party, options or GuardOptions()))
+                children.append(self._fork(party, options or GuardOptions(), as_user))
             yield transport
         finally:
             transport.close()
@@ -186,7 +188,7 @@ class Sites:
             children.clear()
             assert not any(codes)
 
-    def _fork(self, party: str, options: GuardOptions) -> int:
+    def _fork(self, party: str, options: GuardOptions, as_user: tuple[int, int] | None) -> int:
         run, ledger = self.prepare(party), self.ledger(party)
         here, there = socket.socketpair()
         child = os.fork()
@@ -194,6 +196,10 @@ class Sites:
             code = 1
             try:
                 here.close()
+                if as_user is not None:
+                    os.setgroups([])
+                    os.setgid(as_user[1])
+                    os.setuid(as_user[0])
                 serve_guard(
                     run, self.folder / party, ledger, self.socket(party), options, lambda: there.sendall(b"ready")
                 )

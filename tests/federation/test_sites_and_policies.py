@@ -1,0 +1,255 @@
+"""What a plan for several sites refuses, what a site's own policy refuses, what other users of its machine can't."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from calibrate.errors import InvalidInput, PrivfairError, Refused
+from privfair.federation import wire
+from privfair.federation.guard import Guard
+from privfair.federation.policy import Policy, PolicyRefused, read_policy
+from privfair.federation.remote import GuardRefused, RemoteParties, read_guards
+from privfair.federation.sockets import GuardUnreachable, SocketTransport
+from privfair.federation.wire import Code, Kind, decode
+from privfair.ledger import Ledger
+from privfair.run.folder import RunFolder
+from privfair.training import TrustInForce, prepare, train_with_guards
+from tests.end_to_end.command_line import privfair
+from tests.federation.sites import Sites
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
+    sites = Sites.at(tmp_path_factory.mktemp("p"), "pay-once")
+    sites.desk.budget()
+    return sites
+
+
+def test_a_plan_of_sites_is_not_trained_in_one_process(sites: Sites) -> None:
+    with pytest.raises(InvalidInput, match="--guards"):
+        prepare(sites.desk.plan, sites.manifest, TrustInForce(sites.desk.trust))
+
+
+def _refuses(sites: Sites, folder: Path, old: str, new: str, schema: tuple[str, str] = ("", "")) -> str:
+    """The refusal of the officer's own machine, before anybody has signed."""
+    plan = folder / "plan.toml"
+    plan.write_text(sites.desk.plan.read_text().replace(old, new))
+    (folder / "schema.toml").write_text((sites.folder / "schema.toml").read_text().replace(*schema))
+    done = privfair("calibrate", plan, "--out", folder / "budget.json", "--key", sites.desk.key)
+    assert done.code == 2, done.err
+    assert not (folder / "budget.json").exists()
+    return done.err
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ('[data.partition]\nkind = "equal"\nsilos = 2\n', "[data.partition]"),
+        ('[data.attributes]\nsilos = ["registry"]\n', "[data.attributes]"),
+        ("[data.at-least]\nnorth = 9\n", "at-least"),
+    ],
+)
+def test_what_needs_several_sites_files_is_refused_by_name(sites: Sites, tmp_path: Path, table: str, why: str) -> None:
+    assert why in _refuses(sites, tmp_path, "[training]", f"{table}[training]")
+
+
+def test_a_schema_that_a_site_alone_could_not_use_is_refused(sites: Sites, tmp_path: Path) -> None:
+    pooled = ("mean = 10.0\nscale = 2.0", 'scaling = "non-private-standardisation"')
+    assert "standardisation of income across sites" in _refuses(sites, tmp_path, "", "", pooled)
+    assert "must list the values" in _refuses(sites, tmp_path, "", "", ('groups = ["female", "male"]', ""))
+
+
+def test_a_guard_is_given_its_own_party_and_file(sites: Sites) -> None:
+    with pytest.raises(InvalidInput, match="not a party of the plan"):
+        sites.prepare("nowhere")
+    files = {"north": sites.folder / "south.csv"}
+    from privfair.run.prepare import prepare_site
+
+    trust = TrustInForce(sites.desk.trust).file
+    with pytest.raises(Refused, match="north with 160"):
+        prepare_site(sites.desk.plan, sites.manifest.read_bytes(), trust, "north", files)
+    with pytest.raises(InvalidInput, match="must name the silos"):
+        prepare_site(sites.desk.plan, sites.manifest.read_bytes(), trust, "north", {"elsewhere": files["north"]})
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Policy(algorithms=("steffle",)), "allows steffle"),
+        (Policy(signers=("ab" * 32,)), "none of the keys"),
+        (Policy(largest_epsilon=1.0), "allows epsilon 1"),
+    ],
+)
+def test_a_policy_refuses_manifests_before_anything_is_claimed(
+    sites: Sites, tmp_path: Path, policy: Policy, why: str
+) -> None:
+    with Ledger.create(tmp_path / "ledger.db") as ledger:
+        with pytest.raises(PolicyRefused, match=why):
+            Guard(sites.prepare("north"), RunFolder(tmp_path), ledger, logging.getLogger("test"), policy)
+        assert not ledger.status().manifests
+
+
+def test_a_policy_refuses_new_rounds_and_sends_old_ones_again(sites: Sites, tmp_path: Path) -> None:
+    run = sites.prepare("north")
+    state = run.algorithm.checkpoint(run.algorithm.start())
+    question = wire.ask_contribution(run.manifest.digest, 0, state)
+    with Ledger.create(tmp_path / "ledger.db") as ledger:
+        guard = Guard(run, RunFolder(tmp_path), ledger, logging.getLogger("test"), Policy(rounds_per_day=1))
+        first = guard.answer(question)
+        assert decode(first).kind is Kind.PUBLISHED
+        refused = decode(guard.answer(wire.ask_contribution(run.manifest.digest, 1, state)))
+        assert refused.fields == {"error": "PolicyRefused", "code": "policy"}
+        assert guard.answer(question) == first
+        guard.close()
+
+
+def test_hours_and_days_of_a_policy() -> None:
+    Policy(hours=("08:00-18:00",)).require_now(NOON, 10**6)
+    Policy(hours=("20:00-06:00", "11:59-12:01")).require_now(NOON, 0)
+    for policy, rounds in ((Policy(hours=("20:00-06:00",)), 0), (Policy(rounds_per_day=5), 5)):
+        with pytest.raises(PolicyRefused):
+            policy.require_now(NOON, rounds)
+    Policy(rounds_per_day=5).require_now(NOON, 4)
+
+
+def test_a_policy_file_with_a_mistake_loosens_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text('algorithms = ["pay-once"]\nlargest-epsilon = 2.0\nhours = ["08:00-18:00"]\nrounds-per-day = 9\n')
+    assert read_policy(path) == Policy(("pay-once",), None, 2.0, ("08:00-18:00",), 9)
+    for text in ("largest_epsilom = 1", "hours = ['noon']", "rounds-per-day = 0", "largest-epsilon = -1", "= 3"):
+        path.write_text(text)
+        with pytest.raises(InvalidInput):
+            read_policy(path)
+    with pytest.raises(InvalidInput):
+        read_policy(tmp_path / "missing.toml")
+
+
+def test_guards_toml_names_a_socket_for_each_party(tmp_path: Path) -> None:
+    path = tmp_path / "guards.toml"
+    path.write_text('deadline = 5\n[guards.north]\nsocket = "n.sock"\n')
+    assert read_guards(path).sockets == {"north": tmp_path / "n.sock"}
+    for text in (
+        "",
+        "[guards]\n",
+        "x = 1\n[guards.a]\nsocket = 'a'",
+        "[guards.a]\nport = 1",
+        "deadline = 0\n[guards.a]\nsocket='a'",
+        "=",
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidInput):
+            read_guards(path)
+
+
+def test_the_flags_of_training_over_guards_exclude_ledgers(sites: Sites, tmp_path: Path) -> None:
+    words = (
+        "train",
+        sites.desk.plan,
+        "--manifest",
+        sites.manifest,
+        "--trust",
+        sites.desk.trust,
+        "--out",
+        tmp_path / "r",
+    )
+    assert "drop --ledger" in privfair(*words, "--guards", "g.toml", "--ledger", "l.db").err
+    assert "--ledger is needed" in privfair(*words).err
+
+
+def test_a_guard_that_is_not_there_is_waited_for_until_the_deadline(sites: Sites, tmp_path: Path) -> None:
+    path = tmp_path / "guards.toml"
+    path.write_text("deadline = 0.2\n" + "".join(f'[guards.{name}]\nsocket = "{name}"\n' for name in sites.parties))
+    with pytest.raises(GuardUnreachable, match="--resume") as stopped:
+        train_with_guards(sites.signed(), path, tmp_path / "run")
+    assert stopped.value.exit_code == 70
+
+
+def test_what_a_guard_answers_is_not_believed() -> None:
+    run = "ab" * 32
+
+    def answering(message: wire.Message) -> RemoteParties:
+        parties = RemoteParties(run, ("north",), lambda messages: {"north": wire.encode(message)})
+        parties.expect({"x": (1,)})
+        return parties
+
+    import numpy as np
+
+    for bad in (
+        wire.Message(Kind.PUBLISHED, {"of": [["south", "x", 0]]}, {"0": np.zeros(1)}),
+        wire.Message(Kind.PUBLISHED, {"of": [["north", "x", 0]]}, {"0": np.zeros(2)}),
+        wire.Message(Kind.PUBLISHED, {"of": [["north", "y", 0]]}, {"0": np.zeros(1)}),
+        wire.Message(Kind.GREETING, {}),
+    ):
+        with pytest.raises(PrivfairError):
+            answering(bad).contribute(0, {})
+    with pytest.raises(GuardRefused, match="halted"):
+        answering(wire.Message(Kind.REFUSED, {"error": "GuardHalted", "code": Code.HALTED.value})).contribute(0, {})
+    with pytest.raises(GuardRefused, match="unknown"):
+        answering(wire.Message(Kind.REFUSED, {"error": "two words", "code": "nonsense"})).hello()
+
+
+def test_another_user_of_the_machine_reaches_the_socket_and_no_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Guard and engine under different user ids and one group, as systemd would start them."""
+    if os.getuid() != 0:
+        pytest.skip("only root can start processes under other user ids")
+    sites = Sites.at(tmp_path_factory.mktemp("u"), "pay-once")
+    sites.desk.budget()
+    guard, engine, group = 64001, 64002, 64003
+    for party in sites.parties:
+        sites.ledger(party)
+    for path in (sites.folder, *sites.folder.rglob("*")):
+        os.chown(path, guard, group)
+        path.chmod(0o750 if path.is_dir() else 0o600)
+    for name in ("plan.toml", "schema.toml", "budget.json", "trust.json"):
+        (sites.folder / name).chmod(0o640)
+    for place in (sites.folder.parent, sites.folder.parent.parent):  # pytest's own folders, which root alone may enter
+        place.chmod(0o755)
+    with sites.guards(as_user=(guard, group)):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setgid(group)
+                os.setuid(engine)
+                hidden = [sites.folder / "north.csv", sites.folder / "north" / "transcript.bin", sites.ledger("north")]
+                denied = [_denied(path) for path in hidden]
+                transport = SocketTransport({"north": sites.socket("north")}, deadline=120)
+                answer = transport({"north": wire.ask_hello(sites.signed().manifest.digest)})
+                code = 0 if all(denied) and decode(answer["north"]).kind is Kind.GREETING else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _denied(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except PermissionError:
+        return True
+    return False
+
+
+def test_a_socket_in_use_is_not_taken_over(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> None:
+    from privfair.federation.sockets import SocketServer
+
+    path = tmp_path_factory.mktemp("q") / "s.sock"
+    log = logging.getLogger("test")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen(1)
+        with pytest.raises(Refused, match="another guard"):
+            SocketServer(path, bytes, log)
+    SocketServer(path, bytes, log).close()
+    assert not path.exists(), "what a killed guard left is replaced"
+    with pytest.raises(InvalidInput, match="--socket"):
+        SocketServer(path.with_name("x" * 120), bytes, log)
