@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import PrivfairError
 from privfair.cli.output import json_option, number_text, print_json, table_lines, threads_option
 from privfair.cli.pipeline import Pipeline
 
@@ -246,7 +246,7 @@ class Demo:
         trained = self._train()
         self._refusals()
         verdict, report = self._audit(RERUNS[algorithm], CONFIDENCE[algorithm])
-        compared = self._without_privacy()
+        compared = None if as_printed else self._without_privacy()
         self._conclude(trained, compared, verdict, report)
         names = ("accuracy", "balanced_accuracy", "auc", "demographic_parity")
         return {
@@ -359,7 +359,7 @@ class Demo:
         try:
             pipeline.answer("calibrate", self._plan, "--no-privacy", "comparison", *signing)
             return pipeline.answer("train", self._plan, *words, "--quiet")
-        except InvalidInput as refused:
+        except PrivfairError as refused:
             pipeline.say(f"not possible: {refused}")
             return None
 
