@@ -527,7 +527,7 @@ class TrainedModel:
         Args:
             path: a folder that does not exist yet.
         """
-        shutil.copytree(self.folder, path, ignore=shutil.ignore_patterns("claim.token", "lock"))
+        shutil.copytree(self.folder, path, ignore=shutil.ignore_patterns("claim.token", "lock", "origin.json"))
         return Path(path)
 
     def _predicted(self, frame: Frame) -> Any:
