@@ -26,6 +26,7 @@ SMALL_ON_PURPOSE = {
     "privfair.cli.plan_flags": "flags made of a plan's typed fields, apart from what the command does with them",
     "privfair.data.users": "one page per step between file and contribution",
     "audit.transcript.coin_audit": "one page per attack",
+    "privfair.cli.card": "one page per command; another one takes its evidence from it",
     "privfair.cli.plots": "draws with matplotlib, which nothing else may load",
 }
 """Modules, or folders of modules, that have one importer and stay apart nevertheless, with the reason."""
