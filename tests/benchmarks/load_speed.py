@@ -7,6 +7,7 @@ Name some of the parts to run only those: `python -m tests.benchmarks.load_speed
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -155,7 +156,11 @@ def _page(found: dict[str, dict[str, float]]) -> str:
             f"| {_WHAT[part]} | {one['processor']:.1f} s | {_LIMITS[part]:g} s | {one['wall']:.0f} s | "
             f"{one['gib']:.2f} GiB |"
         )
-    return "\n".join(lines) + "\n\nWall times are those of a machine that was busy with other work.\n"
+    above = [part for part, one in found.items() if one["processor"] > _LIMITS[part]]
+    load, cores = os.getloadavg()[1], os.cpu_count()
+    said = f"Measured at a load of {load:.0f} on {cores} cores; processor time grows where cores and caches are shared."
+    kept = f"Above its limit in this measurement: {', '.join(above)}." if above else "All are within their limits."
+    return "\n".join(lines) + f"\n\n{said} {kept}\n"
 
 
 if __name__ == "__main__":
