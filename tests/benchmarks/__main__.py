@@ -19,6 +19,7 @@ _BENCHMARKS = {
     "opacus": "tests.benchmarks.opacus_speed",
     "whole-run": "tests.benchmarks.whole_run_speed",
     "guards": "tests.benchmarks.guard_speed",
+    "scale": "tests.benchmarks.federation_scale",
     "membership": "tests.benchmarks.membership_speed",
 }
 
