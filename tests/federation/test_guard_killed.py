@@ -193,6 +193,7 @@ def _kill_at(run: PreparedRun, folder: Path, fault: Fault, at: int) -> None:
         guard.stop()
 
 
+@pytest.mark.parametrize("run", ["steffle, shuffled"], indirect=True)
 def test_a_guard_killed_now_and_then_goes_on(run: PreparedRun, tmp_path: Path) -> None:
     count = len(_operations(run, tmp_path / "t"))
     for at in range(3, count - 3, max(1, count // 4)):

@@ -10,10 +10,11 @@ import pytest
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
 from privfair.transcript import Transcript
+from tests.end_to_end.command_line import privfair
 from tests.federation.sites import AGGREGATED, PLANS, Sites, desk_in_one_place
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CHEAP = ("pay-once", "steffle, shuffled")
+CHEAP = ("pay-once",)
 
 
 def _require_equal(plan: str, folder: Path) -> None:
@@ -52,3 +53,22 @@ def test_so_it_is_for_every_algorithm(plan: str, tmp_path_factory: pytest.TempPa
 
 def test_every_kind_of_party_is_compared() -> None:
     assert set(AGGREGATED) <= set(PLANS)
+
+
+def test_training_over_guards_from_the_command_line_needs_no_test_records(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("c")
+    sites = Sites.at(folder / "s", "pay-once")
+    sites.desk.budget()
+    guards = folder / "guards.toml"
+    guards.write_text("".join(f'[guards.{name}]\nsocket = "s/{name}.sock"\n' for name in sites.parties))
+    words = ("train", sites.desk.plan, "--manifest", sites.manifest, "--trust", sites.desk.trust, "--guards", guards)
+    with sites.guards():
+        done = privfair(*words, "--out", folder / "run")
+        assert done.code == 0, done.err
+        assert "4 rounds trained; 4 of 4 signed rounds charged" in done.out
+        again = privfair(*words, "--out", folder / "run", "--resume", "--json", "--quiet")
+    assert again.code == 0, again.err
+    assert again.json()["accuracy"] is None
+    assert again.json()["rounds"] == 4
