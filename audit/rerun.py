@@ -24,12 +24,14 @@ from torch import Tensor
 from audit.evidence import AuditorsManifest, RunEvidence, in_memory
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource
 from calibrate.manifest.verify import Run, verify
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.batches.record import BatchRecord
-from privfair.contribution import Published
+from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.local_party import LocalParties, RoundObserver
+from privfair.gate import open_gate
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import PlannedRun, Sites, claim_terms, prepare_run
@@ -123,6 +125,60 @@ def rerun(
             batches=BatchRecord.read(folder.batches) if folder.batches.exists() else None,
         )
     return Rerun(evidence, last, charged)
+
+
+# The gate alone, without any training: one message again and again.
+
+_MOST_SESSIONS = 16
+
+
+def publish_repeatedly(
+    run: PlannedRun, auditor: AuditorsManifest, messages: int, most_values: int
+) -> dict[str, list[Floats]]:
+    """What the production gate makes of one and the same message (zeros), by the name of each noisy value.
+
+    As many as asked for, or as many as the signed rounds of a few sessions and `most_values` numbers allow.
+    """
+    shapes = {name: tuple(shape) for name, shape in run.algorithm.shapes().items()}
+    noisy = [one for one in run.document.releases if isinstance(one, GaussianNoise | LaplaceNoise)]
+    numbers = sum(int(np.prod(shapes[one.name])) for one in noisy if one.name in shapes)
+    found: dict[str, list[Floats]] = {one.name: [] for one in noisy if one.name in shapes}
+    wanted = min(messages, most_values // max(1, numbers))
+    with (
+        TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place,
+        Ledger.create(Path(place) / "ledger.db") as ledger,
+    ):
+        for session in range(_MOST_SESSIONS):
+            left = wanted - min((len(rows) for rows in found.values()), default=wanted)
+            if left > 0:
+                _publish_one_session(run, auditor, ledger, Path(place) / f"transcript-{session}", found, left)
+    return found
+
+
+def _publish_one_session(
+    run: PlannedRun, auditor: AuditorsManifest, ledger: Ledger, path: Path, found: dict[str, list[Floats]], left: int
+) -> None:
+    """Every silo publishes zeros in every signed round of one claim, until `left` messages are there."""
+    document = run.document
+    envelope = auditor.envelope(document)
+    manifest = verify(envelope, auditor.trust, Run(document.config_digest, document.data, document.code_digests()))
+    setup = run.under(manifest, envelope).setup
+    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    claim = ledger.claim(claim_terms(manifest))
+    seed = int(path.name.rpartition("-")[2]) if research else None
+    gate = open_gate(manifest, claim, path, setup.values, seed, document.rounds)
+    bounds = {one.name: one.sensitivity for one in document.releases if isinstance(one, GaussianNoise | LaplaceNoise)}
+    shapes = run.algorithm.shapes()
+    try:
+        for _ in range(min(document.rounds, -(-left // len(document.data.silos)))):
+            gate.next_round()
+            for silo in document.data.silos:
+                for name, rows in found.items():
+                    nothing = BoundedContribution(name, np.zeros(shapes[name]), bounds[name], 0.0)
+                    rows.append(gate.publish(silo.name, nothing).values.ravel())
+        gate.finish()
+    finally:
+        gate.close()
 
 
 # Coins: the same plan with every record's attribute drawn afresh.

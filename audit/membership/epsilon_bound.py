@@ -18,9 +18,13 @@ import numpy as np
 from scipy.stats import binomtest
 
 from audit.bounds import (
+    CurveFamily,
     EpsilonDeltaCurve,
+    FDPOneRun,
+    GaussianCurve,
     GuessCounts,
     LowerBound,
+    Method,
     OneRun,
     OneRunDesign,
     RankedGuesses,
@@ -28,10 +32,12 @@ from audit.bounds import (
     counts_at,
     power_against,
 )
-from audit.bounds.lower_bound import allowed_failure, refuted_up_to
+from audit.bounds.lower_bound import OneRunBound, allowed_failure, bound_of_parameter, refuted_up_to
+from audit.bounds.trade_off import check_family_delta
 from audit.membership.roc import checked_scores
 from audit.report.results import Assignment, Promise
 from audit.verdict import on_trial
+from calibrate.accountants.gaussian import gaussian_mu
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
@@ -76,7 +82,11 @@ COIN_LEVEL = 1e-3
 """Fair coins are wrongly refused with this probability at most."""
 _MOST_EPSILON = 200.0
 """No number of guesses refutes more."""
-_METHOD = OneRun()
+_OUTWARD = 1 + 1e-12
+_METHODS: dict[CurveFamily, OneRunBound] = {
+    CurveFamily.EPSILON_DELTA: OneRun(),
+    CurveFamily.GAUSSIAN: FDPOneRun(CurveFamily.GAUSSIAN),
+}
 Rankings = tuple[RankedGuesses, ...]
 
 
@@ -90,9 +100,12 @@ class Trial:
     confidence: float = 0.95
     seed: int = 0
     """Of the random pairs."""
+    family: CurveFamily = CurveFamily.EPSILON_DELTA
+    """GAUSSIAN reads the bound as that of one Gaussian release, which the auditor has to know it is."""
 
     def __post_init__(self) -> None:
         allowed_failure(self.confidence)
+        check_family_delta(self.family, self.delta)
         if not 0 <= self.delta < 1:
             raise InvalidInput("delta", self.delta, "must lie in [0, 1)", "give for example 1e-5")
         if self.relation is Relation.REPLACE_ATTRIBUTE:
@@ -107,9 +120,20 @@ class Trial:
         """Single coins change the number of records, which only add-remove covers."""
         return self.assignment is Assignment.EXCHANGEABLE or self.relation is Relation.REPLACE_ONE
 
-    def curve(self, epsilon: float) -> EpsilonDeltaCurve:
+    @property
+    def replacing(self) -> bool:
+        """Turning over a coin removes one record and adds another, of which the promise covers one."""
+        return self.paired and self.relation is Relation.ADD_REMOVE
+
+    def gaussian(self, mu: float) -> GaussianCurve:
+        """What a Gaussian release says about turning over one coin: two shifts of mu are one of 2 mu."""
+        return GaussianCurve(2 * mu if self.replacing else mu)
+
+    def curve(self, epsilon: float) -> EpsilonDeltaCurve | GaussianCurve:
         """What a promise of `epsilon` says about turning over one coin."""
-        if self.paired and self.relation is Relation.ADD_REMOVE:
+        if self.family is CurveFamily.GAUSSIAN:
+            return self.gaussian(gaussian_mu(epsilon, self.delta) * _OUTWARD)
+        if self.replacing:
             # Replacing is removing and adding: (2 eps, (1 + e^eps) delta).
             return EpsilonDeltaCurve(2 * epsilon, min(1.0, (1 + math.exp(epsilon)) * self.delta))
         return EpsilonDeltaCurve(epsilon, self.delta)
@@ -127,8 +151,11 @@ def bound_of(scores: Floats, is_member: Booleans, trial: Trial) -> LowerBound:
         for ranking in rankings
         for counts in (_without_head_start(ranking, share, is_member, trial) for share in SHARES)
     ]
-    epsilon, evidence = max(found, key=lambda pair: pair[0])
-    bound = LowerBound(epsilon, trial.delta, 1 - failure, _METHOD.method, _METHOD.family, evidence)
+    largest, evidence = max(found, key=lambda pair: pair[0])
+    if trial.family is CurveFamily.GAUSSIAN:
+        bound = bound_of_parameter(_METHODS[trial.family], largest, evidence, trial.delta, 1 - failure)
+    else:
+        bound = LowerBound(largest, trial.delta, 1 - failure, Method.ONE_RUN, trial.family, evidence)
     return bound.selected_by(Selection.BONFERRONI, comparisons, trial.confidence)
 
 
@@ -175,7 +202,7 @@ def power_of(epsilon: float, trial: Trial, coins: int, success: tuple[tuple[floa
     return max(
         power_against(
             trial.curve(epsilon),
-            _METHOD,
+            _METHODS[trial.family],
             OneRunDesign(coins, number_of_guesses(share, coins), rate),
             trial.confidence,
             comparisons,
@@ -245,11 +272,10 @@ def _singles(scores: Floats, is_member: Booleans, seed: int) -> Rankings:
 
 @lru_cache(maxsize=4096)
 def _largest_refuted(counts: GuessCounts, trial: Trial, failure: float) -> float:
-    """Any epsilon with a p-value below `failure` may be reported; the search assumes nothing else."""
-
-    def refutes(epsilon: float) -> bool:
-        return _METHOD.p_value(counts, trial.curve(epsilon)) < failure
-
-    if trial.paired and trial.relation is Relation.ADD_REMOVE:
-        return refuted_up_to(refutes)
-    return _METHOD.lower_bound(counts, trial.delta, 1 - failure).epsilon
+    """Any epsilon (of a Gaussian: any mu) with a p-value below `failure` may be reported; nothing else is assumed."""
+    method = _METHODS[trial.family]
+    if trial.family is CurveFamily.GAUSSIAN:
+        return refuted_up_to(lambda mu: method.refutes(counts, trial.gaussian(mu), 1 - failure))
+    if trial.replacing:
+        return refuted_up_to(lambda epsilon: method.p_value(counts, trial.curve(epsilon)) < failure)
+    return method.lower_bound(counts, trial.delta, 1 - failure).epsilon

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from audit.bounds import CurveFamily
 from audit.membership.epsilon_bound import Claim
 from audit.membership.membership_audit import MembershipOptions, Progress
 from audit.membership.membership_audit import audit_model as audit_target
@@ -201,6 +202,7 @@ def audit_model(
     assignment: Assignment | str = Assignment.EXCHANGEABLE,
     shadow_models: int | None = None,
     outputs: OutputKind | str = OutputKind.BY_LOOK,
+    family: CurveFamily | str = CurveFamily.EPSILON_DELTA,
     confidence: float = 0.95,
     seed: int = 0,
     executor: Executor | None = None,
@@ -219,6 +221,7 @@ def audit_model(
     assignment: how members were chosen: exchangeable (a random part) or coins (a fair coin each).
     shadow_models: how many to compare with; None: 64 where the model can be imitated, else 0.
     outputs: what a single column of outputs is: probabilities or logits.
+    family: epsilon-delta assumes nothing; gaussian reads the bound as that of one Gaussian release and proves more.
     confidence, seed: of all bounds and intervals; of pairs and shadow models.
     executor, progress: any concurrent.futures.Executor for shadow models; called with models done and all.
 
@@ -234,7 +237,9 @@ def audit_model(
     wanted = (64 if target.has_shadow_models else 0) if shadow_models is None else shadow_models
     if wanted and not target.has_shadow_models:
         raise InvalidInput("shadow models", wanted, "cannot imitate a model known by its loss alone", "ask for 0")
-    options = MembershipOptions(wanted, None, Assignment(assignment), confidence, seed, delta)
+    options = MembershipOptions(
+        wanted, None, Assignment(assignment), confidence, seed, delta, family=CurveFamily(family)
+    )
     claim = None if epsilon is None else Claim.said(epsilon, delta, Relation(relation))
     return audit_target(target, records, options, claim, executor, progress)
 

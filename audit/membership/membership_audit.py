@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audit.bounds import GuessCounts
+from audit.bounds import CurveFamily, GuessCounts
 from audit.membership.attacks import (
     OFFLINE_ATTACKS,
     ONLINE_ATTACKS,
@@ -61,6 +61,8 @@ class MembershipOptions:
     """Of the bound, where no claim brings its own."""
     attacks: tuple[str, ...] = ()
     """Attacks of other packages, to run beside the built-in ones."""
+    family: CurveFamily = CurveFamily.EPSILON_DELTA
+    """GAUSSIAN reads the bound as that of one Gaussian release."""
 
     def __post_init__(self) -> None:
         count("shadow models", self.shadow_models, least=0)
@@ -180,7 +182,7 @@ class _Case:
         share = 1 - (1 - self.options.confidence) / len(self.attacks)
         relation = Relation.ADD_REMOVE if self.claim is None else self.claim.relation
         delta = self.options.delta if self.claim is None else self.claim.promise.delta
-        return Trial(self.options.assignment, relation, delta, share, self.options.seed)
+        return Trial(self.options.assignment, relation, delta, share, self.options.seed, self.options.family)
 
     def _bound(self, attack: MembershipAttack, scores: Floats, controls: list[tuple[Floats, Booleans]]) -> Attack:
         trial = self._trial()

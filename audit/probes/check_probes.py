@@ -8,7 +8,7 @@ import torch
 
 from audit.evidence import RunEvidence
 from audit.probes.batches import check_batches
-from audit.probes.fresh_noise import check_fresh_noise
+from audit.probes.fresh_noise import check_fresh_noise, check_gate_alone
 from audit.probes.isolation import check_isolation
 from audit.probes.neighbouring_files import check_files
 from audit.probes.rehearsal import DEFAULT_ROUNDS, Rehearsal, rehearse
@@ -92,7 +92,8 @@ def check_probes(
 ) -> tuple[Check, ...]:
     """L0: sensitivities, isolation, neighbouring files, step counts, fresh noise and batches of the code that trained.
 
-    A clean run is flagged with probability at most `fresh_noise.ALPHA + batches.ALPHA`; all else is deterministic.
+    A clean run is flagged with probability at most `fresh_noise.ALPHA + fresh_noise.GATE_ALPHA + batches.ALPHA`; all
+    else is deterministic.
     """
     if isinstance(evidence.document.guarantee, NoPrivacyPromised):
         why = "no privacy is promised, so there is no bound to keep"
@@ -113,7 +114,12 @@ def _rehearse(evidence: RunEvidence, rounds: int) -> tuple[Check, ...]:
         rehearsal = rehearse(evidence.plan_path, evidence.document, rounds, evidence.sites)
     except PrivfairError as refusal:
         return (passed_if(Layer.PROBE, "rehearsal", False, f"the engine refuses: {refusal}"),)
-    return (check_rehearsed_steps(rehearsal), *check_batches(rehearsal), *check_fresh_noise(rehearsal))
+    return (
+        check_rehearsed_steps(rehearsal),
+        *check_batches(rehearsal),
+        *check_fresh_noise(rehearsal),
+        *check_gate_alone(rehearsal),
+    )
 
 
 def _affordable(evidence: RunEvidence) -> int:

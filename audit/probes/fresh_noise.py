@@ -20,6 +20,8 @@ from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyP
 
 ALPHA = 1e-3
 """False-alarm probability of all statistical questions about one rehearsal's noise together."""
+GATE_ALPHA = 1e-6
+"""The same of the noise that the gate alone draws."""
 _SHORTEST = 3
 """Values in a message from which on two equal noises are no accident."""
 _SAME = 1e-4
@@ -75,6 +77,33 @@ def _check_repetition(found: tuple[Residuals, ...]) -> Check:
                 twice.append(f"{name} of {party} in round {number} and of {other} in round {again}")
     text = f"the same noise in {twice[0]} ({len(twice)} such)" if twice else "no noise was used twice"
     return passed_if(Layer.PROBE, "noise is drawn anew", not twice, text)
+
+
+def check_gate_alone(rehearsal: Rehearsal) -> tuple[Check, ...]:
+    """One message of zeros, published again and again in all signed rounds: the noise itself, of secret batches too.
+
+    It must be other noise each time (noise that is a function of the message repeats at once, a seed of 16 bits after a
+    few hundred messages), and as much as was signed, in the last rounds as in the first.
+    """
+    signed = {one.name: one.sigma for one in rehearsal.document.releases if isinstance(one, GaussianNoise)}
+    level, checks = GATE_ALPHA / max(1, len(signed)), []
+    for name, rows in rehearsal.gate_alone.items():
+        table = np.stack(rows) if rows else np.zeros((0, 0))
+        if table.shape[-1] >= 2:
+            same = len(table) - len(np.unique(table, axis=0))
+            text = (
+                f"{same} of {len(table)} messages repeat another's noise"
+                if same
+                else f"{len(table)} messages, none alike"
+            )
+            checks.append(passed_if(Layer.PROBE, f"the gate alone draws {name} anew", not same, text))
+        if name in signed and table.size:
+            ratio = float((table**2).mean()) / signed[name] ** 2
+            tail = stats.chi2(table.size)
+            p_value = min(1.0, 2 * float(min(tail.cdf(table.size * ratio), tail.sf(table.size * ratio))))
+            text = f"{math.sqrt(ratio):.4f} of the signed sigma (p = {p_value:.3g}, alarm below {level:.1g})"
+            checks.append(passed_if(Layer.PROBE, f"noise of {name} from the gate alone", p_value >= level, text))
+    return tuple(checks)
 
 
 def _responses(rehearsal: Rehearsal, level: float) -> list[Check]:

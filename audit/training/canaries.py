@@ -26,8 +26,8 @@ _RARE_SHARE = 0.25
 """Of the texts of a column, rarest first, from which rare canaries take theirs."""
 _QUIET_PART, _USUAL = 4, 100
 """One of so many directions counts as quiet; so many canaries are enough elsewhere."""
-_FAR_OUT = 10.0
-"""The length of a rare record, in those of the others: its gradient is clipped until the model has learnt it well."""
+_FAR_OUT = 4.0
+"""The length of a rare record, in those of the others: enough to be clipped, not enough to saturate hidden units."""
 
 
 class CanaryKind(Enum):
@@ -225,6 +225,10 @@ class Canaries:
 
     def __len__(self) -> int:
         return len(self.kinds)
+
+    def crowd(self, number: int) -> AnyData:
+        """Some of the rest, to learn in which directions it is loud."""
+        return self.rest.part(np.arange(min(number, len(self.rest))))
 
     def coins(self, run: int, seed: int) -> Booleans:
         """Fair and independent, one per canary: the ones that are trained on in this run."""

@@ -36,7 +36,7 @@ from audit.named import load_named
 from audit.report.results import Attack, AuditReport, Promise
 from audit.training.canaries import Canaries, CanaryKind, training_data
 from audit.training.decoder import scores_of_runs
-from audit.training.watch import Access, Watch
+from audit.training.watch import CROWD, Access, Watch
 from audit.verdict import is_at_ceiling, judge
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
@@ -96,7 +96,7 @@ class TrainingRun:
         """
         _seed_generators(self.seed, number)
         data = self.canaries.dataset(self.canaries.coins(number, self.seed), number, self.seed).given
-        watch = Watch(self.access, self.canaries.records.given)
+        watch = Watch(self.access, self.canaries.records.given, self.canaries.crowd(CROWD).given)
         start = time.perf_counter()
         train = _loaded(self.train)
         model = train(data, watch) if _takes_watch(train) else train(data)

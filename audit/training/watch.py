@@ -26,6 +26,8 @@ GradientsOf = Callable[[Any], ArrayLike]
 
 _MOST_COORDINATES = 20_000
 """Of a larger model so many, drawn at random, are looked at."""
+CROWD, _EVERY, _LOUD = 96, 5, 0.9
+"""So many other records are asked every so many steps; directions that hold this share of their gradients are loud."""
 _TINY = 1e-12
 
 
@@ -41,11 +43,13 @@ class Access(Enum):
 class Watch:
     """Turns each step into one number per canary record: how far the step went in the direction of its gradient.
 
-    It never sees a coin.
+    Directions in which the crowd, some of the other records, is loud are left out. It never sees a coin.
     """
 
-    def __init__(self, access: Access, records: Any) -> None:
-        self.access, self._records = access, records
+    def __init__(self, access: Access, records: Any, crowd: Any = None) -> None:
+        self.access, self._records, self._crowd = access, records, crowd
+        self._loud: Floats | None = None
+        self._asked = 0
         self._before: tuple[Floats, Floats] | None = None
         self._kept: Any = None
         self.steps: list[Floats] = []
@@ -88,8 +92,13 @@ class Watch:
         table = np.asarray(gradients_of(self._records), dtype=np.float64)
         if table.ndim != 2:
             raise InvalidInput("gradients_of", table.shape, "must give one row per record", "flatten each gradient")
+        own = self._chosen(table)
+        if self._crowd is not None and self._asked % _EVERY == 0:
+            self._loud = _loudest(self._chosen(np.asarray(gradients_of(self._crowd), dtype=np.float64)))
+        self._asked += 1
         norms = np.linalg.norm(table, axis=1, keepdims=True)
-        return np.asarray(self._chosen(table) / np.maximum(norms, _TINY))
+        quiet = own if self._loud is None else own - (own @ self._loud.T) @ self._loud
+        return np.asarray(quiet / np.maximum(norms, _TINY))
 
     def _chosen(self, values: Floats) -> Floats:
         if values.shape[-1] <= _MOST_COORDINATES:
@@ -105,6 +114,13 @@ class Watch:
         if not np.isfinite(moved).all():
             raise InvalidInput("watch", "NaN or infinite", "must be finite", "train with a smaller learning rate")
         self.steps.append(directions @ moved)
+
+
+def _loudest(gradients: Floats) -> Floats:
+    """The directions, one per row, that hold nearly all of these gradients."""
+    _, sizes, vectors = np.linalg.svd(gradients, full_matrices=False)
+    share = np.cumsum(sizes**2) / max(float((sizes**2).sum()), _TINY)
+    return np.asarray(vectors[: int(np.searchsorted(share, _LOUD)) + 1])
 
 
 def _flat(values: object) -> Floats:

@@ -75,6 +75,13 @@ model_options = options(
         help="How members were chosen: a random part of all records, or a fair coin for each record.",
     ),
     click.option(
+        "--family",
+        type=click.Choice(["epsilon-delta", "gaussian"]),
+        default="epsilon-delta",
+        show_default=True,
+        help="Reading of the bound: any release, or one known to be Gaussian, of which more can be proved.",
+    ),
+    click.option(
         "--shadow-models",
         type=click.IntRange(min=0),
         default=64,
@@ -127,6 +134,7 @@ class ModelFlags:
     delta: float
     relation: str
     assignment: str
+    family: str
     shadow_models: int
     shadow: str
     hidden: int
@@ -236,12 +244,13 @@ def _member_marks(tables: RecordTables) -> Any:
 
 
 def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confidence: float) -> MembershipOptions:
+    from audit.bounds import CurveFamily
     from audit.membership.membership_audit import MembershipOptions
     from audit.report.results import Assignment
 
-    assignment = Assignment(flags.assignment)
+    assignment, named, family = Assignment(flags.assignment), dict.fromkeys(flags.attacks), CurveFamily(flags.family)
     return MembershipOptions(
-        flags.shadow_models, recipe, assignment, confidence, seed, flags.delta, tuple(dict.fromkeys(flags.attacks))
+        flags.shadow_models, recipe, assignment, confidence, seed, flags.delta, tuple(named), family=family
     )
 
 

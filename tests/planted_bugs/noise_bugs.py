@@ -102,6 +102,36 @@ def _antithetic() -> AbstractContextManager[Any]:
     return patch.object(Gate, "publish", publish)
 
 
+def _of_the_message(bits: int | None = None) -> Callable[[], AbstractContextManager[Any]]:
+    """Noise seeded by a hash of the message, or by so few bits that seeds come back."""
+    words = np.random.default_rng(7)
+
+    def gaussian(self: Any, values: Any, sigma: Any) -> Any:
+        table = np.asarray(values, dtype=np.float64)
+        seed = list(hashlib.sha256(table.tobytes()).digest()) if bits is None else int(words.integers(2**bits))
+        step = float(NoiseScale.at_least(sigma).grid.step)
+        noise = np.random.default_rng(seed).normal(0.0, float(sigma), table.shape)
+        return (np.rint(noise / step) + np.trunc(table / step)) * step
+
+    return lambda: patch.object(ExactNoise, "gaussian", gaussian)
+
+
+def _late() -> AbstractContextManager[Any]:
+    """Six tenths of the noise from the last third of the signed rounds on."""
+    right = Gate.publish
+
+    def publish(self: Any, party: str, contribution: Any) -> Any:
+        late = self._round >= 2 * self._document.rounds // 3
+
+        def gaussian(source: Any, values: Any, sigma: Any) -> Any:
+            return _RIGHT(source, values, 0.6 * float(sigma) if late else sigma)
+
+        with patch.object(ExactNoise, "gaussian", gaussian):
+            return right(self, party, contribution)
+
+    return patch.object(Gate, "publish", publish)
+
+
 _ALL = (Caught.NOISE, Caught.PROBE)
 _AND_ATTACK = (*_ALL, Caught.ATTACK)
 _FULL, _SECRET = Engine.FULL_BATCHES, Engine.SECRET_BATCHES
@@ -124,5 +154,13 @@ NOISE_BUGS = (
     Bug("floats between the steps of the grid", _FULL, _floats, (Caught.CONFORMANCE,)),
     Bug("floats between the steps of the grid, secret batches", _SECRET, _floats, (Caught.CONFORMANCE,)),
     Bug("a bit of the message in the last digit", _FULL, _bit_of_the_message, _ALL),
+    Bug("noise seeded by the message", _FULL, _of_the_message(), (Caught.PROBE,)),
+    Bug("noise seeded by the message, secret batches", _SECRET, _of_the_message(), (Caught.PROBE,)),
+    Bug("a seed of 16 bits", _FULL, _of_the_message(16), (Caught.PROBE,)),
+    Bug("a seed of 16 bits, secret batches", _SECRET, _of_the_message(16), (Caught.PROBE,)),
+    Bug("noise x 0.95", _FULL, _scaled(lambda sigma: 0.95 * sigma), _ALL),
+    Bug("noise x 0.95, secret batches", _SECRET, _scaled(lambda sigma: 0.95 * sigma), (Caught.PROBE,)),
+    Bug("noise x 0.6 in the last third", _FULL, _late, _ALL),
+    Bug("noise x 0.6 in the last third, secret batches", _SECRET, _late, (Caught.PROBE,)),
     Bug("a bit of the message in the last digit, secret batches", _SECRET, _bit_of_the_message, (Caught.PROBE,)),
 )

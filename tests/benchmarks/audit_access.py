@@ -1,0 +1,32 @@
+"""What each level of access sees of one DP-SGD loop: bounds at epsilon 1, 2, 4, 8, with all and a third of its noise.
+
+`python -m tests.benchmarks.audit_access [RUNS]` prints the table of docs/audit-coverage.md.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import privfair as pf
+from audit.training.watch import Access
+from tests.audit.strangers_training import RATE, STEPS, LogisticLoop, census
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+
+
+def main(runs: int) -> None:
+    data = census(2000)
+    print("| noise | access | " + " | ".join(f"epsilon {one:g}" for one in EPSILONS) + " |")
+    print("|---|---|" + "---|" * len(EPSILONS))
+    for share in (1.0, 1 / 3):
+        for access in Access:
+            cells = []
+            for epsilon in EPSILONS:
+                sigma = pf.sigma(epsilon=epsilon, delta=1e-5, sampling_rate=RATE, rounds=STEPS)
+                report = pf.audit_training(LogisticLoop(share * sigma), data, epsilon=epsilon, access=access, runs=runs)
+                cells.append(f"{report.epsilon_lower:.2f} {report.verdict.value}")
+            print(f"| {'all' if share == 1 else 'a third'} | {access.value} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
