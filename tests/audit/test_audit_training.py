@@ -230,6 +230,7 @@ OPACUS = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("opa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @OPACUS
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("hidden", [0, 8], ids=["logistic", "perceptron"])
@@ -245,6 +246,7 @@ def test_opacus_with_a_third_of_the_noise_or_a_clipped_mean_is_refuted(hidden: i
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @OPACUS
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
@@ -257,6 +259,7 @@ def test_honest_opacus_loops_are_not_refuted(epsilon: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @OPACUS
 @pytest.mark.filterwarnings("ignore")
 def test_the_tutorial_says_what_happens() -> None:

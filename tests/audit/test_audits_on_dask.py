@@ -29,6 +29,7 @@ def dies_once(data: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.true_noise
 def test_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed = pytest.importorskip("distributed", reason="needs distributed")
