@@ -19,7 +19,7 @@ def _console() -> list[tuple[str, list[str]]]:
     for block in re.findall(r"^```console\n(.*?)^```", README, re.M | re.S):
         for line in block.splitlines():
             if line.startswith("$ "):
-                found.append((line.removeprefix("$ privfair "), []))
+                found.append((line.removeprefix("$ privfair ").split("#")[0].strip(), []))
             else:
                 found[-1][1].append(line)
     return found
