@@ -23,9 +23,9 @@ from tests.privfair.small_runs import GAUSSIAN, Desk, trusting
 CLAIMED = 0.4
 
 
-def _desk(folder: Path, epsilon: float) -> Desk:
+def _desk(folder: Path, epsilon: float, rounds: int = 8) -> Desk:
     plan = CANARY_CASES[0].plan().replace("epsilon = 1.0", f"epsilon = {epsilon}")
-    return Desk.at(folder, plan)
+    return Desk.at(folder, plan.replace("rounds = 8", f"rounds = {rounds}"))
 
 
 def _with_claim(desk: Desk, budget: Path, claimed: float) -> Path:
@@ -79,7 +79,7 @@ def test_random_allocation_goes_from_the_plan_to_a_consistent_audit(tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_same_plan_calibrated_is_consistent(tmp_path: Path) -> None:
-    desk = _desk(tmp_path, epsilon=1.0)
+    desk = _desk(tmp_path, epsilon=1.0, rounds=12)  # eight rounds would notice noise x 0.77, not x 0.8
     desk.train(desk.budget(research_noise=True))
     verdict = _audited(desk)
     assert verdict.verdict is Conclusion.CONSISTENT, verdict.why

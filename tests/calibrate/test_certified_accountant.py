@@ -131,7 +131,7 @@ class TestCorners:
         found = interval(dp_sgd(q, z, 3), ADD_REMOVE, 1e-5)
         assert delta(found.upper) <= 1e-5 * (1 + 1e-5)
         assert delta(found.lower) >= 1e-5 * (1 - 1e-5)
-        assert found.upper < 2.1e-5
+        assert found.upper < 2.4e-5  # 1.83e-5 and the proved allowance for rounding in the transform
 
     def test_heavy_single_losses_do_not_blind_the_saddle(self) -> None:
         """Little noise, rare batches: the moment generating function is ruled by losses rarer than delta."""
