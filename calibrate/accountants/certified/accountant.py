@@ -284,7 +284,7 @@ def _bracket(
         if (other[1] > 0) != (point[1] > 0):
             return (point, other) if point[1] > 0 else (other, point)
         point, reach = other, 2 * reach
-    raise NotCertified("epsilon could not be certified; ask for less precision, or use the pld accountant")
+    raise NotCertified("epsilon could not be certified; ask for less precision, or use more noise")
 
 
 def _round_up(value: float) -> float:

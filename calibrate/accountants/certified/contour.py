@@ -127,7 +127,7 @@ class LossTransform:
         if not len(losses):
             raise NotCertified(
                 "almost every single loss is larger than the accountant can hold, so epsilon would be in the hundreds; "
-                "use more noise, or the pld accountant"
+                "use more noise"
             )
         return _Points(log_weights, losses, count)
 

@@ -213,7 +213,7 @@ class FactorSearch:
             if best is not None and sign * x >= sign * best:
                 break
         if best is None:
-            raise NotCertified("the noise could not be certified; ask for less precision, or use the pld accountant")
+            raise NotCertified("the noise could not be certified; ask for less precision, or use more noise")
         return math.exp(best)
 
     def _pairs(self, log_factor: float) -> PairCounts:
