@@ -13,6 +13,7 @@ import sys
 _BENCHMARKS = {
     "calibration": "tests.benchmarks.calibration_speed",
     "noise": "tests.benchmarks.noise_speed",
+    "startup": "tests.benchmarks.startup_speed",
     "ledger": "tests.benchmarks.ledger_speed",
     "load": "tests.benchmarks.load_speed",
     "private-step": "tests.benchmarks.private_step_speed",
