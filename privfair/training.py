@@ -218,10 +218,11 @@ def execute(
     anchor_path = None if anchor is None else Path(anchor)
     with folder.locked(), Ledger.open(ledger, anchor_path) as book:
         file = prepared.plan.file
-        folder.write_json(folder.origin, {"plan": str((file.folder / file.name).absolute())})
         session = RunSession(prepared, folder, book, progress, trust)
         try:
+            folder.write_json(folder.origin, {"plan": str((file.folder / file.name).absolute())})
             summary = session.resume() if going_on else session.begin()
+            decision = _decide(prepared, folder, threshold)
         except OSError as error:
             raise RunStopped(
                 f"the run in {folder.path} stopped after step {session.step}: {error}; fix that, then go on with "
@@ -229,7 +230,7 @@ def execute(
             ) from error
         finally:
             session.close()
-    return TrainingResult(folder.path, summary, _decide(prepared, folder, threshold))
+    return TrainingResult(folder.path, summary, decision)
 
 
 def _decide(prepared: PreparedRun, folder: RunFolder, rule: ThresholdRule) -> dict[str, Any]:

@@ -103,9 +103,11 @@ def test_a_report_that_is_not_there_is_not_called_broken(tmp_path: Path) -> None
         _require_same("digest", tmp_path / "missing.json")
 
 
-def test_a_run_on_files_asks_for_its_plan(tmp_path: Path) -> None:
+def test_a_run_on_files_whose_plan_is_gone_asks_for_it(tmp_path: Path) -> None:
     desk = Desk.at(tmp_path, FEDSGD.format(rounds=2, more=""))
     desk.train(desk.budget())
+    assert privfair("audit", tmp_path / "run", "--reruns", 0).code == 0  # the run knows where its plan was
+    desk.plan.unlink()
     outcome = privfair("audit", tmp_path / "run", "--reruns", 0)
     assert outcome.code == 2
     assert "--plan" in outcome.err

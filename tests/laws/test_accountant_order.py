@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from calibrate.accountants.registry import AccountantName, agree, best_epsilon, price, second_opinion
+from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import (
     Gaussian,
@@ -204,7 +205,11 @@ def anything(draw: st.DrawFn) -> tuple[Release, PrivacyUnit]:
 def test_any_two_opinions_agree_on_anything(what: tuple[Release, PrivacyUnit], log10_delta: float) -> None:
     release, unit = what
     delta = 10**log10_delta
-    first = best_epsilon(release, unit, delta)
+    try:
+        first = best_epsilon(release, unit, delta)
+    except NotCertified:  # refused only where the promise would be worth nothing
+        assert interval(A.RENYI, release, unit, delta).upper > 100
+        return
     second = second_opinion(release, unit, delta, first)
     assert agree(first, second)
     assert interval(A.RENYI, release, unit, delta).upper >= first.interval.lower

@@ -251,7 +251,10 @@ def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[fl
     def excess(epsilon: float) -> float:
         return max(-50.0, lattice.log_delta(epsilon) - log_target)
 
-    low, high = _bracket(excess, guess, lattice.composed.tilt)
+    try:
+        low, high = _bracket(excess, guess, lattice.composed.tilt)
+    except (OverflowError, ValueError):  # epsilons in the hundreds, beyond what a double can hold
+        raise NotCertified("epsilon could not be certified; ask for less precision, or use more noise") from None
     slope = lattice.composed.tilt
     close = (
         1e-9 if lattice.composed.length < _SHORT else 1e-6
