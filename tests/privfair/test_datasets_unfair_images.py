@@ -162,15 +162,15 @@ def test_fpfl_trains_on_it(tmp_path: Path) -> None:
 epsilon = 8.0
 delta = 1e-3
 [privacy]
-users = 35
-cohort = 20
+users = 6
+cohort = 4
 rounds = 2
 clip = 1.0
 sampling = "poisson"
 [data]
 dataset = "mnist"
 path = "digits"
-at-least = 35
+at-least = 6
 [data.unfair]
 writers = 60
 [data.users]
