@@ -83,7 +83,7 @@ class Meaning:
 
     def sentences(self, whom: str) -> tuple[str, ...]:
         """The promise in plain words; `whom` names the unit, such as "one record"."""
-        coin, rare = _percent(self.right_guesses), _percent(self.posterior(0.01))
+        coin, rare = percent(self.right_guesses), percent(self.posterior(0.01))
         guess = (
             f"An observer who sees everything that is published and knows all other data, and has to say which of two "
             f"equally likely versions of {whom} was used, is right at most {coin} of the time (50% is a coin)."
@@ -135,7 +135,7 @@ class Protection:
         """Who is protected, and how well."""
         if self.promise is None:
             return "nobody; no privacy is promised"
-        right = _percent(Meaning(self.promise).right_guesses)
+        right = percent(Meaning(self.promise).right_guesses)
         return (
             f"{_SECRET[self.unit.protected]}; whoever sees all that is published and knows everything else "
             f"is right about it at most {right} of the time (a coin: 50%)"
@@ -154,7 +154,7 @@ class Protection:
         return {"protected": self.protected, "not_protected": self.not_protected}
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Rounded up, so that no observer is made to look weaker than the promise allows."""
     percent = math.ceil(share * 1000) / 10
     return f"{percent:.1f}%" if percent < 100 or share >= 1 else "nearly 100%"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from calibrate.manifest.mechanism import (
 from calibrate.manifest.show import as_json as manifest_json
 from calibrate.manifest.show import protected_text
 from calibrate.manifest.verify import AuthenticManifest, UnverifiedManifest
-from calibrate.meaning import Protection
+from calibrate.meaning import Meaning, Protection, percent
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.fairness.gaps import emptiness
 
@@ -121,10 +120,10 @@ def _subject(content: ReportContent) -> str:
 
 def _odds(epsilon: float, delta: float) -> str:
     """What an epsilon means to somebody who never heard of it: the best accuracy of a guess at even odds."""
-    right = (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon))
+    right = percent(Meaning(EpsilonDelta(epsilon, delta)).right_guesses)
     return (
         "Somebody who knows everything else, and would otherwise have to toss a coin, can then be right about one "
-        f"protected fact at most {100 * right:.{0 if right < 0.99 else 2}f}% of the time."
+        f"protected fact at most {right} of the time."
     )
 
 

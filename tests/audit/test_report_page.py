@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from audit.report.page import ReportContent, render
+from audit.report.page import ReportContent, _odds, render
 from audit.report.results import AuditReport
 from calibrate.budget import calibrate_plan
 from calibrate.manifest.document import DataBinding, DataIdentity
@@ -118,3 +118,9 @@ def test_the_figure_of_a_budget_has_plain_ticks_that_do_not_overlap(tmp_path: Pa
     drawn = re.findall(r"<!-- ([\d.,]+) -->", (tmp_path / "budget.svg").read_text())
     assert {"1,172", "0.25", "0.5", "1", "2", "4"} <= set(drawn)
     assert len(drawn) < 30
+
+
+def test_the_share_of_right_guesses_is_never_rounded_down() -> None:
+    """Epsilon 1 allows 73.11%: "at most 73%" would promise more than is kept."""
+    assert "at most 73.2% of the time" in _odds(1.0, 1e-5)
+    assert "nearly 100%" in _odds(12.0, 1e-5)
