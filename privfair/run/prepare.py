@@ -19,7 +19,7 @@ from calibrate.manifest.verify import Run, SiloData, VerifiedManifest, bind
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.batches.participation import declared_sampling
+from privfair.batches.participation import declared_sampling, require_population
 from privfair.data.facts import NoPrivacyPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_site_data, load_training_data, site_facts
 from privfair.federation.local_party import PartySetup, require_declared
@@ -193,5 +193,9 @@ def _prepare(signed: SignedPlan, data: TrainingData, own: DataBinding | SiloData
         silos=data.tensors(plan.model.dtype),
     )
     prepared = planned.under(manifest, signed.envelope)
-    _ = prepared.sampling  # refused now, before anything is spent
+    setup = prepared.setup  # what is refused below is refused now, before anything is spent
+    if not algorithm.draws:
+        for party, units in setup.units.items():
+            if party not in setup.sensitive:
+                require_population(party, units, setup.sampling)
     return prepared

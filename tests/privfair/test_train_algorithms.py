@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from sklearn.linear_model import LogisticRegression as Oracle
 
+from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.sampling import TruncatedPoisson
 from privfair.batches.record import BatchRecord
@@ -77,6 +78,14 @@ def test_batches_of_one_shape_are_trained_on_and_change_nothing_but_the_shape(me
         assert np.allclose(part.values, plain.total.numpy(), atol=1e-12)
         assert part.measured == pytest.approx(plain.largest_part if len(batch) else 0.0)
     desk.train(budget)
+
+
+def test_a_silo_above_the_signed_number_of_units_is_refused_before_the_budget_is_claimed(tmp_path: Path) -> None:
+    cut = 'sampling = "truncated-poisson"\nbatch-limit = 60\nmost-units = 110\nclip = 1.0'
+    desk = Desk.at(tmp_path, GAUSSIAN.format(rate=0.1, rounds=3, more="").replace("clip = 1.0", cut))
+    budget = desk.budget()
+    with pytest.raises(InvalidInput, match="are more than the 110 that cutting batches was priced for"):
+        prepare(desk.plan, budget, desk.trust)
 
 
 def test_fedsgd_follows_the_mean_gradient(tmp_path: Path) -> None:
