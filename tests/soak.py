@@ -12,27 +12,43 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 DEFAULT = "not slow"
 MARKED = "true_noise and not slow"
+ROOT = Path(__file__).parents[1]
+
+
+def repeat(selection: str, times: int, at_once: int, arguments: Sequence[str]) -> list[str]:
+    """Runs the selected tests `times` times, `at_once` of these runs side by side; the names of those that failed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", selection, *arguments]
+    failed: list[str] = []
+
+    def once(_: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for number, done in enumerate(pool.map(once, range(times)), start=1):
+            last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
+            print(f"{selection}, {number} of {times}: {last}", flush=True)
+            if done.returncode:
+                failed.append(f"{selection} {number}")
+                print(done.stdout + done.stderr, flush=True)
+    return failed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Repeat the suite until chance had its chance.")
     parser.add_argument("--suite", type=int, default=5, help="How often the default suite is run.")
     parser.add_argument("--marked", type=int, default=200, help="How often the tests marked true_noise are run.")
-    parser.add_argument("--processes", type=int, default=2, help="Processes that share the tests of one repetition.")
+    parser.add_argument("--processes", type=int, default=2, help="Processes that work at the same time.")
     given = parser.parse_args()
-    began, failed = time.monotonic(), []
-    for selection, times in ((DEFAULT, given.suite), (MARKED, given.marked)):
-        for number in range(1, times + 1):
-            command = [sys.executable, "-m", "pytest", "-q", "-n", str(given.processes), "-p", "no:cacheprovider"]
-            done = subprocess.run([*command, "-m", selection], capture_output=True, text=True, check=False)
-            last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
-            print(f"{selection}, {number} of {times}: {last}", flush=True)
-            if done.returncode:
-                failed.append(f"{selection} {number}")
-                print(done.stdout + done.stderr, flush=True)
+    began = time.monotonic()
+    files = [str(path) for path in (ROOT / "tests").rglob("test_*.py") if "true_noise" in path.read_text()]
+    failed = repeat(DEFAULT, given.suite, 1, ["-n", str(given.processes)])
+    failed += repeat(MARKED, given.marked, given.processes, ["-n", "0", *sorted(files)])
     minutes = (time.monotonic() - began) / 60
     print(
         f"soak: the default suite {given.suite} times and the tests of true noise {given.marked} times in "

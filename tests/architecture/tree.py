@@ -8,8 +8,6 @@ prints files and lines of code per folder (without blank lines, comments and doc
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -17,7 +15,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("calibrate", "privfair", "audit")
-_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 @dataclass(frozen=True)
@@ -46,11 +43,8 @@ class Module:
             value = node.value if isinstance(node, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 strings.update(range(value.lineno, (value.end_lineno or value.lineno) + 1))
-        lines: set[int] = set()
-        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-            if token.type not in _NO_CODE:
-                lines.update(range(token.start[0], token.end[0] + 1))
-        return len(lines - strings)
+        numbered = enumerate(map(str.strip, self.text.splitlines()), start=1)
+        return len({number for number, line in numbered if line and not line.startswith("#")} - strings)
 
     @cached_property
     def imports(self) -> frozenset[str]:

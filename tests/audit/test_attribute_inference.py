@@ -151,6 +151,7 @@ def _coverage_of_difference(weights: tuple[float, float, float], sizes: tuple[in
     return missed / runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [(0.005, 0.99, 0.005), (0.15, 0.65, 0.2), (0.4, 0.0, 0.6)])
 def test_intervals_cover_under_the_null(weights: tuple[float, float, float]) -> None:
     """Fast version; among them a law with hardly any discordant records, where the bootstrap fails."""
@@ -164,6 +165,7 @@ def test_intervals_cover_under_the_null_2000_times(weights: tuple[float, float, 
     assert _coverage_of_difference(weights, sizes, 2000) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.003, 0.3, 0.97])
 def test_the_mean_interval_covers_and_shrinks(rate: float) -> None:
     random = np.random.default_rng(5)

@@ -66,6 +66,7 @@ def test_signals_of_a_runs_model_are_scores_loss_and_gradient_norm() -> None:
     assert signals[:, 3] == pytest.approx(off * np.sqrt(1 + np.square(x).sum(axis=1)))
 
 
+@pytest.mark.slow
 def test_an_overfit_network_leaks_and_an_early_one_does_not() -> None:
     random = np.random.default_rng(8)
     members, others = population(random, 500, 2, False), population(random, 900, 2, False)

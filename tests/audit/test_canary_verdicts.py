@@ -45,6 +45,7 @@ def _audited(desk: Desk) -> AuditReport:
     return audit_run(desk.folder / "run", AuditOptions(reruns=1), plan_path=desk.plan)
 
 
+@pytest.mark.slow
 def test_a_claim_with_too_little_noise_is_violated(tmp_path: Path) -> None:
     desk = _desk(tmp_path, epsilon=30.0)
     desk.train(_with_claim(desk, desk.budget(research_noise=True), CLAIMED))

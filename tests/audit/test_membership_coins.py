@@ -49,6 +49,7 @@ def test_fair_coins_are_believed() -> None:
         audit_scores(random.normal(size=500), random.random(500) < 0.5, "score", BY_COINS, CLAIM)
 
 
+@pytest.mark.slow
 def test_uneven_numbers_that_coins_may_give_are_no_head_start() -> None:
     """With 1070 of 2000 members a guess is right more often than not, without any look at the model."""
     member = np.arange(2000) < 1070
@@ -56,6 +57,7 @@ def test_uneven_numbers_that_coins_may_give_are_no_head_start() -> None:
     assert share_above_zero(lambda random: bound_of(random.normal(size=2000), member, trial).epsilon) <= ALLOWED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("distinct", "copies"), [(200, 5), (100, 10)])
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.assignment.value)
 def test_copies_of_a_record_do_not_make_a_bound_surer_than_it_says(distinct: int, copies: int, trial: Trial) -> None:
@@ -153,6 +155,7 @@ def test_a_release_known_to_be_gaussian_is_bounded_further() -> None:
     assert 0 < power_of(1.0, pairs, 500, ((0.9, 0.9, 0.9),)) <= 1
 
 
+@pytest.mark.slow
 def test_the_gaussian_reading_holds_at_its_level() -> None:
     random = np.random.default_rng(3)
     above = 0

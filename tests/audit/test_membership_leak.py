@@ -39,6 +39,7 @@ def signals() -> tuple[Signals, Signals, np.ndarray]:
     return online, Signals(found[0], found[65:], included[65:]), member
 
 
+@pytest.mark.slow
 def test_attacks_on_an_overfit_net_come_out_in_the_known_order(signals: tuple[Signals, Signals, np.ndarray]) -> None:
     """LOSS .67 < RMIA with one reference .74 < LiRA online with 64 .83 is what is expected of them."""
     online, one_reference, member = signals

@@ -77,6 +77,7 @@ def audit(folder: Path, seed: int, shadow_models: int) -> AuditReport:
     return audit_model(target, records, MembershipOptions(shadow_models, OVERFIT, seed=seed), claim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_private_run_is_consistent(seed: int, tmp_path: Path) -> None:
     found = audit(tmp_path, seed, shadow_models=8)

@@ -93,6 +93,7 @@ def test_rounds_that_a_crash_left_behind_do_not_mix_epochs() -> None:
     assert wrong_batches(ShuffledEpochs(UNITS, 24), UNITS, kept, LEVEL) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [8, 32])
 def test_small_poisson_batches_are_flagged_for_their_sizes_no_more_often_than_allowed(rounds: int) -> None:
     """Exactly: batches of one unit in the mean, whose squares have far heavier tails than chi-squared's."""

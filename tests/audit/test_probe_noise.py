@@ -11,6 +11,7 @@ from audit.report.results import Outcome
 ALPHA = 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(20, 1), (12, 6)])
 def test_true_noise_is_flagged_at_most_as_often_as_stated(shape: tuple[int, int]) -> None:
     random, runs, alarms = np.random.default_rng(5), 150, 0

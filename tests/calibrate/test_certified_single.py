@@ -147,6 +147,7 @@ def test_the_number_of_quadrature_nodes_has_a_cap_whatever_the_tilt(law: Privacy
     assert mass == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "z"), [(1e-8, 0.1), (1e-5, 0.3), (3e-5, 0.86)])
 @pytest.mark.parametrize("step", [1e-3, 1e-2, 0.1])
 def test_merging_the_bulk_never_raises_the_profile(rate: float, z: float, step: float) -> None:

@@ -87,6 +87,7 @@ def test_fpfl_fixed_size_costs_much_more_than_poisson() -> None:
     assert back.ratio == pytest.approx(1 / poisson.ratio, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_mmd_prices_its_assumptions() -> None:
     plan = MmdFedavgPlan(2000, 50, 50, users=200, cohort=20, update_clip=1.0)
     assert alternative(plan, "one group").ratio < 1

@@ -133,6 +133,7 @@ def test_intervals_are_narrow_over_the_whole_range(z: float, batches: int, epoch
     assert interval.upper - interval.lower <= max(0.01 * interval.upper, 1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(
     z=st.sampled_from((0.5, 0.8, 1.0, 2.0, 10.0)),

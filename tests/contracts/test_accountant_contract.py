@@ -61,14 +61,11 @@ KINDS = (
     Kind("randomised response", lambda z: RandomizedResponse(1 / z, 3), REPLACE_ATTRIBUTE, TIGHT),
 )
 
+LONG = ((A.PLD, "with replacement"), (A.PRV, "Poisson"), (A.RENYI, "fixed size"))
+
 PRICED = [
-    # One combination takes longer than all others together.
-    pytest.param(
-        name,
-        kind,
-        id=f"{name}-{kind.name}",
-        marks=[pytest.mark.slow] if (name, kind.name) == (A.PLD, "with replacement") else [],
-    )
+    # Three combinations take longer than all others together.
+    pytest.param(name, kind, id=f"{name}-{kind.name}", marks=[pytest.mark.slow] if (name, kind.name) in LONG else [])
     for kind in KINDS
     for name in ACCOUNTANTS
     if name in kind.accountants

@@ -30,7 +30,7 @@ from tests.audit.published_one_run import PublishedOneRun
 CONFIDENCE = 0.95
 RUNS = 80
 COINS = 160
-FAST, FULL = 150, 2000
+FAST, FULL = 100, 2000
 
 
 def allowed(replications: int) -> float:

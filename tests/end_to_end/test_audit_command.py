@@ -95,6 +95,7 @@ def test_the_report_is_one_page_that_loads_nothing(clean: Audited) -> None:
     assert json.loads(verdict.read_text())["epsilon_lower"] is None
 
 
+@pytest.mark.slow
 def test_a_changed_model_is_noticed(clean: Audited) -> None:
     import torch
 
@@ -111,6 +112,7 @@ def test_a_changed_model_is_noticed(clean: Audited) -> None:
     assert "model" in outcome.json()["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["another weight", pytest.param("no JSON", marks=pytest.mark.slow)])
 def test_a_changed_readable_copy_of_the_model_is_noticed(clean: Audited, damage: str) -> None:
     copy = clean.folder / "run" / "model.json"

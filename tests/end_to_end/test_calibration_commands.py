@@ -257,6 +257,7 @@ def test_theorem_3_3_findings() -> None:
     assert any("1931" in str(rule) for rule in nine["preconditions"])  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_fpfl_findings() -> None:
     assert check("fpfl.algorithm-1")["verdict"] == "fails"
     assert check("fpfl.algorithm-1", "rounds=250")["verdict"] == "fails"

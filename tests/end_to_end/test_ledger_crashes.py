@@ -183,6 +183,7 @@ def survive(folder: Path, kills: int, seed: int) -> tuple[int, int]:
     return number + 1, rounds
 
 
+@pytest.mark.slow
 def test_twenty_kills(tmp_path: Path) -> None:
     manifests, rounds = survive(tmp_path, kills=20, seed=1)
     assert rounds <= manifests * ROUNDS

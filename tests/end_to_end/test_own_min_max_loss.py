@@ -73,6 +73,7 @@ def test_a_loss_of_ones_own_is_trained_under_a_signed_budget(tmp_path: Path) -> 
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_without_noise_it_learns_and_w_weighs_the_worse_group_up(tmp_path: Path) -> None:
     desk = desk_with(tmp_path, more="w-step = 0.5\nmomentum = 0.5")
     desk.plan.write_text(desk.plan.read_text().replace("at-least = 100", 'split = "position"'))

@@ -147,6 +147,7 @@ def test_figures_and_verdict_are_there_and_fit_the_window(page: Path, width: int
     assert found["loaded"] == 0, "the page loads nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(1280, 1600), (390, 1600)])
 def test_the_page_is_painted(page: Path, width: int, height: int, tmp_path: Path) -> None:
     """Not blank: the verdict's red and the figures' blue are on the screen."""

@@ -112,6 +112,7 @@ def theta(desk: Desk) -> np.ndarray:
     return np.array([*document["weights"]["yes"], document["intercepts"]["yes"]])
 
 
+@pytest.mark.slow
 def test_two_kills_later_the_run_ends_with_the_model_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = baseline(tmp_path / "whole", 400)
     assert privfair_train(whole).code == 0

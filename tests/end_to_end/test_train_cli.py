@@ -318,6 +318,7 @@ def test_the_examples_of_the_help_text_work_as_written(
         assert len(rows) == len((tmp_path / "new.csv").read_text().splitlines())
 
 
+@pytest.mark.slow
 @needs_benchmarks
 @pytest.mark.parametrize("name", ["fedsgd", "fedavg", "central-erm", "gaussian"])
 def test_the_examples_of_the_documentation_can_be_signed(tmp_path: Path, name: str) -> None:

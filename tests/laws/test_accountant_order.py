@@ -73,6 +73,7 @@ def test_poisson_replace_one_in_order(rate: float, z: float, times: int, delta: 
     assert interval(A.PLD, release, REPLACE_ONE, delta).upper >= removed.lower, "replacing hides less than removing"
 
 
+@pytest.mark.slow
 @few
 @given(st.integers(1, 99), multipliers, st.integers(1, 100), deltas)
 def test_fixed_size_bounds_enclose_each_other(size: int, z: float, times: int, delta: float) -> None:
@@ -105,6 +106,7 @@ def drawn(rate: float, z: float) -> Leaf:
     return Sampled(WithReplacement(1000, max(1, round(1000 * rate))), Gaussian(z))
 
 
+@pytest.mark.slow
 @few
 @pytest.mark.parametrize("leaf", [revealed, drawn])
 @given(st.floats(0.005, 0.3), multipliers, st.integers(1, 200), deltas)

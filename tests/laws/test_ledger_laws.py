@@ -280,6 +280,7 @@ def test_the_history_itself_is_accepted() -> None:
     assert read(list(HISTORY)).head == HISTORY[-1].head
 
 
+@pytest.mark.slow
 @given(
     at=st.integers(0, len(HISTORY) - 1),
     column=st.sampled_from(["seq", "prev", "hash", "body"]),

@@ -24,11 +24,18 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 
 def _always(bug: Bug, layer: Caught) -> bool:
-    """The cheapest layer that catches a bug is asked in every run of the tests, the others in the long ones; so is the
-    twin of a bug with secret batches."""
+    """The cheapest layer that catches a bug is asked in every run of the tests, the others in the long ones; so are the
+    twin of a bug with secret batches and the bugs that take longest to find."""
     twin = bug.name.endswith(", secret batches") and layer is Caught.PROBE
-    return layer is bug.by[0] and layer is not Caught.ATTACK and not twin
+    return layer is bug.by[0] and layer is not Caught.ATTACK and not twin and bug.name not in LONG
 
+
+LONG = (
+    "Poisson batches accounted as random allocation",
+    "groups swapped in one silo",
+    "per-layer clip accounted as one",
+    "shuffled batches accounted as random allocation",
+)
 
 CASES = [
     pytest.param(bug, layer, id=f"{bug.name}-{layer.value}", marks=[] if _always(bug, layer) else [pytest.mark.slow])
@@ -42,7 +49,16 @@ def test_the_bug_is_caught(bug: Bug, layer: Caught, workshop: Workshop) -> None:
     assert findings_of(bug, layer, workshop)
 
 
-@pytest.mark.parametrize("engine", [one for one in Engine if one is not Engine.STEFFLE_LONG], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(
+            one, id=one.name, marks=[] if one in (Engine.FULL_BATCHES, Engine.SECRET_BATCHES) else [pytest.mark.slow]
+        )
+        for one in Engine
+        if one is not Engine.STEFFLE_LONG
+    ],
+)
 def test_the_clean_engine_is_not_flagged(engine: Engine, workshop: Workshop) -> None:
     trained = workshop.clean(engine)
     with fixed_randomness(3):

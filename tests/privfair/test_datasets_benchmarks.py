@@ -144,6 +144,7 @@ def test_the_papers_99_crime_features_reveal_the_attribute() -> None:
     data.require_allowed(RECORD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [Benchmark.ADULT, Benchmark.CREDIT_CARD, Benchmark.COMPAS])
 def test_public_scaling_reads_nothing_off_the_data(name: Benchmark) -> None:
     data = load_benchmark(name)
@@ -156,6 +157,7 @@ def test_public_scaling_reads_nothing_off_the_data(name: Benchmark) -> None:
     assert standardised.schema_digest != data.schema_digest
 
 
+@pytest.mark.slow
 def test_adult_with_steps_adds_44_public_indicators() -> None:
     plain = load_benchmark(Benchmark.ADULT)
     bent = load_benchmark(Benchmark.ADULT, scaling=BenchmarkScaling.PUBLIC_WITH_STEPS)

@@ -48,6 +48,7 @@ def _measured(algorithm, state, silo, batch) -> dict[str, float]:
     return {contribution.name: contribution.measured for contribution in message.noisy}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

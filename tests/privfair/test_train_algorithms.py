@@ -156,6 +156,7 @@ def test_training_learns(tmp_path: Path) -> None:
     assert accuracy > 0.7
 
 
+@pytest.mark.slow
 def test_baselines_are_reproducible_and_private_runs_are_not(tmp_path: Path) -> None:
     models: dict[str, list[Any]] = {"fedsgd": [], "gaussian": []}
     plans = {"fedsgd": FEDSGD.format(rounds=4, more=""), "gaussian": GAUSSIAN.format(rate=0.5, rounds=4, more="")}
