@@ -14,14 +14,13 @@ from audit.federated import NO_SITES, SitesInHand, check_sites, read_site_papers
 from audit.noise import check_noise, check_noise_floor
 from audit.own_loop import check_loop, read_loop
 from audit.probes.check_probes import check_probes
-from audit.report.results import Attack, AuditReport, GroupRates, Layer, ModelQuality, Promise, not_possible
+from audit.report.results import Attack, AuditReport, Layer, ModelQuality, Promise, not_possible
 from audit.transcript.coin_audit import coin_audit
 from audit.transcript.decoder import require_decodable
 from audit.verdict import judge, on_trial
 from calibrate.errors import UnsupportedCombination, count, open_unit
 from calibrate.meaning import Protection
 from calibrate.privacy_unit import EpsilonDelta, Relation
-from privfair.fairness.gaps import emptiness
 from privfair.ledger import Ledger
 from privfair.run.folder import load_theta
 from privfair.run.metrics import HeldOutRecords
@@ -107,15 +106,7 @@ def _quality(evidence: RunEvidence) -> ModelQuality | None:
     held_out = HeldOutRecords(test, plan.model.dtype, plan.training.positive)
     theta = load_theta(evidence.folder, evidence.model)
     overall = held_out.measure(evidence.model, theta, 0, None).as_json()["overall"]
-    shared = ("records", "accuracy", "balanced_accuracy", "auc", "demographic_parity", "positive_class")
-    rates = ("records", "accuracy", "positive_rate", "true_positive_rate", "false_positive_rate")
-    return ModelQuality(
-        **{name: overall[name] for name in shared},
-        majority_class=overall["majority"]["class"],
-        majority_accuracy=overall["majority"]["accuracy"],
-        groups={name: GroupRates(**{rate: group[rate] for rate in rates}) for name, group in overall["groups"].items()},
-        warning=emptiness(overall),
-    )
+    return ModelQuality.of(overall)
 
 
 def _attacks(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tomllib
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from calibrate.errors import UnsupportedCombination, count
-from calibrate.privacy_unit import Protected
+from calibrate.meaning import Protection
+from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected
 
 
 class Observer(Enum):
@@ -26,6 +29,45 @@ class Fair(Enum):
     """Alike for the groups of a sensitive attribute."""
     SITES = "sites"
     """As good for the worst site as for the others."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of the chooser, as the command line and the page of the desk put it: answers and their meaning."""
+
+    option: str
+    text: str
+    answers: dict[str, str]
+
+
+QUESTIONS = (
+    Question(
+        "protect",
+        "What must be protected?",
+        {
+            "attribute": "one sensitive attribute of each record (sex, origin, diagnosis); the rest may be seen",
+            "record": "everything about each record, and whether it is there",
+            "user": "everything about each person, who may have many records",
+        },
+    ),
+    Question(
+        "from",
+        "From whom?",
+        {
+            "model": "those who get the trained model; one party may see all records",
+            "coordinator": "also the server and the other sites: nothing readable leaves a site",
+        },
+    ),
+    Question(
+        "fair",
+        "To whom should the model be fair?",
+        {
+            "groups": "alike for the groups of a sensitive attribute",
+            "sites": "as good for the worst site as for the others",
+            "nothing": "fairness is not asked for",
+        },
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +93,20 @@ class Choice:
     instead: tuple[str, ...] = ()
     privacy: str = ""
     training: str = ""
+
+    def privacy_unit(self) -> PrivacyUnit:
+        """Whose data the plan to start from covers."""
+        return plan_from_mapping(self.algorithm, tomllib.loads(self.privacy)).unit
+
+    def protection(self) -> Protection:
+        """What is protected and what is not, at epsilon 1 and delta 1e-5."""
+        return Protection(self.privacy_unit(), EpsilonDelta(1.0, 1e-5))
+
+    @property
+    def next_command(self) -> str:
+        """What to type next."""
+        column = "--user COLUMN" if self.unit is Protected.USER else "--sensitive COLUMN"
+        return f"privfair init FILES --target COLUMN {column} --protect {self.unit.value}"
 
     def to_json(self) -> dict[str, object]:
         """What `privfair choose --json` prints."""
@@ -150,4 +206,4 @@ def _with(choice: Choice, more: str) -> Choice:
         *choice.instead,
         "mmd-fedavg: fair to groups, if one trusted party collects all records (docs/fair-algorithms.md).",
     )
-    return Choice(choice.algorithm, choice.unit, (*choice.why, more), instead, choice.privacy, choice.training)
+    return replace(choice, why=(*choice.why, more), instead=instead)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, final
@@ -19,15 +19,19 @@ from audit.membership.shadow.stacked_module import StackedModule, why_not_stacka
 from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords
 from audit.membership.signals import Signals, phi_from_logits, phi_from_probabilities
-from audit.report.results import AttackName
+from audit.report.results import AttackName, ModelQuality
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
 from privfair.data.benchmark_files import Standardisation
+from privfair.data.dataset import EVERYONE
 from privfair.data.encode import codes, encode_features
 from privfair.data.read import BadData
 from privfair.data.schema import schema_from_json
+from privfair.fairness.gaps import count_confusion
+from privfair.fairness.measurement import Measurement
 from privfair.plan.model import ModelKind, ModelPlan, build_model
 from privfair.run.folder import RunFolder, load_theta
+from privfair.run.metrics import area_under_curve
 from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
 
 
@@ -68,6 +72,18 @@ class Target(Protocol):
     def shadow_recipe(self, records: AuditedRecords) -> ShadowRecipe:
         """Models that resemble it, where nothing else is asked for."""
         ...
+
+
+def quality_of(target: Target, records: AuditedRecords) -> ModelQuality:
+    """What the model is worth on the non-members: its answer is the class whose signal is largest."""
+    outside, names = slice(records.members, records.audited), records.class_names
+    asked = (replace(records, labels=np.full_like(records.labels, number)) for number in range(len(names)))
+    signals = np.stack([target.signal(one)[outside] for one in asked], axis=1)
+    labels = records.labels[outside]
+    counted = count_confusion(labels, signals.argmax(axis=1), np.zeros_like(labels), names, EVERYONE)
+    overall = Measurement(counted, len(names) - 1).as_json()
+    area = area_under_curve(torch.from_numpy(signals), torch.from_numpy(labels))
+    return ModelQuality.of(overall | {"auc": area, "demographic_parity": None})
 
 
 def numeric_inputs(records: AuditedRecords, source: str) -> Floats:

@@ -15,6 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from audit.bounds import LowerBound
 from calibrate.errors import InvalidInput
+from privfair.fairness.gaps import emptiness
 
 SCHEMA_ID = "urn:privfair:audit-report:v1"
 
@@ -408,7 +409,10 @@ class GroupRates(Result):
 
 
 class ModelQuality(Result):
-    """What the run's model is worth, measured again by the auditor on the held-out records; not private."""
+    """What the model is worth, measured by the auditor; not private.
+
+    A run's model on the held-out records, a model with members and non-members on the non-members.
+    """
 
     records: int
     accuracy: Rate | None
@@ -420,6 +424,20 @@ class ModelQuality(Result):
     positive_class: str
     groups: dict[str, GroupRates]
     warning: str | None = Field(description="Why the model is worth nothing; null if it tells records apart.")
+
+    @classmethod
+    def of(cls, overall: dict[str, Any]) -> ModelQuality:
+        """From what `Measurement.as_json` gave, with the area under the curve."""
+        shared = ("records", "accuracy", "balanced_accuracy", "auc", "demographic_parity", "positive_class")
+        rates = ("records", "accuracy", "positive_rate", "true_positive_rate", "false_positive_rate")
+        groups = {name: GroupRates(**{one: group[one] for one in rates}) for name, group in overall["groups"].items()}
+        return cls(
+            **{name: overall[name] for name in shared},
+            majority_class=overall["majority"]["class"],
+            majority_accuracy=overall["majority"]["accuracy"],
+            groups=groups,
+            warning=emptiness(overall),
+        )
 
 
 class AuditReport(Result):

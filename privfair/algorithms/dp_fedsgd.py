@@ -27,7 +27,7 @@ from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import AtLeastZero, Count, GradientOptions, Options, Positive
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
-from privfair.models.model import Model, Weigh, class_factors, clipped_to
+from privfair.models.model import Model, require_class_weights
 from privfair.plan.model import MinMaxPlan
 
 
@@ -45,7 +45,7 @@ class StepMethod(Enum):
 class PrivateStepOptions(Options):
     """DP-FedSGD, or another method on noisy gradients: what [training] may say under a `gaussian` plan.
 
-    `learning_rate_decay` and `class_weight` (how often each class counts) are for fedsgd; `local_steps` for fedprox,
+    `class_weight` says how often each class counts; `learning_rate_decay` is for fedsgd; `local_steps` for fedprox,
     scaffold and feddyn, each a round of the budget; `communications` and what follows it for ali-dpfl.
     """
 
@@ -105,19 +105,9 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         if len(batch) == 0 and self.limit is None:
             nothing = np.zeros(self.model.size)
             return Message(noisy=(BoundedContribution(NOISY, nothing, self.clip, 0.0),))
-        if self.class_weight:
-            y = silo.y[batch]
-            clipped = self.model.weighted_gradient(state.theta, silo.x[batch], y, self._weigh(y))
-        else:
-            clipped = clipped_sum(self.model, state.theta, silo, batch, self.clip, self.limit)
+        clipped = clipped_sum(self.model, state.theta, silo, batch, self.clip, self.limit, self.class_weight)
         total = clipped.total.numpy().astype(np.float64)
         return Message(noisy=(BoundedContribution(NOISY, total, self.clip, clipped.largest_part),))
-
-    def _weigh(self, y: Tensor) -> Weigh:
-        """Clipped as without weights, then shrunk for every class but the heaviest: no part gets longer."""
-        shares = class_factors(self.class_weight, y, self.model.classes) / max(self.class_weight)
-        clipped = clipped_to(self.clip)
-        return lambda norms, losses: clipped(norms, losses) * shares.to(norms.dtype)
 
     def update(self, state: DpFedSgdState, received: Received) -> DpFedSgdState:
         total = np.sum([values[NOISY].values for values in received.values()], axis=0)
@@ -145,14 +135,13 @@ def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
             "[privacy] relation", "replace-attribute", "is not what clipped gradients bound", "use steffle or pay-once"
         )
     model, own, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
-    sending, rate = ClippedSums(plan.clip, blueprint.expected(plan.sampling_rate), plan.batch_limit), own.learning_rate
-    if own.class_weight and (own.method is not StepMethod.FEDSGD or plan.batch_limit is not None):
-        rule = "is only for method = fedsgd, and batches without a limit"
-        raise InvalidInput("[training] class-weight", own.class_weight, rule, "drop one of the two")
+    require_class_weights(own.class_weight, model.classes)
+    rate, expected = own.learning_rate, blueprint.expected(plan.sampling_rate)
+    sending = ClippedSums(plan.clip, expected, plan.batch_limit, own.class_weight)
     match own.method:
         case StepMethod.FEDSGD:
-            simple, expected = GradientOptions(rate, own.learning_rate_decay), plan.sampling_rate * blueprint.units
-            return DpFedSgd(model, simple, plan.clip, expected, seed, plan.batch_limit, own.class_weight)
+            simple, of_all = GradientOptions(rate, own.learning_rate_decay), plan.sampling_rate * blueprint.units
+            return DpFedSgd(model, simple, plan.clip, of_all, seed, plan.batch_limit, own.class_weight)
         case StepMethod.FEDPROX:
             return FedProx(model, FedProxOptions(rate, own.local_steps, own.proximal), shares, sending, seed)
         case StepMethod.SCAFFOLD:
@@ -182,6 +171,9 @@ def _descent_ascent(blueprint: Blueprint[PrivateStepOptions], plan: GaussianPlan
             "must be two ratios, for the gradients in theta and in w, with a relation between whole records",
             "write noise = [1.0, 1.0]",
         )
+    if blueprint.options.class_weight:
+        rule = "is not for [training.min-max]: the loss is your own, and may weigh classes itself"
+        raise InvalidInput("[training] class-weight", blueprint.options.class_weight, rule, "drop it")
     table, loss = game.table, game.code.load("name a function of theta, w, x, y and s")
     theta, w = blueprint.model.initial(blueprint.seed), torch.zeros(table.w_size, dtype=torch.float64)
     with game.code.running("on a made-up record"):

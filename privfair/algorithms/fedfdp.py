@@ -22,7 +22,7 @@ from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Posit
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe, refuse_normalisation
 from privfair.contribution import BoundedContribution
 from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
-from privfair.models.model import Model, mean_over
+from privfair.models.model import Model, class_means, require_class_weights, shrunk_by_class
 from privfair.plan.privacy import Unpriced, needed
 
 GRADIENT, LOSS = "gradient", "loss"
@@ -65,6 +65,8 @@ class FedFdpOptions(Options):
     """The mean loss assumed before the first is published; left out: that of guessing, ln(classes)."""
     exponent: AtLeastZero = 1.0
     weight_rate: AtLeastZero = 0.1
+    class_weight: tuple[Positive, ...] = ()
+    """How much the gradients of each class count, relative to the largest; for method = fedfdp."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,6 +133,7 @@ class FedFdp(Algorithm[FedFdpState]):
             )
         for party, size in self.expected.items():
             positive(f"expected batch size of {party}", size)
+        require_class_weights(self.options.class_weight, self.model.classes)
         if not math.isclose(math.fsum(self.weights.values()), 1.0, rel_tol=1e-9):
             raise InvalidInput("weights", dict(self.weights), "must sum to 1", "give shares of all records")
         if self.clips is not None and self.options.loss_floor > self.clips.loss:
@@ -160,8 +163,10 @@ class FedFdp(Algorithm[FedFdpState]):
         theta = state.theta if state.local is None else state.local[place]
         if self.clips is None:
             return self._in_the_clear(theta, state.mean_loss, silo, batch)
-        weigh = fair_clipping(self.options.fairness, state.mean_loss, self.clips.gradient)
-        found = self.model.weighted_gradient(theta, silo.x[batch], silo.y[batch], weigh)
+        y = silo.y[batch]
+        clipped = fair_clipping(self.options.fairness, state.mean_loss, self.clips.gradient)
+        weigh = shrunk_by_class(clipped, self.options.class_weight, y, self.model.classes)
+        found = self.model.weighted_gradient(theta, silo.x[batch], y, weigh)
         losses = clipped_losses(found.losses, state.loss_clips[place], self.clips.loss)
         gradient = found.total.numpy().astype(np.float64)
         largest = float(losses.max()) if len(batch) else 0.0
@@ -197,8 +202,9 @@ class FedFdp(Algorithm[FedFdpState]):
 
     def _in_the_clear(self, theta: Tensor, mean_loss: float, silo: SiloTensors, batch: Tensor) -> Message:
         """(1 + lambda Delta) times the mean gradient, Delta of the whole batch (Equation 8), and the mean loss."""
-        mean = mean_over(max(1, len(batch)))
-        found = self.model.weighted_gradient(theta, silo.x[batch], silo.y[batch], mean)
+        y = silo.y[batch]
+        mean = class_means(self.options.class_weight, y, self.model.classes, max(1, len(batch)))
+        found = self.model.weighted_gradient(theta, silo.x[batch], y, mean)
         loss = float(found.losses.mean()) if len(batch) else mean_loss
         factor = 1.0 + self.options.fairness * (loss - mean_loss)
         gradient = factor * found.total.numpy().astype(np.float64)
@@ -223,6 +229,9 @@ def build(blueprint: Blueprint[FedFdpOptions]) -> Algorithm[Any]:
     """FedFDP or another method on the same pairs; without a clip (and so without a promise) FedFair."""
     clips, expected = _signed_clips(blueprint)
     model, options, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
+    if options.class_weight and options.method is not PairMethod.FEDFDP:
+        rule = f"is not for method = {options.method.value!r}, which weighs clients by their plain losses"
+        raise InvalidInput("[training] class-weight", options.class_weight, rule, "drop it, or use method = 'fedfdp'")
     sending = PlainMeans() if clips is None else ClippedPairs(clips.gradient, clips.loss, expected)
     match options.method:
         case PairMethod.FEDFDP:

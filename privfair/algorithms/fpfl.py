@@ -31,7 +31,7 @@ from privfair.fairness.constraints import (
     violations,
 )
 from privfair.fairness.constraints import Rate as GroupRate
-from privfair.models.model import Model
+from privfair.models.model import Model, require_class_weights
 from privfair.plan.privacy import Unpriced, needed
 
 STATISTICS = "user_statistics"
@@ -67,6 +67,8 @@ class FpflOptions(Options):
     least_count: Positive = 1.0
     """A group whose noisy count falls below is left out of the round's constraints."""
     positive_class: Whole = 1
+    class_weight: tuple[Positive, ...] = ()
+    """How often each class counts in a user's loss, before the user's vector is clipped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +109,7 @@ class Fpfl(Algorithm[FpflState]):
 
     def __post_init__(self) -> None:
         count("groups", self.groups)
+        require_class_weights(self.options.class_weight, self.model.classes)
         positive("expected cohort", self.expected_cohort)
         if self.clip is not None:
             positive("clip", self.clip)
@@ -122,7 +125,7 @@ class Fpfl(Algorithm[FpflState]):
     def statistics(self) -> Statistics:
         selection = self.options.choice is ModelChoice.BEST_PUBLISHED
         layout = Layout(self.model.size, self.groups, len(self.rates), selection)
-        return Statistics(self.model, layout, self.rates, self.options.rate_value)
+        return Statistics(self.model, layout, self.rates, self.options.rate_value, self.options.class_weight)
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         if self.clip is not None:

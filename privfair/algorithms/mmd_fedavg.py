@@ -26,7 +26,7 @@ from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import GaussianNoise, Kernel, LaplaceNoise, Noise, kernel_of
 from privfair.fairness.measurement import require_score, score_values
 from privfair.fairness.mmd import GROUPS, TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
-from privfair.models.model import ROUNDING_SLACK, Model
+from privfair.models.model import ROUNDING_SLACK, Model, require_class_weights
 from privfair.plan.privacy import Unpriced, needed
 
 
@@ -70,6 +70,8 @@ class MmdFedAvgOptions(Options):
     """Each cell's share of all records, if these are public: group 0's conditions, then group 1's."""
     least_share: Rate = 0.01
     """Paid (noisy) shares of groups are held above this before they are divided by."""
+    class_weight: tuple[Positive, ...] = ()
+    """How often each class counts in a client's loss, before the client's update is clipped."""
 
     @property
     def compared(self) -> Score:
@@ -227,6 +229,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
 
     def __post_init__(self) -> None:
         require_score(self.options.compared, self.model.classes)
+        require_class_weights(self.options.class_weight, self.model.classes)
         self.terms.require(self.options, len(self.cells))
         _ = self.kernel
 
@@ -320,6 +323,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
             self.options.fairness,
             [list(of) for of in published.reshape(GROUPS, len(self.given), self.terms.samples)],
             np.array(shares),
+            self.options.class_weight,
         )
         total, largest = torch.zeros(self.model.size, dtype=torch.float64), 0.0
         for client in (batch[batch >= len(silo)] - len(silo)).tolist():

@@ -33,7 +33,7 @@ from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_slopes
-from privfair.models.model import Model, Weigh, class_factors, mean_over
+from privfair.models.model import Model, Weigh, class_means, require_class_weights
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class PayOnce(Algorithm[PayOnceState]):
 
     def __post_init__(self) -> None:
         count("largest-silo", self.largest_silo)
+        require_class_weights(self.options.class_weight, self.model.classes)
         if self.options.class_weight and self.options.warm_start:
             raise InvalidInput(
                 "class-weight", self.options.class_weight, "excludes warm-start, which counts all alike", "drop one"
@@ -222,10 +223,7 @@ class PayOnce(Algorithm[PayOnceState]):
 
     def _weigh(self, y: Tensor) -> Weigh:
         """The mean, in which each class counts as often as its weight says."""
-        if not self.options.class_weight:
-            return mean_over(len(y))
-        shares = class_factors(self.options.class_weight, y, self.model.classes) / len(y)
-        return lambda norms, losses: shares.to(norms.dtype)
+        return class_means(self.options.class_weight, y, self.model.classes, len(y))
 
     def _sum(self, received: Received, name: str) -> Tensor:
         parts = [self.weights[party] * values[name].values for party, values in received.items()]

@@ -32,12 +32,12 @@ from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
-from privfair.algorithms.parts.options import AtLeastZero, OpenUnit, Whole
+from privfair.algorithms.parts.options import AtLeastZero, OpenUnit, Positive, Whole
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
-from privfair.models.model import Model, mean_over
+from privfair.models.model import Model, class_means, require_class_weights
 
 
 class WCenter(Enum):
@@ -64,6 +64,8 @@ class SteffleOptions(DescentOptions):
     positive_class: Whole = 1
     w_step: AtLeastZero = 1.0
     w_center: WCenter = WCenter.INDEPENDENCE
+    class_weight: tuple[Positive, ...] = ()
+    """How often each class counts in the loss, which is sent in the clear; the fairness term has no classes."""
 
 
 # What was signed for a SteFFLe run, and how the server weighs silos.
@@ -185,6 +187,11 @@ class Steffle(Algorithm[SteffleState]):
         count("groups", self.groups, least=2)
         if len(set(self.sensitive)) != len(self.sensitive):
             raise InvalidInput("sensitive", self.sensitive, "must be distinct names", "name each silo once")
+        require_class_weights(self.options.class_weight, self.model.classes)
+        if self.options.class_weight and self.options.warm_start:
+            raise InvalidInput(
+                "class-weight", self.options.class_weight, "excludes warm-start, which counts all alike", "drop one"
+            )
         if self.options.positive_class >= self.model.classes:
             raise InvalidInput(
                 "positive-class",
@@ -330,7 +337,7 @@ class Steffle(Algorithm[SteffleState]):
         return slopes - mean[:, None, :], mean
 
     def _loss_gradient(self, state: SteffleState, x: Tensor, y: Tensor) -> Floats:
-        mean = mean_over(self.bounds.batch_size)
+        mean = class_means(self.options.class_weight, y, self.model.classes, self.bounds.batch_size)
         return _floats(self.model.weighted_gradient(state.descent.theta, x, y, mean).total)
 
     def _attribute_free(self, state: SteffleState, x: Tensor, block: Tensor) -> Floats:

@@ -273,7 +273,7 @@ def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, con
             party: opened.enter_context(Ledger.open(place, flags.anchor, Access.READ)) for party, place in named.items()
         }
         sites = SitesInHand(files, {party: book for party, book in ledgers.items() if party is not None}, keys)
-        counted = opened.enter_context(progress_bar("reruns"))
+        counted = opened.enter_context(progress_bar("auditing"))
         return audit_run(run, options, trusted, ledgers.get(None), _say, flags.plan_path, sites, counted)
 
 
@@ -333,7 +333,8 @@ def show_report(report: AuditReport, verbose: bool) -> None:
     show_membership(report)
     show_attribute(report, verbose)
     if report.model is not None:
-        print_wrapped(*_quality(report.model, verbose))
+        where = "held-out records" if report.membership is None else "non-members"
+        print_wrapped(*_quality(report.model, where, verbose))
 
 
 def _show_evidence(report: AuditReport) -> None:
@@ -351,10 +352,10 @@ def _show_evidence(report: AuditReport) -> None:
         )
 
 
-def _quality(model: ModelQuality, verbose: bool) -> list[str]:
+def _quality(model: ModelQuality, where: str, verbose: bool) -> list[str]:
     """The model beside a constant answer, with the warning if it is no better."""
     rows = [
-        ("on the held-out records", "accuracy", "balanced", "AUC", "parity gap"),
+        (f"on the {where}", "accuracy", "balanced", "AUC", "parity gap"),
         (
             "this model",
             number_text(model.accuracy),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from privfair.cli.executors import executor_of, scheduler_option
-from privfair.cli.output import options, print_rich, print_wrapped
+from privfair.cli.output import options, print_rich, print_wrapped, progress_bar
 
 if TYPE_CHECKING:
     from audit.membership.epsilon_bound import Claim
@@ -163,7 +161,7 @@ def judge_model(flags: ModelFlags, run: Path | None, trusted: FolderTrust, seed:
     """Read the files, open the model, train shadow models, attack, judge."""
     from audit.membership.membership_audit import audit_model, audit_scores
     from audit.membership.records import RecordTables
-    from audit.membership.targets import Direction, read_scores
+    from audit.membership.targets import Direction, quality_of, read_scores
 
     flags.require_complete(run)
     assert flags.members is not None
@@ -177,12 +175,13 @@ def judge_model(flags: ModelFlags, run: Path | None, trusted: FolderTrust, seed:
         units = None if alone else tables.units(flags.unit)
         chosen = _options(flags, None, seed, confidence)
         return audit_scores(scores, _member_marks(tables), flags.score, chosen, _claim(flags, trusted.signers), units)
-    target = open_model(flags, trusted)
-    claim = _claim(flags, trusted.signers)
-    records = records_for(flags, target)
     chosen = _options(flags, _recipe(flags), seed, confidence)
-    with executor_of(flags.jobs, flags.scheduler, threads=True) as executor, _progress(flags.shadow_models) as progress:
-        return audit_model(target, records, chosen, claim, executor, progress)
+    with executor_of(flags.jobs, flags.scheduler, threads=True) as executor, progress_bar("shadow models") as progress:
+        target = open_model(flags, trusted)
+        claim = _claim(flags, trusted.signers)
+        records = records_for(flags, target)
+        report = audit_model(target, records, chosen, claim, executor, progress)
+    return report.model_copy(update={"model": quality_of(target, records)})
 
 
 def open_model(flags: ModelFlags, trusted: FolderTrust) -> Target:
@@ -287,20 +286,6 @@ def _claim(flags: ModelFlags, trust: TrustFile | None) -> Claim | None:
     envelope = read_bytes(path, "--manifest")
     read = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
     return Claim.of_manifest(read.document)
-
-
-@contextmanager
-def _progress(models: int) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on standard error while shadow models are trained."""
-    if not models:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("shadow models", total=models)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 # The attribute-inference part of `privfair audit`.

@@ -31,12 +31,13 @@ def command(plan: Path, as_json: bool) -> None:
     Exit code 1 if something is wrong. If nothing is, what would be protected and how much noise it takes.
     """
     found = Mistakes()
-    file = found.run(lambda: _read(plan))
     budget = None
-    if file is not None:
-        _check_parts(file, found)
-        if not found.sentences:
-            budget = found.run(lambda: _calibrate(file))
+    with progress_bar("checking plan, schema and files"):
+        file = found.run(lambda: _read(plan))
+        if file is not None:
+            _check_parts(file, found)
+            if not found.sentences:
+                budget = found.run(lambda: _calibrate(file))
     if as_json:
         print_json({"plan": str(plan), "ok": not found.sentences, "mistakes": found.sentences})
     elif found.sentences:
@@ -105,22 +106,18 @@ def _check_files(schema: Path, files: tuple[Path, ...], found: Mistakes) -> None
     parts = check_schema(schema)
     found.sentences += [sentence for sentence in parts.mistakes if sentence not in found.sentences]
     layout = Layout(parts.delimiter, parts.decimal)
-    with progress_bar("reading files") as show:
-        for number, path in enumerate(files):
-            show(number, len(files))
-            looks = recognise(path, layout)
-            if looks != layout and path.is_file():
-                said = f"delimiter = {looks.delimiter!r} and decimal = {looks.decimal!r}"
-                found.sentences.append(
-                    f"{path}: {'; '.join(looks.notes(layout))}; write {said} under [file] of {schema}"
-                )
-            table = found.run(partial(read_table, path, looks.delimiter, looks.decimal))
-            if table is not None:
-                for name in parts.named:
-                    found.run(partial(table.column, name))
-                for column in parts.columns:
-                    if column.name in table.columns:
-                        found.run(partial(_check_column, table, column))
+    for path in files:
+        looks = recognise(path, layout)
+        if looks != layout and path.is_file():
+            said = f"delimiter = {looks.delimiter!r} and decimal = {looks.decimal!r}"
+            found.sentences.append(f"{path}: {'; '.join(looks.notes(layout))}; write {said} under [file] of {schema}")
+        table = found.run(partial(read_table, path, looks.delimiter, looks.decimal))
+        if table is not None:
+            for name in parts.named:
+                found.run(partial(table.column, name))
+            for column in parts.columns:
+                if column.name in table.columns:
+                    found.run(partial(_check_column, table, column))
 
 
 def _check_column(table: RawTable, column: NumericColumn | CodedColumn) -> None:

@@ -119,18 +119,43 @@ def number_text(value: float | None, digits: int = 3) -> str:
 
 @contextmanager
 def progress_bar(label: str, shown: bool = True) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on standard error with the time left: call what it gives with what is done, and how much there is."""
-    if not shown:
+    """A bar on standard error with the time left: call what it gives with what is done, and how much there is.
+
+    Files that are read meanwhile take the bar over, each with its share. Where nobody looks (a pipe, --json into a
+    file) there is no bar.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
         yield lambda done, total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    from privfair.data.read import watch_reading
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(20),
+        TextColumn("{task.fields[count]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None, count="")
+
+        def show(words: str, done: int, total: int | None, count: str) -> None:
+            if bar.tasks[0].description != words:
+                bar.reset(task, description=words)
+            bar.update(task, completed=done, total=total, count=count)
+
+        def show_reading(file: str, done: int, size: int) -> None:
+            if done < size:
+                show(f"reading {Path(file).name}", done, size, f"{100 * done // size}%")
+            else:
+                show(label, 0, None, "")
+
+        with watch_reading(show_reading):
+            yield lambda done, total: show(label, done, total, f"{done}/{'?' if total is None else total}")
 
 
 def track(label: str, items: Sequence[Item]) -> Iterator[Item]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from calibrate.errors import CheckFailed, Refused
+from privfair.cli import INTERRUPTED, cli
 from privfair.cli.output import print_wrapped
 
 
@@ -124,8 +126,6 @@ class Pipeline:
 
     def _run(self, words: tuple[object, ...], progress: bool = False) -> str:
         """What a command prints; what it says on standard error goes into the log, unless `progress` shows it."""
-        from privfair.cli import cli
-
         spoken = [str(word) for word in words]
         line = f"privfair {shlex.join(spoken)}"
         with self._commands.open("a", encoding="utf-8") as commands:
@@ -141,9 +141,26 @@ class Pipeline:
             else:
                 with redirect_stdout(out), redirect_stderr(err):
                     cli.main(spoken, standalone_mode=False)
+        except (click.Abort, KeyboardInterrupt) as error:
+            if isinstance(error.__cause__, EOFError):  # click takes the end of any file for Ctrl-D
+                raise
+            self._interrupted("")
+        except SystemExit as stop:
+            if stop.code != INTERRUPTED:
+                raise
+            self._interrupted(" and --resume")  # training: what is charged so far is kept
         finally:
             self._write(out.getvalue() + err.getvalue())
         return out.getvalue()
+
+    def _interrupted(self, more: str) -> NoReturn:
+        """Leave with a sentence on how to go on; whatever a command began is whole."""
+        click.echo(
+            f"privfair: interrupted; what is done so far is in {self.folder}. Go on with the last line of "
+            f"{self._commands}{more}, or give the same command again to start over in a new folder",
+            err=True,
+        )
+        sys.exit(INTERRUPTED)
 
     def _write(self, text: str) -> None:
         with self._log.open("a", encoding="utf-8") as log:

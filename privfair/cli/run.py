@@ -56,11 +56,7 @@ def command(
     pipeline.say("Training")
     chosen = (("--threshold", threshold), ("--target-gap", target_gap), ("--target-rate", target_rate))
     flags = tuple(word for name, value in chosen if value is not None for word in (name, value))
-    try:
-        trained = pipeline.answer(*pipeline.train_words(plan, "run"), *flags, progress=True)
-    except (KeyboardInterrupt, SystemExit):
-        click.echo(f"privfair: go on with the last command in {folder / 'commands.sh'} and --resume", err=True)
-        raise
+    trained = pipeline.answer(*pipeline.train_words(plan, "run"), *flags, progress=True)
     pipeline.tell(f"trained     {trained['rounds']} rounds")
     pipeline.say("The audit")
     verdict, report = pipeline.audit("--reruns", reruns, "--plan", plan)

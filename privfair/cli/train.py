@@ -16,6 +16,7 @@ from privfair.cli.output import (
     number_text,
     print_json,
     print_wrapped,
+    progress_bar,
     read_bytes,
     show_values_option,
     table_lines,
@@ -159,24 +160,25 @@ def command(
     from privfair.cli.epsilon_so_far import EpsilonSoFar
     from privfair.run.decision import ThresholdRule
     from privfair.run.public import promise_of, read_signed_plan
-    from privfair.training import TrustInForce, execute, prepare, train_with_guards
 
     rule = ThresholdRule(threshold, target_gap, target_rate)
-    trust = TrustInForce(trust_path, root)
-    if not quiet:
-        click.echo("reading and checking budget, plan and files", err=True)
     if guards_path is None:
         if ledger is None or test_files:
             raise click.UsageError("--ledger is needed, and --test-file is not known, unless --guards is given")
-        prepared = prepare(plan, manifest, trust)
-        budget = prepared.document
-    else:
-        if ledger is not None or anchor is not None:
-            raise click.UsageError("with --guards the ledgers are the guards' own; drop --ledger and --anchor")
-        if rule != ThresholdRule():
-            raise click.UsageError("with --guards no record is held out here; choose the threshold when predicting")
-        signed = read_signed_plan(plan, read_bytes(manifest, "--manifest"), trust.file)
-        budget = signed.document
+    elif ledger is not None or anchor is not None:
+        raise click.UsageError("with --guards the ledgers are the guards' own; drop --ledger and --anchor")
+    elif rule != ThresholdRule():
+        raise click.UsageError("with --guards no record is held out here; choose the threshold when predicting")
+    with progress_bar("reading and checking budget, plan and files", shown=not quiet):
+        from privfair.training import TrustInForce, execute, prepare, train_with_guards  # loads the engine
+
+        trust = TrustInForce(trust_path, root)
+        if guards_path is None:
+            prepared = prepare(plan, manifest, trust)
+            budget = prepared.document
+        else:
+            signed = read_signed_plan(plan, read_bytes(manifest, "--manifest"), trust.file)
+            budget = signed.document
     promise = promise_of(budget)
     prices = EpsilonSoFar(budget)
     try:

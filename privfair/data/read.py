@@ -8,7 +8,9 @@ import io
 import re
 import zipfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,6 +26,21 @@ if TYPE_CHECKING:
 
 _CHUNK = 20_000
 """Rows of a file that are parsed at a time."""
+
+Watcher = Callable[[str, int, int], None]
+"""Told which file is being read, how many characters of it are parsed, and how many there are."""
+_WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watch_reading(watcher: Watcher) -> Iterator[None]:
+    """Tell `watcher` how far every file is that is read inside this block; it decides nothing."""
+    before = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(before)
+
 
 # The one error that a bad file, column or schema gets.
 
@@ -233,13 +250,13 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadData(file, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from None
-    reader = _reader(text, delimiter)
+    reader = _reader(io.StringIO(text, newline=""), delimiter)
     rows: list[list[str]] = []
     lines: list[int] = []
     try:
         names = [name.strip() for name in header] if header is not None else [n.strip() for n in next(reader, [])]
         _require_header(names, file)
-        regular = _parse_regular(_reader(text, delimiter), names, skip=0 if header is not None else 1)
+        regular = _parse_regular(text, delimiter, names, 0 if header is not None else 1, file)
         if regular is not None:
             return RawTable(file, *regular)
         for row in reader:
@@ -263,18 +280,20 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
     return RawTable(file, columns, np.array(lines))
 
 
-def _reader(text: str, delimiter: str) -> CsvReader:
-    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True, strict=True)
+def _reader(stream: io.StringIO, delimiter: str) -> CsvReader:
+    return csv.reader(stream, delimiter=delimiter, skipinitialspace=True, strict=True)
 
 
 def _parse_regular(
-    reader: CsvReader, names: list[str], skip: int
+    text: str, delimiter: str, names: list[str], skip: int, file: str
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]] | None:
     """Columns and lines of a file with one record per line; None where some line asks for the careful way.
 
     Chunk by chunk, so that a large file never exists as millions of small objects.
     """
     chunks: list[list[NDArray[Any]]] = []
+    stream, watcher = io.StringIO(text, newline=""), _WATCHER.get()
+    reader = _reader(stream, delimiter)
     try:
         deque(islice(reader, skip), maxlen=0)
         first = reader.line_num
@@ -282,6 +301,8 @@ def _parse_regular(
             if set(map(len, rows)) != {len(names)}:
                 return None
             chunks.append([np.array(column) for column in zip(*rows, strict=True)])
+            if watcher is not None:
+                watcher(file, stream.tell(), len(text))
     except csv.Error:
         return None
     records = sum(len(chunk[0]) for chunk in chunks)

@@ -35,7 +35,7 @@ from privfair.fairness.kernels import (
     TwoLaplaceKernel,
 )
 from privfair.fairness.measurement import score_gradient, score_values
-from privfair.models.model import Model, mean_over
+from privfair.models.model import Model, class_means
 
 # Maximum mean discrepancy between two samples of scores, and the kernel that noise on the scores leaves.
 #
@@ -202,10 +202,13 @@ class TrackedPenalty:
     """By group, then by condition: scores."""
     shares: Floats
     """(groups * conditions,), each positive."""
+    class_weight: tuple[float, ...] = ()
+    """How often each class counts in the loss; left out, all count alike."""
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, s: Tensor) -> Tensor:
         """The mean over these records of the gradients of their loss and of their part of the penalty."""
-        task = self.model.weighted_gradient(theta, x, y, mean_over(max(1, len(y)))).total
+        mean = class_means(self.class_weight, y, self.model.classes, max(1, len(y)))
+        task = self.model.weighted_gradient(theta, x, y, mean).total
         if self.weight == 0 or len(y) == 0:
             return task
         scores = score_values(self.score, self.model, theta, x, y, self.positive_class)

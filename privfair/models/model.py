@@ -137,15 +137,42 @@ def mean_over(size: int) -> Weigh:
     return lambda norms, losses: torch.full_like(norms, share)
 
 
+def require_class_weights(weights: Sequence[float], classes: int) -> None:
+    """Refuse weights that are not one per class; no weights at all count every class alike."""
+    if weights and len(weights) != classes:
+        rule = f"must be one number for each of the {classes} classes"
+        raise InvalidInput("class-weight", tuple(weights), rule, "write class-weight = [1.0, 3.0], for example")
+
+
 def class_factors(weights: Sequence[float], labels: Tensor, classes: int) -> Tensor:
-    """The weight of each record's class; `weights` has one number per class, in the schema's order.
+    """The weight of each record's class; `weights` has one number per class, in the schema's order, or none.
 
     A record's factor depends on its own class alone.
     """
-    if len(weights) != classes:
-        rule = f"must be one number for each of the {classes} classes"
-        raise InvalidInput("class-weight", tuple(weights), rule, "write class-weight = [1.0, 3.0], for example")
+    require_class_weights(weights, classes)
+    if not weights:
+        return torch.ones(len(labels), dtype=torch.float64)
     return torch.tensor(weights, dtype=torch.float64)[labels]
+
+
+def class_means(weights: Sequence[float], labels: Tensor, classes: int, size: int) -> Weigh:
+    """The mean over `size` records in which each class counts as often as its weight says; nothing is clipped."""
+    if not weights:
+        return mean_over(size)
+    shares = class_factors(weights, labels, classes) / count("size", size)
+    return lambda norms, losses: shares.to(norms.dtype)
+
+
+def shrunk_by_class(weigh: Weigh, weights: Sequence[float], labels: Tensor, classes: int) -> Weigh:
+    """`weigh`, then shrunk for every class but the heaviest.
+
+    Guarantee: each factor lies in (0, 1] and depends on the record's own class alone, so no record's part gets longer,
+    and a bound on what one record adds to the sum holds as before (docs/models.md, "Classes that count more").
+    """
+    if not weights:
+        return weigh
+    shares = class_factors(weights, labels, classes) / max(weights)
+    return lambda norms, losses: weigh(norms, losses) * shares.to(norms.dtype)
 
 
 @final

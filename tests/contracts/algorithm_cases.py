@@ -148,6 +148,64 @@ def _steffle_plan(sampling: SteffleSampling) -> StefflePlan:
     return StefflePlan(RECORDS, size, ROUNDS, 0.3, 0.5, 0.5, sampling)
 
 
+_WEIGHTS = (1.0, 40.0)
+"""One class counts forty times: a bound that was not folded in would break at once."""
+
+
+def _weighted_mmd(model: Model) -> MmdFedAvg:
+    plain = _mmd(True, MmdCriterion.STATISTICAL_PARITY)(model)
+    return replace(plain, options=replace(plain.options, class_weight=_WEIGHTS))
+
+
+_WEIGHTED_CASES = tuple(
+    Case(f"{name}, classes weighed", build, (sampling,), parties, plan, ("logistic",))
+    for name, build, sampling, parties, plan in (
+        (
+            "steffle",
+            lambda model: replace(_steffle(model), options=replace(_steffle(model).options, class_weight=_WEIGHTS)),
+            _SHUFFLED_TENS,
+            ("north", "south"),
+            _steffle_plan(SteffleSampling.SHUFFLED),
+        ),
+        (
+            "gaussian",
+            lambda model: DpFedSgd(model, GradientOptions(), 1.0, 20.0, class_weight=_WEIGHTS),
+            _POISSON,
+            ("north", "south"),
+            _GAUSSIAN,
+        ),
+        (
+            "fedprox",
+            lambda model: FedProx(model, FedProxOptions(), SHARES, replace(_SUMS, class_weight=_WEIGHTS)),
+            _POISSON,
+            ("north", "south"),
+            _GAUSSIAN,
+        ),
+        (
+            "fedfdp",
+            lambda model: FedFdp(model, FedFdpOptions(class_weight=_WEIGHTS), SHARES, EXPECTED, _CLIPS),
+            _POISSON,
+            ("north", "south"),
+            _FEDFDP,
+        ),
+        (
+            "fpfl",
+            lambda model: Fpfl(model, FpflOptions(class_weight=_WEIGHTS), 2, 4.0, 2.0),
+            Poisson(0.25),
+            ("users",),
+            FpflPlan(USERS, 4, ROUNDS, 2.0, CohortSampling.POISSON),
+        ),
+        (
+            "mmd-fedavg",
+            _weighted_mmd,
+            None,
+            ("central",),
+            MmdFedavgPlan(5, 3, ROUNDS, users=CLIENTS, cohort=2, update_clip=0.2, histogram_noise_ratio=1.0),
+        ),
+    )
+)
+
+
 CASES = (
     Case("steffle", _steffle, (_SHUFFLED_TENS, _POISSON), plan=_steffle_plan(SteffleSampling.SHUFFLED)),
     Case("pay-once", _pay_once, (None,)),
@@ -240,6 +298,7 @@ CASES = (
         ("central",),
         MmdFedavgPlan(5, 3, ROUNDS, users=CLIENTS, cohort=2, update_clip=0.2, histogram_noise_ratio=1.0),
     ),
+    *_WEIGHTED_CASES,
 )
 
 

@@ -23,7 +23,18 @@ pytestmark = [
 ]
 _PATIENCE = 60_000
 """Milliseconds that a step may take on a machine that is busy with other tests."""
-PAGES = ("/", "/planner", "/requests", "/requests/second.json", "/ledger", "/runs", "/compare?a=run-1&b=run-2")
+_CHOSEN = "/chooser?protect=record&from=coordinator&sites=3&fair=sites"
+PAGES = (
+    "/",
+    "/chooser",
+    _CHOSEN,
+    "/planner",
+    "/requests",
+    "/requests/second.json",
+    "/ledger",
+    "/runs",
+    "/compare?a=run-1&b=run-2",
+)
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 
 
@@ -156,6 +167,23 @@ def test_the_planner_is_used_by_keyboard_and_answers_as_it_moves(served: Served,
     assert page.locator("#answer img, #answer script").count() == 0
     page.fill("#rounds", "60")
     page.wait_for_selector("#answer .tiles")
+    page.context.close()
+
+
+def test_the_chooser_is_answered_by_keyboard(served: Served, browser: Browser) -> None:
+    page = served.page(browser)
+    page.goto(f"{served.origin}/chooser")
+    page.locator("#protect-attribute").focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#protect-record").is_checked()
+    page.get_by_label("How many sites").fill("3")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#choice h2 >> text=gaussian, protecting one record")
+    page.locator("#fair-sites").check()
+    page.get_by_role("button", name="Choose").press("Enter")
+    page.wait_for_selector("#choice h2 >> text=fedfdp, protecting one record")
+    page.get_by_role("link", name="How much noise it needs").press("Enter")
+    page.wait_for_url("**/planner?algorithm=fedfdp&sites=3")
     page.context.close()
 
 

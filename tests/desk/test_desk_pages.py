@@ -6,13 +6,18 @@ import json
 from collections.abc import Iterator
 from html import escape
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
+import markupsafe
 import pytest
 from starlette.testclient import TestClient
 
+from calibrate.choose import QUESTIONS, Fair, Need, Observer, choose
+from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.request import read_declined, read_request
 from calibrate.manifest.verify import authenticate, read_unverified
+from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner
 from privfair.integrations.desk.access import POLICY
 from privfair.integrations.desk.books import open_books
@@ -65,7 +70,7 @@ def test_a_name_pointed_at_this_machine_is_refused(world: World, inside: TestCli
 
 
 def test_every_answer_carries_the_strict_policy(inside: TestClient) -> None:
-    pages = ("/", "/planner", "/requests", "/ledger", "/runs", "/static/desk.css", "/nothing-here")
+    pages = ("/", "/chooser", "/planner", "/requests", "/ledger", "/runs", "/static/desk.css", "/nothing-here")
     for page in pages:
         headers = inside.get(page).headers
         assert headers["content-security-policy"] == POLICY
@@ -89,6 +94,7 @@ def test_no_page_shows_a_strangers_markup(inside: TestClient) -> None:
         "/requests/" + ATTACK.replace("/", "").replace("?", ""),
         f"/compare?a={ATTACK}&b=run-1",
         *(f"/planner?{name}={ATTACK}" for name in ("algorithm", *planner.COMMON, "clip")),
+        *(f"/chooser?{name}={ATTACK}" for name in ("protect", "from", "fair", "sites")),
         f"/planner/answer?epsilon={ATTACK}",
         f"/planner/curves?sites={ATTACK}",
     )
@@ -232,6 +238,38 @@ def test_a_wrong_field_is_said_on_the_page(inside: TestClient, given: dict[str, 
     assert said in answer.text
     assert 'role="alert"' in answer.text
     assert inside.get("/planner/curves", params=given).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("protect", "observer", "sites", "fair"), list(product(Protected, Observer, (1, 3), Fair)), ids=str
+)
+def test_the_chooser_page_says_what_the_command_says(
+    inside: TestClient, protect: Protected, observer: Observer, sites: int, fair: Fair
+) -> None:
+    given = {"protect": protect.value, "from": observer.value, "sites": str(sites), "fair": fair.value}
+    page = inside.get("/chooser", params=given).text
+    for name, value in given.items():
+        assert name == "sites" or f'id="{name}-{value}" name="{name}" value="{value}" checked' in page
+    choice, refused = None, ""
+    try:
+        choice = choose(Need(protect, observer, sites, fair))
+    except UnsupportedCombination as error:
+        refused = str(error)
+    if choice is None:
+        assert f'role="alert">{markupsafe.escape(refused)}' in page
+        return
+    said = (*choice.protection().lines(), *choice.why, *choice.instead, choice.next_command)
+    assert all(f">{markupsafe.escape(line)}<" in page for line in said)
+    assert f"<h2>{choice.algorithm}, protecting one {protect.value}</h2>" in page
+
+
+def test_the_chooser_asks_first_and_says_what_is_wrong(inside: TestClient) -> None:
+    asked = inside.get("/chooser").text
+    assert all(question.text in asked for question in QUESTIONS)
+    assert "How many sites hold the records?" in asked
+    assert "The answer comes here" in asked
+    assert "whole number" in inside.get("/chooser", params={"sites": "none"}).text
+    assert "is not one of the answers" in inside.get("/chooser", params={"protect": "all"}).text
 
 
 def test_the_planner_page_works_without_script(inside: TestClient) -> None:

@@ -18,6 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from torch import nn
 
+from audit.report.page import ReportContent, render
+from privfair.cli.report import read_audit
 from tests.end_to_end.command_line import Outcome, privfair
 
 RECORDS, FEATURES = 400, 6
@@ -261,6 +263,45 @@ def test_the_verdict_comes_first_and_tables_after_it(tmp_path: Path, files: tupl
     outcome = privfair("audit", "--model", tmp_path / "m.joblib", *files, "--trust-pickle", *QUICK)
     places = [outcome.out.index(word) for word in ("LEAKS", "checks passed", "AUC")]
     assert places == sorted(places)
+
+
+class _Always:
+    """A classifier that answers the same class to everybody."""
+
+    classes_ = np.array([0, 1, 2])
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+
+    def predict_proba(self, x: np.ndarray) -> np.ndarray:
+        return np.full((len(x), 3), 0.1) + 0.7 * (np.arange(3) == self.answer)
+
+
+def test_a_model_that_answers_all_alike_is_never_shown_without_the_warning(tmp_path: Path) -> None:
+    features, labels = arrays()
+    written = [write(tmp_path / f"{n}.csv", features[n::2], labels[n::2] + (features[n::2, 3] > 0)) for n in (0, 1)]
+    joblib.dump(_Always(1), tmp_path / "m.joblib")
+    asked = ("--model", tmp_path / "m.joblib", "--members", written[0], "--nonmembers", written[1], "--trust-pickle")
+    shown = privfair("audit", *asked, "--shadow-models", 0, "--out", tmp_path / "audit.json")
+    assert shown.code == 0, shown.err
+    assert "WARNING  EMPTY MODEL: it answers '1' to every record" in shown.out
+    assert "on the non-members" in shown.out
+    found = json.loads((tmp_path / "audit.json").read_text("utf-8"))["model"]
+    assert found["records"] == RECORDS // 2
+    assert found["balanced_accuracy"] == pytest.approx(1 / 3)
+    page = render(ReportContent(None, read_audit(tmp_path / "audit.json"), (), ()))
+    assert "EMPTY MODEL" in page
+
+
+def test_a_useful_model_is_measured_on_the_non_members(tmp_path: Path, files: tuple[object, ...]) -> None:
+    joblib.dump(forest(), tmp_path / "m.joblib")
+    found = audit("--model", tmp_path / "m.joblib", *files, "--trust-pickle", "--shadow-models", 0).json()["model"]
+    features, labels = arrays()
+    half = RECORDS // 2
+    assert found["accuracy"] == pytest.approx(forest().score(features[half:], labels[half:]), abs=0.02)
+    assert found["warning"] is None
+    assert found["demographic_parity"] is None
+    assert 0.5 < found["auc"] <= 1
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------

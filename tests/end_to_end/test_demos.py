@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import click
 import pytest
 
 from calibrate.plans.from_mapping import plan_from_mapping
+from privfair.cli import keys
 from privfair.cli.demo import PLANS
 from privfair.plan.file import read_plan_file
 from privfair.plan.training import read_training_plan
@@ -38,6 +40,28 @@ def test_the_plan_is_whole(name: str, tmp_path: Path) -> None:
         own = getattr(training.own, key.replace("-", "_"), None)
         shared = getattr(training.training, key.replace("-", "_"), None)
         assert value in (own, shared, getattr(own, "value", None)) or isinstance(own, tuple)
+
+
+@pytest.mark.parametrize(
+    ("stop", "resumes"), [(KeyboardInterrupt(), False), (SystemExit(130), True)], ids=["anywhere", "while training"]
+)
+def test_ctrl_c_leaves_a_sentence_on_how_to_go_on(
+    stop: BaseException, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo's first command is interrupted, as by Ctrl-C, or ends as interrupted training does."""
+
+    def interrupt(**given: object) -> None:
+        raise stop
+
+    assert isinstance(keys.command, click.Group)
+    monkeypatch.setattr(keys.command.commands["generate"], "callback", interrupt)
+    outcome = privfair("demo", "--algorithm", "pay-once", "--out", tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert outcome.code == 130
+    said = f"Go on with the last line of {folder / 'commands.sh'}{' and --resume' if resumes else ''}, or give"
+    assert said in outcome.err
+    assert outcome.err.count("interrupted") == 1
+    assert (folder / "commands.sh").read_text("utf-8").splitlines()[-1].startswith("privfair keys generate")
 
 
 @needs_benchmarks

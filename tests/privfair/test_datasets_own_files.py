@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation
+from privfair.cli.output import progress_bar
+from privfair.data import read
 from privfair.data.own_files import load_own_features, load_own_silo, load_own_silos, load_own_train_test
 from privfair.data.partition import ByColumn, Heterogeneous, cut_into_silos
 from privfair.data.read import BadData
@@ -347,3 +351,40 @@ def test_a_records_bits_are_those_of_its_features_and_class() -> None:
         for k in range(3)
     ]
     assert RecordHash().words(data, 7, "split").tolist() == expected
+
+
+class _Screen(StringIO):
+    """Standard error of somebody who looks, or of a pipe."""
+
+    def __init__(self, looked_at: bool) -> None:
+        super().__init__()
+        self.looked_at = looked_at
+
+    def isatty(self) -> bool:
+        return self.looked_at
+
+
+@pytest.mark.parametrize("looked_at", [True, False], ids=["terminal", "pipe"])
+def test_reading_a_file_is_seen_on_a_terminal_and_nowhere_else(
+    looked_at: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, screen = tmp_path / "north.csv", _Screen(looked_at)
+    file.write_text("a,b\n" + "1,2\n" * 7, encoding="utf-8")
+    monkeypatch.setattr(read, "_CHUNK", 2)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    with progress_bar("checking"):
+        read.read_table(file)
+    assert bool(screen.getvalue()) is looked_at
+
+
+def test_whoever_watches_is_told_how_far_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, told = tmp_path / "north.csv", list[tuple[str, int, int]]()
+    file.write_text("a,b\n" + "1,2\n" * 7, encoding="utf-8")
+    monkeypatch.setattr(read, "_CHUNK", 3)
+    with read.watch_reading(lambda *words: told.append(words)):
+        assert read.read_table(file).records == 7
+    read.read_table(file)
+    assert told == [(str(file), done, 32) for done in (16, 28, 32)]

@@ -10,16 +10,21 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from calibrate.errors import InvalidInput
-from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd
+from privfair.algorithms.fedfdp import FedFdp, FedFdpOptions, PairMethod, build
+from privfair.algorithms.fpfl import Fpfl, FpflOptions
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
+from privfair.algorithms.recipe import Blueprint
 from privfair.fairness.gaps import count_confusion, emptiness
 from privfair.fairness.measurement import Measurement
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
+from privfair.plan.privacy import Unpriced
 from privfair.run.decision import AS_IT_IS, ThresholdRule, decide, measure_at
 from privfair.run.metrics import area_under_curve
+from tests.privfair.steffle_cases import silo_of, some_state, steffle_for
 
 CLASSES, GROUPS = ("no", "yes"), ("f", "m")
 
@@ -139,6 +144,48 @@ def test_a_weighted_class_counts_more_and_never_beyond_the_clip() -> None:
         assert np.linalg.norm(sums[1].values - rest.values) <= 0.3
     with pytest.raises(InvalidInput, match="one number for each of the 2 classes"):
         DpFedSgd(model, GradientOptions(), 0.3, 20.0, class_weight=(1.0,)).contribution(state, 0, silo, batch)
+
+
+def test_weights_matter_and_leave_what_protects_the_attribute_alone() -> None:
+    """The bounds of weighted algorithms are in the contract; here, that a weight has its effect and no other."""
+    silo = silo_of(40, 3, 2, 2)
+    batch, model = torch.arange(40), LogisticRegression(3)
+    plain, heavy = (steffle_for(model, 2, batch_size=40, class_weight=w) for w in ((), (1.0, 3.0)))
+    before, after = (one.contribution(some_state(plain), 1, silo, batch) for one in (plain, heavy))
+    assert not np.allclose(before.clear["g"], after.clear["g"])
+    for first, second in zip(before.noisy, after.noisy, strict=True):
+        np.testing.assert_array_equal(first.values, second.values)
+    for clip in (None, 1e9):  # weighed alike with and without a clip, as if records of the class came three times
+        sums = []
+        for weights in ((), (1.0, 3.0)):
+            algorithm = Fpfl(model, FpflOptions(class_weight=weights), 2, 4.0, clip)
+            sums.append(_sum_of(algorithm.contribution(algorithm.start(), 0, silo, batch)))
+        thrice = torch.cat([batch, batch[silo.y == 1], batch[silo.y == 1]])
+        plain_fpfl = Fpfl(model, FpflOptions(), 2, 4.0, clip)
+        wanted = _sum_of(plain_fpfl.contribution(plain_fpfl.start(), 0, silo, thrice))
+        np.testing.assert_allclose(sums[1][: model.size], wanted[: model.size])
+        np.testing.assert_array_equal(sums[0][model.size :], sums[1][model.size :])
+    with pytest.raises(InvalidInput, match="excludes warm-start"):
+        steffle_for(model, 2, batch_size=40, class_weight=(1.0, 3.0), warm_start=5)
+    with pytest.raises(InvalidInput, match="one number for each of the 2 classes"):
+        Fpfl(model, FpflOptions(class_weight=(1.0,)), 2, 4.0, None)
+
+
+def test_fedfair_weighs_classes_and_methods_that_cannot_refuse_it_by_name() -> None:
+    silo, model, sent = silo_of(40, 3, 2, 2, name="a"), LogisticRegression(3), []
+    for weights in ((), (1.0, 3.0)):
+        algorithm = FedFdp(model, FedFdpOptions(class_weight=weights), {"a": 1.0}, {"a": 40.0})
+        sent.append(algorithm.contribution(algorithm.start(), 0, silo, torch.arange(40)).clear)
+    assert not np.allclose(sent[0]["gradient"], sent[1]["gradient"])
+    assert sent[0]["loss"] == sent[1]["loss"]
+    for method in ("q-ffl", "agnostic-fl"):
+        options = FedFdpOptions(method=PairMethod(method), class_weight=(1.0, 3.0))
+        with pytest.raises(InvalidInput, match=f"is not for method = '{method}'"):
+            build(Blueprint(model, options, Unpriced({}, "clip"), (("a", 40),), (3,), 2, 1, 0))
+
+
+def _sum_of(message: Message) -> np.ndarray:
+    return message.noisy[0].values if message.noisy else next(iter((message.clear or {}).values()))
 
 
 def test_pay_once_weighs_classes_without_reading_the_attribute() -> None:

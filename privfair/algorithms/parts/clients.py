@@ -21,7 +21,7 @@ from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Receiv
 from privfair.algorithms.parts.local_models import LocalModels, place_of
 from privfair.contribution import BoundedContribution, Published
 from privfair.fairness.clipping import clipped_losses, mean_of_losses
-from privfair.models.model import Model, WeightedGradient, clipped_to, mean_over
+from privfair.models.model import Model, WeightedGradient, clipped_to, mean_over, shrunk_by_class
 
 PLAIN, NOISY = "gradient", "value_1"
 """The value's name in the clear, and the one a `gaussian` plan gives it."""
@@ -39,6 +39,8 @@ class ClippedSums:
     expected: Mapping[str, float]
     limit: int | None = None
     """The most records of a batch, to which every batch is padded; None where batches have no limit."""
+    class_weight: tuple[float, ...] = ()
+    """How much the clipped gradients of each class count, relative to the largest; left out, all count alike."""
 
     def __post_init__(self) -> None:
         positive("clip", self.clip)
@@ -56,22 +58,29 @@ Sending = ClippedSums | PlainMeans
 
 
 def clipped_sum(
-    model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor, clip: float, limit: int | None
+    model: Model,
+    theta: Tensor,
+    silo: SiloTensors,
+    batch: Tensor,
+    clip: float,
+    limit: int | None,
+    class_weight: tuple[float, ...] = (),
 ) -> WeightedGradient:
-    """The sum of the batch's gradients, each clipped to `clip`.
+    """The sum of the batch's gradients, each clipped to `clip`, then shrunk by the weight of its class.
 
     With a `limit` the batch is filled up with blank records of weight zero, so that every round computes on tensors of
     one shape, whatever was drawn. Blank records are no data: nothing of them depends on anybody.
     """
     x, y = silo.x[batch], silo.y[batch]
-    clipping = clipped_to(clip)
     if limit is None:
-        return model.weighted_gradient(theta, x, y, clipping)
+        weigh = shrunk_by_class(clipped_to(clip), class_weight, y, model.classes)
+        return model.weighted_gradient(theta, x, y, weigh)
     taken, blank = len(batch), limit - len(batch)
     x = torch.cat((x, x.new_zeros((blank, *x.shape[1:]))))
     y = torch.cat((y, y.new_zeros(blank)))
     counted = torch.arange(limit) < taken
-    return model.weighted_gradient(theta, x, y, lambda norms, losses: clipping(norms, losses) * counted)
+    padded = shrunk_by_class(clipped_to(clip), class_weight, y, model.classes)
+    return model.weighted_gradient(theta, x, y, lambda norms, losses: padded(norms, losses) * counted)
 
 
 def gradient_message(sending: Sending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor) -> Message:
@@ -79,7 +88,7 @@ def gradient_message(sending: Sending, model: Model, theta: Tensor, silo: SiloTe
     if isinstance(sending, PlainMeans):
         mean = model.weighted_gradient(theta, x, y, mean_over(max(1, len(batch)))).total
         return Message(clear={PLAIN: mean.numpy().astype(np.float64)})
-    found = clipped_sum(model, theta, silo, batch, sending.clip, sending.limit)
+    found = clipped_sum(model, theta, silo, batch, sending.clip, sending.limit, sending.class_weight)
     total = found.total.numpy().astype(np.float64)
     return Message(noisy=(BoundedContribution(NOISY, total, sending.clip, found.largest_part),))
 

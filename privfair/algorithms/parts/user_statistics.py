@@ -17,7 +17,7 @@ from torch import Tensor
 from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import Received, SiloTensors
 from privfair.fairness.constraints import Rate, RateValue, counted_values
-from privfair.models.model import ROUNDING_SLACK, Model, cross_entropy, through_softmax
+from privfair.models.model import ROUNDING_SLACK, Model, class_factors, class_means, cross_entropy, through_softmax
 
 _BLOCK = 2**23
 """Gradient entries held at once."""
@@ -59,6 +59,8 @@ class Statistics:
     layout: Layout
     rates: tuple[Rate, ...]
     rate_value: RateValue
+    class_weight: tuple[float, ...] = ()
+    """How often each class counts in the loss; left out, all count alike."""
 
     def summed(self, theta: Tensor, silo: SiloTensors, cohort: Tensor, clip: float | None) -> tuple[Tensor, float]:
         """The cohort's vectors, each clipped as a whole, added up; and the largest norm after clipping.
@@ -91,7 +93,9 @@ class Statistics:
             return out
         x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
         loss, values, counts, gradients, selection = layout.split(out)
-        loss += self.model.weighted_gradient(theta, x, y, lambda norms, losses: torch.ones_like(losses)).total
+        loss += self.model.weighted_gradient(
+            theta, x, y, class_means(self.class_weight, y, self.model.classes, 1)
+        ).total
         probabilities = self.model.probabilities(theta, x)
         counted = counted_values(probabilities, self.rate_value)
         for number, rate in enumerate(self.rates):
@@ -131,7 +135,10 @@ class Statistics:
         p, cells = layout.parameters, layout.cells
         logits = self.model.logits(theta, x)
         probabilities = torch.softmax(logits, dim=1)
-        out[:, :p].index_add_(0, owner, self._gradients(theta, x, cross_entropy(logits, y)[1]))
+        slopes = cross_entropy(logits, y)[1]
+        if self.class_weight:
+            slopes = slopes * class_factors(self.class_weight, y, self.model.classes).to(slopes.dtype)[:, None]
+        out[:, :p].index_add_(0, owner, self._gradients(theta, x, slopes))
         counted = counted_values(probabilities, self.rate_value)
         gradients = out[:, p + 2 * cells : p + 2 * cells + cells * p].view(users, cells, p)
         for number, rate in enumerate(self.rates):

@@ -18,12 +18,14 @@ from starlette.routing import Route
 
 from audit.report.figures import draw_figures
 from audit.report.page import power_of_ten, render
+from calibrate.choose import QUESTIONS, Fair, Need, Observer, choose
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.document import LedgerBinding
 from calibrate.manifest.keys import SigningKey
 from calibrate.manifest.mechanism import instant_to_text
 from calibrate.manifest.request import plain_words, request_bytes
 from calibrate.manifest.trust import TrustFile
+from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner
 from privfair.integrations.desk.access import REPORT_POLICY, Access, Guarded
 from privfair.integrations.desk.books import open_books
@@ -78,6 +80,7 @@ class Desk:
         """The application to serve; every request passes the guard first."""
         pages: tuple[tuple[str, Page, str], ...] = (
             ("/", Desk.home, "GET"),
+            ("/chooser", Desk.choose, "GET"),
             ("/planner", Desk.plan, "GET"),
             ("/planner/answer", Desk.plan_answer, "GET"),
             ("/planner/curves", Desk.plan_curves, "GET"),
@@ -112,6 +115,9 @@ class Desk:
         inbox = await run_in_threadpool(open_inbox, self.papers.inbox)
         waiting = sum(one.state.value == "waiting" for one in inbox.letters)
         return self.page("home.html.j2", {"papers": self.papers, "waiting": waiting})
+
+    async def choose(self, request: Request) -> Response:
+        return self.page("chooser.html.j2", _chosen(request.query_params))
 
     async def plan(self, request: Request) -> Response:
         setting = Setting.from_query(request.query_params)
@@ -231,6 +237,25 @@ class Desk:
         if name not in _STATIC:
             return self.page("error.html.j2", {"error": "There is no such file."}, 404)
         return FileResponse(_HERE / "static" / name, media_type=_STATIC[name])
+
+
+def _chosen(query: Mapping[str, str]) -> Mapping[str, object]:
+    """The chooser's answer by the rules of `privfair choose`; nothing is answered before it was asked."""
+    first = {"protect": "attribute", "from": "coordinator", "fair": "groups", "sites": "1"}
+    given = {name: query.get(name, value)[:200].strip() for name, value in first.items()}
+    shown: dict[str, object] = {"questions": QUESTIONS, "given": given, "choice": None, "wrong": None}
+    if not query:
+        return shown
+    try:
+        for one in QUESTIONS:
+            if given[one.option] not in one.answers:
+                remedy = f"choose {' or '.join(one.answers)}"
+                raise InvalidInput(one.option, given[one.option], "is not one of the answers", remedy)
+        sites = planner.whole("sites", given["sites"])
+        need = Need(Protected(given["protect"]), Observer(given["from"]), sites, Fair(given["fair"]))
+        return shown | {"choice": choose(need)}
+    except PrivfairError as error:
+        return shown | {"wrong": str(error)}
 
 
 def _answered(setting: Setting) -> Mapping[str, object]:

@@ -108,7 +108,7 @@ class Setting:
     def parameters(self) -> dict[str, object]:
         """The plan's parameters, as a plan file spells their values."""
         people, sites, batch, rounds = (
-            _whole(name, self.common[name]) for name in ("people", "sites", "batch", "rounds")
+            whole(name, self.common[name]) for name in ("people", "sites", "batch", "rounds")
         )
         here = people // sites
         if here < 1:
@@ -133,7 +133,7 @@ class Setting:
 
     def silos(self) -> tuple[tuple[str, int], ...]:
         """The sites by number, with the people each of them has."""
-        people, sites = (_whole(name, self.common[name]) for name in ("people", "sites"))
+        people, sites = (whole(name, self.common[name]) for name in ("people", "sites"))
         return tuple((f"site-{number}", people // sites) for number in range(1, sites + 1))
 
     def command(self) -> str:
@@ -161,9 +161,13 @@ def _number(name: str, text: str) -> float:
     return value
 
 
-def _whole(name: str, text: str) -> int:
-    value = _number(name, text)
-    if value != int(value) or not 1 <= value < 2**53:
+def whole(name: str, text: str) -> int:
+    """The whole number that stands in a field, or the sentence that says what is wrong with it."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (1 <= value < 2**53 and value == int(value)):
         raise InvalidInput(name, text, "must be a whole number, at least 1", "write for example 100")
     return int(value)
 
@@ -172,7 +176,7 @@ def _value(name: str, text: str, hint: object) -> object:
     """The text of a field as the plan wants it; choices are left for the plan to judge."""
     kinds = {hint, *get_args(hint)}
     if int in kinds:
-        return _whole(name, text)
+        return whole(name, text)
     return _number(name, text) if float in kinds else text
 
 
