@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from calibrate.questions import check_theorem, epsilon, rounds, sigma, theorems
     from privfair.api.budget import PricedBudget, budget
     from privfair.api.frames import TreatedAsPublic
-    from privfair.api.plan import Plan, SelfSigned, TrainedModel
+    from privfair.api.plan import EmptyModel, Plan, SelfSigned, TrainedModel
     from privfair.api.reading import audit_run, compose, explain, report
     from privfair.ledger import Ledger
     from privfair.run.budgeted import BudgetedRun
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BudgetedRun",
+    "EmptyModel",
     "EpsilonInterval",
     "Ledger",
     "Plan",
@@ -67,6 +68,7 @@ __all__ = [
 
 _HOMES = {
     "BudgetedRun": "privfair.run.budgeted",
+    "EmptyModel": "privfair.api.plan",
     "EpsilonInterval": "calibrate.privacy_unit",
     "Ledger": "privfair.ledger",
     "Plan": "privfair.api.plan",

@@ -61,6 +61,10 @@ class SelfSigned(UserWarning):
     """Nobody but this process vouches for the budget, or remembers that it was spent."""
 
 
+class EmptyModel(UserWarning):
+    """The model answers the held-out records (nearly) all alike: its gaps are small, and that is not fairness."""
+
+
 def _private_folder(owner: object, prefix: str) -> Path:
     """A folder for this user alone, in memory where there is a place for that; gone when `owner` is."""
     place = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
@@ -302,6 +306,8 @@ class Plan:
         with self._in_words_of_frames():
             prepared = prepare_run(self._path, own.envelope, trusted.file)
         result = execute(prepared, place, book, anchor, resume, progress, trusted)
+        if result.warning is not None:
+            warnings.warn(result.warning, EmptyModel, stacklevel=2)
         return TrainedModel(place, trusted.file, self, result, book, None if anchor is None else Path(anchor), keeper)
 
     def _repr_html_(self) -> str:

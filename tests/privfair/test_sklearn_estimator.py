@@ -75,6 +75,12 @@ def test_fairlearns_metric_frame_takes_its_predictions(fitted: PrivateFairClassi
 
 
 @pytest.mark.slow
+def test_a_fit_that_answers_all_alike_warns() -> None:
+    rare = np.where(np.arange(240) % 12 == 0, "yes", "no")
+    with pytest.warns(pf.EmptyModel, match="EMPTY MODEL: it answers 'no' to every record"):
+        attribute(rounds=3).fit(X, rare, sensitive_features=SEX)
+
+
 def test_it_is_audited(fitted: PrivateFairClassifier) -> None:
     found = fitted.audit(reruns=0)
     assert not [check for check in found.checks if check.outcome.value == "failed"]
