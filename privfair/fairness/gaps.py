@@ -9,9 +9,10 @@ None of these numbers is private. They are computed from the true attribute of t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,44 @@ class Confusion:
         counts.setflags(write=False)
         object.__setattr__(self, "counts", counts)
 
-    @property
+    # A run measures after every step, so what several gaps need is computed once.
+
+    @cached_property
     def records(self) -> int:
         return int(self.counts.sum())
+
+    @cached_property
+    def of_group(self) -> Integers:
+        """Records of each group."""
+        records: Integers = self.counts.sum(axis=(1, 2))
+        return records
+
+    @cached_property
+    def of_class(self) -> Integers:
+        """Records of each group and true class."""
+        records: Integers = self.counts.sum(axis=2)
+        return records
+
+    @cached_property
+    def answered(self) -> Integers:
+        """Records of each group and predicted class."""
+        records: Integers = self.counts.sum(axis=1)
+        return records
+
+    @cached_property
+    def correct(self) -> Integers:
+        """Records of each group and class that were predicted as what they are."""
+        return np.diagonal(self.counts, axis1=1, axis2=2)
+
+    @cached_property
+    def found(self) -> AnyFloats:
+        """See `true_positive_rates`."""
+        return _ratio(self.correct, self.of_class)
+
+    @cached_property
+    def alarms(self) -> AnyFloats:
+        """See `false_positive_rates`."""
+        return _ratio(self.answered - self.correct, self.of_group[:, np.newaxis] - self.of_class)
 
     @property
     def groups(self) -> int:
@@ -138,26 +174,22 @@ PAIRWISE = Measure()
 
 def selection_rates(confusion: Confusion) -> AnyFloats:
     """P(prediction = p | group): one row per group, one column per class; NaN where a group is empty."""
-    return _ratio(confusion.counts.sum(axis=1), confusion.counts.sum(axis=(1, 2))[:, np.newaxis])
+    return _ratio(confusion.answered, confusion.of_group[:, np.newaxis])
 
 
 def accuracies(confusion: Confusion) -> AnyFloats:
     """P(prediction = class | group)."""
-    correct = np.trace(confusion.counts, axis1=1, axis2=2)
-    return _ratio(correct, confusion.counts.sum(axis=(1, 2)))
+    return _ratio(confusion.correct.sum(axis=1), confusion.of_group)
 
 
 def true_positive_rates(confusion: Confusion) -> AnyFloats:
     """P(prediction = c | class = c, group): one row per group, one column per class."""
-    correct = np.diagonal(confusion.counts, axis1=1, axis2=2)
-    return _ratio(correct, confusion.counts.sum(axis=2))
+    return confusion.found
 
 
 def false_positive_rates(confusion: Confusion) -> AnyFloats:
     """P(prediction = c | class is not c, group): one row per group, one column per class."""
-    correct = np.diagonal(confusion.counts, axis1=1, axis2=2)
-    of_class = confusion.counts.sum(axis=2)
-    return _ratio(confusion.counts.sum(axis=1) - correct, of_class.sum(axis=1, keepdims=True) - of_class)
+    return confusion.alarms
 
 
 def demographic_parity(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
@@ -196,26 +228,28 @@ def accuracy_gap(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
     return _gap(confusion, lambda c: accuracies(c)[:, np.newaxis], measure, "records")
 
 
-def _gap(confusion: Confusion, rates: Any, measure: Measure, needed: str) -> Gap:
+def _gap(confusion: Confusion, rates: Callable[[Confusion], AnyFloats], measure: Measure, needed: str) -> Gap:
     """The largest difference over the columns of `rates(confusion)`, whose rows are groups."""
-    of_group = rates(confusion)
-    empty = np.isnan(of_group).any(axis=1)
-    names = tuple(name for name, is_empty in zip(confusion.group_names, empty, strict=True) if is_empty)
+    # Few numbers, very often: plain ones are ten times as fast as arrays.
+    rows: list[list[float]] = rates(confusion).tolist()
+    there = [not any(map(math.isnan, row)) for row in rows]
+    names = tuple(name for name, is_there in zip(confusion.group_names, there, strict=True) if not is_there)
     if names and measure.empty is EmptyGroups.UNDEFINED:
         return Gap(math.nan, f"no {needed} in group {', '.join(map(repr, names))}")
-    of_group = of_group[~empty]
+    rows = [row for row, is_there in zip(rows, there, strict=True) if is_there]
     least = 2 if measure.comparison is Comparison.PAIRWISE else 1
-    if len(of_group) < least:
+    if len(rows) < least:
         return Gap(math.nan, f"fewer than {least} groups with {needed}", names)
     if measure.comparison is Comparison.PAIRWISE:
-        return Gap(float((of_group.max(axis=0) - of_group.min(axis=0)).max()), left_out=names)
+        return Gap(max(max(column) - min(column) for column in zip(*rows, strict=True)), left_out=names)
     everyone = Confusion(confusion.counts.sum(axis=0, keepdims=True), ("everyone",), confusion.class_names)
-    return Gap(float(np.abs(of_group - rates(everyone)).max()), left_out=names)
+    return Gap(float(np.abs(np.array(rows) - rates(everyone)).max()), left_out=names)
 
 
 def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> AnyFloats:
     result = np.full(np.broadcast_shapes(part.shape, whole.shape), np.nan)
     np.divide(part, whole, out=result, where=whole > 0)
+    result.setflags(write=False)
     return result
 
 

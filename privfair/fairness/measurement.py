@@ -46,20 +46,19 @@ class Measurement:
     def accuracy(self) -> float:
         if self.confusion.records == 0:
             return math.nan
-        return float(np.trace(self.confusion.counts.sum(axis=0)) / self.confusion.records)
+        return int(self.confusion.correct.sum()) / self.confusion.records
 
     @property
     def balanced_accuracy(self) -> float:
         """The mean over the classes that occur of the share found: a constant answer gets 1 / classes."""
-        counts = self.confusion.counts.sum(axis=0)
-        of_class = counts.sum(axis=1)
+        correct, of_class = self.confusion.correct.sum(axis=0), self.confusion.of_class.sum(axis=0)
         there = of_class > 0
-        return float((np.diagonal(counts)[there] / of_class[there]).mean()) if there.any() else math.nan
+        return float((correct[there] / of_class[there]).mean()) if there.any() else math.nan
 
     @property
     def majority(self) -> tuple[str, float]:
         """The most frequent class, and the accuracy of always answering it."""
-        of_class = self.confusion.counts.sum(axis=(0, 2))
+        of_class = self.confusion.of_class.sum(axis=0)
         most = int(of_class.argmax())
         share = float(of_class[most] / self.confusion.records) if self.confusion.records else math.nan
         return self.confusion.class_names[most], share
@@ -67,7 +66,7 @@ class Measurement:
     @property
     def favourite(self) -> tuple[str, float]:
         """The class that is predicted most often, and the share of the records that get it."""
-        predicted = self.confusion.counts.sum(axis=(0, 1))
+        predicted = self.confusion.answered.sum(axis=0)
         most = int(predicted.argmax())
         share = float(predicted[most] / self.confusion.records) if self.confusion.records else math.nan
         return self.confusion.class_names[most], share
@@ -102,9 +101,10 @@ class Measurement:
             "accuracy_gap": self.accuracy_gap,
         }
         names = self.confusion.group_names
-        accuracy, selected = accuracies(self.confusion), selection_rates(self.confusion)
-        found = true_positive_rates(self.confusion)[:, self.positive]
-        alarms = false_positive_rates(self.confusion)[:, self.positive]
+        records, accuracy = self.confusion.of_group.tolist(), accuracies(self.confusion).tolist()
+        selected = selection_rates(self.confusion).tolist()
+        found = true_positive_rates(self.confusion)[:, self.positive].tolist()
+        alarms = false_positive_rates(self.confusion)[:, self.positive].tolist()
         (majority, share), (favourite, answered) = self.majority, self.favourite
         rows: dict[str, Any] = {
             "records": self.confusion.records,
@@ -119,10 +119,10 @@ class Measurement:
         rows["left_out"] = {name: list(gap.left_out) for name, gap in gaps.items() if gap.left_out}
         rows["groups"] = {
             name: {
-                "records": int(self.confusion.counts[g].sum()),
+                "records": records[g],
                 "accuracy": _number(accuracy[g]),
                 "selection_rates": [_number(rate) for rate in selected[g]],
-                "positive_rate": _number(selected[g, self.positive]),
+                "positive_rate": _number(selected[g][self.positive]),
                 "true_positive_rate": _number(found[g]),
                 "false_positive_rate": _number(alarms[g]),
                 "false_negative_rate": _number(1 - found[g]),
@@ -163,7 +163,7 @@ def measure_silos(
 
 
 def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+    return None if math.isnan(value) else value
 
 
 # The scores whose laws are compared between groups: their values, and the gradient of a weighted sum of them.

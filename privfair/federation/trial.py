@@ -153,30 +153,35 @@ def start_flower(sockets: Mapping[str, Path], logs: Path) -> Iterator[str]:
 
 def run_flower_app(address: str, trial: Trial, out: Path, test_files: Sequence[Path], resume: bool, logs: Path) -> None:
     """Submit the coordinator to a SuperLink and wait for the end of its run; the run folder is `out`."""
+    settings = {
+        "plan": str(trial.plan.resolve()),
+        "manifest": str(trial.manifest.resolve()),
+        "trust": str(trial.trust.resolve()),
+        "root": "" if trial.root is None else str(trial.root.resolve()),
+        "out": str(out.resolve()),
+        "test-files": json.dumps([str(path.resolve()) for path in test_files]),
+    }
     with tempfile.TemporaryDirectory(prefix="pf-app-") as made:
-        folder = Path(made)
-        write_app(folder / "app")
-        home = folder / "home"
+        write_app(Path(made) / "app")
+        submit_app(address, Path(made) / "app", settings, resume, logs)
+    if not (out / "receipts.json").exists():
+        raise TrialStopped(f"the run over Flower did not end well; flwr-run.log and superlink.log in {logs} say why")
+
+
+def submit_app(address: str, app: Path, settings: Mapping[str, str], resume: bool, logs: Path) -> None:
+    """`flwr run` of an app folder at the SuperLink of `address`, until it ends; what it prints goes into `logs`."""
+    config = " ".join(f"{name}='{value}'" for name, value in settings.items())
+    config += f" resume={'true' if resume else 'false'}"
+    with tempfile.TemporaryDirectory(prefix="pf-home-") as made, (logs / "flwr-run.log").open("ab") as log:
+        home = Path(made) / "home"
         environment = _environment(home)
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "trial"\n[superlink.trial]\naddress = "{address}"\ninsecure = true\n'
         )
-        settings = {
-            "plan": str(trial.plan.resolve()),
-            "manifest": str(trial.manifest.resolve()),
-            "trust": str(trial.trust.resolve()),
-            "root": "" if trial.root is None else str(trial.root.resolve()),
-            "out": str(out.resolve()),
-        }
-        config = " ".join(f'{name}="{value}"' for name, value in settings.items())
-        files = json.dumps([str(path.resolve()) for path in test_files])
-        config += f" test-files='{files}' resume={'true' if resume else 'false'}"
-        words = [_script("flwr"), "run", str(folder / "app"), "trial", "--stream", "--run-config", config]
-        log = logs / "flwr-run.log"
-        with log.open("ab") as written:
-            ended = subprocess.run(words, env=environment, stdout=written, stderr=subprocess.STDOUT, check=False)
-    if ended.returncode != 0 or not (out / "receipts.json").exists():
-        raise TrialStopped(f"the run over Flower did not end well; {log} and superlink.log beside it say why")
+        words = [_script("flwr"), "run", str(app), "trial", "--stream", "--run-config", config]
+        ended = subprocess.run(words, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
+    if ended.returncode != 0:
+        raise TrialStopped(f"the run over Flower did not end well; flwr-run.log and superlink.log in {logs} say why")
 
 
 def write_app(folder: Path) -> None:

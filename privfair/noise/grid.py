@@ -73,10 +73,11 @@ class Grid:
         """
         doubles = real_array(values)
         most = math.ldexp(LARGEST_STEPS, -self.fraction_bits)  # a power of two: exact
-        if doubles.size and np.abs(doubles).max() > most:
+        largest = max(float(doubles.max()), -float(doubles.min())) if doubles.size else 0.0
+        if largest > most:
             raise InvalidInput(
                 "values",
-                float(np.abs(doubles).max()),
+                largest,
                 f"must not exceed 2^52 grid steps = {most:g} in size",
                 "publish a mean instead of a sum, clip harder, or use a coarser grid",
             )
@@ -90,7 +91,8 @@ class Grid:
         probability far below 2^-1000.
         """
         limit = 2 * LARGEST_STEPS
-        return np.asarray(np.clip(steps, -limit, limit) * 2.0**-self.fraction_bits)
+        within = np.minimum(np.maximum(steps, -limit), limit)
+        return np.asarray(within * 2.0**-self.fraction_bits)
 
     def rounded_sensitivity(self, bound: float | Fraction, dimension: int, norm: Norm) -> Fraction:
         """The sensitivity left when a whole sum of sensitivity `bound` is rounded, rather than each contribution.

@@ -274,10 +274,10 @@ def _accepted_values(table: BlockTable, proposals: int, stream: WordStream) -> I
     values = table.first.take(block)
     values += positions.view(np.int64)
     accepted = uniform < table.certain.take(block)
-    open_cases = np.flatnonzero(~accepted & (block != table.unused))
+    (open_cases,) = ((block != table.unused) > accepted).nonzero()
     _decide(table, open_cases, block, values, uniform, place, accepted, stream)
     minus = (place & _SIGN_BIT) != 0
-    accepted &= ~(minus & (values == 0))  # zero has one sign only, or it would be proposed twice
+    accepted &= (values != 0) >= minus  # zero has one sign only, or it would be proposed twice
     np.negative(values, out=values, where=minus)
     return values[accepted]
 
@@ -293,19 +293,21 @@ def _decide(
     stream: WordStream,
 ) -> None:
     """Settle the proposals that need an exponential; the tail gets its values here, too."""
+    of_case = block[cases]
+    heights = table.approximate_heights[of_case]
     halvings = np.zeros(cases.size, dtype=np.int64)
-    in_tail = np.flatnonzero(block[cases] == table.tail)
+    (in_tail,) = (of_case == table.tail).nonzero()
     if in_tail.size:
         halvings[in_tail] = _fair_coin_runs(in_tail.size, stream)
         tail = cases[in_tail]
         mask = np.uint64((1 << table.tail_width_bits) - 1)
         positions = ((place[tail] >> _POSITION_SHIFT) & mask).view(np.int64)
         values[tail] = table.first[table.tail] + (halvings[in_tail] << table.tail_width_bits) + positions
-    heights = np.ldexp(table.approximate_heights[block[cases]], -halvings)
+        heights = np.ldexp(heights, -halvings)
     target = np.exp(-table.exponent.approximate(values[cases].astype(np.float64)))
     gap = target - uniform[cases] * 2.0**-UNIFORM_BITS * heights
     accepted[cases] = gap > 0
-    for index in np.flatnonzero(np.abs(gap) <= table.band):
+    for index in (np.abs(gap) <= table.band).nonzero()[0]:
         case = cases[index]
         accepted[case] = uniform_is_below_exponential(
             int(uniform[case]),
@@ -366,8 +368,13 @@ def discrete_gaussian(shape: int | tuple[int, ...], sigma_in_steps: Fraction | i
     over coordinates); the unit of D is one step.
     """
     dimensions = whole_shape(shape)
-    table = block_table(GaussianExponent(exact_positive("sigma_in_steps", sigma_in_steps)))
-    return sample(table, prod(dimensions), stream).reshape(dimensions)
+    return sample(_gaussian_table(sigma_in_steps), prod(dimensions), stream).reshape(dimensions)
+
+
+@lru_cache(maxsize=128, typed=True)
+def _gaussian_table(sigma_in_steps: Fraction | int) -> BlockTable:
+    """Remembered by the number as it is given: a run asks for the same few in every round."""
+    return block_table(GaussianExponent(exact_positive("sigma_in_steps", sigma_in_steps)))
 
 
 # The discrete Laplace (two-sided geometric) law: P[Y = y] proportional to exp(-|y| / scale).

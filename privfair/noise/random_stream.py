@@ -53,8 +53,8 @@ class SecureStream:
         return out
 
     def _fill(self, target: memoryview) -> None:
-        for position, fresh in enumerate(_system_entropy()):
-            self._key[position] ^= fresh
+        fresh = int.from_bytes(_system_entropy(), "little")
+        self._key[:] = (int.from_bytes(self._key, "little") ^ fresh).to_bytes(_KEY_BYTES, "little")
         keystream = Cipher(algorithms.AES(self._key), modes.CTR(bytes(16))).encryptor()
         keystream.update_into(_ZEROS[:_KEY_BYTES], self._key)
         keystream.update_into(_ZEROS[: len(target)], target)

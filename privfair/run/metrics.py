@@ -15,7 +15,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,6 +26,7 @@ from privfair.fairness.measurement import SiloMeasurements, measure_silos
 from privfair.models.model import Model
 
 _CHUNK = 65_536
+_SOFTPLUS_IS_LINEAR = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,7 @@ class HeldOutRecords:
         self._sizes = list(silos.sizes)
         self._x = torch.cat([torch.tensor(silo.data.features, dtype=dtype) for silo in silos])
         self._y = torch.cat([torch.tensor(silo.data.label) for silo in silos])
+        self._against = (1 - 2 * self._y).to(dtype)
         self.positive = _class_number(silos.class_names, positive)
         self.class_names, self.group_names = silos.class_names, silos.group_names
 
@@ -78,8 +79,13 @@ class HeldOutRecords:
         """The numbers of the model with parameters `theta`."""
         with torch.no_grad():
             logits = torch.cat([model.logits(theta, part) for part in torch.split(self._x, _CHUNK)])
-            losses = functional.cross_entropy(logits, self._y, reduction="none").double()
-            predictions = logits.argmax(dim=1)
+            if logits.shape[1] == 2:  # one free number per record: a tenth of the work of the general way
+                scores = logits[:, 1] - logits[:, 0]
+                losses = functional.softplus(scores * self._against, threshold=_SOFTPLUS_IS_LINEAR).double()
+                predictions = (scores > 0).long()
+            else:
+                losses = functional.cross_entropy(logits, self._y, reduction="none").double()
+                scores, predictions = logits.double().softmax(dim=1), logits.argmax(dim=1)
         by_silo = torch.split(losses, self._sizes)
         measured = measure_silos(
             self._silos, [part.numpy() for part in torch.split(predictions, self._sizes)], self.positive
@@ -90,27 +96,32 @@ class HeldOutRecords:
             loss=float(losses.mean()),
             silo_losses={name: float(part.mean()) for name, part in zip(self._silos.names, by_silo, strict=True)},
             measured=measured,
-            auc=area_under_curve(logits.double().softmax(dim=1), self._y),
+            auc=area_under_curve(scores, self._y),
         )
 
 
 def area_under_curve(scores: Tensor, labels: Tensor) -> float | None:
     """The chance that a record of a class scores higher for it than a record of none, ties counting half.
 
-    `scores` has one row per record and one column per class. With more than two classes it is the mean over those that
-    occur; None where a single class occurs, or a score is not finite.
+    `scores` has one row per record and one column per class, or is one number per record: how much the second of two
+    classes is preferred. With more than two classes it is the mean over those that occur; None where a single class
+    occurs, or a score is not finite.
     """
     values, truth = scores.numpy(), labels.numpy()
     if not np.isfinite(values).all():
         return None
-    ranked = (1,) if values.shape[1] == 2 else range(values.shape[1])
+    if values.ndim == 1:
+        columns = {1: values}
+    else:
+        ranked = (1,) if values.shape[1] == 2 else range(values.shape[1])
+        columns = {number: values[:, number] for number in ranked}
     areas = []
-    for number in ranked:
+    for number, column in columns.items():
         of_class = truth == number
-        inside, outside = int(of_class.sum()), int((~of_class).sum())
-        if inside and outside:
-            above = float(rankdata(values[:, number])[of_class].sum()) - inside * (inside + 1) / 2
-            areas.append(above / (inside * outside))
+        inside, outside = np.sort(column[of_class]), np.sort(column[~of_class])
+        if inside.size and outside.size:
+            below = np.searchsorted(outside, inside, "left").sum() + np.searchsorted(outside, inside, "right").sum()
+            areas.append(int(below) / 2 / (inside.size * outside.size))
     return sum(areas) / len(areas) if areas else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import traceback
@@ -19,6 +20,9 @@ from privfair.run.public import SignedPlan, read_signed_plan
 from privfair.training import TrustInForce
 from tests.privfair.small_runs import Desk, write_silos
 
+ROOT = Path(__file__).parents[2]
+FLOWER = Path(os.environ.get("PRIVFAIR_FLOWER_PYTHON", ROOT / ".venv-flower" / "bin" / "python"))
+"""The interpreter of the environment that has Flower: `make flower`."""
 SIZES = {"north": 160, "south": 200, "west": 180}
 _IN_ONE_PLACE = """files = ["north.csv", "south.csv", "west.csv"]
 test-files = ["test/north.csv", "test/south.csv", "test/west.csv"]
@@ -135,8 +139,9 @@ class Sites:
     """Process ids of the guards, while they run."""
 
     @classmethod
-    def at(cls, folder: Path, plan: str) -> Sites:
-        return cls(Desk.at(folder, PLANS[plan].format(data=_AT_SITES.format(**_signed_sizes(plan)))), plan)
+    def at(cls, folder: Path, plan: str, rounds: int | None = None) -> Sites:
+        text = _with_rounds(PLANS[plan], rounds).format(data=_AT_SITES.format(**_signed_sizes(plan)))
+        return cls(Desk.at(folder, text), plan)
 
     @property
     def folder(self) -> Path:
@@ -215,11 +220,16 @@ class Sites:
         return child
 
 
-def desk_in_one_place(folder: Path, plan: str) -> Desk:
+def _with_rounds(text: str, rounds: int | None) -> str:
+    return text if rounds is None else re.sub(r"(?m)^rounds = \d+$", f"rounds = {rounds}", text)
+
+
+def desk_in_one_place(folder: Path, plan: str, rounds: int | None = None) -> Desk:
     """The same plan with the same files, for `privfair train` in one process; its test files are other records."""
     bounds = "".join(f"{name} = {size}\n" for name, size in _signed_sizes(plan).items())
     at_least = f"[data.at-least]\n{bounds}" if plan in ADD_REMOVE and plan != "fpfl" else ""
-    desk = Desk.at(folder, PLANS[plan].format(data=_IN_ONE_PLACE.format(at_least=at_least)))
+    text = _with_rounds(PLANS[plan], rounds).format(data=_IN_ONE_PLACE.format(at_least=at_least))
+    desk = Desk.at(folder, text)
     (folder / "test").mkdir()
     write_silos(folder / "test", (30, 30, 30), seed=9)
     return desk

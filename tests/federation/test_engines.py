@@ -18,11 +18,9 @@ from privfair.federation.remote import ResendingTransport, relayed
 from privfair.federation.sockets import GuardUnreachable, SocketTransport
 from privfair.federation.trial import require_flower, write_app
 from privfair.run.federated import train_over
-from tests.federation.sites import Sites, desk_in_one_place
+from tests.federation.sites import ROOT, Sites, desk_in_one_place
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-ROOT = Path(__file__).parents[2]
-FLOWER = Path(os.environ.get("PRIVFAIR_FLOWER_PYTHON", ROOT / ".venv-flower" / "bin" / "python"))
 
 
 class HostileEngine:
@@ -99,35 +97,22 @@ def test_without_flower_the_engine_is_refused_with_the_remedy(monkeypatch: pytes
         require_flower()
 
 
-def _federation(python: Path, engine: str, folder: Path) -> tuple[dict[str, object], str]:
-    """`privfair federation run` in a process of its own, over three sites; its JSON and its standard error."""
+@pytest.mark.slow
+def test_a_trial_on_one_machine_is_the_run_in_one_process(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`privfair federation run` in a process of its own; Flower's half of it: test_guards_equal_one_process.py."""
+    folder = tmp_path_factory.mktemp("t")
+    desk = desk_in_one_place(folder / "one", "steffle, shuffled")
+    expected = desk.train(desk.budget(research_noise=True)).run
     sites = Sites.at(folder / "s", "steffle, shuffled")
     sites.desk.budget(research_noise=True)
-    words = ["federation", "run", str(sites.desk.plan), "--engine", engine, "--manifest", str(sites.manifest)]
+    words = ["federation", "run", str(sites.desk.plan), "--engine", "guards", "--manifest", str(sites.manifest)]
     words += ["--trust", str(sites.desk.trust), "--folder", str(folder / "sites"), "--out", str(folder / "run")]
     words += [word for name in sites.parties for word in ("--data", f"{name}={sites.folder / name}.csv")]
     code = "from privfair.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    ended = subprocess.run([str(python), "-c", code, *words, "--json"], env=environment, capture_output=True, text=True)
-    logs = "".join(path.read_text() for path in (folder / "sites").rglob("*.log"))
-    assert ended.returncode == 0, ended.stderr + logs[-6000:]
-    return json.loads(ended.stdout), ended.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("engine", ["guards", "flower"])
-def test_a_trial_on_one_machine_is_the_run_in_one_process(
-    engine: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    python = Path(sys.executable) if engine == "guards" else FLOWER
-    if not python.exists():
-        pytest.skip("Flower wants an environment of its own: `make flower`")
-    folder = tmp_path_factory.mktemp("t")
-    desk = desk_in_one_place(folder / "one", "steffle, shuffled")
-    expected = desk.train(desk.budget(research_noise=True)).run
-    document, _ = _federation(python, engine, folder)
-    assert document["engine"] == engine
+    ended = subprocess.run([sys.executable, "-c", code, *words, "--json"], env=environment, capture_output=True)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert json.loads(ended.stdout)["engine"] == "guards"
     _same_model(folder / "run", expected)
     receipts = json.loads((folder / "run" / "receipts.json").read_text())
     assert set(receipts["parties"]) == {"north", "south", "west"}

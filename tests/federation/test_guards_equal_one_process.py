@@ -1,7 +1,10 @@
-"""`privfair train` and guards in processes of their own: the same model and the same published values, bit for bit."""
+"""`privfair train`, guards in processes of their own, and Flower: the same model and published values, bit for bit."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,44 +14,73 @@ from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
 from privfair.transcript import Transcript
 from tests.end_to_end.command_line import privfair
-from tests.federation.sites import AGGREGATED, PLANS, Sites, desk_in_one_place
+from tests.federation.over_flower import ROUNDS
+from tests.federation.sites import AGGREGATED, FLOWER, PLANS, ROOT, SIZES, Sites, desk_in_one_place
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CHEAP = ("pay-once",)
 
 
-def _require_equal(plan: str, folder: Path) -> None:
-    desk = desk_in_one_place(folder / "one", plan)
-    one = RunFolder(desk.train(desk.budget(research_noise=True)).run)
-    sites = Sites.at(folder / "s", plan)
-    sites.desk.budget(research_noise=True)
-    with sites.guards() as transport:
-        train_over(transport, sites.signed(), folder / "run")
-    with np.load(one.checkpoint) as expected, np.load(folder / "run" / "checkpoint.npz") as found:
+def _require_equal(one: RunFolder, run: Path, sites: Path, parties: tuple[str, ...]) -> None:
+    """The coordinator's `run` and what the guards keep in `sites` against the run in one process."""
+    with np.load(one.checkpoint) as expected, np.load(run / "checkpoint.npz") as found:
         state = [name for name in expected.files if name.startswith("state.")]
         assert state
         assert int(found["step"]) == int(expected["step"])
         for name in state:
             np.testing.assert_array_equal(found[name], expected[name])
     whole = Transcript.read(one.transcript)
-    assert whole.header.parties == sites.parties
-    for party in sites.parties:
-        own = Transcript.read(sites.folder / party / "transcript.bin")
+    assert whole.header.parties == parties
+    for party in parties:
+        own = Transcript.read(sites / party / "transcript.bin")
         assert own.header.parties == (party,)
         for spec in whole.header.values:
             np.testing.assert_array_equal(own.values(party, spec.name), whole.values(party, spec.name))
-    assert (folder / "run" / "model.json").read_bytes() == one.linear_model.read_bytes()
+    assert (run / "model.json").read_bytes() == one.linear_model.read_bytes()
+
+
+def _in_one_process(folder: Path, plan: str, rounds: int | None = None) -> RunFolder:
+    desk = desk_in_one_place(folder, plan, rounds)
+    return RunFolder(desk.train(desk.budget(research_noise=True)).run)
+
+
+def _require_guards_equal(plan: str, folder: Path) -> None:
+    sites = Sites.at(folder / "s", plan)
+    sites.desk.budget(research_noise=True)
+    with sites.guards() as transport:
+        train_over(transport, sites.signed(), folder / "run")
+    _require_equal(_in_one_process(folder / "one", plan), folder / "run", sites.folder, sites.parties)
 
 
 @pytest.mark.parametrize("plan", CHEAP)
 def test_a_federation_of_guards_is_the_run_in_one_process(plan: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    _require_equal(plan, tmp_path_factory.mktemp("g"))
+    _require_guards_equal(plan, tmp_path_factory.mktemp("g"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", [plan for plan in PLANS if plan not in CHEAP])
 def test_so_it_is_for_every_algorithm(plan: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    _require_equal(plan, tmp_path_factory.mktemp("g"))
+    _require_guards_equal(plan, tmp_path_factory.mktemp("g"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_flower_carries_every_plan_and_changes_no_value(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One SuperLink and three SuperNodes for all plans, because Flower starts a process for every message."""
+    if not FLOWER.exists():
+        pytest.skip("Flower wants an environment of its own: `make flower`")
+    folder = tmp_path_factory.mktemp("f")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = [str(FLOWER), "-m", "tests.federation.over_flower", str(folder)]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True)
+    logs = "".join(path.read_text()[-3000:] for path in (folder / "logs").glob("*.log"))
+    assert ended.returncode == 0, ended.stderr + logs
+    for number, plan in enumerate(PLANS):
+        sites, parties = folder / str(number), (AGGREGATED[plan],) if plan in AGGREGATED else tuple(SIZES)
+        one = _in_one_process(folder / "one" / str(number), plan, ROUNDS)
+        _require_equal(one, sites / "run", sites, parties)
+        summary = json.loads((sites / "run" / "run.json").read_text())
+        assert (summary["engine"], summary["rounds"]["steps"]) == ("flower", ROUNDS)
 
 
 def test_every_kind_of_party_is_compared() -> None:

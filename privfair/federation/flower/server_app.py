@@ -27,11 +27,19 @@ class _Nodes:
         self._grid = grid
         self._deadline = deadline
         self.ids: dict[str, int] = {}
+        self._greetings: dict[str, tuple[bytes, bytes]] = {}
 
     def send(self, messages: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-        names = {self.ids[name]: name for name in messages}
-        for node, content in self.exchange({self.ids[name]: message for name, message in messages.items()}):
-            yield names[node], content
+        """What came back, by party; the greeting that a node was found by answers the first hello: a message less."""
+        asked = {}
+        for name, message in messages.items():
+            question, greeting = self._greetings.pop(name, (b"", b""))
+            if question == message:
+                yield name, greeting
+            else:
+                asked[self.ids[name]] = (name, message)
+        for node, content in self.exchange({node: message for node, (_, message) in asked.items()}) if asked else ():
+            yield asked[node][0], content
 
     def exchange(self, messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
         """One frame per node; nodes whose guard is away, or that are too late, are left out."""
@@ -52,10 +60,13 @@ class _Nodes:
         wanted, pause, until = set(parties), _FIRST_LOOK, time.monotonic() + self._deadline
         while not wanted <= self.ids.keys():
             unknown = [node for node in self._grid.get_node_ids() if node not in self.ids.values()]
-            for node, content in self.exchange(dict.fromkeys(unknown, ask_hello(run))) if unknown else ():
+            question = ask_hello(run)
+            for node, content in self.exchange(dict.fromkeys(unknown, question)) if unknown else ():
                 message = decode(content[32:])
                 if message.kind is Kind.GREETING:
-                    self.ids.setdefault(read_greeting(message).party, node)
+                    party = read_greeting(message).party
+                    self.ids.setdefault(party, node)
+                    self._greetings.setdefault(party, (question, content))
             if not wanted <= self.ids.keys():
                 if time.monotonic() > until:
                     missing = ", ".join(sorted(wanted - self.ids.keys()))
