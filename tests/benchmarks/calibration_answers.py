@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -123,10 +124,16 @@ def _percentiles(seconds: list[float]) -> str:
     return f"{1000 * middle:.0f} ms | {1000 * high:.0f} ms | {top:.2f} s"
 
 
+def _progress(what: str, done: int, number: int, seconds: list[float]) -> None:
+    if done and done % 50 == 0:
+        print(f"{what}: {done} of {number}, so far {_percentiles(seconds)}", file=sys.stderr, flush=True)
+
+
 def account_table(settings: list[Setting], compared: int, timed: Timed) -> tuple[list[str], bool]:
     """Processor time of `account` over the settings, and a random share of them against dp-accounting's upper bound."""
     seconds, refused, answers = [], 0, []
-    for setting in settings:
+    for number, setting in enumerate(settings):
+        _progress("account", number, len(settings), seconds)
         start = time.process_time()
         try:
             answers.append((setting, best_epsilon(setting.release, ADD_REMOVE, setting.delta).interval))
@@ -159,6 +166,7 @@ def _against_dp_accounting(
     contradicted = agreed = 0
     for setting, interval in Random(1).sample(comparable, min(compared, len(comparable))):
         answer = timed(_their_epsilon, setting)
+        print(f"dp-accounting: {setting}: {answer.text}, ours {interval}", file=sys.stderr, flush=True)
         if answer.sigma is None:
             continue
         contradicted += interval.lower > answer.sigma * (1 + 1e-9)
@@ -175,7 +183,8 @@ def _their_epsilon(setting: Setting) -> float:
 def calibrate_table(number: int, seed: int = 7) -> tuple[list[str], bool]:
     """Processor time of solving for sigma over a seeded grid."""
     random, seconds, refused = Random(seed), [], 0
-    for _ in range(number):
+    for done in range(number):
+        _progress("calibrate", done, number, seconds)
         rate, rounds = 10 ** random.uniform(-6, 0), round(10 ** random.uniform(0, 6))
         target = EpsilonDelta(math.exp(random.uniform(math.log(0.05), math.log(20))), 10 ** random.uniform(-12, -3))
         start = time.process_time()

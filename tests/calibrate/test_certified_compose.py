@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import fft
 
+from calibrate.accountants.certified import compose as module
 from calibrate.accountants.certified.compose import LatticeComposition, Window, compose, log_normaliser
 from calibrate.accountants.certified.grid import LatticeLaw, lattice_edges, pessimistic
 from calibrate.accountants.losses.law import normal_masses
@@ -156,3 +157,66 @@ def test_a_fourier_coefficient_is_within_its_worst_case_bound(length: int, shape
     exact = fft.rfft(x.astype(np.longdouble))
     error = np.abs(fft.rfft(x) - exact).max()
     assert error <= 32 * 2.0**-53 * math.log2(length)
+
+
+def smooth_law(spread: float, holes: bool = False) -> LatticeLaw:
+    """A bell on the lattice; with `holes` only every second point carries mass."""
+    index = np.arange(-400, 401, 2 if holes else 1)
+    mass = np.exp(-0.5 * (index / spread) ** 2) * np.random.default_rng(3).uniform(0.2, 1.0, len(index))
+    return LatticeLaw(index, mass / mass.sum(), 0.0)
+
+
+@pytest.mark.parametrize("spread", [0.7, 3.0, 40.0, 300.0])
+@pytest.mark.parametrize("count", [300, 10_000])
+def test_no_frequency_that_is_not_computed_exceeds_its_bound(spread: float, count: int) -> None:
+    law, length = smooth_law(spread), 30_000
+    centred = module._Centred(law.index, law.mass, 0, count)
+    wanted = module._frequencies_worth_computing([centred], length)
+    circle = np.bincount(law.index % length, weights=law.mass, minlength=length)
+    sizes = np.abs(fft.rfft(circle)) ** count
+    assert wanted is None or sizes[wanted:].max(initial=0.0) <= math.exp(-70)
+    if count == 10_000 and spread > 1:
+        assert wanted is not None
+        assert wanted <= 1 + 4 * np.count_nonzero(sizes > math.exp(-70))
+
+
+@pytest.mark.parametrize(
+    "law", [smooth_law(40.0, holes=True), LatticeLaw(np.array([0, 7]), np.array([0.999, 1e-3]), 0.0)]
+)
+def test_where_the_bound_says_nothing_all_frequencies_are_computed(law: LatticeLaw) -> None:
+    assert module._frequencies_worth_computing([module._Centred(law.index, law.mass, 0, 10_000)], 30_000) is None
+
+
+def test_summing_few_frequencies_is_the_fast_transform(monkeypatch: pytest.MonkeyPatch) -> None:
+    laws = [(smooth_law(40.0), 900), (smooth_law(25.0), 300)]
+    window = Window(20.0, 0.5, 15.0, -12.0, 300.0, 1e-9)
+    direct = compose(laws, STEP, window)
+    monkeypatch.setattr(module, "_LARGEST_DIRECT_WORK", 0)
+    fast = compose(laws, STEP, window)
+    assert fast.frequency.tolist() == direct.frequency.tolist()
+    for epsilon in (0.0, 19.7, 25.0, 60.0):
+        assert direct.delta_lower(epsilon) <= fast.delta_upper(epsilon)
+        assert fast.delta_lower(epsilon) <= direct.delta_upper(epsilon)
+        (value, error), (other, bound) = direct._sum(epsilon), fast._sum(epsilon)
+        assert abs(value - other) <= error + bound < 1e-7
+
+
+def test_transforming_back_is_the_sum_at_every_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    laws = [(small_law(1), 3), (small_law(2), 2)]
+    one_by_one = composed(laws, 3.0, 1.0)
+    assert one_by_one._all_places is None
+    monkeypatch.setattr(module, "_FEW_TERMS", 1)
+    together = composed(laws, 3.0, 1.0)
+    assert together._all_places is not None
+    for epsilon in np.random.default_rng(0).uniform(0.0, 2.5, 40).tolist():
+        (value, error), (other, bound) = one_by_one._sum(epsilon), together._sum(epsilon)
+        assert abs(value - other) <= error + bound
+        assert error <= bound < 1e-9
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 4096, 4097])
+def test_a_power_is_right_to_its_stated_roundings(count: int) -> None:
+    angles = np.random.default_rng(count).uniform(-3, 3, 50)
+    values = (1 - 0.3 / count) * np.exp(1j * angles)
+    exact = values.astype(np.clongdouble) ** count
+    assert float(np.abs(module._power(values, count) / exact - 1).max()) <= 16 * 2.0**-53 * count

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from calibrate.accountants.certified.contour import (
+    Care,
     Cumulants,
     LossTransform,
     chernoff_epsilon,
@@ -37,7 +38,8 @@ from calibrate.privacy_unit import EpsilonInterval
 _FALLBACK_PRECISION = 1e-4
 """Precision of log delta where the contour integral does not converge and the lattice answers instead."""
 _FALLBACK_POINTS = 1 << 16
-_SHORT = 1 << 16
+_COARSE, _COARSE_POINTS, _COARSE_LOOKS = 1e-3, 1 << 14, 3
+"""The lattice that only says where to look."""
 _CLOSE = 0.999
 """A lower end within this share of the upper one is not looked for elsewhere."""
 _LARGEST_SECOND_LOOK = 1 << 18
@@ -126,7 +128,7 @@ class CertifiedAccountant(CountingAccountant):
             return known
         where = _locate(composition, log_target)
         if where.guess <= known:
-            spare = log_target - estimate(where.transform, known, log_target, where.saddle.tilt)[0]
+            spare = log_target - estimate(where.transform, known, log_target, where.saddle.tilt, Care.QUICK)[0]
             if spare > 0 and where.lattice(Side.UPPER, spare / 2, at=known).log_delta(known) <= log_target:
                 return known
         return max(known, min(self._end(where, Side.UPPER), _round_up(composition.largest)))
@@ -186,10 +188,10 @@ def gaussian_interval(cost: PairCounts, delta: float) -> EpsilonInterval:
 
 
 def estimate(
-    transform: LossTransform, epsilon: float, log_target: float, guess: float = 5.0
+    transform: LossTransform, epsilon: float, log_target: float, guess: float = 5.0, care: Care = Care.CONFIRMED
 ) -> tuple[float, Cumulants]:
     """log delta by the contour integral, or by the lattice where that does not converge; and the saddle."""
-    found = log_delta(transform, epsilon, guess)
+    found = log_delta(transform, epsilon, guess, care)
     return found if found is not None else lattice_estimate(transform, epsilon, log_target, guess)
 
 
@@ -230,7 +232,10 @@ def _locate(composition: Composition, log_target: float) -> _Location:
     epsilon = max(0.0, chernoff_epsilon(saddle, log_target))
     slope, before = saddle.tilt, None
     for _ in range(8):
-        value, at = estimate(transform, epsilon, log_target, saddle.tilt)
+        found = log_delta(transform, epsilon, saddle.tilt, Care.QUICK)
+        if found is None:
+            return _locate_on_lattice(_Location(transform, saddle, epsilon, log_target))
+        value, at = found
         excess = min(60.0, max(-60.0, value - log_target))
         saddle = at if math.isfinite(value) else saddle
         if before is not None and before[0] != epsilon:
@@ -241,7 +246,23 @@ def _locate(composition: Composition, log_target: float) -> _Location:
     return _Location(transform, saddle, epsilon, log_target)
 
 
-def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[float, float]:
+def _locate_on_lattice(where: _Location) -> _Location:
+    """The same where the contour integral does not converge: a coarse lattice tells delta at every epsilon near it."""
+    for _ in range(_COARSE_LOOKS):
+        saddle = saddle_for_epsilon(where.transform, where.guess, where.saddle.tilt)
+        lattice = replace(where, saddle=saddle).lattice(Side.UPPER, _COARSE, most_points=_COARSE_POINTS)
+        guess, slope = _crossing(lattice, where.guess, where.log_target, 1e-4)
+        moved = abs(guess - where.guess) * slope
+        where = replace(where, saddle=saddle, guess=guess)
+        if moved < 1.0:
+            break
+    largest = min(where.transform.composition.largest, where.transform.largest(where.saddle.tilt))
+    if where.guess >= largest:
+        return where
+    return replace(where, saddle=saddle_for_epsilon(where.transform, where.guess, where.saddle.tilt))
+
+
+def _crossing(lattice: LatticeSide, guess: float, log_target: float, close: float = 1e-9) -> tuple[float, float]:
     """Where log delta meets the target, verified on the safe side of it, and how steep it is there.
 
     Guarantee: the returned epsilon itself was evaluated. Its delta is at most the target on the upper
@@ -256,9 +277,6 @@ def _crossing(lattice: LatticeSide, guess: float, log_target: float) -> tuple[fl
     except (OverflowError, ValueError):  # epsilons in the hundreds, beyond what a double can hold
         raise NotCertified("epsilon could not be certified; ask for less precision, or use more noise") from None
     slope = lattice.composed.tilt
-    close = (
-        1e-9 if lattice.composed.length < _SHORT else 1e-6
-    )  # an evaluation of a long one costs as much as a transform
     while high[0] - low[0] > close * high[0] and low[1] - high[1] > close * abs(log_target):
         slope = (low[1] - high[1]) / (high[0] - low[0])
         # The secant, kept off the ends; then a hair past the root it points to, so that both ends close in.

@@ -47,6 +47,16 @@ _FIXED_SLACK = 1e-10
 """Relative error of the final sum, on top of the above."""
 _LARGEST_LENGTH = 1 << 23
 """Lattice points of one composition: about half a gibibyte."""
+_DENSE = 1 << 12
+"""So many lattice points around the mean are looked at to say how fast a transform decays."""
+_LEAST_TURN = 1 - math.cos(math.pi / 4) - 1e-12
+_LARGEST_DIRECT_WORK = 1 << 18
+"""Frequencies times points up to which each Fourier coefficient is summed by itself instead of a fast transform."""
+_ROW = 8
+_FEW_TERMS = 1 << 11
+"""With more terms than this the final sum is transformed back, so that every further epsilon is free."""
+_LARGEST_POWER = 1 << 12
+"""Up to this count a power is taken by multiplying, beyond by logarithms."""
 SURPLUS_TILTS = np.array([0.35, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0])
 """Further tilts, in inverse deviations, at which Chernoff's bound above the window is tried."""
 
@@ -134,13 +144,10 @@ class LatticeComposition:
             raise NotCertified("epsilon is too large to be certified; use more noise, or fewer rounds")
         first = math.floor(epsilon / self.step) + 1
         start = first * self.step - epsilon
-        turns = self.frequency * ((first - self.shift) % self.length) % self.length
-        rotation, over_denominator = self._series
         decay = math.exp(-self.tilt * self.step)
         rest = decay * (math.expm1(-start) - math.expm1(-self.step))
-        numerator = math.exp(-self.tilt * start) * (-math.expm1(-start) + rest * rotation)
-        terms = over_denominator * numerator * np.exp(self._turn * turns)
-        value = float(terms.real.sum()) / self.length
+        here, beyond = self._at((first - self.shift) % self.length)
+        value = math.exp(-self.tilt * start) * (-math.expm1(-start) * here + rest * beyond)
         # The numerator's two positive parts may cancel at high frequencies: its error is that of their sum.
         largest = math.exp(-self.tilt * start) * (-math.expm1(-start) + rest)
         # |I_k| is at most I_0, because the summand is positive, and that at most 1 / (1 - a).
@@ -150,24 +157,53 @@ class LatticeComposition:
     @cached_property
     def _doubtful(self) -> float:
         """The sum of |G_k over the common denominator| times the relative error of the whole term."""
-        return float(np.abs(self._series[1]) @ (self.wobble + _TERM_ROUNDINGS * UNIT_ROUNDOFF)) * (1 + 1e-9)
+        roundings = _TERM_ROUNDINGS if self._all_places is None else self._all_places[1]
+        return float(np.abs(self._series[1]) @ (self.wobble + roundings * UNIT_ROUNDOFF)) * (1 + 1e-9)
+
+    def _at(self, place: int) -> tuple[float, float]:
+        """(1/N) sum_k G_k r^place over the common denominator, and the same one place further."""
+        if self._all_places is not None:
+            values, _ = self._all_places
+            return float(values[place]), float(values[(place + 1) % self.length])
+        rotation, over_denominator = self._series
+        terms = over_denominator * np.exp(2j * math.pi / self.length * (self.frequency * place % self.length))
+        return float(terms.real.sum()) / self.length, float((terms * rotation).real.sum()) / self.length
+
+    @cached_property
+    def _all_places(self) -> tuple[Floats, float] | None:
+        """What `_at` says, at all places by one transform back, and its roundings (equation 17); None for few terms."""
+        if len(self.frequency) < _FEW_TERMS:
+            return None
+        half = np.zeros(self.length // 2 + 1, dtype=np.complex128)
+        half[self.frequency] = self._series[1] * np.where(self._single, 1.0, 0.5)
+        return fft.irfft(half, self.length), _TERM_ROUNDINGS + _COEFFICIENT_ROUNDINGS * math.log2(self.length)
 
     @property
-    def _turn(self) -> complex:
-        return 2j * math.pi / self.length
+    def _single(self) -> NDArray[np.bool_]:
+        """Real data: each frequency but 0 and N/2 stands for itself and its conjugate."""
+        return np.asarray((self.frequency == 0) | (2 * self.frequency == self.length))
 
     @cached_property
     def _series(self) -> tuple[NDArray[np.complex128], NDArray[np.complex128]]:
-        """What of G_k I_k does not depend on epsilon: the rotation, and G_k over the common denominator.
+        """What of G_k I_k does not depend on epsilon: the rotation r, and G_k over the common denominator.
 
-        Real data: each frequency but 0 and N/2 stands for itself and its conjugate.
+        The denominator is (a r - 1) (a exp(-h) r - 1), by sine and cosine of half the angle and without cancellation.
         """
-        turned = self._turn * self.frequency
-        single = (self.frequency == 0) | (2 * self.frequency == self.length)
-        weighted = self.transform * np.where(single, 1.0, 2.0)
-        low = np.expm1(turned - self.tilt * self.step)
-        high = np.expm1(turned - (self.tilt + 1) * self.step)
-        return np.exp(turned), weighted / (low * high)
+        half = math.pi / self.length * self.frequency
+        sine, cosine = np.sin(half), np.cos(half)
+        square, double = 2 * sine * sine, 2 * sine * cosine
+        low, high = (
+            _complex(math.expm1(-rate) * (1 - square) - square, math.exp(-rate) * double)
+            for rate in (self.tilt * self.step, (self.tilt + 1) * self.step)
+        )
+        weighted = self.transform * np.where(self._single, 1.0, 2.0)
+        return _complex(1 - square, double), weighted / (low * high)
+
+
+def _complex(real: Floats, imaginary: Floats) -> NDArray[np.complex128]:
+    number = np.empty(len(real), dtype=np.complex128)
+    number.real, number.imag = real, imaginary
+    return number
 
 
 def compose(laws: CountedLaws, step: float, window: Window) -> LatticeComposition:
@@ -178,20 +214,19 @@ def compose(laws: CountedLaws, step: float, window: Window) -> LatticeCompositio
     surplus = _surplus_tilts(laws, step, c, log_m, window.deviation)
     offset = math.fsum(count * law.offset for law, count in laws)
     length = _length(replace(window, epsilon=window.epsilon - offset), step, surplus)
-    roundoff = _COEFFICIENT_ROUNDINGS * UNIT_ROUNDOFF * math.log2(length)
-    spectra, shift = [], 0
-    for (law, count), (weights, _) in zip(laws, tilted, strict=True):
-        centre = round(float(weights @ law.index))
-        shift += centre * count
-        circle = np.bincount((law.index - centre) % length, weights=weights, minlength=length)
-        spectra.append((fft.rfft(circle), count))
-    kept, left_out = _frequencies_that_matter(spectra, roundoff)
-    log_transform = np.zeros(len(kept), dtype=np.complex128)
+    centred = [
+        _Centred(law.index - (centre := round(float(weights @ law.index))), weights, centre, count)
+        for (law, count), (weights, _) in zip(laws, tilted, strict=True)
+    ]
+    shift = sum(each.centre * each.count for each in centred)
+    spectra, roundoff = _spectra(centred, length)
+    kept, left_out = _frequencies_that_matter(spectra, roundoff, length)
+    transform = np.ones(len(kept), dtype=np.complex128)
     wobble = np.zeros(len(kept))
     for spectrum, count in spectra:
         values = spectrum[kept]
+        transform *= _power(values, count)
         with np.errstate(divide="ignore"):
-            log_transform += count * np.log(values)
             doubt = np.minimum(roundoff / np.abs(values), 1.0)
             # |log(1 + e)| <= d / (1 - d) for |e| <= d < 1, and a power multiplies it.
             wobble += count * (doubt / np.maximum(1.0 - doubt, 1e-3) + _POWER_ROUNDINGS * UNIT_ROUNDOFF)
@@ -203,7 +238,7 @@ def compose(laws: CountedLaws, step: float, window: Window) -> LatticeCompositio
         log_normaliser=log_m,
         shift=shift,
         frequency=kept,
-        transform=np.exp(log_transform),
+        transform=transform,
         wobble=np.expm1(np.minimum(wobble, 50.0)),
         left_out=left_out,
         infinite=infinite * (1 + 1e-6) if infinite < 1e-6 else min(1.0, infinite * math.exp(infinite)),
@@ -270,9 +305,71 @@ def _length(window: Window, step: float, surplus: tuple[Floats, Floats]) -> int:
     return int(fft.next_fast_len(math.ceil(period / step) + 2, real=True))
 
 
-def _frequencies_that_matter(
-    spectra: Sequence[tuple[NDArray[np.complex128], int]], roundoff: float
-) -> tuple[Integers, float]:
+@dataclass(frozen=True)
+class _Centred:
+    """A tilted law counted from its mean, which is `centre`, and how often it is composed."""
+
+    index: Integers
+    weights: Floats
+    centre: int
+    count: int
+
+
+_Spectra = list[tuple[NDArray[np.complex128], int]]
+
+
+def _spectra(laws: Sequence[_Centred], length: int) -> tuple[_Spectra, float]:
+    """The laws' transforms, from frequency 0 as far as they may matter, and a bound on the rounding of each entry."""
+    wanted = _frequencies_worth_computing(laws, length)
+    points = max(len(law.index) for law in laws)
+    if wanted is not None and wanted * points <= _LARGEST_DIRECT_WORK:
+        spectra = [(_direct_transform(law, wanted, length), law.count) for law in laws]
+        return spectra, (_TERM_ROUNDINGS + 2 * points) * UNIT_ROUNDOFF
+    circles = (np.bincount(law.index % length, weights=law.weights, minlength=length) for law in laws)
+    spectra = [(fft.rfft(circle), law.count) for circle, law in zip(circles, laws, strict=True)]
+    return spectra, _COEFFICIENT_ROUNDINGS * UNIT_ROUNDOFF * math.log2(length)
+
+
+def _direct_transform(law: _Centred, wanted: int, length: int) -> NDArray[np.complex128]:
+    """The first `wanted` Fourier coefficients, each as the sum that it is."""
+    high, low = np.arange(0, wanted, _ROW), np.arange(_ROW)
+    turns = np.append(high, low)[:, None] * (law.index % length) % length
+    rotation = np.exp(-2j * math.pi / length * turns)
+    first, rest = rotation[: len(high)] * law.weights, rotation[len(high) :]
+    return np.asarray((first @ rest.T).ravel()[:wanted])
+
+
+def _frequencies_worth_computing(laws: Sequence[_Centred], length: int) -> int | None:
+    """How many frequencies there are before all |G_k| are surely below exp(-70); None where this bound does not say.
+
+    For masses a, b at a distance of d lattice points |a + b exp(i d t)| <= a + b - 2 min(a, b) (1 - |cos(d t/2)|).
+    Summed over disjoint pairs with total W = sum of min(a, b), and raised to the count, |G(t)| is at most
+    exp(-2 count W (1 - |cos(d t/2)|)) (equation 18). Distances 1, 2, 4, .. cover the angles pi/2 to pi, pi/4 to pi/2,
+    .. one after another.
+    """
+    dense = [_dense(law) for law in laws]
+    weight, distance = 0.0, 0
+    for d in (1 << power for power in range(_DENSE.bit_length() - 1)):
+        pairs = (np.minimum(*each.reshape(-1, 2, d).swapaxes(0, 1)).sum() for each in dense)
+        total = float(sum(law.count * pair for law, pair in zip(laws, pairs, strict=True))) * (1 - 1e-9)
+        if 2 * total * _LEAST_TURN < -_NEGLIGIBLE_LOG:
+            break
+        weight, distance = total, d
+    if distance == 0:
+        return None
+    angle = 2 / distance * math.acos(1 + _NEGLIGIBLE_LOG / (2 * weight)) * (1 + 1e-9)
+    return min(length // 2 + 1, math.ceil(angle * length / (2 * math.pi)) + 1)
+
+
+def _dense(law: _Centred) -> Floats:
+    """The masses near the mean, one entry per lattice point."""
+    near = np.abs(law.index + 0.5) < _DENSE // 2
+    dense = np.zeros(_DENSE)
+    dense[law.index[near] + _DENSE // 2] = law.weights[near]
+    return dense
+
+
+def _frequencies_that_matter(spectra: _Spectra, roundoff: float, length: int) -> tuple[Integers, float]:
     """Frequencies whose composed transform may exceed exp(-70), and a bound on the sum over the others."""
     if len(spectra) == 1:
         spectrum, count = spectra[0]
@@ -283,7 +380,20 @@ def _frequencies_that_matter(
             logs += 0.5 * count * np.log(_squares(spectrum) + 3 * roundoff)
         matter = logs > _NEGLIGIBLE_LOG
     kept = np.flatnonzero(matter)
-    return kept, 2 * (len(matter) - len(kept)) * math.exp(_NEGLIGIBLE_LOG)
+    return kept, 2 * (length // 2 + 1 - len(kept)) * math.exp(_NEGLIGIBLE_LOG)
+
+
+def _power(values: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
+    """Values to the power `count`, each right to `_POWER_ROUNDINGS` * count roundoffs."""
+    if count > _LARGEST_POWER:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.exp(count * np.log(values)))
+    power, square, rest = np.ones_like(values), values, count
+    while rest:
+        power = power * square if rest & 1 else power
+        rest >>= 1
+        square = square * square if rest else square
+    return power
 
 
 def _squares(spectrum: NDArray[np.complex128]) -> Floats:

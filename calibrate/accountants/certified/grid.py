@@ -14,6 +14,7 @@ All rounding is directed: a computed mass is moved by its error bound to the sid
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,8 @@ _TAIL_SHARE = 0.35
 """How much discretisation error the coarse buckets may add, relative to the finest ones everywhere."""
 _LONGEST_TANGENTS = 4096
 """The tangents at an end of the support are given up after this many buckets; that costs tightness only."""
+_PORTION = 64
+"""Usually a few buckets are enough, so they are not all turned into lists at once."""
 _LARGEST_EDGE = 700.0
 _NODE_ROUNDINGS = 64.0
 """A lattice mass is right to this many roundoffs of what it is a difference quotient of."""
@@ -186,10 +189,7 @@ def _drops(gaps: _Gaps, excess: Floats) -> Floats:
     count = len(largest)
     reach = min(count, _LONGEST_TANGENTS)
     value, drop[0] = 0.0, 0.0
-    ends = zip(
-        gaps.size.T[:reach].tolist(), gaps.along.T[:reach].tolist(), largest[1 : reach + 1].tolist(), strict=False
-    )
-    for i, (size, fraction, following) in enumerate(ends):
+    for i, (size, fraction, following) in enumerate(_ends(gaps, largest, reach)):
         value = max(0.0, *((g - (1 - f) * value) / f for g, f in zip(size, fraction, strict=True)))
         drop[i + 1] = value
         if value >= following > 0:
@@ -209,6 +209,15 @@ def _drops(gaps: _Gaps, excess: Floats) -> Floats:
         drop[:-1] += np.where(left, missing / (1 - fraction), 0.0)
         drop[1:] += np.where(left, 0.0, missing / fraction)
     return drop
+
+
+def _ends(gaps: _Gaps, largest: Floats, reach: int) -> Iterator[tuple[list[float], list[float], float]]:
+    """Gaps and fractions of the first `reach` buckets and the largest gap of the bucket after each, in portions."""
+    for start in range(0, reach, _PORTION):
+        here, following = slice(start, min(start + _PORTION, reach)), slice(start + 1, start + _PORTION + 1)
+        yield from zip(
+            gaps.size[:, here].T.tolist(), gaps.along[:, here].T.tolist(), largest[following].tolist(), strict=False
+        )
 
 
 def _make_convex(nodes: Floats, width: Floats, rounding: Floats) -> bool:

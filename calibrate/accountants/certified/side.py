@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
-from scipy.special import logsumexp
 
 from calibrate.accountants.certified.compose import (
     SURPLUS_TILTS,
@@ -26,7 +25,7 @@ from calibrate.accountants.certified.compose import (
 from calibrate.accountants.certified.contour import Cumulants, LossTransform, narrow_tilt, shortest_period
 from calibrate.accountants.certified.grid import lattice_edges, optimistic, optimistic_with_merged_bulk, pessimistic
 from calibrate.accountants.losses.directions import Composition, Side
-from calibrate.accountants.losses.law import PrivacyLossLaw
+from calibrate.accountants.losses.law import Nodes, PrivacyLossLaw
 from calibrate.arrays import Floats
 
 _MOST_POINTS, _MOST_POINTS_IF_PRECISE, _PRECISE = 1 << 19, 1 << 22, 1e-5
@@ -92,7 +91,7 @@ def on_lattice(
 def _surplus(transform: LossTransform, at: Cumulants, deviation: float) -> tuple[Floats, Floats]:
     """Further tilts and the growth of log E exp(tilt L) they bring, by quadrature: how long a window must be."""
     tilts = SURPLUS_TILTS / deviation
-    return tilts, np.array([transform.cumulants(at.tilt + extra).value - at.value for extra in tilts])
+    return tilts, np.array([each.value - at.value for each in transform.cumulants_at(at.tilt + tilts)])
 
 
 def _fine_enough(
@@ -127,13 +126,13 @@ def _lattice_laws(
     laws, before = [], 0.0
     for law, count in composition.terms:
         low, high = law.span(log_cut(window.log_delta) - math.log(count))
-        log_moment = _log_moment(law, window.tilt, high)
+        nodes = law.nodes(saddle.tilt, high)
+        log_moment = _log_moment(law, nodes, window.tilt, high)
         # Below this, exp(tilt * loss - log_moment) is so small that even all the mass there would not show.
         unseen = (log_moment + 2 * math.log(window.tilt * step) - 32.0) / window.tilt
         # A law that is composed rarely may be put down coarsely: its error is not multiplied.
         narrowest = step * math.sqrt(composition.steps / (count * len(composition.terms)))
         span = (max(low, unseen), high)
-        nodes = law.nodes(saddle.tilt, high)
         placed = put(law, lattice_edges(nodes, span, step, saddle.tilt, narrowest), step)
         if side is Side.LOWER and count * (log_moment - log_normaliser([(placed, 1)], step, window.tilt)) > precision:
             merged = optimistic_with_merged_bulk(law, nodes, (low, high), step, saddle.tilt, narrowest)
@@ -144,12 +143,13 @@ def _lattice_laws(
     return laws, before
 
 
-def _log_moment(law: PrivacyLossLaw, tilt: float, largest: float) -> float:
+def _log_moment(law: PrivacyLossLaw, nodes: Nodes, tilt: float, largest: float) -> float:
     """log E exp(tilt L) over losses up to `largest`, by quadrature."""
-    nodes = law.nodes(tilt, largest)
     exponents = (nodes.log_weights + tilt * nodes.losses)[nodes.losses <= largest]
     atoms = [math.log(atom.mass) + tilt * atom.loss for atom in law.atoms if atom.mass > 0]
-    return float(logsumexp(np.append(exponents, atoms)))
+    exponents = np.append(exponents, atoms)
+    top = float(exponents.max())
+    return top + math.log(float(np.exp(exponents - top).sum()))
 
 
 def _align(composition: Composition, step: float) -> float:
