@@ -15,7 +15,6 @@ from calibrate.accountants.registry import Priced, best_epsilon
 from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
 from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.meaning import Meaning
-from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import NoisyValue, Plan, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import Release, scale_noise
@@ -132,8 +131,8 @@ def calibrate_plan(plan: Plan, target: EpsilonDelta, numbers: Mapping[str, int] 
             f"must be at most {_LARGEST_TARGET:g}: a promise weaker than that protects nobody",
             "ask for a target below 10, or train without privacy openly (--no-privacy)",
         )
-    if isinstance(plan, PayOncePlan):
-        value = plan.at(target.epsilon * _ROOM_FOR_ROUNDING)
+    value = plan.at(target.epsilon * _ROOM_FOR_ROUNDING)
+    if value is not None:
         first = best_epsilon(value.response, plan.unit, target.delta)
         return CertifiedBudget(plan, target, NO_SLACK, value.response, first, (value,))
     known = numbers or {}
@@ -186,7 +185,7 @@ def price_plan(
         raise InvalidInput(
             "noise", None, "must be given either as multipliers or as sigmas", "give exactly one of the two"
         )
-    if isinstance(plan, PayOncePlan):
+    if plan.at(1.0) is not None:
         raise InvalidInput("algorithm", plan.algorithm.value, "has no noise multiplier", "its epsilon is its own price")
     given = noise_multipliers if noise_multipliers is not None else _as_multipliers(plan, sigmas or {})
     values, once = with_noise(plan.values(), given), with_noise(plan.once(), given)

@@ -27,6 +27,7 @@ from calibrate.sampling import (
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.batches.participation import declared_sampling
+from privfair.models.fair_rule import FairRule
 from privfair.models.model import Model
 
 # How a canary shows in a message: the direction to look in, and what each side of its coin puts there.
@@ -220,11 +221,11 @@ def _canaries_per_silo(evidence: RunEvidence, kind: CanaryKind) -> int:
     smallest = min(silo.size for silo in evidence.document.data.silos)
     match kind:
         case CanaryKind.GRADIENT:
-            room = evidence.model.size // 2 // parties
+            room = _trained(evidence).size // 2 // parties
         case CanaryKind.RARE_INPUT:
             room = evidence.silos[0].x[0].numel() // parties
         case CanaryKind.MISLABELLED:
-            room = evidence.model.size // 2
+            room = _trained(evidence).size // 2
         case _:
             assert_never(kind)
     if isinstance(evidence.algorithm, MmdFedAvg):
@@ -274,11 +275,12 @@ def _make_canaries(
 ) -> tuple[Algorithm[Any], dict[str, Canaries]]:
     """The algorithm the canaries are run with, and what they are in each silo."""
     if kind is CanaryKind.GRADIENT:
-        size = evidence.model.size
+        trained = _trained(evidence)
+        size = trained.size
         pooled = np.concatenate([values[0][:, :size] for values in ordinary.values()])
         rows = quiet_directions(pooled, number * len(backgrounds), seed)
         table = torch.from_numpy(np.concatenate((rows, -rows)))
-        algorithm = _with_model(evidence.algorithm, CanaryModel(evidence.model, table))
+        algorithm = _with_model(evidence.algorithm, CanaryModel(trained, table))
         return algorithm, {
             name: _gradient_canaries(evidence, silo, np.arange(len(rows))[place :: len(backgrounds)], len(rows))
             for place, (name, (silo, _)) in enumerate(backgrounds.items())
@@ -327,6 +329,11 @@ def _place(evidence: RunEvidence, silo: SiloTensors, canaries: Canaries) -> Cana
         rows.append(int(fitting[0] if len(fitting) else own[0]))
     places = torch.tensor(rows)
     return Canaries(canaries.x, canaries.y, silo.s[places], places)
+
+
+def _trained(evidence: RunEvidence) -> Model:
+    """The model whose gradients are sent: the released one, or the classifier inside a fair rule."""
+    return evidence.model.score if isinstance(evidence.model, FairRule) else evidence.model
 
 
 def _with_model(algorithm: Algorithm[Any], model: Model) -> Algorithm[Any]:

@@ -22,6 +22,7 @@ from audit.sensitivity.spaces import Ball, Box, Category, Space
 from calibrate.arrays import Floats
 from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput
+from calibrate.plans.fair_plugin import FLIPS, GROUPS, RATES, SCORES, FairPluginPlan
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
@@ -29,7 +30,7 @@ from calibrate.plans.mmd_fedavg import PREDICTIONS, UPDATES, MmdFedavgPlan
 from calibrate.plans.pay_once import ATTRIBUTE
 from calibrate.plans.plan import HISTOGRAM, Plan
 from calibrate.plans.steffle import StefflePlan
-from calibrate.privacy_unit import Relation
+from calibrate.privacy_unit import Protected, Relation
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
@@ -39,6 +40,7 @@ from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
 from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
+from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.fed_sgda import FedSgda
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
@@ -260,6 +262,71 @@ def _after_paying(id: str) -> CataloguedClaim:
     return CataloguedClaim(id, says, _UNMOVED, Subject(value, _attribute_domain({"theta": _THETA})))
 
 
+# The fair plug-in: two clipped sums, and two histograms at the end of the run.
+
+_LAST = 3
+_SENT_IN = {SCORES: 0, GROUPS: 0, RATES: _LAST - 1, FLIPS: _LAST}
+
+
+def _fair_plugin(protect: Protected) -> tuple[FairPlugin, FairPluginPlan]:
+    plan = FairPluginPlan(_LAST + 1, protect, _GROUPS, _CLIP, _CLIP / 2, 1.0 if protect is Protected.RECORD else _CLIP)
+    attribute, options = protect is Protected.ATTRIBUTE, FairPluginOptions(bins=4)
+    clips = None if attribute else Clips(plan.clip, plan.group_clip, plan.count_clip)
+    channel = ResponseChannel.of_epsilon(_GROUPS, 1.0) if attribute else None
+    return FairPlugin(_logistic(), _logistic(), options, 10, plan.rounds, clips, channel, _MOST), plan
+
+
+_PLUGIN_STATE: dict[str, Space] = {"theta": Ball(4.0, (2 * (_FEATURES + 1),)), "rates": Box(0.0, 9.0, (_GROUPS, 2))}
+
+
+def _plugin_message(algorithm: FairPlugin, silo: SiloTensors, step: int, theta: Floats, rates: Floats) -> Message:
+    start, units = algorithm.start(), torch.arange(silo.units)
+    descent = replace(start.descent, theta=torch.from_numpy(theta), kept=torch.from_numpy(theta))
+    answers = {} if algorithm.channel is None else {_PARTY: torch.arange(_MOST) % _GROUPS}
+    state = replace(start, descent=descent, rates=torch.from_numpy(rates), responses=answers)
+    return algorithm.contribution(state, step, silo, units)
+
+
+def _plugin_record(name: str) -> Builder:
+    def claim(id: str) -> CataloguedClaim:
+        algorithm, plan = _fair_plugin(Protected.RECORD)
+
+        def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, rates: Floats) -> Floats:
+            return _value_named(_plugin_message(algorithm, _silo(x, y, s), _SENT_IN[name], theta, rates), name)
+
+        says = f"FairPlugin.contribution(): {name} keeps the bound of the plan, for records"
+        return CataloguedClaim(
+            id, says, _planned(plan, name), Subject(value, Domain(_COLUMNS, _PLUGIN_STATE, most=_MOST))
+        )
+
+    return claim
+
+
+def _plugin_user(name: str) -> Builder:
+    def claim(id: str) -> CataloguedClaim:
+        algorithm, plan = _fair_plugin(Protected.USER)
+
+        def value(x: Floats, y: Numbers, s: Numbers, user: Numbers, theta: Floats, rates: Floats) -> Floats:
+            return _value_named(_plugin_message(algorithm, _silo(x, y, s, user), _SENT_IN[name], theta, rates), name)
+
+        domain = Domain(_COLUMNS, _PLUGIN_STATE, most=3, user="user", most_per_user=2)
+        says = f"FairPlugin.contribution(): {name} keeps the bound of the plan, for users"
+        return CataloguedClaim(id, says, _planned(plan, name), Subject(value, domain))
+
+    return claim
+
+
+def _plugin_after_paying(id: str) -> CataloguedClaim:
+    algorithm, _ = _fair_plugin(Protected.ATTRIBUTE)
+
+    def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, rates: Floats) -> Floats:
+        message = _plugin_message(algorithm, _silo(x, y, s), _LAST, theta, rates)
+        return np.concatenate([_value_named(message, name).ravel() for name in (SCORES, GROUPS, FLIPS)])
+
+    says = "FairPlugin.contribution(): after the responses no message depends on an attribute"
+    return CataloguedClaim(id, says, _UNMOVED, Subject(value, _attribute_domain(_PLUGIN_STATE)))
+
+
 # One vector per user, clipped as a whole: FPFL and Tran's multipliers.
 
 _USERS, _COHORT = 4, 4.0
@@ -356,6 +423,9 @@ BUILDERS: dict[str, Builder] = {
     "engine.steffle.attribute_histogram": _histogram,
     "engine.pay-once.randomised_attribute": _responses,
     "engine.pay-once.after-paying": _after_paying,
+    **{f"engine.fair-plugin.{name}": _plugin_record(name) for name in _SENT_IN},
+    **{f"engine.fair-plugin.{name}.users": _plugin_user(name) for name in (GROUPS, FLIPS)},
+    "engine.fair-plugin.after-paying": _plugin_after_paying,
     "engine.gaussian.value_1": _gradients(_dp_fedsgd, _ADD_REMOVE, "value_1"),
     "engine.gaussian.value_1.replace-one": _gradients(_dp_fedsgd, _REPLACE, "value_1"),
     **{f"engine.{name}.value_1": _gradients(build, _ADD_REMOVE, "value_1") for name, build in _LOCAL_STEPS.items()},
@@ -373,5 +443,5 @@ BUILDERS: dict[str, Builder] = {
     "engine.mmd-fedavg.client_updates": _mmd_updates,
     "engine.mmd-fedavg.attribute_histogram": _mmd_message(HISTOGRAM, 0),
 }
-UNMOVED = ("engine.steffle.g", "engine.pay-once.after-paying")
+UNMOVED = ("engine.steffle.g", "engine.pay-once.after-paying", "engine.fair-plugin.after-paying")
 """Claims of values that no attribute enters: the search should find no distance at all."""

@@ -42,7 +42,7 @@ from calibrate.manifest.mechanism import (
 )
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.plans.plan import AlgorithmName, NoisyValue, PlainValue, Plan, PluginName, RandomizedValue
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected
 from calibrate.releases import InSequence, Release, Sampled, multiplicities
 
 # What the people behind a budget decide, beside the noise: for which data, until when, and why.
@@ -299,7 +299,7 @@ def _scope(plan: Plan, values: tuple[NoisyValue | RandomizedValue, ...], terms: 
     return {
         "unit": plan.unit.protected,
         "adjacency": plan.unit.relation,
-        "scope": terms.scope or _observer(plan.algorithm),
+        "scope": terms.scope or _observer(plan),
         "covered": (f"All noisy values of all {plan.rounds} rounds together: {names}.",),
         "not_protected": (*plan.unprotected(), *terms.not_protected, *_unbound(terms), ALWAYS_UNPROTECTED),
     }
@@ -313,17 +313,22 @@ def _unbound(terms: Terms) -> Iterator[str]:
         yield "The total over several budgets: the data set has no declared identity, so any other size is another one."
 
 
-def _observer(algorithm: AlgorithmName | PluginName) -> str:
+_AGGREGATOR_TRUSTED = "Whoever sees the aggregates or the model; the aggregator sees contributions and is trusted."
+
+
+def _observer(plan: Plan) -> str:
     """Who may look, in each algorithm's threat model (docs/threat-model.md)."""
-    match algorithm:
-        case AlgorithmName.STEFFLE | AlgorithmName.PAY_ONCE | AlgorithmName.FEDFDP:
+    match plan.algorithm:
+        case AlgorithmName.FAIR_PLUGIN if plan.unit.protected is Protected.USER:
+            return _AGGREGATOR_TRUSTED
+        case AlgorithmName.STEFFLE | AlgorithmName.PAY_ONCE | AlgorithmName.FEDFDP | AlgorithmName.FAIR_PLUGIN:
             return "The server, other silos and eavesdroppers, who see everything the silo sends."
         case AlgorithmName.FPFL | AlgorithmName.MMD_FEDAVG:
-            return "Whoever sees the aggregates or the model; the aggregator sees contributions and is trusted."
+            return _AGGREGATOR_TRUSTED
         case AlgorithmName.GAUSSIAN | AlgorithmName.OWN_LOOP | PluginName():
             return "Whoever sees the noisy values or anything computed from them."
         case _:
-            assert_never(algorithm)
+            assert_never(plan.algorithm)
 
 
 def _declare(value: NoisyValue | RandomizedValue, rounds: int, terms: Terms) -> DeclaredRelease:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from calibrate.errors import InvalidInput
+from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
@@ -29,6 +30,7 @@ PLANS: dict[AlgorithmName, type[Plan]] = {
     AlgorithmName.MMD_FEDAVG: MmdFedavgPlan,
     AlgorithmName.GAUSSIAN: GaussianPlan,
     AlgorithmName.PAY_ONCE: PayOncePlan,
+    AlgorithmName.FAIR_PLUGIN: FairPluginPlan,
     AlgorithmName.OWN_LOOP: OwnLoopPlan,
 }
 

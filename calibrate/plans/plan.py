@@ -30,6 +30,7 @@ class AlgorithmName(Enum):
     MMD_FEDAVG = "mmd-fedavg"
     GAUSSIAN = "gaussian"
     PAY_ONCE = "pay-once"
+    FAIR_PLUGIN = "fair-plugin"
     OWN_LOOP = "own-loop"
 
 
@@ -159,6 +160,10 @@ class Plan(ABC):
     def once(self) -> tuple[NoisyValue, ...]:
         """The noisy values published once, outside the rounds."""
         return ()
+
+    def at(self, epsilon: float) -> RandomizedValue | None:
+        """The randomised attribute that costs this epsilon; None for plans whose values carry noise instead."""
+        return None
 
     @abstractmethod
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:

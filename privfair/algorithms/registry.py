@@ -6,7 +6,7 @@ from typing import Any
 
 from calibrate.errors import InvalidInput
 from calibrate.plugins import PluginGroup, Plugins
-from privfair.algorithms import dp_fedsgd, fedfdp, fpfl, mmd_fedavg, pay_once, steffle
+from privfair.algorithms import dp_fedsgd, fair_plugin, fedfdp, fpfl, mmd_fedavg, pay_once, steffle
 from privfair.algorithms.baselines import (
     agnostic_fl,
     central_erm,
@@ -24,7 +24,7 @@ from privfair.algorithms.baselines import (
 from privfair.algorithms.recipe import Recipe
 from privfair.plan.file import nearest
 
-_PRIVATE = (steffle, pay_once, fedfdp, fpfl, mmd_fedavg, dp_fedsgd)
+_PRIVATE = (steffle, pay_once, fair_plugin, fedfdp, fpfl, mmd_fedavg, dp_fedsgd)
 _BASELINES = (
     *(fedsgd, fedavg, fedprox, scaffold, feddyn, q_ffl),
     *(agnostic_fl, local_mmd, fairfed, fedfb, tran, central_erm),

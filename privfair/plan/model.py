@@ -26,6 +26,7 @@ import torch
 from calibrate.errors import InvalidInput, PrivfairError, count, positive
 from calibrate.plugins import PluginGroup, Plugins
 from privfair.models.convolutional import convolutional
+from privfair.models.fair_rule import FairRule
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Activation, CnnArchitecture, Model
 from privfair.models.perceptron import Perceptron
@@ -80,6 +81,15 @@ MODEL_PLUGINS: Plugins[ModuleMaker] = Plugins(
 
 
 @dataclass(frozen=True)
+class RuleForm:
+    """What decides the form of a fair rule (`FairRule`) beside its two models."""
+
+    groups: int
+    opportunity: bool
+    positive: int
+
+
+@dataclass(frozen=True)
 class ModelPlan:
     """Which model; its size follows from the data."""
 
@@ -93,6 +103,8 @@ class ModelPlan:
     name: str | None = None
     code: UserFunction | None = None
     """The module's source, to be kept with the run; None for built-in models. Not a key of the plan."""
+    rule: RuleForm | None = None
+    """The fair rule around the model, which fair-plugin releases. Not a key of the plan."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -105,7 +117,7 @@ def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
     table = {"kind": value} if isinstance(value, str) else value
     if not isinstance(table, dict):
         raise InvalidInput("[training] model", value, "must be a name or a table", 'write model = "logistic"')
-    refuse_unknown("training.model", table, [key for key in key_names(ModelPlan) if key != "code"])
+    refuse_unknown("training.model", table, [key for key in key_names(ModelPlan) if key not in ("code", "rule")])
     plan = read_section(ModelPlan, "training.model", table)
     for key in table:
         if key != "kind" and key.replace("-", "_") not in _KEYS[plan.kind]:
@@ -121,6 +133,14 @@ def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
 
 def build_model(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Model:
     """The model for records of this shape."""
+    model = _build_plain(plan, feature_shape, classes)
+    if plan.rule is None:
+        return model
+    groups = LogisticRegression(prod(feature_shape), plan.rule.groups)
+    return FairRule(model, groups, plan.rule.opportunity, plan.rule.positive)
+
+
+def _build_plain(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Model:
     match plan.kind:
         case ModelKind.LOGISTIC:
             return LogisticRegression(prod(feature_shape), classes)

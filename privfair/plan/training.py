@@ -20,22 +20,33 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, assert_never
 
 from calibrate.errors import InvalidInput, count
+from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.plans.fpfl import FpflPlan
 from calibrate.plans.from_mapping import PLAN_PLUGINS
 from calibrate.plans.steffle import StefflePlan
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
+from privfair.algorithms.fair_plugin import FairPluginOptions
 from privfair.algorithms.parts.options import Options
 from privfair.algorithms.recipe import Recipe
 from privfair.algorithms.registry import ALGORITHM_PLUGINS, recipe_named
+from privfair.fairness.fermi import Independence
 from privfair.plan.data import DataPlan, PluginSource, read_data_plan
 from privfair.plan.file import PlanFile, key_names, read_plan_file, read_section, refuse_unknown
-from privfair.plan.model import MODEL_PLUGINS, MinMaxPlan, ModelKind, ModelPlan, read_min_max_plan, read_model_plan
+from privfair.plan.model import (
+    MODEL_PLUGINS,
+    MinMaxPlan,
+    ModelKind,
+    ModelPlan,
+    RuleForm,
+    read_min_max_plan,
+    read_model_plan,
+)
 from privfair.plan.privacy import Parameters, Unpriced
 
 _LARGEST_BLOCK = 32
@@ -188,15 +199,25 @@ def training_plan(file: PlanFile) -> TrainingPlan:
     options = recipe.options
     refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), "model", "min-max"))
     shared = _only(file.training, key_names(TrainingOptions))
+    own = read_section(options, "training", _only(file.training, key_names(options)))
+    model = read_model_plan(file.training.get("model", "logistic"), file.folder)
     return TrainingPlan(
         file=file,
         recipe=recipe,
         data=read_data_plan(file.data, file.folder),
         training=read_section(TrainingOptions, "training", shared),
-        model=read_model_plan(file.training.get("model", "logistic"), file.folder),
-        own=read_section(options, "training", _only(file.training, key_names(options))),
+        model=replace(model, rule=_rule_form(file, own)),
+        own=own,
         min_max=_min_max(file, recipe),
     )
+
+
+def _rule_form(file: PlanFile, own: Options) -> RuleForm | None:
+    """The form of the rule that fair-plugin releases; None for every other algorithm, which releases its model."""
+    if not isinstance(own, FairPluginOptions):
+        return None
+    groups = count("[privacy] groups", file.privacy.get("groups", FairPluginPlan.groups), least=2)
+    return RuleForm(groups, own.notion is Independence.EQUAL_OPPORTUNITY, own.positive_class)
 
 
 def _min_max(file: PlanFile, recipe: Recipe[Any]) -> MinMaxPlan | None:

@@ -37,6 +37,12 @@ rounds = 10
 {_DATA}[training]
 fairness = 1.0
 """
+FAIR_PLUGIN = f"""algorithm = "fair-plugin"
+{_TARGET}[privacy]
+rounds = 10
+{_DATA}[training]
+bins = 6
+"""
 PAID_HISTOGRAM = f"""algorithm = "steffle"
 {_TARGET}[privacy]
 silo-size = 120
@@ -58,6 +64,7 @@ PLANS = {
     "mmd": MMD,
     "mmd-laplace": LAPLACE,
     "pay-once": PAY_ONCE,
+    "fair-plugin": FAIR_PLUGIN,
     "steffle-histogram": PAID_HISTOGRAM,
     "scaffold": SCAFFOLD,
     "replace-one": REPLACED,

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
-from calibrate.privacy_unit import Relation
+from calibrate.privacy_unit import Protected, Relation
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
@@ -33,6 +34,7 @@ from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
 from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
+from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions, ModelChoice
 from privfair.algorithms.mmd_fedavg import CountsInTheClear, MmdFedAvg, MmdFedAvgOptions, MmdTerms, PaidCounts
@@ -44,6 +46,7 @@ from privfair.batches.participation import Participation
 from privfair.batches.randomness import SeededWords
 from privfair.contribution import BoundedContribution, Published
 from privfair.fairness.constraints import FairnessNotion, MmdCriterion
+from privfair.fairness.fermi import Independence
 from privfair.fairness.kernels import GaussianNoise
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
@@ -104,6 +107,10 @@ class Case:
     plan: Plan | None = None
     kinds: tuple[str, ...] = ("logistic", "softmax", "perceptron", "cnn", "module")
 
+    def released(self, algorithm: Algorithm[Any], trained: Model) -> Model:
+        """The model that a run ends with, which is the one it trains but for the fair rule around it."""
+        return algorithm.rule if isinstance(algorithm, FairPlugin) else trained
+
     def __str__(self) -> str:
         return self.name
 
@@ -141,6 +148,22 @@ def _steffle(model: Model) -> Steffle:
 
 def _pay_once(model: Model) -> PayOnce:
     return PayOnce(model, PayOnceOptions(), ResponseChannel.of_epsilon(2, 1.0), RECORDS, SHARES, ROUNDS)
+
+
+def _fair_plugin(protect: Protected, notion: Independence) -> Callable[[Model], FairPlugin]:
+    options, attribute = FairPluginOptions(notion=notion, bins=5), protect is Protected.ATTRIBUTE
+    clips = None if attribute else Clips(0.5, 0.4, 1.5 if protect is Protected.USER else 1.0)
+    channel = ResponseChannel.of_epsilon(2, 1.0) if attribute else None
+
+    def build(model: Model) -> FairPlugin:
+        groups = LogisticRegression(IMAGE[1] * IMAGE[2] if model is _CNN else FEATURES)
+        return FairPlugin(model, groups, options, 2 * RECORDS, ROUNDS, clips, channel, RECORDS)
+
+    return build
+
+
+def _fair_plan(protect: Protected) -> FairPluginPlan:
+    return FairPluginPlan(ROUNDS, protect, 2, 0.5, 0.4, 1.5 if protect is Protected.USER else 1.0)
 
 
 def _steffle_plan(sampling: SteffleSampling) -> StefflePlan:
@@ -209,6 +232,27 @@ _WEIGHTED_CASES = tuple(
 CASES = (
     Case("steffle", _steffle, (_SHUFFLED_TENS, _POISSON), plan=_steffle_plan(SteffleSampling.SHUFFLED)),
     Case("pay-once", _pay_once, (None,)),
+    Case(
+        "fair-plugin",
+        _fair_plugin(Protected.RECORD, Independence.DEMOGRAPHIC_PARITY),
+        (None,),
+        plan=_fair_plan(Protected.RECORD),
+        kinds=("logistic", "perceptron", "module"),
+    ),
+    Case(
+        "fair-plugin, users",
+        _fair_plugin(Protected.USER, Independence.EQUAL_OPPORTUNITY),
+        (None,),
+        ("users",),
+        _fair_plan(Protected.USER),
+        ("logistic",),
+    ),
+    Case(
+        "fair-plugin, attributes",
+        _fair_plugin(Protected.ATTRIBUTE, Independence.DEMOGRAPHIC_PARITY),
+        (None,),
+        kinds=("logistic",),
+    ),
     Case("fedprox", lambda model: FedProx(model, FedProxOptions(local_steps=2), SHARES), (_SHUFFLED,)),
     Case(
         "fedprox, private", lambda model: FedProx(model, FedProxOptions(), SHARES, _SUMS), (_POISSON,), plan=_GAUSSIAN

@@ -209,4 +209,4 @@ def test_an_empty_batch_still_sends_everything(case: Case, kind: str) -> None:
 def test_theta_fits_the_model(case: Case, kind: str) -> None:
     algorithm, states, _ = run(case, kind, case.samplings[0], rounds=2)
     for state in states:
-        assert algorithm.theta(state).shape == (MODELS[kind]().size,)
+        assert algorithm.theta(state).shape == (case.released(algorithm, MODELS[kind]()).size,)

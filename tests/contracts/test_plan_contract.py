@@ -12,6 +12,7 @@ from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
 from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput
 from calibrate.plans.alternatives import explain
+from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.plans.fedfdp import FedfdpPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.from_mapping import plan_from_mapping
@@ -20,7 +21,7 @@ from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
-from calibrate.privacy_unit import EpsilonDelta, Relation
+from calibrate.privacy_unit import EpsilonDelta, Protected, Relation
 from calibrate.releases import scale_noise
 
 TARGET = EpsilonDelta(2.0, 1e-5)
@@ -44,8 +45,10 @@ NOISY: dict[str, Plan] = {
     "gaussian-replace": GaussianPlan(0.1, 20, Relation.REPLACE_ONE),
     "gaussian-allocated": GaussianPlan(0.5, 5, sampling=BatchSampling.RANDOM_ALLOCATION),
     "gaussian-full": GaussianPlan(1.0, 20, Relation.REPLACE_ATTRIBUTE),
+    "fair-plugin": FairPluginPlan(100),
+    "fair-plugin-users": FairPluginPlan(50, Protected.USER, count_clip=2.0),
 }
-ALL = NOISY | {"pay-once": PayOncePlan(3)}
+ALL = NOISY | {"pay-once": PayOncePlan(3), "fair-plugin-attribute": FairPluginPlan(50, Protected.ATTRIBUTE, 3)}
 
 KEYS = {"algorithm", "epsilon", "delta", "certified", "rounds", "releases", "joint_noise_multiplier", "assumptions"}
 

@@ -233,6 +233,13 @@ CASES = {
         users_of_numbers,
         'at-least = 12\n[data.users]\nkind = "column"\ncolumn = "user"\n',
     ),
+    "fair-plugin": Case("fair-plugin", "rounds = 3\n", records_added_or_removed, "at-least = 30\n"),
+    "fair-plugin, users": Case(
+        "fair-plugin",
+        'rounds = 3\nprotect = "user"\ncount-clip = 2.0\n',
+        dealt_users_removed,
+        '[data.users]\nkind = "poisson"\nusers = 20\n',
+    ),
     "fpfl, dealt users": Case(
         "fpfl",
         FPFL.format(users=20) + 'sampling = "poisson"\n',

@@ -5,6 +5,7 @@ Everything here is computed from published values, so it costs no privacy.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never, final
@@ -43,9 +44,12 @@ class DescentRule(Options):
     iterate: Iterate = Iterate.LAST
     rounds: Count = 1
     seed: Whole = 0
+    cosine: bool = False
+    """Whether the rate also falls along half a cosine, to zero after `rounds` steps."""
 
     def rate(self, step: int) -> float:
-        return self.learning_rate * self.decay ** (step // self.decay_every)
+        annealed = (1 + math.cos(math.pi * min(1.0, step / self.rounds))) / 2 if self.cosine else 1.0
+        return self.learning_rate * annealed * self.decay ** (step // self.decay_every)
 
     def start(self, theta: Tensor) -> Descent:
         return Descent(theta, torch.zeros_like(theta), 0, theta, 0)

@@ -53,6 +53,7 @@ _SIZED: dict[AlgorithmName | PluginName, tuple[str, ...]] = {
     AlgorithmName.MMD_FEDAVG: ("samples_per_group",),
     AlgorithmName.GAUSSIAN: ("sampling_rate",),
     AlgorithmName.PAY_ONCE: (),
+    AlgorithmName.FAIR_PLUGIN: (),
 }
 """Parameters of a plan that follow from people, sites and batch."""
 _METHOD: dict[AlgorithmName | PluginName, str] = {
@@ -62,6 +63,7 @@ _METHOD: dict[AlgorithmName | PluginName, str] = {
     AlgorithmName.MMD_FEDAVG: "MMD-FedAvg",
     AlgorithmName.GAUSSIAN: "DP-FedSGD",
     AlgorithmName.PAY_ONCE: "pay-once",
+    AlgorithmName.FAIR_PLUGIN: "fair-plugin",
 }
 """The row of docs/experiments/comparison.md that trained under such a plan."""
 

@@ -1,0 +1,135 @@
+"""Fair plug-in: two noisy logistic models, and one noisy histogram from which the fair rule is read off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, assert_never
+
+from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.plans.pay_once import ATTRIBUTE
+from calibrate.plans.plan import (
+    ROUNDS_FLAG,
+    AlgorithmName,
+    Flag,
+    NoisyValue,
+    Plan,
+    RandomizedValue,
+    of_one_batch,
+    with_once,
+)
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.releases import RandomizedResponse, Release, Repeated
+
+SCORES, GROUPS, RATES, FLIPS = "score_gradient", "group_gradient", "rate_counts", "flip_counts"
+
+
+@dataclass(frozen=True)
+class FairPluginPlan(Plan):
+    """Everything a plug-in rule is made of, paid: clipped gradient sums in every round, two histograms once.
+
+    Guarantee: one record (or one user) adds at most `clip` to a silo's sum of score gradients, at most `group_clip` to
+    its sum of group gradients and at most `count_clip` to each histogram, in L2; all of it is Gaussian and of the full
+    data, so the run is one Gaussian release with the multiplier (sum of multiplier^-2)^(-1/2)
+    (docs/theorems/fair-plugin.md, equations 1 to 4). With `protect` = attribute nothing is noisy but the attribute,
+    which leaves once by randomised response, as in pay-once: delta = 0 (equation 5). Unit: as `protect` says.
+
+    The shares say which part of the squared budget each value gets; the score gradients get what is left.
+    """
+
+    algorithm = AlgorithmName.FAIR_PLUGIN
+    summary: ClassVar[str] = (
+        "Fair plug-in: noisy models of the outcome and of the group, and a fair rule made of both. Protects whole "
+        "records, whole users, or one attribute, as you choose."
+    )
+    example: ClassVar[str] = "--epsilon 1 --delta 1e-5 --rounds 100"
+    rounds: Annotated[int, ROUNDS_FLAG]
+    protect: Annotated[
+        Protected, Flag("", "Whom one promise covers: a record, all records of a user, an attribute.")
+    ] = Protected.RECORD
+    groups: Annotated[int, Flag("K", "Number of sensitive groups.")] = 2
+    clip: Annotated[float, Flag("C", "L2 clip of one unit's gradient of the outcome's model.")] = 3.0
+    group_clip: Annotated[float, Flag("C", "L2 clip of one unit's gradient of the group's model.")] = 2.0
+    count_clip: Annotated[float, Flag("C", "L2 clip of one unit's counts; 1 for records, which count once.")] = 1.0
+    group_share: Annotated[float, Flag("S", "Share of the squared budget for the model of the group.")] = 0.3
+    rate_share: Annotated[float, Flag("S", "Share of the squared budget for the groups' sizes and rates.")] = 0.03
+    flip_share: Annotated[float, Flag("S", "Share of the squared budget for the histogram of the fair rule.")] = 0.07
+
+    def __post_init__(self) -> None:
+        count("rounds", self.rounds, least=3)
+        count("groups", self.groups, least=2)
+        for name in ("clip", "group_clip", "count_clip"):
+            positive(name.replace("_", "-"), getattr(self, name))
+        for name in ("group_share", "rate_share", "flip_share"):
+            open_unit(name.replace("_", "-"), getattr(self, name))
+        if self.score_share <= 0:
+            given = (self.group_share, self.rate_share, self.flip_share)
+            raise InvalidInput("shares", given, "leave nothing for the outcome's model", "let them add up to below 1")
+        if self.protect is Protected.RECORD and self.count_clip != 1.0:
+            raise InvalidInput("count-clip", self.count_clip, "must be 1 for records: each counts once", "drop it")
+
+    @property
+    def score_share(self) -> float:
+        """What the other values leave of the squared budget."""
+        return 1.0 - self.group_share - self.rate_share - self.flip_share
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        attribute = self.protect is Protected.ATTRIBUTE
+        return PrivacyUnit(self.protect, Relation.REPLACE_ATTRIBUTE if attribute else Relation.ADD_REMOVE)
+
+    def values(self) -> tuple[NoisyValue, ...]:
+        if self.protect is Protected.ATTRIBUTE:
+            return ()
+        # A share q of the squared budget over T rounds is a multiplier of sqrt(T / q), up to calibration's factor.
+        return (
+            NoisyValue(SCORES, self.clip, math.sqrt(self.rounds / self.score_share)),
+            NoisyValue(GROUPS, self.group_clip, math.sqrt(self.rounds / self.group_share)),
+        )
+
+    def once(self) -> tuple[NoisyValue, ...]:
+        if self.protect is Protected.ATTRIBUTE:
+            return ()
+        return (
+            NoisyValue(RATES, self.count_clip, math.sqrt(1 / self.rate_share), every_round=False),
+            NoisyValue(FLIPS, self.count_clip, math.sqrt(1 / self.flip_share), every_round=False),
+        )
+
+    def at(self, epsilon: float) -> RandomizedValue | None:
+        if self.protect is not Protected.ATTRIBUTE:
+            return None
+        return RandomizedValue(ATTRIBUTE, RandomizedResponse(epsilon, self.groups))
+
+    def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
+        randomised = self.at(1.0)
+        if randomised is not None:
+            return randomised.response
+        return with_once(Repeated(of_one_batch(values), self.rounds), once)
+
+    def assumptions(self) -> tuple[str, ...]:
+        match self.protect:
+            case Protected.ATTRIBUTE:
+                return (
+                    "The protected unit is one record's sensitive attribute; features and labels are not protected.",
+                    "The attribute is randomised once per record with fresh randomness, and never randomised again.",
+                    "Models of the group, group sizes and the fair rule are made of the randomised attribute alone.",
+                )
+            case Protected.RECORD | Protected.USER:
+                return (
+                    f"The protected unit is one {self.protect.value}, added or removed.",
+                    "Every round uses the full data; a unit's part of each sum is clipped as stated.",
+                    "Sums are divided only by public constants, never by a realised number of units.",
+                    "The fair rule is chosen from the noisy histograms alone, never from exact rates.",
+                )
+            case _:
+                assert_never(self.protect)
+
+    def unprotected(self) -> tuple[str, ...]:
+        search = "Choosing parameters or a target gap by looking at exact results is not charged."
+        if self.protect is Protected.ATTRIBUTE:
+            return (
+                "Features and labels, and whatever they alone tell about the attribute: gradients expose them.",
+                "The rule guesses the attribute from the features when it predicts.",
+                search,
+            )
+        return ("What the model says about everybody alike: the rule guesses the group from the features.", search)

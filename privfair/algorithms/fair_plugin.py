@@ -1,0 +1,370 @@
+"""Fair plug-in: learn the outcome and the group, each with its own noise, and read the fair rule off one histogram.
+
+Each round every silo sends two sums of its full data: the gradients of eta = P(y = 1 | x) and of rho = P(group | x).
+In the last round but one it also counts, by group, whom eta alone would answer 1: the groups' sizes, and which are
+favoured. In the last it counts, by group, at which strength tau of the rule each record's answer flips; from that the
+coordinator reads the gap of every tau at once, and takes the weakest that keeps the target gap (`FairRule`).
+
+Records and users: everything is noisy. Attributes: the group leaves once, through randomised response, and all that
+follows is computed from features, labels and responses, in the clear, as in pay-once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput
+from calibrate.manifest.mechanism import RandomizedCategory
+from calibrate.plans.fair_plugin import FLIPS, GROUPS, RATES, SCORES, FairPluginPlan
+from calibrate.plans.pay_once import ATTRIBUTE
+from calibrate.privacy_unit import Protected
+from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
+from privfair.algorithms.parts.local_models import drawn_rows
+from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
+from privfair.algorithms.parts.user_statistics import Layout, Statistics, rows_of_users
+from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
+from privfair.contribution import BoundedContribution
+from privfair.fairness.constraints import RateValue
+from privfair.fairness.fermi import OUTSIDE, Independence, block_of
+from privfair.fairness.penalty import ResponseChannel
+from privfair.models.fair_rule import FairRule
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import Model, clipped_to
+
+_STAYS, _REST = 0, 1
+"""The first cells of the histogram: answered 1 at every tau, and answered 0 at every tau."""
+
+
+@dataclass(frozen=True)
+class FairPluginOptions(Options):
+    """`target_gap` is the largest gap between two groups' rates that the rule may leave, as the noisy counts tell it.
+
+    Everything here is post-processing, or decides how published values are laid out; nothing changes the price.
+    """
+
+    notion: Independence = Independence.DEMOGRAPHIC_PARITY
+    target_gap: AtLeastZero = 0.05
+    learning_rate: Positive = 12.0
+    momentum: BelowOne = 0.9
+    bins: Count = 24
+    """How many strengths of the rule are tried, evenly spaced from 0 to `reach`."""
+    reach: Positive | None = None
+    """The strongest rule that is tried: 1.6, and 4 for equal opportunity, unless given. At 1 a sure record whose group
+    is sure gives up all it has to spare."""
+    positive_class: Whole = 1
+    least_share: OpenUnit = 0.01
+    """A group's noisy share of all records is held above this before anything is divided by it."""
+
+
+@dataclass(frozen=True, eq=False)
+class FairPluginState:
+    """All of it published, or computed from what was. `responses` are empty unless attributes are protected."""
+
+    descent: Descent
+    """Of the score's parameters and the group's, one after the other."""
+    rates: Tensor
+    """(groups, 2): the noisy numbers of records that eta alone answers 0 and 1; zero before they are published."""
+    pulls: Tensor
+    """One per group; zero before the last round."""
+    responses: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Clips:
+    """What one unit may add at most to each value, in L2, as signed."""
+
+    scores: float
+    groups: float
+    counts: float
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FairPlugin(Algorithm[FairPluginState]):
+    """The algorithm for one run; `model` is that of the outcome.
+
+    Guarantee: with `clips`, one unit (a record, or a user where rows have owners) adds at most the signed clip to each
+    sum and to each histogram, rounding included (docs/theorems/fair-plugin.md, equations 1 to 3); the manifest prices
+    the noisy values. With a `channel` instead, true attributes are read in the first round alone, and
+    leave it through randomised response; the rest is post-processing (equation 5).
+
+    Sums are divided by `units`, the signed number of all units, never by a realised one.
+    """
+
+    model: Model
+    group_model: LogisticRegression
+    options: FairPluginOptions
+    units: int
+    rounds: int
+    clips: Clips | None
+    channel: ResponseChannel | None = None
+    largest_silo: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.clips is None) == (self.channel is None):
+            raise InvalidInput("clips", self.clips, "exclude a channel, and one is needed", "give one of the two")
+        if self.options.notion is Independence.EQUALISED_ODDS:
+            raise InvalidInput(
+                "notion",
+                self.options.notion.value,
+                "has two gaps at once, which one rule strength can't close",
+                "use equal-opportunity",
+            )
+        _ = self.rule
+
+    @cached_property
+    def rule(self) -> FairRule:
+        """The model that is released."""
+        opportunity = self.options.notion is Independence.EQUAL_OPPORTUNITY
+        return FairRule(self.model, self.group_model, opportunity, self.options.positive_class)
+
+    @property
+    def groups(self) -> int:
+        return self.group_model.classes
+
+    @property
+    def reach(self) -> float:
+        """The strongest rule that is tried."""
+        usual = 4.0 if self.rule.opportunity else 1.6
+        return usual if self.options.reach is None else self.options.reach
+
+    @cached_property
+    def steps(self) -> DescentRule:
+        """All rounds make a step but the last, and the first where it carries the responses."""
+        made = max(1, self.rounds - 1 - (self.channel is not None))
+        own = self.options
+        return DescentRule(
+            own.learning_rate, own.momentum, iterate=Iterate.TAIL_AVERAGE, rounds=made, seed=self.seed, cosine=True
+        )
+
+    def clear_values(self) -> tuple[ClearValue, ...]:
+        if self.channel is None:
+            return ()
+        why = "Computed from features, labels and the published responses; post-processing of the first round."
+        return tuple(ClearValue(name, why, depends_on_unit=False) for name in (SCORES, GROUPS, RATES, FLIPS))
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {
+            SCORES: (self.model.size,),
+            GROUPS: (self.group_model.size,),
+            RATES: (self.groups, 2),
+            FLIPS: (self.groups, 2 + 2 * self.options.bins),
+        }
+        return shapes if self.channel is None else {ATTRIBUTE: (self.largest_silo,), **shapes}
+
+    def start(self) -> FairPluginState:
+        score, group, pulls = self.rule.split(self.rule.initial(self.seed))
+        zeros = torch.zeros(self.groups, 2, dtype=torch.float64)
+        return FairPluginState(self.steps.start(torch.cat((score, group))), zeros, pulls, {})
+
+    def contribution(self, state: FairPluginState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
+        if self.channel is not None and not state.responses:
+            return Message(randomized={ATTRIBUTE: self._fill_up(silo)})
+        seen = self._seen(state, silo, batch)
+        score, group = torch.split(state.descent.theta, [self.model.size, self.group_model.size])
+        inside = seen.only(block_of(self.options.notion, seen.y, self.options.positive_class) != OUTSIDE)
+        parts = [self._score_sum(score, seen), self._group_sum(group, inside)]
+        if step == self.rounds - 2:
+            parts.append(self._counts(RATES, inside, self._answers(state, inside), 2))
+        if step == self.rounds - 1:
+            parts.append(self._counts(FLIPS, inside, self._flips(state, inside), 2 + 2 * self.options.bins))
+        if self.clips is None:
+            return Message(clear={part.name: part.values for part in parts})
+        return Message(noisy=tuple(parts))
+
+    def update(self, state: FairPluginState, received: Received) -> FairPluginState:
+        if self.channel is not None and not state.responses:
+            given = {party: tensor(values[ATTRIBUTE].values).long() for party, values in received.items()}
+            return replace(state, responses=given)
+        names = set().union(*received.values())
+        if FLIPS in names:  # the histogram is of the models as they are, so they stay
+            return replace(state, pulls=self._pulls(state, _sum(received, FLIPS)))
+        gradient = torch.cat((_sum(received, SCORES), _sum(received, GROUPS))) / self.units
+        rates = _sum(received, RATES) if RATES in names else state.rates
+        return replace(state, descent=self.steps.advance(state.descent, gradient), rates=rates)
+
+    def theta(self, state: FairPluginState) -> Tensor:
+        return torch.cat((self.steps.model(state.descent), state.pulls))
+
+    def restore(self, arrays: Mapping[str, Floats]) -> FairPluginState:
+        state = super().restore(arrays)
+        return replace(state, responses={party: given.long() for party, given in state.responses.items()})
+
+    # What a silo computes on its records.
+
+    def _seen(self, state: FairPluginState, silo: SiloTensors, batch: Tensor) -> _Seen:
+        if self.channel is not None:
+            if silo.name not in state.responses:
+                raise InvalidInput("silo", silo.name, "published no responses in round 0", "let all take part in it")
+            responses = state.responses[silo.name][: len(silo)]
+            x, y, answered = drawn_rows(batch, silo.x, silo.y, responses)
+            return _Seen(x, y, answered, self.channel.memberships(answered))
+        if silo.unit_of_row is not None:
+            rows, owner = rows_of_users(silo, batch)
+            x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
+            return _Seen(x, y, s, one_hot(s, self.groups).to(torch.float64), owner)
+        x, y, s = drawn_rows(batch, silo.x, silo.y, silo.s)
+        return _Seen(x, y, s, one_hot(s, self.groups).to(torch.float64))
+
+    def _score_sum(self, theta: Tensor, seen: _Seen) -> BoundedContribution:
+        clip = None if self.clips is None else self.clips.scores
+        return _gradient_sum(SCORES, self.model, theta, seen, one_hot(seen.y, 2).to(torch.float64), seen.y, clip)
+
+    def _group_sum(self, theta: Tensor, inside: _Seen) -> BoundedContribution:
+        clip = None if self.clips is None else self.clips.groups
+        return _gradient_sum(GROUPS, self.group_model, theta, inside, inside.members, inside.s, clip)
+
+    def _answers(self, state: FairPluginState, inside: _Seen) -> Tensor:
+        """Whether eta alone answers 1."""
+        margin, _ = self.rule.margin_and_groups(self.theta(state), inside.x)
+        return (margin > 0).long()
+
+    def _flips(self, state: FairPluginState, inside: _Seen) -> Tensor:
+        """The cell of each record: the bin of tau in which it leaves the ones or joins them, or that it never flips."""
+        margin, groups = self.rule.margin_and_groups(self.theta(state), inside.x)
+        pull = groups.to(torch.float64) @ self._direction(state.rates)
+        margin, bins = margin.to(torch.float64), self.options.bins
+        flips = margin / torch.where(pull == 0, torch.ones_like(pull), pull)
+        place = (flips / self.reach * bins).clamp(0, bins - 1).long()
+        within = (pull != 0) & (flips >= 0) & (flips < self.reach)
+        leaves, joins = within & (margin > 0), within & (margin <= 0)
+        cell = torch.where(margin > 0, _STAYS, _REST)
+        cell = torch.where(leaves, 2 + place, cell)
+        return torch.where(joins, 2 + bins + place, cell)
+
+    def _counts(self, name: str, inside: _Seen, cell: Tensor, cells: int) -> BoundedContribution:
+        """How many records of each group are in each cell; a user's counts are clipped as a whole."""
+        shape = (self.groups, cells)
+        if inside.owner is None:
+            table = inside.members.T @ one_hot(cell, cells).to(torch.float64)
+            bound = 1.0 if self.clips is None else self.clips.counts
+            return BoundedContribution(name, table.numpy(), bound, 1.0 if len(cell) else 0.0)
+        assert self.clips is not None
+        users = int(inside.owner.max()) + 1 if len(cell) else 0
+        vectors = torch.zeros(users, self.groups * cells, dtype=torch.float64)
+        vectors.index_put_((inside.owner, inside.s * cells + cell), torch.ones(len(cell), dtype=torch.float64), True)
+        norms = torch.linalg.vector_norm(vectors, dim=1)
+        factors = clipped_to(self.clips.counts)(norms, norms)
+        largest = float((factors * norms).max()) if users else 0.0
+        return BoundedContribution(name, (factors @ vectors).reshape(shape).numpy(), self.clips.counts, largest)
+
+    def _fill_up(self, silo: SiloTensors) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        if len(silo) > self.largest_silo:
+            rule, remedy = f"exceed the signed {self.largest_silo}", "have the largest silo's size signed"
+            raise InvalidInput(f"records of {silo.name}", len(silo), rule, remedy)
+        filled = np.zeros(self.largest_silo, dtype=np.int64)
+        filled[: len(silo)] = silo.s.numpy()
+        return filled
+
+    # What the coordinator makes of the counts.
+
+    def _direction(self, rates: Tensor) -> Tensor:
+        """How strongly each group is pulled at tau = 1: those above the mean rate down, those below it up.
+
+        Two groups are pulled alike, by 1 over their shares; all is scaled by the smallest share, so that the range of
+        tau that matters is about the same whatever the shares are.
+        """
+        sizes = rates.sum(dim=1).clamp_min(0.0)
+        shares = (sizes / sizes.sum().clamp_min(1.0)).clamp_min(self.options.least_share)
+        away = (rates[:, 1] / sizes.clamp_min(1.0)).clamp(0.0, 1.0)
+        away = away - away.mean()
+        widest = away.abs().max()
+        return away / (widest if float(widest) > 0 else 1.0) * shares.min() / shares
+
+    def _pulls(self, state: FairPluginState, counts: Tensor) -> Tensor:
+        """The weakest rule whose gap, as counted, keeps the target; where none does, the one with the smallest gap."""
+        bins = self.options.bins
+        cumulated = torch.cumsum(counts[:, 2:].reshape(self.groups, 2, bins), dim=2)
+        leaves, joins = torch.nn.functional.pad(cumulated, (1, 0)).unbind(dim=1)
+        sizes = counts.sum(dim=1, keepdim=True).clamp_min(1.0)
+        rates = (counts[:, _STAYS, None] + leaves[:, -1:] - leaves + joins) / sizes
+        gaps = rates.amax(dim=0) - rates.amin(dim=0)
+        kept = (gaps <= self.options.target_gap).nonzero()[:, 0]
+        place = int(kept[0]) if len(kept) else int(gaps.argmin())
+        return self._direction(state.rates) * (self.reach * place / bins)
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """The records of a batch; `s` and `members` come from responses where attributes are protected."""
+
+    x: Tensor
+    y: Tensor
+    s: Tensor
+    members: Tensor
+    owner: Tensor | None = None
+    """Each row's user, where users are protected."""
+
+    def only(self, mask: Tensor) -> _Seen:
+        if bool(mask.all()):
+            return self
+        owner = None if self.owner is None else self.owner[mask]
+        return _Seen(self.x[mask], self.y[mask], self.s[mask], self.members[mask], owner)
+
+
+@dataclass(frozen=True, eq=False)
+class _Weight:
+    """Each record's coefficient as it is given."""
+
+    given: Tensor
+
+    def __call__(self, norms: Tensor, losses: Tensor) -> Tensor:
+        return self.given
+
+
+def _gradient_sum(
+    name: str, model: Model, theta: Tensor, seen: _Seen, soft: Tensor, hard: Tensor, clip: float | None
+) -> BoundedContribution:
+    """The sum of the cross-entropy's gradients: of each record (or user) clipped, or of soft labels as they are."""
+    if clip is None:
+        total = torch.zeros(model.size, dtype=torch.float64)
+        for code, weight in enumerate(soft.unbind(dim=1)):
+            total += model.weighted_gradient(theta, seen.x, torch.full_like(hard, code), _Weight(weight)).total
+        return BoundedContribution(name, total.numpy(), 1.0, 0.0)
+    if seen.owner is None:
+        found = model.weighted_gradient(theta, seen.x, hard, clipped_to(clip))
+        return BoundedContribution(name, found.total.numpy().astype(np.float64), clip, found.largest_part)
+    silo = SiloTensors("", seen.x, hard, hard, unit_of_row=seen.owner)
+    statistics = Statistics(model, Layout(model.size, 0, 0, False), (), RateValue.PREDICTIONS)
+    users = torch.arange(int(seen.owner.max()) + 1 if len(hard) else 0)
+    total, largest = statistics.summed(theta, silo, users, clip)
+    return BoundedContribution(name, total.numpy(), clip, largest)
+
+
+def _sum(received: Received, name: str) -> Tensor:
+    return tensor(np.sum([values[name].values for values in received.values()], axis=0))
+
+
+def build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin:
+    """The rule's two models, with the signed clips, or with the signed channel where attributes are protected."""
+    plan, rule = blueprint.plan(FairPluginPlan), blueprint.model
+    blueprint.require_groups(plan.groups)
+    assert isinstance(rule, FairRule)
+    attribute = plan.protect is Protected.ATTRIBUTE
+    signed = blueprint.signed(ATTRIBUTE) if attribute else None
+    epsilon = signed.epsilon if isinstance(signed, RandomizedCategory) else None
+    return FairPlugin(
+        model=rule.score,
+        group_model=rule.group,
+        options=blueprint.options,
+        units=blueprint.units,
+        rounds=blueprint.rounds,
+        clips=None if attribute else Clips(plan.clip, plan.group_clip, plan.count_clip),
+        channel=ResponseChannel.of_epsilon(plan.groups, epsilon) if attribute else None,
+        largest_silo=max(size for _, size in blueprint.parties),
+        seed=blueprint.seed,
+    )
+
+
+RECIPE = Recipe("fair-plugin", FairPluginOptions, build, RECORD_ADDED)
