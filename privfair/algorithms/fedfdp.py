@@ -1,4 +1,4 @@
-"""FedFDP: fair clipping in several clients; gradient and loss of one batch are one release. Without a clip: FedFair."""
+"""FedFDP: fair clipping in several clients; gradient and loss of one batch are one release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Posit
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe, refuse_normalisation
 from privfair.contribution import BoundedContribution
 from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
-from privfair.models.model import Model, class_means, require_class_weights, shrunk_by_class
+from privfair.models.model import Model, require_class_weights, shrunk_by_class
 from privfair.plan.privacy import Unpriced, needed
 
 GRADIENT, LOSS = "gradient", "loss"
@@ -47,7 +47,7 @@ class PairMethod(Enum):
 
 @dataclass(frozen=True)
 class FedFdpOptions(Options):
-    """FedFDP; without a clip it is FedFair. `fairness` is lambda; 0 is DP-FedAvg.
+    """FedFDP. `fairness` is lambda; 0 is DP-FedAvg.
 
     With another `method` the same noisy gradients and losses train q-FFL (`exponent` is q) or agnostic learning
     (`weight_rate` moves the mixture), at the same price.
@@ -99,7 +99,7 @@ class FedFdpState:
     mean_loss: float
     """The global mean loss that Delta is taken against."""
     loss_clips: tuple[float, ...]
-    """In the order of the weights; without meaning for FedFair."""
+    """In the order of the weights."""
 
 
 @final
@@ -113,8 +113,7 @@ class FedFdp(Algorithm[FedFdpState]):
     and every noisy local step is a round of its own. Unit: one record, added or removed.
 
     The loss is taken where the gradient is, in the same pass over the batch (the paper: after the step, on the same
-    batch), so both are one message. Without `clips` it is FedFair (Algorithm 1): plain means, the factor of the
-    whole batch, no privacy.
+    batch), so both are one message. FedFair, its Algorithm 1, has a page of its own.
     """
 
     model: Model
@@ -123,7 +122,7 @@ class FedFdp(Algorithm[FedFdpState]):
     """p_i: each client's share of all records, which is public."""
     expected: Mapping[str, float]
     """Each client's expected batch size, which is public."""
-    clips: FedFdpClips | None = None
+    clips: FedFdpClips
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -136,16 +135,13 @@ class FedFdp(Algorithm[FedFdpState]):
         require_class_weights(self.options.class_weight, self.model.classes)
         if not math.isclose(math.fsum(self.weights.values()), 1.0, rel_tol=1e-9):
             raise InvalidInput("weights", dict(self.weights), "must sum to 1", "give shares of all records")
-        if self.clips is not None and self.options.loss_floor > self.clips.loss:
+        if self.options.loss_floor > self.clips.loss:
             raise InvalidInput(
                 "loss-floor", self.options.loss_floor, f"exceeds the loss clip {self.clips.loss}", "lower it"
             )
 
     def clear_values(self) -> tuple[ClearValue, ...]:
-        if self.clips is not None:
-            return ()
-        why = "FedFair sends plain gradients and losses; it is a baseline without privacy."
-        return (ClearValue(GRADIENT, why, True), ClearValue(LOSS, why, True))
+        return ()
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {GRADIENT: (self.model.size,), LOSS: (1,)}
@@ -153,16 +149,12 @@ class FedFdp(Algorithm[FedFdpState]):
     def start(self) -> FedFdpState:
         guessing = math.log(self.model.classes)
         mean = guessing if self.options.initial_loss is None else self.options.initial_loss
-        if self.clips is None:
-            return FedFdpState(self.model.initial(self.seed), None, 0, mean, (1.0,) * len(self.weights))
         signed = (self.clips.loss,) * len(self.weights)
         return FedFdpState(self.model.initial(self.seed), None, 0, min(mean, self.clips.loss), signed)
 
     def contribution(self, state: FedFdpState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         place = self._place(silo.name)
         theta = state.theta if state.local is None else state.local[place]
-        if self.clips is None:
-            return self._in_the_clear(theta, state.mean_loss, silo, batch)
         y = silo.y[batch]
         clipped = fair_clipping(self.options.fairness, state.mean_loss, self.clips.gradient)
         weigh = shrunk_by_class(clipped, self.options.class_weight, y, self.model.classes)
@@ -183,10 +175,10 @@ class FedFdp(Algorithm[FedFdpState]):
         means, clips = [], []
         for place, party in enumerate(parties):
             values = received[party]
-            size = 1.0 if self.clips is None else self.expected[party]
+            size = self.expected[party]
             step = torch.from_numpy(values[GRADIENT].values / size).to(local.dtype)
             local[place] -= self.options.learning_rate * step
-            mean = self._mean_loss(float(values[LOSS].values[0]), state.loss_clips[place], size)
+            mean = mean_of_losses(float(values[LOSS].values[0]), state.loss_clips[place], self.clips.loss, size)
             means.append(mean)
             clips.append(self._next_clip(mean, state.loss_clips[place]))
         following = replace(state, local=local, inner=state.inner + 1, loss_clips=tuple(clips))
@@ -200,21 +192,8 @@ class FedFdp(Algorithm[FedFdpState]):
             raise InvalidInput("client", party, f"is none of {', '.join(self.weights)}", "give it a weight")
         return tuple(self.weights).index(party)
 
-    def _in_the_clear(self, theta: Tensor, mean_loss: float, silo: SiloTensors, batch: Tensor) -> Message:
-        """(1 + lambda Delta) times the mean gradient, Delta of the whole batch (Equation 8), and the mean loss."""
-        y = silo.y[batch]
-        mean = class_means(self.options.class_weight, y, self.model.classes, max(1, len(batch)))
-        found = self.model.weighted_gradient(theta, silo.x[batch], y, mean)
-        loss = float(found.losses.mean()) if len(batch) else mean_loss
-        factor = 1.0 + self.options.fairness * (loss - mean_loss)
-        gradient = factor * found.total.numpy().astype(np.float64)
-        return Message(clear={GRADIENT: gradient, LOSS: np.array([loss])})
-
-    def _mean_loss(self, published: float, current: float, size: float) -> float:
-        return published if self.clips is None else mean_of_losses(published, current, self.clips.loss, size)
-
     def _next_clip(self, mean: float, current: float) -> float:
-        if self.clips is None or self.options.loss_clip_rule is LossClipRule.SIGNED:
+        if self.options.loss_clip_rule is LossClipRule.SIGNED:
             return current
         return next_loss_clip(mean, self.options.loss_headroom, self.options.loss_floor, self.clips.loss)
 
@@ -226,7 +205,7 @@ class FedFdp(Algorithm[FedFdpState]):
 
 
 def build(blueprint: Blueprint[FedFdpOptions]) -> Algorithm[Any]:
-    """FedFDP or another method on the same pairs; without a clip (and so without a promise) FedFair."""
+    """FedFDP or another method on the same pairs; the others also without a clip, and so without a promise."""
     clips, expected = _signed_clips(blueprint)
     model, options, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
     if options.class_weight and options.method is not PairMethod.FEDFDP:
@@ -235,6 +214,13 @@ def build(blueprint: Blueprint[FedFdpOptions]) -> Algorithm[Any]:
     sending = PlainMeans() if clips is None else ClippedPairs(clips.gradient, clips.loss, expected)
     match options.method:
         case PairMethod.FEDFDP:
+            if clips is None:
+                raise InvalidInput(
+                    "[privacy] clip",
+                    None,
+                    "is needed by FedFDP",
+                    'give one; without privacy train algorithm = "fedfair"',
+                )
             return FedFdp(model, options, shares, expected, clips, seed)
         case PairMethod.Q_FFL:
             own = QFflOptions(options.learning_rate, options.local_steps, options.exponent, options.loss_floor)

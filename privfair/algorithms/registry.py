@@ -13,6 +13,7 @@ from privfair.algorithms.baselines import (
     fairfed,
     fedavg,
     feddyn,
+    fedfair,
     fedfb,
     fedprox,
     fedsgd,
@@ -26,7 +27,7 @@ from privfair.plan.file import nearest
 
 _PRIVATE = (steffle, pay_once, fair_plugin, fedfdp, fpfl, mmd_fedavg, dp_fedsgd)
 _BASELINES = (
-    *(fedsgd, fedavg, fedprox, scaffold, feddyn, q_ffl),
+    *(fedsgd, fedavg, fedprox, scaffold, feddyn, fedfair, q_ffl),
     *(agnostic_fl, local_mmd, fairfed, fedfb, tran, central_erm),
 )
 _RECIPES: dict[str, Recipe[Any]] = {page.RECIPE.name: page.RECIPE for page in (*_PRIVATE, *_BASELINES)}

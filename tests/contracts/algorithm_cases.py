@@ -26,6 +26,7 @@ from privfair.algorithms.baselines.central_erm import CentralErm, CentralErmOpti
 from privfair.algorithms.baselines.fairfed import FairFed, FairFedOptions
 from privfair.algorithms.baselines.fedavg import FedAvg, FedAvgOptions
 from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
+from privfair.algorithms.baselines.fedfair import FedFair, FedFairOptions
 from privfair.algorithms.baselines.fedfb import FedFb, FedFbOptions
 from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
 from privfair.algorithms.baselines.fedsgd import FedSgd
@@ -317,7 +318,7 @@ CASES = (
         (_POISSON,),
         plan=_FEDFDP,
     ),
-    Case("fedfair", lambda model: FedFdp(model, FedFdpOptions(), SHARES, EXPECTED), _ANY),
+    Case("fedfair", lambda model: FedFair(model, FedFairOptions(local_batch=3), SHARES), _ANY),
     Case("fl", _fpfl(None, FairnessNotion.NONE), (None, Poisson(0.25), FixedSize(USERS, 4)), ("users",)),
     Case("ffl", _fpfl(None, FairnessNotion.ACCURACY), (None, FixedSize(USERS, 4)), ("users",)),
     Case(

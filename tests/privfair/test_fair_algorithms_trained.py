@@ -94,7 +94,7 @@ PLANS = {
         "mmd-fedavg", MMD.format(rounds=8, mechanism="gaussian"), 'correction = "none"\nkernel-width = 1.0\n'
     ),
     "mmd, laplace": _plan("mmd-fedavg", MMD.format(rounds=8, mechanism="laplace"), "kernel-width = 5.0\n"),
-    "fedfair": _plan("fedfdp", "", "rounds = 10\nbatch-size = 32\nlearning-rate = 1.0\n", target=False),
+    "fedfair": _plan("fedfair", "", "rounds = 10\nlocal-batch = 32\nlearning-rate = 0.5\n", target=False),
     "ffl": _plan(
         "fpfl",
         "\n[privacy]\ncohort = 40\n",

@@ -13,14 +13,18 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput
 from privfair.algorithms.algorithm import Message, SiloTensors
+from privfair.algorithms.baselines.fedfair import FedFair, FedFairOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fedfdp import GRADIENT, LOSS, FedFdp, FedFdpClips, FedFdpOptions, FedFdpState, LossClipRule
 from privfair.algorithms.parts.clients import NOISY
 from privfair.algorithms.parts.options import GradientOptions
+from privfair.algorithms.recipe import Blueprint
+from privfair.algorithms.registry import recipe_named
 from privfair.contribution import Published
 from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import ROUNDING_SLACK
+from privfair.plan.privacy import Unpriced
 
 FEATURES = 4
 SIZES = {"north": 30, "south": 10}
@@ -37,7 +41,7 @@ def _silo(name: str, seed: int = 0, scale: float = 1.0) -> SiloTensors:
     return SiloTensors(name, x, y, torch.randint(0, 2, (size,), generator=generator))
 
 
-def _algorithm(clips: FedFdpClips | None = CLIPS, **options: object) -> FedFdp:
+def _algorithm(clips: FedFdpClips = CLIPS, **options: object) -> FedFdp:
     return FedFdp(LogisticRegression(FEATURES), FedFdpOptions(**options), SHARES, EXPECTED, clips)  # type: ignore[arg-type]
 
 
@@ -134,11 +138,10 @@ def test_no_part_is_longer_than_the_clip(fairness: float, mean: float, clip: flo
 
 
 def test_empty_batches_send_values_of_the_right_shape() -> None:
-    for clips in (CLIPS, None):
-        algorithm = _algorithm(clips)
-        sent = _sent(algorithm.contribution(algorithm.start(), 0, _silo("north"), torch.arange(0)))
-        assert {name: values.shape for name, values in sent.items()} == algorithm.shapes()
-        assert not sent[GRADIENT].any()
+    algorithm = _algorithm()
+    sent = _sent(algorithm.contribution(algorithm.start(), 0, _silo("north"), torch.arange(0)))
+    assert {name: values.shape for name, values in sent.items()} == algorithm.shapes()
+    assert not sent[GRADIENT].any()
 
 
 def test_nothing_accumulates() -> None:
@@ -191,21 +194,32 @@ def test_sums_are_divided_by_the_expected_size_not_the_realised_one() -> None:
         np.testing.assert_allclose(moved, SHARES["north"] * total / EXPECTED["north"], rtol=1e-9, atol=1e-15)
 
 
-def test_fedfair_scales_the_mean_gradient_by_the_batch_factor() -> None:
-    """Equation 9: w - eta (1 + lambda Delta) grad, with Delta of the whole batch."""
-    algorithm = _algorithm(None, fairness=3.0, learning_rate=0.1, initial_loss=0.5)
+def test_fedfair_is_its_papers_algorithm_1() -> None:
+    """Lines 11 to 17: steps of its own per mini-batch, scaled by the batch's excess loss; F_i on D_i after them."""
+    options = FedFairOptions(learning_rate=0.1, local_epochs=2, local_batch=4, fairness=3.0, initial_loss=0.5)
+    algorithm = FedFair(LogisticRegression(FEATURES), options, SHARES)
     state = algorithm.start()
-    rows = torch.arange(7)
-    moved = torch.zeros(FEATURES + 1, dtype=torch.float64)
-    means = {}
-    for party in SIZES:
-        gradients, losses = _gradients(state.theta, _silo(party), rows)
-        factor = 1 + 3.0 * (float(losses.mean()) - 0.5)
-        moved += SHARES[party] * (-0.1 * factor * gradients.mean(0))
-        means[party] = float(losses.mean())
-    following = _round(algorithm, state, dict.fromkeys(SIZES, rows))
-    np.testing.assert_allclose(following.theta - state.theta, moved, rtol=1e-9)
-    assert following.mean_loss == pytest.approx(sum(SHARES[p] * means[p] for p in SIZES))
+    sent = {}
+    expected, loss = torch.zeros(FEATURES + 1, dtype=torch.float64), 0.0
+    for party, size in SIZES.items():
+        silo, local = _silo(party), state.theta.clone()
+        rows = torch.randperm(size, generator=torch.Generator().manual_seed(4))
+        for batch in 2 * torch.split(rows, 4):
+            gradients, losses = _gradients(local, silo, batch)
+            local = local - 0.1 * (1 + 3.0 * (float(losses.mean()) - 0.5)) * gradients.mean(0)
+        expected += SHARES[party] * local
+        loss += SHARES[party] * float(_gradients(local, silo, torch.arange(size))[1].mean())
+        sent[party] = algorithm.contribution(state, 0, silo, rows)
+    following = algorithm.update(state, _received(sent))
+    np.testing.assert_allclose(following.theta, expected, rtol=1e-9)
+    assert following.mean_loss == pytest.approx(loss, rel=1e-9)
+
+
+def test_fedfdp_without_a_clip_is_refused_by_the_name_of_its_baseline() -> None:
+    recipe = recipe_named("fedfdp")
+    unpriced, parties = Unpriced({}, "clip"), tuple(SIZES.items())
+    with pytest.raises(InvalidInput, match='algorithm = "fedfair"'):
+        recipe.build(Blueprint(LogisticRegression(FEATURES), FedFdpOptions(), unpriced, parties, (FEATURES,), 2, 1, 0))
 
 
 def test_the_loss_clip_adapts_within_its_bounds_and_grows_back() -> None:
