@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from calibrate.errors import InvalidInput
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd
-from privfair.algorithms.fedfdp import FedFdp, FedFdpOptions, PairMethod, build
+from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions, PairMethod, build
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
@@ -171,13 +171,14 @@ def test_weights_matter_and_leave_what_protects_the_attribute_alone() -> None:
         Fpfl(model, FpflOptions(class_weight=(1.0,)), 2, 4.0, None)
 
 
-def test_fedfair_weighs_classes_and_methods_that_cannot_refuse_it_by_name() -> None:
+def test_fedfdp_weighs_classes_and_methods_that_cannot_refuse_it_by_name() -> None:
     silo, model, sent = silo_of(40, 3, 2, 2, name="a"), LogisticRegression(3), []
     for weights in ((), (1.0, 3.0)):
-        algorithm = FedFdp(model, FedFdpOptions(class_weight=weights), {"a": 1.0}, {"a": 40.0})
-        sent.append(algorithm.contribution(algorithm.start(), 0, silo, torch.arange(40)).clear)
-    assert not np.allclose(sent[0]["gradient"], sent[1]["gradient"])
-    assert sent[0]["loss"] == sent[1]["loss"]
+        clips, options = FedFdpClips(1.0, 2.5), FedFdpOptions(class_weight=weights)
+        algorithm = FedFdp(model, options, {"a": 1.0}, {"a": 40.0}, clips)
+        sent.append(algorithm.contribution(algorithm.start(), 0, silo, torch.arange(40)).noisy)
+    assert not np.allclose(sent[0][0].values, sent[1][0].values)
+    np.testing.assert_array_equal(sent[0][1].values, sent[1][1].values)
     for method in ("q-ffl", "agnostic-fl"):
         options = FedFdpOptions(method=PairMethod(method), class_weight=(1.0, 3.0))
         with pytest.raises(InvalidInput, match=f"is not for method = '{method}'"):
