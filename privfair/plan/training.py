@@ -6,7 +6,7 @@
     rounds = 200              # updates to make; a private plan takes [privacy] rounds, and fewer may be asked for
     signed-rounds = 264       # only without a promise: rounds to sign, with some to spare for interruptions
     seed = 0                  # of the first model; of batches only where nobody is promised privacy
-    measure-every = 1         # steps between two lines of metrics.jsonl
+    measure-every = "auto"    # steps between two lines of metrics.jsonl; auto: about a hundred lines per run
     positive = "defaults"     # the class of the one-sided gaps; default: the second
     batch-size = 256          # only without a promise: under a promise the manifest says how batches are drawn
     sampling = "shuffled"     # shuffled | poisson | fixed | with-replacement | full, likewise
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 from calibrate.errors import InvalidInput, count
 from calibrate.plans.fair_plugin import FairPluginPlan
@@ -51,6 +51,8 @@ from privfair.plan.privacy import Parameters, Unpriced
 
 _LARGEST_BLOCK = 32
 """Where syncing no longer dominates (docs/ledger.md)."""
+_MEASUREMENTS = 100
+"""About so many lines has metrics.jsonl, if nobody says how many: a measurement can cost more than a round."""
 _LOST_SHARE = 32
 """A crash may cost this part of the signed rounds, if no block is asked for."""
 
@@ -77,7 +79,7 @@ class TrainingOptions:
     rounds: int | None = None
     signed_rounds: int | None = None
     seed: int = 0
-    measure_every: int = 1
+    measure_every: int | Literal["auto"] = "auto"
     positive: str | None = None
     batch_size: int | None = None
     sampling: BatchChoice | None = None
@@ -85,12 +87,18 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         count("[training] seed", self.seed, least=0)
-        count("[training] measure-every", self.measure_every)
+        if self.measure_every != "auto":
+            count("[training] measure-every", self.measure_every)
         for name, value in (("rounds", self.rounds), ("batch-size", self.batch_size), ("block", self.block)):
             if value is not None:
                 count(f"[training] {name}", value)
         if self.signed_rounds is not None:
             count("[training] signed-rounds", self.signed_rounds, least=self.rounds or 1)
+
+    def measures(self, step: int, updates: int) -> bool:
+        """Whether the model after this step, of `updates` in all, is measured; the last one always is."""
+        every = max(1, updates // _MEASUREMENTS) if self.measure_every == "auto" else self.measure_every
+        return step == updates or step % every == 0
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class FederatedRun:
 
     def _report(self, position: Position[Any], *, last: bool) -> None:
         metrics = None
-        if self._measure is not None and (last or position.step % self._signed.plan.training.measure_every == 0):
+        if self._measure is not None and (last or self._signed.plan.training.measures(position.step, self._updates)):
             theta = self._algorithm.theta(position.state)
             metrics = self._metrics = self._measure(self._model, theta, position.step, position.round)
         if self._progress is not None:

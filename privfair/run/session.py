@@ -187,7 +187,7 @@ class RunSession:
 
     def _measure(self, position: Position[Any], *, last: bool) -> dict[str, Any] | None:
         run, step = self._run, position.step
-        due = last or step % run.plan.training.measure_every == 0
+        due = last or run.plan.training.measures(step, run.updates)
         if not due or run.held_out is None or step <= max(0, self._log.last_step):
             return None
         theta = run.algorithm.theta(position.state)

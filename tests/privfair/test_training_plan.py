@@ -19,9 +19,10 @@ from privfair.models.linear import LogisticRegression
 from privfair.models.model import Activation
 from privfair.models.perceptron import Perceptron
 from privfair.plan.data import BenchmarkSource, FileSource, PoissonUsers, Pooled, UsersOfColumn
+from privfair.plan.file import read_section
 from privfair.plan.model import ModelKind, build_model, read_model_plan
 from privfair.plan.privacy import unpromised_parameters
-from privfair.plan.training import TrainingPlan, read_training_plan
+from privfair.plan.training import TrainingOptions, TrainingPlan, read_training_plan
 
 DATA = '[data]\ndataset = "credit-card"\n'
 TRAINING = "[training]\nrounds = 10\n"
@@ -218,3 +219,15 @@ def test_a_plan_that_chokes_the_parser_is_refused_in_one_sentence(tmp_path: Path
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidInput, match="fix the file"):
         read_training_plan(path)
+
+
+def test_long_runs_are_measured_about_a_hundred_times_and_short_ones_at_every_step() -> None:
+    """A measurement of a large network costs more than a round of its training."""
+    for updates, lines in ((1, 1), (60, 60), (763, 109), (765, 110), (20_000, 100)):
+        assert sum(TrainingOptions().measures(step, updates) for step in range(1, updates + 1)) == lines
+    assert [step for step in range(1, 11) if TrainingOptions(measure_every=4).measures(step, 10)] == [4, 8, 10]
+    with pytest.raises(InvalidInput, match="measure-every"):
+        TrainingOptions(measure_every=0)
+    with pytest.raises(InvalidInput, match="measure-every"):
+        read_section(TrainingOptions, "training", {"measure-every": "often"})
+    assert read_section(TrainingOptions, "training", {"measure-every": "auto"}) == TrainingOptions()
