@@ -27,8 +27,10 @@ from calibrate.manifest.from_budget import fresh_nonce, valid_for
 from calibrate.manifest.keys import Role, SigningKey, generate
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import AuthenticManifest
+from calibrate.sampling import Cyclic
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.steffle import Steffle
+from privfair.batches.participation import group_of_units
 from privfair.batches.record import BatchRecord
 from privfair.federation.coordinator import Position
 from privfair.plan.data import FileSource
@@ -157,10 +159,14 @@ class RunEvidence(PlannedRun):
         """Whether the auditor can tell who took part: full batches, or batches on record."""
         if self.algorithm.draws:
             return False
-        return self.batches is not None or self.sampling is None
+        whole_groups = isinstance(self.sampling, Cyclic) and self.sampling.rate == 1
+        return self.batches is not None or self.sampling is None or whole_groups
 
     def batch(self, round_number: int, silo: SiloTensors) -> Tensor:
         """Who took part; only where `batches_known`."""
+        if isinstance(self.sampling, Cyclic):
+            groups = torch.from_numpy(group_of_units(silo, self.sampling.groups))
+            return (groups == round_number % self.sampling.groups).nonzero()[:, 0]
         if self.batches is None:
             units = len(silo) if silo.unit_of_row is None else int(silo.unit_of_row.max()) + 1
             return torch.arange(units)

@@ -12,7 +12,7 @@ more check says so: the floor can show a breach, but it never speaks for a promi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ from calibrate.arrays import Floats, Integers
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, NoiseSampler
+from privfair.contribution import RecentRounds
 
 # L1: is the noise in the messages what was signed? From one run, by an auditor who holds the data.
 #
@@ -68,9 +69,21 @@ class Residuals:
 
     @classmethod
     def of(
-        cls, party: str, declared: GaussianNoise | LaplaceNoise, published: list[Floats], clean: list[Floats]
+        cls,
+        party: str,
+        declared: GaussianNoise | LaplaceNoise,
+        published: list[Floats],
+        clean: list[Floats],
+        rounds: Sequence[int] | None = None,
     ) -> Residuals:
-        """Of the messages of all rounds; Laplace residuals are carried over to the normal law by their distribution."""
+        """Of the messages of all rounds; Laplace residuals are carried over to the normal law by their distribution.
+
+        Clean messages are the party's contributions; where a strategy is signed they are mixed here as the gate must
+        have mixed them, so that what is left is independent noise again. `rounds` are theirs, by default in a row.
+        """
+        if isinstance(declared, GaussianNoise) and declared.strategy is not None:
+            numbers = range(len(clean)) if rounds is None else rounds
+            clean = _mix_in_turn(RecentRounds(declared.strategy), numbers, clean)
         sent, meant = (np.stack([row.ravel() for row in rows]) for rows in (published, clean))
         if isinstance(declared, GaussianNoise):
             rows = (sent - meant) / declared.sigma
@@ -80,6 +93,14 @@ class Residuals:
         if step is None or off_grid(sent, step):
             return cls(party, declared.name, rows)
         return cls(party, declared.name, rows, (sent / step).astype(np.int64), (meant / step).astype(np.int64))
+
+
+def _mix_in_turn(recent: RecentRounds, rounds: Sequence[int], clean: list[Floats]) -> list[Floats]:
+    mixed = []
+    for number, values in zip(rounds, clean, strict=True):
+        mixed.append(recent.mix(number, values))
+        recent.add(number, values)
+    return mixed
 
 
 def grid_step(declared: GaussianNoise | LaplaceNoise) -> float | None:
@@ -101,17 +122,18 @@ def off_grid(values: Floats, step: float) -> int:
 def residuals(evidence: RunEvidence) -> tuple[Residuals, ...]:
     """(published - clean) / sigma for every Gaussian value, silo and round."""
     signed = {value.name: value for value in evidence.document.releases if isinstance(value, GaussianNoise)}
-    found: dict[tuple[str, str], tuple[list[Floats], list[Floats]]] = {}
+    found: dict[tuple[str, str], tuple[list[Floats], list[Floats], list[int]]] = {}
     for one in evidence.rounds():
         for silo in evidence.silos:
             message = evidence.algorithm.contribution(one.state, one.step, silo, evidence.batch(one.round, silo))
             for clean in message.noisy:
                 if clean.name in signed:
-                    published, meant = found.setdefault((silo.name, clean.name), ([], []))
+                    published, meant, rounds = found.setdefault((silo.name, clean.name), ([], [], []))
                     published.append(
                         np.asarray(evidence.transcript.value(one.round, silo.name, clean.name), dtype=np.float64)
                     )
                     meant.append(clean.values)
+                    rounds.append(one.round)
     return tuple(Residuals.of(party, signed[name], *rows) for (party, name), rows in found.items())
 
 

@@ -17,6 +17,7 @@ from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, R
 from calibrate.releases import Gaussian, Release, Repeated, Together, over_rounds, reached_over_rounds
 from calibrate.sampling import (
     Batch,
+    Cyclic,
     FixedSize,
     Poisson,
     RandomAllocation,
@@ -48,6 +49,7 @@ class SamplingName(StrEnum):
     WITH_REPLACEMENT = "with-replacement"
     RANDOM_ALLOCATION = "random-allocation"
     TRUNCATED_POISSON = "truncated-poisson"
+    CYCLIC = "cyclic"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def sigma(
     epochs: int | None = None,
     batch_limit: int | None = None,
     most_units: int | None = None,
+    bands: int | None = None,
     noise_ratios: Sequence[float] = (1.0,),
 ) -> float:
     """The smallest noise multiplier that is certified to keep (epsilon, delta).
@@ -113,13 +116,15 @@ def sigma(
         rounds: How often noise is published (default 1).
         sampling_rate: Batch / population, as a number or as text "256/7500"; not needed for the full batch.
         sampling: "poisson" (default if there is a rate), "fixed", "shuffled", "with-replacement", "random-allocation"
-            (each unit in exactly one of the epoch's batches, at random), "truncated-poisson" (never above a limit) or
-            "full".
+            (each unit in exactly one of the epoch's batches, at random), "truncated-poisson" (never above a limit),
+            "cyclic" (groups of units in a fixed cycle, for banded noise) or "full".
         relation: "add-remove", "replace-one" or "replace-attribute": how two neighbouring data sets differ.
         batch: "secret" or "revealed"; by default secret where an amplification bound is proved.
-        batches: Batches per epoch, instead of sampling_rate = 1 / batches.
+        batches: Batches per epoch, instead of sampling_rate = 1 / batches. For "cyclic" the batches per cycle, beside a
+            sampling_rate that is smaller where members of a group are drawn.
         epochs: Epochs, instead of rounds = epochs * batches.
         batch_limit, most_units: For "truncated-poisson": the most units in a batch, and that any party has.
+        bands: For "cyclic": rounds over which banded noise is correlated, at most `batches` (docs/theorems/banded.md).
         noise_ratios: Several values of one batch: their multipliers relative to the one that is returned.
 
     Guarantee: the rounds with noise `sigma * ratio` are (epsilon, delta)-private for the relation
@@ -130,7 +135,7 @@ def sigma(
     """
     from calibrate.solve_noise import Certificate, solve_noise
 
-    drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units)
+    drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units, bands)
     asked = noisy_rounds(noise_ratios, rounds, *drawn)
     target = EpsilonDelta(epsilon, delta)
     return solve_noise(asked.published, asked.unit, target, Certificate.UPPER).factor * float(noise_ratios[0])
@@ -149,6 +154,7 @@ def epsilon(
     epochs: int | None = None,
     batch_limit: int | None = None,
     most_units: int | None = None,
+    bands: int | None = None,
     tries: float | None = None,
 ) -> EpsilonInterval:
     """What given noise costs: an interval that is certified to hold the smallest true epsilon at `delta`.
@@ -156,7 +162,7 @@ def epsilon(
     Arguments:
         noise_multiplier: Noise relative to the contribution bound; several numbers are several values of one batch.
         delta: Between 0 and 1.
-        rounds, sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units: As for `sigma`.
+        rounds, sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units, bands: see `sigma`.
         tries: The mean of a secret random number of tries of which only the best is published, for a hyper-parameter
             search (calibrate/search_cost.py); without it there is one try.
 
@@ -168,7 +174,7 @@ def epsilon(
     (1.828, 1.828)
     """
     multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
-    drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units)
+    drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units, bands)
     asked = noisy_rounds(multipliers, rounds, *drawn)
     if tries is not None:
         from calibrate.search_cost import RandomTries, price_search
@@ -189,13 +195,14 @@ def rounds(
     batches: int | None = None,
     batch_limit: int | None = None,
     most_units: int | None = None,
+    bands: int | None = None,
 ) -> int:
     """The largest number of rounds found that is certified to keep (epsilon, delta) with the given noise.
 
     Arguments:
         epsilon, delta: The promise.
         noise_multiplier: Noise relative to the contribution bound; several numbers are several values of one batch.
-        sampling_rate, sampling, relation, batch, batches, batch_limit, most_units: As for `sigma`.
+        sampling_rate, sampling, relation, batch, batches, batch_limit, most_units, bands: As for `sigma`.
 
     Guarantee: so many rounds are (epsilon, delta)-private for the relation. Raises NotCertified if not even one is.
 
@@ -206,7 +213,7 @@ def rounds(
 
     multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
     target = EpsilonDelta(epsilon, delta)
-    drawn = (sampling_rate, sampling, relation, batch, batches, None, batch_limit, most_units)
+    drawn = (sampling_rate, sampling, relation, batch, batches, None, batch_limit, most_units, bands)
     one = noisy_rounds(multipliers, 1, *drawn)
     epoch = 1 if one.sampling is None else rounds_of(one.sampling)
     found = solve_rounds(
@@ -275,23 +282,44 @@ def noisy_rounds(
     epochs: int | None = None,
     batch_limit: int | None = None,
     most_units: int | None = None,
+    bands: int | None = None,
 ) -> NoisyRounds:
     """The rounds that the arguments describe (see `sigma`), or a refusal that names the argument and the remedy."""
     if not noise_multipliers:
         raise InvalidInput("noise_multiplier", (), "must have at least one value", "give one number")
+    cyclic = sampling == SamplingName.CYCLIC
+    if bands is not None and not cyclic:
+        raise InvalidInput("bands", bands, "is only for sampling cyclic", "name it, or drop bands")
     if batches is not None:
-        if sampling_rate is not None:
+        if sampling_rate is not None and not cyclic:
             raise InvalidInput("batches", batches, "contradicts sampling_rate", "give one of the two")
-        sampling_rate = Fraction(1, count("batches", batches))
+        whole = Fraction(1, count("batches", batches))
+        sampling_rate = whole if sampling_rate is None else sampling_rate
     if epochs is not None:
         if rounds is not None or batches is None:
             raise InvalidInput("epochs", epochs, "needs batches and no rounds", "give batches and epochs, or rounds")
         rounds = count("epochs", epochs) * batches
     default = SamplingName.FULL if sampling_rate is None else SamplingName.POISSON
     name, neighbours = _choice(SamplingName, "sampling", sampling or default), _choice(Relation, "relation", relation)
-    drawn = _sampling(name, sampling_rate, _batch(batch, name, neighbours))
+    drawn: Sampling | None
+    if name is SamplingName.CYCLIC:
+        drawn = _cyclic(sampling_rate, batches, bands, _batch(batch, name, neighbours))
+    else:
+        drawn = _sampling(name, sampling_rate, _batch(batch, name, neighbours))
     drawn = _truncated(name, drawn, batch_limit, most_units)
     return NoisyRounds(tuple(noise_multipliers), drawn, 1 if rounds is None else rounds, PrivacyUnit.of(neighbours))
+
+
+def _cyclic(sampling_rate: Rate | None, batches: int | None, bands: int | None, batch: Batch) -> Cyclic:
+    """A cycle of so many batches; `sampling_rate` is that of the whole data, as everywhere."""
+    if sampling_rate is None or batches is None:
+        raise InvalidInput("batches", batches, "is needed for sampling cyclic", "give the batches per cycle")
+    size, population = _ratio(sampling_rate)
+    within = Fraction(size, population) * batches
+    if not 0 < within <= 1:
+        rule = "must be positive and at most one over the batches per cycle"
+        raise InvalidInput("sampling_rate", sampling_rate, rule, "drop it: each unit once per cycle")
+    return Cyclic(batches, float(within), 1 if bands is None else bands, batch)
 
 
 def _truncated(
@@ -317,6 +345,8 @@ def _choice(kind: type[Choice], argument: str, value: str) -> Choice:
 def _batch(batch: str | None, sampling: SamplingName, relation: Relation) -> Batch:
     if batch is not None:
         return _choice(Batch, "batch", batch)
+    if sampling is SamplingName.CYCLIC:
+        return Batch.SECRET
     if sampling is SamplingName.RANDOM_ALLOCATION:
         amplified = relation is Relation.ADD_REMOVE
     else:
@@ -352,6 +382,8 @@ def _sampling(name: SamplingName, rate: Rate | None, batch: Batch) -> Sampling |
                 rule = "must be one over the batches per epoch, as a fraction"
                 raise InvalidInput("sampling_rate", rate, rule, "give 1/30 for epochs of 30 batches, or batches=30")
             return RandomAllocation(population, batch=batch)
+        case SamplingName.CYCLIC:
+            raise InvalidInput("batches", None, "is needed for sampling cyclic", "give the batches per cycle")
         case _:
             assert_never(name)
 

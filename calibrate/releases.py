@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from calibrate.errors import InvalidInput, count, positive
-from calibrate.sampling import Batch, FixedSize, RandomAllocation, Sampling, ShuffledEpochs, TruncatedPoisson
+from calibrate.sampling import Batch, Cyclic, FixedSize, RandomAllocation, Sampling, ShuffledEpochs, TruncatedPoisson
+
+MOST_MISSING = 2.0**-30
+"""How far a signed column of a banded strategy may fall short of norm 1."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +127,9 @@ def leaves(release: Release, times: int = 1) -> Iterator[tuple[Leaf, int]]:
 
 
 def over_rounds(sampling: Sampling, noisy: Gaussian | Laplace | Together, rounds: int) -> Release:
-    """`rounds` rounds of `noisy` on batches drawn by `sampling`; a shuffled epoch that is begun counts whole."""
+    """`rounds` rounds of `noisy` on batches drawn by `sampling`; a begun epoch or cycle counts whole."""
     match sampling:
-        case ShuffledEpochs():
+        case ShuffledEpochs() | Cyclic():
             return Repeated(Sampled(sampling, noisy), sampling.epochs_for(rounds))
         case RandomAllocation(batches, _, batch):  # an epoch that is begun has a price of its own
             whole, begun = divmod(count("rounds", rounds), batches)
@@ -140,8 +143,15 @@ def reached_over_rounds(sampling: Sampling, noisy: Gaussian | Laplace | Together
     """What those rounds really reach: the first r batches of an epoch are a revealed batch r times as large.
 
     Guarantee: never costs more than `over_rounds`, and is attained: for revealed batches the unit is among the
-    first r batches of a random permutation with probability r * size / population.
+    first r batches of a random permutation with probability r * size / population; of mixed sums those count that a
+    unit of the first group is mixed into with its whole column.
     """
+    if isinstance(sampling, Cyclic) and sampling.bands > 1:
+        columns = sampling.whole_columns(rounds)
+        # Signed columns have a norm of at least 1 - MOST_MISSING (docs/theorems/banded.md, equation 5).
+        almost = _scale_leaf(noisy, 1 + 2 * MOST_MISSING)
+        free = NonPrivate("No unit's part was mixed into all of its rounds yet.", depends_on_unit=False)
+        return Repeated(Sampled(sampling, almost), columns) if columns else free
     if not isinstance(sampling, ShuffledEpochs):
         return over_rounds(sampling, noisy, rounds)
     whole, begun = divmod(count("rounds", rounds), sampling.batches_per_epoch)

@@ -156,7 +156,40 @@ class TruncatedPoisson:
         return min(1.0, math.exp(math.fsum(parts) + rounding))
 
 
-Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement | RandomAllocation | TruncatedPoisson
+@dataclass(frozen=True)
+class Cyclic:
+    """ONE cycle of `groups` rounds: units are dealt to groups for good, and round i draws from group i mod `groups`.
+
+    A `Sampled(Cyclic(...), release)` is therefore one whole cycle. Each member of the round's group joins with
+    probability `rate`; with 1 all of them do. A unit's group follows from its own content and public numbers, never
+    from other units. Its rounds are whole cycles apart, so that the sums of up to `bands` rounds in a row may be mixed
+    before noise is added (docs/theorems/banded.md); with one band nothing is mixed.
+    """
+
+    groups: int
+    rate: float = 1.0
+    bands: int = 1
+    batch: Batch = Batch.SECRET
+
+    def __post_init__(self) -> None:
+        count("groups", self.groups)
+        rate("rate within a group", self.rate)
+        if count("bands", self.bands) > self.groups:
+            rule = f"exceeds the {self.groups} rounds of a cycle, after which a unit comes back"
+            raise InvalidInput("bands", self.bands, rule, f"use at most {self.groups}, or more batches per cycle")
+        if self.batch is Batch.REVEALED:
+            raise InvalidInput("batch", "revealed", "is not priced for cyclic batches", "keep the batch secret")
+
+    def epochs_for(self, rounds: int) -> int:
+        """How many cycles the given number of rounds touches; a started cycle counts whole."""
+        return -(-count("rounds", rounds) // self.groups)
+
+    def whole_columns(self, rounds: int) -> int:
+        """How often a unit of the first group takes part with all `bands` rounds of its mixture published."""
+        return max(0, (count("rounds", rounds) - self.bands) // self.groups + 1)
+
+
+Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement | RandomAllocation | TruncatedPoisson | Cyclic
 """A full batch needs no sampling: it is the bare release."""
 
 
@@ -174,6 +207,8 @@ def rounds_of(sampling: Sampling) -> int:
             return sampling.batches_per_epoch
         case RandomAllocation():
             return sampling.drawn
+        case Cyclic():
+            return sampling.groups
         case _:
             return 1
 

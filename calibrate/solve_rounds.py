@@ -159,8 +159,10 @@ def _rate_parameter(algorithm: AlgorithmName | PluginName | str, parameters: Map
     """Which parameter sets the rate, and its largest value."""
     spelled = {key.replace("-", "_"): value for key, value in parameters.items()}
     name = _name(algorithm)
-    if spelled.get("sampling") in (BatchSampling.RANDOM_ALLOCATION, BatchSampling.RANDOM_ALLOCATION.value):
-        raise InvalidInput("solve", "rate", "random allocation has batches per epoch, not a rate", "use --solve rounds")
+    allocated = spelled.get("sampling") in (BatchSampling.RANDOM_ALLOCATION, BatchSampling.RANDOM_ALLOCATION.value)
+    if allocated or (name is AlgorithmName.GAUSSIAN and spelled.get("batches") is not None):
+        rule = "random allocation and cyclic batches have batches per epoch, not a rate"
+        raise InvalidInput("solve", "rate", rule, "use --solve rounds")
     for parameter, population in (
         ("sampling_rate", None),
         ("cohort", "users"),

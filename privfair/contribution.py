@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
@@ -46,3 +49,47 @@ class Published:
 
     def __post_init__(self) -> None:
         self.values.setflags(write=False)
+
+
+# Sums of rounds in a row, mixed by a signed strategy before the noise and taken apart after it.
+
+
+@dataclass
+class RecentRounds:
+    """The vectors of the last rounds in a row, newest last: of a party's own sums at the gate, or of estimates of them.
+
+    A round that does not follow the last one begins anew, on both sides of the gate alike; rounds that a crash left
+    behind therefore need no state to be kept. Every part of a column is shorter than the whole, so that forgetting
+    costs no privacy (docs/theorems/banded.md, section 3).
+    """
+
+    strategy: tuple[float, ...]
+    last: int | None = None
+    vectors: list[Floats] = field(default_factory=list)
+
+    def before(self, round_number: int) -> list[Floats]:
+        """What the given round is mixed with, newest last."""
+        return self.vectors if self.last == round_number - 1 else []
+
+    def add(self, round_number: int, vector: Floats) -> None:
+        """Remember the vector of a round, and forget those that no later round is mixed with."""
+        self.vectors = [*self.before(round_number), vector][-(len(self.strategy) - 1) :]
+        self.last = round_number
+
+    def mix(self, round_number: int, values: Floats) -> Floats:
+        """c_0 values + c_1 (the round before) + ...: what gets independent noise."""
+        return self.strategy[0] * values + self._earlier(round_number, values)
+
+    def unmix(self, round_number: int, values: Floats) -> Floats:
+        """What `mix` was given, if it was given the same vectors before: one row of forward substitution."""
+        return (values - self._earlier(round_number, values)) / self.strategy[0]
+
+    def _earlier(self, round_number: int, like: Floats) -> Floats:
+        return _weighted(self.strategy[1:], self.before(round_number), like)
+
+
+def _weighted(weights: Sequence[float], vectors: Sequence[Floats], like: Floats) -> Floats:
+    total = np.zeros(np.shape(like))
+    for weight, vector in zip(weights, reversed(vectors), strict=False):
+        total += weight * vector
+    return total

@@ -22,7 +22,7 @@ from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, NoiseSource, RandomizedCategory
 from calibrate.manifest.verify import VerifiedManifest
-from privfair.contribution import BoundedContribution, Published
+from privfair.contribution import BoundedContribution, Published, RecentRounds
 from privfair.ledger import DEFAULT_BLOCK, Claim, Release
 from privfair.noise import ExactNoise, Grid, Norm, UnsafeSeededResearchNoise
 from privfair.noise import NoiseSource as NoiseGenerator
@@ -39,8 +39,10 @@ class Gate:
     Guarantee: every published Gaussian (Laplace) value carries exact discrete noise whose scale is at least
     the signed multiplier times the contribution bound *after* rounding to the grid and with the slack for
     measuring norms in floating point; every round used was charged durably before its noise was drawn; no
-    declared value is published more often than signed. So the transcript costs at most what the manifest's
-    accounting says, for its unit and under its assumptions, up to `calibrate.discrete_noise`.
+    declared value is published more often than signed. A value with a signed strategy is the mixture of the party's
+    last contributions by that strategy (docs/theorems/banded.md), each of which kept its bound. So the transcript
+    costs at most what the manifest's accounting says, for its unit and under its assumptions, up to
+    `calibrate.discrete_noise`.
 
     `noise` is the source of each party; `block` is how many rounds are charged ahead; `already` is what an earlier
     session of the run published.
@@ -66,6 +68,14 @@ class Gate:
         self._earlier = tuple(already)
         self._published = Counter((release.party, release.name) for release in self._earlier)
         self._scales: dict[tuple[str, int], float] = {}
+        self._mixed: dict[tuple[str, str], RecentRounds] = {}
+
+    @property
+    def first_round(self) -> int:
+        """The first round that may be used: where sums are mixed, a gap shows that another session began anew."""
+        mixing = any(isinstance(one, GaussianNoise) and one.bands > 1 for one in self._document.releases)
+        last = max((release.round for release in self._earlier), default=None)
+        return 0 if last is None or not mixing else last + 2
 
     @property
     def round(self) -> int | None:
@@ -84,7 +94,8 @@ class Gate:
         """
         if datetime.now(UTC) >= self._valid_until:
             raise GateRefused(f"the manifest expired at {self._valid_until:%Y-%m-%d %H:%M} UTC; ask for a new budget")
-        following = max(at_least, self._claim.held.start if self._round is None else self._round + 1)
+        following = self._claim.held.start if self._round is None else self._round + 1
+        following = max(at_least, self.first_round, following)
         if following not in self._claim.held:
             if following >= self._claim.rounds:
                 raise GateRefused(
@@ -110,8 +121,10 @@ class Gate:
         round_number = self._check_turn(party, contribution.name, declared.publications)
         match declared:
             case GaussianNoise():
-                scale = self._scale(declared, values.size, declared.sigma, Norm.L2)
-                noisy = self._noise[party].gaussian(values, scale)
+                # One unit's part is rounded once for each round that it is mixed into.
+                scale = self._scale(declared, values.size * declared.bands, declared.sigma, Norm.L2)
+                mixed = self._mix(party, declared, round_number, values)
+                noisy = self._noise[party].gaussian(mixed, scale)
             case LaplaceNoise():
                 scale = self._scale(declared, values.size, declared.scale, Norm.L1)
                 noisy = self._noise[party].laplace(values, scale)
@@ -172,6 +185,15 @@ class Gate:
         if key not in self._scales:
             self._scales[key] = _scale_after_rounding(declared, dimension, scale, norm)
         return self._scales[key]
+
+    def _mix(self, party: str, declared: GaussianNoise, round_number: int, values: Floats) -> Floats:
+        """The value, or its mixture with the party's last ones; it is remembered before its noise is drawn."""
+        if declared.strategy is None:
+            return values
+        recent = self._mixed.setdefault((party, declared.name), RecentRounds(declared.strategy))
+        mixed = recent.mix(round_number, values)
+        recent.add(round_number, values.copy())
+        return mixed
 
     def _check_bound(self, declared: GaussianNoise | LaplaceNoise, given: BoundedContribution) -> None:
         if given.bound > declared.sensitivity * (1 + _ROUNDING):

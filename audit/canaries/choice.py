@@ -16,9 +16,11 @@ from audit.canaries.insertion import Canaries, CanarySilo, ReplayedRound, Scalin
 from audit.evidence import RunEvidence
 from calibrate.arrays import Floats
 from calibrate.sampling import (
+    Cyclic,
     FixedSize,
     Poisson,
     RandomAllocation,
+    Sampling,
     ShuffledEpochs,
     TruncatedPoisson,
     WithReplacement,
@@ -187,8 +189,18 @@ def design_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, s
         for silo in silos
     }
     schemes = (whole(declaration.scheme) for declaration in evidence.document.sampling)
-    epoch = next((scheme.batches for scheme in schemes if isinstance(scheme, RandomAllocation)), 0)
+    epoch = next((_epoch(scheme) for scheme in schemes), 0)
     return CanaryDesign(kind, meaning, algorithm, silos, scaling, signals, rate, epoch)
+
+
+def _epoch(scheme: Sampling) -> int:
+    match scheme:
+        case RandomAllocation(batches=batches):
+            return batches
+        case Cyclic(groups=groups, rate=1.0):
+            return groups
+        case _:
+            return 0
 
 
 def participation_rate(evidence: RunEvidence) -> float:
@@ -204,6 +216,8 @@ def participation_rate(evidence: RunEvidence) -> float:
             return min(1.0, draws / population)
         case RandomAllocation(batches=batches):
             return 1 / batches
+        case Cyclic(groups=groups, rate=rate):
+            return rate / groups
         case FixedSize() | ShuffledEpochs() as sized:
             return min(1.0, sized.size / sized.population)
 
@@ -240,7 +254,7 @@ def _background(evidence: RunEvidence, silo: SiloTensors, canaries: int) -> tupl
     if isinstance(evidence.algorithm, MmdFedAvg):
         return silo, signed
     left = signed - canaries
-    if isinstance(declared_sampling(evidence.document), Poisson | RandomAllocation | TruncatedPoisson):
+    if isinstance(declared_sampling(evidence.document), Poisson | RandomAllocation | TruncatedPoisson | Cyclic):
         left = min(left, _BACKGROUND)
     # Users without records are units too, so cohorts of a fixed size need the number of users, not their records.
     return first_units(silo, left if silo.unit_of_row is None else min(left, _BACKGROUND)), left

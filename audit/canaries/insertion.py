@@ -9,6 +9,7 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.signal import lfilter
 from torch import Tensor
 
 from audit.canaries.decoder import CoinMeaning
@@ -34,6 +35,8 @@ class Scaling:
 
     names: tuple[str, ...]
     sigmas: tuple[float, ...]
+    columns: tuple[tuple[float, ...], ...]
+    """How each value's rounds are mixed before the noise; (1.0,) where they are not."""
 
     @classmethod
     def of(cls, evidence: RunEvidence) -> Scaling | None:
@@ -47,12 +50,24 @@ class Scaling:
         for name in read:
             declared = evidence.document.release(name)
             if isinstance(declared, GaussianNoise) and declared.publications == rounds:
-                values.append((name, declared.sigma))
-        return cls(tuple(n for n, _ in values), tuple(s for _, s in values)) if values else None
+                values.append((name, declared.sigma, declared.strategy or (1.0,)))
+        if not values:
+            return None
+        return cls(tuple(n for n, _, _ in values), tuple(s for _, s, _ in values), tuple(c for _, _, c in values))
 
-    def rows(self, party: str, series: Mapping[tuple[str, str], Floats]) -> tuple[Floats, ...]:
-        """All rounds of a party, one row each; one array per value."""
-        return tuple(series[party, name] / sigma for name, sigma in zip(self.names, self.sigmas, strict=True))
+    def rows(self, party: str, series: Mapping[tuple[str, str], Floats], *, noise: bool) -> tuple[Floats, ...]:
+        """All rounds of a party, one row each; one array per value.
+
+        A published value whose rounds were mixed is correlated with its column, which collects a unit's part at its
+        round with its full size, under noise of the signed size.
+        """
+        found = []
+        for name, sigma, column in zip(self.names, self.sigmas, self.columns, strict=True):
+            rows = series[party, name] / sigma
+            if noise and len(column) > 1:
+                rows = np.asarray(lfilter(column, [1.0], rows[::-1], axis=0)[::-1])
+            found.append(rows)
+        return tuple(found)
 
     def one(self, message: Message) -> tuple[Floats, ...]:
         """One message before its noise; one vector per value."""

@@ -23,6 +23,7 @@ from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.sampling import (
+    Cyclic,
     FixedSize,
     Poisson,
     RandomAllocation,
@@ -31,7 +32,7 @@ from calibrate.sampling import (
     TruncatedPoisson,
     WithReplacement,
 )
-from privfair.batches.participation import Participation, declared_sampling
+from privfair.batches.participation import Participation, declared_sampling, group_of_units
 from privfair.batches.randomness import SystemWords
 
 ALPHA = 1e-5
@@ -71,7 +72,10 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
         if silo.name in sensitive:
             fault = wrong_answers(silo, rehearsal.silos, drawn, sensitive)
         else:
-            fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
+            if isinstance(declared, Cyclic):
+                fault = _wrong_cycle(declared, group_of_units(silo, declared.groups), drawn[silo.name], level)
+            else:
+                fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
             fault = fault or _wrong_epoch_apart(declared, units_of(silo), rehearsal.steps, level)
         if fault is not None:
             wrong.append(f"{silo.name}: {fault}")
@@ -85,7 +89,10 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
 
 
 def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level: float) -> str | None:
-    """What is wrong with these batches; None if nothing is. Each statistical question has this level."""
+    """What is wrong with these batches; None if nothing is. Each statistical question has this level.
+
+    Cyclic batches have a check of their own, because groups follow from contents.
+    """
     sizes = {len(batch) for batch in batches.values()}
     match sampling:
         case None:
@@ -107,6 +114,22 @@ def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level
             if _twice_in_a_batch(batches):
                 return "a unit is in a batch twice"
             return _wrong_sizes(units, rate, batches, level) or _wrong_returns(rate, batches, level)
+        case Cyclic():
+            raise ValueError("cyclic batches are judged by the groups of their units")
+
+
+def _wrong_cycle(sampling: Cyclic, groups: NDArray[np.int64], batches: Batches, level: float) -> str | None:
+    """Nobody out of turn, for then a unit meets itself within one mixture; and as many of each group as declared."""
+    due = joined = 0
+    for step, batch in batches.items():
+        turn = np.flatnonzero(groups == step % sampling.groups)
+        if not np.isin(batch, turn).all() or len(np.unique(batch)) != len(batch):
+            return f"a unit takes part in round {step}, which is not the turn of its group"
+        due, joined = due + len(turn), joined + len(batch)
+    law = stats.binom(due, sampling.rate)
+    if _two_sided(law.cdf(joined), law.sf(joined - 1)) < level:
+        return f"{joined} participations where {due * sampling.rate:.0f} are declared"
+    return None
 
 
 def _wrong_allocation(units: int, places: int, batches: Batches, level: float) -> str | None:

@@ -20,6 +20,8 @@ fixed, revealed     refused                 MixedGaussianPair          MixedGaus
 w/ repl., revealed  refused                 MixedGaussianPair          MixedGaussianPair
 shuffled, revealed  refused                 GaussianPair(2/z)          GaussianPair(1/z), per epoch
 allocated, rev.     refused                 MixedGaussianPair          MixedGaussianPair, per epoch
+cyclic, whole       GaussianPair(1/z)       GaussianPair(2/z)          refused, per cycle
+cyclic, sampled     SubsampledGaussianPair  refused                    refused, per cycle
 ==================  ======================  =========================  ============================
 
 Several Gaussian values of one batch (`Together`) are one Gaussian value with the joint multiplier, *inside*
@@ -62,6 +64,7 @@ from calibrate.releases import (
 )
 from calibrate.sampling import (
     Batch,
+    Cyclic,
     FixedSize,
     Poisson,
     RandomAllocation,
@@ -132,7 +135,7 @@ def _always_everybody(sampling: Sampling, unit: PrivacyUnit) -> bool:
             return population == size and unit.relation is not Relation.ADD_REMOVE
         case RandomAllocation(batches=batches, batch=batch):
             return batches == 1 and not (batch is Batch.REVEALED and unit.relation is Relation.ADD_REMOVE)
-        case WithReplacement() | TruncatedPoisson():
+        case WithReplacement() | TruncatedPoisson() | Cyclic():
             return False
         case _:
             assert_never(sampling)
@@ -170,6 +173,8 @@ def _sampled_pair(sampling: Sampling, release: Gaussian | Laplace | Together, un
             if not revealed:
                 return RandomAllocationPair(batches, sampling.drawn, z)
             return _participation_pair(sampling.drawn / batches, mu) if sampling.drawn < batches else GaussianPair(mu)
+        case Cyclic(rate=rate):  # docs/theorems/banded.md, theorems 1 and 2
+            return GaussianPair(mu) if rate == 1 else SubsampledGaussianPair(rate, z)
         case TruncatedPoisson():
             raise UnsupportedCombination(
                 "a truncated batch on its own",
@@ -190,7 +195,7 @@ def _refuse_unproved(sampling: Sampling, unit: PrivacyUnit) -> None:
                 f"without the unit fewer than {sampling.size} are left to fill a batch",
                 "draw fewer than there are units, or use replace-one",
             )
-        if not isinstance(sampling, Poisson | RandomAllocation | FixedSize | TruncatedPoisson):
+        if not isinstance(sampling, Poisson | RandomAllocation | FixedSize | TruncatedPoisson | Cyclic):
             raise UnsupportedCombination(
                 name,
                 "the batches of this sampling depend on the number of units, which add-remove changes",
@@ -204,6 +209,12 @@ def _refuse_unproved(sampling: Sampling, unit: PrivacyUnit) -> None:
             )
     if sampling.batch is Batch.REVEALED:
         return
+    if isinstance(sampling, Cyclic) and sampling.rate < 1 and unit.relation is not Relation.ADD_REMOVE:
+        raise UnsupportedCombination(
+            name,
+            "a replaced unit may change its group, and amplification is proved here for one group only",
+            "use add-remove, or let each group take part whole (a rate of one over the batches per cycle)",
+        )
     if isinstance(sampling, ShuffledEpochs | WithReplacement):
         raise UnsupportedCombination(
             name,
@@ -260,6 +271,8 @@ def _name(sampling: Sampling) -> str:
             return "randomly allocated"
         case TruncatedPoisson():
             return "truncated Poisson"
+        case Cyclic():
+            return "cyclic"
         case _:
             assert_never(sampling)
 

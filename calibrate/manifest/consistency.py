@@ -17,6 +17,7 @@ from calibrate.errors import InvalidInput
 from calibrate.filters import Spent, fixed_total
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
+    GaussianNoise,
     InTheClear,
     NoiseSampler,
     NoiseSource,
@@ -35,6 +36,7 @@ from calibrate.releases import (
     multiplicities,
 )
 from calibrate.sampling import (
+    Cyclic,
     FixedSize,
     Poisson,
     RandomAllocation,
@@ -61,6 +63,7 @@ def contradictions(document: BudgetDocument) -> tuple[str, ...]:
         *_names(document),
         *_noise_against_event(document),
         *_sampling_against_event(document),
+        *_strategies_against_event(document),
         *_sizes_against_event(document),
         *_price(document),
         *_noise_source(document),
@@ -114,6 +117,17 @@ def _sampling_against_event(document: BudgetDocument) -> Iterator[str]:
         yield "one sampling is declared twice"
     for sampling in sorted(priced.symmetric_difference(declared), key=repr):
         yield f"{sampling} is {'priced but not declared' if sampling in priced else 'declared but not priced'}"
+
+
+def _strategies_against_event(document: BudgetDocument) -> Iterator[str]:
+    """Mixed sums are priced only where a unit's rounds lie at least as many rounds apart as are mixed."""
+    noisy = [leaf for leaf, _ in _leaves(document) if not isinstance(leaf, NonPrivate)]
+    cycles = [leaf.sampling for leaf in noisy if isinstance(leaf, Sampled) and isinstance(leaf.sampling, Cyclic)]
+    for declared in document.releases:
+        if not isinstance(declared, GaussianNoise) or declared.bands == 1:
+            continue
+        if len(cycles) < len(noisy) or any(declared.bands > cycle.bands for cycle in cycles):
+            yield f"{declared.name} mixes {declared.bands} rounds, which the priced event does not say"
 
 
 def _sizes_against_event(document: BudgetDocument) -> Iterator[str]:
@@ -248,7 +262,7 @@ def _slots(leaf: Leaf, times: int) -> Iterator[tuple[Primitive, int]]:
 
 def _population(sampling: Sampling) -> int | None:
     match sampling:
-        case Poisson() | RandomAllocation() | TruncatedPoisson():
+        case Poisson() | RandomAllocation() | TruncatedPoisson() | Cyclic():
             return None
         case FixedSize(population) | ShuffledEpochs(population) | WithReplacement(population):
             return population

@@ -25,6 +25,7 @@ from calibrate.releases import (
 )
 from calibrate.sampling import (
     Batch,
+    Cyclic,
     FixedSize,
     Poisson,
     RandomAllocation,
@@ -75,6 +76,9 @@ def encode_sampling(sampling: Sampling) -> dict[str, Json]:
         case TruncatedPoisson(rate, population, limit, batch):
             sizes: dict[str, Json] = {"population": int(population), "limit": int(limit)}
             return {"scheme": "truncated-poisson", "rate": float(rate), **sizes, "batch": batch.value}
+        case Cyclic(groups, rate, bands, batch):
+            cycle: dict[str, Json] = {"groups": int(groups), "rate": float(rate), "bands": int(bands)}
+            return {"scheme": "cyclic", **cycle, "batch": batch.value}
         case _:
             assert_never(sampling)
 
@@ -134,6 +138,9 @@ def decode_sampling(value: object) -> Sampling:
             _exactly(fields, "scheme", "rate", "population", "limit", "batch")
             sizes = _whole(fields, "population"), _whole(fields, "limit")
             return TruncatedPoisson(_number(fields, "rate"), *sizes, _batch(fields))
+        case "cyclic":
+            _exactly(fields, "scheme", "groups", "rate", "bands", "batch")
+            return Cyclic(_whole(fields, "groups"), _number(fields, "rate"), _whole(fields, "bands"), _batch(fields))
         case scheme:
             raise InvalidInput("scheme", scheme, "is not a known sampling", "use one that privfair writes")
 

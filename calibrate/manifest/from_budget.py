@@ -11,6 +11,7 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, assert_never
 
+from calibrate.banded import banded_strategy
 from calibrate.budget import CertifiedBudget, with_noise
 from calibrate.claims import NoiseKind
 from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
@@ -354,7 +355,8 @@ def _declare(value: NoisyValue | RandomizedValue, rounds: int, terms: Terms) -> 
     }
     match value.kind:
         case NoiseKind.GAUSSIAN:
-            return GaussianNoise(**common, sigma=float(value.sigma))
+            strategy = banded_strategy(value.bands, rounds) if value.bands > 1 else None
+            return GaussianNoise(**common, sigma=float(value.sigma), strategy=strategy)
         case NoiseKind.LAPLACE:
             return LaplaceNoise(**common, scale=float(value.sigma))
         case _:

@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic.alias_generators import to_camel
 
+from calibrate.banded import MOST_BANDS, check_column
 from calibrate.claims import NoiseKind
 from calibrate.discrete_noise import MOST_NUMBERS, NO_SLACK, ProfileSlack, slack_of_noise
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -213,11 +214,22 @@ class GaussianNoise(_Noisy):
     mechanism: Literal["gaussian"] = "gaussian"
     norm: Literal["L2"] = "L2"
     sigma: Positive
+    strategy: Annotated[tuple[float, ...], Field(min_length=2, max_length=MOST_BANDS)] | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
+    """How the sums of rounds in a row are mixed before the noise; None where each stands alone."""
 
     @model_validator(mode="after")
     def _noise_is_as_priced(self) -> GaussianNoise:
         _check_scale("sigma", self.sigma, self.noise_multiplier, self.sensitivity)
+        if self.strategy is not None:
+            check_column(self.strategy)
         return self
+
+    @property
+    def bands(self) -> int:
+        """How many rounds one contribution is mixed into."""
+        return 1 if self.strategy is None else len(self.strategy)
 
     def primitive(self) -> Gaussian:
         """One publication as the priced event must hold it."""

@@ -217,7 +217,10 @@ def _mmd(plan: MmdFedavgPlan, own: _Case) -> Iterator[_Case]:
         )
 
 
-_POISSON: dict[str, Any] = {"sampling": BatchSampling.POISSON, "batches": None, "batch_limit": None, "most_units": None}
+_POISSON: dict[str, Any] = {
+    "sampling": BatchSampling.POISSON,
+    **dict.fromkeys(("batches", "batch_limit", "most_units", "bands")),
+}
 
 
 def _gaussian(plan: GaussianPlan, own: _Case) -> Iterator[_Case]:
@@ -228,12 +231,12 @@ def _gaussian(plan: GaussianPlan, own: _Case) -> Iterator[_Case]:
             yield _Case(f"relation {relation.value}", other.template(), other.unit, own.value)
     if plan.sampling_rate < 1:
         if plan.sampling is not BatchSampling.POISSON:
-            independent = replace(plan, **_POISSON)
+            independent = replace(plan, noise=plan.ratios, **_POISSON)
             yield _Case("Poisson batches of the same rate", independent.template(), independent.unit, own.value)
-        full = replace(plan, sampling_rate=1.0, **_POISSON)
+        full = replace(plan, sampling_rate=1.0, noise=plan.ratios, **_POISSON)
         yield _Case("the full data in every round", full.template(), full.unit, own.value)
     sampling = plan.batch_sampling()
-    if len(plan.noise) > 1 and isinstance(sampling, Poisson):
+    if len(plan.ratios) > 1 and isinstance(sampling, Poisson):
         separate = InSequence(tuple(Sampled(sampling, value.release()) for value in plan.values()))
         yield _Case(
             "the values priced as if on separate batches",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -127,7 +127,9 @@ def _convert(key: str, value: object, hint: object) -> object:
     """Text to the enum and lists to the tuple that the field wants; everything else is for the plan to judge."""
     kind = hint
     if get_origin(hint) in (Union, types.UnionType):
-        kind = next(part for part in get_args(hint) if part is not type(None))
+        parts = [part for part in get_args(hint) if part is not type(None)]
+        kind = _spoken(parts, value) or parts[0]
+        value = value[0] if kind is not parts[0] and isinstance(value, list | tuple) else value
     if isinstance(kind, type) and issubclass(kind, Enum):
         return value if isinstance(value, kind) else _choice(key.replace("_", "-"), value, kind)
     if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
@@ -135,6 +137,14 @@ def _convert(key: str, value: object, hint: object) -> object:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return value
+
+
+def _spoken(kinds: Sequence[object], value: object) -> object:
+    """The enum among several types of a parameter, where the value is a word, or a flag that was given a word."""
+    words = value if isinstance(value, list | tuple) else (value,)
+    if len(kinds) < 2 or not any(isinstance(word, str) for word in words):
+        return None
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)), None)
 
 
 def _choice(argument: str, value: object, kind: type[Choice]) -> Choice:

@@ -75,6 +75,8 @@ class NoisyValue:
     kind: NoiseKind = NoiseKind.GAUSSIAN
     every_round: bool = True
     numbers: int = MOST_NUMBERS
+    bands: int = 1
+    """Over how many rounds in a row its sums are mixed before they get their noise; 1 where they are not."""
 
     def __post_init__(self) -> None:
         positive(f"sensitivity of {self.name}", self.sensitivity)
@@ -106,6 +108,7 @@ class NoisyValue:
             "sigma": self.sigma,
             "mechanism": self.kind.value,
             "published": "every round" if self.every_round else "once",
+            **({"bands": self.bands} if self.bands > 1 else {}),
         }
 
 

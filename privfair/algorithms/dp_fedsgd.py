@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, assert_never, final
 
@@ -14,7 +14,7 @@ from torch.func import grad
 
 from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import GaussianNoise
-from calibrate.plans.gaussian import GaussianPlan
+from calibrate.plans.gaussian import CorrelatedNoise, GaussianPlan
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
@@ -26,7 +26,7 @@ from privfair.algorithms.parts.clients import NOISY, ClippedSums, clipped_sum
 from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import AtLeastZero, Count, GradientOptions, Options, Positive
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
-from privfair.contribution import BoundedContribution
+from privfair.contribution import BoundedContribution, RecentRounds
 from privfair.models.model import Model, require_class_weights
 from privfair.plan.model import MinMaxPlan
 
@@ -68,12 +68,16 @@ class PrivateStepOptions(Options):
 class DpFedSgdState:
     theta: Tensor
     step: int
+    last: Mapping[str, Tensor] = field(default_factory=dict)
+    """Where sums are mixed: the round of each party's last message."""
+    recent: Mapping[str, Tensor] = field(default_factory=dict)
+    """Estimates of each party's last sums, newest last, which the next message is taken apart with."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class DpFedSgd(Algorithm[DpFedSgdState]):
-    """Abadi et al. 2016 in several silos.
+    """Abadi et al. 2016 in several silos; with a strategy, DP-FTRL by banded matrices (Choquette-Choo et al. 2023).
 
     Guarantee: none of its own; each record's gradient is scaled to norm `clip` at most, so that adding a record
     moves the sum by at most `clip` (replacing one: by 2 `clip`). The manifest prices the noisy sums. Unit: a record.
@@ -91,6 +95,8 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
     """The most records of a batch, to which every batch is padded; None where batches have no limit."""
     class_weight: tuple[float, ...] = ()
     """How much the clipped gradients of each class count, relative to the largest; left out, all count alike."""
+    strategy: tuple[float, ...] | None = None
+    """How the gate mixes the sums of rounds in a row; None where it does not."""
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         return ()
@@ -110,9 +116,23 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         return Message(noisy=(BoundedContribution(NOISY, total, self.clip, clipped.largest_part),))
 
     def update(self, state: DpFedSgdState, received: Received) -> DpFedSgdState:
-        total = np.sum([values[NOISY].values for values in received.values()], axis=0)
+        sums = {party: values[NOISY] for party, values in received.items()}
+        parts, last, recent = {party: sent.values for party, sent in sums.items()}, dict(state.last), dict(state.recent)
+        if self.strategy is not None:
+            for party, sent in sums.items():
+                before = self._recent(state, party, self.strategy)
+                parts[party] = before.unmix(sent.round, sent.values)
+                before.add(sent.round, parts[party])
+                last[party], recent[party] = torch.tensor(sent.round), torch.from_numpy(np.stack(before.vectors))
+        total = np.sum(list(parts.values()), axis=0)
         mean = torch.from_numpy(total / self.expected).to(state.theta.dtype)
-        return DpFedSgdState(state.theta - self.options.rate(state.step) * mean, state.step + 1)
+        return DpFedSgdState(state.theta - self.options.rate(state.step) * mean, state.step + 1, last, recent)
+
+    @staticmethod
+    def _recent(state: DpFedSgdState, party: str, strategy: tuple[float, ...]) -> RecentRounds:
+        if party not in state.last:
+            return RecentRounds(strategy)
+        return RecentRounds(strategy, int(state.last[party]), list(state.recent[party].numpy()))
 
     def theta(self, state: DpFedSgdState) -> Tensor:
         return state.theta
@@ -123,7 +143,7 @@ def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
     plan = blueprint.plan(GaussianPlan)
     if blueprint.min_max is not None:
         return _descent_ascent(blueprint, plan, blueprint.min_max)
-    if len(plan.noise) != 1:
+    if len(plan.ratios) != 1:
         raise InvalidInput(
             "[privacy] noise",
             plan.noise,
@@ -138,10 +158,15 @@ def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
     require_class_weights(own.class_weight, model.classes)
     rate, expected = own.learning_rate, blueprint.expected(plan.sampling_rate)
     sending = ClippedSums(plan.clip, expected, plan.batch_limit, own.class_weight)
+    signed = blueprint.signed(NOISY)
+    if plan.noise is CorrelatedNoise.BANDED and own.method is not StepMethod.FEDSGD:
+        rule = "takes its messages as they are, and banded noise must be taken apart"
+        raise InvalidInput("[training] method", own.method.value, rule, "use fedsgd, or independent noise")
     match own.method:
         case StepMethod.FEDSGD:
             simple, of_all = GradientOptions(rate, own.learning_rate_decay), plan.sampling_rate * blueprint.units
-            return DpFedSgd(model, simple, plan.clip, of_all, seed, plan.batch_limit, own.class_weight)
+            mixed = signed.strategy if isinstance(signed, GaussianNoise) else None
+            return DpFedSgd(model, simple, plan.clip, of_all, seed, plan.batch_limit, own.class_weight, mixed)
         case StepMethod.FEDPROX:
             return FedProx(model, FedProxOptions(rate, own.local_steps, own.proximal), shares, sending, seed)
         case StepMethod.SCAFFOLD:
@@ -149,7 +174,6 @@ def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
         case StepMethod.FEDDYN:
             return FedDyn(model, FedDynOptions(rate, own.local_steps, own.regularisation), shares, sending, seed)
         case StepMethod.ALI_DPFL:
-            signed = blueprint.signed(NOISY)
             sigma = signed.sigma if isinstance(signed, GaussianNoise) else 0.0
             return AliDpfl(model, _adaptive(own), shares, sending, sigma, blueprint.rounds, seed)
         case _:
@@ -164,7 +188,7 @@ def _adaptive(own: PrivateStepOptions) -> AliDpflOptions:
 
 def _descent_ascent(blueprint: Blueprint[PrivateStepOptions], plan: GaussianPlan, game: MinMaxPlan) -> FedSgda:
     """Noisy Fed-SGDA of the plan's model and the user's own loss; one record is the unit."""
-    if len(plan.noise) != 2 or plan.relation is Relation.REPLACE_ATTRIBUTE:
+    if len(plan.ratios) != 2 or plan.relation is Relation.REPLACE_ATTRIBUTE:
         raise InvalidInput(
             "[privacy] noise",
             plan.noise,

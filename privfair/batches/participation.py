@@ -7,6 +7,7 @@ price is an upper bound for it (docs/training.md, "Silos of different sizes").
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, assert_never, final
 
@@ -17,6 +18,7 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.sampling import (
     Batch,
+    Cyclic,
     FixedSize,
     Poisson,
     RandomAllocation,
@@ -62,6 +64,7 @@ class Participation:
         source: WordSource,
         writer: BatchWriter | None = None,
         recorded: BatchRecord | None = None,
+        groups: Indexes | None = None,
     ) -> None:
         self.party = party
         self.units = count(f"units of {party}", units)
@@ -70,8 +73,15 @@ class Participation:
         self._writer = writer
         self._everybody = np.arange(units, dtype=np.int64)
         self._orders = {} if recorded is None else recorded.orders_of(party)
+        self._groups = groups
         self._last: tuple[int, Indexes] | None = None
         require_population(party, units, sampling)
+        if isinstance(sampling, Cyclic) and groups is None:
+            raise UnsupportedCombination(
+                "cyclic batches of records that the engine does not see",
+                "a record's group follows from its content",
+                "train with privfair's own engine, or sign Poisson batches",
+            )
         if writer is not None and (sampling is None or sampling.batch is Batch.SECRET):
             raise InvalidInput("writer", party, "only batches that count as known are recorded", "leave the writer out")
 
@@ -93,6 +103,9 @@ class Participation:
             case RandomAllocation(batches=batches):
                 epoch, place = divmod(round_number, batches)
                 return np.flatnonzero(self._allocation(epoch, batches) == place).astype(np.int64)
+            case Cyclic(groups=groups, rate=rate):
+                members = np.flatnonzero(self._groups == round_number % groups).astype(np.int64)
+                return members if rate == 1 else members[bernoulli(self._source, len(members), rate)]
             case Poisson(rate=rate):
                 drawn = bernoulli(self._source, self.units, rate)
             case TruncatedPoisson(rate=rate, limit=limit):
@@ -145,6 +158,24 @@ class Participation:
         return (epoch + 1) * per_epoch
 
 
+def group_of_units(silo: SiloTensors, groups: int) -> Indexes:
+    """Which group of a cycle each record belongs to.
+
+    Guarantee: a function of the record's own features, class and attribute and of nothing else (BLAKE2b), so that
+    adding, removing or changing a record leaves all others where they were (docs/theorems/stability.md, lemma 9).
+    """
+    if silo.unit_of_row is not None:
+        rule = "a user's rows would be dealt to several groups"
+        raise UnsupportedCombination("cyclic batches of users", rule, "use Poisson cohorts")
+    parts = (silo.x.flatten(1), silo.y.reshape(len(silo), -1), silo.s.reshape(len(silo), -1))
+    rows = [np.ascontiguousarray(part.numpy()) for part in parts]
+    digests = (
+        hashlib.blake2b(b"".join(part[place].tobytes() for part in rows), digest_size=8, person=b"privfair cycle")
+        for place in range(len(silo))
+    )
+    return np.array([int.from_bytes(digest.digest(), "big") % groups for digest in digests], dtype=np.int64)
+
+
 def declared_sampling(document: BudgetDocument) -> Sampling | None:
     """How the manifest has batches drawn; None for the full batch."""
     # A begun epoch has a price of its own, and is drawn as a whole one is.
@@ -177,7 +208,7 @@ def word_source(document: BudgetDocument, seed: int, party: str, session: int = 
 def require_population(party: str, units: int, sampling: Sampling | None) -> None:
     """Refuse a party with fewer units (for truncated batches: with more) than its sampling was priced for."""
     match sampling:
-        case None | Poisson() | RandomAllocation():
+        case None | Poisson() | RandomAllocation() | Cyclic():
             return
         case TruncatedPoisson(population=most):
             if units > most:  # the number itself is what add-remove protects

@@ -16,6 +16,7 @@ _EXAMPLES = """
 Examples:
   privfair account --noise-multiplier 1.4146 --sampling poisson --sampling-rate 0.01 --rounds 1000 --delta 1e-5
   privfair account --noise-multiplier 1 --sampling random-allocation --sampling-rate 1/1000 --rounds 3000 --delta 1e-5
+  privfair account --noise-multiplier 4 --sampling cyclic --batches 20 --bands 20 --rounds 200 --delta 1e-5
   privfair account --noise-multiplier 3.965 --sampling shuffled --sampling-rate 256/7500 --rounds 1172 \\
       --delta 1e-5 --relation replace-attribute
 Several --noise-multiplier are several values of the same batch. For replace-one and add-remove a
@@ -37,7 +38,7 @@ noise / (largest distance between a record's two contributions).
 @click.option(
     "--sampling",
     type=click.Choice(
-        ["poisson", "truncated-poisson", "fixed", "shuffled", "random-allocation", "with-replacement", "full"]
+        ["poisson", "truncated-poisson", "fixed", "shuffled", "random-allocation", "with-replacement", "cyclic", "full"]
     ),
     default="full",
     show_default=True,
@@ -52,6 +53,10 @@ noise / (largest distance between a record's two contributions).
 @click.option("--batch-limit", type=int, metavar="B", help="The most units in a truncated Poisson batch.")
 @click.option(
     "--most-units", type=int, metavar="N", help="The most units that any party has, for truncated Poisson batches."
+)
+@click.option("--batches", type=int, metavar="N", help="Batches per epoch or cycle, instead of the sampling rate 1/N.")
+@click.option(
+    "--bands", type=int, metavar="B", help="Rounds over which banded noise is correlated, for cyclic batches."
 )
 @click.option("--rounds", type=int, default=1, show_default=True, metavar="T", help="Number of rounds published.")
 @click.option("--delta", type=float, required=True, metavar="D", help="Delta at which epsilon is computed.")
@@ -95,6 +100,8 @@ def command(
     sampling_rate: str | None,
     batch_limit: int | None,
     most_units: int | None,
+    batches: int | None,
+    bands: int | None,
     rounds: int,
     delta: float,
     relation: str,
@@ -110,7 +117,7 @@ def command(
 
     open_unit("--delta", delta)
     try:
-        drawn = (sampling_rate, sampling, relation, batch, None, None, batch_limit, most_units)
+        drawn = (sampling_rate, sampling, relation, batch, batches, None, batch_limit, most_units, bands)
         asked = noisy_rounds(multipliers, rounds, *drawn)
     except InvalidInput as bad:
         raise InvalidInput(f"--{bad.argument.replace('_', '-')}", bad.value, bad.rule, bad.remedy) from None

@@ -9,7 +9,7 @@ from calibrate.errors import NotCertified, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.releases import InSequence, Release, Repeated, Sampled, over_rounds
-from calibrate.sampling import RandomAllocation, ShuffledEpochs, whole
+from calibrate.sampling import Cyclic, RandomAllocation, ShuffledEpochs, whole
 
 _GRID = 16
 """Prices are computed at so many evenly spaced numbers of rounds, when they are first needed."""
@@ -71,6 +71,6 @@ def event_after(event: Release, charged: int, rounds: int) -> Release:
 
 
 def _repetitions(inner: Release, rounds: int) -> int:
-    if isinstance(inner, Sampled) and isinstance(inner.sampling, ShuffledEpochs):
+    if isinstance(inner, Sampled) and isinstance(inner.sampling, ShuffledEpochs | Cyclic):
         return inner.sampling.epochs_for(rounds)
     return rounds

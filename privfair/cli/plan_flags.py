@@ -35,19 +35,37 @@ def _option(name: str, hint: Any, default: object) -> Callable[[Callable[..., An
     kind, flag = get_args(hint)
     assert isinstance(flag, Flag)
     if get_origin(kind) in (Union, types.UnionType):
-        kind = next(part for part in get_args(kind) if part is not type(None))
+        parts = [part for part in get_args(kind) if part is not type(None)]
+        kind, words = parts[0], [part for part in parts[1:] if issubclass(part, Enum)]
+    else:
+        words = []
     multiple = get_origin(kind) is tuple
     if multiple:
         kind = get_args(kind)[0]
     choices = [member.value for member in kind] if issubclass(kind, Enum) else None
+    given: Any = kind if choices is None else click.Choice(flag.choices or choices)
     return click.option(
         f"--{name.replace('_', '-')}",
         name,
-        type=kind if choices is None else click.Choice(flag.choices or choices),
+        type=_number_or(tuple(member.value for word in words for member in word)) if words else given,
         metavar=flag.metavar or None,
         help=flag.help + _default(default),
         multiple=multiple,
     )
+
+
+def _number_or(words: tuple[str, ...]) -> Callable[[str], float | str]:
+    """Reads a number, or one of a few words."""
+
+    def number(value: str) -> float | str:
+        if value in words:
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is neither a number nor {' or '.join(words)}") from None
+
+    return number
 
 
 def _default(value: object) -> str:

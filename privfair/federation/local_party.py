@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Generic, TypeVar, assert_never, final
 
 import numpy as np
@@ -30,16 +30,17 @@ from calibrate.manifest.mechanism import (
     PrivateGuarantee,
 )
 from calibrate.manifest.verify import VerifiedManifest
-from calibrate.sampling import Batch, Sampling
+from calibrate.sampling import Batch, Cyclic, Sampling
 from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
 from privfair.batches.participation import (
     AskedParticipation,
     DrawnParticipation,
     Participation,
     PartyBatches,
+    group_of_units,
     word_source,
 )
-from privfair.batches.randomness import WordSource
+from privfair.batches.randomness import Indexes, WordSource
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import Position
@@ -410,17 +411,22 @@ def open_batches(
     sources: Mapping[str, WordSource],
     path: Path | None,
     parties: tuple[str, ...],
+    groups: Mapping[str, Indexes] = MappingProxyType({}),
 ) -> tuple[dict[str, Participation], BatchWriter | None]:
     """The batches of parties with so many units each, and the record of them, where they count as known.
 
-    `parties` are all that the record may name; a record that exists at `path` is gone on with.
+    `parties` are all that the record may name; a record that exists at `path` is gone on with. `groups` says for cyclic
+    batches which group each unit belongs to.
     """
     recorded, writer = None, None
     if path is not None and sampling is not None and sampling.batch is Batch.REVEALED:
         header = BatchHeader(manifest.digest, parties, sampling, next(iter(sources.values())).label)
         recorded = BatchRecord.read(path) if path.exists() else None
         writer = BatchWriter.resume(path, header) if recorded else BatchWriter.create(path, header)
-    drawn = {name: Participation(name, size, sampling, sources[name], writer, recorded) for name, size in units.items()}
+    drawn = {
+        name: Participation(name, size, sampling, sources[name], writer, recorded, groups.get(name))
+        for name, size in units.items()
+    }
     return drawn, writer
 
 
@@ -433,7 +439,10 @@ def _open_batches(
     if setup.algorithm.draws:
         return {s.name: DrawnParticipation(s, setup.algorithm, sources[s.name]) for s in setup.silos}, None
     units = {name: size for name, size in setup.units.items() if name not in setup.sensitive}
-    holders, writer = open_batches(setup.manifest, setup.sampling, units, sources, path, setup.names)
+    sampling, groups = setup.sampling, dict[str, Indexes]()
+    if isinstance(sampling, Cyclic):
+        groups = {silo.name: group_of_units(silo, sampling.groups) for silo in setup.silos}
+    holders, writer = open_batches(setup.manifest, sampling, units, sources, path, setup.names, groups)
     numbers = {s.name: s.record_numbers.numpy() for s in setup.silos if s.record_numbers is not None}
     held = [(holders[name], numbers[name]) for name in holders] if setup.sensitive else []
     asked = {name: AskedParticipation(name, numbers[name], held, writer) for name in setup.sensitive}
@@ -444,7 +453,7 @@ def first_usable_round(
     claim: Claim, gate: Gate, drawn: Mapping[str, PartyBatches], sensitive: tuple[str, ...] = ()
 ) -> int:
     """Where this session begins, for all parties: rounds whose batches an interruption made unusable are left out."""
-    usable = claim.held.start
+    usable = max(claim.held.start, gate.first_round)
     for name, batches in drawn.items():
         if isinstance(batches, Participation):
             # What a sensitive silo published was computed on the records that holders drew.
