@@ -123,18 +123,28 @@ def residuals(evidence: RunEvidence) -> tuple[Residuals, ...]:
     """(published - clean) / sigma for every Gaussian value, silo and round."""
     signed = {value.name: value for value in evidence.document.releases if isinstance(value, GaussianNoise)}
     found: dict[tuple[str, str], tuple[list[Floats], list[Floats], list[int]]] = {}
+    transcript = evidence.transcript
+    used = {(silo.name, name): transcript.rounds(silo.name, name) for silo in evidence.silos for name in signed}
     for one in evidence.rounds():
         for silo in evidence.silos:
-            message = evidence.algorithm.contribution(one.state, one.step, silo, evidence.batch(one.round, silo))
+            # An interrupted step has values of an earlier round too; each was computed on the batch of its own round.
+            own = {name: _last_until(used[silo.name, name], one.round) for name in signed}
+            batch = evidence.batch(max(own.values()), silo)
+            message = evidence.algorithm.contribution(one.state, one.step, silo, batch)
             for clean in message.noisy:
-                if clean.name in signed:
+                if clean.name in signed and own[clean.name] >= 0:
                     published, meant, rounds = found.setdefault((silo.name, clean.name), ([], [], []))
-                    published.append(
-                        np.asarray(evidence.transcript.value(one.round, silo.name, clean.name), dtype=np.float64)
-                    )
+                    values = transcript.value(own[clean.name], silo.name, clean.name)
+                    published.append(np.asarray(values, dtype=np.float64))
                     meant.append(clean.values)
-                    rounds.append(one.round)
+                    rounds.append(own[clean.name])
     return tuple(Residuals.of(party, signed[name], *rows) for (party, name), rows in found.items())
+
+
+def _last_until(rounds: Integers, number: int) -> int:
+    """The last of the rounds up to the given one; -1 if there is none."""
+    place = int(np.searchsorted(rounds, number, side="right"))
+    return int(rounds[place - 1]) if place else -1
 
 
 def check_noise(evidence: RunEvidence, alpha: float = DEFAULT_ALPHA) -> tuple[Check, ...]:

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Poisson
 from privfair.algorithms.steffle import Steffle
@@ -60,6 +62,15 @@ def _equal_batches_of_an_order() -> AbstractContextManager[Any]:
         size = -(-self.units // self._sampling.batches)
         epoch, place = divmod(round, self._sampling.batches)
         return self._order(epoch)[place * size : (place + 1) * size]
+
+    return patch.object(Participation, "_draw", draw)
+
+
+def _back_too_soon() -> AbstractContextManager[Any]:
+    """The cycle has one round less than was signed: a record meets itself within one mixture of sums."""
+
+    def draw(self: Any, round: int) -> Any:
+        return np.flatnonzero(self._groups == round % (self._sampling.groups - 1))
 
     return patch.object(Participation, "_draw", draw)
 
@@ -167,6 +178,7 @@ COUNTING_BUGS = (
     Bug("shuffled batches accounted as Poisson", _SECRET, _shuffled, _PROBE),
     Bug("Poisson batches accounted as random allocation", Engine.ALLOCATED, _independent_draws, _PROBE),
     Bug("shuffled batches accounted as random allocation", Engine.ALLOCATED, _equal_batches_of_an_order, _PROBE),
+    Bug("a record comes back within the bands", Engine.BANDED, _back_too_soon, (Caught.PROBE, Caught.NOISE)),
     Bug("half the steps counted", Engine.STEFFLE, _half_the_steps, (Caught.CONFORMANCE, Caught.PROBE), updates=30),
     Bug("exact group counts released", _STEFFLE, _exact_counts, _BOTH, "engine.steffle.g", attacked=True),
     Bug("sum instead of mean", _STEFFLE, _sum_instead_of_mean, _BOTH, "engine.steffle.h_theta"),

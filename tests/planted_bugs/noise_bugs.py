@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from privfair.contribution import RecentRounds
 from privfair.gate import Gate
 from privfair.noise import ExactNoise
 from privfair.noise.source import NoiseScale
@@ -132,6 +133,28 @@ def _late() -> AbstractContextManager[Any]:
     return patch.object(Gate, "publish", publish)
 
 
+def _column_of_any_norm() -> AbstractContextManager[Any]:
+    """The strategy begins with 1, as papers print it: every column is longer than the noise was priced for."""
+    right = RecentRounds.mix
+
+    def mix(self: Any, round_number: int, values: Any) -> Any:
+        return right(self, round_number, values) / self.strategy[0]
+
+    return patch.object(RecentRounds, "mix", mix)
+
+
+def _forgotten_silently() -> AbstractContextManager[Any]:
+    """What a round is mixed with is lost every eighth round, as after a crash, and no gap in the rounds says so."""
+    right = Gate._mix
+
+    def mix(self: Any, party: str, declared: Any, round_number: int, values: Any) -> Any:
+        if round_number % 8 == 0:
+            self._mixed.pop((party, declared.name), None)
+        return right(self, party, declared, round_number, values)
+
+    return patch.object(Gate, "_mix", mix)
+
+
 _ALL = (Caught.NOISE, Caught.PROBE)
 _AND_ATTACK = (*_ALL, Caught.ATTACK)
 _FULL, _SECRET = Engine.FULL_BATCHES, Engine.SECRET_BATCHES
@@ -162,5 +185,8 @@ NOISE_BUGS = (
     Bug("noise x 0.95, secret batches", _SECRET, _scaled(lambda sigma: 0.95 * sigma), (Caught.PROBE,)),
     Bug("noise x 0.6 in the last third", _FULL, _late, _ALL),
     Bug("noise x 0.6 in the last third, secret batches", _SECRET, _late, (Caught.PROBE,)),
+    Bug("noise x 0.9, banded", Engine.BANDED, _scaled(lambda sigma: 0.9 * sigma), (Caught.PROBE,)),
+    Bug("a column that is not of norm 1", Engine.BANDED, _column_of_any_norm, _ALL),
+    Bug("mixed sums forgotten without a gap", Engine.BANDED, _forgotten_silently, _ALL),
     Bug("a bit of the message in the last digit, secret batches", _SECRET, _bit_of_the_message, (Caught.PROBE,)),
 )

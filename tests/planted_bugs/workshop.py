@@ -59,6 +59,7 @@ class Engine(Enum):
     FULL_BATCHES = "DP-SGD, full batches, a network"
     SECRET_BATCHES = "DP-SGD, Poisson batches, logistic"
     ALLOCATED = "DP-SGD, random allocation, logistic"
+    BANDED = "DP-SGD, banded noise, logistic"
     FEDFDP = "FedFDP"
     STEFFLE = "SteFFLe, shuffled batches"
     STEFFLE_LONG = "SteFFLe, 60 rounds"
@@ -72,6 +73,7 @@ _PLANS = {
     Engine.FULL_BATCHES: _gaussian(1.0, 16, _NETWORK),
     Engine.SECRET_BATCHES: _gaussian(0.2, 24, ""),
     Engine.ALLOCATED: _gaussian(0.2, 24, "").replace("clip = 1.0", 'clip = 1.0\nsampling = "random-allocation"'),
+    Engine.BANDED: _gaussian(1 / 6, 24, "").replace("clip = 1.0", 'clip = 1.0\nnoise = "banded"\nbatches = 6'),
     Engine.FEDFDP: f"{_FEDFDP}{_DATA}[training]\nfairness = 2.0\n",
     Engine.STEFFLE: f"{_STEFFLE.format(rounds=15)}{_DATA}{_FREQUENCIES}",
     Engine.STEFFLE_LONG: f"{_STEFFLE.format(rounds=60)}{_DATA}{_FREQUENCIES}",

@@ -1,0 +1,196 @@
+"""Banded noise in the engine: the gate mixes, the coordinator takes apart, a crash needs no state, audits follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from audit.evidence import RunEvidence
+from audit.noise import check_noise, residuals
+from audit.probes.batches import ALPHA, _wrong_cycle
+from audit.report.results import Outcome
+from calibrate.banded import banded_strategy
+from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.sampling import Cyclic
+from privfair.algorithms.algorithm import SiloTensors
+from privfair.batches.participation import Participation, group_of_units
+from privfair.batches.randomness import SeededWords
+from privfair.contribution import RecentRounds
+from privfair.noise import ExactNoise
+from privfair.transcript import Transcript
+from tests.privfair.small_runs import GAUSSIAN, Desk
+from tests.privfair.test_rounds_interrupted import Killed, kill_after, theta
+
+GROUPS, ROUNDS = 4, 12
+PLAN = GAUSSIAN.format(rate=1 / GROUPS, rounds=20, more="rounds = 12\nblock = 4").replace(
+    "clip = 1.0", f'clip = 1.0\nnoise = "banded"\nbatches = {GROUPS}'
+)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    return Desk.at(tmp_path_factory.mktemp("banded"), PLAN)
+
+
+def without_noise(patched: pytest.MonkeyPatch) -> None:
+    patched.setattr(ExactNoise, "gaussian", lambda self, values, sigma: np.array(values, dtype=np.float64))
+
+
+def evidence_of(desk: Desk, out: str) -> RunEvidence:
+    return RunEvidence.read(desk.folder / out, plan_path=desk.plan)
+
+
+# Mixing and taking apart.
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=15), st.integers(2, 6))
+def test_what_was_mixed_is_taken_apart_whatever_rounds_are_missing(gaps: list[int], bands: int) -> None:
+    column = banded_strategy(bands, 20)
+    silo, coordinator = RecentRounds(column), RecentRounds(column)
+    random = np.random.default_rng(sum(gaps))
+    for number in np.cumsum(gaps).tolist():
+        own = random.normal(size=3)
+        sent = silo.mix(number, own)
+        silo.add(number, own)
+        found = coordinator.unmix(number, sent)
+        coordinator.add(number, found)
+        np.testing.assert_allclose(found, own, atol=1e-9)
+        assert len(silo.vectors) <= bands - 1
+
+
+def test_independent_noise_becomes_the_inverse_of_the_strategy() -> None:
+    column, rounds = banded_strategy(3, 8), 8
+    matrix = sum(np.diag(np.full(rounds - j, c), -j) for j, c in enumerate(column))
+    z = np.random.default_rng(0).normal(size=(rounds, 1))
+    recent, found = RecentRounds(column), []
+    for number in range(rounds):
+        found.append(recent.unmix(number, z[number]))
+        recent.add(number, found[-1])
+    np.testing.assert_allclose(np.stack(found), np.linalg.solve(matrix, z), atol=1e-12)
+
+
+# Groups.
+
+
+def _silo(rows: int = 200, seed: int = 0) -> SiloTensors:
+    random = np.random.default_rng(seed)
+    x = torch.from_numpy(random.normal(size=(rows, 3)))
+    y, s = (torch.from_numpy(random.integers(0, 2, rows)) for _ in range(2))
+    return SiloTensors("north", x, y, s)
+
+
+def _without(silo: SiloTensors, row: int) -> SiloTensors:
+    kept = torch.arange(len(silo)) != row
+    return replace(silo, x=silo.x[kept], y=silo.y[kept], s=silo.s[kept])
+
+
+@pytest.mark.parametrize("row", [0, 57, 199])
+def test_a_removed_record_leaves_all_others_in_their_groups(row: int) -> None:
+    silo = _silo()
+    groups = group_of_units(silo, 5)
+    np.testing.assert_array_equal(np.delete(groups, row), group_of_units(_without(silo, row), 5))
+    changed = silo.x.clone()
+    changed[row] += 1.0
+    np.testing.assert_array_equal(np.delete(groups, row), np.delete(group_of_units(replace(silo, x=changed), 5), row))
+    assert set(groups.tolist()) == set(range(5))
+
+
+def test_rounds_go_through_the_groups_in_turn_and_a_record_is_back_after_a_cycle() -> None:
+    silo = _silo()
+    groups = group_of_units(silo, 5)
+    whole = Participation("north", 200, Cyclic(5, 1.0, 5), SeededWords(1, "x"), groups=groups)
+    drawn = Participation("north", 200, Cyclic(5, 0.3, 5), SeededWords(1, "x"), groups=groups)
+    batches = {number: whole.batch(number) for number in range(10)}
+    assert sorted(np.concatenate([batches[number] for number in range(5)]).tolist()) == list(range(200))
+    assert all(np.array_equal(batches[number], batches[number + 5]) for number in range(5))
+    some = {number: drawn.batch(number) for number in range(50)}
+    assert all(set(some[number]) <= set(batches[number % 5]) for number in some)
+    assert _wrong_cycle(Cyclic(5, 0.3, 5), groups, some, ALPHA) is None
+    assert "participations" in str(_wrong_cycle(Cyclic(5, 0.9, 5), groups, some, ALPHA))
+    assert "turn" in str(_wrong_cycle(Cyclic(5, 1.0, 5), groups, {1: batches[0]}, ALPHA))
+
+
+def test_cyclic_batches_need_records_and_no_users() -> None:
+    with pytest.raises(UnsupportedCombination, match="does not see"):
+        Participation("north", 200, Cyclic(5), SeededWords(1, "x"))
+    users = replace(_silo(4), unit_of_row=torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(UnsupportedCombination, match="users"):
+        group_of_units(users, 2)
+
+
+# Whole runs.
+
+
+def test_without_noise_a_banded_run_is_the_plain_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Mixed on one side and taken apart on the other, nothing is left but the noise."""
+    plain = Desk.at(tmp_path, PLAN.replace('noise = "banded"', 'sampling = "cyclic"'))
+    without_noise(monkeypatch)
+    desk.train(desk.budget("quiet.json"), "quiet")
+    plain.train(plain.budget("plain.json"), "plain")
+    np.testing.assert_allclose(theta(desk, "quiet"), theta(plain, "plain"), atol=1e-6)
+
+
+def test_a_finished_run_shows_independent_noise_to_an_auditor(desk: Desk) -> None:
+    result = desk.train(desk.budget("noisy.json"), "noisy")
+    assert result.summary["rounds"]["steps"] == ROUNDS
+    evidence = evidence_of(desk, "noisy")
+    assert evidence.batches_known
+    assert [check.name for check in check_noise(evidence) if check.outcome is Outcome.FAILED] == []
+
+
+@pytest.mark.parametrize("appends", [3, 12, 14, 24])
+def test_a_killed_run_goes_on_after_a_gap_and_neither_side_needs_what_was_lost(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, appends: int
+) -> None:
+    """Noise off: what is published must be exactly the mixture that the coordinator and the auditor reckon with."""
+    out = f"killed-{appends}"
+    manifest = desk.budget(f"{out}.json")
+    with monkeypatch.context() as patched:
+        without_noise(patched)
+        kill_after(patched, appends, before_record=False)
+        with pytest.raises(Killed):
+            desk.train(manifest, out)
+    with monkeypatch.context() as patched:
+        without_noise(patched)
+        result = desk.train(manifest, out, resume=True)
+    assert result.summary["rounds"]["sessions"] == 2
+    transcript = Transcript.read(desk.folder / out / "transcript.bin")
+    for party in transcript.header.parties:
+        rounds = transcript.rounds(party, "value_1")
+        assert len(rounds) == ROUNDS
+        assert (np.diff(rounds) > 1).sum() == 1, "one gap, where the other session begins anew"
+    evidence = evidence_of(desk, out)
+    largest = max(float(np.abs(one.rows).max()) for one in residuals(evidence))
+    assert largest < 1e-6
+    for before, after in zip(evidence.positions(), list(evidence.positions())[1:], strict=False):
+        moved = _sums_behind(evidence, before, after)
+        np.testing.assert_allclose(moved[0], moved[1], atol=1e-5)
+
+
+def _sums_behind(evidence: RunEvidence, before: Any, after: Any) -> tuple[np.ndarray, np.ndarray]:
+    """How far the model moved in a step, and how far the records' own sums would have moved it."""
+    algorithm: Any = evidence.algorithm
+    rounds = {party: int(number) for party, number in after.state.last.items()}
+    total = sum(
+        algorithm.contribution(before.state, before.step, silo, evidence.batch(rounds[silo.name], silo)).noisy[0].values
+        for silo in evidence.silos
+    )
+    rate = algorithm.options.rate(before.step)
+    moved = (before.state.theta - after.state.theta).numpy() * algorithm.expected / rate
+    return moved, np.asarray(total)
+
+
+@pytest.mark.parametrize("method", ["fedprox", "scaffold"])
+def test_methods_that_take_messages_as_they_are_refuse_banded_noise(tmp_path: Path, method: str) -> None:
+    with pytest.raises(InvalidInput, match="taken apart"):
+        Desk.at(tmp_path, PLAN + f'method = "{method}"\n').budget("b.json")
