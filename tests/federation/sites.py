@@ -67,6 +67,7 @@ PLANS = {
     "steffle, full batches": _STEFFLE.format(batch=160, sampling="full"),
     "steffle, shuffled": _STEFFLE.format(batch=40, sampling="shuffled"),
     "gaussian": _GAUSSIAN.format(algorithm="gaussian").replace("{more}", ""),
+    "gaussian, banded": _GAUSSIAN.format(algorithm="gaussian").replace("{more}", 'noise = "banded"\nbatches = 3\n'),
     "fedfdp": _GAUSSIAN.format(algorithm="fedfdp").replace("{more}", "loss-clip = 2.0\nloss-noise-ratio = 2.5\n"),
     "pay-once": """algorithm = "pay-once"
 [target]
@@ -119,7 +120,7 @@ block = 2
 measure-every = 9
 """,
 }
-ADD_REMOVE = ("gaussian", "fedfdp", "fpfl")
+ADD_REMOVE = ("gaussian", "gaussian, banded", "fedfdp", "fpfl")
 AGGREGATED = {"fpfl": "users", "mmd-fedavg": "central"}
 """Plans whose records one trusted party collects, and its name."""
 
