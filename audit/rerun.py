@@ -135,7 +135,9 @@ _MOST_SESSIONS = 16
 def publish_repeatedly(
     run: PlannedRun, auditor: AuditorsManifest, messages: int, most_values: int
 ) -> dict[str, list[Floats]]:
-    """What the production gate makes of one and the same message (zeros), by the name of each noisy value.
+    """The noise that the production gate puts on one and the same message (zeros), by the name of each noisy value.
+
+    Where sums of rounds are mixed, the messages are impulses, and what the signed column makes of them is subtracted.
 
     As many as asked for, or as many as the signed rounds of a few sessions and `most_values` numbers allow.
     """
@@ -167,7 +169,7 @@ def _publish_one_session(
     claim = ledger.claim(claim_terms(manifest))
     seed = int(path.name.rpartition("-")[2]) if research else None
     gate = open_gate(manifest, claim, path, setup.values, seed, document.rounds)
-    bounds = {one.name: one.sensitivity for one in document.releases if isinstance(one, GaussianNoise | LaplaceNoise)}
+    declared = {one.name: one for one in document.releases if isinstance(one, GaussianNoise | LaplaceNoise)}
     often = {one.name: one.publications for one in document.releases}
     shapes = run.algorithm.shapes()
     try:
@@ -175,11 +177,25 @@ def _publish_one_session(
             gate.next_round()
             for silo in document.data.silos:
                 for name in (name for name in found if place < often[name]):
-                    nothing = BoundedContribution(name, np.zeros(shapes[name]), bounds[name], 0.0)
-                    found[name].append(gate.publish(silo.name, nothing).values.ravel())
+                    message, meant = _known_message(declared[name], shapes[name], place)
+                    nothing = BoundedContribution(name, message, declared[name].sensitivity, 0.0)
+                    found[name].append((gate.publish(silo.name, nothing).values - meant).ravel())
         gate.finish()
     finally:
         gate.close()
+
+
+_IMPULSE = 2.0**16
+"""In units of sigma: so large that a coefficient which is off by a ten-thousandth shows."""
+
+
+def _known_message(declared: GaussianNoise | LaplaceNoise, shape: tuple[int, ...], place: int) -> tuple[Floats, Floats]:
+    """What the gate is given, and what it is to add noise to: zeros, or an impulse that a signed column spreads."""
+    message, meant = np.zeros(shape), np.zeros(shape)
+    if isinstance(declared, GaussianNoise) and declared.strategy is not None and message.size:
+        message.flat[0] = _IMPULSE * declared.sigma if place % declared.bands == 0 else 0.0
+        meant.flat[0] = _IMPULSE * declared.sigma * declared.strategy[place % declared.bands]
+    return message, meant
 
 
 # Coins: the same plan with every record's attribute drawn afresh.

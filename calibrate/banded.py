@@ -60,30 +60,6 @@ def prefix_error(column: Sequence[float] | Floats, rounds: int) -> float:
     return float(np.square(errors) @ np.arange(rounds, 0, -1)) / rounds
 
 
-def choose_bands(epsilon: float, delta: float, batches: int, rounds: int) -> int:
-    """The number of bands, and of groups, with the smallest predicted error of running sums at (epsilon, delta).
-
-    Each record joins one of `batches` rounds on average: with b bands there are b groups, of which each member is drawn
-    with probability b / batches. One band is independent noise. Public numbers alone decide, so choosing costs nothing.
-    """
-    from calibrate.questions import sigma
-
-    def error(bands: int) -> float:
-        z = sigma(
-            epsilon=epsilon,
-            delta=delta,
-            rounds=rounds,
-            sampling="cyclic",
-            batches=bands,
-            sampling_rate=f"1/{batches}",
-            bands=bands,
-        )
-        return z**2 * prefix_error(banded_strategy(bands, rounds), min(rounds, _LONGEST))
-
-    tried = {min(batches, round(2 ** (power / 2))) for power in range(2 * count("batches", batches).bit_length() + 1)}
-    return min(sorted(tried), key=error)
-
-
 def check_column(column: tuple[float, ...]) -> tuple[float, ...]:
     """The column, if it can be signed: positive at its head, of norm at most 1 and hardly less, in exact arithmetic."""
     squares = sum((Fraction(value) ** 2 for value in column), Fraction(0))

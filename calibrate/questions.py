@@ -225,6 +225,33 @@ def rounds(
     return found * epoch
 
 
+def choose_bands(*, epsilon: float, delta: float, batches: int, rounds: int) -> int:
+    """The number of bands, and of groups, with the smallest predicted error of running sums at (epsilon, delta).
+
+    Arguments:
+        epsilon, delta: The promise.
+        batches: One over the share of the data in a batch.
+        rounds: How often noise is published.
+
+    With b bands there are b groups, of which each member joins with probability b / batches; 1 is independent noise on
+    Poisson batches. Public numbers alone decide, so choosing costs nothing (docs/theorems/banded.md, equation 6).
+
+    >>> choose_bands(epsilon=8, delta=1e-5, batches=4, rounds=4)
+    4
+    """
+    from calibrate.banded import banded_strategy, prefix_error
+
+    def error(bands: int) -> float:
+        rate, drawn = f"1/{batches}", SamplingName.CYCLIC.value
+        z = sigma(
+            epsilon=epsilon, delta=delta, rounds=rounds, sampling=drawn, batches=bands, sampling_rate=rate, bands=bands
+        )
+        return z**2 * prefix_error(banded_strategy(bands, rounds), min(rounds, 20_000))
+
+    tried = {min(batches, round(2 ** (power / 2))) for power in range(2 * count("batches", batches).bit_length() + 1)}
+    return min(sorted(tried), key=error)
+
+
 def theorems() -> tuple[Theorem, ...]:
     """Every claim of the catalogue; `.judge()` of one computes its verdict at its paper's own setting.
 

@@ -1,6 +1,6 @@
 """Banded against independent noise at equal epsilon: `python docs/experiments/run_banded.py`.
 
-About three minutes of one core. Needs the extras train and data, and Debian's dataset-fashion-mnist for the second half.
+About three minutes of one core. Needs the extras train, data, and Debian's dataset-fashion-mnist for the second half.
 Writes banded.md and banded.json into `--out`; what stands in banded.json is not trained again.
 
 Linear softmax models with clipped gradients, trained as `algorithm = "gaussian"` trains them; noise multipliers come
@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.banded import banded_strategy, choose_bands, prefix_error
-from calibrate.questions import sigma
+from calibrate.banded import banded_strategy, prefix_error
+from calibrate.questions import choose_bands, sigma
 from privfair.contribution import RecentRounds
 
 HERE = Path(__file__).parent
@@ -155,7 +155,7 @@ def noise_multiplier(epsilon: float, bands: int) -> float:
 def methods(epsilon: float) -> Iterator[tuple[str, int]]:
     """Each method with its bands, which follow from public numbers alone."""
     yield INDEPENDENT, 1
-    yield CHOSEN, choose_bands(epsilon, DELTA, BATCHES, ROUNDS)
+    yield CHOSEN, choose_bands(epsilon=epsilon, delta=DELTA, batches=BATCHES, rounds=ROUNDS)
     yield WHOLE, BATCHES
 
 

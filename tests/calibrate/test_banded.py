@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.linalg import toeplitz
 
 from calibrate.accountants.gaussian import gaussian_delta
-from calibrate.banded import MOST_BANDS, banded_strategy, check_column, choose_bands, prefix_error
+from calibrate.banded import MOST_BANDS, banded_strategy, check_column, prefix_error
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding
@@ -23,7 +23,7 @@ from calibrate.manifest.from_budget import Terms, document_from_budget, valid_fo
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import BatchSampling, CorrelatedNoise, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
-from calibrate.questions import epsilon, rounds, sigma
+from calibrate.questions import choose_bands, epsilon, rounds, sigma
 from calibrate.sampling import Batch, Cyclic
 from privfair.cli import cli
 
@@ -190,8 +190,8 @@ def test_replaced_units_pay_two_bounds_and_attributes_nothing_proved() -> None:
 
 
 def test_bands_are_chosen_by_the_predicted_error() -> None:
-    assert choose_bands(0.1, DELTA, 4, 80) == 1
-    assert choose_bands(8.0, DELTA, 4, 4) == 4
+    assert choose_bands(epsilon=0.1, delta=DELTA, batches=4, rounds=80) == 1
+    assert choose_bands(epsilon=8.0, delta=DELTA, batches=4, rounds=4) == 4
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ COUNTING_BUGS = (
     Bug("shuffled batches accounted as Poisson", _SECRET, _shuffled, _PROBE),
     Bug("Poisson batches accounted as random allocation", Engine.ALLOCATED, _independent_draws, _PROBE),
     Bug("shuffled batches accounted as random allocation", Engine.ALLOCATED, _equal_batches_of_an_order, _PROBE),
-    Bug("a record comes back within the bands", Engine.BANDED, _back_too_soon, (Caught.PROBE, Caught.NOISE)),
+    Bug("a record comes back within the bands", Engine.BANDED, _back_too_soon, _PROBE),
     Bug("half the steps counted", Engine.STEFFLE, _half_the_steps, (Caught.CONFORMANCE, Caught.PROBE), updates=30),
     Bug("exact group counts released", _STEFFLE, _exact_counts, _BOTH, "engine.steffle.g", attacked=True),
     Bug("sum instead of mean", _STEFFLE, _sum_instead_of_mean, _BOTH, "engine.steffle.h_theta"),

@@ -186,7 +186,7 @@ NOISE_BUGS = (
     Bug("noise x 0.6 in the last third", _FULL, _late, _ALL),
     Bug("noise x 0.6 in the last third, secret batches", _SECRET, _late, (Caught.PROBE,)),
     Bug("noise x 0.9, banded", Engine.BANDED, _scaled(lambda sigma: 0.9 * sigma), (Caught.PROBE,)),
-    Bug("a column that is not of norm 1", Engine.BANDED, _column_of_any_norm, _ALL),
-    Bug("mixed sums forgotten without a gap", Engine.BANDED, _forgotten_silently, _ALL),
+    Bug("a column that is not of norm 1", Engine.BANDED, _column_of_any_norm, (Caught.PROBE,)),
+    Bug("mixed sums forgotten without a gap", Engine.BANDED, _forgotten_silently, (Caught.PROBE,)),
     Bug("a bit of the message in the last digit, secret batches", _SECRET, _bit_of_the_message, (Caught.PROBE,)),
 )

@@ -148,7 +148,10 @@ def test_a_finished_run_shows_independent_noise_to_an_auditor(desk: Desk) -> Non
     assert [check.name for check in check_noise(evidence) if check.outcome is Outcome.FAILED] == []
 
 
-@pytest.mark.parametrize("appends", [3, 12, 14, 24])
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("appends", [14, *(pytest.param(number, marks=_SLOW) for number in (3, 12, 24))])
 def test_a_killed_run_goes_on_after_a_gap_and_neither_side_needs_what_was_lost(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, appends: int
 ) -> None:
@@ -190,7 +193,26 @@ def _sums_behind(evidence: RunEvidence, before: Any, after: Any) -> tuple[np.nda
     return moved, np.asarray(total)
 
 
-@pytest.mark.parametrize("method", ["fedprox", "scaffold"])
+@pytest.mark.parametrize("line", [80, pytest.param(1, marks=_SLOW)])
+def test_one_row_of_a_file_moves_the_whole_run_by_no_more_than_was_priced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: int
+) -> None:
+    """Noise off and steps next to nothing, so that only the row itself differs: all rounds together."""
+    desk = Desk.at(tmp_path, PLAN.replace("learning-rate = 1.0", "learning-rate = 1e-9"))
+    without_noise(monkeypatch)
+    desk.train(desk.budget("with.json"), "with")
+    north = tmp_path / "north.csv"
+    rows = north.read_text().splitlines()
+    north.write_text("\n".join([*rows[:line], *rows[line + 1 :]]) + "\n")
+    desk.train(desk.budget("without.json"), "without")
+    one, other = (Transcript.read(tmp_path / out / "transcript.bin") for out in ("with", "without"))
+    moved = {party: one.values(party, "value_1") - other.values(party, "value_1") for party in one.header.parties}
+    assert float(np.linalg.norm(moved["north"])) <= np.sqrt(ROUNDS / GROUPS) * (1 + 1e-6)
+    assert float(np.linalg.norm(moved["north"])) > 0.1
+    assert max(float(np.abs(moved[party]).max()) for party in ("south", "west")) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["scaffold", pytest.param("fedprox", marks=_SLOW)])
 def test_methods_that_take_messages_as_they_are_refuse_banded_noise(tmp_path: Path, method: str) -> None:
     with pytest.raises(InvalidInput, match="taken apart"):
         Desk.at(tmp_path, PLAN + f'method = "{method}"\n').budget("b.json")
