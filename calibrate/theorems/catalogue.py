@@ -7,11 +7,17 @@ from difflib import get_close_matches
 
 from calibrate.errors import InvalidInput
 from calibrate.plugins import PluginGroup, Plugins
-from calibrate.theorems import fedfdp, fpfl, mmd_fedavg, steffle
+from calibrate.theorems import convergence, fedfdp, fpfl, mmd_fedavg, steffle
 from calibrate.theorems.theorem import Theorem
 from calibrate.theorems.verdict import Verdict
 
-CATALOGUE: tuple[Theorem, ...] = (*steffle.THEOREMS, *fedfdp.THEOREMS, *fpfl.THEOREMS, *mmd_fedavg.THEOREMS)
+CATALOGUE: tuple[Theorem, ...] = (
+    *steffle.THEOREMS,
+    *fedfdp.THEOREMS,
+    *fpfl.THEOREMS,
+    *mmd_fedavg.THEOREMS,
+    *convergence.THEOREMS,
+)
 
 
 def read_theorems(name: str | None, found: object) -> tuple[Theorem, ...] | None:

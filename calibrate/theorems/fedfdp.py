@@ -1,4 +1,4 @@
-"""What the FedFDP paper claims: Equation 13, Theorems 1 (convergence) to 4, and the rounds of Section VIII."""
+"""What the FedFDP paper claims: Equations 13 to 15, Algorithm 2's division, Theorems 1 to 4, and Section VIII."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, Together
 from calibrate.sampling import Batch, Poisson
 from calibrate.theorems.printed import best_order, poisson_log_moment
 from calibrate.theorems.theorem import Condition, Correction, Parameter, Setting, Theorem
-from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
+from calibrate.theorems.verdict import BoundComparison, Direction, EpsilonComparison, Finding
 
 CITATION = (
     "Ling, Fu, Wang, Li, Cheng, Chen, Qian, Gong: FedFDP: Fairness-Aware Federated Learning with Differential"
@@ -236,6 +236,74 @@ def _theorem_1(s: Setting) -> Finding:
     return Finding(BoundComparison("E F(w_t) - F* on a quadratic", claimed, found), why, granted)
 
 
+def _equation_14(s: Setting) -> Finding:
+    """The bound after T rounds, for losses with an exponential law of mean one that training does not change.
+
+    E min(C, F) = 1 - e^-C, so in expectation C_t <= 1 - exp(-C_(t-1)) (Jensen), whatever the noise.
+    """
+    bound, rounds = s.number("loss_clip"), s.whole("rounds")
+    for _ in range(rounds):
+        bound = -math.expm1(-bound)
+    why = (
+        f"a mean of losses clipped to the former bound is below that bound: after {rounds} rounds it is {bound:.4g} of "
+        f"the mean loss in expectation, and tends to 0 like 2/t: almost every record then reports the bound itself"
+    )
+    granted = ("the bound, which is noisy, never becomes 0 or negative",)
+    return Finding(_at_least("the loss bound relative to the mean loss", 1.0, bound), why, granted)
+
+
+def _at_least(quantity: str, claimed: float, found: float) -> BoundComparison:
+    return BoundComparison(quantity, claimed, found, Direction.AT_LEAST)
+
+
+class Divisor(Enum):
+    """What the noisy sum is divided by: the realised size of the batch, as in Algorithm 2, or its public mean."""
+
+    REALISED = "realised"
+    EXPECTED = "expected"
+
+
+def _algorithm_2(s: Setting) -> Finding:
+    """Records that all contribute C make the mean C; one more that contributes -C moves it by 2C/(b + 1), not C/b."""
+    q, rounds, delta = s.number("sampling_rate"), s.whole("rounds"), s.number("delta")
+    sigma, loss = s.number("sigma"), s.number("sigma_l")
+    model, other = _renyi(sigma, s, Reading.LOGARITHM), _renyi(loss, s, Reading.LOGARITHM)
+    claimed, order = best_order(lambda a: model(a) + other(a), delta, s.whole("largest_order"))
+    price = partial(_true_cost, q, rounds, delta, batches=Batches.SAME)
+    match s.choice("divisor", Divisor):
+        case Divisor.EXPECTED:
+            true, how = price((sigma, loss)), "a public divisor changes nothing"
+        case Divisor.REALISED:
+            lower = price((sigma / 2,)).lower
+            true, how = (
+                EpsilonInterval(lower, math.inf),
+                (
+                    "where all others contribute C and one record -C, dividing by the realised size moves the mean by "
+                    f"two bounds, and in large data the gradient alone costs at least {lower:.4g}"
+                ),
+            )
+        case unknown:
+            assert_never(unknown)
+    why = f"Theorem 2 (with the logarithm, order {order}) gives {claimed:.4g}; {how}"
+    return Finding(EpsilonComparison(claimed, true), why)
+
+
+def _section_viii_epsilon(s: Setting) -> Finding:
+    """The rounds that sigma alone supports, as in the paper's other table, and what both releases then cost."""
+    q, delta, target = s.number("sampling_rate"), s.number("delta"), s.number("epsilon")
+    sigma, loss, orders = s.number("sigma"), s.number("sigma_l"), range(2, s.whole("largest_order") + 1)
+    model = {a: poisson_log_moment(a, q, sigma) / (a - 1) for a in orders}
+    both = {a: model[a] + poisson_log_moment(a, q, loss) / (a - 1) for a in orders}
+    rounds = max(1, _supported_rounds(model, target, delta))
+    charged = _supported_rounds(both, target, delta)
+    true = _true_cost(q, rounds, delta, (sigma, loss), Batches.SAME)
+    why = (
+        f"no number of rounds is printed; sigma = {sigma:g} alone supports {rounds} at epsilon = {target:g}, and "
+        f"{charged} with the loss charged; {rounds} rounds of both values cost {true.upper:.4g}"
+    )
+    return Finding(EpsilonComparison(target, true), why, details={"rounds": rounds, "rounds_with_loss": charged})
+
+
 def _list_text(numbers: tuple[float, ...] | list[object]) -> str:
     return ", ".join(f"{number:g}" if isinstance(number, float) else str(number) for number in numbers)
 
@@ -340,6 +408,48 @@ THEOREMS = (
             "its proof takes beta = 2/mu, so that A/mu^2 is 4A/mu^2: printed is a quarter of what is proved",
             ("reading", Rate.PROVED),
         ),
+    ),
+    Theorem(
+        id="fedfdp.equation-14",
+        citation=CITATION,
+        place="Section V-B, Equations 14 and 15",
+        formula="C_l of round t = noisy mean of min(C_l of round t-1, max(0, loss)): about the mean loss",
+        parameters=(
+            Parameter("loss_clip", 2.5, "the first bound, in units of the mean loss", positive, ("C_l",)),
+            _ROUNDS,
+        ),
+        compute=_equation_14,
+    ),
+    Theorem(
+        id="fedfdp.algorithm-2.division",
+        citation=CITATION,
+        place="Algorithm 2, line 15; priced by Theorem 2",
+        formula="(sum of clipped gradients + N(0, (sigma C)^2)) / |B| costs what the noisy sum costs",
+        parameters=(
+            _SIGMA,
+            _SIGMA_LOSS,
+            _RATE,
+            _ROUNDS,
+            _DELTA,
+            _ORDERS,
+            Parameter("divisor", Divisor.REALISED, "what the noisy sum is divided by"),
+        ),
+        compute=_algorithm_2,
+    ),
+    Theorem(
+        id="fedfdp.section-VIII.epsilon",
+        citation=CITATION,
+        place="Section VIII-A, the setting of Tables IV and V",
+        formula="q = 0.05, sigma = 2, sigma_l = 5, delta = 1e-5: eps = 3.52",
+        parameters=(
+            Parameter("epsilon", 3.52, "the promised epsilon", positive, ("eps",)),
+            _SIGMA,
+            _SIGMA_LOSS,
+            _RATE,
+            _DELTA,
+            _ORDERS,
+        ),
+        compute=_section_viii_epsilon,
     ),
     Theorem(
         id="fedfdp.section-VIII.rounds",

@@ -1,4 +1,4 @@
-"""What the SteFFLe paper claims about privacy: Lemma B.1, Theorem 3.3 and Theorem C.2."""
+"""What the SteFFLe paper claims about privacy: Lemma B.1, Theorems 3.3 and C.2, the hybrid modes of Section 4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from calibrate.releases import Gaussian, Release, Repeated, Sampled, Together, j
 from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
 from calibrate.solve_noise import Certificate, solve_noise
 from calibrate.theorems.printed import printed_sigma_w
-from calibrate.theorems.theorem import Condition, Correction, Parameter, Setting, Theorem
+from calibrate.theorems.theorem import Condition, Correction, Parameter, Setting, Theorem, Value
 from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
 
 # The exact worst case of SteFFLe's two sensitive gradients, in closed form.
@@ -326,6 +326,52 @@ def _theorem_c2(s: Setting) -> Finding:
     return Finding(EpsilonComparison(claimed, interval), why, details={"noise_multiplier": multiplier})
 
 
+class HybridNoise(Enum):
+    """Appendix F's noise: scaled to the realised size of a silo's batch, or Theorem 3.3's, in which no size occurs."""
+
+    SCALED = "scaled"
+    FIXED = "fixed"
+
+
+def _central(s: Setting) -> Finding:
+    """One silo holds all sensitive attributes: Theorem 3.3 with N times the records and N times the batch."""
+    return _with_total(s, s.whole("silos"))
+
+
+def _with_total(s: Setting, silos: int) -> Finding:
+    sizes = {"silo_size": s.whole("silo_size") * silos, "batch_size": s.whole("batch_size") * silos}
+    found = _theorem_33(Setting({**s.values, **_HYBRID_CHOICES, **sizes}))
+    asked = f"with {silos} silos' records in one: " if silos > 1 else ""
+    reveal = "; the silos name the records of every batch, so that no batch is secret"
+    return Finding(found.comparison, asked + found.why + reveal, found.granted, found.details)
+
+
+def _appendix_f(s: Setting) -> Finding:
+    """A sensitive silo of which b records are asked for: scaled, the multiplier stays; fixed, it falls to b/m of it."""
+    if s.choice("noise", HybridNoise) is HybridNoise.SCALED:
+        return _with_total(s, 1)
+    theta, w = _multipliers(Setting({**s.values, **_HYBRID_CHOICES}))
+    share = min(1.0, s.whole("realised") / s.whole("batch_size"))
+    setting = Setting({**s.values, **_HYBRID_CHOICES})
+    interval = price_plan(
+        _steffle_plan(setting), s.number("delta"), noise_multipliers={H_THETA: theta * share, H_W: w * share}
+    )
+    why = (
+        f"sigma_W of Theorem 3.3 does not depend on the batch, but the mean of {s.whole('realised')} records moves by "
+        f"{1 / share:.4g} times as much as that of {s.whole('batch_size')}: that costs {_interval_text(interval)}"
+    )
+    return Finding(EpsilonComparison(s.number("epsilon"), interval), why)
+
+
+_HYBRID_CHOICES: dict[str, Value] = {
+    "classes": 2,
+    "frequencies": Frequencies.AT_LEAST_RHO,
+    "batch": Batch.REVEALED,
+    "sampling": Drawn.SHUFFLED,
+    "pair": Pair.SAFE,
+    "radius": Radius.FROBENIUS,
+}
+
 _LEMMA = (_BATCH, _RHO, _GROUPS, _FREQUENCIES, Parameter("reading", Reading.PRINTED, "how the bound is read"))
 
 _LEMMA_DOMAIN = {"batch_size": (4096, 256, 16, 4), "minority_fraction": (0.5, 0.01)}
@@ -394,6 +440,45 @@ THEOREMS = (
         ),
         conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
         compute=_theorem_c2,
+        domain=_RELEASE_DOMAIN,
+    ),
+    Theorem(
+        id="steffle.section-4.central",
+        citation=CITATION,
+        place="Section 4 and Appendix F, centralised sensitive and decentralised other data",
+        formula="the sensitive silo's noisy gradients are (eps, delta) by Theorem 3.3",
+        parameters=(
+            _EPSILON,
+            _DELTA,
+            _SILO,
+            _BATCH,
+            _ROUNDS,
+            _RHO,
+            _GROUPS,
+            Parameter("silos", 3, "silos without sensitive data; 1: everything in one place", _whole, ("N",)),
+        ),
+        conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
+        compute=_central,
+        domain=_RELEASE_DOMAIN,
+    ),
+    Theorem(
+        id="steffle.appendix-F.general",
+        citation=CITATION,
+        place="Appendix F, the general case",
+        formula="noise scaled to the realised batch of a sensitive silo preserves (eps, delta)",
+        parameters=(
+            _EPSILON,
+            _DELTA,
+            _SILO,
+            _BATCH,
+            _ROUNDS,
+            _RHO,
+            _GROUPS,
+            Parameter("noise", HybridNoise.SCALED, "how the noise is scaled"),
+            Parameter("realised", 1, "records of a sensitive silo that a round asks for", _whole, ("b",)),
+        ),
+        conditions=(_EPSILON_SMALL, _ENOUGH_ROUNDS),
+        compute=_appendix_f,
         domain=_RELEASE_DOMAIN,
     ),
 )

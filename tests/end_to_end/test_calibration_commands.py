@@ -212,7 +212,7 @@ def test_plot_writes_a_figure(tmp_path: Path) -> None:
             --relation replace-attribute""",
             "clip the whole contribution",
         ),
-        ("theorems check steffle.theorem-3.4", "steffle.theorem-3.3"),
+        ("theorems check steffle.theorem-33", "steffle.theorem-3.3"),
         ("theorems check steffle.theorem-3.3 --set epsilonn=2", "epsilon"),
         ("theorems check steffle.theorem-3.3 --set epsilon", "name=value"),
         ("theorems check steffle.theorem-3.3 --set epsilon=-2", "epsilon"),
