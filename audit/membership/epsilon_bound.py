@@ -125,6 +125,10 @@ class Trial:
         """Turning over a coin removes one record and adds another, of which the promise covers one."""
         return self.paired and self.relation is Relation.ADD_REMOVE
 
+    def at(self, confidence: float) -> Trial:
+        """The same at another confidence."""
+        return replace(self, confidence=confidence)
+
     def gaussian(self, mu: float) -> GaussianCurve:
         """What a Gaussian release says about turning over one coin: two shifts of mu are one of 2 mu."""
         return GaussianCurve(2 * mu if self.replacing else mu)
@@ -159,10 +163,15 @@ def bound_of(scores: Floats, is_member: Booleans, trial: Trial) -> LowerBound:
     return bound.selected_by(Selection.BONFERRONI, comparisons, trial.confidence)
 
 
+def coin_p_value(is_member: Booleans) -> float:
+    """How likely fair coins give numbers of members at least as uneven."""
+    return float(binomtest(int(is_member.sum()), len(is_member)).pvalue)
+
+
 def require_coins(is_member: Booleans) -> None:
     """Refuse numbers of members that fair coins hardly ever give: an exact test, two-sided, at `COIN_LEVEL`."""
     members, records = int(is_member.sum()), len(is_member)
-    p_value = float(binomtest(members, records).pvalue)
+    p_value = coin_p_value(is_member)
     if p_value < COIN_LEVEL:
         raise InvalidInput(
             "assignment",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from audit.bounds import CurveFamily
 from audit.membership.epsilon_bound import Claim
+from audit.membership.exposure import BY_CLASS, BY_CORRECTNESS, ExposureOptions, grouping_column
 from audit.membership.membership_audit import MembershipOptions, Progress
 from audit.membership.membership_audit import audit_model as audit_target
 from audit.membership.records import AuditedRecords, class_text
@@ -203,6 +204,8 @@ def audit_model(
     shadow_models: int | None = None,
     outputs: OutputKind | str = OutputKind.BY_LOOK,
     family: CurveFamily | str = CurveFamily.EPSILON_DELTA,
+    by: tuple[str, ...] = (),
+    exposed: int = 0,
     confidence: float = 0.95,
     seed: int = 0,
     executor: Executor | None = None,
@@ -222,6 +225,8 @@ def audit_model(
     shadow_models: how many to compare with; None: 64 where the model can be imitated, else 0.
     outputs: what a single column of outputs is: probabilities or logits.
     family: epsilon-delta assumes nothing; gaussian reads the bound as that of one Gaussian release and proves more.
+    by: groups to compare, under `membership.exposure`: class, correctness, or columns of the tables.
+    exposed: how many of the most exposed records to list, with intervals that hold together (16 shadow models or more).
     confidence, seed: of all bounds and intervals; of pairs and shadow models.
     executor, progress: any concurrent.futures.Executor for shadow models; called with models done and all.
 
@@ -233,19 +238,31 @@ def audit_model(
     for part in parts[1:]:
         everyone = everyone.joined(part)
     target = InMemoryTarget(model, everyone, OutputKind(outputs))
-    records = _audited(target, everyone, len(parts[0]), len(parts[1]), unit)
+    records = _audited(target, everyone, len(parts[0]), len(parts[1]), unit, tuple(by))
     wanted = (64 if target.has_shadow_models else 0) if shadow_models is None else shadow_models
     if wanted and not target.has_shadow_models:
         raise InvalidInput("shadow models", wanted, "cannot imitate a model known by its loss alone", "ask for 0")
     options = MembershipOptions(
-        wanted, None, Assignment(assignment), confidence, seed, delta, family=CurveFamily(family)
+        wanted,
+        None,
+        Assignment(assignment),
+        confidence,
+        seed,
+        delta,
+        family=CurveFamily(family),
+        exposure=ExposureOptions(tuple(by), exposed),
     )
     claim = None if epsilon is None else Claim.said(epsilon, delta, Relation(relation))
     return audit_target(target, records, options, claim, executor, progress)
 
 
 def _audited(
-    target: InMemoryTarget, data: TableData | ArrayData, members: int, nonmembers: int, unit: str | None
+    target: InMemoryTarget,
+    data: TableData | ArrayData,
+    members: int,
+    nonmembers: int,
+    unit: str | None,
+    by: tuple[str, ...],
 ) -> AuditedRecords:
     """Features as numbers for shadow models and for the rule that never sees the model."""
     labels, names = np.zeros(len(data), dtype=np.int64), tuple("01")
@@ -260,9 +277,13 @@ def _audited(
     else:
         quantity = data.labels.astype(np.float64) if data.labels.dtype.kind in "biuf" else np.zeros(len(data))
         features = np.column_stack((features, quantity))
+    if not target.is_classifier and {BY_CLASS, BY_CORRECTNESS} & set(by):
+        raise InvalidInput("by", ", ".join(by), "needs a model that tells classes apart", "name columns of the tables")
+    table = data.frame if isinstance(data, TableData) else {}
+    named = {name: grouping_column(name, np.asarray(table[name])) for name in by if name in table}
     units = None if unit is None else data.units(unit)
     columns = {str(place): features[:, place] for place in range(features.shape[1])}
-    return AuditedRecords(features, labels, names, members, nonmembers, columns, units=units)
+    return AuditedRecords(features, labels, names, members, nonmembers, columns, units=units, groupings=named)
 
 
 def _numbers(data: TableData | ArrayData) -> Floats:

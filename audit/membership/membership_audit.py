@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from audit.bounds import CurveFamily, GuessCounts
 from audit.membership.attacks import (
@@ -19,6 +20,14 @@ from audit.membership.attacks import (
 )
 from audit.membership.blind import blind_rule, check_alike
 from audit.membership.epsilon_bound import Claim, Trial, bound_of, coins_of, power_of, success_rates
+from audit.membership.exposure import (
+    LEAST_MODELS,
+    ExposureOptions,
+    exposed_records,
+    exposure_of_groups,
+    halves_and_coins,
+    marks_of_units,
+)
 from audit.membership.records import AuditedRecords, Coins
 from audit.membership.roc import area, area_value, checked_scores, curve, low_rates
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
@@ -30,6 +39,7 @@ from audit.report.results import (
     AuditedModel,
     AuditReport,
     Check,
+    Exposure,
     MembershipAttackResult,
     MembershipResult,
     ShadowDesign,
@@ -63,12 +73,17 @@ class MembershipOptions:
     """Attacks of other packages, to run beside the built-in ones."""
     family: CurveFamily = CurveFamily.EPSILON_DELTA
     """GAUSSIAN reads the bound as that of one Gaussian release."""
+    exposure: ExposureOptions = field(default_factory=ExposureOptions)
+    """Groups to compare, and how many of the most exposed records to list."""
 
     def __post_init__(self) -> None:
         count("shadow models", self.shadow_models, least=0)
         if self.shadow_models == 1:
             raise InvalidInput("shadow models", 1, "must be 0 or at least 2", "one model has no half to be without")
         open_unit("confidence", self.confidence)
+        if self.exposure.records and self.shadow_models < LEAST_MODELS:
+            rule = f"must be at least {LEAST_MODELS} for a list of exposed records"
+            raise InvalidInput("shadow models", self.shadow_models, rule, "train more, or leave the list out")
 
 
 def audit_model(
@@ -102,7 +117,8 @@ def audit_model(
         facts = ShadowFacts(kind=recipe.kind, models=options.shadow_models, design=design, training=recipe.training)
     rows = coins.first_rows
     rule = blind_rule(records.features[rows], records.labels[rows], coins.is_member, options.seed)
-    case = _Case(signals, coins.is_member, attacks, options, claim, rule.tells_apart)
+    marks = marks_of_units(options.exposure.by, records, coins, signals.target)
+    case = _Case(signals, coins, attacks, options, claim, rule.tells_apart, marks, records.members)
     return case.judge(AuditedModel(kind=target.kind, source=target.source), facts, (coins.check, check_alike(rule)))
 
 
@@ -113,12 +129,15 @@ def audit_scores(
     options: MembershipOptions,
     claim: Claim | None = None,
     units: Integers | None = None,
+    groupings: Mapping[str, NDArray[np.str_]] | None = None,
 ) -> AuditReport:
     """The same for scores that somebody else computed; without shadow models there is no control, and no power.
 
     `units` numbers the record (or person) of each score, so that repeated ones have one coin; None takes each score
-    for a unit of its own.
+    for a unit of its own. `groupings` names the group of each score, for the columns that `options.exposure` compares.
     """
+    if options.exposure.records:
+        raise InvalidInput("exposed", options.exposure.records, "needs shadow models", "give the model, not its scores")
     if np.shape(scores) != np.shape(is_member):
         raise InvalidInput(
             "is_member", np.shape(is_member), f"must be one mark for each of {np.shape(scores)} scores", "mark each"
@@ -128,7 +147,8 @@ def audit_scores(
     if units is None:
         check = not_possible(check.layer, check.name, "scores alone do not tell whether a record is repeated")
     signals = Signals.alone(coins.mean(checked_scores("scores", scores)))
-    case = _Case(signals, coins.is_member, (UserScore(),), options, claim, False)
+    marks = {name: values[coins.first_rows] for name, values in (groupings or {}).items()}
+    case = _Case(signals, coins, (UserScore(),), options, claim, False, marks, int(np.sum(is_member)))
     return case.judge(AuditedModel(kind="scores", source=source), None, (check,))
 
 
@@ -137,12 +157,20 @@ class _Case:
     """Signals of the audited records first, then of the population."""
 
     signals: Signals
-    is_member: Booleans
+    coins: Coins
     attacks: tuple[MembershipAttack, ...]
     options: MembershipOptions
     claim: Claim | None
     unlike: bool
     """Members and non-members differ without the model: no bound."""
+    marks: Mapping[str, NDArray[np.str_]]
+    """For each grouping the group of each audited unit."""
+    member_rows: int
+
+    @property
+    def is_member(self) -> Booleans:
+        """Of the audited units."""
+        return self.coins.is_member
 
     def judge(self, target: AuditedModel, shadow: ShadowFacts | None, checks: tuple[Check, ...]) -> AuditReport:
         """The verdict on the claim, with the curves under `membership`."""
@@ -173,9 +201,29 @@ class _Case:
             assignment=self.options.assignment,
             shadow=shadow,
             attacks=tuple(found),
+            exposure=self._exposure(found),
         )
         promise = None if self.claim is None else self.claim.promise
         return judge(promise, checks, tuple(bounds), level).model_copy(update={"membership": result})
+
+    def _exposure(self, found: list[MembershipAttackResult]) -> Exposure | None:
+        """By the attack that is strongest on shadow models, so that the choice has not looked at the target."""
+        asked, level = self.options.exposure, self.options.confidence
+        if not self.marks and not asked.records:
+            return None
+        best = max(range(len(found)), key=lambda place: found[place].control_auc or 0.0)
+        scores = self.attacks[best].scores(self.signals)[: len(self.is_member)]
+        trial = None if self.unlike else self._trial()
+        records = None
+        if asked.records:
+            taught, delta = self.options.shadow_models // 2, self._trial().delta
+            records = exposed_records(self.signals, self.coins, self.member_rows, asked.records, taught, delta, level)
+        return Exposure(
+            attack=found[best].plugin or found[best].name.value,
+            confidence=level,
+            groupings=exposure_of_groups(self.marks, scores, self.is_member, trial, level),
+            records=records,
+        )
 
     def _trial(self) -> Trial:
         """Each attack has an equal share of the error."""
@@ -246,7 +294,14 @@ def _with_shadow_models(
         return Signals.alone(coins.mean(everyone)[:audited])
     included = np.zeros((options.shadow_models, coins.units), dtype=np.bool_)
     part = included[:, audited:] if records.has_population else included[:, :audited]
-    part[:] = random_halves(options.shadow_models, part.shape[1], options.seed)
+    if options.exposure.records:
+        if records.has_population:
+            rule = "needs shadow models with and without each record, and with a population none has seen them"
+            raise InvalidInput("exposed", options.exposure.records, rule, "leave the population out")
+        halves = random_halves(options.shadow_models // 2, part.shape[1], options.seed)
+        part[:] = halves_and_coins(options.shadow_models, halves, options.seed)
+    else:
+        part[:] = random_halves(options.shadow_models, part.shape[1], options.seed)
     data = ShadowRecords(records.features, records.labels, len(records.class_names))
     shadow = train_shadow_models(recipe, data, coins.rows(included), options.seed, executor, progress)
     return Signals(coins.mean(everyone), coins.mean(shadow), included)

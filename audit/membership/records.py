@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +53,10 @@ class RecordTables:
         two = (self.members, self.nonmembers)
         return two if self.population is None else (*two, self.population)
 
+    def cells(self, column: str) -> NDArray[np.generic]:
+        """One column of all files, one below the other."""
+        return np.concatenate([table.column(column) for table in self.all])
+
     def units(self, column: str | None = None) -> Integers:
         """For each row of all files the number of its unit: equal rows are one record, or equal cells of `column`."""
         names = tuple(self.members.columns) if column is None else (column,)
@@ -76,6 +80,8 @@ class AuditedRecords:
     label_column: str = ""
     units: Integers | None = None
     """Of every row the number of its unit (a record, or a person); None: equal rows are one record."""
+    groupings: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
+    """Columns that tell groups apart, features or not, one name of a group per row."""
 
     def __post_init__(self) -> None:
         if self.features.shape[0] != len(self.labels) or self.audited > len(self.labels):

@@ -357,6 +357,56 @@ class IntervalMethods(Result):
     tpr: str = TPR_INTERVAL
 
 
+class GroupExposure(Result):
+    """How far the members of one group are told from its non-members."""
+
+    name: str
+    members: AtLeastOne
+    nonmembers: AtLeastOne
+    auc: Interval
+    epsilon_lower: Epsilon | None = Field(description="null where no bound can be drawn, or by correctness.")
+
+
+class Grouping(Result):
+    """Leakage in the groups of one class, column or correctness."""
+
+    by: str
+    groups: tuple[GroupExposure, ...]
+    left_out: tuple[str, ...] = Field(description="Groups with too few members or non-members.")
+    uneven: bool = Field(description="Two groups' intervals have no point in common.")
+
+
+class ExposedRecord(Result):
+    """One record, named by its place and never by its cells."""
+
+    file: Literal["members", "nonmembers"]
+    record: AtLeastOne = Field(description="Its number in the file, counted from 1 without the header.")
+    advantage: Interval = Field(description="True minus false positive rate on models trained with and without it.")
+    epsilon_lower: Epsilon
+    exposed: bool = Field(description="The interval lies above 0.")
+
+
+class ExposedRecords(Result):
+    """The most exposed records; chosen by one half of the shadow models, measured by the other."""
+
+    records: tuple[ExposedRecord, ...]
+    looked_at: AtLeastOne
+    taught_by: AtLeastOne
+    counted: AtLeastOne
+    reachable: Rate = Field(description="The lower end of a record of which every guess was right.")
+
+
+class Exposure(Result):
+    """Is privacy fair? The groupings hold together at `confidence`, and so do the records; the verdict uses neither."""
+
+    attack: str = Field(
+        description="The attack behind the groups: the strongest on shadow models in the target's place."
+    )
+    confidence: Confidence
+    groupings: tuple[Grouping, ...] = ()
+    records: ExposedRecords | None = None
+
+
 class MembershipResult(Result):
     """Every attack that ran against one target; bounds on epsilon are among the report's own attacks."""
 
@@ -369,6 +419,7 @@ class MembershipResult(Result):
     shadow: ShadowFacts | None = None
     intervals: IntervalMethods = IntervalMethods()
     attacks: tuple[MembershipAttackResult, ...]
+    exposure: Exposure | None = Field(default=None, exclude_if=_is_none)
 
     def attack(self, name: AttackName) -> MembershipAttackResult:
         """One attack's result; refused if it did not run."""

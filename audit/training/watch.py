@@ -26,8 +26,8 @@ GradientsOf = Callable[[Any], ArrayLike]
 
 _MOST_COORDINATES = 20_000
 """Of a larger model so many, drawn at random, are looked at."""
-CROWD, _EVERY, _LOUD = 96, 5, 0.9
-"""So many other records are asked every so many steps; directions that hold this share of their gradients are loud."""
+CROWD, _RIDGE = 200, 1e-3
+"""So many other records are asked in each step; directions that hold more than this share of one gradient are loud."""
 _TINY = 1e-12
 
 
@@ -43,14 +43,14 @@ class Access(Enum):
 class Watch:
     """Turns each step into one number per canary record: how far the step went in the direction of its gradient.
 
-    Directions in which the crowd, some of the other records, is loud are left out. It never sees a coin.
+    Directions in which the crowd, some of the other records, is loud count less (Fisher's discriminant with the crowd's
+    second moments and a ridge for the noise). It never sees a coin.
     """
 
     def __init__(self, access: Access, records: Any, crowd: Any = None) -> None:
         self.access, self._records, self._crowd = access, records, crowd
-        self._loud: Floats | None = None
-        self._asked = 0
         self._before: tuple[Floats, Floats] | None = None
+        self._ahead: Floats | None = None
         self._kept: Any = None
         self.steps: list[Floats] = []
         """What each step betrays of each canary record."""
@@ -70,7 +70,7 @@ class Watch:
         self._before = now, directions
 
     def step(self, module: Any, loss: Callable[[Any, Any], Any], encode: Callable[[Any], Any] | None = None) -> None:
-        """After `optimizer.step()`, with the gradients still there.
+        """After `optimizer.step()`, with the gradients still there; the first call shows where the second began.
 
         module: the model, in Opacus' wrapper or not.
         loss: `loss(module(x), y)` is what it is trained on, for a batch of records.
@@ -85,20 +85,20 @@ class Watch:
 
         if self.access is Access.ITERATES:
             self.parameters(parameters, gradients_of)
-        else:
-            self.gradient([one.grad for one in parameters], gradients_of)
+            return
+        # The step's gradients were taken where the call before left the parameters, not where they are now.
+        if self._ahead is not None:
+            self._score(self._chosen(_flat([one.grad for one in parameters])), self._ahead)
+        self._ahead = self._directions(gradients_of)
 
     def _directions(self, gradients_of: GradientsOf) -> Floats:
         table = np.asarray(gradients_of(self._records), dtype=np.float64)
         if table.ndim != 2:
             raise InvalidInput("gradients_of", table.shape, "must give one row per record", "flatten each gradient")
         own = self._chosen(table)
-        if self._crowd is not None and self._asked % _EVERY == 0:
-            self._loud = _loudest(self._chosen(np.asarray(gradients_of(self._crowd), dtype=np.float64)))
-        self._asked += 1
-        norms = np.linalg.norm(table, axis=1, keepdims=True)
-        quiet = own if self._loud is None else own - (own @ self._loud.T) @ self._loud
-        return np.asarray(quiet / np.maximum(norms, _TINY))
+        if self._crowd is not None:
+            own = _without_loud(own, self._chosen(np.asarray(gradients_of(self._crowd), dtype=np.float64)))
+        return np.asarray(own / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), _TINY))
 
     def _chosen(self, values: Floats) -> Floats:
         if values.shape[-1] <= _MOST_COORDINATES:
@@ -116,11 +116,12 @@ class Watch:
         self.steps.append(directions @ moved)
 
 
-def _loudest(gradients: Floats) -> Floats:
-    """The directions, one per row, that hold nearly all of these gradients."""
-    _, sizes, vectors = np.linalg.svd(gradients, full_matrices=False)
-    share = np.cumsum(sizes**2) / max(float((sizes**2).sum()), _TINY)
-    return np.asarray(vectors[: int(np.searchsorted(share, _LOUD)) + 1])
+def _without_loud(own: Floats, crowd: Floats) -> Floats:
+    """own (C + ridge)^-1 ridge, with C the second moments of the crowd's gradients, each of length 1 at most."""
+    longest = np.maximum(1.0, np.linalg.norm(crowd, axis=1, keepdims=True))
+    unit = crowd / longest
+    small = unit @ unit.T + _RIDGE * len(unit) * np.eye(len(unit))
+    return np.asarray(own - np.linalg.solve(small, unit @ own.T).T @ unit)
 
 
 def _flat(values: object) -> Floats:

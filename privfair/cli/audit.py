@@ -20,6 +20,7 @@ from privfair.cli.audit_model import (
     judge_model,
     model_options,
     show_attribute,
+    show_exposure,
     show_membership,
 )
 from privfair.cli.audit_outputs import OutputFlags, model_subjects, output_options, run_subjects, write_outputs
@@ -331,6 +332,7 @@ def show_report(report: AuditReport, verbose: bool) -> None:
     if verbose:
         _show_evidence(report)
     show_membership(report)
+    show_exposure(report)
     show_attribute(report, verbose)
     if report.model is not None:
         where = "held-out records" if report.membership is None else "non-members"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from audit.membership.records import AuditedRecords, RecordTables
     from audit.membership.shadow.train import ShadowRecipe
     from audit.membership.targets import Target
-    from audit.report.results import AuditReport
+    from audit.report.results import AuditReport, Interval
     from calibrate.manifest.trust import TrustFile
     from privfair.run.trusted_plan import FolderTrust
 
@@ -80,6 +80,19 @@ model_options = options(
         help="Reading of the bound: any release, or one known to be Gaussian, of which more can be proved.",
     ),
     click.option(
+        "--by",
+        multiple=True,
+        metavar="class|correctness|COLUMN",
+        help="Compare the leakage of these groups, with intervals that hold together; may be given several times.",
+    ),
+    click.option(
+        "--exposed",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Number of the most exposed records to list, with intervals that hold together.",
+    ),
+    click.option(
         "--shadow-models",
         type=click.IntRange(min=0),
         default=64,
@@ -133,6 +146,8 @@ class ModelFlags:
     relation: str
     assignment: str
     family: str
+    by: tuple[str, ...]
+    exposed: int
     shadow_models: int
     shadow: str
     hidden: int
@@ -174,7 +189,8 @@ def judge_model(flags: ModelFlags, run: Path | None, trusted: FolderTrust, seed:
         alone = flags.unit is None and set(tables.members.columns) == {flags.score}
         units = None if alone else tables.units(flags.unit)
         chosen = _options(flags, None, seed, confidence)
-        return audit_scores(scores, _member_marks(tables), flags.score, chosen, _claim(flags, trusted.signers), units)
+        claim, groupings = _claim(flags, trusted.signers), _groupings(flags, tables)
+        return audit_scores(scores, _member_marks(tables), flags.score, chosen, claim, units, groupings)
     chosen = _options(flags, _recipe(flags), seed, confidence)
     with executor_of(flags.jobs, flags.scheduler, threads=True) as executor, progress_bar("shadow models") as progress:
         target = open_model(flags, trusted)
@@ -217,6 +233,41 @@ def show_membership(report: AuditReport) -> None:
     )
 
 
+def show_exposure(report: AuditReport) -> None:
+    """Is privacy fair? The groups side by side, and the most exposed records by their place in the file."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    found = None if report.membership is None else report.membership.exposure
+    if found is None:
+        return
+    together = f"intervals hold together at {100 * found.confidence:g}%"
+    for grouping in found.groupings:
+        table = Table("group", "members", "non-members", "AUC", "epsilon at least")
+        for one in grouping.groups:
+            epsilon = "" if one.epsilon_lower is None else f"{one.epsilon_lower:.3f}"
+            table.add_row(escape(one.name), str(one.members), str(one.nonmembers), _interval(one.auc), epsilon)
+        said = "UNEVEN: some groups leak more than others" if grouping.uneven else "no difference is proved"
+        few = f"; too few records: {', '.join(grouping.left_out)}" if grouping.left_out else ""
+        print_rich(escape(f"by {grouping.by}: {said} ({found.attack}; {together}{few})"), table)
+    if found.records is not None:
+        table = Table("file", "record", "advantage", "epsilon at least")
+        for record in found.records.records:
+            advantage = _interval(record.advantage)
+            table.add_row(record.file, str(record.record), advantage, f"{record.epsilon_lower:.3f}")
+        exposed = sum(record.exposed for record in found.records.records)
+        print_rich(
+            f"the {len(found.records.records)} most exposed of {found.records.looked_at} records: training like "
+            f"that of the shadow models, without noise, is proved to betray {exposed} of them ({together}; "
+            f"{found.records.counted} models can reach a lower end of {found.records.reachable:.2f})",
+            table,
+        )
+
+
+def _interval(one: Interval) -> str:
+    return f"{one.value:.3f} \\[{one.lower:.3f}, {one.upper:.3f}]"
+
+
 def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
     """The records of all files as this model takes them."""
     from audit.membership.records import ColumnChoice, RecordTables, encode_tables
@@ -226,14 +277,23 @@ def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
     assert flags.nonmembers is not None
     if isinstance(target, RunTarget):
         tables = RecordTables.read(flags.members, flags.nonmembers, flags.population, target.delimiter)
-        return target.encode(tables, flags.unit)
+        return replace(target.encode(tables, flags.unit), groupings=_groupings(flags, tables))
     tables = RecordTables.read(flags.members, flags.nonmembers, flags.population)
     classes = None if flags.classes is None else tuple(name.strip() for name in flags.classes.split(","))
     choice = ColumnChoice(flags.label, flags.drop, classes, flags.unit)
     records = encode_tables(tables, choice, target.class_names, target.feature_names)
+    records = replace(records, groupings=_groupings(flags, tables))
     if flags.label is None:
         click.echo(f"  class column: {records.label_column} (name another with --label)", err=True)
     return records
+
+
+def _groupings(flags: ModelFlags, tables: RecordTables) -> dict[str, Any]:
+    """The columns among the groups that were asked for; scores alone know neither class nor correctness."""
+    from audit.membership.exposure import BY_CLASS, BY_CORRECTNESS, grouping_column
+
+    own = {BY_CLASS, BY_CORRECTNESS} if flags.score is None else set()
+    return {name: grouping_column(name, tables.cells(name)) for name in flags.by if name not in own}
 
 
 def _member_marks(tables: RecordTables) -> Any:
@@ -244,12 +304,14 @@ def _member_marks(tables: RecordTables) -> Any:
 
 def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confidence: float) -> MembershipOptions:
     from audit.bounds import CurveFamily
+    from audit.membership.exposure import ExposureOptions
     from audit.membership.membership_audit import MembershipOptions
     from audit.report.results import Assignment
 
     assignment, named, family = Assignment(flags.assignment), dict.fromkeys(flags.attacks), CurveFamily(flags.family)
+    exposure = ExposureOptions(tuple(dict.fromkeys(flags.by)), flags.exposed)
     return MembershipOptions(
-        flags.shadow_models, recipe, assignment, confidence, seed, flags.delta, tuple(named), family=family
+        flags.shadow_models, recipe, assignment, confidence, seed, flags.delta, tuple(named), family, exposure
     )
 
 

@@ -207,6 +207,35 @@ def test_of_a_large_model_some_coordinates_are_looked_at() -> None:
     assert watch.steps[0].shape == (2,)
 
 
+def test_a_step_is_compared_with_gradients_where_it_began() -> None:
+    """Where it ended, the gradients of a net are others: the crowd's would drown every canary."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    model, loss = (
+        torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)),
+        torch.nn.CrossEntropyLoss(),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    x, y = torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])
+    watch = Watch(Access.GRADIENTS, (x, y))
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss(model(x[:1]), y[:1]).backward()
+        norm = float(torch.cat([one.grad.flatten() for one in model.parameters()]).norm())
+        optimizer.step()
+        watch.step(model, loss)
+    assert len(watch.steps) == 1
+    assert watch.steps[0][0] == pytest.approx(norm, rel=1e-5)
+
+
+def test_what_the_crowd_does_counts_less() -> None:
+    crowd = np.eye(4)[[0, 0, 0, 1]]
+    watch = Watch(Access.GRADIENTS, "canaries", "crowd")
+    own = np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0]])
+    watch.gradient(np.ones(4), lambda records: crowd if records == "crowd" else own)
+    assert watch.steps[0] == pytest.approx([0.5**0.5, 1.0], rel=0.01)
+
+
 def test_a_torch_module_is_watched_by_one_line() -> None:
     torch = pytest.importorskip("torch")
 
@@ -238,9 +267,8 @@ def test_opacus_with_a_third_of_the_noise_or_a_clipped_mean_is_refuted(hidden: i
     sigma = pf.sigma(epsilon=1, delta=1e-5, sampling_rate=0.05, rounds=20)
     x, y = strangers.census(2000)
     asked: dict[str, Any] = {"epsilon": 1.0, "access": "gradients"}
-    if not hidden:
-        third = functools.partial(strangers.opacus_loop, noise=sigma / 3, rate=0.05)
-        assert audit_training(third, (x, y), runs=120, **asked).verdict.value == "violated"
+    third = functools.partial(strangers.opacus_loop, hidden=hidden, noise=sigma / 3, rate=0.05)
+    assert audit_training(third, (x, y), runs=60, **asked).verdict.value == "violated"
     mean = functools.partial(strangers.opacus_loop, hidden=hidden, noise=sigma, clip_mean=True, rate=0.05)
     assert audit_training(mean, (x, y), runs=16, **asked).verdict.value == "violated"
 
