@@ -241,7 +241,7 @@ def test_theorem_table_lists_every_claim() -> None:
     assert verdicts["fedfdp.equation-13"] == "fails"
     assert verdicts["fpfl.algorithm-1"] == "fails"
     assert verdicts["mmd.corollary-5.3"] == "fails"
-    assert len(verdicts) == 16
+    assert len(verdicts) == 24
     assert {"id", "claimed_epsilon", "true_epsilon", "verdict", "preconditions", "why"} <= set(rows[0])
 
 
