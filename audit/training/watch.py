@@ -150,6 +150,8 @@ def _torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any)
         return loss(functional_call(plain, {**parameters, **frozen}, (x.unsqueeze(0),)), y.unsqueeze(0))
 
     x, y = (torch.as_tensor(part) for part in records)
+    if x.is_floating_point():  # a file's numbers are double; the module's own precision is what was trained
+        x = x.to(next(iter(values.values())).dtype)
     training = plain.training
     plain.eval()
     try:

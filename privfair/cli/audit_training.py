@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
+from calibrate.errors import InvalidInput, PrivfairError
 from privfair.cli.executors import executor_of, worker_options
-from privfair.cli.output import json_option, print_json
+from privfair.cli.output import json_option, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -95,7 +101,7 @@ def command(
         if named is not None:
             load_named(named)
     data, column = _read(data_path, label, unit, arrays)
-    with executor_of(workers, scheduler) as executor, _progress(folder) as progress:
+    with executor_of(workers, scheduler) as executor, _progress(folder) as progress, _own_mistakes(function):
         report = audit_training(
             function,
             data,
@@ -133,7 +139,7 @@ def _read(path: Path, label: str, unit: str | None, arrays: bool) -> tuple[Any, 
 
     from privfair.data.read import read_table
 
-    frame = pd.DataFrame(dict(read_table(path, ",").columns))
+    frame = pd.DataFrame({name: _numbers_or_text(values) for name, values in read_table(path, ",").columns.items()})
     if not arrays:
         return frame, label
     if unit is not None:
@@ -147,16 +153,37 @@ def _read(path: Path, label: str, unit: str | None, arrays: bool) -> tuple[Any, 
     return (features, frame[label].to_numpy()), None
 
 
+def _numbers_or_text(values: NDArray[Any]) -> NDArray[Any]:
+    """A column as pandas would read it: numbers where every cell is one or is empty."""
+    import pandas as pd
+
+    try:
+        return np.asarray(pd.to_numeric(values))
+    except (ValueError, TypeError):
+        return values
+
+
+@contextmanager
+def _own_mistakes(function: str) -> Iterator[None]:
+    """What the user's function raises is a mistake in it, said with file and line; its words may quote records."""
+    try:
+        yield
+    except Exception as error:
+        module = sys.modules.get(function.partition(":")[0])
+        file = None if module is None else getattr(module, "__file__", None)
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+        if isinstance(error, PrivfairError) or not lines:
+            raise
+        why = f"raises {type(error).__name__} in line {lines[-1]} of {file}"
+        raise InvalidInput("function", function, why, "call it on the data yourself to see more") from error
+
+
 @contextmanager
 def _progress(folder: Path | None) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error; an interrupt says where finished runs are kept."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     try:
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("training runs")
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+        with progress_bar("training runs") as show:
+            yield show
     except KeyboardInterrupt:
         if folder is not None:
             click.echo(f"  stopped; finished runs are kept in {folder}, the same command goes on from them", err=True)

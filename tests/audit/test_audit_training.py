@@ -19,6 +19,7 @@ from audit.training.watch import Access, Watch
 from calibrate.errors import InvalidInput
 from privfair.cli import cli
 from tests.audit import strangers_training as strangers
+from tests.end_to_end.command_line import privfair
 
 CENSUS = strangers.census()
 
@@ -183,6 +184,25 @@ def test_the_command_refutes_and_keeps_its_runs(tmp_path: Path, monkeypatch: pyt
     assert "can't be loaded" in str(missing.exception)
 
 
+def test_a_column_of_numbers_arrives_as_numbers_and_an_own_mistake_is_no_fault_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("data.csv").write_text("a,job,y\n" + "".join(f"{n / 7:.3f},nurse,{n % 2}\n" for n in range(60)))
+    Path("own_mistake.py").write_text(
+        "def train(data):\n"
+        "    assert data['a'].dtype == float and data['y'].dtype == int and data['job'][0] == 'nurse'\n"
+        "    raise ValueError('a secret cell')\n"
+    )
+    asked = ("audit", "training", "own_mistake:train", "--data", "data.csv", "--label", "y", "--runs", 2)
+    done = privfair(*asked, "--canaries", 8)
+    assert done.code == 2
+    assert "raises ValueError in line 3 of " in done.err
+    assert "secret" not in done.err
+
+
 def test_data_of_no_known_kind_are_refused() -> None:
     for data, match in (("text", "pandas table or a pair"), ((CENSUS[0], CENSUS[1][:5]), "one label per record")):
         with pytest.raises(InvalidInput, match=match):
@@ -240,7 +260,7 @@ def test_a_torch_module_is_watched_by_one_line() -> None:
     torch = pytest.importorskip("torch")
 
     def train(data: Any, watch: Any) -> Any:
-        x, y = (torch.as_tensor(part) for part in data)
+        x, y = torch.as_tensor(data[0], dtype=torch.float32), torch.as_tensor(data[1])  # the data are double
         model, loss = torch.nn.Linear(x.shape[1], 2), torch.nn.CrossEntropyLoss()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         for _ in range(5):
@@ -250,8 +270,9 @@ def test_a_torch_module_is_watched_by_one_line() -> None:
             watch.step(model, loss)
         return model
 
+    x, y = strangers.census(300)
     for access in (Access.ITERATES, Access.GRADIENTS):
-        report = audit_training(train, strangers.census(300), epsilon=1.0, access=access, runs=8)
+        report = audit_training(train, (x.astype(np.float64), y), epsilon=1.0, access=access, runs=8)
         assert report.verdict.value == "violated", access
 
 

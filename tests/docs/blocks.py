@@ -1,10 +1,14 @@
 """The code blocks of the documentation, and how to run them as a reader would: in a folder, one after the other.
 
-A block is run unless the line before it says why not:
+A block is run unless a line before it says why not; lines before it say what else is special about it:
 
     <!-- not run: needs a second machine -->      the block is left out
     <!-- exit: 3 -->                              its last command ends with this code
-    <!-- given: signed -->                        the folder is prepared first, by that name in `WORLDS`
+    <!-- given: signed -->                        the folder is prepared first, by that name in `WORLDS`, which may
+                                                  also bring names that the page leaves to the reader
+    <!-- file: my_code.py -->                     the block is also saved under this name
+    <!-- serves: ready -->                        its commands print this and go on; they are stopped after the page
+    <!-- in tests: runs=40 is runs=2 -->          the first text is replaced by the second, to take less time
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.end_to_end.command_line import privfair
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(
-    r"^(?:<!-- (?P<said>[^\n]*?) -->\n)?```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^(?P<said>(?:<!-- [^\n]*? -->\n)*)```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 _COMMAND = re.compile(r"^(?:\$ )?(?:privfair|make|pip|python|npm|docker|git|export) ", re.MULTILINE)
 SHELL = ("sh", "bash", "console")
@@ -32,13 +38,13 @@ SHELL = ("sh", "bash", "console")
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a page: `kind` is what it is written in, `said` the directive before it."""
+    """One block of a page: `kind` is what it is written in, `said` are the directives before it."""
 
     page: Path
     line: int
     kind: str
     body: str
-    said: str
+    said: tuple[tuple[str, str], ...]
 
     @property
     def where(self) -> str:
@@ -46,10 +52,21 @@ class Block:
 
     @property
     def left_out(self) -> bool:
-        return self.said.startswith("not run: ")
+        return self.directive("not run") is not None
 
     def directive(self, name: str) -> str | None:
-        return self.said.removeprefix(f"{name}: ") if self.said.startswith(f"{name}: ") else None
+        return dict(self.said).get(name)
+
+    @property
+    def quick(self) -> Block:
+        """The block as it is tested."""
+        body = self.body
+        for name, value in self.said:
+            if name == "in tests":
+                first, second = value.split(" is ")
+                assert first in body, f"{self.where}: {first!r} is not in the block"
+                body = body.replace(first, second)
+        return replace(self, body=body)
 
 
 def pages() -> list[Path]:
@@ -67,7 +84,8 @@ def blocks(page: Path) -> list[Block]:
             kind = "sh"
         if kind in (*SHELL, "python"):
             line = text.count("\n", 0, match.start("kind")) + 1
-            found.append(Block(page, line, kind, body, match["said"] or ""))
+            said = [re.fullmatch(r"<!-- ([a-z ]+): (.*) -->", one) for one in match["said"].splitlines()]
+            found.append(Block(page, line, kind, body, tuple((one[1], one[2]) for one in said if one is not None)))
     return found
 
 
@@ -79,21 +97,62 @@ def commands(body: str) -> list[str]:
     return [line for line in (one.strip() for one in lines) if line and not line.startswith("#")]
 
 
-def run_page(page: Path, folder: Path, worlds: dict[str, Callable[[Path], None]]) -> None:
+World = Callable[[Path], Mapping[str, object] | None]
+
+
+def run_page(page: Path, folder: Path, worlds: dict[str, World]) -> None:
     """Run the blocks of a page in a folder, in order, with one Python namespace; raises on the first that fails."""
     names: dict[str, object] = {"__name__": "__main__"}
-    with contextlib.chdir(folder):
-        for block in blocks(page):
-            world = block.directive("given")
+    with contextlib.chdir(folder), contextlib.ExitStack() as served:
+        served.callback(_forget, folder, list(sys.path))
+        for block in (one.quick for one in blocks(page)):
+            world, file, awaited = (block.directive(name) for name in ("given", "file", "serves"))
             if world is not None:
                 _empty(folder)
-                worlds[world](folder)
+                names |= worlds[world](folder) or {}
             if block.left_out:
                 continue
+            if file is not None:
+                (folder / file).write_text(block.body, encoding="utf-8")
             if block.kind == "python":
                 _run_python(block, names)
+            elif awaited is not None:
+                for line in commands(block.body):
+                    served.enter_context(_serving(block, shlex.split(line, comments=True), awaited))
             else:
-                _run_shell(block)
+                _run_shell(block, names)
+
+
+@contextlib.contextmanager
+def _serving(block: Block, words: list[str], awaited: str) -> Iterator[None]:
+    """A command that serves until it is stopped; it is ready when a line of its output has the awaited text."""
+    assert words[0] == "privfair", block.where
+    code = "import sys; from privfair.cli import main; main()"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    serving = subprocess.Popen(
+        [sys.executable, "-c", code, *words[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    )
+    try:
+        assert serving.stdout is not None
+        said = ""
+        for line in serving.stdout:
+            said += line.decode()
+            if awaited in said:
+                break
+        assert awaited in said, f"{block.where}: `{shlex.join(words)}` ended: {said}"
+        yield
+        assert serving.poll() is None, f"{block.where}: it did not go on serving"
+    finally:
+        serving.terminate()
+        serving.wait()
+
+
+def _forget(folder: Path, path: list[str]) -> None:
+    """Modules that the page saved here are not those of the next page."""
+    sys.path[:] = path
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
+            del sys.modules[name]
 
 
 def _empty(folder: Path) -> None:
@@ -115,10 +174,11 @@ def _run_python(block: Block, names: dict[str, object]) -> None:
         exec(code, names)  # our own pages, as a reader copies them
 
 
-def _run_shell(block: Block) -> None:
+def _run_shell(block: Block, names: Mapping[str, object]) -> None:
+    """Words that are a name which the world brought, such as ID, stand for its value."""
     wanted, lines = int(block.directive("exit") or 0), commands(block.body)
     for number, line in enumerate(lines):
-        words = shlex.split(line, comments=True)
+        words = [str(names.get(word, word)) if word.isupper() else word for word in shlex.split(line, comments=True)]
         if words[0] == "mkdir":
             os.makedirs(words[-1], exist_ok=True)
             continue

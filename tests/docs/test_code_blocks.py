@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import joblib
+import numpy as np
+import pandas as pd
 import pytest
+from sklearn.linear_model import LogisticRegression
 
-from calibrate.manifest.keys import Role, generate, save
-from tests.docs.blocks import ROOT, blocks, commands, pages, run_page
+from calibrate.manifest.keys import Role, generate, load_private, save
+from calibrate.manifest.trust import read_trust
+from calibrate.manifest.verify import Run, read_unverified, verify
+from privfair.run.prepare import claim_terms
+from privfair.transcript import ValueSpec
+from tests.docs.blocks import ROOT, World, blocks, commands, pages, run_page
 from tests.privfair.small_runs import GAUSSIAN, Desk
 
 RUN_AS_COPIED = (
+    "audit-attribute.md",
+    "audit-membership.md",
     "audit-probes.md",
+    "audit-training.md",
     "audit.md",
     "data.md",
     "explanation/accounting.md",
     "explanation/printed-epsilon.md",
     "how-to/python.md",
+    "integrations.md",
+    "ledger.md",
     "manifest.md",
     "models.md",
     "reference/exit-codes.md",
@@ -44,11 +58,13 @@ def _keys(folder: Path) -> None:
     Desk.at(folder, GAUSSIAN.format(rate=0.2, rounds=5, more=""))
 
 
-def _signed(folder: Path) -> None:
+def _signed(folder: Path) -> dict[str, object]:
     """The same, with a signed budget, and an earlier one."""
     desk = Desk.at(folder, GAUSSIAN.format(rate=0.2, rounds=5, more=""))
-    desk.budget()
+    document = read_unverified(desk.budget().read_bytes()).document
     desk.budget("last.json")
+    key = load_private(desk.key).key_id
+    return {"plan_digest": document.config_digest, "data_binding": document.data, "ID": key}
 
 
 def _trained(folder: Path) -> None:
@@ -58,14 +74,100 @@ def _trained(folder: Path) -> None:
     save(generate(), Role.AUDITOR, folder / "another.pem")
 
 
-WORLDS = {"files": _files, "keys": _keys, "signed": _signed, "trained": _trained}
+def _claim(folder: Path) -> dict[str, object]:
+    """The signed budget as terms of a claim, and what a party would publish under it."""
+    names = _signed(folder)
+    run = Run(str(names["plan_digest"]), read_unverified((folder / "budget.json").read_bytes()).document.data)
+    trust = read_trust((folder / "trust.json").read_bytes())
+    verified = verify((folder / "budget.json").read_bytes(), trust, run)
+    return {
+        "run": folder,
+        "terms": claim_terms(verified),
+        "noise": SimpleNamespace(label="operating-system"),
+        "parties": ("north",),
+        "values": (ValueSpec("value_1", (3,)),),
+        "party": "north",
+        "name": "value_1",
+        "noisy": np.zeros(3),
+    }
+
+
+def _table(random: np.random.Generator, rows: int = 60) -> list[str]:
+    x = random.normal(size=(rows, 3))
+    sex = random.integers(2, size=rows)
+    outcome = (x[:, 0] + random.normal(size=rows) > 0).astype(int)
+    lines = (f"{a:.4f},{b:.4f},{c:.4f},{s},{o}" for (a, b, c), s, o in zip(x, sex, outcome, strict=True))
+    return ["a,b,c,sex,outcome", *lines]
+
+
+def _model(folder: Path) -> None:
+    """A model that somebody fitted, its training records and others; and a run."""
+    _trained(folder)
+    random = np.random.default_rng(0)
+    tables = [_table(random), _table(random)]
+    for name, table in zip(("members", "others"), tables, strict=True):
+        (folder / f"{name}.csv").write_text("\n".join(table) + "\n", encoding="utf-8")
+    records = np.loadtxt(tables[0][1:], delimiter=",")
+    frame = pd.DataFrame(records[:, :4], columns=["a", "b", "c", "sex"])
+    joblib.dump(LogisticRegression().fit(frame, records[:, 4].astype(int)), folder / "model.joblib")
+
+
+_MY_CODE = """
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+
+def train(data):
+    x = data.drop(columns="income")
+    return LogisticRegression().fit(x, data["income"])
+
+def train_watched(data, watch):
+    x, y = data
+    weights = np.zeros(x.shape[1])
+    def gradients_of(records):
+        x, y = records
+        found = x * (1 / (1 + np.exp(-x @ weights)) - y)[:, None]
+        return found / np.maximum(1, np.linalg.norm(found, axis=1, keepdims=True))
+    for _ in range(3):
+        noisy = gradients_of((x, y)).sum(axis=0) + np.random.default_rng().normal(size=len(weights))
+        watch.gradient(noisy, gradients_of)
+        weights = weights - noisy / len(x)
+    return weights
+"""
+
+
+def _training(folder: Path) -> None:
+    """A training function of somebody's, and a table."""
+    (folder / "my_code.py").write_text(_MY_CODE, encoding="utf-8")
+    table = "\n".join(_table(np.random.default_rng(0), 200)).replace("outcome", "income")
+    (folder / "table.csv").write_text(table + "\n", encoding="utf-8")
+
+
+def _opacus(folder: Path) -> dict[str, object]:
+    """A module, data and a budget for a loop with Opacus."""
+    pytest.importorskip("opacus", reason="opacus is not installed (pip install 'privfair[opacus]')")
+    import torch
+
+    import privfair as pf
+
+    model = torch.nn.Linear(3, 2)
+    pf.Ledger.create(folder / "ledger.db").close()
+    budget = pf.budget(4.0, 1e-5, units=100, rounds=4, sampling_rate=0.2, shapes={"gradient": (8,)}).sign(generate())
+    (folder / "budget.json").write_bytes(budget.envelope)
+    (folder / "trust.json").write_bytes(budget.own_trust().to_bytes())
+    data = torch.utils.data.TensorDataset(torch.randn(100, 3), torch.arange(100) % 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {"model": model, "data": data, "optimizer": optimizer, "epochs": 2, "loss": torch.nn.CrossEntropyLoss()}
+
+
+_PREPARED: tuple[World, ...] = (_files, _keys, _signed, _trained, _claim, _model, _training, _opacus)
+WORLDS = {getattr(world, "__name__", "").removeprefix("_"): world for world in _PREPARED}
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_is_runnable_or_says_why_not(page: Path) -> None:
     for block in blocks(page):
         if block.left_out:
-            assert len(block.said) > len("not run: ") + 5, f"{block.where}: give the reason"
+            assert len(block.directive("not run") or "") > 5, f"{block.where}: give the reason"
         elif block.kind == "python":
             if ">>> " not in block.body:
                 compile(block.body, block.where, "exec")
