@@ -9,8 +9,15 @@ ENGINE ?= one-process
 
 .PHONY: demo test test-full flower soak bench lint docs package clean
 
+# ENGINE=flower runs in the environment that has Flower.
+ifeq ($(ENGINE),flower)
+demo: $(VENV)-flower/.done
+	PYTHONPATH=$(CURDIR) $(VENV)-flower/bin/python -c "from privfair.cli import main; main()" \
+	  demo --algorithm $(ALGORITHM) --engine flower --out demo
+else
 demo: $(VENV)/.with-demo
 	$(BIN)/privfair demo --algorithm $(ALGORITHM) --engine $(ENGINE) --out demo
+endif
 
 test: $(VENV)/.with-test
 	$(PYTEST) -n 2

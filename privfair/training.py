@@ -252,16 +252,19 @@ def train_with_guards(
     test_files: Sequence[Path] = (),
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
+    steps_per_message: int = 1,
 ) -> TrainingResult:
     """Train a signed plan with the guards that a TOML file names; the arguments are the flags of `privfair train`.
 
     `test_files` are public records in the format of the plan's schema, to measure the model on; without any, nothing is
-    measured.
+    measured. `steps_per_message`: see `privfair.run.federated.train_over`.
     """
     places = read_guards(Path(guards))
     transport = SocketTransport(places.sockets, places.deadline)
     try:
-        return train_over_transport(transport, signed, out, test_files, resume, progress)
+        return train_over_transport(
+            transport, signed, out, test_files, resume, progress, steps_per_message=steps_per_message
+        )
     finally:
         transport.close()
 
@@ -274,12 +277,20 @@ def train_over_transport(
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
     engine: str = "guards",
+    steps_per_message: int = 1,
 ) -> TrainingResult:
     """Train a signed plan with the guards behind a transport; `engine` is its name, for run.json and the report."""
     folder = Path(out)
     with _measuring(signed, tuple(test_files), folder) as measure:
         summary = train_over(
-            transport, signed, folder, resume=resume, engine=engine, measure=measure, progress=progress
+            transport,
+            signed,
+            folder,
+            resume=resume,
+            engine=engine,
+            measure=measure,
+            progress=progress,
+            steps_per_message=steps_per_message,
         )
     return TrainingResult(folder, summary)
 

@@ -18,36 +18,39 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
+    sys.path.insert(0, str(HERE))
+    from sweep import add_flags
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--seeds", type=int, help="fewer seeds than the experiment's own, for a quick look")
     parser.add_argument("--afresh", action="store_true", help="forget the rows in comparison.json")
+    add_flags(parser)
     parser.add_argument("--again", action="store_true", help="only write the page, from comparison.json")
     chosen = parser.parse_args()
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(threads, "1")  # before numpy is loaded
-    sys.path.insert(0, str(HERE))
     chosen.out.mkdir(parents=True, exist_ok=True)
     results = chosen.out / "comparison.json"
     if chosen.afresh:
         results.unlink(missing_ok=True)
     if not chosen.again:
-        _run(results, chosen.seeds)
+        _run(results, chosen)
     _write(results, chosen.out)
 
 
-def _run(results: Path, seeds: int | None) -> None:
-    """Seed by seed; each row is on disk before the next run begins."""
+def _run(results: Path, chosen: argparse.Namespace) -> None:
+    """Seed by seed; rows are written as they come, so that an interrupted run loses none."""
     from comparison_plans import EPSILONS, SEEDS, SETTINGS
     from comparison_training import Job, jobs_of, run_job
+    from sweep import results as results_of
 
     rows = _rows(results)
     done = {Job(row.data, row.method, row.epsilon, row.seed) for row in rows}
-    jobs = [job for seed in SEEDS[:seeds] for s in SETTINGS for job in jobs_of(s, EPSILONS, (seed,))]
-    for number, job in enumerate(jobs, start=1):
-        if job in done:
-            continue
-        rows.append(run_job(job))
+    jobs = [job for seed in SEEDS[: chosen.seeds] for s in SETTINGS for job in jobs_of(s, EPSILONS, (seed,))]
+    missing = [job for job in jobs if job not in done]
+    for number, row in enumerate(results_of(chosen, run_job, missing), start=1 + len(jobs) - len(missing)):
+        rows.append(row)
         lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
         results.write_text(f"[\n{lines}\n]\n", "utf-8")
         print(f"{number}/{len(jobs)} {rows[-1]}", file=sys.stderr, flush=True)

@@ -15,34 +15,38 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
+    sys.path.insert(0, str(HERE))
+    from sweep import add_flags
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, help="fewer seeds than the experiment's own, for a quick look")
     parser.add_argument("--out", type=Path, default=HERE)
+    add_flags(parser)
     parser.add_argument("--again", action="store_true", help="only write page and figures, from mmd.json")
     chosen = parser.parse_args()
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(threads, "1")  # before numpy is loaded
-    sys.path.insert(0, str(HERE))
     chosen.out.mkdir(parents=True, exist_ok=True)
     results = chosen.out / "mmd.json"
     if not chosen.again:
-        _run(chosen.seeds, results)
+        _run(chosen, results)
     _write(results, chosen.out)
 
 
-def _run(seeds: int | None, results: Path) -> None:
+def _run(chosen: argparse.Namespace, results: Path) -> None:
     """Seed by seed; what stands in the file already is not trained again, so an interrupted run goes on."""
     from mmd_cells import jobs_of, run_job
     from mmd_settings import SYNTHETIC_SEEDS
     from mmd_training import Row
     from seed_intervals import load_rows, save_rows
+    from sweep import results as results_of
 
     rows = load_rows(Row, results) if results.exists() else []
-    for seed in range(seeds or SYNTHETIC_SEEDS):
-        for job in jobs_of(seed):
-            if not job.is_in(rows):
-                rows.append(run_job(job))
-                print(rows[-1], file=sys.stderr, flush=True)
+    for seed in range(chosen.seeds or SYNTHETIC_SEEDS):
+        missing = [job for job in jobs_of(seed) if not job.is_in(rows)]
+        for row in results_of(chosen, run_job, missing):
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
         save_rows(rows, results)
 
 

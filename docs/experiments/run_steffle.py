@@ -11,9 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,11 @@ _RESULTS, _ABLATION = "steffle.json", "steffle-ablation.json"
 
 
 def main() -> None:
+    sys.path.insert(0, str(HERE))
+    from sweep import add_flags
+
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
+    add_flags(parser, workers=min(2, os.cpu_count() or 1))
     parser.add_argument("--splits", type=int, help="fewer splits than the experiment's own, for a quick look")
     parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--again", action="store_true", help="only write page and figures, from steffle*.json")
@@ -31,15 +32,13 @@ def main() -> None:
     chosen = parser.parse_args()
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(threads, "1")  # before numpy is loaded; the processes share the cores
-    sys.path.insert(0, str(HERE))
     chosen.out.mkdir(parents=True, exist_ok=True)
     if not chosen.again:
-        with ProcessPoolExecutor(chosen.processes, mp_context=get_context("spawn")) as pool:
-            _run(pool, chosen)
+        _run(chosen)
     _write(chosen.out)
 
 
-def _run(pool: ProcessPoolExecutor, chosen: argparse.Namespace) -> None:
+def _run(chosen: argparse.Namespace) -> None:
     from steffle_ablation import SPLITS, run_ablation
     from steffle_settings import SETTINGS
     from steffle_split import Job, Row, run_job
@@ -54,15 +53,17 @@ def _run(pool: ProcessPoolExecutor, chosen: argparse.Namespace) -> None:
     place = chosen.out / _RESULTS
     names = {setting.name for setting in wanted}
     kept = [row for row in _load(place, Row) if row.setting not in names] if chosen.setting else []
-    _save(kept + _collected(pool, run_job, jobs), place)
+    _save(kept + _collected(chosen, run_job, jobs), place)
     if chosen.setting is None:
         splits = SPLITS[: chosen.splits]
-        _save(_collected(pool, run_ablation, splits), chosen.out / _ABLATION)
+        _save(_collected(chosen, run_ablation, splits), chosen.out / _ABLATION)
 
 
-def _collected(pool: ProcessPoolExecutor, work: Callable[[Any], list[Any]], jobs: Sequence[Any]) -> list[Any]:
+def _collected(chosen: argparse.Namespace, work: Callable[[Any], list[Any]], jobs: Sequence[Any]) -> list[Any]:
+    from sweep import results
+
     rows: list[Any] = []
-    for number, found in enumerate(pool.map(work, jobs), start=1):
+    for number, found in enumerate(results(chosen, work, jobs), start=1):
         rows += found
         print(f"{number}/{len(jobs)} {jobs[number - 1]}", file=sys.stderr, flush=True)
     return rows

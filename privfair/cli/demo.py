@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,7 @@ AS_PRINTED = "# SteFFLe with the settings and the noise of its paper.\n" + _STEF
 
 ONE_PROCESS = "one-process"
 SITES = ("north", "south", "west")
+FLOWER_ROUNDS = 20
 
 RERUNS = {name: 1 if name == "steffle" else 2 for name in PLANS}
 """Effort of each demo's audit: a rerun of SteFFLe has 22,500 coins already and takes the longest."""
@@ -297,6 +299,9 @@ class Demo:
 
     def _at_sites(self, plan: str) -> str:
         """The plan with silos in place of the benchmark, whose records are dealt out to the sites' files."""
+        if self._engine == "flower":
+            self.pipeline.tell(f"shortened   to {FLOWER_ROUNDS} rounds: Flower starts a process for every message")
+            plan = re.sub(r"(?m)^rounds = \d+$", f"rounds = {FLOWER_ROUNDS}", plan)
         sizes = _write_sites(plan, self.pipeline.folder)
         table = "".join(f"{name} = {size}\n" for name, size in sizes.items())
         return plan.replace(_DATA, f'\n[data]\nschema = "schema.toml"\n\n[data.silos]\n{table}')

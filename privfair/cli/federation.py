@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from privfair.cli.keys import trust_options
-from privfair.cli.output import json_option, print_json, print_rich
+from privfair.cli.output import json_option, print_json, print_rich, steps_option
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -47,6 +47,7 @@ def command() -> None:
 @click.option("--folder", type=_FOLDER, required=True, help="Folder for what each party keeps; made if need be.")
 @click.option("--test-file", "test_files", type=_PATH, multiple=True, help="A file of public records to measure on.")
 @click.option("--out", type=_FOLDER, required=True, help="Folder for the coordinator's run.")
+@steps_option
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 @json_option
 def run(
@@ -60,6 +61,7 @@ def run(
     folder: Path,
     test_files: tuple[Path, ...],
     out: Path,
+    steps_per_message: int,
     resume: bool,
     as_json: bool,
 ) -> None:
@@ -82,7 +84,7 @@ def run(
     data: dict[str, tuple[str, ...]] = {}
     for party, file in _named("--data", files):
         data[party] = (*data.get(party, ()), file)
-    trial = Trial(plan, manifest, trust_path, root, data, folder, dict(_named("--ledger", ledgers)))
+    trial = Trial(plan, manifest, trust_path, root, data, folder, dict(_named("--ledger", ledgers)), steps_per_message)
     with start_guards(trial) as sockets:
         click.echo(f"{len(sockets)} guards answer", err=True)
         if engine == "guards":

@@ -205,6 +205,14 @@ threads_option = click.option(
 )
 """Read again by `privfair.cli.main`, before anything that computes is loaded."""
 
+steps_option = click.option(
+    "--steps-per-message",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of steps that a guard answers at once, for slow engines; more than 1 needs a run with one party.",
+)
+
 threshold_options = options(
     click.option(
         "--threshold",

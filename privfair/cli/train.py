@@ -19,6 +19,7 @@ from privfair.cli.output import (
     progress_bar,
     read_bytes,
     show_values_option,
+    steps_option,
     table_lines,
     threads_option,
     threshold_options,
@@ -123,6 +124,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
     multiple=True,
     help="With --guards: a file of public records to measure the model on; may be given several times.",
 )
+@steps_option
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the run.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
 @threshold_options
@@ -140,6 +142,7 @@ def command(
     anchor: Path | None,
     guards_path: Path | None,
     test_files: tuple[Path, ...],
+    steps_per_message: int,
     out: Path,
     resume: bool,
     threshold: float | None,
@@ -163,8 +166,10 @@ def command(
 
     rule = ThresholdRule(threshold, target_gap, target_rate)
     if guards_path is None:
-        if ledger is None or test_files:
-            raise click.UsageError("--ledger is needed, and --test-file is not known, unless --guards is given")
+        if ledger is None or test_files or steps_per_message > 1:
+            raise click.UsageError(
+                "--ledger is needed, and neither --test-file nor --steps-per-message is known, unless --guards is given"
+            )
     elif ledger is not None or anchor is not None:
         raise click.UsageError("with --guards the ledgers are the guards' own; drop --ledger and --anchor")
     elif rule != ThresholdRule():
@@ -187,7 +192,7 @@ def command(
                 assert ledger is not None
                 result = execute(prepared, out, ledger, anchor, resume, show, trust, rule)
             else:
-                result = train_with_guards(signed, guards_path, out, test_files, resume, show)
+                result = train_with_guards(signed, guards_path, out, test_files, resume, show, steps_per_message)
     except KeyboardInterrupt:
         click.echo(f"privfair: interrupted; the run in {out} goes on with the same command and --resume", err=True)
         sys.exit(130)

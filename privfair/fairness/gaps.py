@@ -73,6 +73,16 @@ class Confusion:
         return np.diagonal(self.counts, axis1=1, axis2=2)
 
     @cached_property
+    def selected(self) -> AnyFloats:
+        """See `selection_rates`."""
+        return _ratio(self.answered, self.of_group[:, np.newaxis])
+
+    @cached_property
+    def right(self) -> AnyFloats:
+        """See `accuracies`."""
+        return _ratio(self.correct.sum(axis=1), self.of_group)
+
+    @cached_property
     def found(self) -> AnyFloats:
         """See `true_positive_rates`."""
         return _ratio(self.correct, self.of_class)
@@ -174,12 +184,12 @@ PAIRWISE = Measure()
 
 def selection_rates(confusion: Confusion) -> AnyFloats:
     """P(prediction = p | group): one row per group, one column per class; NaN where a group is empty."""
-    return _ratio(confusion.answered, confusion.of_group[:, np.newaxis])
+    return confusion.selected
 
 
 def accuracies(confusion: Confusion) -> AnyFloats:
     """P(prediction = class | group)."""
-    return _ratio(confusion.correct.sum(axis=1), confusion.of_group)
+    return confusion.right
 
 
 def true_positive_rates(confusion: Confusion) -> AnyFloats:
@@ -246,9 +256,10 @@ def _gap(confusion: Confusion, rates: Callable[[Confusion], AnyFloats], measure:
     return Gap(float(np.abs(np.array(rows) - rates(everyone)).max()), left_out=names)
 
 
-def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> AnyFloats:
-    result = np.full(np.broadcast_shapes(part.shape, whole.shape), np.nan)
-    np.divide(part, whole, out=result, where=whole > 0)
+def _ratio(part: Integers, whole: Integers) -> AnyFloats:
+    """Of counts: where there is nothing, there is no part of it, and the ratio is NaN."""
+    with np.errstate(invalid="ignore"):
+        result: AnyFloats = part / whole
     result.setflags(write=False)
     return result
 

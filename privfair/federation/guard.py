@@ -25,8 +25,16 @@ from privfair.contribution import Published
 from privfair.data.training_data import site_files
 from privfair.durable import replace_file
 from privfair.federation.coordinator import Position
-from privfair.federation.local_party import LocalParties, StateReader, digest_of_values
-from privfair.federation.party import Greeting, PublicState, Receipt, RoundsSpent, StepRefused
+from privfair.federation.local_party import LocalParties, StateReader
+from privfair.federation.party import (
+    Greeting,
+    PublicState,
+    Receipt,
+    RoundsSpent,
+    StepRefused,
+    digest_of_values,
+    state_digest,
+)
 from privfair.federation.policy import ANYTHING, Policy, PolicyRefused
 from privfair.federation.sockets import SocketServer
 from privfair.federation.step_log import StepLog, values_of_step
@@ -38,6 +46,7 @@ from privfair.federation.wire import (
     decode,
     greeting_message,
     published,
+    published_steps,
     read_values,
     receipt_message,
     refusal,
@@ -213,6 +222,31 @@ class Guard:
         self._make_durable()
         return values
 
+    def advance(self, step: int, state: PublicState, steps: int) -> list[tuple[str, Mapping[str, Published]]]:
+        """So many steps from this one on, each as if it were asked for alone: its state's digest, and its values.
+
+        Only for the party of a run that has no other: then each next state follows from what this one published. What
+        stops it after the first step ends the answer there, and is told when the next step is asked for.
+        """
+        if len(self._run.manifest.document.data.silos) != 1:
+            raise StepRefused("several steps are answered at once only where this party is the only one")
+        algorithm = self._run.algorithm
+        found: list[tuple[str, Mapping[str, Published]]] = []
+        for number in range(step, step + steps):
+            try:
+                values = self.contribute(number, state)
+                if algorithm.replies:
+                    values = self.reply(number, {self.party: values})
+            except PrivfairError as refused:
+                if not found:
+                    raise
+                self._log.warning("stopped before step %s: %s: %s", number, type(refused).__name__, refused)
+                break
+            found.append((state_digest(state), values))
+            following = algorithm.update(algorithm.restore(state), {self.party: values})
+            state = algorithm.checkpoint(following)
+        return found
+
     def finish(self) -> Receipt:
         """See `Party.finish`; the receipt is signed if the silo has a key."""
         if self._local is not None:
@@ -252,6 +286,8 @@ class Guard:
         match message.kind:
             case Kind.HELLO:
                 return greeting_message(self.hello())
+            case Kind.CONTRIBUTE if "steps" in message.fields:
+                return published_steps(self.advance(message.whole("step"), message.arrays, message.whole("steps")))
             case Kind.CONTRIBUTE:
                 return published(self.contribute(message.whole("step"), message.arrays))
             case Kind.REPLY:

@@ -9,14 +9,12 @@ the contribution groups rows by `SiloTensors.unit_of_row`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, TypeVar, assert_never, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +42,16 @@ from privfair.batches.randomness import Indexes, WordSource
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import Position
-from privfair.federation.party import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent, StepRefused
+from privfair.federation.party import (
+    Greeting,
+    PublicFacts,
+    PublicState,
+    Receipt,
+    RoundsSpent,
+    StepRefused,
+    digest_of_values,
+    state_digest,
+)
 from privfair.gate import Gate, open_gate
 from privfair.ledger import DEFAULT_BLOCK, Claim
 from privfair.transcript import ValueSpec
@@ -501,20 +508,3 @@ def _promises_nothing(document: BudgetDocument) -> bool:
             return False
         case _:
             assert_never(document.guarantee)
-
-
-def state_digest(arrays: PublicState) -> str:
-    """SHA-256 over names, shapes and numbers, whatever their order."""
-    hasher = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        hasher.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        hasher.update(array.tobytes())
-    return hasher.hexdigest()
-
-
-def digest_of_values(received: Received) -> str:
-    """SHA-256 over all published values of a step, with their rounds."""
-    return state_digest(
-        {f"{v.round} {party} {name}": v.values for party, values in received.items() for name, v in values.items()}
-    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from pydantic import JsonValue
 
 from calibrate.arrays import Floats
@@ -102,3 +104,20 @@ class Party(Protocol):
     def finish(self) -> Receipt:
         """End the run on this side; nothing is published after it."""
         ...
+
+
+def state_digest(arrays: PublicState) -> str:
+    """SHA-256 over names, shapes and numbers, whatever their order."""
+    hasher = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        hasher.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        hasher.update(array.tobytes())
+    return hasher.hexdigest()
+
+
+def digest_of_values(received: Received) -> str:
+    """SHA-256 over all published values of a step, with their rounds."""
+    return state_digest(
+        {f"{v.round} {party} {name}": v.values for party, values in received.items() for name, v in values.items()}
+    )

@@ -17,7 +17,7 @@ from calibrate.errors import InvalidInput, Refused, positive
 from calibrate.manifest.document import BudgetDocument
 from privfair.algorithms.algorithm import Received
 from privfair.contribution import Published
-from privfair.federation.party import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent
+from privfair.federation.party import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent, state_digest
 from privfair.federation.sockets import GuardUnreachable
 from privfair.federation.wire import (
     Code,
@@ -32,6 +32,7 @@ from privfair.federation.wire import (
     decode,
     read_greeting,
     read_receipt,
+    read_steps,
     read_values,
 )
 from privfair.plan.file import read_section
@@ -100,10 +101,27 @@ def read_guards(path: Path) -> Guards:
 class RemoteParties:
     """All parties of a run behind one transport; see `Parties`."""
 
-    def __init__(self, run: str, parties: tuple[str, ...], transport: Transport) -> None:
+    def __init__(
+        self, run: str, parties: tuple[str, ...], transport: Transport, steps_per_message: int = 1, updates: int = 0
+    ) -> None:
+        """`steps_per_message` are asked for at once, as far as the `updates` of the run reach: of one party alone."""
+        if steps_per_message > 1 and len(parties) > 1:
+            raise InvalidInput(
+                "--steps-per-message",
+                steps_per_message,
+                f"needs a run of one party, and this one has {len(parties)}: the state of a step follows from what all "
+                "of them published in the step before",
+                "leave it out, or put more work into a step (local-steps, larger batches)",
+            )
         self._run = run
         self._parties = parties
         self._transport = transport
+        self._steps_per_message = steps_per_message
+        self._updates = updates
+        self._ahead: dict[int, tuple[str, Received]] = {}
+        """Steps that were answered before their turn: the digest of the state they are for, and all their values."""
+        self._whole = -1
+        """The last step that was taken from there; it needs no reply."""
         self._shapes: Mapping[str, tuple[int, ...]] = {}
         self._state: PublicState = {}
 
@@ -126,10 +144,24 @@ class RemoteParties:
     def contribute(self, step: int, state: PublicState) -> Received:
         """See `Parties.contribute`."""
         self._state = state
-        return self._values(ask_contribution(self._run, step, state))
+        steps = min(self._steps_per_message, self._updates - step)
+        if step not in self._ahead and steps <= 1:
+            return self._values(ask_contribution(self._run, step, state))
+        if step not in self._ahead:
+            self._ahead = self._several(step, ask_contribution(self._run, step, state, steps))
+        digest, received = self._ahead.pop(step)
+        if digest != state_digest(state):
+            raise Refused(
+                f"step {step} was answered for another state than this coordinator has; run the same version of "
+                "privfair on both sides, or leave out --steps-per-message"
+            )
+        self._whole = step
+        return received
 
     def reply(self, step: int, received: Received) -> Received:
         """See `Parties.reply`; a guard that was started again in between is asked for its contribution once more."""
+        if step == self._whole:
+            return received
         question = ask_reply(self._run, step, received)
         try:
             return self._values(question)
@@ -149,14 +181,19 @@ class RemoteParties:
         return tuple(found.values())
 
     def _values(self, question: bytes) -> Received:
-        received: dict[str, Mapping[str, Published]] = {}
-        for name, answer in self._ask(question, Kind.PUBLISHED).items():
-            found = read_values(answer)
-            values = found.get(name, {})
-            if found.keys() - {name} or any(self._shapes.get(key) != one.values.shape for key, one in values.items()):
-                raise WireRefused(Code.MALFORMED, f"{name!r} sent what is not its own, or of another shape")
-            received[name] = values
-        return received
+        answers = self._ask(question, Kind.PUBLISHED)
+        return {name: self._own(name, read_values(answer)) for name, answer in answers.items()}
+
+    def _several(self, step: int, question: bytes) -> dict[int, tuple[str, Received]]:
+        (name,) = self._parties
+        found = read_steps(self._ask(question, Kind.PUBLISHED)[name])
+        return {step + n: (digest, {name: self._own(name, values)}) for n, (digest, values) in enumerate(found)}
+
+    def _own(self, name: str, found: Received) -> Mapping[str, Published]:
+        values = found.get(name, {})
+        if found.keys() - {name} or any(self._shapes.get(key) != one.values.shape for key, one in values.items()):
+            raise WireRefused(Code.MALFORMED, f"{name!r} sent what is not its own, or of another shape")
+        return values
 
     def _ask(self, question: bytes, kind: Kind) -> dict[str, Message]:
         answers = self._transport(dict.fromkeys(self._parties, question))

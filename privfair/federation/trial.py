@@ -54,6 +54,7 @@ root = ""
 out = ""
 test-files = "[]"
 deadline = 900.0
+steps-per-message = 1
 resume = false
 """
 
@@ -80,6 +81,7 @@ class Trial:
     data: Mapping[str, tuple[str, ...]]
     folder: Path
     ledgers: Mapping[str, str]
+    steps_per_message: int = 1
 
     def ledger(self, party: str) -> str:
         """The ledger of a party; one in its folder is made if there is none."""
@@ -124,7 +126,8 @@ def train_over_sockets(
     signed = read_signed_plan(trial.plan, trial.manifest.read_bytes(), TrustInForce(trial.trust, trial.root).file)
     transport = SocketTransport(sockets)
     try:
-        train_over_transport(transport, signed, out, test_files, resume)
+        steps = trial.steps_per_message
+        train_over_transport(transport, signed, out, test_files, resume, steps_per_message=steps)
     finally:
         transport.close()
 
@@ -163,15 +166,20 @@ def run_flower_app(address: str, trial: Trial, out: Path, test_files: Sequence[P
     }
     with tempfile.TemporaryDirectory(prefix="pf-app-") as made:
         write_app(Path(made) / "app")
-        submit_app(address, Path(made) / "app", settings, resume, logs)
+        numbers = {"steps-per-message": str(trial.steps_per_message), "resume": "true" if resume else "false"}
+        submit_app(address, Path(made) / "app", settings, numbers, logs)
     if not (out / "receipts.json").exists():
         raise TrialStopped(f"the run over Flower did not end well; flwr-run.log and superlink.log in {logs} say why")
 
 
-def submit_app(address: str, app: Path, settings: Mapping[str, str], resume: bool, logs: Path) -> None:
-    """`flwr run` of an app folder at the SuperLink of `address`, until it ends; what it prints goes into `logs`."""
-    config = " ".join(f"{name}='{value}'" for name, value in settings.items())
-    config += f" resume={'true' if resume else 'false'}"
+def submit_app(address: str, app: Path, settings: Mapping[str, str], numbers: Mapping[str, str], logs: Path) -> None:
+    """`flwr run` of an app folder at the SuperLink of `address`, until it ends; what it prints goes into `logs`.
+
+    `settings` are texts of the app's configuration, `numbers` are what TOML writes without quotes.
+    """
+    config = " ".join(
+        [f"{name}='{value}'" for name, value in settings.items()] + [f"{k}={v}" for k, v in numbers.items()]
+    )
     with tempfile.TemporaryDirectory(prefix="pf-home-") as made, (logs / "flwr-run.log").open("ab") as log:
         home = Path(made) / "home"
         environment = _environment(home)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
@@ -186,8 +186,10 @@ def ask_hello(run: str) -> bytes:
     return encode(Message(Kind.HELLO, {"run": run}))
 
 
-def ask_contribution(run: str, step: int, state: PublicState) -> bytes:
-    return encode(Message(Kind.CONTRIBUTE, {"run": run, "step": step}, state))
+def ask_contribution(run: str, step: int, state: PublicState, steps: int = 1) -> bytes:
+    """What do you contribute to this step, or to so many from it on? Several only where there is one party."""
+    several: dict[str, Json] = {} if steps == 1 else {"steps": steps}
+    return encode(Message(Kind.CONTRIBUTE, {"run": run, "step": step, **several}, state))
 
 
 def ask_reply(run: str, step: int, received: Received) -> bytes:
@@ -204,6 +206,31 @@ def ask_finish(run: str) -> bytes:
 def published(values: Mapping[str, Published]) -> bytes:
     """The answer to a contribution or a reply; the same bytes for the same values, in whatever order they come."""
     return encode(Message(Kind.PUBLISHED, *_listed(values[name] for name in sorted(values))))
+
+
+def published_steps(steps: Sequence[tuple[str, Mapping[str, Published]]]) -> bytes:
+    """The answer to a question for several steps: each one's values, and the digest of the state they are for."""
+    fields, arrays = _listed(values[name] for _, values in steps for name in sorted(values))
+    lengths: list[Json] = [len(values) for _, values in steps]
+    return encode(Message(Kind.PUBLISHED, {**fields, "lengths": lengths, "states": [one for one, _ in steps]}, arrays))
+
+
+def read_steps(message: Message) -> list[tuple[str, Received]]:
+    """What `published_steps` wrote: for each step the digest of its state, and its values by party and name."""
+    lengths, states, of = (message.fields.get(name) for name in ("lengths", "states", "of"))
+    if not (isinstance(lengths, list) and isinstance(states, list) and isinstance(of, list)):
+        raise WireRefused(Code.MALFORMED, "it does not say which values belong to which step")
+    whole = [one for one in lengths if type(one) is int and one > 0]
+    if not whole or len(whole) != len(lengths) or len(states) != len(lengths) or sum(whole) != len(of):
+        raise WireRefused(Code.MALFORMED, "its steps are not as long as it says")
+    found, start = [], 0
+    for length, state in zip(whole, states, strict=True):
+        places = range(start, start + length)
+        arrays = {str(n): message.arrays[str(place)] for n, place in enumerate(places) if str(place) in message.arrays}
+        part = Message(message.kind, {"of": of[start : start + length]}, arrays)
+        found.append((str(state), read_values(part)))
+        start += length
+    return found
 
 
 def refusal(error: str, code: Code) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from calibrate.errors import Refused
+from calibrate.errors import Refused, count
 from privfair.durable import replace_file
 from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.party import Receipt
@@ -38,6 +38,7 @@ class FederatedRun:
         engine: str = "guards",
         measure: Measure | None = None,
         progress: Callable[[Progress], None] | None = None,
+        steps_per_message: int = 1,
     ) -> None:
         self._signed = signed
         self._folder = folder
@@ -45,13 +46,15 @@ class FederatedRun:
         self._measure = measure
         self._progress = progress
         parties = tuple(silo.name for silo in signed.document.data.silos)
-        self._parties = RemoteParties(signed.manifest.digest, parties, transport)
+        self._updates = signed.plan.updates(signed.document.rounds)
+        self._parties = RemoteParties(
+            signed.manifest.digest, parties, transport, count("--steps-per-message", steps_per_message), self._updates
+        )
         greetings = self._parties.hello()
         self._ledgers = {name: greeting.ledger for name, greeting in greetings.items()}
         self._facts = agreed_facts(greetings, signed.document)
         self._model, self._algorithm = signed.build(self._facts)
         self._parties.expect({name: tuple(shape) for name, shape in self._algorithm.shapes().items()})
-        self._updates = signed.plan.updates(signed.document.rounds)
         self._block = signed.plan.block(signed.document.rounds)
         self._metrics: dict[str, Any] | None = None
         self.step = 0
@@ -149,8 +152,12 @@ def train_over(
     engine: str = "guards",
     measure: Measure | None = None,
     progress: Callable[[Progress], None] | None = None,
+    steps_per_message: int = 1,
 ) -> dict[str, Any]:
     """Train a signed plan with the parties behind a transport, and leave the coordinator's run folder in `out`.
+
+    `steps_per_message` asks a run's only party for several steps at once, for engines that are slow per message; the
+    values are the same. With several parties it is refused.
 
     Guarantee: none of its own, and none is needed: every party publishes under its own gate and ledger, and `out` holds
     what follows from that.
@@ -158,7 +165,7 @@ def train_over(
     going_on = resume and RunFolder(out).begun
     folder = RunFolder(out) if going_on else RunFolder.create(out, resume=resume)
     with folder.locked():
-        return FederatedRun(signed, folder, transport, engine, measure, progress).train()
+        return FederatedRun(signed, folder, transport, engine, measure, progress, steps_per_message).train()
 
 
 def _listed(receipts: tuple[Receipt, ...]) -> dict[str, Any]:

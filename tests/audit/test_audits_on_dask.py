@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import runpy
 import signal
 import time
 from pathlib import Path
@@ -16,6 +18,8 @@ from calibrate.errors import InvalidInput
 from privfair.cli.executors import executor_of
 from tests.audit import strangers_training as strangers
 
+sweep_results = runpy.run_path(str(Path(__file__).parents[2] / "docs/experiments/sweep.py"))["results"]
+
 
 def dies_once(data: Any) -> Any:
     """The first worker that gets here is killed in the middle of its run, as a machine that loses power."""
@@ -26,6 +30,11 @@ def dies_once(data: Any) -> Any:
         return strangers.silent(data)
     os.kill(os.getpid(), signal.SIGKILL)
     return time
+
+
+def squared(job: int) -> int:
+    """A job of a sweep."""
+    return job**2
 
 
 @pytest.mark.slow
@@ -42,8 +51,11 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         executor_of(1, cluster.scheduler_address) as executor,
     ):
         found = audit_training(dies_once, strangers.census(200), runs=6, canaries=10, executor=executor)
+        where = argparse.Namespace(workers=1, scheduler=cluster.scheduler_address)
+        rows = list(sweep_results(where, squared, range(5)))
     assert (tmp_path / "died").exists()
     assert found == alone
+    assert rows == [0, 1, 4, 9, 16]
 
 
 @pytest.mark.slow
@@ -51,6 +63,12 @@ def test_a_scheduler_that_does_not_answer_is_refused() -> None:
     pytest.importorskip("distributed", reason="needs distributed")
     with pytest.raises(InvalidInput, match="start it"), executor_of(1, "not-an-address"):
         pass
+
+
+def test_a_sweep_in_processes_finds_the_rows_of_one_process_in_the_same_order() -> None:
+    for workers in (1, 2):
+        where = argparse.Namespace(workers=workers, scheduler=None)
+        assert list(sweep_results(where, squared, range(7))) == [0, 1, 4, 9, 16, 25, 36]
 
 
 def test_threads_and_processes_are_at_hand() -> None:

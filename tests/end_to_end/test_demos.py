@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.plans.from_mapping import plan_from_mapping
 from privfair.cli import keys
-from privfair.cli.demo import PLANS
+from privfair.cli.demo import PLANS, Demo
 from privfair.plan.file import read_plan_file
 from privfair.plan.training import read_training_plan
 from tests.end_to_end.command_line import privfair
@@ -113,6 +113,15 @@ def test_the_demo_over_guards_names_its_parties_receipts(tmp_path: Path) -> None
     assert "The run went over guards" in page
     for site in ("north", "south", "west"):
         assert f"<td>{site}</td>" in page
+
+
+def test_the_demo_over_flower_has_few_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower starts a process for every message: sixty rounds would take minutes."""
+    monkeypatch.setattr("privfair.cli.demo._write_sites", lambda plan, folder: {"north": 7500})
+    plan = Demo(tmp_path, quiet=True, verbose=False, engine="flower")._at_sites(PLANS["steffle"])
+    assert "rounds = 20\n" in plan
+    assert "rounds = 60\n" not in plan
+    assert "north = 7500" in plan
 
 
 def test_an_aggregators_demo_has_no_sites(tmp_path: Path) -> None:

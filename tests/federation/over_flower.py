@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
         project = folder / "app" / "pyproject.toml"
         project.write_text(project.read_text().replace("server_app:app", "every_plan:app"))
         with start_flower(nodes, folder / "logs") as address:
-            submit_app(address, folder / "app", {"plan": str(folder / "turns.json")}, False, folder / "logs")
+            submit_app(address, folder / "app", {"plan": str(folder / "turns.json")}, {}, folder / "logs")
 
 
 if __name__ == "__main__":

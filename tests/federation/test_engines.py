@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import subprocess
@@ -13,12 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.errors import InvalidInput
-from privfair.federation.remote import ResendingTransport, relayed
+from calibrate.errors import InvalidInput, Refused
+from privfair.contribution import Published
+from privfair.federation.guard import Guard
+from privfair.federation.party import state_digest
+from privfair.federation.remote import RemoteParties, ResendingTransport, relayed
 from privfair.federation.sockets import GuardUnreachable, SocketTransport
 from privfair.federation.trial import require_flower, write_app
+from privfair.federation.wire import Code, Kind, Message, WireRefused, ask_contribution, decode, encode, published_steps
+from privfair.ledger import Ledger
 from privfair.run.federated import train_over
-from tests.federation.sites import ROOT, Sites, desk_in_one_place
+from privfair.run.folder import RunFolder
+from tests.federation.sites import AGGREGATED, ROOT, Sites, desk_in_one_place
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -70,6 +77,82 @@ def test_an_engine_that_repeats_loses_and_reorders_changes_no_value(tmp_path_fac
         train_over(ResendingTransport(engine.send, tries=60), sites.signed(), folder / "run", engine="hostile")
     assert min(engine.lost, engine.repeated, engine.delayed) > 0
     _same_model(folder / "run", expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", sorted(AGGREGATED))
+def test_a_party_alone_answers_several_steps_at_once_with_the_same_values(
+    plan: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Three steps in two messages, one of them resumed by a coordinator that forgot everything."""
+    folder = tmp_path_factory.mktemp("m")
+    desk = desk_in_one_place(folder / "one", plan)
+    expected = desk.train(desk.budget(research_noise=True)).run
+    sites = Sites.at(folder / "s", plan)
+    sites.desk.budget(research_noise=True)
+    asked: list[str] = []
+    with sites.guards() as transport:
+
+        def counted(messages: Mapping[str, bytes]) -> Mapping[str, bytes]:
+            asked.extend(decode(message).kind.value for message in messages.values())
+            if len(asked) == 3:
+                raise KeyboardInterrupt  # after the first message, which two steps are in
+            return transport(messages)
+
+        with pytest.raises(KeyboardInterrupt):
+            train_over(counted, sites.signed(), folder / "run", steps_per_message=2)
+        (folder / "run" / "checkpoint.npz").unlink()
+        train_over(counted, sites.signed(), folder / "run", resume=True, steps_per_message=2)
+    last = ["contribute", "reply", "finish"] if plan == "mmd-fedavg" else ["contribute", "finish"]
+    assert asked == ["hello", "contribute", "contribute", "hello", "contribute", *last]
+    _same_model(folder / "run", expected)
+
+
+def _published(*values: tuple[str, str]) -> dict[str, dict[str, Published]]:
+    found: dict[str, dict[str, Published]] = {}
+    for party, name in values:
+        found.setdefault(party, {})[name] = Published(0, party, name, np.ones(2))
+    return found
+
+
+def test_what_a_party_says_of_several_steps_is_not_believed_unless_it_fits() -> None:
+    """Of another state, of another party, of lengths that do not add up: refused before anything is used."""
+    state = {"theta": np.zeros(2)}
+    good = published_steps([(state_digest(state), _published(("one", "g"))["one"])] * 2)
+    parties = RemoteParties("run", ("one",), lambda _: {"one": good}, steps_per_message=2, updates=3)
+    parties.expect({"g": (2,)})
+    assert parties.contribute(0, state)["one"]["g"].values.tolist() == [1.0, 1.0]
+    assert parties.reply(0, {}) == {}
+    with pytest.raises(Refused, match="answered for another state"):
+        parties.contribute(1, {"theta": np.ones(2)})
+    fields = decode(good).fields
+    for spoilt in ({"lengths": [1, 2]}, {"lengths": [2, 0]}, {"lengths": 2}, {"states": []}, {"lengths": []}):
+        answer = encode(Message(Kind.PUBLISHED, {**fields, **spoilt}, decode(good).arrays))
+        other = RemoteParties("run", ("one",), lambda _, answer=answer: {"one": answer}, 2, 3)
+        with pytest.raises(WireRefused, match="step"):
+            other.contribute(0, state)
+    foreign = published_steps([("0", _published(("two", "g"))["two"])])
+    with pytest.raises(WireRefused, match="not its own"):
+        RemoteParties("run", ("one",), lambda _: {"one": foreign}, 2, 3).contribute(0, state)
+
+
+def test_several_steps_at_once_are_refused_where_several_parties_publish() -> None:
+    with pytest.raises(InvalidInput, match=r"--steps-per-message.*one party.*step before.*local-steps"):
+        RemoteParties("run", ("north", "south"), lambda _: {}, steps_per_message=2)
+
+
+def test_a_guard_of_several_parties_answers_one_step_at_a_time(tmp_path: Path) -> None:
+    """Whatever the other side asks: the next state is not this guard's to know."""
+    sites = Sites.at(tmp_path / "s", "pay-once")
+    sites.desk.budget(research_noise=True)
+    run, folder = sites.prepare("north"), RunFolder(tmp_path / "g")
+    folder.path.mkdir()
+    with Ledger.open(sites.ledger("north")) as ledger:
+        guard = Guard(run, folder, ledger, logging.getLogger("test"))
+        state = run.algorithm.checkpoint(run.algorithm.start())
+        answer = decode(guard.answer(ask_contribution(run.manifest.digest, 0, state, steps=2)))
+        guard.close()
+    assert (answer.kind, answer.fields["code"]) == (Kind.REFUSED, Code.STEP.value)
 
 
 def test_a_late_answer_is_never_taken_for_an_answer_to_this_question() -> None:

@@ -250,5 +250,11 @@ def test_python_names_are_the_command_lines(tmp_path: Path) -> None:
     flags = {option.opts[0].lstrip("-") for option in command.params}
     arguments = set(inspect.signature(privfair.train).parameters)
     of_the_screen = {"json", "quiet", "v", "verbose", "show-values", "threads"}
-    elsewhere = {"guards", "test-file", "target-gap", "target-rate"}  # train_with_guards, and the threshold's rule
+    elsewhere = {
+        "guards",
+        "test-file",
+        "steps-per-message",
+        "target-gap",
+        "target-rate",
+    }  # train_with_guards, and the threshold's rule
     assert arguments - {"progress"} == flags - of_the_screen - elsewhere

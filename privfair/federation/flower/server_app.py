@@ -89,6 +89,7 @@ def coordinate(grid: Grid, context: Context) -> None:
         tuple(Path(name) for name in json.loads(str(config["test-files"]))),
         resume=bool(config["resume"]),
         engine="flower",
+        steps_per_message=int(str(config["steps-per-message"])),
     )
     print(json.dumps(result.to_json()), flush=True)
 
