@@ -193,7 +193,8 @@ def _releases(document: BudgetDocument) -> Iterator[str]:
 def _noise(declared: DeclaredRelease) -> str:
     match declared:
         case GaussianNoise():
-            return f"Gaussian noise of standard deviation {_at_least(declared.sigma)}{_relative(declared)}"
+            mixed = "" if declared.strategy is None else f", on sums mixed over {declared.bands} rounds (banded)"
+            return f"Gaussian noise of standard deviation {_at_least(declared.sigma)}{_relative(declared)}{mixed}"
         case LaplaceNoise():
             return f"Laplace noise of scale {_at_least(declared.scale)}{_relative(declared)}"
         case RandomizedCategory():

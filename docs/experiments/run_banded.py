@@ -1,6 +1,6 @@
 """Banded against independent noise at equal epsilon: `python docs/experiments/run_banded.py`.
 
-About three minutes of one core. Needs the extras train, data, and Debian's dataset-fashion-mnist for the second half.
+About four minutes of one core. Needs the extras train, data, and Debian's dataset-fashion-mnist for the second half.
 Writes banded.md and banded.json into `--out`; what stands in banded.json is not trained again.
 
 Linear softmax models with clipped gradients, trained as `algorithm = "gaussian"` trains them; noise multipliers come
@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -29,10 +30,10 @@ sys.path.insert(0, str(HERE))
 BATCHES, EPOCHS, DELTA = 100, 4, 1e-5
 ROUNDS = BATCHES * EPOCHS
 EPSILONS = (1.0, 4.0)
-SMALL = 4000
-"""Training records of a small silo."""
-SEEDS, TUNING_SEEDS = range(6), (100, 101)
-RATES = (1.0, 2.0, 4.0, 8.0, 16.0)
+SMALL = (1000, 4000)
+"""Training records of small silos."""
+SEEDS, TUNING_SEEDS = range(12), (100, 101)
+RATES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 INDEPENDENT, CHOSEN, WHOLE = "independent", "banded", "banded, whole groups"
 Floats = NDArray[np.float64]
 
@@ -139,6 +140,7 @@ def _clipped_sum(x: Floats, y: NDArray[np.int64], theta: Floats) -> Floats:
     return np.asarray(x.T @ (chances / np.maximum(1.0, norms)[:, None]))
 
 
+@cache
 def noise_multiplier(epsilon: float, bands: int) -> float:
     """The smallest certified one, for `ROUNDS` batches of one hundredth of the data."""
     return sigma(
@@ -185,7 +187,7 @@ def run(results: Path, seeds: range) -> list[Row]:
 
     measured = Measured(results, load_rows(Row, results) if results.exists() else [])
     whole = [data for data in (adult(), fashion()) if data is not None]
-    small = [replace(data, name=f"{data.name}, {SMALL} records", most=SMALL) for data in whole]
+    small = [replace(data, name=f"{data.name}, {most} records", most=most) for data in whole for most in SMALL]
     for data, epsilon in product((*whole, *small), EPSILONS):
         for method, bands in methods(epsilon):
             tried = {
