@@ -24,8 +24,10 @@ from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import BatchSampling, CorrelatedNoise, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.questions import choose_bands, epsilon, rounds, sigma
+from calibrate.releases import Gaussian, Repeated, Sampled
 from calibrate.sampling import Batch, Cyclic
 from privfair.cli import cli
+from privfair.cli.epsilon_so_far import event_after
 
 DELTA = 1e-5
 
@@ -213,6 +215,28 @@ def test_the_command_line_prices_banded_noise() -> None:
     said = CliRunner().invoke(cli, ["account", *flags.split()])
     assert said.exit_code == 0, said.output
     assert json.loads(said.output)["epsilon"]["upper"] == pytest.approx(3.34141, rel=1e-5)
+
+
+def test_the_price_so_far_counts_begun_cycles() -> None:
+    one = Sampled(Cyclic(4, 1.0, 4), Gaussian(2.0))
+    assert event_after(Repeated(one, 5), 6, 20) == Repeated(one, 2)
+
+
+def test_the_command_line_calibrates_and_explains_banded_noise() -> None:
+    flags = "--epsilon 2 --delta 1e-5 --rounds 8 --batches 4"
+    said = CliRunner().invoke(
+        cli, ["calibrate", "gaussian", *flags.split(), "--noise", "banded", "--explain", "--json"]
+    )
+    assert said.exit_code == 0, said.output
+    found = json.loads(said.output)
+    assert found["releases"][0]["bands"] == 4
+    assert found["certified"]["upper"] == 2.0
+    wrong = CliRunner().invoke(cli, ["calibrate", "gaussian", *flags.split(), "--noise", "bandit"])
+    assert wrong.exit_code == 2
+    assert "neither a number nor banded" in wrong.output
+    solve = ["--noise", "banded", "--solve", "rate", "--noise-multiplier", "2"]
+    rate = CliRunner().invoke(cli, ["calibrate", "gaussian", *flags.split(), *solve])
+    assert isinstance(rate.exception, InvalidInput)
 
 
 # The plan and its signed document.
