@@ -7,7 +7,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 ALGORITHM ?= steffle
 ENGINE ?= one-process
 
-.PHONY: demo test test-full flower soak bench lint docs package clean
+NAME ?= fair-plugin
+
+.PHONY: demo test test-full flower soak experiments bench lint docs package clean
 
 # ENGINE=flower runs in the environment that has Flower.
 ifeq ($(ENGINE),flower)
@@ -33,6 +35,10 @@ flower: $(VENV)-flower/.done
 # Does anything ever fail by chance? The default suite 5 times, the tests of true noise 200 times.
 soak: $(VENV)/.with-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak
+
+# One page of docs/experiments again; NAME=fair-plugin runs only the splits whose rows are missing.
+experiments: $(VENV)/.with-test
+	PYTHONPATH=docs/experiments $(BIN)/python docs/experiments/run_$(subst -,_,$(NAME)).py
 
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m tests.benchmarks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from calibrate.errors import UnsupportedCombination, count
@@ -132,6 +132,22 @@ _PAY_ONCE = Choice(
     "rounds = 200                    # free: the attribute is paid for once\n",
     "fairness = 4.0                  # weight of the gap against the loss; 0 ignores it\nlearning-rate = 1.0\n",
 )
+_FAIR_PLUGIN = Choice(
+    "fair-plugin",
+    Protected.RECORD,
+    (
+        "Each site sends noisy gradients of two models, of the outcome and of the group, and one noisy histogram.",
+        "What is made of them is a rule with the gap between the groups that you ask for (target-gap).",
+        "Whether a record is there, its columns, its outcome and its attribute are all covered.",
+        "The rule guesses the group from the columns when it answers; it never sees the attribute.",
+    ),
+    (
+        "gaussian: the same unit without a look at groups, and for more than two classes.",
+        "mmd-fedavg: fair to groups, if one trusted party collects all records (docs/fair-algorithms.md).",
+    ),
+    "rounds = 100\n",
+    "target-gap = 0.05               # the largest gap between two groups' rates, as noisy counts tell it\n",
+)
 _GAUSSIAN = Choice(
     "gaussian",
     Protected.RECORD,
@@ -161,7 +177,10 @@ _FPFL = Choice(
         "All records of one person are covered, however many there are.",
         "One trusted party collects them, and adds the noise; nobody who gets the model is trusted.",
     ),
-    ("gaussian: if every person has one record, which protects the same people with less noise.",),
+    (
+        "gaussian: if every person has one record, which protects the same people with less noise.",
+        'fair-plugin with protect = "user": the same unit and collector, with a gap that you ask for.',
+    ),
     "users = 1000                    # their public number\ncohort = 100\nrounds = 100\nclip = 2.0\n"
     'sampling = "poisson"\n',
     'learning-rate = 0.8\nnotion = "demographic-parity"\n',
@@ -179,14 +198,8 @@ def choose(need: Need) -> Choice:
             )
         case Protected.ATTRIBUTE, _:
             return _PAY_ONCE
-        case Protected.RECORD, Fair.GROUPS if need.observer is Observer.MODEL:
-            return _with(_GAUSSIAN, "It does not look at groups: see the gap it leaves, and choose a threshold for it.")
         case Protected.RECORD, Fair.GROUPS:
-            return _with(
-                _GAUSSIAN,
-                "It does not look at groups; none here does under this promise against a coordinator. See the gap it "
-                "leaves, and choose a threshold for it.",
-            )
+            return _FAIR_PLUGIN
         case Protected.RECORD, Fair.SITES if need.sites > 1:
             return _FEDFDP
         case Protected.RECORD, _:
@@ -199,11 +212,3 @@ def choose(need: Need) -> Choice:
             )
         case _:
             return _FPFL
-
-
-def _with(choice: Choice, more: str) -> Choice:
-    instead = (
-        *choice.instead,
-        "mmd-fedavg: fair to groups, if one trusted party collects all records (docs/fair-algorithms.md).",
-    )
-    return replace(choice, why=(*choice.why, more), instead=instead)

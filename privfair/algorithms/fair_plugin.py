@@ -219,7 +219,7 @@ class FairPlugin(Algorithm[FairPluginState]):
 
     def _score_sum(self, theta: Tensor, seen: _Seen) -> BoundedContribution:
         clip = None if self.clips is None else self.clips.scores
-        return _gradient_sum(SCORES, self.model, theta, seen, one_hot(seen.y, 2).to(torch.float64), seen.y, clip)
+        return _gradient_sum(SCORES, self.model, theta, seen, None, seen.y, clip)
 
     def _group_sum(self, theta: Tensor, inside: _Seen) -> BoundedContribution:
         clip = None if self.clips is None else self.clips.groups
@@ -324,13 +324,15 @@ class _Weight:
 
 
 def _gradient_sum(
-    name: str, model: Model, theta: Tensor, seen: _Seen, soft: Tensor, hard: Tensor, clip: float | None
+    name: str, model: Model, theta: Tensor, seen: _Seen, soft: Tensor | None, hard: Tensor, clip: float | None
 ) -> BoundedContribution:
     """The sum of the cross-entropy's gradients: of each record (or user) clipped, or of soft labels as they are."""
     if clip is None:
-        total = torch.zeros(model.size, dtype=torch.float64)
-        for code, weight in enumerate(soft.unbind(dim=1)):
-            total += model.weighted_gradient(theta, seen.x, torch.full_like(hard, code), _Weight(weight)).total
+        labels = [(hard, torch.ones(len(hard), dtype=torch.float64))]
+        if soft is not None:
+            labels = [(torch.full_like(hard, code), weight) for code, weight in enumerate(soft.unbind(dim=1))]
+        parts = [model.weighted_gradient(theta, seen.x, label, _Weight(weight)).total for label, weight in labels]
+        total = torch.stack(parts).sum(dim=0)
         return BoundedContribution(name, total.numpy(), 1.0, 0.0)
     if seen.owner is None:
         found = model.weighted_gradient(theta, seen.x, hard, clipped_to(clip))

@@ -150,7 +150,7 @@ class Plan:
             at_least: a public lower bound of each silo's records (of the users, for protect="user").
             rounds: of training.
             algorithm: by default "pay-once" for an attribute ("steffle" is the other choice), "gaussian" (DP-SGD) for a
-                record, "fpfl" for a user.
+                record ("fair-plugin" is fair to groups, too), "fpfl" for a user.
             group_shares: for "steffle", the public share of each group, in the order of `groups`; None pays for a noisy
                 histogram from the same budget.
             test_fraction: the share of records that is held out and measured; exact metrics are not private.
@@ -365,7 +365,10 @@ class _Asked:
                 return {"algorithm": name, "privacy": privacy, "data": data, "training": training}
             case "record":
                 data["at-least"] = self._sizes()
-                privacy = {"sampling-rate": 0.05, "rounds": self.rounds or 300, "clip": 1.0}
+                if self.algorithm == "fair-plugin":
+                    privacy = {"groups": len(self.described.groups), "rounds": self.rounds or 100}
+                else:
+                    privacy = {"sampling-rate": 0.05, "rounds": self.rounds or 300, "clip": 1.0}
                 return {"algorithm": self.algorithm or "gaussian", "privacy": privacy, "data": data, "training": {}}
             case "user":
                 users = self._users()

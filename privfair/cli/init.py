@@ -74,7 +74,7 @@ def command(
     """
     from calibrate.choose import Fair, Need, Observer, choose
     from calibrate.privacy_unit import EpsilonDelta, Protected
-    from privfair.data.infer import look_at, schema_text
+    from privfair.data.infer import Role, look_at, schema_text
 
     EpsilonDelta(epsilon, delta)
     unit = Protected(protect or ("record" if sensitive is None else "attribute"))
@@ -88,8 +88,11 @@ def command(
         if place.exists():
             raise click.UsageError(f"{place} exists; remove it, or name another folder with --out")
     observer = Observer.MODEL if unit is Protected.USER or len(files) == 1 else Observer.COORDINATOR
-    choice = choose(Need(unit, observer, len(files), Fair.NOTHING if sensitive is None else Fair.GROUPS))
     seen = look_at(files, target, sensitive, (*skip, *(() if user is None else (user,))))
+    classes = max((len(column.names) for column in seen.of(Role.TARGET)), default=2)
+    # A rule that is fair to groups answers yes or no.
+    fair = Fair.NOTHING if sensitive is None or (unit is Protected.RECORD and classes > 2) else Fair.GROUPS
+    choice = choose(Need(unit, observer, len(files), fair))
     schema = schema_text(seen, lists_are_public)
     if user is not None:
         schema = _keep(schema, user)
@@ -130,7 +133,7 @@ def _plan_text(
     files = ", ".join(json.dumps(os.path.relpath(file, out), ensure_ascii=False) for file in seen.files)
     groups = max((len(column.names) for column in seen.of(Role.SENSITIVE)), default=0)
     privacy = choice.privacy
-    if choice.algorithm == "pay-once" and groups > 2:
+    if choice.algorithm in ("pay-once", "fair-plugin") and groups > 2:
         privacy = f"groups = {groups}                      # as many as schema.toml lists\n{privacy}"
     lines = [
         f"# {choice.why[0]}",

@@ -24,7 +24,9 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.keys import generate
 from calibrate.manifest.trust import TrustFile
 from privfair.api.plan import Plan, SelfSigned, TrainedModel
-from privfair.models.linear import LogisticRegression
+from privfair.models.fair_rule import FairRule
+from privfair.plan.model import build_model
+from privfair.plan.training import read_training_plan
 from privfair.run.folder import RunFolder, load_theta
 from privfair.run.public import Promise
 from privfair.run.signed_budget import BudgetSource
@@ -50,12 +52,13 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     Args:
         epsilon: the promise.
         delta: the probability with which the promise may fail.
-        protect: what one unit is: "attribute" (pay-once, fair; needs `sensitive_features`), "record" (DP-SGD) or
-            "user" (FPFL; needs `user_id`).
+        protect: what one unit is: "record" (with `sensitive_features` and two classes the fair plug-in, else DP-SGD),
+            "attribute" (pay-once, fair; needs `sensitive_features`) or "user" (FPFL; needs `user_id`).
+        target_gap: the largest gap between two groups' rates that the fair plug-in may leave, as noisy counts tell it.
         fairness: the weight of the fairness penalty, for protect="attribute".
         rounds: of training; None takes the method's own default.
-        sampling_rate: the probability that a record joins a batch, for protect="record".
-        clip: the L2 clip of one unit's gradient, for protect="record" and "user".
+        sampling_rate: the probability that a record joins a batch, for DP-SGD.
+        clip: the L2 clip of one unit's gradient, for DP-SGD and protect="user".
         learning_rate: of the steps; None takes the method's own default.
         bounds: public bounds (low, high) of the features, numbers or one per feature; None reads them off X.
         classes: the classes, known without looking at y; None reads them off y.
@@ -83,6 +86,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         delta: float = 1e-5,
         *,
         protect: Literal["attribute", "record", "user"] = "record",
+        target_gap: float = 0.05,
         fairness: float = 4.0,
         rounds: int | None = None,
         sampling_rate: float = 0.05,
@@ -102,6 +106,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.epsilon = epsilon
         self.delta = delta
         self.protect = protect
+        self.target_gap = target_gap
         self.fairness = fairness
         self.rounds = rounds
         self.sampling_rate = sampling_rate
@@ -182,9 +187,8 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         check_is_fitted(self, "coef_")
         features: Floats = validate_data(self, X, dtype=np.float64, reset=False)
         scaled = (np.clip(features, self._low, self._high) - self._low) / (self._high - self._low)
-        model = LogisticRegression(features.shape[1], len(self.classes_))
         with torch.no_grad():
-            found = model.probabilities(torch.from_numpy(self._theta), torch.from_numpy(scaled))
+            found = self._model.probabilities(torch.from_numpy(self._theta), torch.from_numpy(scaled))
         return np.asarray(found.numpy(), dtype=np.float64)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -218,11 +222,14 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """The plan of coded columns; what the user has not declared the plan reads off, and says so."""
         privacy: dict[str, Any] = {}
         training: dict[str, Any] = {}
+        fair = self.protect == "record" and "group" in columns and len(self.classes_) == 2
         if self.learning_rate is not None:
             training["learning-rate"] = float(self.learning_rate)
         match self.protect:
             case "attribute":
                 training["fairness"] = float(self.fairness)
+            case "record" if fair:
+                training["target-gap"] = float(self.target_gap)
             case "record":
                 privacy |= {"sampling-rate": float(self.sampling_rate), "clip": float(self.clip)}
             case "user":
@@ -237,6 +244,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             classes=None if self.classes is None else _codes(len(self.classes_)),
             groups=None if self.groups is None or "group" not in columns else _codes(len(self.groups_)),
             protect=self.protect,
+            algorithm="fair-plugin" if fair else None,
             epsilon=self.epsilon,
             delta=self.delta,
             features=features,
@@ -264,10 +272,13 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.model_: TrainedModel | None = trained
         self.promise_: Promise = trained.promise
         self.manifest_: BudgetDocument = trained.budget.document
-        model = LogisticRegression(self.n_features_in_, len(self.classes_))
-        theta = load_theta(RunFolder(trained.folder), model)
-        named = model.named_parameters(theta)
+        plan = read_training_plan(RunFolder(trained.folder).plan)
+        self._model = build_model(plan.model, (self.n_features_in_,), len(self.classes_))
+        theta = load_theta(RunFolder(trained.folder), self._model)
         self._theta: Floats = theta.numpy().copy()
+        # Of a fair rule these are the coefficients of its score; the group's and the pulls stay in the run.
+        score = self._model.score if isinstance(self._model, FairRule) else self._model
+        named = score.named_parameters(theta[: score.size])
         self.coef_, self.intercept_ = (value.detach().numpy().copy() for value in named.values())
         self.n_iter_ = int(trained.result.summary["rounds"]["steps"])
 

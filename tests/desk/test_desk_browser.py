@@ -178,7 +178,7 @@ def test_the_chooser_is_answered_by_keyboard(served: Served, browser: Browser) -
     assert page.locator("#protect-record").is_checked()
     page.get_by_label("How many sites").fill("3")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#choice h2 >> text=gaussian, protecting one record")
+    page.wait_for_selector("#choice h2 >> text=fair-plugin, protecting one record")
     page.locator("#fair-sites").check()
     page.get_by_role("button", name="Choose").press("Enter")
     page.wait_for_selector("#choice h2 >> text=fedfdp, protecting one record")

@@ -186,3 +186,16 @@ def test_it_passes_scikit_learns_own_checks() -> None:
     results = check_estimator(clf, on_fail=None, on_skip=None)
     assert [one["check_name"] for one in results if one["status"] == "failed"] == []
     assert sum(one["status"] == "passed" for one in results) >= 40
+
+
+@pytest.mark.filterwarnings("ignore::privfair.api.plan.SelfSigned", "ignore::privfair.noise.UnsafeNoiseWarning")
+def test_records_with_groups_get_the_fair_rule_and_predict_as_their_run() -> None:
+    asked = {"rounds": 5, "epsilon": 8.0, "at_least": 200, "target_gap": 0.1, "unsafe_seeded_research_noise": True}
+    fair = PrivateFairClassifier(**(PUBLIC | asked | {"random_state": 3})).fit(X, Y, sensitive_features=SEX)
+    assert fair.manifest_.algorithm == "fair-plugin"
+    assert fair.promise_.unit.protected.value == "record"
+    assert fair.coef_.shape == (1, 3)
+    assert fair.model_ is not None
+    columns = {f"x{place}": X[:, place] for place in range(3)}
+    assert np.allclose(fair.predict_proba(X), fair.model_.predict_proba(columns))
+    assert np.array_equal(pickle.loads(pickle.dumps(fair)).predict(X), fair.predict(X))

@@ -1,0 +1,232 @@
+"""The fair plug-in on fresh splits, with controls: `make experiments NAME=fair-plugin`.
+
+About four minutes of one core for all 24 splits. Needs the extras train, data and plot. Rows are added to
+data/fair-plugin.csv.gz split by split, and a split that is there is not run again; then fair-plugin.md is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is loaded
+
+import numpy as np
+import torch
+from fair_plugin_report import Row, write_page
+from scipy.special import expit
+from steffle_settings import SETTINGS, SILOS
+from steffle_split import _whole
+
+from calibrate.budget import calibrate_plan
+from calibrate.plans.fair_plugin import GROUPS, RATES, SCORES, FairPluginPlan
+from calibrate.plans.plan import NoisyValue, RandomizedValue
+from calibrate.privacy_unit import EpsilonDelta, Protected
+from privfair.algorithms.algorithm import Received, SiloTensors
+from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions, FairPluginState
+from privfair.contribution import Published
+from privfair.data.partition import Heterogeneous, cut_into_silos, split_silos
+from privfair.fairness.penalty import ResponseChannel
+from privfair.models.linear import LogisticRegression
+
+HERE = Path(__file__).parent
+COLUMNS = ("setting", "split", "protect", "method", "epsilon", "target", "error", "gap")
+EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+DELTA, ROUNDS = 1e-5, 100
+TARGETS = {"adult-steps": (1.0, 0.1, 0.067, 0.04, 0.018), "credit-card": (1.0, 0.02, 0.01, 0.005)}
+THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 16))
+
+
+def run_split(setting_name: str, split: int) -> Iterator[Row]:
+    """All rows of one split: every epsilon and target, no privacy, and the two controls."""
+    setting = next(one for one in SETTINGS if one.name == setting_name)
+    parts = split_silos(cut_into_silos(_whole(setting), Heterogeneous(SILOS, setting.age, 0.0), split), split)
+    silos = [
+        SiloTensors(s.name, *(torch.from_numpy(np.array(t)) for t in (s.data.features, s.data.label, s.data.group)))
+        for s in parts.train
+    ]
+    held = parts.test.pooled()
+    x, y, s = torch.from_numpy(np.array(held.features)), np.array(held.label), np.array(held.group)
+
+    def measured(positive: Any) -> tuple[float, float]:
+        return float((positive != y).mean()), float(abs(positive[s == 0].mean() - positive[s == 1].mean()))
+
+    for protect, epsilons in ((Protected.RECORD, (None, *EPSILONS)), (Protected.ATTRIBUTE, EPSILONS)):
+        for epsilon, (algorithm, last) in zip(epsilons, train(silos, protect, epsilons, split), strict=True):
+            for target in TARGETS[setting_name]:
+                scores = rule_scores(algorithm, last, target, x)
+                name = "no privacy" if epsilon is None else "fair-plugin"
+                yield (setting_name, split, protect.value, name, epsilon, target, *measured(scores > 0))
+                if epsilon is None and target == 1.0:
+                    for cut in THRESHOLDS:
+                        yield (setting_name, split, "nobody", "s-blind threshold", None, cut, *measured(scores > cut))
+    yield (setting_name, split, "nobody", "always the majority", None, 0.0, *measured(np.zeros(len(y), dtype=bool)))
+
+
+@lru_cache
+def plan_and_noise(protect: Protected, epsilon: float | None) -> tuple[FairPluginPlan, dict[str, float], float | None]:
+    """The plan, the certified noise of its values, and the epsilon of its responses."""
+    plan = FairPluginPlan(ROUNDS, protect)
+    if epsilon is None:
+        return plan, {}, None
+    budget = calibrate_plan(plan, EpsilonDelta(epsilon, DELTA))
+    turned = next((v.response.epsilon for v in budget.values if isinstance(v, RandomizedValue)), None)
+    return plan, {v.name: v.sigma for v in budget.values if isinstance(v, NoisyValue)}, turned
+
+
+Last = tuple[FairPluginState, Received]
+"""The state before the last update, and what was published for it."""
+
+
+def train(
+    silos: list[SiloTensors], protect: Protected, epsilons: tuple[float | None, ...], seed: int
+) -> Iterator[tuple[FairPlugin, Last]]:
+    """All epsilons side by side: the descents stacked in float32, the histograms by the production code."""
+    x = np.concatenate([silo.x.numpy() for silo in silos])
+    y, s = (np.concatenate([t.numpy() for t in column]) for column in zip(*((o.y, o.s) for o in silos), strict=True))
+    known, random = [plan_and_noise(protect, one) for one in epsilons], np.random.default_rng((seed, 17))
+    plan, attribute = known[0][0], protect is Protected.ATTRIBUTE
+    channels = [ResponseChannel.of_epsilon(2, turned) if attribute else None for _, _, turned in known]
+    answers = [s if c is None else np.where(random.random(len(s)) < c.keep, s, 1 - s) for c in channels]
+    members = [
+        a if c is None else c.memberships(torch.from_numpy(a))[:, 1].numpy()
+        for a, c in zip(answers, channels, strict=True)
+    ]
+    steps = ROUNDS - 1 - attribute
+    targets = {SCORES: np.repeat(y[:, None], len(known), axis=1), GROUPS: np.stack(members, axis=1)}
+    clips = {SCORES: plan.clip, GROUPS: plan.group_clip}
+    kept = {
+        name: stacked_descent(
+            x,
+            target.astype(np.float32),
+            None if attribute else clips[name],
+            np.array([noise.get(name, 0.0) for _, noise, _ in known]) * math.sqrt(SILOS),
+            steps,
+            random,
+        )
+        for name, target in targets.items()
+    }
+    for place, (_, noise, _) in enumerate(known):
+        algorithm = FairPlugin(
+            LogisticRegression(x.shape[1]),
+            LogisticRegression(x.shape[1]),
+            FairPluginOptions(),
+            len(x),
+            ROUNDS,
+            None if attribute else Clips(plan.clip, plan.group_clip, plan.count_clip),
+            channels[place],
+            max(len(silo) for silo in silos),
+        )
+        ends = np.cumsum([len(silo) for silo in silos])[:-1]
+        responses = dict(
+            zip((o.name for o in silos), map(torch.from_numpy, np.split(answers[place], ends)), strict=True)
+        )
+        start = replace(algorithm.start(), responses=responses if attribute else {})
+        before, received = start, dict[str, dict[str, Published]]()
+        for number, step in enumerate((ROUNDS - 2, ROUNDS - 1)):
+            theta = torch.from_numpy(np.concatenate([kept[name][number][:, place] for name in (SCORES, GROUPS)]))
+            descent = replace(start.descent, theta=theta, kept=theta, kept_times=1)
+            rates = sum((torch.from_numpy(np.array(sent[RATES].values)) for sent in received.values()), start.rates)
+            before = replace(start, descent=descent, rates=rates)
+            received = {silo.name: _published(algorithm, before, step, silo, noise, random) for silo in silos}
+        yield algorithm, (before, received)
+
+
+def _published(
+    algorithm: FairPlugin, state: FairPluginState, step: int, silo: SiloTensors, noise: dict[str, float], random: Any
+) -> dict[str, Published]:
+    values = algorithm.contribution(state, step, silo, torch.arange(len(silo))).values
+    noisy = {n: np.array(v, dtype=np.float64) + random.normal(0, noise.get(n, 0.0), v.shape) for n, v in values.items()}
+    return {name: Published(step, silo.name, name, one) for name, one in noisy.items()}
+
+
+def stacked_descent(
+    x: Any, targets: Any, clip: float | None, sigmas: Any, steps: int, random: np.random.Generator
+) -> tuple[Any, Any]:
+    """Many logistic descents at once, one per column of `targets`, with the rule of `FairPlugin.steps`.
+
+    Returns the tail averages before and after the last step. `sigmas` are of the sums over all silos.
+    """
+    options = FairPluginOptions()
+    wide = np.c_[x, np.ones(len(x))].astype(np.float32)
+    norms = np.linalg.norm(wide, axis=1)[:, None]
+    theta = np.zeros((wide.shape[1], targets.shape[1]))
+    velocity, mean, kept, before = np.zeros_like(theta), np.zeros_like(theta), 0, theta
+    for step in range(steps):
+        residual = expit(wide @ theta.astype(np.float32)) - targets
+        if clip is not None:
+            residual *= np.minimum(1, clip / np.maximum(np.abs(residual) * norms, 1e-12))
+        gradient = (wide.T @ residual).astype(np.float64) + random.normal(0, 1, theta.shape) * sigmas
+        velocity = options.momentum * velocity + gradient / len(x)
+        rate = options.learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
+        theta = theta - rate * (1 - options.momentum) * velocity
+        if step + 1 > steps - max(1, steps // 4):
+            before, kept = mean, kept + 1
+            mean = mean + (theta - mean) / kept
+    return before, mean
+
+
+def rule_scores(algorithm: FairPlugin, last: Last, target: float, x: torch.Tensor) -> Any:
+    """The scores of the rule for a target gap: another target is another reading of the same published counts."""
+    wanted = replace(algorithm, options=replace(algorithm.options, target_gap=target))
+    scores = wanted.rule.logits(wanted.theta(wanted.update(*last)), x)
+    return (scores[:, 1] - scores[:, 0]).numpy()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--splits", type=int, default=12, help="splits of each data set")
+    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--minutes", type=float, help="begin no further split after so many minutes of processor time")
+    parser.add_argument("--again", action="store_true", help="only write the page, from the rows that are there")
+    chosen = parser.parse_args()
+    path = chosen.out / "data" / "fair-plugin.csv.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = read_rows(path)
+    jobs = [] if chosen.again else [(setting, split) for split in range(chosen.splits) for setting in TARGETS]
+    for setting, split in jobs:
+        if (setting, split) in {(row[0], row[1]) for row in rows}:
+            continue
+        if chosen.minutes is not None and time.process_time() > 60 * chosen.minutes:
+            break
+        rows += list(run_split(setting, split))
+        write_rows(path, rows)
+        print(f"{setting} {split}: {time.process_time():.0f} s of processor time", flush=True)
+    write_page(rows, chosen.out)
+
+
+def read_rows(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        found = list(csv.reader(file))[1:]
+    return [
+        (a, int(b), c, d, float(e) if e else None, float(f), float(g), float(h)) for a, b, c, d, e, f, g, h in found
+    ]
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """The same rows give the same bytes; a file is replaced whole."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(
+        [*row[:4], "" if row[4] is None else row[4], row[5], f"{row[6]:.5f}", f"{row[7]:.5f}"] for row in rows
+    )
+    new = path.with_suffix(".new")
+    new.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+    new.replace(path)
+
+
+if __name__ == "__main__":
+    main()
