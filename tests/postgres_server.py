@@ -16,6 +16,8 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
+from audit.evidence import in_memory
+
 
 class NotInstalled(Exception):
     """There is no server to start; the message says what is missing."""
@@ -43,7 +45,7 @@ def _server_account() -> dict[str, Any]:
 def postgres_server() -> Iterator[str]:
     """The URL of a server that is gone afterwards."""
     programs, account = _server_programs(), _server_account()
-    folder = Path(tempfile.mkdtemp(prefix="pf"))
+    folder = Path(tempfile.mkdtemp(prefix="pf", dir=in_memory()))
     if account:
         os.chown(folder, account["user"], account["group"])
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}

@@ -24,6 +24,8 @@ from privfair.run.metrics import HeldOutRecords
 from privfair.run.public import NOT_PRIVATE
 
 DEFAULT = 0.5
+GRID = np.arange(1, 100) / 100
+"""Thresholds that are measured: these, and the quantiles of the scores at these levels."""
 _DIGITS = 6
 _VERSION = 1
 
@@ -77,8 +79,7 @@ def measure_thresholds(held_out: HeldOutRecords, model: Model, theta: Tensor, fa
         score = held_out.probabilities(model, theta)[:, held_out.positive].double().numpy()
     points = []
     if len(held_out.class_names) == 2:
-        hundredths = np.arange(1, 100) / 100
-        grid = np.round(np.concatenate([hundredths, np.quantile(score, hundredths)]), _DIGITS)
+        grid = np.round(np.concatenate([GRID, np.quantile(score, GRID)]), _DIGITS)
         points = [measure_at(held_out, score, float(cut)) for cut in np.unique(grid) if 0 < cut < 1]
     return {
         "version": _VERSION,

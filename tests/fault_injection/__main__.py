@@ -1,4 +1,4 @@
-"""Make the table of docs/reliability.md: `python -m tests.fault_injection` (about 25 minutes of processor time).
+"""Make the table of docs/reliability.md: `python -m tests.fault_injection` (about an hour of processor time).
 
 Each line is one way to draw batches on one store: how many durable operations a run has, how many faults were tried,
 and how many trials broke a promise or did not end.
@@ -41,32 +41,31 @@ def postgresql() -> Iterator[Store]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="Try every so many-th operation on SQLite.")
-    parser.add_argument("--every-postgresql", type=int, default=5, help="Try every so many-th operation on PostgreSQL.")
+    parser.add_argument("--every", type=int, default=1, help="Try every so many-th operation.")
+    parser.add_argument("--store", choices=["SQLite", "PostgreSQL"], help="Try this store alone.")
+    parser.add_argument("--batches", choices=SCHEMES, action="append", help="Try these batches alone; may be repeated.")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    lines, failures = [], 0
+    failures, schemes = 0, arguments.batches or list(SCHEMES)
     folder = Path(tempfile.mkdtemp(prefix="privfair-faults-", dir=in_memory()))
     try:
-        lines, failures = _table(SQLITE, folder, arguments.every)
-        try:
+        if arguments.store in (None, "SQLite"):
+            failures += _table(SQLITE, folder, schemes, arguments.every)
+        if arguments.store in (None, "PostgreSQL"):
             with postgresql() as store:
-                more, failed = _table(store, folder, arguments.every_postgresql)
-                lines, failures = lines + more, failures + failed
-        except NotInstalled as missing:
-            print(missing, file=sys.stderr)
+                failures += _table(store, folder, schemes, arguments.every)
+    except NotInstalled as missing:
+        print(missing, file=sys.stderr)
     finally:
         shutil.rmtree(folder)
-    text = PAGE.read_text(encoding="utf-8")
-    before, after = text[: text.index(_BEGIN) + len(_BEGIN)], text[text.index(_END) :]
-    PAGE.write_text(f"{before}\n{_HEAD}{''.join(lines)}\n{after}", encoding="utf-8")
     return int(failures > 0)
 
 
-def _table(store: Store, folder: Path, every: int) -> tuple[list[str], int]:
-    lines, failures = [], 0
-    for number, name in enumerate(SCHEMES):
+def _table(store: Store, folder: Path, schemes: list[str], every: int) -> int:
+    """Try these batches on this store, and put each line into the page as soon as it is known."""
+    failures = 0
+    for number, name in enumerate(schemes):
         scheme = Scheme.at(folder / f"{store.name}-{number}", name)
         tried, failed, points, operations = 0, 0, set(), 0
         for done in attempts(scheme, store, folder / "trial", every):
@@ -75,11 +74,19 @@ def _table(store: Store, folder: Path, every: int) -> tuple[list[str], int]:
             if done.wrong:
                 failed += 1
                 print(f"{name}, {store.name}, {done.what}: {'; '.join(done.wrong)}", file=sys.stderr)
-        line = f"| {name} | {store.name} | {operations} | {len(points)} | {tried} | {failed} |\n"
+        begin = f"| {name} | {store.name} |"
+        line = f"{begin} {operations} | {len(points)} | {tried} | {failed} |\n"
         print(line, end="", flush=True)
-        lines.append(line)
+        _put_into_page(begin, line)
         failures += failed
-    return lines, failures
+    return failures
+
+
+def _put_into_page(begin: str, line: str) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    start, end = text.index(_BEGIN) + len(_BEGIN), text.index(_END)
+    others = [old for old in text[start:end].splitlines(keepends=True)[3:-1] if not old.startswith(begin)]
+    PAGE.write_text(f"{text[:start]}\n{_HEAD}{''.join([*others, line])}\n{text[end:]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,16 @@ class Fault(Enum):
     """Half of a write is on disk; any other operation is done, and then the process ends."""
     FULL = "disk full at"
     ERROR = "I/O error at"
+    LOST = "connection lost after"
+    """The database committed, and the process is told that it did not."""
 
     def differs_at(self, kind: str) -> bool:
-        """Half of a write can be on disk; of other operations there is no half, so two faults are enough there."""
+        """Half of a write can be on disk; of other operations there is no half, so two faults are enough there.
+
+        An answer can be lost only of a commit.
+        """
+        if self is Fault.LOST:
+            return kind == "commit"
         return self in (Fault.KILL, Fault.ERROR) or kind == "write"
 
 
@@ -74,7 +81,7 @@ class Shim:
     def _before_commit(self, connection: Any) -> None:
         if not self._due("commit"):
             return
-        if self.fault is Fault.TORN:
+        if self.fault in (Fault.TORN, Fault.LOST):
             connection.connection.commit()
         if self.fault in (Fault.KILL, Fault.TORN):
             os._exit(KILLED)

@@ -24,7 +24,7 @@ _STEFFLE = """algorithm = "steffle"
 {target}[privacy]
 silo-size = 120
 batch-size = {batch}
-rounds = 5
+rounds = 3
 minority-fraction = 0.4
 lipschitz = 0.5
 w-radius = 0.5
@@ -32,14 +32,14 @@ sampling = "{sampling}"
 {data}[training]
 group-frequencies = [0.5, 0.5]
 block = 2
-measure-every = 3
+measure-every = 2
 """
 _REGISTRIES = '[data.attributes]\nfiles = ["census.csv", "clinic.csv"]\nrecord = "person no."\n'
 _MMD = """algorithm = "mmd-fedavg"
 {target}[privacy]
 group-size = 100
 samples-per-group = 10
-rounds = 4
+rounds = 3
 users = 2
 cohort = 1
 update-clip = 0.5
@@ -55,24 +55,31 @@ rounds = 8
 rounds = 3
 block = 2
 """
-_MORE = "block = 2\nmeasure-every = 3"
+_MORE = "block = 2\nmeasure-every = 2"
 
 
-def _steffle(sampling: str, batch: int = 40, data: str = _DATA) -> str:
+def _steffle(sampling: str, batch: int = 60, data: str = _DATA) -> str:
     return _STEFFLE.format(target=_TARGET, sampling=sampling, batch=batch, data=data)
 
 
+def _gaussian(rate: float, sampling: str = "") -> str:
+    plan = GAUSSIAN.format(rate=rate, rounds=3, more=_MORE).replace(_THREE, _TWO)
+    return plan.replace("clip = 1.0\n", f"clip = 1.0\n{sampling}")
+
+
 SCHEMES: dict[str, str] = {
-    "full batches": GAUSSIAN.format(rate=1.0, rounds=5, more=_MORE).replace(_THREE, _TWO),
-    "Poisson, secret": GAUSSIAN.format(rate=0.2, rounds=5, more=_MORE).replace(_THREE, _TWO),
+    "full batches": _gaussian(1.0),
+    "Poisson, secret": _gaussian(0.2),
+    "truncated Poisson": _gaussian(0.2, 'sampling = "truncated-poisson"\nbatch-limit = 110\nmost-units = 250\n'),
+    "random allocation": _gaussian(0.5, 'sampling = "random-allocation"\n'),
     "Poisson, known": _steffle("poisson"),
     "shuffled epochs": _steffle("shuffled"),
     "Poisson, known, with registries": _steffle("poisson", data=_DATA + _REGISTRIES),
     "with replacement": _steffle("with-replacement"),
-    "fixed size (cohorts of users)": f"{FPFL}block = 2\n",
+    "fixed size (cohorts of users)": f"{FPFL}block = 2\n".replace("rounds = 5", "rounds = 3"),
     "drawn by the algorithm, with replies": _MMD.format(target=_TARGET, data=_DATA),
     "randomised once": _PAY_ONCE.format(target=_TARGET, data=_DATA),
-    "shuffled epochs, nothing promised": FEDSGD.format(rounds=5, more=f"signed-rounds = 40\n{_MORE}").replace(
+    "shuffled epochs, nothing promised": FEDSGD.format(rounds=3, more=f"signed-rounds = 40\n{_MORE}").replace(
         _THREE, _TWO
     ),
 }
