@@ -133,7 +133,7 @@ def _by_silo_column(table: RawTable, column: str, declared: tuple[str, ...] | No
 
 def _require_columns(table: RawTable, schema: Schema) -> None:
     for name in schema.columns:
-        table.column(name)
+        table.require(name)
 
 
 def _require_coverage(silo: Silo, file: str, schema: Schema) -> None:

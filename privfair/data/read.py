@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,13 +94,18 @@ class RawTable:
 
     @property
     def records(self) -> int:
-        return len(next(iter(self.columns.values()), ()))
+        return len(self.lines)
 
     def line(self, record: int) -> int:
         """Where a person finds this record."""
         return int(self.lines[record])
 
     def column(self, name: str) -> NDArray[Any]:
+        self.require(name)
+        return self.columns[name]
+
+    def require(self, name: str) -> None:
+        """Refuse a table without this column."""
         if name not in self.columns:
             near = difflib.get_close_matches(name, self.columns, n=1)
             # By its place: in a file without a header line the "name" would be somebody's cell.
@@ -111,21 +116,21 @@ class RawTable:
             if other is not None:
                 remedy = f"the file has one column only: write delimiter = {other!r} under [file] of the schema"
             raise BadData(self.file, f"is missing{hint}", remedy, column=name)
-        return self.columns[name]
 
     def numbers(self, name: str, missing: float | None = None) -> NDArray[np.float64]:
         """The column as finite numbers, or `BadData` naming the first cell that is none.
 
         `missing` is the declared value of cells without one; left out, such a cell is an error.
         """
-        cells = self.column(name)
-        values = _parse_numbers(cells, self.decimal)
+        self.require(name)
+        known = self.columns.numbers(name) if isinstance(self.columns, _TextColumns) and self.decimal == "." else None
+        values = _parse_numbers(self.columns[name], self.decimal) if known is None else known
         if missing is not None:
             values = np.where(self.missing(name), missing, values)
         bad = ~np.isfinite(values)
         if bad.any():
             record = int(np.argmax(bad))
-            cell = str(cells[record]).strip()
+            cell = str(self.columns[name][record]).strip()
             empty = cell.lower() in MISSING
             remedy = "fill or drop these records, or fix the schema"
             if empty:
@@ -172,8 +177,47 @@ class RawTable:
 
     def rows(self, indexes: NDArray[np.int64]) -> RawTable:
         """Some of the records."""
-        columns = {name: values[indexes] for name, values in self.columns.items()}
+        if isinstance(self.columns, _TextColumns):
+            columns: Mapping[str, NDArray[Any]] = self.columns.rows(indexes)
+        else:
+            columns = {name: values[indexes] for name, values in self.columns.items()}
         return RawTable(self.file, columns, self.lines[indexes], self.decimal)
+
+
+@final
+class _TextColumns(Mapping[str, NDArray[Any]]):
+    """The columns of a large file as Arrow holds them; one becomes an array of text when it is asked for."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+        self._names = frozenset(table.column_names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._names:
+            raise KeyError(name)
+        column = self._table.column(name).combine_chunks().dictionary_encode()
+        return np.asarray(np.array(column.dictionary.to_pylist(), dtype=np.str_)[column.indices.to_numpy()])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.column_names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def numbers(self, name: str) -> NDArray[np.float64] | None:
+        """The column as numbers, correctly rounded as Python's are; None if some cell is not plainly one."""
+        import pyarrow as pa
+
+        try:
+            return np.asarray(self._table.column(name).cast(pa.float64()).to_numpy())
+        except pa.ArrowInvalid:
+            return None
+
+    def rows(self, indexes: NDArray[np.int64]) -> _TextColumns:
+        return _TextColumns(self._table.take(indexes))
 
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -246,6 +290,9 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
 
     With `header` given the file has no header line of its own.
     """
+    plain = _parse_plain(content, file, delimiter, header)
+    if plain is not None:
+        return plain
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -278,6 +325,49 @@ def parse_csv(content: bytes, file: str, delimiter: str = ",", header: Sequence[
         raise BadData(file, "has no records", "give a file with at least one record")
     columns = dict(zip(names, (np.array(column) for column in zip(*rows, strict=True)), strict=True))
     return RawTable(file, columns, np.array(lines))
+
+
+LARGE = 1_000_000
+"""Bytes of a file from which on Arrow reads it, if it is plain: below, loading Arrow takes longer than it saves."""
+
+
+def _parse_plain(content: bytes, file: str, delimiter: str, header: Sequence[str] | None) -> RawTable | None:
+    """A large file without quotes, blank lines, leading spaces or other specialities; None for the careful way.
+
+    Without these a file means the same to everyone: lines are records, and the delimiter is between cells. What
+    Arrow refuses is read again the careful way, which says what is wrong, and where.
+    """
+    marks = (b'"', b"\0", b"\n\n", b"\n\r", b"\n ", delimiter.encode() + b" ")
+    if len(content) < LARGE or not delimiter.isascii() or any(mark in content for mark in marks):
+        return None
+    if content.count(b"\r") != content.count(b"\r\n"):
+        return None
+    try:
+        import pyarrow as pa
+        from pyarrow import csv as arrow
+    except ImportError:
+        return None
+    try:
+        first = content[: content.index(b"\n")].decode("utf-8-sig").removesuffix("\r")
+        names = [name.strip() for name in (first.split(delimiter) if header is None else header)]
+        if first[:1] in ("", " ") or len(set(names)) != len(names):
+            return None
+        source, watcher, batches = pa.BufferReader(content), _WATCHER.get(), []
+        for batch in arrow.open_csv(
+            source,
+            arrow.ReadOptions(use_threads=False, column_names=names, skip_rows=0 if header is not None else 1),
+            arrow.ParseOptions(delimiter=delimiter, quote_char=False, ignore_empty_lines=False),
+            arrow.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+        ):
+            batches.append(batch)
+            if watcher is not None:
+                watcher(file, source.tell(), len(content))
+    except (ValueError, pa.ArrowException):
+        return None
+    if not any(batch.num_rows for batch in batches):
+        return None
+    table, start = pa.Table.from_batches(batches), (2 if header is None else 1)
+    return RawTable(file, _TextColumns(table), np.arange(start, start + table.num_rows))
 
 
 def _reader(stream: io.StringIO, delimiter: str) -> CsvReader:

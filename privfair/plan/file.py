@@ -33,6 +33,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,6 +66,12 @@ def refuse_unknown(place: str, mapping: Mapping[str, Any], known: Iterable[str])
             raise InvalidInput(f"[{place}] {key}", _short(value), "is not known", nearest(spelled, names))
 
 
+@cache
+def _adapter(kind: type[DataclassInstance]) -> TypeAdapter[Any]:
+    """Made once for each kind: a schema of many columns reads as many sections."""
+    return TypeAdapter(kind)
+
+
 def read_section(kind: type[Section], place: str, mapping: Mapping[str, Any], folder: Path = Path()) -> Section:
     """The section of type `kind` with these keys, read by pydantic as strictly as JSON: no text becomes a number.
 
@@ -78,7 +85,7 @@ def read_section(kind: type[Section], place: str, mapping: Mapping[str, Any], fo
             raise InvalidInput(f"[{place}] {key}", _short(value), "is given twice", "spell it once")
         given[key.replace("-", "_")] = value
     try:
-        found = TypeAdapter(kind).validate_json(json.dumps(given, default=str), strict=True)
+        found: Section = _adapter(kind).validate_json(json.dumps(given, default=str), strict=True)
     except ValidationError as broken:
         raise as_invalid_input(broken, place) from None
     moved = {field.name: _inside(folder, getattr(found, field.name)) for field in fields(kind)}

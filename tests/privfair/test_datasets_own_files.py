@@ -331,6 +331,70 @@ def test_a_file_read_in_chunks_is_the_file_read_line_by_line(monkeypatch: pytest
             read.parse_csv(b"a,b\n1,2\n3\n", "f.csv")
 
 
+_CELLS = (
+    "1", "-0.125", "1e-7", "1e400", "123456789012345678901", " 2", "2 ", "1_000", "", "nan", "inf", "0x10", "1.", ".5",
+    "+3", "1,5", "a b", "\u00fc", '"', "'", "\u0661", "\u00a03", "1\x0b", "x" * 30,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_large_file_never_means_anything_else_than_a_small_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow reads large plain files: columns, numbers, gaps, lines and refusals are those of the careful way."""
+    pytest.importorskip("pyarrow")
+    from privfair.data import read
+
+    generator = np.random.default_rng(seed)
+    chosen = [_CELLS[number] for number in generator.choice(len(_CELLS), 3)] if seed % 2 else ["1.25", "7"]
+    end = "\r\n" if seed % 5 == 0 else "\n"
+    rows = [[str(chosen[number]) for number in generator.choice(len(chosen), 3)] for _ in range(8)]
+    lines = [",".join(row) for row in [["a", "b", "c"], *rows]]
+    if seed % 7 == 3:
+        lines.insert(4, "" if seed % 2 else "1,2")
+    content = ("\ufeff" * (seed % 3 == 0) + end.join(lines) + end * (seed % 4 > 0)).encode()
+
+    def found(header: tuple[str, ...] | None) -> list[object]:
+        try:
+            table = read.parse_csv(content, "f.csv", header=header)
+        except BadData as refusal:
+            return [str(refusal)]
+        answers: list[object] = [table.lines.tolist(), table.records, *(table.columns[n].tolist() for n in "abc")]
+        part = table.rows(np.array([0, 2, 5]))
+        answers += [part.columns["b"].tolist(), part.lines.tolist(), list(table.columns), len(table.columns)]
+        for name in "abc":
+            for fill in (None, 0.5):
+                try:
+                    answers.append(table.numbers(name, fill).tobytes())
+                except BadData as refusal:
+                    answers.append((str(refusal), refusal.cell))
+            answers += [table.names(name).tolist(), table.missing(name).tolist()]
+        return answers
+
+    for header in (None, ("a", "b", "c")):
+        careful = found(header)
+        monkeypatch.setattr(read, "LARGE", 0)
+        assert found(header) == careful
+        monkeypatch.undo()
+
+
+def test_a_large_plain_file_is_read_by_arrow_and_a_missing_column_is_still_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("pyarrow")
+    from privfair.data import read
+
+    monkeypatch.setattr(read, "LARGE", 0)
+    table = read.parse_csv(b"a,b\n1,x\n2,y\n", "f.csv")
+    assert not isinstance(table.columns, dict)
+    with pytest.raises(KeyError):
+        table.columns["z"]
+    with pytest.raises(BadData, match="column 'z': is missing"):
+        table.numbers("z")
+    with pytest.raises(BadData, match="not UTF-8"):
+        read.parse_csv(b"a,b\n1,\xff\n2,y\n", "f.csv")
+    with pytest.raises(BadData, match="has no records"):
+        read.parse_csv(b"a,b\n", "f.csv")
+
+
 def test_a_records_bits_are_those_of_its_features_and_class() -> None:
     """What is signed with a seed must stay the same decision in every version."""
     import hashlib
