@@ -66,7 +66,8 @@ def check_signatures(evidence: Papers) -> Check:
     if evidence.authentic is None:
         return _unknown("signatures", "no trust file was given, so nobody's signature was checked")
     signers = ", ".join(signature.role.value for signature in evidence.authentic.signatures)
-    return _check("signatures", True, f"signed by {signers}")
+    remark = evidence.authentic.remark
+    return _check("signatures", True, f"signed by {signers}" + ("" if remark is None else f". {remark}"))
 
 
 def _papers(evidence: RunEvidence, ledger: Ledger | None) -> Iterator[Check]:

@@ -60,7 +60,7 @@ def read_loop(path: Path, trusted: FolderTrust) -> LoopEvidence | None:
     claimed = read_unverified(envelope)
     if not _is_loop(folder, claimed.document):
         return None
-    authentic = None if trusted.signers is None else authenticate(envelope, trusted.signers)
+    authentic = None if trusted.signers is None else authenticate(envelope, trusted.signers, for_reading=True)
     return LoopEvidence(
         folder=folder,
         document=claimed.document,

@@ -128,6 +128,13 @@ class TruncatedPoisson:
         rate("sampling rate", self.rate)
         count("most units", self.population)
         count("batch limit", self.limit)
+        if self.limit >= self.population:
+            raise InvalidInput(
+                "batch-limit",
+                self.limit,
+                f"cuts no batch of at most {self.population} units (most-units)",
+                "use sampling poisson, or give a smaller limit",
+            )
         if self.batch is Batch.REVEALED:
             raise InvalidInput("batch", "revealed", "is not priced for truncated batches", "use Poisson batches")
 
@@ -145,8 +152,6 @@ class TruncatedPoisson:
         (docs/theorems/truncated-poisson.md, equation 3).
         """
         n, k, q = self.population, self.limit + 1, self.rate
-        if k > n:
-            return 0.0
         ratio = (n - k) * q / ((k + 1) * (1 - q)) if q < 1 else math.inf
         if not ratio < 1 - 1e-9 or k <= n * q:
             return 1.0

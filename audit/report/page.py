@@ -108,7 +108,8 @@ def empty_model(content: ReportContent) -> str | None:
 def _signed(manifest: AuthenticManifest) -> str:
     """Who signed the manifest, and when that was checked."""
     signers = " and ".join(f"the {each.role.value} (key {each.key_id[:12]})" for each in manifest.signatures)
-    return f"The budget is signed by {signers}; checked at {instant_to_text(manifest.checked_at)}."
+    checked = f"The budget is signed by {signers}; checked at {instant_to_text(manifest.checked_at)}."
+    return checked if manifest.remark is None else f"{checked} {manifest.remark}"
 
 
 def _subject(content: ReportContent) -> str:

@@ -138,6 +138,8 @@ def _signatures(manifest: AuthenticManifest) -> Iterator[str]:
         yield f"signed by the {signature.role.value} with key {signature.key_id}"
     for key_id in manifest.unknown_key_ids:
         yield f"also carries a signature by the unknown key {key_id}, which was ignored"
+    if manifest.remark is not None:
+        yield manifest.remark
     yield f"checked at {instant_to_text(manifest.checked_at)}"
 
 

@@ -79,6 +79,10 @@ class TrustedKey(StrictModel):
     def key(self) -> PublicKey:
         return public_key_from_pem(self.public_key.encode(), f"key {self.key_id}")
 
+    def has_expired(self, at: datetime) -> bool:
+        """Whether its time alone is over: it was not revoked, so what it signed in its time stays signed."""
+        return at >= self.valid_until and (self.revoked is None or self.revoked.at > at)
+
     def objection(self, at: datetime) -> str | None:
         """Why the key may not speak at that instant; None if it may."""
         if self.revoked is not None and self.revoked.at <= at:

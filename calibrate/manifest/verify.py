@@ -40,6 +40,10 @@ _SEAL = object()
 """Held by this module alone: without it neither of the two results below can be constructed."""
 
 
+_NOT_YET_READ = datetime.max.replace(tzinfo=UTC)
+"""For the time of issue, while the content that tells it may not be parsed yet."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """Somebody's verified signature."""
@@ -65,6 +69,8 @@ class AuthenticManifest:
     for_reading: bool
     """Whether it was not asked if the budget is in force."""
     seal: InitVar[object]
+    remark: str | None = None
+    """A sentence for whoever reads a run of the past: which of the keys have expired since it was signed."""
 
     def __post_init__(self, seal: object) -> None:
         _refuse_without_seal(seal, "AuthenticManifest", "authenticate")
@@ -143,15 +149,19 @@ def authenticate(
 ) -> AuthenticManifest:
     """Steps 1 to 9: signed by every role, with live keys, one meaning, a known version, in force at `at`.
 
-    `for_reading` leaves out step 9, for a page about a run of the past; such a manifest can't be bound to a run.
+    `for_reading` leaves out step 9, for a page about a run of the past; such a manifest can't be bound to a run. A key
+    that has expired since then still vouches for what was issued while it was valid, and `remark` says so; a key that
+    was revoked vouches for nothing.
     """
     now = _instant(at)
     opened = _step_1_envelope(envelope)
     _step_2_payload_type(opened)
     signers = _step_3_signatures(opened, trust)
-    live = _step_4_key_status(signers, trust, now)
+    live = _step_4_key_status(signers, trust, now, _NOT_YET_READ if for_reading else None)
     document = _understood(opened.payload)
-    if not for_reading:
+    if for_reading:
+        live = _step_4_key_status(live, trust, now, document.validity.issued_at)
+    else:
         _step_9_validity(document, now)
     known = {key.key_id for key in trust.keys}
     return AuthenticManifest(
@@ -163,6 +173,7 @@ def authenticate(
         checked_at=now,
         for_reading=for_reading,
         seal=_SEAL,
+        remark=_remark(live, document, now),
     )
 
 
@@ -248,14 +259,35 @@ def _step_3_signatures(opened: SignedPayload, trust: TrustFile) -> tuple[Trusted
     return tuple(signers)
 
 
-def _step_4_key_status(signers: tuple[TrustedKey, ...], trust: TrustFile, now: datetime) -> tuple[TrustedKey, ...]:
-    """Before any content is parsed: what a revoked key signed is not to be looked at."""
-    live = tuple(key for key in signers if key.objection(now) is None)
+def _step_4_key_status(
+    signers: tuple[TrustedKey, ...], trust: TrustFile, now: datetime, issued: datetime | None = None
+) -> tuple[TrustedKey, ...]:
+    """Before any content is parsed: what a revoked key signed is not to be looked at.
+
+    With `issued`, for reading, a key counts too that has expired since, if it was valid when the budget was issued.
+    """
+
+    def counts(key: TrustedKey) -> bool:
+        in_time = issued is not None and (issued is _NOT_YET_READ or key.objection(issued) is None)
+        return key.objection(now) is None or (key.has_expired(now) and in_time)
+
+    live = tuple(key for key in signers if counts(key))
     for role in trust.roles:
         if not any(key.role is role for key in live):
             objections = [str(key.objection(now)) for key in signers if key.role is role]
             raise Step.KEY_STATUS.refuse(f"role {role.value}: {', '.join(objections)}")
     return live
+
+
+def _remark(signers: tuple[TrustedKey, ...], document: BudgetDocument, now: datetime) -> str | None:
+    expired = [key for key in signers if key.has_expired(now)]
+    if not expired:
+        return None
+    ends = ", ".join(f"{key.key_id[:12]} ({key.role.value}) on {key.valid_until:%Y-%m-%d}" for key in expired)
+    return (
+        f"Signed with a key that has expired since: {ends}. It was valid when the budget was issued, on "
+        f"{document.validity.issued_at:%Y-%m-%d}, so what was done under it can be read; nothing more can be spent."
+    )
 
 
 def _step_5_statement(payload: bytes) -> Statement:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import UnionType
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -135,8 +135,13 @@ class Algorithm(ABC, Generic[State]):
 
     def restore(self, arrays: Mapping[str, Floats]) -> State:
         """The state that `checkpoint` wrote as these arrays."""
-        restored: State = _restore(self.start(), arrays)
+        restored: State = _restore(self._like, arrays)
         return restored
+
+    @cached_property
+    def _like(self) -> State:
+        """Types and precision of a state; only these are looked at."""
+        return self.start()
 
 
 def _arrays(state: Any) -> dict[str, Floats]:
@@ -144,13 +149,14 @@ def _arrays(state: Any) -> dict[str, Floats]:
     arrays: dict[str, Floats] = {}
     for field in fields(state):
         value = getattr(state, field.name)
-        if is_dataclass(value):
+        if isinstance(value, Tensor):
+            arrays[field.name] = np.array(value.detach().numpy(), dtype=np.float64)
+        elif is_dataclass(value):
             arrays |= _arrays(value)
         elif isinstance(value, Mapping):
             arrays |= {f"{field.name} of {key}": item.numpy().astype(np.float64) for key, item in value.items()}
         elif value is not None:
-            plain = value.detach().numpy() if isinstance(value, Tensor) else value
-            arrays[field.name] = np.array(plain, dtype=np.float64)
+            arrays[field.name] = np.array(value, dtype=np.float64)
     return arrays
 
 
@@ -166,7 +172,9 @@ def _restore(like: Any, arrays: Mapping[str, Floats]) -> Any:
     precision = next((value.dtype for value in vars(like).values() if isinstance(value, Tensor)), torch.float64)
     for field in fields(like):
         before, hint = getattr(like, field.name), hints[field.name]
-        if is_dataclass(before):
+        if isinstance(before, Tensor) and field.name in arrays:
+            values[field.name] = _as_field(hint, np.array(arrays[field.name]), precision)
+        elif is_dataclass(before):
             values[field.name] = _restore(before, arrays)
         elif isinstance(before, Mapping):
             prefix = f"{field.name} of "

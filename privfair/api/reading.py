@@ -146,4 +146,4 @@ def _document(budget: BudgetSource, trust: str | Path | TrustFile | None) -> Bud
     envelope = envelope_of(budget)
     if trust is None:
         return read_unverified(envelope).document
-    return authenticate(envelope, TrustInForce(trust).file).document
+    return authenticate(envelope, TrustInForce(trust).file, for_reading=True).document

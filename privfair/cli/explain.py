@@ -92,9 +92,10 @@ def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, grou
 
     content = read_bytes(path, "BUDGET")
     if trust_path is None:
-        document, checked = read_unverified(content).document, False
+        document, checked, remark = read_unverified(content).document, False, None
     else:
-        document, checked = authenticate(content, read_trust_file(trust_path, root), for_reading=True).document, True
+        found = authenticate(content, read_trust_file(trust_path, root), for_reading=True)
+        document, checked, remark = found.document, True, found.remark
     guarantee = document.guarantee
     meaning = meaning_of(guarantee)
     if as_json:
@@ -112,6 +113,8 @@ def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, grou
         return
     if not checked:
         print_lines(("SIGNATURES NOT CHECKED: give --trust to know whether anybody signed this.",))
+    if remark is not None:
+        print_lines((remark,))
     print_lines((f"Protected: {protected_text(guarantee)}.",))
     print_lines(f"Not protected: {line}" for line in guarantee.not_protected)
     if meaning is None:

@@ -75,8 +75,11 @@ def command(
         warning = f"{alike}; privfair frontier RUN shows other thresholds"
     if as_json:
         answer = {"predictions": str(out), "records": len(found.predicted), "classes": dict(counts)}
-        print_json({**answer, "threshold": found.threshold, "notes": list(found.notes), "warning": warning})
+        remark = {} if found.remark is None else {"remark": found.remark}
+        print_json({**answer, "threshold": found.threshold, "notes": list(found.notes), "warning": warning, **remark})
         return
+    if found.remark is not None:
+        print_wrapped(found.remark)
     for note in found.notes:
         print_wrapped(f"{input_path}: {note}, unlike in the training files; read so")
     shown = ", ".join(f"{name}: {counts[name]}" for name in found.class_names)

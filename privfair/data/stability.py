@@ -180,7 +180,7 @@ class RecordHash:
             return ()
         rows = features.reshape(len(features), -1).view(np.uint8)
         table = np.hstack([rows, labels.reshape(-1, 1).view(np.uint8)])  # each row's bytes, then its label's
-        content, width = memoryview(table).cast("B"), table.shape[1]
+        content, width = table.data.cast("B"), table.shape[1]
         return (content[begin : begin + width] for begin in range(0, len(content), width))
 
     def below(self, data: Dataset, seed: int, purpose: str, probability: float) -> NDArray[np.bool_]:

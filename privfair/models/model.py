@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Protocol, final
 
 import numpy as np
@@ -190,6 +191,7 @@ class ClippedTo:
         return self.reach / np.maximum(norms, self.reach)
 
 
+@lru_cache(typed=True)
 def clipped_to(bound: float) -> ClippedTo:
     """min(1, bound / norm), nudged down by `ROUNDING_SLACK`.
 

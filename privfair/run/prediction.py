@@ -39,6 +39,8 @@ class Predictions:
     """From which probability on the positive class was predicted; None: the most likely class."""
     notes: tuple[str, ...] = ()
     """What was recognised about the input file."""
+    remark: str | None = None
+    """What a reader must know about the signatures; None if all keys are still valid, or none were checked."""
 
     def as_csv(self) -> bytes:
         """One row per record; a text that a spreadsheet would run as a formula gets an apostrophe in front."""
@@ -105,7 +107,8 @@ def predict(
     folder = RunFolder.existing(Path(run))
     if not folder.model.exists():
         raise InvalidInput("RUN", str(run), "has no model yet", "let the training finish (privfair train ... --resume)")
-    plan = read_folder_plan(folder, trusted, model_only=True).plan
+    papers = read_folder_plan(folder, trusted, model_only=True)
+    plan = papers.plan
     encoding = _read_encoding(folder)
     if encoding.schema_ is None:
         raise InvalidInput("RUN", str(run), "was trained on images, which come in no table", "load the model in Python")
@@ -138,6 +141,7 @@ def predict(
         {name: tuple(str(cell).strip() for cell in table.column(name).tolist()) for name in keep},
         cut,
         layout.notes(expected),
+        None if papers.authentic is None else papers.authentic.remark,
     )
 
 

@@ -18,6 +18,7 @@ from calibrate.accountants.registry import best_epsilon
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.plans.from_mapping import plan_from_mapping
+from calibrate.plans.gaussian import BatchSampling, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, untruncated
 from calibrate.sampling import Batch, Poisson, TruncatedPoisson
@@ -28,9 +29,9 @@ CUT = TruncatedPoisson(0.01, 10_000, 180)
 
 
 @settings(max_examples=60, deadline=None)
-@given(n=st.integers(1, 5000), q=st.floats(1e-4, 0.999), share=st.floats(0.0, 1.0))
+@given(n=st.integers(2, 5000), q=st.floats(1e-4, 0.999), share=st.floats(0.0, 1.0))
 def test_the_tail_is_never_understated_and_nearly_sharp_far_out(n: int, q: float, share: float) -> None:
-    limit = max(1, round(share * n))
+    limit = min(max(1, round(share * n)), n - 1)
     bound, exact = TruncatedPoisson(q, n, limit).overflow, float(binom.sf(limit, n, q))
     assert bound >= exact * (1 - 1e-9)
     if limit + 1 > n * q + 6 * math.sqrt(n * q * (1 - q)) + 6 and exact > 1e-250:
@@ -108,6 +109,13 @@ def test_too_small_a_batch_is_refused_with_the_remedy() -> None:
         CertifiedAccountant().price(Sampled(CUT, Gaussian(1.0)), ADD_REMOVE)
     with pytest.raises(InvalidInput, match="not priced for truncated"):
         TruncatedPoisson(0.1, 100, 20, Batch.REVEALED)
+
+
+def test_a_limit_that_cuts_nothing_is_answered_with_poisson() -> None:
+    with pytest.raises(InvalidInput, match=r"batch-limit = 250: cuts no batch .* 250 units .*; use sampling poisson"):
+        GaussianPlan(
+            sampling_rate=0.2, rounds=5, sampling=BatchSampling.TRUNCATED_POISSON, batch_limit=250, most_units=250
+        ).template()
 
 
 def test_noise_is_solved_a_hair_above_poissons() -> None:

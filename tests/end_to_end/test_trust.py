@@ -15,6 +15,8 @@ from calibrate.manifest.keys import Role, generate, load_private, save
 from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile, read_trust
 from calibrate.manifest.verify import authenticate, bind, read_unverified
 from privfair.ledger import Ledger, TrustRolledBack
+from privfair.run.folder import RunFolder
+from privfair.run.trusted_plan import FolderTrust, read_folder_plan
 from privfair.training import TrustInForce, train
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import FEDSGD, Desk
@@ -259,11 +261,50 @@ def test_a_root_key_gives_way_to_a_new_one_and_is_taken_no_more(desk: Desk) -> N
         ledger.verify()
 
 
+def test_a_run_stays_readable_after_its_officers_key_expired_and_nothing_can_be_spent(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages and predictions say that the key has expired; training refuses, and so does what was issued afterwards."""
+    from calibrate.manifest import verify
+
+    run(desk, desk.budget(), "run")
+    folder, page = desk.folder / "run", desk.folder / "page.html"
+    trusted = read_trust(desk.trust.read_bytes(), load_private(desk.folder / "root.pem").public)
+    late = trusted.keys[0].valid_until + DAY
+    monkeypatch.setattr(verify, "_instant", lambda at: late if at is None else at)
+    trust = ("--trust", desk.trust, "--root", desk.folder / "root.pem.pub")
+    said = f"expired since: {load_private(desk.key).key_id[:12]} (privacy-officer)"
+    for words in (
+        ("manifest", "show", folder / "budget.json", *trust),
+        ("explain", folder / "budget.json", *trust),
+        ("predict", folder, "--input", desk.folder / "north.csv", *trust, "--out", desk.folder / "predicted.csv"),
+        ("report", folder, *trust, "--out", page),
+    ):
+        outcome = privfair(*words)
+        assert outcome.code == 0, outcome.err
+        shown = page.read_text("utf-8") if words[0] == "report" else outcome.out
+        assert said in " ".join(shown.split()), words
+    found = read_folder_plan(RunFolder(folder), FolderTrust(trusted))
+    assert found.authentic is not None
+    assert found.authentic.remark is not None
+    assert said in found.authentic.remark
+    with pytest.raises(ManifestRefused, match="is not valid since"):
+        run(desk, desk.budget("later.json"), "later")
+    with pytest.raises(ManifestRefused, match="is not valid since"):
+        authenticate((folder / "budget.json").read_bytes(), trusted)
+
+    issued = read_unverified((folder / "budget.json").read_bytes()).document.validity.issued_at
+    old = trusted.keys[0].model_copy(update={"valid_from": issued - 9 * DAY, "valid_until": issued - DAY})
+    with pytest.raises(ManifestRefused, match="is not valid since"):
+        authenticate((folder / "budget.json").read_bytes(), TrustFile(keys=(old,)), for_reading=True)
+    revoked = trusted.with_revoked(old.key_id, Revocation(at=late - DAY, why="lost"))
+    with pytest.raises(ManifestRefused, match="was revoked: lost"):
+        authenticate((folder / "budget.json").read_bytes(), revoked, for_reading=True)
+
+
 def test_a_run_stays_readable_after_its_budget_expired(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """An audit or a prediction under --trust spends nothing, so the budget's window does not matter to it."""
     from calibrate.manifest import verify
-    from privfair.run.folder import RunFolder
-    from privfair.run.trusted_plan import FolderTrust, read_folder_plan
 
     run(desk, desk.budget(), "run")
     root = load_private(desk.folder / "root.pem").public
