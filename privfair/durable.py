@@ -6,6 +6,9 @@ import errno
 import os
 from pathlib import Path
 
+OTHER_VERSION = "read it with the version of privfair that wrote it, which run.json names"
+"""The remedy for a file of a run whose format is of another version; nothing is guessed."""
+
 
 def sync_folder(folder: Path) -> None:
     """Make a creation or a rename in `folder` survive a power cut."""

@@ -24,7 +24,7 @@ from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.manifest.strict_json import NotStrictJson, parse_object
 from calibrate.sampling import Batch, Sampling, ShuffledEpochs
 from privfair.batches.randomness import Indexes
-from privfair.durable import replace_file, write_all
+from privfair.durable import OTHER_VERSION, replace_file, write_all
 
 _MAGIC = b"PFBATCH1"
 _LENGTH = struct.Struct("<I")
@@ -184,7 +184,10 @@ class BatchWriter:
 def _read_header(path: Path, content: memoryview) -> tuple[BatchHeader, int]:
     start = len(_MAGIC) + _LENGTH.size
     try:
-        if bytes(content[: len(_MAGIC)]) != _MAGIC:
+        begin = bytes(content[: len(_MAGIC)])
+        if begin != _MAGIC and begin[:-1] == _MAGIC[:-1]:
+            raise Refused(f"{path} is a batch record of another version; {OTHER_VERSION}")
+        if begin != _MAGIC:
             raise ValueError("it does not begin like one")
         (length,) = _LENGTH.unpack_from(content, len(_MAGIC))
         encoded = bytes(content[start : start + length])

@@ -21,12 +21,14 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput, Refused
 from privfair.algorithms.algorithm import Algorithm
-from privfair.durable import replace_file
+from privfair.durable import OTHER_VERSION, replace_file
 from privfair.federation.coordinator import Position
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 
 State = TypeVar("State")
+RUN_VERSION = 1
+"""Of the JSON files of a run folder."""
 
 # What a run leaves behind, one file per purpose; all of it may go to an auditor except the claim token.
 #
@@ -140,6 +142,8 @@ class RunFolder:
             raise Refused(f"{path} cannot be read ({broken}); put an untouched copy back") from None
         if not isinstance(document, dict):
             raise Refused(f"{path} is not what a run writes; put an untouched copy back")
+        if document.get("version", RUN_VERSION) != RUN_VERSION:
+            raise Refused(f"{path} is of another version than {RUN_VERSION}; {OTHER_VERSION}")
         return document
 
     def digests(self) -> dict[str, str]:

@@ -27,6 +27,7 @@ from privfair.models.model import Model
 from privfair.plan.model import build_model
 from privfair.plan.privacy import Parameters, require_signed
 from privfair.plan.training import TrainingPlan, read_training_plan
+from privfair.run.folder import RUN_VERSION
 
 # What a run promises, in the few words that stand in every output, and as the terms the ledger claims.
 
@@ -201,7 +202,7 @@ def describe_run(
     """
     document = manifest.document
     return {
-        "version": 1,
+        "version": RUN_VERSION,
         "status": status.value,
         "algorithm": document.algorithm,
         "promise": promise_of(document).as_json(),

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from privfair.durable import OTHER_VERSION
 from privfair.transcript.header import TranscriptRefused
 
 MAGIC = b"PFTRANS1"
@@ -94,7 +95,10 @@ def read_end(payload: memoryview) -> int:
 
 def first_frame(content: memoryview) -> Frame | None:
     """The frame after the magic word, or None where it is unfinished."""
-    if bytes(content[: len(MAGIC)]) != MAGIC:
+    begin = bytes(content[: len(MAGIC)])
+    if begin != MAGIC and begin[:-1] == MAGIC[:-1]:
+        raise TranscriptRefused("the transcript", "its format is of another version", OTHER_VERSION)
+    if begin != MAGIC:
         raise _damaged("it does not begin like a transcript of this version")
     return _frame_at(content, len(MAGIC), SEED, largest=len(content))
 
