@@ -34,7 +34,7 @@ def test_a_run_killed_at_a_durable_operation_resumes_and_publishes_nothing_twice
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMES)
 def test_every_sampling_survives_kills_torn_writes_full_disks_and_errors(name: str, tmp_path: Path) -> None:
-    _require_all_well(name, SQLITE, tmp_path, every=7)
+    _require_all_well(name, SQLITE, tmp_path, every=12)
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_every_sampling_survives_kills_torn_writes_full_disks_and_errors(name: s
 def test_a_run_with_a_ledger_in_postgresql_survives_them_too(name: str, tmp_path: Path) -> None:
     try:
         with postgresql() as store:
-            _require_all_well(name, store, tmp_path, every=11)
+            _require_all_well(name, store, tmp_path, every=20)
     except NotInstalled as missing:
         pytest.skip(str(missing))
 
