@@ -184,7 +184,8 @@ def read_plan_file(path: Path) -> PlanFile:
     except RecursionError:
         raise InvalidInput("plan", str(path), "is nested too deeply", "fix the file") from None
     except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
-        raise InvalidInput("plan", str(path), f"is not TOML: {error}", "fix the file") from error
+        why = str(error).partition(": value has")[0]  # of too many digits Python also says how to change Python
+        raise InvalidInput("plan", str(path), f"is not TOML: {why}", "fix the file") from error
     for key, value in parsed.items():
         if key == "algorithm":
             continue
