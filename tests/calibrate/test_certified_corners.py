@@ -87,3 +87,19 @@ def test_noise_for_few_participations_is_found_on_few_lattices(relation: str, wo
     sigma = questions.sigma(epsilon=8, delta=1e-12, sampling_rate=2e-6, rounds=6, relation=relation)
     assert sigma == pytest.approx(0.314311, rel=1e-5)
     assert sum(work) < 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("rate", "rounds", "epsilon", "delta"), [(1.38e-3, 1, 0.7, 4.4e-11), (1.93e-3, 2, 0.0715, 7e-11)]
+)
+def test_few_rounds_with_large_losses_are_solved_by_their_price(
+    rate: float, rounds: int, epsilon: float, delta: float
+) -> None:
+    """The lattice at the target's epsilon can't certify these; the price of a little more noise can."""
+
+    def upper(sigma: float) -> float:
+        return questions.epsilon(noise_multiplier=sigma, sampling_rate=rate, rounds=rounds, delta=delta).upper
+
+    sigma = questions.sigma(epsilon=epsilon, delta=delta, sampling_rate=rate, rounds=rounds)
+    assert upper(sigma) <= epsilon
+    assert upper(0.99 * sigma) > epsilon
