@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -18,9 +17,8 @@ from scipy.signal import lfilter
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count
-from calibrate.releases import MOST_MISSING
+from calibrate.releases import MOST_BANDS, check_column
 
-MOST_BANDS = 1024
 _LONGEST = 20_000
 """Rounds that a strategy is optimised for at most; it is valid, and nearly as good, for longer runs."""
 _DIGITS = 2.0**-48
@@ -58,19 +56,6 @@ def prefix_error(column: Sequence[float] | Floats, rounds: int) -> float:
     scaled = np.asarray(column, dtype=np.float64)
     errors = _running_errors(scaled / np.linalg.norm(scaled), rounds)
     return float(np.square(errors) @ np.arange(rounds, 0, -1)) / rounds
-
-
-def check_column(column: tuple[float, ...]) -> tuple[float, ...]:
-    """The column, if it can be signed: positive at its head, of norm at most 1 and hardly less, in exact arithmetic."""
-    squares = sum((Fraction(value) ** 2 for value in column), Fraction(0))
-    if not column or not column[0] > 0 or not (1 - Fraction(MOST_MISSING)) ** 2 <= squares <= 1:
-        raise InvalidInput(
-            "strategy",
-            f"{len(column)} coefficients",
-            "must begin with a positive number and have norm 1, not above",
-            "use calibrate.banded.banded_strategy",
-        )
-    return column
 
 
 def _running_errors(column: Floats, rounds: int) -> Floats:

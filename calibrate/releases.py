@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import assert_never
 
 from calibrate.errors import InvalidInput, count, positive
@@ -22,6 +23,20 @@ from calibrate.sampling import Batch, Cyclic, FixedSize, RandomAllocation, Sampl
 
 MOST_MISSING = 2.0**-30
 """How far a signed column of a banded strategy may fall short of norm 1."""
+MOST_BANDS = 1024
+
+
+def check_column(column: tuple[float, ...]) -> tuple[float, ...]:
+    """The column, if it can be signed: positive at its head, of norm at most 1 and hardly less, in exact arithmetic."""
+    squares = sum((Fraction(value) ** 2 for value in column), Fraction(0))
+    if not column or not column[0] > 0 or not (1 - Fraction(MOST_MISSING)) ** 2 <= squares <= 1:
+        raise InvalidInput(
+            "strategy",
+            f"{len(column)} coefficients",
+            "must begin with a positive number and have norm 1, not above",
+            "use calibrate.banded.banded_strategy",
+        )
+    return column
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.linalg import toeplitz
 
 from calibrate.accountants.gaussian import gaussian_delta
-from calibrate.banded import MOST_BANDS, banded_strategy, check_column, prefix_error
+from calibrate.banded import banded_strategy, prefix_error
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding
@@ -24,7 +24,7 @@ from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import BatchSampling, CorrelatedNoise, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.questions import choose_bands, epsilon, rounds, sigma
-from calibrate.releases import Gaussian, Repeated, Sampled
+from calibrate.releases import MOST_BANDS, Gaussian, Repeated, Sampled, check_column
 from calibrate.sampling import Batch, Cyclic
 from privfair.cli import cli
 from privfair.cli.epsilon_so_far import event_after
