@@ -424,7 +424,7 @@ BUILDERS: dict[str, Builder] = {
     "engine.pay-once.randomised_attribute": _responses,
     "engine.pay-once.after-paying": _after_paying,
     **{f"engine.fair-plugin.{name}": _plugin_record(name) for name in _SENT_IN},
-    **{f"engine.fair-plugin.{name}.users": _plugin_user(name) for name in (GROUPS, FLIPS)},
+    **{f"engine.fair-plugin.{name}.users": _plugin_user(name) for name in (SCORES, FLIPS)},
     "engine.fair-plugin.after-paying": _plugin_after_paying,
     "engine.gaussian.value_1": _gradients(_dp_fedsgd, _ADD_REMOVE, "value_1"),
     "engine.gaussian.value_1.replace-one": _gradients(_dp_fedsgd, _REPLACE, "value_1"),

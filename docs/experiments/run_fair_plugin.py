@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is loaded
 import numpy as np
 import torch
 from fair_plugin_report import Row, write_page
-from scipy.special import expit
+from stacked import logistic_descents
 from steffle_settings import SETTINGS, SILOS
 from steffle_split import _whole
 
@@ -34,6 +34,7 @@ from calibrate.plans.plan import NoisyValue, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, Protected
 from privfair.algorithms.algorithm import Received, SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions, FairPluginState
+from privfair.algorithms.parts.descent import DescentRule
 from privfair.contribution import Published
 from privfair.data.partition import Heterogeneous, cut_into_silos, split_silos
 from privfair.fairness.penalty import ResponseChannel
@@ -102,16 +103,17 @@ def train(
         a if c is None else c.memberships(torch.from_numpy(a))[:, 1].numpy()
         for a, c in zip(answers, channels, strict=True)
     ]
-    steps = ROUNDS - 1 - attribute
+    own = FairPluginOptions()
+    rule = DescentRule(own.learning_rate, own.momentum, rounds=ROUNDS - 1 - attribute, cosine=True)
     targets = {SCORES: np.repeat(y[:, None], len(known), axis=1), GROUPS: np.stack(members, axis=1)}
     clips = {SCORES: plan.clip, GROUPS: plan.group_clip}
     kept = {
-        name: stacked_descent(
+        name: logistic_descents(
             x,
             target.astype(np.float32),
             None if attribute else clips[name],
             np.array([noise.get(name, 0.0) for _, noise, _ in known]) * math.sqrt(SILOS),
-            steps,
+            rule,
             random,
         )
         for name, target in targets.items()
@@ -148,32 +150,6 @@ def _published(
     values = algorithm.contribution(state, step, silo, torch.arange(len(silo))).values
     noisy = {n: np.array(v, dtype=np.float64) + random.normal(0, noise.get(n, 0.0), v.shape) for n, v in values.items()}
     return {name: Published(step, silo.name, name, one) for name, one in noisy.items()}
-
-
-def stacked_descent(
-    x: Any, targets: Any, clip: float | None, sigmas: Any, steps: int, random: np.random.Generator
-) -> tuple[Any, Any]:
-    """Many logistic descents at once, one per column of `targets`, with the rule of `FairPlugin.steps`.
-
-    Returns the tail averages before and after the last step. `sigmas` are of the sums over all silos.
-    """
-    options = FairPluginOptions()
-    wide = np.c_[x, np.ones(len(x))].astype(np.float32)
-    norms = np.linalg.norm(wide, axis=1)[:, None]
-    theta = np.zeros((wide.shape[1], targets.shape[1]))
-    velocity, mean, kept, before = np.zeros_like(theta), np.zeros_like(theta), 0, theta
-    for step in range(steps):
-        residual = expit(wide @ theta.astype(np.float32)) - targets
-        if clip is not None:
-            residual *= np.minimum(1, clip / np.maximum(np.abs(residual) * norms, 1e-12))
-        gradient = (wide.T @ residual).astype(np.float64) + random.normal(0, 1, theta.shape) * sigmas
-        velocity = options.momentum * velocity + gradient / len(x)
-        rate = options.learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
-        theta = theta - rate * (1 - options.momentum) * velocity
-        if step + 1 > steps - max(1, steps // 4):
-            before, kept = mean, kept + 1
-            mean = mean + (theta - mean) / kept
-    return before, mean
 
 
 def rule_scores(algorithm: FairPlugin, last: Last, target: float, x: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""SteFFLe and pay-once for many runs at once: logistic regression, two groups, two classes, demographic parity.
+"""SteFFLe, pay-once and descents of the fair plug-in for many runs at once: logistic, two groups, two classes, parity.
 
 The same rounds as `privfair.algorithms.steffle.Steffle` and `privfair.algorithms.pay_once.PayOnce`, for a whole row of
 fairness weights and noise levels in one matrix product (tests/privfair/test_experiment_stacked.py holds the two against
@@ -15,8 +15,10 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from calibrate.arrays import Floats
+from privfair.algorithms.parts.descent import DescentRule
 
 Wide = NDArray[np.float64]
 _UNDER_THE_BOUND = 1.0 / (1.0 + 2.0**-16)
@@ -232,3 +234,32 @@ def shuffled_batches(sizes: tuple[int, ...], batch_size: int, seed: int) -> Iter
         orders = [draw.permutation(size) for size in sizes]
         for start in range(0, max(sizes), batch_size):
             yield tuple(order[start : start + batch_size] for order in orders)
+
+
+def logistic_descents(
+    x: NDArray[np.floating],
+    targets: NDArray[np.floating],
+    clip: float | None,
+    sigmas: NDArray[np.floating],
+    rule: DescentRule,
+    random: np.random.Generator,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Many logistic descents at once, one per column of `targets`: the means of the last quarter of the iterates.
+
+    They are returned before and after the last step. `sigmas` are of the sum over all silos, one per column.
+    """
+    wide = np.c_[x, np.ones(len(x))].astype(np.float32)
+    norms = np.linalg.norm(wide, axis=1)[:, None]
+    theta = np.zeros((wide.shape[1], targets.shape[1]))
+    velocity, mean, kept, before = np.zeros_like(theta), np.zeros_like(theta), 0, theta
+    for step in range(rule.rounds):
+        residual = expit(wide @ theta.astype(np.float32)) - targets
+        if clip is not None:
+            residual *= np.minimum(1, clip / np.maximum(np.abs(residual) * norms, 1e-12))
+        gradient = (wide.T @ residual).astype(np.float64) + random.normal(0, 1, theta.shape) * sigmas
+        velocity = rule.momentum * velocity + gradient / len(x)
+        theta = theta - rule.rate(step) * (1 - rule.momentum) * velocity
+        if step + 1 > rule.rounds - max(1, rule.rounds // 4):
+            before, kept = mean, kept + 1
+            mean = mean + (theta - mean) / kept
+    return before, mean

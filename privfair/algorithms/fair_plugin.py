@@ -38,6 +38,7 @@ from privfair.fairness.constraints import RateValue
 from privfair.fairness.fermi import OUTSIDE, Independence, block_of
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.fair_rule import FairRule
+from privfair.models.layers import coefficients_of
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model, clipped_to
 
@@ -254,10 +255,8 @@ class FairPlugin(Algorithm[FairPluginState]):
         users = int(inside.owner.max()) + 1 if len(cell) else 0
         vectors = torch.zeros(users, self.groups * cells, dtype=torch.float64)
         vectors.index_put_((inside.owner, inside.s * cells + cell), torch.ones(len(cell), dtype=torch.float64), True)
-        norms = torch.linalg.vector_norm(vectors, dim=1)
-        factors = clipped_to(self.clips.counts)(norms, norms)
-        largest = float((factors * norms).max()) if users else 0.0
-        return BoundedContribution(name, (factors @ vectors).reshape(shape).numpy(), self.clips.counts, largest)
+        summed = _clipped_users(name, vectors, self.clips.counts)
+        return replace(summed, values=summed.values.reshape(shape))
 
     def _fill_up(self, silo: SiloTensors) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if len(silo) > self.largest_silo:
@@ -337,11 +336,24 @@ def _gradient_sum(
     if seen.owner is None:
         found = model.weighted_gradient(theta, seen.x, hard, clipped_to(clip))
         return BoundedContribution(name, found.total.numpy().astype(np.float64), clip, found.largest_part)
+    users = int(seen.owner.max()) + 1 if len(hard) else 0
+    if isinstance(model, LogisticRegression) and model.classes == 2:
+        features = torch.nn.functional.pad(seen.x.flatten(1).to(torch.float64), (0, 1), value=1.0)
+        residual = torch.sigmoid(model.logits(theta, seen.x)[:, 1].to(torch.float64)) - hard
+        vectors = torch.zeros(users, model.size, dtype=torch.float64)
+        return _clipped_users(name, vectors.index_add_(0, seen.owner, features * residual[:, None]), clip)
     silo = SiloTensors("", seen.x, hard, hard, unit_of_row=seen.owner)
     statistics = Statistics(model, Layout(model.size, 0, 0, False), (), RateValue.PREDICTIONS)
-    users = torch.arange(int(seen.owner.max()) + 1 if len(hard) else 0)
-    total, largest = statistics.summed(theta, silo, users, clip)
+    total, largest = statistics.summed(theta, silo, torch.arange(users), clip)
     return BoundedContribution(name, total.numpy(), clip, largest)
+
+
+def _clipped_users(name: str, vectors: Tensor, clip: float) -> BoundedContribution:
+    """The sum of the users' vectors, one per row, each clipped as a whole."""
+    norms = torch.linalg.vector_norm(vectors, dim=1)
+    factors = coefficients_of(clipped_to(clip), norms, norms)
+    largest = float((factors * norms).max()) if len(norms) else 0.0
+    return BoundedContribution(name, (factors @ vectors).numpy(), clip, largest)
 
 
 def _sum(received: Received, name: str) -> Tensor:

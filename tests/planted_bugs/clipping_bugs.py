@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from calibrate.plans.fair_plugin import FLIPS
 from privfair.algorithms.dp_fedsgd import DpFedSgd
+from privfair.algorithms.fair_plugin import FairPlugin
 from privfair.algorithms.fedfdp import FedFdp
 from privfair.plan.model import build_model
 from tests.planted_bugs.bug import Bug, Caught, sending, together, with_values
@@ -159,6 +161,16 @@ def _never_cleared() -> AbstractContextManager[Any]:
     return sending(FedFdp, wrong)
 
 
+def _cumulated_histogram() -> AbstractContextManager[Any]:
+    """Each record is counted at every strength of the rule above its own, where one cell was signed."""
+
+    def wrong(right: Any, self: Any, state: Any, round: int, silo: Any, batch: Tensor) -> Any:
+        message = right(self, state, round, silo, batch)
+        return with_values(message, lambda name, values: np.cumsum(values, axis=1) if name == FLIPS else values)
+
+    return sending(FairPlugin, wrong)
+
+
 _SECRET = Engine.SECRET_BATCHES
 _BOTH = (Caught.SEARCH, Caught.PROBE)
 _GRADIENT, _FEDFDP_GRADIENT = "engine.gaussian.value_1", "engine.fedfdp.gradient"
@@ -171,6 +183,7 @@ CLIPPING_BUGS = (
     Bug("weights after clipping", Engine.FEDFDP, _weights_after_clipping, _BOTH, _FEDFDP_GRADIENT),
     Bug("negative weights unclipped", Engine.FEDFDP, _equation_13, _BOTH, _FEDFDP_GRADIENT),
     Bug("gradient never cleared", Engine.FEDFDP, _never_cleared, _BOTH, _FEDFDP_GRADIENT),
+    Bug("cumulated histogram", Engine.FAIR_PLUGIN, _cumulated_histogram, _BOTH, "engine.fair-plugin.flip_counts"),
     Bug("normalisation by private statistics", _SECRET, _private_statistics, _BOTH, _GRADIENT),
     Bug("BatchNorm", _SECRET, _batch_norm, (Caught.PROBE,)),
 )

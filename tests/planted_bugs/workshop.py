@@ -50,6 +50,13 @@ clip = 0.5
 loss-clip = 2.0
 loss-noise-ratio = 2.5
 """
+_FAIR_PLUGIN = """algorithm = "fair-plugin"
+[target]
+epsilon = 2.0
+delta = 1e-5
+[privacy]
+rounds = 8
+"""
 _NETWORK = '[training.model]\nkind = "perceptron"\nhidden = [16]'
 
 
@@ -61,6 +68,7 @@ class Engine(Enum):
     ALLOCATED = "DP-SGD, random allocation, logistic"
     BANDED = "DP-SGD, banded noise, logistic"
     FEDFDP = "FedFDP"
+    FAIR_PLUGIN = "fair plug-in, records"
     STEFFLE = "SteFFLe, shuffled batches"
     STEFFLE_LONG = "SteFFLe, 60 rounds"
 
@@ -75,6 +83,7 @@ _PLANS = {
     Engine.ALLOCATED: _gaussian(0.2, 24, "").replace("clip = 1.0", 'clip = 1.0\nsampling = "random-allocation"'),
     Engine.BANDED: _gaussian(1 / 6, 24, "").replace("clip = 1.0", 'clip = 1.0\nnoise = "banded"\nbatches = 6'),
     Engine.FEDFDP: f"{_FEDFDP}{_DATA}[training]\nfairness = 2.0\n",
+    Engine.FAIR_PLUGIN: f"{_FAIR_PLUGIN}{_DATA}[training]\nbins = 6\n",
     Engine.STEFFLE: f"{_STEFFLE.format(rounds=15)}{_DATA}{_FREQUENCIES}",
     Engine.STEFFLE_LONG: f"{_STEFFLE.format(rounds=60)}{_DATA}{_FREQUENCIES}",
 }

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.pay_once import ATTRIBUTE, PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions, WCenter
 from privfair.fairness.penalty import ResponseChannel
@@ -152,3 +153,21 @@ def test_the_bound_is_the_signed_one() -> None:
     columns = stacked.SteffleColumns(np.ones(1), np.ones(1), np.ones(1), np.ones(1), (0.5, 0.5), 0.4, 80, 0.3, 0.2)
     assert columns.reach / 80 == pytest.approx(SteffleBounds(80, 0.4, 0.3, 0.2).h_theta, rel=1e-4)
     assert math.isfinite(columns.reach)
+
+
+def test_the_stacked_descents_of_the_fair_plug_in_are_its_own() -> None:
+    """Both models, clipped and without noise, as the algorithm's own rounds lead to them; in single precision."""
+    silos = _silos()
+    algorithm = FairPlugin(
+        LogisticRegression(3), LogisticRegression(3), FairPluginOptions(), 160, 9, Clips(0.5, 0.4, 1.0)
+    )
+    state = algorithm.start()
+    for step in range(8):
+        messages = [(s.name, algorithm.contribution(state, step, s, torch.arange(80))) for s in silos]
+        state = algorithm.update(state, without_noise(messages))
+    kept = algorithm.theta(state).numpy()
+    x = np.concatenate([silo.x.numpy() for silo in silos])
+    for place, (column, clip) in enumerate((("y", 0.5), ("s", 0.4))):
+        targets = np.concatenate([getattr(silo, column).numpy() for silo in silos])[:, None].astype(np.float32)
+        _, mean = stacked.logistic_descents(x, targets, clip, np.zeros(1), algorithm.steps, np.random.default_rng(0))
+        np.testing.assert_allclose(mean[:, 0], kept[4 * place : 4 * place + 4], rtol=1e-4, atol=1e-5)
