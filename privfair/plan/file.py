@@ -189,6 +189,14 @@ def read_plan_file(path: Path) -> PlanFile:
     for key, value in parsed.items():
         if key == "algorithm":
             continue
+        if key == "search":
+            raise InvalidInput(
+                "[search]",
+                "a section",
+                "cannot be signed: every run of the engine is shown, and so every try is charged by itself",
+                "sign one budget per try (`privfair compose` adds them up); `privfair account --tries` prices a search "
+                "of your own that keeps the losing tries and their number secret",
+            )
         if key not in _SECTIONS or not isinstance(value, dict):
             known = ", ".join(f"[{section}]" for section in _SECTIONS)
             raise InvalidInput(f"{path}: {key}", value, "is not part of a plan", f"use algorithm and {known}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, RandomizedResponse
 from calibrate.search_cost import RandomTries, price_search
+from privfair.plan.file import read_plan_file
 from tests.end_to_end.command_line import privfair
 
 REPLACE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)
@@ -109,3 +111,10 @@ def test_a_group_is_promised_what_its_members_add_up_to() -> None:
     assert "nothing is promised" in nothing.out
     as_json = privfair("explain", "--epsilon", 1, "--delta", 1e-5, "--group", 13, "--json").json()
     assert as_json["group"] == {"size": 13, "meaning": None}
+
+
+def test_a_plan_that_asks_to_sign_a_search_is_refused_by_name(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text('algorithm = "gaussian"\n[search]\ntries = 10\n', encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"\[search\].*cannot be signed.*account --tries"):
+        read_plan_file(plan)
