@@ -26,6 +26,7 @@ from privfair.cli.audit_model import (
 from privfair.cli.audit_outputs import OutputFlags, model_subjects, output_options, run_subjects, write_outputs
 from privfair.cli.audit_outputs import command as verify_command
 from privfair.cli.output import (
+    checks_text,
     json_option,
     number_text,
     print_json,
@@ -325,7 +326,7 @@ def show_report(report: AuditReport, verbose: bool) -> None:
         )
     outcomes = [check.outcome.value for check in report.checks]
     others = [check for check in report.checks if check.outcome.value != "passed"]
-    print_wrapped(f"{outcomes.count('passed')} of {len(outcomes)} checks passed{'' if verbose else ' (-v shows all)'}")
+    print_wrapped(f"{checks_text(outcomes)}{'' if verbose else ' (-v shows all)'}")
     for check in others if not verbose else ():
         if check.outcome.value == "failed":
             print_wrapped(f"  FAILED {check.layer.value} {check.name}: {check.finding}", indent="    ")

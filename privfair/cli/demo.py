@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from calibrate.errors import PrivfairError
-from privfair.cli.output import json_option, number_text, print_json, table_lines, threads_option
+from privfair.cli.output import checks_text, json_option, number_text, print_json, table_lines, threads_option
 from privfair.cli.pipeline import Pipeline
 
 # The plans `privfair demo` runs: real data, sized so that training and the audit take about a minute.
@@ -333,8 +333,8 @@ class Demo:
         pipeline = self.pipeline
         pipeline.say("The audit: does the run keep its promise?")
         verdict, report = pipeline.audit("--reruns", reruns, "--confidence", confidence)
-        passed = sum(check["outcome"] == "passed" for check in verdict["checks"])
-        pipeline.tell(f"audited     {passed} of {len(verdict['checks'])} checks passed; attacked by {reruns} rerun(s)")
+        checks = checks_text([check["outcome"] for check in verdict["checks"]])
+        pipeline.tell(f"audited     {checks}; attacked by {reruns} rerun(s)")
         return verdict, report
 
     def _refusals(self) -> None:

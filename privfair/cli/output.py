@@ -112,6 +112,13 @@ def table_lines(rows: Iterable[Iterable[str]]) -> list[str]:
     ]
 
 
+def checks_text(outcomes: Sequence[str]) -> str:
+    """How many checks of an audit passed, and why the others did not: one that is not possible is not a failure."""
+    counted = [f"{outcomes.count('passed')} of {len(outcomes)} checks passed"]
+    counted += [f"{outcomes.count(one)} {one}" for one in ("failed", "not possible") if one in outcomes]
+    return ", ".join(counted)
+
+
 def number_text(value: float | None, digits: int = 3) -> str:
     """A share as people read it, and a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"

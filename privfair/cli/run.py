@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from privfair.cli.output import json_option, print_json, threads_option, threshold_options
+from privfair.cli.output import checks_text, json_option, print_json, threads_option, threshold_options
 from privfair.cli.pipeline import Pipeline
 from privfair.cli.train import quality_lines
 
@@ -75,8 +75,7 @@ def command(
 
 
 def _conclude(pipeline: Pipeline, trained: dict[str, Any], verdict: dict[str, Any], report: Path) -> None:
-    passed = sum(check["outcome"] == "passed" for check in verdict["checks"])
-    pipeline.tell(f"audited     {passed} of {len(verdict['checks'])} checks passed", "")
+    pipeline.tell(f"audited     {checks_text([check['outcome'] for check in verdict['checks']])}", "")
     pipeline.tell(f"{verdict['verdict'].upper()}: {verdict['why']}", "")
     decision, measured = trained["decision"], trained
     if decision["rule"] != "default" and decision["held_out"] is not None:

@@ -165,7 +165,11 @@ def schema_text(seen: SeenFiles, public_lists: bool) -> str:
     ]
     for role, key in ((Role.TARGET, "classes"), (Role.SENSITIVE, "groups")):
         for column in seen.of(role):
-            lines += [f"[{role.value}]", f"column = {_quoted(column.name)}", _list(key, column.names, public_lists), ""]
+            lines += [f"[{role.value}]", f"column = {_quoted(column.name)}", _list(key, column.names, public_lists)]
+            lines += ["# the second class is the positive one, which rates and thresholds speak of"] * (
+                key == "classes"
+            )
+            lines.append("")
     for column in seen.of(Role.NUMERIC):
         lines += [
             f"[numeric.{_key(column.name)}]",

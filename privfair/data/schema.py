@@ -58,10 +58,11 @@ class CodedColumn:
                 "list it under values",
             )
         if self.values is not None:
-            if not self.values or len(set(self.values)) != len(self.values):
-                raise InvalidInput(
-                    f"values of column {self.name!r}", self.values, "must be distinct and not empty", "list each once"
-                )
+            if not self.values:
+                rule, remedy = "are not filled in", 'write for example ["no", "yes"], from a codebook or a form'
+                raise InvalidInput(f"values of column {self.name!r}", self.values, rule, remedy)
+            if len(set(self.values)) != len(self.values):
+                raise InvalidInput(f"values of column {self.name!r}", self.values, "must be distinct", "list each once")
             for source, target in self.merge:
                 if target not in self.values or source in self.values:
                     raise InvalidInput(

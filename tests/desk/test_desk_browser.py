@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.desk.desk_world import ATTACK, World, make_world
-from tests.end_to_end.headless_browser import CHROMIUM
+from tests.end_to_end.headless_browser import AXE, CHROMIUM
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -35,7 +34,6 @@ PAGES = (
     "/runs",
     "/compare?a=run-1&b=run-2",
 )
-AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 
 
 @dataclass

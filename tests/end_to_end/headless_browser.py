@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 CHROMIUM = shutil.which("chromium")
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 _ALONE = (
     "--headless",
     "--no-sandbox",

@@ -14,7 +14,7 @@ from PIL import Image
 from audit.report.page import ReportContent, render
 from audit.report.results import AuditReport
 from calibrate.manifest.verify import read_unverified
-from tests.end_to_end.headless_browser import CHROMIUM, dumped_page, screenshot
+from tests.end_to_end.headless_browser import AXE, CHROMIUM, dumped_page, screenshot
 from tests.privfair.small_runs import GAUSSIAN, Desk
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt install chromium)")
@@ -164,3 +164,24 @@ def test_the_page_names_no_address_and_quotes_no_markup(page: Path) -> None:
     assert not re.search(
         r"""(src|action)\s*=|href\s*=(?!"\#)|url\(|@import|<script|https?://(?!in-toto)""", page.read_text("utf-8")
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed (npm install --no-save axe-core@4)")
+def test_axe_finds_nothing_in_light_and_dark_wide_and_narrow(page: Path) -> None:
+    """Contrast of every text, names of every figure, order of headings: with all details unfolded."""
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+    with driver.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=60_000)
+        for scheme, width in (("light", 1280), ("dark", 390)):
+            viewport = {"width": width, "height": 900}
+            opened = browser.new_page(viewport=viewport, color_scheme=scheme, bypass_csp=True)
+            opened.set_default_timeout(60_000)
+            opened.goto(page.as_uri())
+            opened.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+            opened.add_script_tag(path=AXE)
+            found = opened.evaluate("axe.run().then(result => result.violations.map(one => one.id + ': ' + one.help))")
+            assert not found, (scheme, width, found)
+            opened.close()
+        browser.close()
