@@ -166,10 +166,8 @@ def schema_text(seen: SeenFiles, public_lists: bool) -> str:
     for role, key in ((Role.TARGET, "classes"), (Role.SENSITIVE, "groups")):
         for column in seen.of(role):
             lines += [f"[{role.value}]", f"column = {_quoted(column.name)}", _list(key, column.names, public_lists)]
-            lines += ["# the second class is the positive one, which rates and thresholds speak of"] * (
-                key == "classes"
-            )
-            lines.append("")
+            second = "# the second class is the positive one, which rates and thresholds speak of"
+            lines += [second, ""] if role is Role.TARGET else [""]
     for column in seen.of(Role.NUMERIC):
         lines += [
             f"[numeric.{_key(column.name)}]",
