@@ -11,7 +11,6 @@ from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, assert_never
 
-from calibrate.banded import banded_strategy
 from calibrate.budget import CertifiedBudget, with_noise
 from calibrate.claims import NoiseKind
 from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
@@ -355,9 +354,17 @@ def _declare(value: NoisyValue | RandomizedValue, rounds: int, terms: Terms) -> 
     }
     match value.kind:
         case NoiseKind.GAUSSIAN:
-            strategy = banded_strategy(value.bands, rounds) if value.bands > 1 else None
-            return GaussianNoise(**common, sigma=float(value.sigma), strategy=strategy)
+            return GaussianNoise(**common, sigma=float(value.sigma), strategy=_strategy(value.bands, rounds))
         case NoiseKind.LAPLACE:
             return LaplaceNoise(**common, scale=float(value.sigma))
         case _:
             assert_never(value.kind)
+
+
+def _strategy(bands: int, rounds: int) -> tuple[float, ...] | None:
+    """The coefficients that are signed for banded noise; None for independent noise."""
+    if bands == 1:
+        return None
+    from calibrate.banded import banded_strategy  # an optimiser, which nobody else needs to load
+
+    return banded_strategy(bands, rounds)

@@ -30,7 +30,7 @@ sys.path.insert(0, str(HERE))
 BATCHES, EPOCHS, DELTA = 100, 4, 1e-5
 ROUNDS = BATCHES * EPOCHS
 EPSILONS = (1.0, 4.0)
-SMALL = (1000, 4000)
+SMALL = {"Adult": (1000, 4000), "Fashion-MNIST features": (4000,)}
 """Training records of small silos."""
 SEEDS, TUNING_SEEDS = range(12), (100, 101)
 RATES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -181,20 +181,26 @@ class Measured:
         return found
 
 
+def best_rate(rows: list[Row], data: str, epsilon: float) -> float:
+    """The learning rate with the best accuracy on the seeds for tuning, of one method's rows."""
+    tuned = [row for row in rows if row.seed in TUNING_SEEDS and (row.data, row.epsilon) == (data, epsilon)]
+    return max(RATES, key=lambda rate: sum(row.accuracy for row in tuned if row.learning_rate == rate))
+
+
 def run(results: Path, seeds: range) -> list[Row]:
     """The learning rate of each method is chosen on seeds of its own."""
     from seed_intervals import load_rows
 
     measured = Measured(results, load_rows(Row, results) if results.exists() else [])
     whole = [data for data in (adult(), fashion()) if data is not None]
-    small = [replace(data, name=f"{data.name}, {most} records", most=most) for data in whole for most in SMALL]
+    small = [
+        replace(data, name=f"{data.name}, {most} records", most=most) for data in whole for most in SMALL[data.name]
+    ]
     for data, epsilon in product((*whole, *small), EPSILONS):
         for method, bands in methods(epsilon):
-            tried = {
-                rate: sum(measured.accuracy(data, epsilon, method, bands, rate, seed) for seed in TUNING_SEEDS)
-                for rate in RATES
-            }
-            best = max(tried, key=lambda rate: tried[rate])
+            for rate, seed in product(RATES, TUNING_SEEDS):
+                measured.accuracy(data, epsilon, method, bands, rate, seed)
+            best = best_rate([row for row in measured.rows if row.method == method], data.name, epsilon)
             for seed in seeds:
                 measured.accuracy(data, epsilon, method, bands, best, seed)
             print(f"{data.name} epsilon {epsilon:g} {method}: rate {best:g}", file=sys.stderr, flush=True)
@@ -210,16 +216,18 @@ def page(rows: list[Row]) -> str:
     final = [row for row in rows if row.seed not in TUNING_SEEDS]
     for data, epsilon in dict.fromkeys((row.data, row.epsilon) for row in final):
         own = [row for row in final if (row.data, row.epsilon) == (data, epsilon)]
-        plain = {row.seed: row.accuracy for row in own if row.method == INDEPENDENT}
+        rate = best_rate([row for row in rows if row.method == INDEPENDENT], data, epsilon)
+        plain = {row.seed: row.accuracy for row in own if (row.method, row.learning_rate) == (INDEPENDENT, rate)}
         for method, bands in dict.fromkeys((row.method, row.bands) for row in own):
-            of_method = [row for row in own if row.method == method]
+            rate = best_rate([row for row in rows if row.method == method], data, epsilon)
+            of_method = [row for row in own if row.method == method and row.learning_rate == rate]
             mean = Interval.of(100 * row.accuracy for row in of_method)
             gain = Interval.of(100 * (row.accuracy - plain[row.seed]) for row in of_method)
             z = noise_multiplier(epsilon, bands)
             error = z * prefix_error(banded_strategy(bands, ROUNDS), ROUNDS) ** 0.5
             shown = "" if method == INDEPENDENT else gain.text(2, signed=True)
             lines.append(
-                f"| {data} | {epsilon:g} | {method} | {bands} | {z:.3f} | {error:.2f} | {of_method[0].learning_rate:g} "
+                f"| {data} | {epsilon:g} | {method} | {bands} | {z:.3f} | {error:.2f} | {rate:g} "
                 f"| {mean.text(2)} | {shown} |"
             )
     template = (HERE / "banded-template.md").read_text("utf-8")
