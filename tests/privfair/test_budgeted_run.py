@@ -17,7 +17,7 @@ from calibrate.plans.own_loop import LoopSampling, OwnLoopPlan
 from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, ShuffledEpochs, TruncatedPoisson
 from privfair.batches.record import BatchRecord
 from privfair.federation.party import RoundsSpent
-from privfair.ledger import AlreadyClaimed, ClaimEnded
+from privfair.ledger import AlreadyClaimed, ClaimEnded, Ledger
 from privfair.run.folder import RunFolder
 from privfair.transcript import Ending, Transcript
 
@@ -290,6 +290,14 @@ def test_the_ledger_can_be_bound_and_code_too(ledger: Path, tmp_path: Path) -> N
         opened(budget, ledger, code=(code,))
     with pytest.raises(InvalidInput, match="cannot be read"):
         signed(code=(tmp_path / "missing.py",))
+
+
+def test_one_ledger_takes_the_trust_of_one_key_whenever_it_is_asked_for(tmp_path: Path) -> None:
+    """A trust file with the hour in it would be another file of the same number, which a ledger refuses."""
+    budget = signed()
+    with Ledger.create(tmp_path / "ledger.db") as ledger:
+        for _ in range(2):
+            ledger.remember_trust(budget.own_trust().seen())
 
 
 def test_a_budget_is_saved_and_read_again(tmp_path: Path) -> None:
