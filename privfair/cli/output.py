@@ -214,7 +214,7 @@ threads_option = click.option(
 
 steps_option = click.option(
     "--steps-per-message",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1024),
     default=1,
     show_default=True,
     help="Number of steps that a guard answers at once, for slow engines; more than 1 needs a run with one party.",

@@ -39,6 +39,8 @@ from privfair.federation.policy import ANYTHING, Policy, PolicyRefused
 from privfair.federation.sockets import SocketServer
 from privfair.federation.step_log import StepLog, values_of_step
 from privfair.federation.wire import (
+    MOST_BYTES,
+    MOST_STEPS,
     Code,
     Kind,
     Message,
@@ -226,12 +228,16 @@ class Guard:
         """So many steps from this one on, each as if it were asked for alone: its state's digest, and its values.
 
         Only for the party of a run that has no other: then each next state follows from what this one published. What
-        stops it after the first step ends the answer there, and is told when the next step is asked for.
+        stops it after the first step ends the answer there, and is told when the next step is asked for; so does an
+        answer that would grow too long.
         """
+        if not 1 <= steps <= MOST_STEPS:
+            raise WireRefused(Code.MALFORMED, f"a message asks for 1 to {MOST_STEPS} steps")
         if len(self._run.manifest.document.data.silos) != 1:
             raise StepRefused("several steps are answered at once only where this party is the only one")
         algorithm = self._run.algorithm
         found: list[tuple[str, Mapping[str, Published]]] = []
+        size = 0
         for number in range(step, step + steps):
             try:
                 values = self.contribute(number, state)
@@ -243,6 +249,9 @@ class Guard:
                 self._log.warning("stopped before step %s: %s: %s", number, type(refused).__name__, refused)
                 break
             found.append((state_digest(state), values))
+            size += sum(value.values.nbytes for value in values.values())
+            if size > MOST_BYTES // 2:
+                break
             following = algorithm.update(algorithm.restore(state), {self.party: values})
             state = algorithm.checkpoint(following)
         return found

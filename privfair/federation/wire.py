@@ -40,6 +40,8 @@ _MAGIC = b"PFG"
 _FRONT = struct.Struct("<3sBI")
 MOST_BYTES = 1 << 28
 """Of one message: a model of 33 million numbers. Longer ones are refused by their length alone, unread."""
+MOST_STEPS = 1024
+"""In one question."""
 _MOST_HEAD = 1 << 22
 _MOST_ARRAYS = 4096
 _MOST_SIDES = 8

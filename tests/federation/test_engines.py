@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from privfair.federation.guard import Guard
 from privfair.federation.party import state_digest
 from privfair.federation.remote import RemoteParties, ResendingTransport, relayed
 from privfair.federation.sockets import GuardUnreachable, SocketTransport
-from privfair.federation.trial import require_flower, write_app
+from privfair.federation.trial import Trial, TrialStopped, require_flower, run_flower_app, submit_app, write_app
 from privfair.federation.wire import Code, Kind, Message, WireRefused, ask_contribution, decode, encode, published_steps
 from privfair.ledger import Ledger
 from privfair.run.federated import train_over
@@ -142,7 +143,7 @@ def test_several_steps_at_once_are_refused_where_several_parties_publish() -> No
 
 
 def test_a_guard_of_several_parties_answers_one_step_at_a_time(tmp_path: Path) -> None:
-    """Whatever the other side asks: the next state is not this guard's to know."""
+    """Whatever the other side asks: the next state is not this guard's to know; and steps have an end."""
     sites = Sites.at(tmp_path / "s", "pay-once")
     sites.desk.budget(research_noise=True)
     run, folder = sites.prepare("north"), RunFolder(tmp_path / "g")
@@ -150,9 +151,12 @@ def test_a_guard_of_several_parties_answers_one_step_at_a_time(tmp_path: Path) -
     with Ledger.open(sites.ledger("north")) as ledger:
         guard = Guard(run, folder, ledger, logging.getLogger("test"))
         state = run.algorithm.checkpoint(run.algorithm.start())
-        answer = decode(guard.answer(ask_contribution(run.manifest.digest, 0, state, steps=2)))
+        asked = {steps: ask_contribution(run.manifest.digest, 0, state, steps) for steps in (2, 0, 10**9)}
+        answers = {steps: decode(guard.answer(question)) for steps, question in asked.items()}
         guard.close()
-    assert (answer.kind, answer.fields["code"]) == (Kind.REFUSED, Code.STEP.value)
+    assert {answer.kind for answer in answers.values()} == {Kind.REFUSED}
+    assert answers[2].fields["code"] == Code.STEP.value
+    assert answers[0].fields["code"] == answers[10**9].fields["code"] == Code.MALFORMED.value
 
 
 def test_a_late_answer_is_never_taken_for_an_answer_to_this_question() -> None:
@@ -178,6 +182,33 @@ def test_without_flower_the_engine_is_refused_with_the_remedy(monkeypatch: pytes
     monkeypatch.setattr("privfair.federation.trial.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"privfair\[train,flower\]"):
         require_flower()
+
+
+def test_flowers_coordinator_is_given_what_the_trial_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a run of Flower that left no receipts is no run, whatever `flwr run` says."""
+    out, given = tmp_path / "run", list[str]()
+
+    def flwr(words: list[str], env: Mapping[str, str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        given.extend(words)
+        assert (Path(words[2]) / "privfair_relay" / "server_app.py").exists()
+        assert "127.0.0.1:9" in (Path(env["FLWR_HOME"]) / "config.toml").read_text()
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr("privfair.federation.trial.subprocess.run", flwr)
+    trial = Trial(tmp_path / "p.toml", tmp_path / "b.json", tmp_path / "t.json", None, {}, tmp_path, {}, 3)
+    with pytest.raises(TrialStopped, match=r"superlink\.log"):
+        run_flower_app("127.0.0.1:9", trial, out, [tmp_path / "test.csv"], True, tmp_path)
+    config = tomllib.loads(given[-1].replace("' ", "'\n").replace("3 ", "3\n"))
+    assert config["plan"] == str(tmp_path / "p.toml")
+    assert config["out"] == str(out)
+    assert config["root"] == ""
+    assert json.loads(config["test-files"]) == [str(tmp_path / "test.csv")]
+    assert (config["steps-per-message"], config["resume"]) == (3, True)
+    monkeypatch.setattr(
+        "privfair.federation.trial.subprocess.run", lambda words, **_: subprocess.CompletedProcess(words, 1)
+    )
+    with pytest.raises(TrialStopped, match=r"flwr-run\.log"):
+        submit_app("127.0.0.1:9", tmp_path, {}, {}, tmp_path)
 
 
 @pytest.mark.slow
