@@ -146,7 +146,7 @@ def _page(wall: float, processor: float, rounds: int, parts: dict[str, float], g
 
 Written by `python -m tests.benchmarks.whole_run_speed`, torch {torch.__version__}, one thread: SteFFLe on Credit Card,
 three silos of 7,500, logistic regression, shuffled batches of 256, {rounds:,} rounds (40 epochs), exact noise, ledger,
-transcript and batch record on, all metrics after every round; reading and checking the data included.
+transcript and batch record on, all metrics about a hundred times; reading and checking the data included.
 
 **{processor:.1f} s of processor time** (promised: under {_LIMIT:.0f} s), {rounds / processor:.0f} rounds per second;
 wall time {wall:.1f} s at a load of {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores. Each part is timed in the run
