@@ -183,14 +183,15 @@ def _list(as_json: bool, reasons: bool = False) -> None:
 
     from rich.table import Table
 
-    table = Table("paper", "all", "claim", "claimed", "computed", "factor", box=None, pad_edge=False)
+    heads = ("paper", "all", "claim", "claimed", "computed", "factor")
+    table = Table(*heads, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.no_wrap = True
     for theorem, verdict in judged:
         claimed, found = _short_numbers(verdict)
         mark = "" if verdict.misprint is None else "*"
-        row = (_coloured(verdict.outcome), _quantified(verdict), theorem.id + mark, claimed, found, _factor(verdict))
-        table.add_row(*row)
+        outcomes = (_in_short(_coloured(verdict.outcome)), _in_short(_quantified(verdict)))
+        table.add_row(*outcomes, theorem.id + mark, claimed, found, _factor(verdict))
     counts = Counter(verdict.outcome.value for _, verdict in judged)
     failing = sum(
         verdict.as_quantified is not None and verdict.as_quantified.outcome.value == "fails" for _, verdict in judged
@@ -201,7 +202,8 @@ def _list(as_json: bool, reasons: bool = False) -> None:
         table,
         "",
         "paper: at the paper's own setting; all: as the claim is quantified.",
-        "factor: computed / claimed; *: a misprint, `theorems why ID` says which.",
+        "n/a: not applicable; open: undecided; factor: computed / claimed;",
+        "*: a misprint, `theorems why ID` says which.",
         f"[bold]{len(judged)} claims: {said} at the paper's setting; {failing} fail as quantified.[/bold]",
     ]
     if reasons:
@@ -212,6 +214,11 @@ def _list(as_json: bool, reasons: bool = False) -> None:
 def _coloured(outcome: Outcome) -> str:
     colour = _COLOURS[outcome.value]
     return f"[{colour}]{outcome.value}[/{colour}]"
+
+
+def _in_short(outcome: str) -> str:
+    """For a column that must be narrow at 80 columns."""
+    return outcome.replace("not applicable", "n/a").replace("undecided", "open")
 
 
 def _quantified(verdict: Verdict) -> str:

@@ -49,6 +49,8 @@ def test_a_command_prints_what_the_readme_shows(
     outcome = privfair(*command.split())
     assert outcome.code == 0, outcome.err
     assert _shows(shown, outcome.out.splitlines()), outcome.out
+    assert "\u2026" not in outcome.out, "a column is cut off at 80 columns"
+    assert max(map(len, outcome.out.splitlines())) <= 80
 
 
 @pytest.mark.slow
