@@ -37,7 +37,7 @@ measure-every = 200
     ("notion", "blocks"),
     [
         pytest.param("demographic-parity", 1, marks=pytest.mark.slow),
-        ("equalised-odds", 2),
+        pytest.param("equalised-odds", 2, marks=pytest.mark.slow),
         pytest.param("equal-opportunity", 1, marks=pytest.mark.slow),
     ],
 )

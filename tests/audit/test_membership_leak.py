@@ -57,6 +57,7 @@ def test_attacks_on_an_overfit_net_come_out_in_the_known_order(signals: tuple[Si
     assert rmia < auc(Rmia().scores(online))
 
 
+@pytest.mark.slow
 def test_fewer_shadow_models_share_one_variance(signals: tuple[Signals, Signals, np.ndarray]) -> None:
     """Below 64 models one variance serves all records, and that is better than a poor one for each."""
     online, _, member = signals

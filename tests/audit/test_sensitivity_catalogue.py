@@ -85,7 +85,9 @@ def test_the_frobenius_radius_holds_for_more_groups_and_classes() -> None:
     assert finding.ratio >= 0.99
 
 
-@pytest.mark.parametrize("id", BOUNDED)
+@pytest.mark.parametrize(
+    "id", [pytest.param(id, marks=[pytest.mark.slow] if id.endswith(".users") else []) for id in BOUNDED]
+)
 def test_the_engine_keeps_its_own_bounds(id: str) -> None:
     finding = catalogue.claim_named(id).check(SMALL)
     assert not finding.refuted

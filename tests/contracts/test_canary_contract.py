@@ -113,6 +113,7 @@ def test_a_gradient_canary_uses_the_whole_bound(evidence: RunEvidence) -> None:
                 assert np.linalg.norm(part - opposite) == pytest.approx(2 * whole, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_calibrated_run_is_not_violated(audited: RunEvidence) -> None:
     verdict = _judge(audited, runs=24)
     assert verdict.verdict is not Conclusion.VIOLATED, verdict.why

@@ -49,6 +49,7 @@ def _by_quadrature(kernel: Kernel, noise: Noise, u: float) -> float:
     return sum(integrate.quad(integrand, a, b, epsabs=1e-12, epsrel=1e-11, limit=400)[0] for a, b in pieces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_convolution_by_quadrature(kernel: Kernel, noise: Noise) -> None:
