@@ -86,10 +86,7 @@ class Residuals:
             numbers = range(len(clean)) if rounds is None else rounds
             clean = _mix_in_turn(declared.strategy, numbers, clean)
         sent, meant = (np.stack([row.ravel() for row in rows]) for rows in (published, clean))
-        if isinstance(declared, GaussianNoise):
-            rows = (sent - meant) / declared.sigma
-        else:
-            rows = np.asarray(stats.norm.ppf(stats.laplace.cdf((sent - meant) / declared.scale)))
+        rows = standardise(sent - meant, declared)
         step = grid_step(declared)
         if step is None or off_grid(sent, step):
             return cls(party, declared.name, rows)
@@ -101,6 +98,13 @@ def _mix_in_turn(column: tuple[float, ...], rounds: Sequence[int], clean: list[F
     starts = [0, *(np.flatnonzero(np.diff(rounds) != 1) + 1).tolist(), len(clean)]
     parts = (np.stack(clean[start:end]) for start, end in pairwise(starts) if start < end)
     return [row for part in parts for row in lfilter(column, [1.0], part, axis=0)]
+
+
+def standardise(noise: Floats, declared: GaussianNoise | LaplaceNoise) -> Floats:
+    """In units of the signed scale; Laplace noise is carried over to the normal law by its distribution."""
+    if isinstance(declared, GaussianNoise):
+        return noise / declared.sigma
+    return np.asarray(stats.norm.ppf(stats.laplace.cdf(noise / declared.scale)))
 
 
 def grid_step(declared: GaussianNoise | LaplaceNoise) -> float | None:
@@ -220,7 +224,7 @@ def noise_power(count: int, level: float) -> NoisePower:
 def _pooled_variance(found: tuple[Residuals, ...], level: float) -> Check:
     """Noise that is a little too small everywhere shows in all values together first."""
     values = np.concatenate([one.rows.ravel() for one in found])
-    ratio, p_value = _variance(values)
+    ratio, p_value = variance_of(values)
     text = f"all noise together measures {math.sqrt(ratio):.4f} of the signed sigma"
     check = _test("variance of all values", p_value, level, text)
     return check.model_copy(update={"noise_power": noise_power(values.size, level)})
@@ -229,7 +233,7 @@ def _pooled_variance(found: tuple[Residuals, ...], level: float) -> Check:
 def _checks_of(one: Residuals, level: float) -> list[Check]:
     values, where = one.rows.ravel(), f"{one.name} of {one.party}"
     count = values.size
-    ratio, variance = _variance(values)
+    ratio, variance = variance_of(values)
     mean = float(values.mean())
     at_mean = 2 * float(stats.norm.sf(abs(mean) * math.sqrt(count)))
     spread = values[:: max(1, count // _MOST_FOR_SHAPE)]
@@ -338,7 +342,7 @@ def _low_digits(where: str, steps: Integers, clean: Integers, level: float) -> C
     return _test(f"low digits of {where}", p_value, level, text)
 
 
-def _variance(values: NDArray[np.float64]) -> tuple[float, float]:
+def variance_of(values: NDArray[np.float64]) -> tuple[float, float]:
     """The mean square, and how likely one so far from 1 is for standard normal values."""
     ratio, count = float(np.square(values).mean()), values.size
     below, above = stats.chi2.cdf(ratio * count, count), stats.chi2.sf(ratio * count, count)

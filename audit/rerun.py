@@ -9,7 +9,7 @@ so that nobody's budget is touched.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audit.evidence import AuditorsManifest, RunEvidence, in_memory
+from audit.evidence import AuditorsManifest, RoundEvidence, RunEvidence, in_memory
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource
@@ -46,6 +46,8 @@ class Sending:
     step: int
     party: str
     batch: Tensor
+    round: int = -1
+    """The ledger's; known once something was published."""
     clean: dict[str, NDArray[Any]] = field(default_factory=dict)
     published: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -64,7 +66,9 @@ class Watch(RoundObserver):
         sending.clean |= {name: np.array(values) for name, values in message.values.items()}
 
     def on_published(self, step: int, party: str, values: Mapping[str, Published]) -> None:
-        self.sendings[step, party].published |= {name: value.values for name, value in values.items()}
+        sending = self.sendings[step, party]
+        sending.published |= {name: value.values for name, value in values.items()}
+        sending.round = max((value.round for value in values.values()), default=sending.round)
 
     def rows(self, *, noise: bool) -> dict[tuple[str, str], Floats]:
         """By party and name one row per publication: as published, or (for a control) before the noise."""
@@ -93,11 +97,13 @@ def rerun(
     updates: int | None = None,
     block: int | None = None,
     observer: RoundObserver | None = None,
+    visits: Sequence[RoundEvidence] | None = None,
 ) -> Rerun:
     """Train the run once more, in a folder that is thrown away.
 
     `seed` is that of batches and noise where nobody is protected; `sizes` are the units of each silo if they are not
-    those that were signed; `updates` and `block` default to the run's own.
+    those that were signed; `updates` and `block` default to the run's own. With `visits` nothing is trained: parties
+    are asked in these rounds alone, with the states that are given for them.
     """
     data = run.document.data if sizes is None else DataBinding.of(run.document.data.schema_digest, sizes.items())
     envelope = auditor.envelope(run.document.model_copy(update={"data": data}))
@@ -110,8 +116,16 @@ def rerun(
         with Ledger.create(folder.path / "ledger.db") as ledger:
             claim = ledger.claim(claim_terms(manifest))
             with LocalParties.open(setup, claim, folder.transcript, folder.batches, observer=observer) as local:
-                until = prepared.updates if updates is None else min(updates, prepared.updates)
-                last = deque(chain((start,), run_steps(run.algorithm, local, start, until)), maxlen=1).pop()
+                if visits is None:
+                    until = prepared.updates if updates is None else min(updates, prepared.updates)
+                    last = deque(chain((start,), run_steps(run.algorithm, local, start, until)), maxlen=1).pop()
+                else:
+                    last = start
+                    for one in visits:
+                        local.gate.leave_out_before(one.round)
+                        received = local.contribute(one.step, run.algorithm.checkpoint(one.state))
+                        if run.algorithm.replies:
+                            local.reply(one.step, received)
                 local.finish()
             charged = claim.charged
         evidence = RunEvidence(
@@ -129,7 +143,9 @@ def rerun(
 
 # The gate alone, without any training: one message again and again.
 
-_MOST_SESSIONS = 16
+_MOST_SESSIONS, _THROUGH_THE_GATE = 8, 500
+_SHORT = 16
+"""Numbers of a message that is drawn without a round; two are enough to tell noise apart."""
 
 
 def publish_repeatedly(
@@ -139,28 +155,40 @@ def publish_repeatedly(
 
     Where sums of rounds are mixed, the messages are impulses, and what the signed column makes of them is subtracted.
 
-    As many as asked for, or as many as the signed rounds of a few sessions and `most_values` numbers allow.
+    Some hundreds pass the whole gate, in rounds from the first to the last signed one; the rest of `messages` is drawn
+    from the gate's own source of noise, short and without a round, because that takes a third of the time.
     """
     shapes = {name: tuple(shape) for name, shape in run.algorithm.shapes().items()}
     noisy = [one for one in run.document.releases if isinstance(one, GaussianNoise | LaplaceNoise)]
     numbers = sum(int(np.prod(shapes[one.name])) for one in noisy if one.name in shapes)
     found: dict[str, list[Floats]] = {one.name: [] for one in noisy if one.name in shapes}
-    wanted = min(messages, most_values // max(1, numbers))
+    if not found or not messages:
+        return found
+    each = -(-messages // len(found))
+    wanted = min(each, _THROUGH_THE_GATE, max(1, most_values // max(1, numbers)))
+    in_one_claim = len(run.document.data.silos) * min(one.publications for one in noisy if one.name in found)
+    sessions = min(_MOST_SESSIONS, -(-wanted // in_one_claim))
     with (
         TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place,
         Ledger.create(Path(place) / "ledger.db") as ledger,
     ):
-        for session in range(_MOST_SESSIONS):
-            left = wanted - min((len(rows) for rows in found.values()), default=wanted)
-            if left > 0:
-                _publish_one_session(run, auditor, ledger, Path(place) / f"transcript-{session}", found, left)
+        for session in range(sessions):
+            left = wanted - min(len(rows) for rows in found.values())
+            apart = each if session == sessions - 1 else 0
+            _publish_one_session(run, auditor, ledger, Path(place) / f"transcript-{session}", found, left, apart)
     return found
 
 
 def _publish_one_session(
-    run: PlannedRun, auditor: AuditorsManifest, ledger: Ledger, path: Path, found: dict[str, list[Floats]], left: int
+    run: PlannedRun,
+    auditor: AuditorsManifest,
+    ledger: Ledger,
+    path: Path,
+    found: dict[str, list[Floats]],
+    left: int,
+    apart: int,
 ) -> None:
-    """Every silo publishes zeros in every signed round of one claim, until `left` messages are there."""
+    """Every silo publishes zeros in rounds of one claim until `left` are there; the rest of `apart` has no round."""
     document = run.document
     envelope = auditor.envelope(document)
     manifest = verify(envelope, auditor.trust, Run(document.config_digest, document.data, document.code_digests()))
@@ -172,14 +200,23 @@ def _publish_one_session(
     declared = {one.name: one for one in document.releases if isinstance(one, GaussianNoise | LaplaceNoise)}
     often = {one.name: one.publications for one in document.releases}
     shapes = run.algorithm.shapes()
+    silos = [silo.name for silo in document.data.silos]
+    rounds = min(document.rounds, -(-left // len(silos)))
     try:
-        for place in range(min(document.rounds, -(-left // len(document.data.silos)))):
-            gate.next_round()
-            for silo in document.data.silos:
+        numbers = np.linspace(0, document.rounds - 1, rounds).astype(int)
+        if any(isinstance(one, GaussianNoise) and one.bands > 1 for one in declared.values()):
+            numbers = np.arange(rounds)  # rounds are mixed with those just before them
+        for place, number in enumerate(numbers.tolist()):
+            gate.next_round(at_least=number)
+            for silo in silos:
                 for name in (name for name in found if place < often[name]):
                     message, meant = _known_message(declared[name], shapes[name], place)
                     nothing = BoundedContribution(name, message, declared[name].sensitivity, 0.0)
-                    found[name].append((gate.publish(silo.name, nothing).values - meant).ravel())
+                    found[name].append((gate.publish(silo, nothing).values - meant).ravel())
+        for name, rows in found.items():
+            short = np.zeros(min(_SHORT, int(np.prod(shapes[name]))))
+            nothing = BoundedContribution(name, short, declared[name].sensitivity, 0.0)
+            rows += (gate.noise_alone(silos[n % len(silos)], nothing) for n in range(apart - len(rows)))
         gate.finish()
     finally:
         gate.close()

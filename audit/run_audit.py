@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from audit.report.results import Attack, AuditReport, Layer, ModelQuality, Promi
 from audit.transcript.coin_audit import coin_audit
 from audit.transcript.decoder import require_decodable
 from audit.verdict import judge, on_trial
-from calibrate.errors import UnsupportedCombination, count, open_unit
+from calibrate.errors import UnsupportedCombination, count, open_unit, positive
 from calibrate.meaning import Protection
 from calibrate.privacy_unit import EpsilonDelta, Relation
 from privfair.ledger import Ledger
@@ -34,15 +35,20 @@ class AuditOptions:
     """How hard to look. `reruns` of 0 leaves the statistical attacks out.
 
     Each is one rerun on attribute coins, or ten seconds (and at most fifty runs) of canaries, whose runs are shorter.
+    `budget_seconds` of processor time are for more reruns, where an attack is as right as without noise and cannot
+    decide, and for trying units one by one.
     """
 
     reruns: int = 2
     seed: int = 0
     confidence: float = 0.95
+    budget_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         count("reruns", self.reruns, least=0)
         open_unit("confidence", self.confidence)
+        if self.budget_seconds:
+            positive("budget seconds", self.budget_seconds)
 
 
 def audit_run(
@@ -79,7 +85,7 @@ def audit_run(
     say("noise: is it what was signed?")
     checks += check_noise(evidence) if evidence.batches_known else check_noise_floor(evidence)
     say("probes: noise off, neighbouring data sets, and a rehearsal")
-    checks += check_probes(evidence, ledger, options.seed)
+    checks += check_probes(evidence, ledger, options.seed, seconds=options.budget_seconds)
     promise = on_trial(evidence.document)
     try:
         attacks = _attacks(evidence, promise, options, say, counted or (lambda done, total: None))
@@ -122,19 +128,49 @@ def _attacks(
     if evidence.document.guarantee.adjacency is not Relation.REPLACE_ATTRIBUTE:
         return _canaries(evidence, promise, options, say, counted)
     require_decodable(evidence)
-    say(f"attack: reruns on coins, {options.reruns} in all")
-    attack = coin_audit(
-        evidence.plan_path,
-        evidence.document,
-        promise.epsilon,
-        promise.delta,
-        runs=options.reruns,
-        seed=options.seed,
-        confidence=options.confidence,
-        progress=lambda done: counted(done, options.reruns),
-        sites=evidence.sites,
-    )
-    return (attack,)
+
+    def attempt(reruns: int, confidence: float, seed: int) -> tuple[Attack, ...]:
+        say(f"attack: reruns on coins, {reruns} in all")
+        attack = coin_audit(
+            evidence.plan_path,
+            evidence.document,
+            promise.epsilon,
+            promise.delta,
+            runs=reruns,
+            seed=seed,
+            confidence=confidence,
+            progress=lambda done: counted(done, reruns),
+            sites=evidence.sites,
+        )
+        return (attack,)
+
+    return until_decided(attempt, promise, options)
+
+
+def until_decided(
+    attempt: Callable[[int, float, int], tuple[Attack, ...]], promise: Promise, options: AuditOptions
+) -> tuple[Attack, ...]:
+    """Attack with the asked-for reruns; while an attack is at its ceiling and refutes nothing, with twice as many.
+
+    Guarantee: with probability at least `options.confidence` no bound of any attempt exceeds the true epsilon. The j-th
+    attempt, on fresh coins and noise, has the share 2^-j of the error, so that looking before going on costs nothing
+    that was not paid for (the union bound; shares add up to less than one).
+    """
+    error, reruns, number = 1 - options.confidence, options.reruns, 0
+    start = time.process_time()
+    share = 0.5 if options.budget_seconds > 0 else 1.0
+    while True:
+        began = time.process_time()
+        attacks = attempt(reruns, 1 - share * error, options.seed + number)
+        now = time.process_time()
+        left = options.budget_seconds - (now - start)
+        affordable = int(left * reruns / max(now - began, 1e-6)) if left > 0 else 0
+        refuted = any(
+            one.bound.epsilon > promise.epsilon or (one.curve is not None and one.curve.refuted) for one in attacks
+        )
+        if refuted or affordable <= reruns or not any(one.at_ceiling for one in attacks):
+            return attacks
+        reruns, share, number = min(2 * reruns, affordable), share / 2, number + 1
 
 
 def _canaries(
@@ -144,13 +180,16 @@ def _canaries(
     say: Callable[[str], None],
     counted: Callable[[int, int], None],
 ) -> tuple[Attack, ...]:
-    effort = Effort(_CANARY_RUNS * options.reruns, _CANARY_SECONDS * options.reruns)
-    say(f"attack: canaries, up to {effort.most} runs")
-    return canary_audit(
-        evidence,
-        promise,
-        effort=effort,
-        seed=options.seed,
-        confidence=options.confidence,
-        progress=lambda done: counted(done, effort.most),
-    )
+    def attempt(reruns: int, confidence: float, seed: int) -> tuple[Attack, ...]:
+        effort = Effort(_CANARY_RUNS * reruns, _CANARY_SECONDS * reruns)
+        say(f"attack: canaries, up to {effort.most} runs")
+        return canary_audit(
+            evidence,
+            promise,
+            effort=effort,
+            seed=seed,
+            confidence=confidence,
+            progress=lambda done: counted(done, effort.most),
+        )
+
+    return until_decided(attempt, promise, options)

@@ -13,12 +13,16 @@ from scipy.stats import binom
 from audit.bounds import CONCLUSIVE
 from audit.report.results import (
     STATED_BREACH,
+    STATED_EXCESS,
     Attack,
+    AuditPower,
     AuditReport,
     Check,
     Conclusion,
     Layer,
+    NoisePower,
     Outcome,
+    PowerPoint,
     Promise,
     Standing,
 )
@@ -62,16 +66,16 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
     Each attack had its share of the error, so that the largest of their bounds is valid at `confidence`.
     """
     lower = max((attack.bound.epsilon for attack in attacks), default=None)
-    noticed = _noise_noticed(checks)
+    power = _power(checks, attacks)
     refutation = _refutation(promise, checks, attacks, confidence, lower)
     if refutation is not None:
         conclusion, why = Conclusion.VIOLATED, refutation
     elif promise is None and lower is not None:
         conclusion, why = _without_promise(attacks, lower, confidence)
-    elif _is_powerful(promise, checks, attacks):
-        conclusion, why = Conclusion.CONSISTENT, _support(attacks) + _smallest_breach(noticed)
+    elif _is_powerful(promise, checks, attacks, power):
+        conclusion, why = Conclusion.CONSISTENT, _support(attacks) + _smallest_breach(power)
     else:
-        conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise, attacks, noticed)
+        conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise, attacks, power) + _smallest_breach(power)
     return AuditReport(
         verdict=conclusion,
         why=why,
@@ -80,7 +84,8 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
         promised=promise,
         attacks=attacks,
         checks=checks,
-        noise_noticed=noticed,
+        noise_noticed=None if power is None or power.noise is None else power.noise.noticed,
+        power=power,
     )
 
 
@@ -112,20 +117,19 @@ def _refutation(
     return None
 
 
-def _is_powerful(promise: Promise | None, checks: Checks, attacks: Attacks) -> bool:
+def _is_powerful(promise: Promise | None, checks: Checks, attacks: Attacks, power: AuditPower | None) -> bool:
     """An attack with power, or noise measured directly, all of it (`audit.noise.all_measured`); and no doubt left.
 
-    Where noise is measured at all, a promise priced with it also needs an even chance that the stated breach would have
-    been noticed by some layer. An attack that is as right as without noise overrides whatever was measured.
+    Where noise is measured at all, a promise priced with it also needs an even chance that the stated breaches would
+    have been noticed by some layer. An attack that is as right as without noise overrides whatever was measured.
 
     A question of that layer that could not be answered leaves it silent. That the signed noise is there speaks for
     a promise only if the promise was priced with that noise. Power is against noise that is missing; where the
     signed noise itself is known to cost more than was claimed, that is not the breach in question.
     """
-    noticed = _noise_noticed(checks)
     if _is_contested(promise) or any(attack.at_ceiling for attack in attacks):
         return False
-    if promise is not None and promise.standing is Standing.PRICED and noticed is not None and noticed < STATED_BREACH:
+    if promise is not None and promise.standing is Standing.PRICED and _unnoticed(power) is not None:
         return False
     noise = [check.outcome for check in checks if check.layer is Layer.NOISE]
     priced = promise is None or promise.standing is Standing.PRICED
@@ -137,18 +141,48 @@ def _is_contested(promise: Promise | None) -> bool:
     return promise is not None and promise.standing is Standing.CONTESTED
 
 
-def _noise_noticed(checks: Checks) -> float | None:
-    """The largest share of the signed noise that some layer had an even chance of noticing; each layer is a lower bound
-    of the power of all together."""
-    return max((check.noise_power.noticed for check in checks if check.noise_power is not None), default=None)
+def _power(checks: Checks, attacks: Attacks) -> AuditPower | None:
+    """Of all layers together, from the power that each of them computed; None where none did.
+
+    The run, its rehearsal and the gate alone draw noise of their own, so their chances of silence multiply; attacks
+    share their reruns, so the best one counts, and only where all noise is missing. The share with an even chance is
+    that of the best layer, which is a lower bound.
+    """
+    layers = [check.noise_power for check in checks if check.noise_power is not None]
+    bounds = [check.bound_power for check in checks if check.bound_power is not None]
+    if not layers and not bounds:
+        return None
+    noise = None
+    if layers:
+        silent = {0.0: 1 - max((attack.power for attack in attacks), default=0.0)}
+        for layer in layers:
+            for point in layer.curve:
+                silent[point.share] = silent.get(point.share, 1.0) * (1 - point.power)
+        curve = tuple(PowerPoint(share=share, power=1 - left) for share, left in sorted(silent.items()))
+        noise = NoisePower(noticed=max(layer.noticed for layer in layers), curve=curve)
+    return AuditPower(noise=noise, bound=min(bounds, key=lambda one: one.power, default=None))
 
 
-def _smallest_breach(noticed: float | None) -> str:
+def _unnoticed(power: AuditPower | None) -> str | None:
+    """Which of the stated breaches would hardly have been noticed; None if both would have been, where asked."""
+    if power is not None and power.noise is not None and power.noise.noticed < STATED_BREACH:
+        return f"noise x {STATED_BREACH:g}"
+    if power is not None and power.bound is not None and power.bound.power < CONCLUSIVE:
+        return f"one unit's bound exceeded by {100 * STATED_EXCESS:g}%"
+    return None
+
+
+def _smallest_breach(power: AuditPower | None) -> str:
     """Computed, rounded down; a hundredth more had less than an even chance."""
-    if noticed is None:
-        return ""
-    share = math.floor(100 * noticed) / 100
-    return f"; it would have noticed noise x {share:.2f}, not x {share + 0.01:.2f}"
+    text = ""
+    if power is not None and power.noise is not None:
+        share = math.floor(100 * power.noise.noticed) / 100
+        text += f"; it would have noticed noise x {share:.2f}, not x {share + 0.01:.2f}"
+    if power is not None and power.bound is not None:
+        chance = math.floor(100 * power.bound.power) / 100
+        tried = f"{power.bound.tried} of {power.bound.units} units tried"
+        text += f"; one unit's bound exceeded by half: noticed with probability {chance:.2f} ({tried})"
+    return text
 
 
 def _support(attacks: Attacks) -> str:
@@ -157,19 +191,19 @@ def _support(attacks: Attacks) -> str:
     return "no check failed, and the published values were measured to carry all of the signed noise"
 
 
-def _doubt(promise: Promise | None, attacks: Attacks, noticed: float | None) -> str:
+def _doubt(promise: Promise | None, attacks: Attacks, power: AuditPower | None) -> str:
     sure = [attack.name for attack in attacks if attack.at_ceiling]
     if sure:
-        return f"no check failed, but this attack is as right as without any noise: {sure[0]}; audit with more --reruns"
+        why = f"no check failed, but this attack is as right as without any noise: {sure[0]}"
+        return f"{why}; audit with more --reruns or --budget-seconds"
     if _is_contested(promise):
         return (
             "nothing refutes the claim, but the certified cost of the signed noise is above it, and an attack that "
             "would have noticed missing noise says nothing about noise that is there and too small"
         )
-    if noticed is not None and noticed < STATED_BREACH:
-        return (
-            f"no check failed, but noise x {STATED_BREACH:g} would hardly have been noticed{_smallest_breach(noticed)}"
-        )
+    breach = _unnoticed(power)
+    if breach is not None:
+        return f"no check failed, but {breach} would hardly have been noticed"
     return "no check failed, but no attack had an even chance of refuting the promise"
 
 

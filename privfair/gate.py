@@ -119,18 +119,31 @@ class Gate:
         self._check_bound(declared, contribution)
         self._check_shape(declared.shape, contribution.name, values)
         round_number = self._check_turn(party, contribution.name, declared.publications)
+        if isinstance(declared, GaussianNoise):
+            values = self._mix(party, declared, round_number, values)
+        return self._let_out(round_number, party, contribution.name, self._with_noise(party, declared, values))
+
+    def noise_alone(self, party: str, zeros: BoundedContribution) -> Floats:
+        """What noise a message of nothing but zeros would get; for audits. It opens no round and publishes nothing.
+
+        Guarantee: what is returned does not depend on any record, and the noise of values that are published is drawn
+        afterwards and independently; so nothing is charged.
+        """
+        declared = self._declared(zeros.name)
+        if isinstance(declared, InTheClear | RandomizedCategory) or np.any(zeros.values):
+            raise GateRefused(f"{zeros.name!r} is not a noisy value of zeros; publish it")
+        return self._with_noise(party, declared, zeros.values)
+
+    def _with_noise(self, party: str, declared: GaussianNoise | LaplaceNoise, values: Floats) -> Floats:
         match declared:
             case GaussianNoise():
                 # One unit's part is rounded once for each round that it is mixed into.
                 scale = self._scale(declared, values.size * declared.bands, declared.sigma, Norm.L2)
-                mixed = self._mix(party, declared, round_number, values)
-                noisy = self._noise[party].gaussian(mixed, scale)
+                return self._noise[party].gaussian(values, scale)
             case LaplaceNoise():
-                scale = self._scale(declared, values.size, declared.scale, Norm.L1)
-                noisy = self._noise[party].laplace(values, scale)
+                return self._noise[party].laplace(values, self._scale(declared, values.size, declared.scale, Norm.L1))
             case _:
                 assert_never(declared)
-        return self._let_out(round_number, party, contribution.name, noisy)
 
     def publish_randomized(self, party: str, name: str, categories: ArrayLike) -> Published:
         """Publish one category per unit through k-ary randomised response."""

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import settings
 
+from audit.probes import rehearsal
 from privfair.batches import randomness
 from privfair.noise import random_stream
 
@@ -33,6 +34,9 @@ class _Entropy:
         self._asked += 1
         return hashlib.shake_256(b"%s\0%d" % (self._name, self._asked)).digest(size)
 
+
+rehearsal.MESSAGES = 1000
+"""Audits in tests ask the gate alone a tenth as often, because there are many; one test asks in full."""
 
 _ENTROPY = [os.urandom]
 """The generator in use is the last one; without a test the operating system's."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import logsumexp
@@ -32,12 +33,14 @@ from calibrate.sampling import (
     TruncatedPoisson,
     WithReplacement,
 )
+from privfair.algorithms.algorithm import SiloTensors
 from privfair.batches.participation import Participation, declared_sampling, group_of_units
 from privfair.batches.randomness import SystemWords
 
 ALPHA = 1e-5
 """False-alarm probability of all questions about one rehearsal's batches together."""
-_TESTS = 4
+_TESTS = 9
+"""Of one silo: four of the rounds one after the other, four of the later ones, one of the whole run."""
 _SLOPES = np.geomspace(1e-3, 100.0, 120)
 _STEEPEST = 2.0
 """Of the slopes for sizes that vary too much; steeper ones only see the cuts."""
@@ -45,7 +48,12 @@ _TELLING = 8
 """From so many units on two equal batches are no accident; from so many batches on their sizes show a law."""
 
 _MOST_LOOKED_AT = 200_000_000
-"""Units times rounds that are drawn beyond a rehearsal."""
+"""Units times rounds of an epoch that is drawn beyond a rehearsal."""
+_DRAWN_APART, _MOST_DRAWS = 300_000, 4000
+"""Units times rounds, and rounds, that are drawn for each silo to see rates change over the whole run."""
+_MOST_KINDS = 8
+_PARTS = 4
+"""The whole run, its halves and its quarters each have their rate tested."""
 
 Batches = Mapping[int, NDArray[np.int64]]
 """By round; rounds that a crash left behind are missing."""
@@ -65,27 +73,110 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
         )
     declared = declared_sampling(rehearsal.document)
     level = ALPHA / (_TESTS * len(rehearsal.silos) + 1)
-    drawn = {silo.name: {one.step: one.batch.numpy() for one in rehearsal.of(silo.name)} for silo in rehearsal.silos}
     sensitive = sensitive_silos(rehearsal.algorithm, rehearsal.silos)
-    wrong = []
-    for silo in rehearsal.silos:
-        if silo.name in sensitive:
-            fault = wrong_answers(silo, rehearsal.silos, drawn, sensitive)
-        else:
-            if isinstance(declared, Cyclic):
+    wrong, rounds = [], 0
+    for sendings in (rehearsal.of, rehearsal.later_of):
+        drawn = {silo.name: {one.round: one.batch.numpy() for one in sendings(silo.name)} for silo in rehearsal.silos}
+        drawn = {name: batches for name, batches in drawn.items() if batches}
+        rounds += max((len(batches) for batches in drawn.values()), default=0)
+        for silo in rehearsal.silos if drawn else ():
+            if silo.name in sensitive:
+                fault = wrong_answers(silo, rehearsal.silos, drawn, sensitive)
+            elif isinstance(declared, Cyclic):
                 fault = _wrong_cycle(declared, group_of_units(silo, declared.groups), drawn[silo.name], level)
             else:
                 fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
-            fault = fault or _wrong_epoch_apart(declared, units_of(silo), rehearsal.steps, level)
-        if fault is not None:
-            wrong.append(f"{silo.name}: {fault}")
-    drawing = {name: batches for name, batches in drawn.items() if name not in sensitive}
-    shared = _same_in_two_silos(declared, drawing)
-    if shared is not None:
-        wrong.append(shared)
+                fault = fault or follows_records(declared, silo, drawn[silo.name], level)
+            if fault is not None:
+                wrong.append(f"{silo.name}: {fault}")
+        drawing = {name: batches for name, batches in drawn.items() if name not in sensitive}
+        shared = _same_in_two_silos(declared, drawing)
+        if shared is not None:
+            wrong.append(shared)
+    for silo in rehearsal.silos:
+        if silo.name not in sensitive:
+            fault = _wrong_epoch_apart(declared, units_of(silo), rehearsal.steps, level)
+            fault = fault or wrong_rates(declared, units_of(silo), rehearsal.document.rounds, level)
+            if fault is not None:
+                wrong.append(f"{silo.name}: {fault}")
     name = "full" if declared is None else type(declared).__name__
-    text = "; ".join(wrong) or f"{rehearsal.steps} rounds of {len(drawn)} silos look {name}"
+    text = "; ".join(wrong) or f"{rounds} rounds of {len(rehearsal.silos)} silos look {name}"
     return (passed_if(Layer.PROBE, "batches as declared", not wrong, text),)
+
+
+def follows_records(sampling: Sampling | None, silo: SiloTensors, batches: Batches, level: float) -> str | None:
+    """Whether who is drawn depends on a record's attribute or label; None if nothing shows it.
+
+    Given its size a batch is a uniformly random part of the units, so that its members of one group are hypergeometric
+    (with replacement: binomial, whose tails are wider). Batches at one place of all epochs are independent, and
+    Hoeffding's bound for draws without replacement holds for their sum.
+    """
+    if sampling is None or silo.unit_of_row is not None:
+        return None
+    per_epoch = 1
+    if isinstance(sampling, ShuffledEpochs):
+        per_epoch = -(-len(silo) // sampling.size)
+    elif isinstance(sampling, RandomAllocation):
+        per_epoch = sampling.batches
+    kinds = {
+        f"{name} {int(value)}": (column == value).numpy()
+        for name, column in (("attribute", silo.s), ("label", silo.y))
+        for value in torch.unique(column).tolist()[:_MOST_KINDS]
+    }
+    each = level / (2 * len(kinds))
+    for kind, member in kinds.items():
+        numbers, sizes = list(batches), np.array([len(batch) for batch in batches.values()])
+        counts = np.array([int(member[batch].sum()) for batch in batches.values()])
+        p_values = 2 * np.minimum(*_tails(sampling, len(silo), int(member.sum()), sizes, counts))
+        worst = int(p_values.argmin())
+        if p_values[worst] < each / len(numbers):
+            return f"the batch of round {numbers[worst]} has {counts[worst]} records of {kind} among {sizes[worst]}"
+        for place in {number % per_epoch for number in numbers}:
+            there = [index for index, number in enumerate(numbers) if number % per_epoch == place]
+            size = int(sizes[there].sum())
+            beyond = int(counts[there].sum()) - size * float(member.mean())
+            if size and 2 * math.exp(-2 * beyond**2 / size) < each / per_epoch:
+                return f"batches at place {place} of an epoch have {beyond:+.0f} records of {kind} more than by chance"
+    return None
+
+
+def _tails(
+    sampling: Sampling, units: int, members: int, sizes: NDArray[np.int64], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How likely as few, and as many, of the members of a group are in batches of these sizes."""
+    if isinstance(sampling, WithReplacement):
+        each = stats.binom(sizes, members / units)
+        return np.asarray(each.cdf(counts)), np.asarray(each.sf(counts - 1))
+    law = stats.hypergeom(units, members, sizes)
+    return np.asarray(law.cdf(counts)), np.asarray(law.sf(counts - 1))
+
+
+def wrong_rates(sampling: Sampling | None, units: int, rounds: int, level: float) -> str | None:
+    """Whether batches of some part of the run are larger or smaller than declared, in draws without any training.
+
+    Poisson batches of all signed rounds (of a long run: of rounds spread over it) are drawn as often as is cheap. The
+    participations of a part are binomial; the whole, the halves and the quarters share the level. Other batches have
+    their size fixed by the round, so one pass through the rounds is enough.
+    """
+    if sampling is None or isinstance(sampling, RandomAllocation | Cyclic):
+        return None
+    visited = np.linspace(0, rounds - 1, min(rounds, max(_PARTS, _DRAWN_APART // units), _MOST_DRAWS)).astype(int)
+    if not isinstance(sampling, Poisson | TruncatedPoisson):
+        party = Participation("rehearsal", units, sampling, SystemWords())
+        sizes = {round_number: party.batch(round_number) for round_number in visited.tolist()}
+        return wrong_batches(sampling, units, sizes, level)
+    times = max(1, min(_DRAWN_APART // (units * len(visited)), _MOST_DRAWS // len(visited)))
+    sizes_of = np.zeros(len(visited), dtype=np.int64)
+    for _ in range(times):
+        party = Participation("rehearsal", units, sampling, SystemWords())
+        sizes_of += [len(party.batch(round_number)) for round_number in visited.tolist()]
+    parts = [part for cut in (1, 2, _PARTS) for part in np.array_split(np.arange(len(visited)), cut) if len(part)]
+    for part in parts:
+        law, found = stats.binom(units * len(part) * times, sampling.rate), int(sizes_of[part].sum())
+        if _two_sided(law.cdf(found), law.sf(found - 1)) < level / len(parts):
+            which = f"in rounds {visited[part[0]]} to {visited[part[-1]]}"
+            return f"{found} participations {which} of {times} draws of the run where {law.mean():.0f} are declared"
+    return None
 
 
 def wrong_batches(sampling: Sampling | None, units: int, batches: Batches, level: float) -> str | None:

@@ -12,7 +12,7 @@ from audit.probes.fresh_noise import check_fresh_noise, check_gate_alone
 from audit.probes.isolation import check_isolation
 from audit.probes.neighbouring_files import check_files
 from audit.probes.rehearsal import DEFAULT_ROUNDS, Rehearsal, rehearse
-from audit.probes.sensitivity import check_sensitivity
+from audit.probes.sensitivity import check_every_unit, check_sensitivity
 from audit.probes.setting import ProbeSetting
 from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.errors import PrivfairError
@@ -88,12 +88,17 @@ _FEWEST_ROUNDS, _MOST_VALUES = 4, 400_000
 
 
 def check_probes(
-    evidence: RunEvidence, ledger: Ledger | None = None, seed: int = 0, rounds: int = DEFAULT_ROUNDS
+    evidence: RunEvidence,
+    ledger: Ledger | None = None,
+    seed: int = 0,
+    rounds: int = DEFAULT_ROUNDS,
+    seconds: float = 0.0,
 ) -> tuple[Check, ...]:
     """L0: sensitivities, isolation, neighbouring files, step counts, fresh noise and batches of the code that trained.
 
-    A clean run is flagged with probability at most `fresh_noise.ALPHA + fresh_noise.GATE_ALPHA + batches.ALPHA`; all
-    else is deterministic.
+    Up to `seconds` of processor time (and not less than a few) are for trying the units one by one. A clean run is
+    flagged with probability at most `fresh_noise.ALPHA + fresh_noise.GATE_ALPHA + batches.ALPHA`; all else is
+    deterministic.
     """
     if isinstance(evidence.document.guarantee, NoPrivacyPromised):
         why = "no privacy is promised, so there is no bound to keep"
@@ -101,17 +106,20 @@ def check_probes(
     setting = ProbeSetting.of(evidence)
     return (
         *check_sensitivity(setting, seed),
+        *check_every_unit(setting, evidence.silos, seed, seconds),
         *check_isolation(setting, seed),
         *check_scaling(evidence),
         check_files(evidence),
         check_steps(evidence, ledger),
-        *_rehearse(evidence, min(rounds, _affordable(evidence))),
+        *check_rehearsal(evidence, rounds),
     )
 
 
-def _rehearse(evidence: RunEvidence, rounds: int) -> tuple[Check, ...]:
+def check_rehearsal(evidence: RunEvidence, rounds: int = DEFAULT_ROUNDS) -> tuple[Check, ...]:
+    """The part of L0 that runs the engine: steps, batches and noise of up to `rounds` rounds, and the gate alone."""
+    few = min(rounds, _affordable(evidence))
     try:
-        rehearsal = rehearse(evidence.plan_path, evidence.document, rounds, evidence.sites)
+        rehearsal = rehearse(evidence.plan_path, evidence.document, few, evidence.sites, evidence)
     except PrivfairError as refusal:
         return (passed_if(Layer.PROBE, "rehearsal", False, f"the engine refuses: {refusal}"),)
     return (

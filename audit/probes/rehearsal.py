@@ -9,17 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from audit.evidence import AuditorsManifest
+import numpy as np
+
+from audit.evidence import AuditorsManifest, RunEvidence
 from audit.rerun import Sending, Watch, publish_repeatedly, rerun
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.models.model import Model
-from privfair.run.prepare import Sites, prepare_run
+from privfair.run.prepare import PlannedRun, Sites, prepare_run
 
-DEFAULT_ROUNDS = 32
-DEFAULT_MESSAGES, _MOST_VALUES = 1000, 1_000_000
+DEFAULT_ROUNDS, SPREAD_ROUNDS = 32, 16
+MESSAGES, _MOST_VALUES = 10_000, 200_000
+"""Of the gate alone: enough for seeds of 16 bits to come back for certain, and for 22 bits most of the time."""
 _BLOCK = 8
 
 
@@ -39,11 +43,18 @@ class Rehearsal:
     states: tuple[Any, ...]
     """The state before each step."""
     sendings: tuple[Sending, ...]
+    later: tuple[Sending, ...]
+    """In rounds spread over the rest of the audited run, with its own states and round numbers."""
     gate_alone: dict[str, list[Floats]]
     """By value: what the gate made of one and the same message."""
 
     def of(self, party: str) -> tuple[Sending, ...]:
+        """What one party sent in the rounds that were rehearsed one after the other."""
         return tuple(one for one in self.sendings if one.party == party)
+
+    def later_of(self, party: str) -> tuple[Sending, ...]:
+        """What it sent in the later ones."""
+        return tuple(one for one in self.later if one.party == party)
 
 
 def rehearse(
@@ -51,9 +62,13 @@ def rehearse(
     document: BudgetDocument,
     rounds: int = DEFAULT_ROUNDS,
     sites: Sites | None = None,
-    messages: int = DEFAULT_MESSAGES,
+    audited: RunEvidence | None = None,
 ) -> Rehearsal:
-    """Train `rounds` rounds of the plan (or as many as it has), ask the gate alone, and keep what was seen."""
+    """Train `rounds` rounds of the plan (or as many as it has), and keep what was seen.
+
+    For an `audited` run the gate alone is asked too; and where the run is longer, some of its later rounds are
+    rehearsed, each from the run's own state.
+    """
     auditor, watch, block = AuditorsManifest(), Watch(), min(_BLOCK, rounds)
     run = prepare_run(plan, auditor.envelope(document), auditor.trust, sites)
     made = rerun(run, auditor, seed=run.plan.training.seed, updates=rounds, block=block, observer=watch)
@@ -69,5 +84,26 @@ def rehearse(
         block=block,
         states=tuple(watch.states),
         sendings=tuple(watch.sendings.values()),
-        gate_alone=publish_repeatedly(run, auditor, messages, _MOST_VALUES),
+        later=() if audited is None else _rehearse_later(run, auditor, audited, rounds),
+        gate_alone={} if audited is None else publish_repeatedly(run, auditor, MESSAGES, _MOST_VALUES),
     )
+
+
+def _rehearse_later(
+    run: PlannedRun, auditor: AuditorsManifest, audited: RunEvidence, rehearsed: int
+) -> tuple[Sending, ...]:
+    """Rounds after the first `rehearsed` ones, evenly spread up to the last; parties answer and nothing is learned.
+
+    Not where rounds are mixed with those before them: a round alone is not a round of such a run.
+    """
+    if any(isinstance(one, GaussianNoise) and one.bands > 1 for one in run.document.releases):
+        return ()
+    steps = range(rehearsed, len({key.round for key in audited.transcript.keys}))
+    number = min(len(steps), SPREAD_ROUNDS, rehearsed)
+    if number == 0:
+        return ()
+    chosen = set(np.linspace(steps[0], steps[-1], number).astype(int).tolist())
+    visits = [one for place, one in enumerate(audited.rounds()) if place in chosen]
+    watch = Watch()
+    rerun(run, auditor, seed=run.plan.training.seed + 1, block=_BLOCK, observer=watch, visits=visits)
+    return tuple(watch.sendings.values())

@@ -6,8 +6,10 @@ in. `audit.sensitivity` looks harder, for each algorithm once; this looks at the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -27,7 +29,7 @@ from audit.probes.setting import (
     with_record,
     without,
 )
-from audit.report.results import Check, Layer, passed_if
+from audit.report.results import BoundPower, Check, Layer, passed_if
 from calibrate.errors import PrivfairError
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import SiloTensors
@@ -246,3 +248,77 @@ def _check_bound(name: str, reach: _Reach) -> Check:
     if reach.ratio > 1 + ROUNDING:
         text += f"; reached at {reach.where}"
     return passed_if(Layer.PROBE, f"sensitivity of {name}", reach.ratio <= 1 + ROUNDING, text)
+
+
+# Every unit of the data by itself: a bound that holds for most of them is not a bound.
+
+_LEAST_SECONDS = 5.0
+
+
+def check_every_unit(
+    setting: ProbeSetting, silos: Sequence[SiloTensors], seed: int, seconds: float = 0.0
+) -> tuple[Check, ...]:
+    """What each unit of the data adds by itself, at a state the run was in, against what was signed.
+
+    As many units as `seconds` of processor time allow, in random order; the chance that one unit's breach would have
+    been noticed is the share of units that were tried. Algorithms that draw their own parts are not asked.
+    """
+    if setting.algorithm.draws or not setting.bounded:
+        return ()
+    random = np.random.default_rng(seed)
+    everybody = [(silo, unit) for silo in silos if len(silo) for unit in range(units_of(silo))]
+    reach, tried, until = _Reach(), 0, time.process_time() + max(seconds, _LEAST_SECONDS)
+    empty = torch.zeros(0, dtype=torch.int64)
+    for place in random.permutation(len(everybody)).tolist():
+        if time.process_time() > until:
+            break
+        silo, unit = everybody[place]
+        reached = setting.reached_states[tried % len(setting.reached_states)]
+        tried += 1
+        alone = _alone(silo, unit)
+        if len(alone) == 0:
+            continue  # a user without records
+        try:
+            base = message_values(setting, reached, alone, torch.tensor([0]))
+            other, batch = _other_side(setting, alone, empty)
+            moved = message_values(setting, reached, other, batch, base.seen)
+        except PrivfairError:
+            continue  # refused outright: nothing would have been sent
+        for name in setting.bounded.keys() & base.noisy.keys() & moved.noisy.keys():
+            ratio = setting.distance(name, base.noisy[name], moved.noisy[name]) / setting.allowed(name)
+            reach.add(ratio, f"a unit of {silo.name} at step {reached.step}")
+    text = f"{reach.ratio:.4f} of the signed bound at most, {tried} of {len(everybody)} units tried one by one"
+    if reach.ratio > 1 + ROUNDING:
+        text += f"; reached by {reach.where}"
+    power = BoundPower(tried=tried, units=max(1, len(everybody)), excess=ROUNDING)
+    check = passed_if(Layer.PROBE, "bound of every unit", reach.ratio <= 1 + ROUNDING, text)
+    return (check.model_copy(update={"bound_power": power}),)
+
+
+def _alone(silo: SiloTensors, unit: int) -> SiloTensors:
+    """The silo with nobody but this unit, which is number 0 there."""
+    rows = rows_of(silo, unit)
+    return replace(
+        silo,
+        x=silo.x[rows],
+        y=silo.y[rows],
+        s=silo.s[rows],
+        unit_of_row=None if silo.unit_of_row is None else torch.zeros(len(rows), dtype=torch.int64),
+        users=0,
+        client_of_row=None if silo.client_of_row is None else silo.client_of_row[rows],
+        record_numbers=None if silo.record_numbers is None else silo.record_numbers[rows],
+    )
+
+
+def _other_side(setting: ProbeSetting, alone: SiloTensors, empty: Tensor) -> tuple[SiloTensors, Tensor]:
+    """The neighbour: the unit does not take part, has the other attribute, or is far on the other side."""
+    own = record_at(alone, 0)
+    match setting.unit.relation:
+        case Relation.ADD_REMOVE:
+            return alone, empty
+        case Relation.REPLACE_ATTRIBUTE:
+            return with_attribute(alone, 0, 1 - own.s if own.s < 2 else 0), torch.tensor([0])
+        case Relation.REPLACE_ONE:
+            return with_record(alone, 0, Record(-FAR * own.x, own.y, own.s)), torch.tensor([0])
+        case _:
+            assert_never(setting.unit.relation)

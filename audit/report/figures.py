@@ -108,11 +108,17 @@ def _trade_off(audit: AuditReport, guarantee: Guarantee | None) -> Figure:
 
 def _power(audit: AuditReport) -> Figure:
     """How likely the tests of noise were to notice that only a share of it is there."""
-    series = [
+    whole = None if audit.power is None else audit.power.noise
+    series = []
+    if whole is not None:
+        shares, powers = tuple(point.share for point in whole.curve), tuple(point.power for point in whole.curve)
+        series.append(Series("all layers together", shares, powers))
+    series += [
         Series(
             f"{check.name} ({check.layer.value})",
             tuple(point.share for point in check.noise_power.curve),
             tuple(point.power for point in check.noise_power.curve),
+            dashed=True,
         )
         for check in audit.checks
         if check.noise_power is not None
@@ -122,6 +128,9 @@ def _power(audit: AuditReport) -> Figure:
         Axis("chance of an alarm", 0, 1, numbers=Numbers.PERCENT),
     )
     reading = "Had the noise been smaller, in all values alike, so likely was an alarm; computed, at the stated levels."
+    if audit.power is not None and audit.power.bound is not None:
+        units = audit.power.bound
+        reading += f" One unit's bound exceeded by half: noticed with probability {units.power:.2f}."
     return _figure("What the audit would have noticed", line_chart("Power of the audit", *axes, series), reading)
 
 

@@ -68,6 +68,8 @@ NOISE_SHARES = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
 """Of the signed noise: where the power of a test is computed."""
 STATED_BREACH = 0.8
 """An audit that supports a promise must have an even chance of noticing that only this share of the noise is there."""
+STATED_EXCESS = 0.5
+"""And that one unit's bound is exceeded by this share of it."""
 
 
 class PowerPoint(Result):
@@ -82,6 +84,29 @@ class NoisePower(Result):
     curve: tuple[PowerPoint, ...]
 
 
+class BoundPower(Result):
+    """How likely it was to notice that one unit of the data, whichever it is, moves a message further than signed."""
+
+    tried: int = Field(ge=0, description="Units whose own contribution was measured, alone and without noise.")
+    units: AtLeastOne
+    excess: Epsilon = Field(description="By this share of the bound or more; every tried unit would have shown it.")
+
+    @property
+    def power(self) -> float:
+        """If the unit is any of them with the same probability."""
+        return min(1.0, self.tried / self.units)
+
+
+class AuditPower(Result):
+    """What the whole audit would have noticed, over all layers; computed, not measured."""
+
+    noise: NoisePower | None = Field(
+        description="Of noise that is smaller in all values alike; an alarm of any layer counts, and layers draw noise "
+        "of their own. null where no layer measures noise."
+    )
+    bound: BoundPower | None = Field(description="Of one unit's bound exceeded; null where units cannot be tried.")
+
+
 class Check(Result):
     """One question put to a run or a model, and its answer."""
 
@@ -90,6 +115,7 @@ class Check(Result):
     outcome: Outcome
     finding: str
     noise_power: NoisePower | None = Field(default=None, exclude_if=_is_none)
+    bound_power: BoundPower | None = Field(default=None, exclude_if=_is_none)
 
 
 def passed_if(layer: Layer, name: str, condition: bool, finding: str) -> Check:
@@ -504,6 +530,7 @@ class AuditReport(Result):
     noise_noticed: Rate | None = Field(
         default=None, exclude_if=_is_none, description="At this share of the signed noise an alarm had an even chance."
     )
+    power: AuditPower | None = Field(default=None, exclude_if=_is_none)
     attribute_inference: AttributeInference | None = None
     attribute_inference_not_possible: str | None = Field(default=None, exclude_if=_is_none)
     membership: MembershipResult | None = Field(default=None, exclude_if=_is_none)

@@ -96,6 +96,7 @@ def audit_run(
     reruns: int = 2,
     seed: int = 0,
     confidence: float = 0.95,
+    budget_seconds: float = 0.0,
     progress: Callable[[str], None] | None = None,
 ) -> AuditReport:
     """Doubt a run folder, as `privfair audit RUN`: its verdict, with every check and attack.
@@ -110,13 +111,14 @@ def audit_run(
         reruns: how often the statistical attack runs the training again; 0 leaves it out.
         seed: of the auditor's own coins.
         confidence: of the lower bound on epsilon.
+        budget_seconds: of processor time, for more reruns while an attack is as right as without noise.
         progress: called with a sentence before each layer.
     """
     from audit.run_audit import AuditOptions
     from audit.run_audit import audit_run as judge_run
 
     trusted = FolderTrust(None if trust is None else TrustInForce(trust).file, trust_code)
-    options, place = AuditOptions(reruns, seed, confidence), None if plan is None else Path(plan)
+    options, place = AuditOptions(reruns, seed, confidence, budget_seconds), None if plan is None else Path(plan)
     if ledger is None:
         return judge_run(Path(run), options, trusted, None, progress, place)
     with Ledger.open(ledger, None if anchor is None else Path(anchor), Access.READ) as book:

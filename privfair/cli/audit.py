@@ -139,6 +139,13 @@ class _WithVerify(click.Command):
     help="Number of reruns on coins; with canaries each stands for up to 50 short runs or 10 seconds.",
 )
 @click.option(
+    "--budget-seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Processor seconds for more reruns while an attack is as right as without noise but cannot decide.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(min=0),
     default=0,
@@ -178,6 +185,7 @@ def command(
     site_keys: tuple[str, ...],
     anchor: Path | None,
     reruns: int,
+    budget_seconds: float,
     seed: int,
     confidence: float,
     limits: tuple[Limit, ...],
@@ -227,7 +235,7 @@ def command(
         raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
     else:
         plan_path = plan_path or _where_it_lay(run)
-        in_hand = _RunFlags(plan_path, ledgers, files, site_keys, anchor, reruns)
+        in_hand = _RunFlags(plan_path, ledgers, files, site_keys, anchor, reruns, budget_seconds)
         report = _judge_run(run, in_hand, trusted, seed, confidence)
         _say("attribute inference: does the model tell more than imputation?")
         inferred = attribute_of_run(attribute, run, trusted, plan_path, seed, confidence)
@@ -254,6 +262,7 @@ class _RunFlags:
     keys: tuple[str, ...]
     anchor: Path | None
     reruns: int
+    budget_seconds: float
 
 
 def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
@@ -264,7 +273,7 @@ def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, con
     from calibrate.manifest.keys import load_public
     from privfair.ledger import Access, Ledger
 
-    options = AuditOptions(flags.reruns, seed, confidence)
+    options = AuditOptions(flags.reruns, seed, confidence, flags.budget_seconds)
     named = dict(_by_party(text) for text in flags.ledgers)
     if len(named) < len(flags.ledgers) or (None in named and len(named) > 1):
         raise click.UsageError("--ledger is given once; of a run over guards once per party, as PARTY=LEDGER")

@@ -156,6 +156,10 @@ class StepGate:
         assert self._gate.round is not None
         return self._gate.round
 
+    def leave_out_before(self, round_number: int) -> None:
+        """Open no round before this one any more; those left out are charged like any others."""
+        self._first_round = max(self._first_round, round_number)
+
     def send(self, party: str, message: Message, sent: dict[str, Published]) -> None:
         """Publish what of the message is not in `sent` yet, and add it there value by value."""
         for contribution in message.noisy:

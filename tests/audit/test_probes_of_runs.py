@@ -11,40 +11,11 @@ from audit.probes.check_probes import check_probes
 from audit.report.results import Check, Layer, Outcome
 from privfair.ledger import Access, Ledger
 from tests.planted_bugs.fixed_randomness import fixed_randomness
+from tests.planted_bugs.workshop import DATA, FAIR_PLUGIN, MMD, PAY_ONCE, TARGET
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk
 
-_DATA = """[data]
-files = ["north.csv", "south.csv", "west.csv"]
-schema = "schema.toml"
-at-least = 100
-"""
-_TARGET = "[target]\nepsilon = 4.0\ndelta = 1e-5\n"
-MMD = f"""algorithm = "mmd-fedavg"
-{_TARGET}[privacy]
-group-size = 100
-samples-per-group = 10
-rounds = 10
-users = 3
-cohort = 2
-update-clip = 0.5
-histogram-noise-ratio = 1.0
-{_DATA}[training]
-kernel-width = 8.0
-"""
-PAY_ONCE = f"""algorithm = "pay-once"
-{_TARGET}[privacy]
-rounds = 10
-{_DATA}[training]
-fairness = 1.0
-"""
-FAIR_PLUGIN = f"""algorithm = "fair-plugin"
-{_TARGET}[privacy]
-rounds = 10
-{_DATA}[training]
-bins = 6
-"""
 PAID_HISTOGRAM = f"""algorithm = "steffle"
-{_TARGET}[privacy]
+{TARGET}[privacy]
 silo-size = 120
 batch-size = 24
 rounds = 12
@@ -53,7 +24,7 @@ minority-fraction = 0.2
 lipschitz = 1.0
 w-radius = 0.5
 histogram-noise-ratio = 1.0
-{_DATA}[training]
+{DATA}[training]
 notion = "equalised-odds"
 """
 SCAFFOLD = GAUSSIAN.format(rate=0.2, rounds=12, more='method = "scaffold"\nlocal-steps = 2')

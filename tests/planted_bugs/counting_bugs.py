@@ -11,10 +11,12 @@ import numpy as np
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Poisson
 from privfair.algorithms.steffle import Steffle
+from privfair.batches import participation
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import bernoulli, subset
 from privfair.data import training_data
 from privfair.data.partition import split_silos
+from privfair.federation import local_party
 from privfair.federation.local_party import StepGate
 from privfair.gate import Gate
 from privfair.ledger import Claim
@@ -73,6 +75,35 @@ def _back_too_soon() -> AbstractContextManager[Any]:
         return np.flatnonzero(self._groups == round % (self._sampling.groups - 1))
 
     return patch.object(Participation, "_draw", draw)
+
+
+def _late_rate() -> AbstractContextManager[Any]:
+    """Three tenths more participations from round 14 of 24 on, as a schedule of growing batches makes them."""
+
+    def draw(self: Any, round: int) -> Any:
+        rate = self._sampling.rate * (1.3 if round >= 14 else 1.0)
+        return bernoulli(self._source, self.units, rate)
+
+    return patch.object(Participation, "_draw", draw)
+
+
+def sorted_by_attribute() -> AbstractContextManager[Any]:
+    """Epochs begin with the records of group 0: who is in a batch tells the attribute of its records."""
+    groups: dict[int, Any] = {}
+    right_open, right_order = local_party._open_batches, participation.permutation
+
+    def open_batches(setup: Any, claim: Any, path: Any) -> Any:
+        groups.update({len(silo): silo.s.numpy() for silo in setup.silos})
+        return right_open(setup, claim, path)
+
+    def permutation(source: Any, size: int) -> Any:
+        drawn = right_order(source, size)
+        return drawn[np.argsort(groups[size][drawn], kind="stable")] if size in groups else drawn
+
+    return together(
+        patch.object(local_party, "_open_batches", open_batches),
+        patch.object(participation, "permutation", permutation),
+    )
 
 
 def _half_the_steps() -> AbstractContextManager[Any]:
@@ -176,9 +207,11 @@ COUNTING_BUGS = (
         (Caught.CONFORMANCE,),
     ),
     Bug("shuffled batches accounted as Poisson", _SECRET, _shuffled, _PROBE),
+    Bug("sampling rate x 1.3 in the last rounds, secret batches", _SECRET, _late_rate, _PROBE),
     Bug("Poisson batches accounted as random allocation", Engine.ALLOCATED, _independent_draws, _PROBE),
     Bug("shuffled batches accounted as random allocation", Engine.ALLOCATED, _equal_batches_of_an_order, _PROBE),
     Bug("a record comes back within the bands", Engine.BANDED, _back_too_soon, _PROBE),
+    Bug("epochs sorted by the attribute", _STEFFLE, sorted_by_attribute, _PROBE),
     Bug("half the steps counted", Engine.STEFFLE, _half_the_steps, (Caught.CONFORMANCE, Caught.PROBE), updates=30),
     Bug("exact group counts released", _STEFFLE, _exact_counts, _BOTH, "engine.steffle.g", attacked=True),
     Bug("sum instead of mean", _STEFFLE, _sum_instead_of_mean, _BOTH, "engine.steffle.h_theta"),

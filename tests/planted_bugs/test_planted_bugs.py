@@ -5,17 +5,14 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
-from scipy import stats
 
 from tests.planted_bugs.bug import Bug, Caught
 from tests.planted_bugs.catalogue import BUGS
+from tests.planted_bugs.clean_runs import flagged, most_alarms
 from tests.planted_bugs.clipping_bugs import weights_after_clipping
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.planted_bugs.layers import findings, findings_of
 from tests.planted_bugs.workshop import Engine, Workshop
-
-STATED = 1e-3 + 1e-3 + 1e-6 + 1e-5 + 1e-5
-"""How often a clean run may be flagged: L1, the noise and the batches of the rehearsal, recorded batches."""
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +50,9 @@ def test_the_bug_is_caught(bug: Bug, layer: Caught, workshop: Workshop) -> None:
     assert findings_of(bug, layer, workshop)
 
 
+PROBED_ELSEWHERE = {Engine.STEFFLE_LONG, Engine.FPFL, Engine.MMD, Engine.PAY_ONCE}
+
+
 @pytest.mark.parametrize(
     "engine",
     [
@@ -60,7 +60,7 @@ def test_the_bug_is_caught(bug: Bug, layer: Caught, workshop: Workshop) -> None:
             one, id=one.name, marks=[] if one in (Engine.FULL_BATCHES, Engine.SECRET_BATCHES) else [pytest.mark.slow]
         )
         for one in Engine
-        if one is not Engine.STEFFLE_LONG
+        if one not in PROBED_ELSEWHERE
     ],
 )
 def test_the_clean_engine_is_not_flagged(engine: Engine, workshop: Workshop) -> None:
@@ -92,12 +92,9 @@ def test_the_attack_does_not_refute_the_clean_engine(workshop: Workshop) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("engine", [Engine.FULL_BATCHES, Engine.SECRET_BATCHES, Engine.STEFFLE], ids=lambda e: e.name)
+@pytest.mark.parametrize("engine", [one for one in Engine if one is not Engine.STEFFLE_LONG], ids=lambda e: e.name)
 def test_false_alarms_stay_within_what_is_stated(engine: Engine, workshop: Workshop) -> None:
-    """Fifty clean runs, noise and batches drawn anew in each."""
-    runs, alarms = 50, []
-    for seed in range(runs):
-        with fixed_randomness(100 + seed), workshop.trained(engine) as trained:
-            for layer in (Caught.CONFORMANCE, Caught.PROBE, Caught.NOISE):
-                alarms += findings(layer, workshop, engine, trained, None)
-    assert len(alarms) <= stats.binom(runs, STATED).ppf(0.999), alarms
+    """A dozen clean runs, noise and batches drawn anew in each; `tests.planted_bugs.clean_runs` makes a hundred."""
+    runs = 12
+    alarms = [said for seed in range(runs) if (said := flagged(workshop, engine, 100 + seed))]
+    assert len(alarms) <= most_alarms(runs), alarms
