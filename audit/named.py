@@ -1,13 +1,27 @@
-"""Somebody's own function by its name, as module:name."""
+"""Somebody's own code: a function by its name, as module:name, or whatever a pickle carries."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, Refused
+
+PICKLES = (".joblib", ".pkl", ".pickle", ".pt", ".pth")
+"""Files that can run any code when they are opened."""
+
+
+def refuse_pickle(path: Path) -> None:
+    """For a pickle that nobody vouched for."""
+    suffix = path.suffix.lower()
+    if suffix in PICKLES:
+        raise Refused(
+            f"--model {path}: opening a {suffix} file runs whatever code it carries; add --trust-pickle if you know "
+            "who made it, or export the model as ONNX"
+        )
 
 
 def load_named(path: str) -> Any:

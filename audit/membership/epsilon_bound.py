@@ -27,20 +27,23 @@ from audit.bounds import (
     Method,
     OneRun,
     OneRunDesign,
+    ProfileCurve,
     RankedGuesses,
     Selection,
     counts_at,
+    p_value_over,
     power_against,
 )
 from audit.bounds.lower_bound import OneRunBound, allowed_failure, bound_of_parameter, refuted_up_to
 from audit.bounds.trade_off import check_family_delta
 from audit.membership.roc import checked_scores
 from audit.report.results import Assignment, Promise
-from audit.verdict import on_trial
+from audit.verdict import manifest_curve, on_trial
 from calibrate.accountants.gaussian import gaussian_mu
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import PrivateGuarantee
 from calibrate.privacy_unit import EpsilonDelta, Protected, Relation
 
 # What is on trial in a membership audit: a manifest's promise to a record, or the auditor's own number.
@@ -52,6 +55,8 @@ class Claim:
 
     promise: Promise
     relation: Relation
+    curve: ProfileCurve | None = None
+    """Of a manifest: every (epsilon, delta) that its event keeps, tested at all of them at once."""
 
     @classmethod
     def said(cls, epsilon: float, delta: float, relation: Relation) -> Claim:
@@ -72,7 +77,8 @@ class Claim:
                 "it asks whether single records took part",
                 "audit the run folder itself (privfair audit RUN/)",
             )
-        return cls(promise, unit.relation)
+        curve = manifest_curve(document) if isinstance(document.guarantee, PrivateGuarantee) else None
+        return cls(promise, unit.relation, curve)
 
 
 SHARES = (0.02, 0.1, 0.4)
@@ -133,6 +139,13 @@ class Trial:
         """What a Gaussian release says about turning over one coin: two shifts of mu are one of 2 mu."""
         return GaussianCurve(2 * mu if self.replacing else mu)
 
+    def own_curve(self, curve: ProfileCurve) -> ProfileCurve:
+        """What a manifest's curve says about turning over one coin, point by point."""
+        if not self.replacing:
+            return curve
+        points = ((2 * one.epsilon, (1 + math.exp(one.epsilon)) * one.delta) for one in curve.points())
+        return ProfileCurve.of(tuple((epsilon, delta) for epsilon, delta in points if delta < 1) or ((0.0, 1.0),))
+
     def curve(self, epsilon: float) -> EpsilonDeltaCurve | GaussianCurve:
         """What a promise of `epsilon` says about turning over one coin."""
         if self.family is CurveFamily.GAUSSIAN:
@@ -161,6 +174,16 @@ def bound_of(scores: Floats, is_member: Booleans, trial: Trial) -> LowerBound:
     else:
         bound = LowerBound(largest, trial.delta, 1 - failure, Method.ONE_RUN, trial.family, evidence)
     return bound.selected_by(Selection.BONFERRONI, comparisons, trial.confidence)
+
+
+def curve_p_value(scores: Floats, is_member: Booleans, trial: Trial, curve: ProfileCurve) -> float:
+    """Of a manifest's own curve, over all rankings and declared shares, Bonferroni's correction included."""
+    counts = [
+        _without_head_start(ranking, share, is_member, trial)
+        for ranking in rankings_of(scores, is_member, trial)
+        for share in SHARES
+    ]
+    return p_value_over(FDPOneRun(), counts, trial.own_curve(curve))
 
 
 def coin_p_value(is_member: Booleans) -> float:

@@ -1,7 +1,8 @@
 """Models in memory, of anybody's making: `pf.audit_model`, and the signal that every audit of such a model uses.
 
 What a model says of a record is taken from the first of these that it offers: `loss(record)`; `predict_proba` with
-`classes_`; a torch module's outputs; `predict` of a quantity; or the model is itself a function of the features.
+`classes_`; a torch module's outputs, or their `logits`, as Hugging Face's classifiers name them; `predict` of a
+quantity; or the model is itself a function of the features.
 """
 
 from __future__ import annotations
@@ -94,12 +95,15 @@ def _torch_outputs(model: Any, features: Any) -> Floats:
     module = plain_module(model)
     first = next(module.parameters(), None)
     x = torch.as_tensor(np.asarray(features))
-    x = x.to(torch.float32 if first is None else first.dtype) if x.is_floating_point() or x.ndim == 2 else x
+    layers = (layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False)))
+    if not isinstance(next(layers, None), torch.nn.Embedding):  # which takes the numbers of words
+        x = x.to(torch.float32 if first is None else first.dtype) if x.is_floating_point() or x.ndim == 2 else x
     training = module.training
     module.eval()
     try:
         with torch.no_grad():
-            return torch.cat([module(part) for part in torch.split(x, _AT_ONCE)]).double().numpy()
+            found = [module(part) for part in torch.split(x, _AT_ONCE)]
+            return torch.cat([getattr(part, "logits", part) for part in found]).double().numpy()
     finally:
         module.train(training)
 

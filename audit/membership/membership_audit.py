@@ -19,7 +19,7 @@ from audit.membership.attacks import (
     plugin_attack,
 )
 from audit.membership.blind import blind_rule, check_alike
-from audit.membership.epsilon_bound import Claim, Trial, bound_of, coins_of, power_of, success_rates
+from audit.membership.epsilon_bound import Claim, Trial, bound_of, coins_of, curve_p_value, power_of, success_rates
 from audit.membership.exposure import (
     LEAST_MODELS,
     ExposureOptions,
@@ -39,6 +39,7 @@ from audit.report.results import (
     AuditedModel,
     AuditReport,
     Check,
+    CurveTest,
     Exposure,
     MembershipAttackResult,
     MembershipResult,
@@ -51,6 +52,8 @@ from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput, count, open_unit
 from calibrate.privacy_unit import Relation
 
+_CURVE_SHARE = 0.5
+"""Of an attack's error: what the test of a manifest's own curve gets; the bound has the rest."""
 _CONTROLS = 8
 """So many shadow models play the target, to learn how strong an attack is where nothing protects."""
 
@@ -227,14 +230,24 @@ class _Case:
 
     def _trial(self) -> Trial:
         """Each attack has an equal share of the error."""
-        share = 1 - (1 - self.options.confidence) / len(self.attacks)
+        share = 1 - self._bound_share * (1 - self.options.confidence) / len(self.attacks)
         relation = Relation.ADD_REMOVE if self.claim is None else self.claim.relation
         delta = self.options.delta if self.claim is None else self.claim.promise.delta
         return Trial(self.options.assignment, relation, delta, share, self.options.seed, self.options.family)
 
+    @property
+    def _bound_share(self) -> float:
+        return 1.0 if self.claim is None or self.claim.curve is None else 1 - _CURVE_SHARE
+
+    def _curve_test(self, scores: Floats, trial: Trial) -> CurveTest | None:
+        if self.claim is None or self.claim.curve is None:
+            return None
+        p_value = curve_p_value(scores, self.is_member, trial, self.claim.curve)
+        return CurveTest.at(p_value, _CURVE_SHARE * (1 - self.options.confidence) / len(self.attacks))
+
     def _bound(self, attack: MembershipAttack, scores: Floats, controls: list[tuple[Floats, Booleans]]) -> Attack:
         trial = self._trial()
-        bound = bound_of(scores, self.is_member, trial)
+        bound, test = bound_of(scores, self.is_member, trial), self._curve_test(scores, trial)
         rates = [success_rates(values, truth, trial) for values, truth in controls]
         power, compared = 0.0, "no shadow models to measure its power with"
         if rates:
@@ -251,7 +264,7 @@ class _Case:
             f"({compared}); valid if members were chosen at random ({trial.assignment.value})"
         )
         name = attack.plugin if isinstance(attack, PluginAttack) else attack.name.value
-        return Attack(name=f"membership: {name}", bound=bound, power=power, evidence=evidence)
+        return Attack(name=f"membership: {name}", bound=bound, power=power, evidence=evidence, curve=test)
 
     def _controls(self, attack: MembershipAttack) -> list[tuple[Floats, Booleans]]:
         """Scores and truth with shadow models in the target's place, on the records they were trained from.

@@ -24,8 +24,9 @@ from audit.membership.targets import (
     numeric_inputs,
     phi_of_outputs,
 )
+from audit.named import PICKLES, load_named, refuse_pickle
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput, Refused
+from calibrate.errors import InvalidInput
 from privfair.run.trusted_plan import UNTRUSTED, FolderTrust
 
 # An ONNX file, run by onnxruntime: scores or probabilities, or scikit-learn's pair of labels and probabilities.
@@ -112,9 +113,6 @@ class OnnxTarget:
         return np.array([[row[name] for name in classes] for row in named])
 
 
-_PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth")
-
-
 class PickleTrust(Enum):
     """A pickle can run any code when it is opened; joblib and torch files are pickles too."""
 
@@ -127,17 +125,23 @@ def open_target(
     trust: PickleTrust = PickleTrust.REFUSED,
     outputs: OutputKind = OutputKind.BY_LOOK,
     folder: FolderTrust = UNTRUSTED,
+    architecture: str | None = None,
 ) -> Target:
-    """A run folder (as far as `folder` trusts it), an .onnx file, or a trusted pickle of an estimator or module."""
+    """A run folder (as far as `folder` trusts it), an .onnx file, or a trusted pickle of an estimator or module.
+
+    architecture: module:name of what makes the module, for a file that holds its parameters alone.
+    """
     if path.is_dir():
         return RunTarget.open(path, folder)
+    if architecture is not None:
+        return TorchTarget(_with_parameters(architecture, path), str(path), outputs)
     suffix = path.suffix.lower()
-    if suffix not in (".onnx", *_PICKLES):
+    if suffix not in (".onnx", *PICKLES):
         raise InvalidInput(
             "--model",
             str(path),
             "is of no known kind",
-            f"give a run folder, .onnx, or {', '.join(_PICKLES)}; for scores of your own leave --model out and "
+            f"give a run folder, .onnx, or {', '.join(PICKLES)}; for scores of your own leave --model out and "
             "name their column with --score",
         )
     if not path.is_file():
@@ -145,11 +149,40 @@ def open_target(
     if suffix == ".onnx":
         return OnnxTarget.open(path, outputs)
     if trust is PickleTrust.REFUSED:
-        raise Refused(
-            f"--model {path}: opening a {suffix} file runs whatever code it carries; add --trust-pickle if you know "
-            "who made it, or export the model as ONNX"
-        )
+        refuse_pickle(path)
     return _target_of(_unpickle(path, suffix), path, outputs)
+
+
+_INSIDE = ("state_dict", "model_state_dict", "model")
+"""Where checkpoints keep a model's parameters."""
+_PREFIXES = ("_module.", "module.", "_orig_mod.")
+"""What the wrappers of Opacus, of parallel training and of the compiler put before names."""
+
+
+def _with_parameters(architecture: str, path: Path) -> nn.Module:
+    """The auditor's own module with the parameters in the file, which is read as numbers alone and runs nothing."""
+    found = load_named(architecture)
+    module = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if not isinstance(module, nn.Module):
+        raise InvalidInput("--architecture", architecture, "does not make a torch module", "name a class or a function")
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        rule = f"cannot be read as parameters alone ({str(error).splitlines()[0]})"
+        raise InvalidInput("--model", str(path), rule, "save model.state_dict()") from error
+    for name in _INSIDE:
+        state = state.get(name, state) if isinstance(state, dict) else state
+    if not isinstance(state, dict):
+        raise InvalidInput("--model", str(path), "holds no state dict", "save model.state_dict()")
+    for prefix in _PREFIXES:
+        if state and all(str(name).startswith(prefix) for name in state):
+            state = {str(name)[len(prefix) :]: value for name, value in state.items()}
+    try:
+        module.load_state_dict(state)
+    except (RuntimeError, TypeError) as error:
+        rule = f"has other parameters than {architecture} ({' '.join(str(error).split())[:200]})"
+        raise InvalidInput("--model", str(path), rule, "name the architecture it was trained with") from error
+    return module
 
 
 def _unpickle(path: Path, suffix: str) -> Any:
@@ -180,6 +213,6 @@ def _target_of(found: Any, path: Path, outputs: OutputKind) -> Target:
             "--model",
             str(path),
             "holds parameters without a model (a state dict)",
-            "save the whole module, export ONNX, or name the run folder",
+            "name what makes the model (--architecture module:Class), or save the whole module",
         )
     return SklearnTarget(found, str(path))

@@ -218,22 +218,20 @@ def command(
     Signed audits are checked by: privfair audit verify STATEMENT --trust auditors.json --run RUN
     Exit code 1 if the promise is refuted, or what --fail-above names is exceeded; 0 otherwise.
     """
+    flags = ModelFlags(**model)
+    _refuse_early(flags, run, limits)
     from privfair.cli.keys import read_trust_file
     from privfair.run.trusted_plan import FolderTrust
 
     outputs, attribute = OutputFlags(out, junit, sign_path, statement, test_result), AttributeFlags(sensitive, infer)
     signers = None if trust_path is None else read_trust_file(trust_path, root)
     trusted = FolderTrust(signers, trust_code)
-    flags = ModelFlags(**model)
     if flags.asked_for:
-        report = judge_model(flags, run, trusted, seed, confidence)
+        report = judge_model(flags, trusted, seed, confidence)
         inferred = attribute_of_model(attribute, flags, trusted, seed, confidence)
         subjects = model_subjects(flags.model_path)
-    elif any(limit.of_area for limit in limits):
-        raise click.UsageError("--fail-above auc=... needs --model: a run has no membership attack")
-    elif run is None:
-        raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
     else:
+        assert run is not None
         plan_path = plan_path or _where_it_lay(run)
         in_hand = _RunFlags(plan_path, ledgers, files, site_keys, anchor, reruns, budget_seconds)
         report = _judge_run(run, in_hand, trusted, seed, confidence)
@@ -252,6 +250,20 @@ def command(
         _say(text)
     if exceeded or report.verdict.value == "violated":
         sys.exit(1)
+
+
+def _refuse_early(flags: ModelFlags, run: Path | None, limits: tuple[Limit, ...]) -> None:
+    """Whatever can be refused by the flags and the paths alone, before anything heavy is loaded."""
+    if flags.asked_for:
+        flags.require_complete(run)
+    elif any(limit.of_area for limit in limits):
+        raise click.UsageError("--fail-above auc=... needs --model: a run has no membership attack")
+    elif run is None:
+        raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
+    elif not run.is_dir():
+        from calibrate.errors import InvalidInput
+
+        raise InvalidInput("run folder", str(run), "holds no run", "name the --out of a training run")
 
 
 @dataclass(frozen=True)

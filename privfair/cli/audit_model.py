@@ -46,6 +46,11 @@ model_options = options(
         show_default=True,
         help="Kind of the model's outputs; by-look decides from their values.",
     ),
+    click.option(
+        "--architecture",
+        metavar="module:Class",
+        help="Class or function of your own that makes the torch module whose state dict --model holds.",
+    ),
     click.option("--trust-pickle", is_flag=True, help="Open a pickle although it can run code when it is opened."),
     click.option("--score", help="Column with membership scores of your own, instead of --model."),
     click.option("--smaller-is-member", is_flag=True, help="Small values of --score mean member, as for a loss."),
@@ -137,6 +142,7 @@ class ModelFlags:
     drop: tuple[str, ...]
     classes: str | None
     outputs: str
+    architecture: str | None
     trust_pickle: bool
     score: str | None
     smaller_is_member: bool
@@ -170,15 +176,26 @@ class ModelFlags:
             raise click.UsageError("give --model PATH, or --score COLUMN for scores of your own; one of the two")
         if self.epsilon is not None and self.manifest_path is not None:
             raise click.UsageError("give --manifest or --epsilon, not both: one promise is on trial")
+        self._require_files()
+
+    def _require_files(self) -> None:
+        """Before anything heavy is loaded."""
+        from audit.named import refuse_pickle
+
+        named = {"--model": self.model_path, "--members": self.members, "--nonmembers": self.nonmembers}
+        for option, path in named.items():
+            if path is not None and not path.exists():
+                raise click.UsageError(f"{option} {path} does not exist; check the path")
+        if self.model_path is not None and not self.trust_pickle and self.architecture is None:
+            refuse_pickle(self.model_path)
 
 
-def judge_model(flags: ModelFlags, run: Path | None, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
+def judge_model(flags: ModelFlags, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
     """Read the files, open the model, train shadow models, attack, judge."""
     from audit.membership.membership_audit import audit_model, audit_scores
     from audit.membership.records import RecordTables
     from audit.membership.targets import Direction, quality_of, read_scores
 
-    flags.require_complete(run)
     assert flags.members is not None
     assert flags.nonmembers is not None
     if flags.model_path is None:
@@ -207,7 +224,7 @@ def open_model(flags: ModelFlags, trusted: FolderTrust) -> Target:
 
     assert flags.model_path is not None
     pickles = PickleTrust.TRUSTED if flags.trust_pickle else PickleTrust.REFUSED
-    return open_target(flags.model_path, pickles, OutputKind(flags.outputs), trusted)
+    return open_target(flags.model_path, pickles, OutputKind(flags.outputs), trusted, flags.architecture)
 
 
 def show_membership(report: AuditReport) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
 import privfair as pf
+from audit.membership.open_target import open_target
+from audit.membership.records import AuditedRecords
+from audit.membership.targets import TorchTarget
 from calibrate.errors import InvalidInput
 
 RANDOM = np.random.default_rng(5)
@@ -77,7 +86,6 @@ def test_tables_have_columns_units_and_texts() -> None:
 
 
 def test_functions_and_torch_modules_are_asked_for_their_outputs() -> None:
-    torch = pytest.importorskip("torch")
     assert audited(lambda features: np.zeros((len(features), 2))).verdict.value == "no-leak-found"
     assert audited(lambda features: np.zeros(len(features)), AMOUNT).epsilon_lower is not None
     module = torch.nn.Linear(6, 2).train()
@@ -100,11 +108,99 @@ def test_what_cannot_be_asked_is_refused(model: Any, labels: Any, match: str) ->
         audited(model, labels)
 
 
+class TinyClassifier(torch.nn.Module):
+    """With the interface of Hugging Face's sequence classifiers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = torch.nn.Embedding(32, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None) -> Any:
+        logits = self.out(self.words(input_ids).mean(dim=1))
+        loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
+        return SimpleNamespace(loss=loss, logits=logits)
+
+
+def test_a_sequence_classifier_is_audited_as_it_is_and_through_its_loss() -> None:
+    torch.manual_seed(0)
+    model, tokens = TinyClassifier(), np.random.default_rng(1).integers(0, 32, (60, 5))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    x, y = torch.as_tensor(tokens[:30]), torch.as_tensor(Y[:30])
+    for _ in range(80):
+        optimizer.zero_grad()
+        model(x, labels=y).loss.backward()
+        optimizer.step()
+
+    class Wrapped:
+        def loss(self, record: Any) -> float:
+            with torch.no_grad():
+                found = model(torch.as_tensor(record[0])[None], labels=torch.as_tensor([int(record[1])]))
+            return float(found.loss)
+
+    data = (tokens[:30], Y[:30]), (tokens[30:], Y[30:60])
+    plain, wrapped = (pf.audit_model(one, *data, shadow_models=0) for one in (model, Wrapped()))
+    assert plain.verdict.value == "leaks"
+    areas = [one.membership.attacks[0].auc.value for one in (plain, wrapped)]
+    assert areas[0] == pytest.approx(areas[1], abs=0.05)  # of large losses single precision rounds some to ties
+
+
+def make_net() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+
+
+def make_nothing() -> int:
+    return 0
+
+
+def test_a_state_dict_is_audited_with_its_architecture_and_runs_no_code(tmp_path: Path) -> None:
+    net, name = make_net(), f"{__name__}:make_net"
+    records = AuditedRecords.of(X, Y, 2, 120, 120)
+    expected = TorchTarget(net).signal(records)
+    wrapped = {f"_module.{key}": value for key, value in net.state_dict().items()}
+    for state in (net.state_dict(), wrapped, {"state_dict": net.state_dict(), "epoch": 3}):
+        torch.save(state, tmp_path / "m.pt")
+        target = open_target(tmp_path / "m.pt", architecture=name)
+        assert np.array_equal(target.signal(records), expected)
+    torch.save(torch.nn.Linear(6, 2).state_dict(), tmp_path / "other.pt")
+    torch.save(net, tmp_path / "whole.pt")
+    torch.save([1.0], tmp_path / "list.pt")
+    for file, made, match in (
+        ("other.pt", name, "other parameters"),
+        ("whole.pt", name, "parameters alone"),
+        ("list.pt", name, "no state dict"),
+        ("m.pt", f"{__name__}:make_nothing", "torch module"),
+        ("m.pt", "no_such:thing", "can't be loaded"),
+    ):
+        with pytest.raises(InvalidInput, match=match):
+            open_target(tmp_path / file, architecture=made)
+
+
+REFUSED = (
+    ["audit"],
+    ["audit", "no-run"],
+    ["audit", "--model", "no.onnx", "--members", "a.csv", "--nonmembers", "a.csv"],
+    ["audit", "--model", "m.pkl", "--members", "a.csv", "--nonmembers", "a.csv"],
+    ["audit", "--model", "m.pkl", "--members", "a.csv"],
+    ["audit", "training", "x:y"],
+)
+
+
+def test_refusals_load_nothing_heavy(tmp_path: Path) -> None:
+    for name in ("a.csv", "m.pkl"):
+        (tmp_path / name).write_text("")
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom privfair.cli import cli\n"
+        f"codes = [CliRunner().invoke(cli, one).exit_code for one in {REFUSED!r}]\n"
+        "print(all(codes), sorted({'torch', 'scipy', 'sklearn', 'pandas'} & set(sys.modules)))"
+    )
+    asked = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **asked)
+    assert done.stdout.strip() == "True []", done.stdout + done.stderr
+
+
 def test_a_hugging_face_classifier_is_audited_through_its_loss() -> None:
     """A tiny model with random weights, built here; nothing is downloaded."""
     transformers = pytest.importorskip("transformers", reason="needs transformers")
-    import torch
-
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=32, num_labels=2, **sizes))
 

@@ -10,11 +10,10 @@ from scipy.stats import norm
 from audit.bounds import LowerBound
 from audit.bounds.lower_bound import GuessCounts, Method
 from audit.bounds.trade_off import CurveFamily
-from audit.canaries.canary_audit import manifest_curve
 from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
 from audit.canaries.decoder import CoinMeaning, Decoder, Interference, Reading, Seen, coin_meaning, quiet_directions
 from audit.report.results import Attack, Conclusion, CurveTest, Promise
-from audit.verdict import judge
+from audit.verdict import judge, manifest_curve
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, Relation

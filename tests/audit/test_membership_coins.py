@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.bounds import CurveFamily
+from audit.bounds import CurveFamily, ProfileCurve
 from audit.membership.epsilon_bound import Claim, Trial, bound_of, power_of
 from audit.membership.membership_audit import MembershipOptions, audit_scores
 from audit.membership.records import AuditedRecords, Coins
-from audit.report.results import Assignment, Conclusion, Outcome
+from audit.report.results import Assignment, Conclusion, Outcome, Promise
+from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Relation
 from tests.end_to_end.command_line import privfair
@@ -166,3 +167,32 @@ def test_the_gaussian_reading_holds_at_its_level() -> None:
         assert bound.mu is not None
         above += bound.mu > 0.5
     assert above <= 200 * 0.05 + 3 * np.sqrt(200 * 0.05 * 0.95)
+
+
+def test_a_manifests_own_curve_refutes_what_one_point_of_it_does_not() -> None:
+    """A curve of mu = 0.5 is claimed, scores are of mu = 1.3: the bound stays below epsilon, the curve is refuted."""
+    deltas = (0.4, 0.3, 0.2, 0.14, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 3e-3, 1e-3, 1e-4, 1e-5)
+    points = tuple((gaussian_epsilon(0.5, delta) * 1.0001, delta) for delta in deltas)
+    promise = Promise(epsilon=points[-1][0], delta=1e-5, source="promised by the manifest")
+    claim = Claim(promise, Relation.ADD_REMOVE, ProfileCurve.of(points))
+    random = np.random.default_rng(11)
+    is_member = random.integers(0, 2, 2000) == 1
+    leaking, honest = (mu * is_member + random.normal(size=2000) for mu in (1.3, 0.5))
+    broken, kept = (audit_scores(scores, is_member, "s", BY_COINS, claim) for scores in (leaking, honest))
+    assert kept.attacks[0].curve is not None
+    assert not kept.attacks[0].curve.refuted
+    assert broken.epsilon_lower is not None
+    assert broken.epsilon_lower < promise.epsilon
+    assert broken.attacks[0].curve is not None
+    assert broken.attacks[0].curve.refuted
+    assert broken.verdict is Conclusion.VIOLATED
+
+
+def test_pairs_read_a_curve_point_by_point() -> None:
+    curve = ProfileCurve.of(((0.5, 1e-3), (3.0, 1e-6)))
+    paired = Trial(Assignment.EXCHANGEABLE, Relation.ADD_REMOVE, 1e-5).own_curve(curve).points()
+    assert {(round(one.epsilon, 9), one.delta) for one in paired} == {
+        (1.0, (1 + np.exp(0.5)) * 1e-3),
+        (6.0, (1 + np.exp(3.0)) * 1e-6),
+    }
+    assert Trial(Assignment.COINS, Relation.ADD_REMOVE, 1e-5).own_curve(curve) is curve
