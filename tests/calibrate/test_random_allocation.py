@@ -210,3 +210,15 @@ def test_rounds_are_epochs_and_a_begun_one() -> None:
     assert interval == _epsilon(1.0, 10, 3, 1e-5)
     with pytest.raises(InvalidInput, match="give 1/30"):
         questions.epsilon(noise_multiplier=1.0, sampling_rate=0.1, sampling="random-allocation", delta=1e-5)
+
+
+@pytest.mark.parametrize(("z", "batches", "epochs"), [(0.8, 2, 3), (1.0, 40, 10), (5.0, 3, 1)])
+def test_an_epoch_never_costs_more_than_one_full_gaussian(z: float, batches: int, epochs: int) -> None:
+    gaussian = gaussian_epsilon_interval(math.sqrt(epochs) / z, math.sqrt(epochs) / z, 1e-6)
+    assert _epsilon(z, batches, epochs, 1e-6).upper <= gaussian.upper
+
+
+def test_the_cost_of_an_epoch_vanishes_as_batches_become_many() -> None:
+    costs = [_epsilon(3.0, batches, 1, 1e-5).upper for batches in (1, 10, 300)]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] < 0.1

@@ -38,7 +38,7 @@ from calibrate.privacy_unit import EpsilonInterval
 _FALLBACK_PRECISION = 1e-4
 """Precision of log delta where the contour integral does not converge and the lattice answers instead."""
 _FALLBACK_POINTS = 1 << 16
-_COARSE, _COARSE_POINTS, _COARSE_LOOKS = 1e-3, 1 << 14, 3
+_COARSE, _COARSE_POINTS, _COARSE_LOOKS = 1e-4, 1 << 16, 3
 """The lattice that only says where to look."""
 _CLOSE = 0.999
 """A lower end within this share of the upper one is not looked for elsewhere."""

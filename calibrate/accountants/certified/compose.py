@@ -55,6 +55,8 @@ _LARGEST_DIRECT_WORK = 1 << 18
 _ROW = 8
 _FEW_TERMS = 1 << 11
 """With more terms than this the final sum is transformed back, so that every further epsilon is free."""
+_VISIBLE = 1e-4
+"""If rounding while transforming back could move delta by more than this share, the sum is taken by itself."""
 _LARGEST_POWER = 1 << 12
 """Up to this count a power is taken by multiplying, beyond by logarithms."""
 SURPLUS_TILTS = np.array([0.35, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0])
@@ -146,37 +148,54 @@ class LatticeComposition:
         start = first * self.step - epsilon
         decay = math.exp(-self.tilt * self.step)
         rest = decay * (math.expm1(-start) - math.expm1(-self.step))
-        here, beyond = self._at((first - self.shift) % self.length)
-        value = math.exp(-self.tilt * start) * (-math.expm1(-start) * here + rest * beyond)
+        place = (first - self.shift) % self.length
+        scale, within = math.exp(-self.tilt * start), -math.expm1(-start)
+        here, beyond = self._at(place) if self._all_places is None else self._looked_up(place)
+        value, doubtful = scale * (within * here + rest * beyond), self._doubtful
+        surplus = (self._roundings - _TERM_ROUNDINGS) * UNIT_ROUNDOFF * self._absolute
+        if scale * (within + rest) * surplus > _VISIBLE * self.length * value:  # then the sum itself is worth its time
+            here, beyond = self._at(place)
+            value, doubtful = scale * (within * here + rest * beyond), doubtful - surplus
         # The numerator's two positive parts may cancel at high frequencies: its error is that of their sum.
         largest = math.exp(-self.tilt * start) * (-math.expm1(-start) + rest)
         # |I_k| is at most I_0, because the summand is positive, and that at most 1 / (1 - a).
         left_out = self.left_out / -math.expm1(-self.tilt * self.step)
-        return value, (largest * self._doubtful + left_out) / self.length
+        return value, (largest * doubtful * (1 + 1e-9) + left_out) / self.length
 
     @cached_property
     def _doubtful(self) -> float:
         """The sum of |G_k over the common denominator| times the relative error of the whole term."""
-        roundings = _TERM_ROUNDINGS if self._all_places is None else self._all_places[1]
-        return float(np.abs(self._series[1]) @ (self.wobble + roundings * UNIT_ROUNDOFF)) * (1 + 1e-9)
+        return float(np.abs(self._series[1]) @ (self.wobble + self._roundings * UNIT_ROUNDOFF)) * (1 + 1e-9)
+
+    @cached_property
+    def _absolute(self) -> float:
+        """The sum of |G_k over the common denominator|."""
+        return float(np.abs(self._series[1]).sum())
+
+    @property
+    def _roundings(self) -> float:
+        """Those of a term of the sum, or of the transform back (equation 17)."""
+        back = 0.0 if self._all_places is None else _COEFFICIENT_ROUNDINGS * math.log2(self.length)
+        return _TERM_ROUNDINGS + back
 
     def _at(self, place: int) -> tuple[float, float]:
         """(1/N) sum_k G_k r^place over the common denominator, and the same one place further."""
-        if self._all_places is not None:
-            values, _ = self._all_places
-            return float(values[place]), float(values[(place + 1) % self.length])
         rotation, over_denominator = self._series
         terms = over_denominator * np.exp(2j * math.pi / self.length * (self.frequency * place % self.length))
         return float(terms.real.sum()) / self.length, float((terms * rotation).real.sum()) / self.length
 
+    def _looked_up(self, place: int) -> tuple[float, float]:
+        assert self._all_places is not None
+        return float(self._all_places[place]), float(self._all_places[(place + 1) % self.length])
+
     @cached_property
-    def _all_places(self) -> tuple[Floats, float] | None:
-        """What `_at` says, at all places by one transform back, and its roundings (equation 17); None for few terms."""
+    def _all_places(self) -> Floats | None:
+        """What `_at` says, at all places by one transform back; None for few terms."""
         if len(self.frequency) < _FEW_TERMS:
             return None
         half = np.zeros(self.length // 2 + 1, dtype=np.complex128)
         half[self.frequency] = self._series[1] * np.where(self._single, 1.0, 0.5)
-        return fft.irfft(half, self.length), _TERM_ROUNDINGS + _COEFFICIENT_ROUNDINGS * math.log2(self.length)
+        return np.asarray(fft.irfft(half, self.length), dtype=np.float64)
 
     @property
     def _single(self) -> NDArray[np.bool_]:
