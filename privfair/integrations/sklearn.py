@@ -23,7 +23,7 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.keys import generate
 from calibrate.manifest.trust import TrustFile
-from privfair.api.plan import Plan, SelfSigned, TrainedModel
+from privfair.api.plan import EmptyModel, Plan, SelfSigned, TrainedModel
 from privfair.models.fair_rule import FairRule
 from privfair.plan.model import build_model
 from privfair.plan.training import read_training_plan
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from audit.report.results import AuditReport
 
 _SEEDS = 2**31
+
+_POINTS = 1000
+"""Made-up records that show whether a fitted model tells anybody apart."""
 
 
 class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -152,6 +155,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SelfSigned)  # said above, once
             self._keep(plan.train(budget, trust=self.trust, ledger=self.ledger))
+        self._warn_if_empty()
         return self
 
     def plan(
@@ -281,6 +285,18 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         named = score.named_parameters(theta[: score.size])
         self.coef_, self.intercept_ = (value.detach().numpy().copy() for value in named.values())
         self.n_iter_ = int(trained.result.summary["rounds"]["steps"])
+
+    def _warn_if_empty(self) -> None:
+        """No record was held out, and none of X may tell, so the model is asked about points within the bounds."""
+        points = np.random.default_rng(0).uniform(self._low, self._high, (_POINTS, self.n_features_in_))
+        answers = np.unique(self.predict(points))
+        if len(answers) == 1:
+            warnings.warn(
+                f"EMPTY MODEL: it answers {str(answers[0])!r} to every record of {_POINTS} drawn within the bounds of "
+                "its features. Its gaps are small because it tells nobody apart, not because it is fair",
+                EmptyModel,
+                stacklevel=3,
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy predicts and knows its promise; the run behind it stays where it is."""
