@@ -218,12 +218,12 @@ def command(
     Signed audits are checked by: privfair audit verify STATEMENT --trust auditors.json --run RUN
     Exit code 1 if the promise is refuted, or what --fail-above names is exceeded; 0 otherwise.
     """
-    flags = ModelFlags(**model)
+    flags, outputs = ModelFlags(**model), OutputFlags(out, junit, sign_path, statement, test_result)
     _refuse_early(flags, run, limits)
     from privfair.cli.keys import read_trust_file
     from privfair.run.trusted_plan import FolderTrust
 
-    outputs, attribute = OutputFlags(out, junit, sign_path, statement, test_result), AttributeFlags(sensitive, infer)
+    attribute = AttributeFlags(sensitive, infer)
     signers = None if trust_path is None else read_trust_file(trust_path, root)
     trusted = FolderTrust(signers, trust_code)
     if flags.asked_for:
