@@ -36,7 +36,7 @@ class _Entropy:
 
 
 rehearsal.MESSAGES = 1000
-"""Audits in tests ask the gate alone a tenth as often, because there are many; one test asks in full."""
+"""Audits in tests ask the gate alone a tenth as often, because there are many."""
 
 _ENTROPY = [os.urandom]
 """The generator in use is the last one; without a test the operating system's."""
