@@ -17,7 +17,7 @@ from typing import Any, final
 
 import numpy as np
 
-from calibrate.errors import GateRefused, InvalidInput, PrivfairError, Refused
+from calibrate.errors import LedgerRefused, ManifestRefused, PrivfairError, Refused, TrustRefused
 from calibrate.manifest.keys import SigningKey, sign
 from calibrate.manifest.strict_json import canonical
 from privfair.algorithms.algorithm import Received
@@ -65,7 +65,16 @@ RECEIPT_TYPE = "application/vnd.privfair.receipt+json"
 
 
 class StateRefused(Refused):
-    """The state is not one of this algorithm: other names, other shapes, or numbers that are none."""
+    """The state is not one of this algorithm: other names, other shapes, numbers that are none or far too large."""
+
+
+_TELLS_NOTHING = (RoundsSpent, StepRefused, PolicyRefused, LedgerRefused, TrustRefused, ManifestRefused)
+"""What no record decides; every other failure of a contribution may depend on records."""
+LARGEST_NUMBER = 1e9
+"""In a state, and in values to reply to.
+
+Training does not come near it, and whether a product with a larger one overflows would tell of records.
+"""
 
 
 class GuardHalted(Refused):
@@ -163,7 +172,10 @@ class Guard:
         def on_round(step: int, round_number: int) -> None:
             self._steps.begin(step, round_number, self._asked)
 
-        return LocalParties.open(self._run.setup, claim, folder.transcript, folder.batches, position, on_round)
+        return LocalParties.open(
+            *(self._run.setup, claim, folder.transcript, folder.batches, position, on_round),
+            allow_round=self._require_new_round,
+        )
 
     def close(self) -> None:
         """Let go of all files; what waits for the ledger is written to it."""
@@ -196,8 +208,6 @@ class Guard:
         if self._local is None:
             raise StepRefused(f"step {step} is asked for after the end; nothing is published any more")
         self._require_going()
-        if before is None:
-            self._require_new_round()
         self._asked, party = digest, self._local.parties[0]
         values = self._compute(lambda: party.contribute(step, state))
         self._first = (step, tuple(values))
@@ -213,6 +223,7 @@ class Guard:
             raise StepRefused(f"step {step} replied to other values; a step is answered once")
         if step < self._steps.last or self._local is None:
             return self._published(step)
+        _require_moderate({f"{n} of {who}": one.values for who, sent in received.items() for n, one in sent.items()})
         self._require_going()
         begun, names = self._first
         if begun != step:
@@ -316,12 +327,11 @@ class Guard:
         """What only records can tell, or a halt: that it failed may tell something about them, so it is told once."""
         try:
             return message()
-        except (RoundsSpent, StepRefused):
+        except _TELLS_NOTHING:
             raise
-        except Exception as error:
-            if not isinstance(error, PrivfairError) or isinstance(error, GateRefused | InvalidInput):
-                self._halted = True
-                self._log.critical("halted: nothing more is computed until the guard is started again")
+        except Exception:
+            self._halted = True
+            self._log.critical("halted: nothing more is computed until the guard is started again")
             raise
 
     def _require_going(self) -> None:
@@ -345,19 +355,22 @@ class Guard:
         for name, shape in self._shapes.items():
             if name not in state or state[name].shape != shape:
                 raise StateRefused(f"{name!r} of the state is missing, or of another shape than {shape}")
-        for name, values in state.items():
-            if not np.isfinite(values).all():
-                raise StateRefused(f"{name!r} of the state is not finite")
+        _require_moderate(state)
         try:
             return self._states.read(state)[1]
         except Exception as error:
             raise StateRefused(f"the state can't be read ({type(error).__name__})") from error
 
     def _make_durable(self) -> None:
-        """Before an answer leaves: what was published, and for which question, survives a power cut."""
+        """Before an answer leaves: what was published survives a power cut; for which question, the step log says."""
         if self._local is not None:
             self._local.gate.sync()
-        self._steps.sync()
+
+
+def _require_moderate(arrays: PublicState) -> None:
+    for name, values in arrays.items():
+        if not (np.abs(values) <= LARGEST_NUMBER).all():
+            raise StateRefused(f"{name!r} holds numbers beyond {LARGEST_NUMBER:g}, or what is no number")
 
 
 def _code(refused: PrivfairError) -> Code:

@@ -114,12 +114,19 @@ class StepGate:
     """The gate, asked by step: a step's round is opened when the first value of the step is to be published."""
 
     def __init__(
-        self, gate: Gate, claim: Claim, document: BudgetDocument, first_round: int, on_round: Callable[[int, int], None]
+        self,
+        gate: Gate,
+        claim: Claim,
+        document: BudgetDocument,
+        first_round: int,
+        on_round: Callable[[int, int], None],
+        allow_round: Callable[[], None] = lambda: None,
     ) -> None:
         self._gate = gate
         self._claim = claim
         self._first_round = first_round
         self._on_round = on_round
+        self._allow_round = allow_round
         self._step: int | None = None
         self._receipt: str | None = None
         # Only a manifest that promises nothing may turn a noisy value into a plain one.
@@ -150,6 +157,7 @@ class StepGate:
                     f"step {step} would need a round beyond the {self._claim.rounds} signed ones; the budget is spent: "
                     "stop here, or ask for a new budget"
                 )
+            self._allow_round()
             opened = self._gate.next_round(at_least=self._first_round)
             self._on_round(step, opened)
             self._step = step
@@ -275,11 +283,15 @@ class LocalParty(Generic[State]):
     def contribute(self, step: int, state: PublicState) -> Mapping[str, Published]:
         """See `Party.contribute`."""
         restored, digest = self._states.read(state)
-        answer = self._open_answer(step, restored, digest)
+        answer = self._answer_for(step, digest)
         if answer.contributed is None:
-            answer.contributed = self._publish(
-                answer, lambda batch: self._algorithm.contribution(restored, step, self._silo, batch)
-            )
+
+            def message_on(batch: Tensor) -> Message:
+                # Bound once a round is open for it: where none may be opened, the step before is still answered.
+                answer.state, answer.asked, self._answer = restored, digest, answer
+                return self._algorithm.contribution(restored, step, self._silo, batch)
+
+            answer.contributed = self._publish(answer, message_on)
         return {name: value for name, value in answer.sent.items() if name in answer.contributed}
 
     def reply(self, step: int, received: Received) -> Mapping[str, Published]:
@@ -300,16 +312,13 @@ class LocalParty(Generic[State]):
         """See `Party.finish`; the first party that is asked ends the claim they share."""
         return Receipt(self.name, self._claim.manifest, self._claim.ledger, self._gate.finish())
 
-    def _open_answer(self, step: int, state: State, digest: str) -> _Answer[State]:
-        if step > self._answer.step:
-            self._answer = _Answer(step, {})
-        answer = self._answer
+    def _answer_for(self, step: int, digest: str) -> _Answer[State]:
+        answer: _Answer[State] = _Answer(step, {}) if step > self._answer.step else self._answer
         if step < answer.step or answer.asked not in (None, digest):
             raise StepRefused(
                 f"step {step} of {self.name!r} was answered already, for another state or a step before; go on with "
                 f"step {answer.step + 1}, or take the published values from the transcript"
             )
-        answer.state, answer.asked = state, digest
         return answer
 
     def _publish(self, answer: _Answer[State], message_on: Callable[[Tensor], Message]) -> frozenset[str]:
@@ -353,17 +362,19 @@ class LocalParties:
         position: Position[Any] | None = None,
         on_round: Callable[[int, int], None] = lambda step, round_number: None,
         observer: RoundObserver | None = None,
+        allow_round: Callable[[], None] = lambda: None,
     ) -> LocalParties:
         """Open gate, transcript and batch record (where batches count as known and a path is given).
 
         `position` is where the run stands, with what an interrupted step already published; `on_round` is
-        called with a step and the round that was opened for it, before anything is published in it.
+        called with a step and the round that was opened for it, before anything is published in it; `allow_round` is
+        called before any round is opened, and raises where none may be.
         """
         research = setup.manifest.document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
         seed = setup.seed if research else None
         gate = open_gate(setup.manifest, claim, transcript, setup.values, seed, setup.block, setup.names)
         try:
-            return cls.behind(gate, setup, claim, batches, position, on_round, observer)
+            return cls.behind(gate, setup, claim, batches, position, on_round, observer, allow_round)
         except BaseException:
             gate.close()
             raise
@@ -378,11 +389,12 @@ class LocalParties:
         position: Position[Any] | None = None,
         on_round: Callable[[int, int], None] = lambda step, round_number: None,
         observer: RoundObserver | None = None,
+        allow_round: Callable[[], None] = lambda: None,
     ) -> LocalParties:
         """The parties behind a gate that is open already; the other arguments are those of `open`."""
         drawn, record = _open_batches(setup, claim, batches)
         first = first_usable_round(claim, gate, drawn, setup.sensitive)
-        step_gate = StepGate(gate, claim, setup.manifest.document, first, on_round)
+        step_gate = StepGate(gate, claim, setup.manifest.document, first, on_round, allow_round)
         states = StateReader(setup.algorithm)
         here = Position(setup.algorithm.start()) if position is None else position
         watching = RoundObserver() if observer is None else observer

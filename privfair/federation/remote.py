@@ -38,6 +38,7 @@ from privfair.federation.wire import (
 from privfair.plan.file import read_section
 
 _REMEDIES = {
+    Code.STATE: "if its numbers are beyond 1e9, training diverged: have a plan with smaller steps signed",
     Code.POLICY: "wait until its policy allows it, then go on with --resume",
     Code.STEP: "go on with --resume in the folder of this run",
     Code.HALTED: "its operator must look into its log and start it again",

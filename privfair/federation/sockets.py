@@ -25,6 +25,8 @@ _CREDENTIALS = struct.Struct("3i")
 _CHUNK = 1 << 20
 _RETRY_SECONDS = 0.05
 _MOST_CONNECTIONS = 64
+_MOST_HELD = MOST_BYTES + (1 << 24)
+"""Bytes of unfinished frames and unread answers of all connections together: one longest message, and room."""
 
 
 class GuardUnreachable(PrivfairError):
@@ -144,7 +146,20 @@ class _Connection:
     @property
     def waiting(self) -> bool:
         """Whether it owes us something: the rest of a frame, or reading its answer."""
-        return bool(self.read or self.unwritten)
+        return self.held > 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that are kept for it."""
+        return len(self.read) + len(self.unwritten)
+
+    @property
+    def asks(self) -> bool:
+        """Whether its turn has come: a length that is too long or a whole frame is there, and no answer is unread."""
+        if self.unwritten or self.last or len(self.read) < _LENGTH.size:
+            return False
+        length: int = _LENGTH.unpack_from(self.read)[0]
+        return length > MOST_BYTES or len(self.read) >= _LENGTH.size + length
 
 
 @final
@@ -180,11 +195,14 @@ class SocketServer:
         """Answer until `stop`."""
         try:
             while not self._stopped:
-                for key, events in self._selector.select(self._deadline if self._connections else None):
+                for key, events in self._selector.select(self._patience()):
                     if key.fileobj is self._listener:
                         self._accept()
                     elif isinstance(key.data, _Connection):
                         self._turn(key.data, events)
+                # One question of each: whoever sends thousands at once waits like everybody else.
+                for connection in [one for one in self._connections.values() if one.asks]:
+                    self._answer_one(connection)
                 self._drop_late()
         finally:
             self.close()
@@ -212,6 +230,12 @@ class SocketServer:
         self._connections[found.fileno()] = connection
         self._selector.register(found, selectors.EVENT_READ, connection)
 
+    def _patience(self) -> float | None:
+        """Seconds until somebody may be late; none where a question is there already."""
+        if any(connection.asks for connection in self._connections.values()):
+            return 0.0
+        return self._deadline if self._connections else None
+
     def _turn(self, connection: _Connection, events: int) -> None:
         if connection.socket.fileno() < 0:
             return
@@ -224,29 +248,42 @@ class SocketServer:
                 if not connection.waiting:
                     connection.since = time.monotonic()
                 connection.read += part
-                self._answer_whole_frames(connection)
-            self._write(connection)
+                self._make_room()
+            if connection.socket.fileno() >= 0:
+                self._write(connection)
         except BlockingIOError:
             return
         except OSError:
             self._drop(connection)
 
-    def _answer_whole_frames(self, connection: _Connection) -> None:
-        read = connection.read
-        while len(read) >= _LENGTH.size and not connection.last and not self._stopped:
-            (length,) = _LENGTH.unpack_from(read)
-            if length > MOST_BYTES:
-                self._log.warning("%s announced a frame of %d bytes; refused unread", connection.who, length)
-                connection.unwritten += frame(refusal("WireRefused", Code.TOO_LONG))
-                connection.last = True
-                return
+    def _make_room(self) -> None:
+        """Where too much is held for all of them together, those that hold most are cut off."""
+        while sum(one.held for one in self._connections.values()) > _MOST_HELD:
+            largest = max(self._connections.values(), key=lambda one: one.held)
+            self._log.warning("%s is cut off: too many bytes are held for all connections", largest.who)
+            self._drop(largest)
+
+    def _answer_one(self, connection: _Connection) -> None:
+        if self._stopped or connection.socket.fileno() < 0:
+            return
+        (length,) = _LENGTH.unpack_from(connection.read)
+        if length > MOST_BYTES:
+            self._log.warning("%s announced a frame of %d bytes; refused unread", connection.who, length)
+            connection.unwritten += frame(refusal("WireRefused", Code.TOO_LONG))
+            connection.last = True
+        else:
             end = _LENGTH.size + length
-            if len(read) < end:
-                return
-            message = bytes(memoryview(read)[_LENGTH.size : end])
-            del read[:end]
+            message = bytes(memoryview(connection.read)[_LENGTH.size : end])
+            del connection.read[:end]
+            began = time.monotonic()
             connection.unwritten += frame(self._answer(message))
+            for one in self._connections.values():  # nobody is late because this guard was busy
+                one.since += time.monotonic() - began
             connection.since = time.monotonic()
+        try:
+            self._write(connection)
+        except OSError:
+            self._drop(connection)
 
     def _write(self, connection: _Connection) -> None:
         if connection.unwritten:

@@ -109,16 +109,15 @@ class StepLog:
         """A step is about to be replied to, after these names."""
         self._append(_Replied(step=step, received=received, first=first))
 
-    def sync(self) -> None:
-        os.fsync(self._descriptor)
-
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def _append(self, line: _Begun | _Replied) -> None:
+        """Durable at once: after a power cut, too, every value in the transcript belongs to a step."""
         write_all(self._descriptor, json.dumps(line.model_dump(mode="json")).encode() + b"\n")
+        os.fsync(self._descriptor)
         self._add(line)
 
     def _add(self, line: _Begun | _Replied) -> None:

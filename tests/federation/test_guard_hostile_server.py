@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibrate.errors import CheckFailed, Refused
+from privfair.contribution import Published
 from privfair.federation import wire
 from privfair.federation.guard import Guard
+from privfair.federation.sockets import SocketServer, frame
 from privfair.federation.wire import Code, Kind, decode
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
@@ -121,12 +125,13 @@ def test_a_state_of_another_run_is_refused(asked: Asked) -> None:
 
 def test_rounds_beyond_the_signed_ones_are_refused(asked: Asked) -> None:
     signed, names = asked.run.document.rounds, len(asked.run.algorithm.shapes())
-    for step in range(signed):
-        assert decode(asked.contribute(step)).kind is Kind.PUBLISHED
+    answers = [asked.contribute(step) for step in range(signed)]
+    assert {decode(answer).kind for answer in answers} == {Kind.PUBLISHED}
     for step in (signed, signed, signed + 1):
         error, code = _refused(asked.contribute(step))
         assert (error, code) in {("RoundsSpent", "spent"), ("StepRefused", "step")}
     assert asked.released() == signed * names
+    assert asked.contribute(signed - 1) == answers[-1], "a late repetition still finds the same bytes"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -157,6 +162,33 @@ def test_a_contribution_that_fails_is_the_last_until_somebody_looked(
         assert _refused(asked.contribute(0)) == ("GuardFault", "fault")
     assert _refused(asked.contribute(0)) == ("GuardHalted", "halted")
     assert decode(asked.again().contribute(0)).kind is Kind.PUBLISHED
+
+
+def test_a_gradient_that_no_clipping_can_bound_is_the_last_too(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever class the error has: else a server could ask one question about records per step, without noise."""
+
+    for error in (CheckFailed("a norm is infinite"), Refused("a cell has too few records")):
+
+        def fail(*_: object, error: Exception = error) -> None:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(asked.run.algorithm), "contribution", fail)
+            assert _refused(asked.contribute(0))[1] == "refused"
+        for step in (0, 1):
+            assert _refused(asked.contribute(step)) == ("GuardHalted", "halted")
+        asked = asked.again()
+    assert asked.released() == 0
+    asked.guard.close()
+
+
+@pytest.mark.parametrize("number", [1.1e9, -1e308])
+def test_states_beyond_all_training_are_refused_before_a_record_is_touched(asked: Asked, number: float) -> None:
+    """Whether a product with them overflows would be an answer about records without noise."""
+    assert _refused(asked.contribute(0, number)) == ("StateRefused", "state")
+    assert decode(asked.contribute(0)).kind is Kind.PUBLISHED, "an honest state is still answered"
+    values = {"south": {"g": Published(0, "south", "g", np.full(3, number))}}
+    assert _refused(asked.guard.answer(wire.ask_reply(asked.digest, 0, values))) == ("StateRefused", "state")
 
 
 def test_answers_sent_as_questions_and_questions_without_a_step_are_malformed(asked: Asked) -> None:
@@ -279,6 +311,60 @@ def _received(connection: socket.socket) -> bytes:
         return connection.recv(65536)
     except ConnectionResetError:
         return b""
+
+
+def test_a_thousand_questions_at_once_keep_nobody_waiting(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One connection asks a thousand times before it reads, another once: the second is answered after one turn."""
+    path, answered = tmp_path_factory.mktemp("t") / "s", list[bytes]()
+
+    def answer(message: bytes) -> bytes:
+        answered.append(message)
+        return message * 100
+
+    server = SocketServer(path, answer, logging.getLogger("test"))
+    thread = threading.Thread(target=server.serve)
+    with socket.socket(socket.AF_UNIX) as greedy, socket.socket(socket.AF_UNIX) as modest:
+        for one in (greedy, modest):
+            one.connect(str(path))
+            one.settimeout(240)
+        greedy.sendall(frame(b"again") * 1000)
+        modest.sendall(frame(b"once"))
+        thread.start()
+        assert modest.recv(4096) == frame(b"once" * 100)
+        assert answered.index(b"once") <= 2
+        whole = bytearray()
+        while len(whole) < 1000 * len(frame(b"again" * 100)):
+            whole += greedy.recv(1 << 16)
+        assert bytes(whole) == frame(b"again" * 100) * 1000
+        server.stop()
+        thread.join()
+
+
+def test_unfinished_frames_of_many_connections_have_one_limit(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may be as long as a message; all together may not be as long as sixty-four of them."""
+    monkeypatch.setattr("privfair.federation.sockets._MOST_HELD", 100_000)
+    path = tmp_path_factory.mktemp("m") / "s"
+    server = SocketServer(path, lambda message: message, logging.getLogger("test"))
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    hung = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    with socket.socket(socket.AF_UNIX) as honest:
+        for one in hung:
+            one.connect(str(path))
+            one.settimeout(240)
+            one.sendall(struct.pack("<I", 60_000) + bytes(40_000))
+        honest.connect(str(path))
+        honest.settimeout(240)
+        honest.sendall(frame(b"here"))
+        assert honest.recv(100) == frame(b"here")
+        for one in hung[:2]:
+            assert _received(one) == b"", "the first ones were cut off"
+    for one in hung:
+        one.close()
+    server.stop()
+    thread.join()
 
 
 def test_what_is_refused_is_told_in_the_silos_own_log_alone(sites: Sites) -> None:

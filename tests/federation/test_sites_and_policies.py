@@ -113,6 +113,31 @@ def test_a_policy_refuses_new_rounds_and_sends_old_ones_again(sites: Sites, tmp_
         guard.close()
 
 
+def test_a_step_that_was_begun_and_never_answered_needs_the_policy_as_well(
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its round is a new one; a guard that was killed in the middle has no round to spare."""
+    run = sites.prepare("north")
+    question = wire.ask_contribution(run.manifest.digest, 0, run.algorithm.checkpoint(run.algorithm.start()))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Ledger.create(tmp_path / "ledger.db") as ledger:
+        guard = Guard(run, RunFolder(tmp_path), ledger, logging.getLogger("test"), Policy(rounds_per_day=1))
+        with monkeypatch.context() as patched:
+            patched.setattr(type(run.algorithm), "contribution", killed)
+            with pytest.raises(KeyboardInterrupt):
+                guard.answer(question)
+        guard.close()
+        again = Guard(run, RunFolder(tmp_path), ledger, logging.getLogger("test"), Policy(rounds_per_day=1))
+        assert decode(again.answer(question)).fields == {"error": "PolicyRefused", "code": "policy"}
+        again.close()
+        looser = Guard(run, RunFolder(tmp_path), ledger, logging.getLogger("test"))
+        assert decode(looser.answer(question)).kind is Kind.PUBLISHED
+        looser.close()
+
+
 def test_hours_and_days_of_a_policy() -> None:
     Policy(hours=("08:00-18:00",)).require_now(NOON, 10**6)
     Policy(hours=("20:00-06:00", "11:59-12:01")).require_now(NOON, 0)
