@@ -30,6 +30,7 @@ from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
 from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
 from privfair.algorithms.parts.options import AtLeastZero, OpenUnit, Positive, Whole
@@ -49,6 +50,14 @@ class WCenter(Enum):
     """Around zero, as printed."""
 
 
+class SteffleVariant(Enum):
+    """Which SteFFLe is run."""
+
+    PAPER = "algorithm-1"
+    PUBLIC_CODE = "public-code"
+    """What the authors' public code computes instead (baselines/steffle_public_code.py); never under a promise."""
+
+
 @dataclass(frozen=True)
 class SteffleOptions(DescentOptions):
     """`fairness` is the paper's lambda; `w_step` its eta_w, here not multiplied by lambda.
@@ -66,6 +75,7 @@ class SteffleOptions(DescentOptions):
     w_center: WCenter = WCenter.INDEPENDENCE
     class_weight: tuple[Positive, ...] = ()
     """How often each class counts in the loss, which is sent in the clear; the fairness term has no classes."""
+    variant: SteffleVariant = SteffleVariant.PAPER
 
 
 # What was signed for a SteFFLe run, and how the server weighs silos.
@@ -418,10 +428,12 @@ def _floats(values: Tensor) -> Floats:
     return values.detach().numpy().astype(np.float64)
 
 
-def build(blueprint: Blueprint[SteffleOptions]) -> Steffle:
-    """SteFFLe with the bounds that were signed."""
+def build(blueprint: Blueprint[SteffleOptions]) -> Steffle | StefflePublicCode:
+    """SteFFLe with the bounds that were signed, or what its public code computes."""
     plan, given = blueprint.plan(StefflePlan), blueprint.options.group_frequencies
     blueprint.require_groups(plan.groups)
+    if blueprint.options.variant is SteffleVariant.PUBLIC_CODE:
+        return _public_code(blueprint, plan)
     if (plan.histogram_noise_ratio is None) == (given is None):
         raise InvalidInput(
             "[training] group-frequencies",
@@ -439,6 +451,34 @@ def build(blueprint: Blueprint[SteffleOptions]) -> Steffle:
         rounds=blueprint.rounds,
         seed=blueprint.seed,
         sensitive=blueprint.sensitive,
+    )
+
+
+def _public_code(blueprint: Blueprint[SteffleOptions], plan: StefflePlan) -> StefflePublicCode:
+    options, given = blueprint.options, blueprint.options.group_frequencies
+    excluded = {
+        "[privacy] histogram-noise-ratio": plan.histogram_noise_ratio,
+        "[training] warm-start": options.warm_start,
+        "[training] class-weight": options.class_weight,
+        "[data.attributes]": blueprint.sensitive,
+    }
+    for key, value in excluded.items():
+        if value:
+            raise InvalidInput(key, value, 'is not known to variant = "public-code"', "drop one of the two")
+    if given is None:
+        raise InvalidInput("[training] group-frequencies", None, "are needed", "list the groups' shares")
+    return StefflePublicCode(
+        model=blueprint.model,
+        notion=options.notion,
+        fairness=options.fairness,
+        rule=options.rule(blueprint.rounds, blueprint.seed),
+        w_step=options.w_step,
+        clip=plan.lipschitz,
+        w_radius=plan.w_radius,
+        first_shares=given[:: plan.groups],
+        silos=tuple(name for name, _ in blueprint.parties),
+        positive_class=options.positive_class,
+        seed=blueprint.seed,
     )
 
 

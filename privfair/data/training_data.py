@@ -119,7 +119,15 @@ class TrainingData:
             else "Records held out of the files"
         )
         measured = f"{held_out} for measuring: exact metrics on them are written."
-        return (*(() if self.test is None else (measured,)), *known_of_silos(unit, len(self.parties)))
+        apart = (
+            "Which records have their attribute in which sensitive silo; features, classes and drawn batches of these"
+            " records, which their holders hand to it."
+        )
+        return (
+            *(() if self.test is None else (measured,)),
+            *(() if self.apart is None else (apart,)),
+            *known_of_silos(unit, len(self.parties)),
+        )
 
     @property
     def feature_shape(self) -> tuple[int, ...]:

@@ -98,6 +98,7 @@ def as_printed(file: PlanFile, target: EpsilonDelta, issuing: Issuing) -> Priced
     plan = plan_from_mapping(file.algorithm, file.privacy)
     printed = printed_noise(plan, target)
     subject = _subject(file, issuing, plan)
+    _require_covered(subject)
     terms = _terms(file, issuing, subject, _clear_values(subject, plan.rounds), _clips(plan))
     claim = PaperClaim(target.epsilon, printed.place)
     return _require_fit(document_as_printed(plan, printed.noise_multipliers, target.delta, claim, terms), subject)

@@ -33,6 +33,7 @@ from privfair.algorithms.baselines.fedsgd import FedSgd
 from privfair.algorithms.baselines.local_mmd import LocalMmd, LocalMmdOptions
 from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
 from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
+from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
 from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
@@ -40,6 +41,7 @@ from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions, ModelChoice
 from privfair.algorithms.mmd_fedavg import CountsInTheClear, MmdFedAvg, MmdFedAvgOptions, MmdTerms, PaidCounts
 from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
+from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
@@ -147,6 +149,11 @@ def _steffle(model: Model) -> Steffle:
     return Steffle(model, SteffleOptions(group_frequencies=(0.5, 0.5)), _STEFFLE, SHARES, 2, ROUNDS)
 
 
+def _public_code(model: Model) -> StefflePublicCode:
+    rule, odds = DescentRule(0.25, momentum=0.0), Independence.EQUALISED_ODDS
+    return StefflePublicCode(model, odds, 1.5, rule, 0.1, 1.0, 1.0, (0.4, 0.6), tuple(SHARES))
+
+
 def _pay_once(model: Model) -> PayOnce:
     return PayOnce(model, PayOnceOptions(), ResponseChannel.of_epsilon(2, 1.0), RECORDS, SHARES, ROUNDS)
 
@@ -232,6 +239,7 @@ _WEIGHTED_CASES = tuple(
 
 CASES = (
     Case("steffle", _steffle, (_SHUFFLED_TENS, _POISSON), plan=_steffle_plan(SteffleSampling.SHUFFLED)),
+    Case("steffle, public code", _public_code, _ANY, kinds=("logistic", "perceptron", "cnn", "module")),
     Case("pay-once", _pay_once, (None,)),
     Case(
         "fair-plugin",

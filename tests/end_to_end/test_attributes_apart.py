@@ -116,6 +116,8 @@ def test_a_holder_is_given_no_attribute_and_each_lies_in_one_registry(registry: 
     numbers = np.concatenate([by_name[name].record_numbers.numpy() for name in ("census", "clinic")])
     assert sorted(numbers.tolist()) == list(range(405))
     assert len(by_name["clinic"]) <= 4
+    said = run.manifest.document.guarantee.not_protected
+    assert any("which their holders hand to it" in line for line in said)
 
 
 def test_a_registry_that_nobody_asks_sends_noise_all_the_same(registry: Desk) -> None:
