@@ -23,8 +23,8 @@ from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
 from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.fed_sgda import FedSgda
 from privfair.algorithms.parts.clients import NOISY, ClippedSums, clipped_sum
-from privfair.algorithms.parts.descent import DescentRule
-from privfair.algorithms.parts.options import AtLeastZero, Count, GradientOptions, Options, Positive
+from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
+from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, GradientOptions, Options, Positive
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution, RecentRounds
 from privfair.models.model import Model, require_class_weights
@@ -45,13 +45,17 @@ class StepMethod(Enum):
 class PrivateStepOptions(Options):
     """DP-FedSGD, or another method on noisy gradients: what [training] may say under a `gaussian` plan.
 
-    `class_weight` says how often each class counts; `learning_rate_decay` is for fedsgd; `local_steps` for fedprox,
-    scaffold and feddyn, each a round of the budget; `communications` and what follows it for ali-dpfl.
+    `class_weight` says how often each class counts; `learning_rate_decay`, `momentum`, `cosine` (a rate that falls to
+    zero along half a cosine) and `iterate` are for fedsgd; `local_steps` for fedprox, scaffold and feddyn, each a round
+    of the budget; `communications` and what follows it for ali-dpfl.
     """
 
     method: StepMethod = StepMethod.FEDSGD
     learning_rate: Positive = 0.5
     learning_rate_decay: AtLeastZero = 0.0
+    momentum: BelowOne = 0.0
+    cosine: bool = False
+    iterate: Iterate = Iterate.LAST
     class_weight: tuple[Positive, ...] = ()
     local_steps: Count = 1
     proximal: AtLeastZero = 0.1
@@ -72,6 +76,8 @@ class DpFedSgdState:
     """Where sums are mixed: the round of each party's last message."""
     recent: Mapping[str, Tensor] = field(default_factory=dict)
     """Estimates of each party's last sums, newest last, which the next message is taken apart with."""
+    descent: Descent | None = None
+    """Where a descent with a rule of its own stands."""
 
 
 @final
@@ -97,6 +103,8 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
     """How much the clipped gradients of each class count, relative to the largest; left out, all count alike."""
     strategy: tuple[float, ...] | None = None
     """How the gate mixes the sums of rounds in a row; None where it does not."""
+    rule: DescentRule | None = None
+    """The server's descent along the noisy means, in place of the steps of `options`."""
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         return ()
@@ -105,7 +113,8 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         return {NOISY: (self.model.size,)}
 
     def start(self) -> DpFedSgdState:
-        return DpFedSgdState(self.model.initial(self.seed), 0)
+        theta = self.model.initial(self.seed)
+        return DpFedSgdState(theta, 0, descent=None if self.rule is None else self.rule.start(theta))
 
     def contribution(self, state: DpFedSgdState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if len(batch) == 0 and self.limit is None:
@@ -126,6 +135,9 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
                 last[party], recent[party] = torch.tensor(sent.round), torch.from_numpy(np.stack(before.vectors))
         total = np.sum(list(parts.values()), axis=0)
         mean = torch.from_numpy(total / self.expected).to(state.theta.dtype)
+        if self.rule is not None and state.descent is not None:
+            descent = self.rule.advance(state.descent, mean)
+            return DpFedSgdState(descent.theta, state.step + 1, last, recent, descent)
         return DpFedSgdState(state.theta - self.options.rate(state.step) * mean, state.step + 1, last, recent)
 
     @staticmethod
@@ -135,7 +147,7 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         return RecentRounds(strategy, int(state.last[party]), list(state.recent[party].numpy()))
 
     def theta(self, state: DpFedSgdState) -> Tensor:
-        return state.theta
+        return state.theta if self.rule is None or state.descent is None else self.rule.model(state.descent)
 
 
 def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
@@ -166,7 +178,8 @@ def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
         case StepMethod.FEDSGD:
             simple, of_all = GradientOptions(rate, own.learning_rate_decay), plan.sampling_rate * blueprint.units
             mixed = signed.strategy if isinstance(signed, GaussianNoise) else None
-            return DpFedSgd(model, simple, plan.clip, of_all, seed, plan.batch_limit, own.class_weight, mixed)
+            descent = _rule_of(own, blueprint.rounds, seed)
+            return DpFedSgd(model, simple, plan.clip, of_all, seed, plan.batch_limit, own.class_weight, mixed, descent)
         case StepMethod.FEDPROX:
             return FedProx(model, FedProxOptions(rate, own.local_steps, own.proximal), shares, sending, seed)
         case StepMethod.SCAFFOLD:
@@ -178,6 +191,16 @@ def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
             return AliDpfl(model, _adaptive(own), shares, sending, sigma, blueprint.rounds, seed)
         case _:
             assert_never(own.method)
+
+
+def _rule_of(own: PrivateStepOptions, rounds: int, seed: int) -> DescentRule | None:
+    """The descent that momentum, cosine or iterate ask for; None for plain steps."""
+    if own.momentum == 0 and not own.cosine and own.iterate is Iterate.LAST:
+        return None
+    if own.learning_rate_decay:
+        rule = "is for plain steps, without momentum, cosine or iterate"
+        raise InvalidInput("[training] learning-rate-decay", own.learning_rate_decay, rule, "use cosine = true instead")
+    return DescentRule(own.learning_rate, own.momentum, 1.0, 1, own.iterate, rounds, seed, own.cosine)
 
 
 def _adaptive(own: PrivateStepOptions) -> AliDpflOptions:

@@ -15,7 +15,7 @@ from privfair.data.communities_crime import load_communities_crime
 from privfair.data.compas import load_compas
 from privfair.data.credit_card import load_credit_card
 from privfair.data.dataset import Dataset, pool
-from privfair.data.images import load_fashion_mnist, load_mnist
+from privfair.data.images import load_cifar_10, load_fashion_mnist, load_mnist
 
 
 class Benchmark(Enum):
@@ -25,6 +25,7 @@ class Benchmark(Enum):
     COMMUNITIES_CRIME = "communities-crime"
     FASHION_MNIST = "fashion-mnist"
     MNIST = "mnist"
+    CIFAR_10 = "cifar-10"
 
     @property
     def age_column(self) -> str:
@@ -92,6 +93,9 @@ def load_benchmark(
         case Benchmark.MNIST:
             _require_public(name, scaling)
             return pool(load_mnist(path))
+        case Benchmark.CIFAR_10:
+            _require_public(name, scaling)
+            return load_cifar_10(path)
         case _:
             assert_never(name)
 

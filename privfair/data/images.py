@@ -1,4 +1,4 @@
-"""MNIST, or any ten classes in its format (KMNIST, EMNIST's digits): a folder with the four idx files, by path."""
+"""Images of ten classes: MNIST's idx files and CIFAR-10's batches; as pixels, or as histograms of gradients."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput
 from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.facts import digest
 from privfair.data.read import BadData
+from privfair.data.stability import EVERY_UNIT, Stability
 
 # Grey images with labels in MNIST's idx format: four files in a folder, plain or gzipped.
 
 _UNSIGNED_BYTES = 0x08
+_Number = TypeVar("_Number", bound=np.generic)
 _LARGEST_PIXEL = 255
 
 
@@ -113,3 +120,128 @@ def load_mnist(folder: Path | None = None) -> tuple[Dataset, Dataset]:
             "give the folder of the four idx files as path",
         )
     return load_idx_folder(Path(folder), "mnist", DIGIT_CLASSES)
+
+
+# CIFAR-10: 50,000 training and 10,000 test images of 3 x 32 x 32 colour pixels in 10 classes, in its binary format:
+# each image is a byte of label, then the planes of red, green and blue. Source: Krizhevsky 2009.
+
+CIFAR_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
+)  # fmt: skip
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+
+
+def load_cifar_10(folder: Path | None = None) -> Dataset:
+    """All images as float32 in [0, 1], shape (records, 3, 32, 32), the test batch last."""
+    if folder is None or not Path(folder).is_dir():
+        rule = "comes with no package" if folder is None else f"its folder {folder} does not exist"
+        raise InvalidInput("dataset", "cifar-10", rule, f"give the folder of {_CIFAR_FILES[0]} .. as path")
+    parts = [_cifar_batch(Path(folder) / name) for name in _CIFAR_FILES]
+    pixels, label = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return Dataset(
+        features=pixels.astype(np.float32) / _LARGEST_PIXEL,
+        label=label.astype(np.int64),
+        group=np.zeros(len(label), dtype=np.int64),
+        feature_names=(),
+        class_names=CIFAR_CLASSES,
+        group_names=EVERYONE,
+        schema_digest=digest({"dataset": "cifar-10", "shape": [*_CIFAR_SHAPE], "classes": [*CIFAR_CLASSES]}),
+    )
+
+
+def _cifar_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    width = 1 + math.prod(_CIFAR_SHAPE)
+    if not path.is_file() or not path.stat().st_size or path.stat().st_size % width:
+        raise BadData(str(path), f"is not a file of {width} bytes per image", "take CIFAR-10's binary version")
+    rows = np.frombuffer(path.read_bytes(), dtype=np.uint8).reshape(-1, width)
+    if rows[:, 0].max() >= len(CIFAR_CLASSES):
+        raise BadData(str(path), "has a label above 9", "take CIFAR-10's binary version")
+    return rows[:, 1:].reshape(-1, *_CIFAR_SHAPE), rows[:, 0]
+
+
+class ImageFeatures(Enum):
+    """What a model sees of an image: its pixels, or `oriented_gradients`."""
+
+    PIXELS = "pixels"
+    ORIENTED_GRADIENTS = "oriented-gradients"
+
+
+ORIENTED = Stability.one_to_one("histograms of oriented gradients, image by image", EVERY_UNIT, "Lemma 10")
+_ANGLES, _CELL = 8, 4
+_AT_ONCE = 2000
+_LENGTH = np.float32(3.0)
+"""Of every record's features: with the intercept's 1, which is then a small part of a gradient."""
+
+
+def oriented_gradients(images: Dataset) -> Dataset:
+    """Histograms of gradients in cells of 4 x 4 pixels, normalised in blocks of 2 x 2 cells, and the cells' colours.
+
+    A fixed map of one image with no statistic of the data; every record's features have length 3 (or 0). Bit for bit
+    they depend on this image alone (docs/theorems/stability.md, Lemma 10): pixels are whole numbers, angles come from a
+    table, and what follows is made of sums, products, quotients and roots, record by record in one order.
+    """
+    if images.features.ndim != 4 or any(side % _CELL or side < 2 * _CELL for side in images.feature_shape[1:]):
+        rule = "must be images whose sides are multiples of 4, at least 8"
+        raise InvalidInput("[data] features", images.feature_shape, rule, 'write features = "pixels", or leave it out')
+    parts = [_described(images.features[at : at + _AT_ONCE]) for at in range(0, len(images), _AT_ONCE)]
+    features = np.concatenate(parts) if parts else np.zeros((0, 1), dtype=np.float32)
+    return replace(
+        images,
+        features=features,
+        feature_names=tuple(f"gradients-{number}" for number in range(features.shape[1])),
+        schema_digest=digest({"oriented-gradients": images.schema_digest, "angles": _ANGLES, "cell": _CELL}),
+        steps=(*images.steps, ORIENTED),
+    )
+
+
+def _described(pixels: AnyFloats) -> AnyFloats:
+    """The features of some images, one row per image. Inside, records are the last axis, which nothing sums over."""
+    whole = np.ascontiguousarray(np.moveaxis(np.rint(pixels * _LARGEST_PIXEL).astype(np.int64), 0, -1))
+    channels = len(whole)
+    grey = _added(list(whole)) // channels
+    wide = np.pad(grey, ((1, 1), (1, 1), (0, 0)), mode="edge")
+    across, down = wide[1:-1, 2:] - wide[1:-1, :-2], wide[2:, 1:-1] - wide[:-2, 1:-1]
+    entry = (across + _LARGEST_PIXEL) * _SIDE + (down + _LARGEST_PIXEL)
+    cells = [_of_cells(angle[entry]) for angle in _shares()]
+    blocks: list[AnyFloats] = []
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        blocks += [cell[i : len(cell) - 1 + i, j : cell.shape[1] - 1 + j] for cell in cells]
+    root = np.sqrt(_added([block * block for block in blocks]) + np.float32(0.1))
+    brightness = np.float32(_LARGEST_PIXEL * _CELL * _CELL)
+    colours = [_of_cells(one.astype(np.float32)) / brightness - np.float32(0.3) for one in whole]
+    parts = [*(block / root for block in blocks), *(np.float32(2) * colour for colour in colours)]
+    flat = np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+    length = np.maximum(np.sqrt(_added([row * row for row in flat])), np.float32(1e-6))  # zero for one even grey
+    return np.ascontiguousarray((flat * (_LENGTH / length)).T)
+
+
+def _of_cells(values: AnyFloats) -> AnyFloats:
+    """Sums over cells of 4 x 4 pixels."""
+    return _added([values[i::_CELL, j::_CELL] for i in range(_CELL) for j in range(_CELL)])
+
+
+def _added(parts: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
+    """Their sum, one after the other: an order that numpy is not free to change with the number of records."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        np.add(total, part, out=total)
+    return total
+
+
+_SIDE = 2 * _LARGEST_PIXEL + 1
+
+
+@lru_cache(maxsize=1)
+def _shares() -> AnyFloats:
+    """By angle, and by gradient across and down: its strength, shared between the two nearest of eight angles."""
+    steps = np.arange(-_LARGEST_PIXEL, _LARGEST_PIXEL + 1) / _LARGEST_PIXEL
+    across, down = (part.ravel() for part in np.meshgrid(steps, steps, indexing="ij"))
+    angle = np.arctan2(down, across) % np.pi / np.pi * _ANGLES
+    low = np.floor(angle).astype(np.int64)
+    share, strength = angle - low, np.hypot(across, down)
+    table = np.zeros((_ANGLES, _SIDE * _SIDE), dtype=np.float32)
+    places = np.arange(_SIDE * _SIDE)
+    np.add.at(table, (low % _ANGLES, places), (strength * (1 - share)).astype(np.float32))
+    np.add.at(table, ((low + 1) % _ANGLES, places), (strength * share).astype(np.float32))
+    return table

@@ -28,6 +28,7 @@ from privfair.data.benchmark_files import Standardisation, fit_standardisation
 from privfair.data.benchmarks import load_benchmark, load_plugin_dataset
 from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.facts import NoPrivacyPromised
+from privfair.data.images import ImageFeatures, oriented_gradients
 from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test, silo_name
 from privfair.data.partition import EqualAtRandom, cut_into_silos, split_silos, stability_of
 from privfair.data.scaling import NonPrivateStandardisation
@@ -373,10 +374,12 @@ def _train_test(
 ) -> tuple[Silos, Silos | None, tuple[Stability, ...]]:
     """The silos' training and test records (None where none are held out), and the steps that led to them."""
     match plan.source:
-        case BenchmarkSource(dataset, path, scaling):
+        case BenchmarkSource(dataset, path, scaling, features):
             whole = load_benchmark(dataset, path, scaling)
             if plan.unfair is not None:
                 whole = unfair_images(whole, plan.unfair, plan.seed, None if by is None else RecordHash())
+            if features is ImageFeatures.ORIENTED_GRADIENTS:
+                whole = oriented_gradients(whole)
             silos, steps = _cut(whole, plan, by)
         case PluginSource(dataset=name, path=path):
             silos, steps = _cut(load_plugin_dataset(name, path), plan, by)

@@ -6,6 +6,7 @@
     dataset = "credit-card"              # a benchmark ...
     # path = "credit.csv"                #   from this file instead of the installed data package
     # scaling = "public"                 #   or "non-private-standardisation"
+    # features = "pixels"                #   of images; or "oriented-gradients"
     # files = ["north.csv", "south.csv"] # ... or files of your own, one per silo,
     # schema = "schema.toml"             #   and what their columns mean (docs/data.md)
     # test-files = ["n-test.csv", ...]   #   test records in files of their own
@@ -59,6 +60,7 @@ from calibrate.manifest.document import DataIdentity
 from calibrate.manifest.strict_json import in_our_words
 from privfair.data.benchmark_files import BenchmarkScaling
 from privfair.data.benchmarks import DATASET_PLUGINS, Benchmark
+from privfair.data.images import ImageFeatures
 from privfair.data.partition import (
     PAPERS_TEST_FRACTION,
     ByColumn,
@@ -76,6 +78,7 @@ class BenchmarkSource:
     dataset: Benchmark
     path: Path | None = None
     scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC
+    features: ImageFeatures = ImageFeatures.PIXELS
 
 
 @dataclass(frozen=True)

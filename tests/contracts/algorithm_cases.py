@@ -41,7 +41,7 @@ from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions, ModelChoice
 from privfair.algorithms.mmd_fedavg import CountsInTheClear, MmdFedAvg, MmdFedAvgOptions, MmdTerms, PaidCounts
 from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
-from privfair.algorithms.parts.descent import DescentRule
+from privfair.algorithms.parts.descent import DescentRule, Iterate
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
@@ -313,6 +313,19 @@ CASES = (
     Case("fedsgd", lambda model: FedSgd(model, GradientOptions(), SHARES), _ANY),
     Case("fedavg", lambda model: FedAvg(model, FedAvgOptions(local_batch=3), SHARES), _ANY),
     Case("central-erm", lambda model: CentralErm(model, CentralErmOptions(l2=0.1, iterations=10)), _ANY, ("central",)),
+    Case(
+        "gaussian, descent",
+        lambda model: DpFedSgd(
+            model,
+            GradientOptions(),
+            1.0,
+            20.0,
+            rule=DescentRule(0.5, 0.9, iterate=Iterate.TAIL_AVERAGE, rounds=8, cosine=True),
+        ),
+        (_POISSON,),
+        plan=_GAUSSIAN,
+        kinds=("logistic", "softmax"),
+    ),
     Case("gaussian", lambda model: DpFedSgd(model, GradientOptions(), 1.0, 20.0), (_POISSON,), plan=_GAUSSIAN),
     Case(
         "fedfdp",

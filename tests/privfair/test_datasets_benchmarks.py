@@ -222,7 +222,10 @@ def test_adult_from_ucis_own_files(tmp_path: Path, adult_data: Dataset) -> None:
         load_benchmark(Benchmark.ADULT, tmp_path)
 
 
-@pytest.mark.parametrize("name", [b for b in Benchmark if b not in (Benchmark.FASHION_MNIST, Benchmark.MNIST)])
+_IMAGES = (Benchmark.FASHION_MNIST, Benchmark.MNIST, Benchmark.CIFAR_10)
+
+
+@pytest.mark.parametrize("name", [b for b in Benchmark if b not in _IMAGES])
 def test_without_package_and_path_the_message_says_how(name: Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(_: str) -> None:
         raise PackageNotFoundError

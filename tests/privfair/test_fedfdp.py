@@ -17,6 +17,7 @@ from privfair.algorithms.baselines.fedfair import FedFair, FedFairOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fedfdp import GRADIENT, LOSS, FedFdp, FedFdpClips, FedFdpOptions, FedFdpState, LossClipRule
 from privfair.algorithms.parts.clients import NOISY
+from privfair.algorithms.parts.descent import DescentRule, Iterate
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.recipe import Blueprint
 from privfair.algorithms.registry import recipe_named
@@ -92,6 +93,19 @@ def test_without_fairness_it_is_dp_fedsgd() -> None:
             received[party] = {NOISY: Published(0, party, NOISY, message.noisy[0].values)}
         state, other = _round(ours, state, batches), theirs.update(other, received)
         np.testing.assert_allclose(ours.theta(state), theirs.theta(other), rtol=1e-10)
+
+
+def test_dp_fedsgd_with_a_descent_rule_takes_its_steps_and_keeps_its_mean() -> None:
+    rule = DescentRule(2.0, 0.9, iterate=Iterate.TAIL_AVERAGE, rounds=4, cosine=True)
+    algorithm = DpFedSgd(LogisticRegression(FEATURES), GradientOptions(), 1.0, 10.0, rule=rule)
+    state, by_hand = algorithm.start(), rule.start(torch.zeros(FEATURES + 1, dtype=torch.float64))
+    random = np.random.default_rng(3)
+    for step in range(4):
+        total = random.standard_normal(FEATURES + 1)
+        state = algorithm.update(state, {"north": {NOISY: Published(step, "north", NOISY, total)}})
+        by_hand = rule.advance(by_hand, torch.from_numpy(total / 10.0))
+        np.testing.assert_array_equal(state.theta, by_hand.theta)
+    np.testing.assert_array_equal(algorithm.theta(state), rule.model(by_hand))
 
 
 def test_the_contribution_is_the_sum_of_clipped_factors_times_gradients() -> None:
