@@ -133,6 +133,8 @@ def residuals(evidence: RunEvidence) -> tuple[Residuals, ...]:
         for silo in evidence.silos:
             # An interrupted step has values of an earlier round too; each was computed on the batch of its own round.
             own = {name: _last_until(used[silo.name, name], one.round) for name in signed}
+            if max(own.values()) < 0:  # a silo that sends nothing noisy, such as one without the attribute
+                continue
             batch = evidence.batch(max(own.values()), silo)
             message = evidence.algorithm.contribution(one.state, one.step, silo, batch)
             for clean in message.noisy:

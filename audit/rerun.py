@@ -47,7 +47,7 @@ class Sending:
     party: str
     batch: Tensor
     round: int = -1
-    """The ledger's; known once something was published."""
+    """The ledger's; known once somebody published something in this step."""
     clean: dict[str, NDArray[Any]] = field(default_factory=dict)
     published: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -69,6 +69,13 @@ class Watch(RoundObserver):
         sending = self.sendings[step, party]
         sending.published |= {name: value.values for name, value in values.items()}
         sending.round = max((value.round for value in values.values()), default=sending.round)
+
+    def numbered(self) -> tuple[Sending, ...]:
+        """All that was noted; a silo that published nothing in a step took part in the round of those that did."""
+        rounds = {one.step: one.round for one in self.sendings.values() if one.round >= 0}
+        for one in self.sendings.values():
+            one.round = rounds.get(one.step, one.round)
+        return tuple(one for one in self.sendings.values() if one.round >= 0)
 
     def rows(self, *, noise: bool) -> dict[tuple[str, str], Floats]:
         """By party and name one row per publication: as published, or (for a control) before the noise."""

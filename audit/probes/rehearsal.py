@@ -83,7 +83,7 @@ def rehearse(
         published_rounds=len({key.round for key in made.evidence.transcript.keys}),
         block=block,
         states=tuple(watch.states),
-        sendings=tuple(watch.sendings.values()),
+        sendings=watch.numbered(),
         later=() if audited is None else _rehearse_later(run, auditor, audited, rounds),
         gate_alone={} if audited is None else publish_repeatedly(run, auditor, MESSAGES, _MOST_VALUES),
     )
@@ -106,4 +106,4 @@ def _rehearse_later(
     visits = [one for place, one in enumerate(audited.rounds()) if place in chosen]
     watch = Watch()
     rerun(run, auditor, seed=run.plan.training.seed + 1, block=_BLOCK, observer=watch, visits=visits)
-    return tuple(watch.sendings.values())
+    return watch.numbered()

@@ -115,6 +115,8 @@ def main() -> None:
         limit_threads(sys.argv[1:])
         if not all(word.strip() for word in sys.argv[1:]):
             raise click.UsageError("an argument is empty: give it a value, or leave the option out")
+        if any("\ud800" <= letter <= "\udfff" for word in sys.argv[1:] for letter in word):
+            raise click.UsageError("an argument is not UTF-8 text: write it, or rename the file, in UTF-8")
         result: Any = cli.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)

@@ -215,7 +215,7 @@ def _require_same(signed: str, path: Path) -> None:
     content = read_bytes(path, "--report")
     try:
         report = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidInput("--report", str(path), "is not JSON", "give what `privfair audit --out` wrote") from None
     if report_digest(report) != signed:
         raise AuditRefused(f"{path} is not the report that was signed; give the report as it was written")

@@ -6,7 +6,6 @@ rate is read off the held-out records, exactly and without noise: like all metri
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -157,7 +156,7 @@ def read_threshold(folder: RunFolder) -> tuple[float, str]:
     if not folder.decision.exists():
         return DEFAULT, AS_IT_IS.text
     try:
-        found = json.loads(folder.decision.read_text("utf-8"))
+        found = folder.read_json(folder.decision)
         return open_unit("threshold", float(found["threshold"])), str(found["rule"])
-    except (OSError, ValueError, KeyError, TypeError, InvalidInput):
+    except (ValueError, KeyError, TypeError, InvalidInput):
         raise Refused(f"{folder.decision} is not what a run writes; put an untouched copy back") from None

@@ -204,7 +204,7 @@ def readable_difference(folder: RunFolder, model: LogisticRegression, theta: Ten
         found = json.loads(folder.linear_model.read_text("utf-8"))
         rows = torch.tensor([found["weights"][name] for name in found["weights"]], dtype=weight.dtype)
         intercepts = torch.tensor([found["intercepts"][name] for name in found["weights"]], dtype=bias.dtype)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return math.inf
     if rows.shape != weight.shape or intercepts.shape != bias.shape:
         return math.inf

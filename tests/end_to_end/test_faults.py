@@ -8,8 +8,10 @@ from pathlib import Path
 import click
 import pytest
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, Refused
 from privfair.cli import ledger
+from privfair.run.decision import read_threshold
+from privfair.run.folder import RunFolder
 from tests.end_to_end.command_line import privfair
 
 
@@ -55,3 +57,17 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_refused_value_without_a_repr_is_still_refused_in_one_sentence() -> None:
     assert "a value of type int" in str(InvalidInput("rounds", 10**5000, "must be smaller", "give less"))
     assert len(str(InvalidInput("rounds", "9" * 5000, "must be smaller", "give less"))) < 300
+
+
+def test_an_argument_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8 reach Python as lone surrogates, which nothing that is signed can hold."""
+    done = privfair("request", tmp_path / "plan.toml", "--why", "\udcff")
+    assert done.code == 2
+    assert "not UTF-8" in done.err
+
+
+def test_a_decision_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.decision.write_text("[" * 100_000)
+    with pytest.raises(Refused, match=r"decision\.json"):
+        read_threshold(folder)

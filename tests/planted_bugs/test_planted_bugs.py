@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
+from audit.probes import rehearsal
 from tests.planted_bugs.bug import Bug, Caught
 from tests.planted_bugs.catalogue import BUGS
 from tests.planted_bugs.clean_runs import flagged, most_alarms
@@ -38,6 +39,9 @@ LONG = (
     "shuffled batches accounted as random allocation",
 )
 
+FAINT = ("noise x 0.95, secret batches",)
+"""Bugs that show only if the gate is asked as often as an audit asks it; elsewhere the tests ask it less often."""
+
 CASES = [
     pytest.param(bug, layer, id=f"{bug.name}-{layer.value}", marks=[] if _always(bug, layer) else [pytest.mark.slow])
     for bug in BUGS
@@ -47,7 +51,9 @@ CASES = [
 
 @pytest.mark.parametrize(("bug", "layer"), CASES)
 def test_the_bug_is_caught(bug: Bug, layer: Caught, workshop: Workshop) -> None:
-    assert findings_of(bug, layer, workshop)
+    as_an_audit_does = 10_000 if bug.name in FAINT else rehearsal.MESSAGES
+    with patch.object(rehearsal, "MESSAGES", as_an_audit_does):
+        assert findings_of(bug, layer, workshop)
 
 
 PROBED_ELSEWHERE = {Engine.STEFFLE_LONG, Engine.FPFL, Engine.MMD, Engine.PAY_ONCE}
