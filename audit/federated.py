@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from audit.conformance import check_model, check_price, check_signatures, check_transcript
 from audit.probes.batches import wrong_batches
 from audit.report.results import Check, Layer, not_possible, passed_if
@@ -20,10 +22,12 @@ from calibrate.manifest.keys import BadSignature, BrokenEnvelope, PublicKey, che
 from calibrate.manifest.strict_json import canonical
 from calibrate.manifest.verify import AuthenticManifest, misfit_of_data
 from calibrate.privacy_unit import Relation
+from privfair.batches.randomness import Indexes
 from privfair.data.training_data import load_site_data, site_facts
 from privfair.federation.gather import STEPS, SitePart, is_merged_from, parties_of
+from privfair.federation.registries import most_participations
 from privfair.ledger import Ledger
-from privfair.plan.data import SiteSource
+from privfair.plan.data import AttributesAtSites, SiteSource
 from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
@@ -67,7 +71,15 @@ class SitePapers:
     def covered_by(self, sites: SitesInHand) -> bool:
         """Whether all parties are here, and the records of all silos are in hand."""
         source = self.plan.data.source
-        return self.gathered and isinstance(source, SiteSource) and source.silos.keys() <= sites.files.keys()
+        if not self.gathered or not isinstance(source, SiteSource):
+            return False
+        return source.silos.keys() | self.registries.keys() <= sites.files.keys()
+
+    @property
+    def registries(self) -> Mapping[str, int]:
+        """The sites that hold nothing but attributes."""
+        attributes = self.plan.data.attributes
+        return attributes.registries if isinstance(attributes, AttributesAtSites) else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,11 +202,21 @@ def _records(papers: SitePapers, sites: SitesInHand) -> Iterator[Check]:
                 yield _check(f"records of {part.name}", False, str(refusal))
         if part.batches is not None and units is not None:
             drawn = part.drawn()
-            wrong = wrong_batches(part.batches.header.sampling, units, drawn, _RARE)
+            sampling = part.batches.header.sampling
+            if part.name in papers.registries:
+                wrong = _asked_too_often(drawn, units, most_participations(sampling, document.rounds))
+            else:
+                wrong = wrong_batches(sampling, units, drawn, _RARE)
             yield _check(f"batches of {part.name}", wrong is None, wrong or f"{len(drawn)}, drawn as declared")
     if not papers.covered_by(sites):
         why = "the records of all silos are needed (--data SILO=FILE for each) in a gathered run"
         yield not_possible(Layer.PROBE, "noise, probes and attacks", why)
+
+
+def _asked_too_often(drawn: Mapping[int, Indexes], units: int, most: int) -> str | None:
+    """A registry draws nothing: what was priced is how often each of its records takes part."""
+    times = np.bincount(np.concatenate([*drawn.values(), np.zeros(0, dtype=np.int64)]), minlength=units)
+    return None if times.max(initial=0) <= most else f"a record takes part {times.max()} times, and {most} were priced"
 
 
 def _check(name: str, condition: bool, finding: str) -> Check:

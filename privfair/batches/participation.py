@@ -268,6 +268,29 @@ class AskedParticipation:
         return self._last[1]
 
 
+@final
+class ToldParticipation:
+    """The rows of a registry in a process of its own: whoever asks for a step tells them before.
+
+    Guarantee: none of its own; who tells them counts how often a record takes part.
+    """
+
+    def __init__(self, party: str, writer: BatchWriter | None) -> None:
+        self.party = party
+        self._writer = writer
+        self._told: Indexes = np.zeros(0, dtype=np.int64)
+
+    def tell(self, rows: Indexes) -> None:
+        """The rows of whatever round is opened next."""
+        self._told = rows
+
+    def batch(self, round_number: int) -> Indexes:
+        """The rows that were told, which go into the record of this round."""
+        if self._writer is not None:
+            self._writer.write_round(round_number, self.party, self._told)
+        return self._told
+
+
 # Batches of an algorithm that draws its own parts: so many records of each group, so many clients.
 
 

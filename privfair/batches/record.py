@@ -95,6 +95,10 @@ class BatchRecord:
         epoch, place = divmod(round_number, -(-len(next(iter(orders.values()))) // sampling.size))
         return self.epoch_order(epoch, party)[place * sampling.size : (place + 1) * sampling.size]
 
+    def holds_round(self, round_number: int, party: str) -> bool:
+        """Whether this round's batch was recorded by itself, as a registry's is."""
+        return self._recorded(FrameKind.ROUND, round_number, party)
+
     def epoch_order(self, epoch: int, party: str) -> Indexes:
         """The order in which one epoch of shuffled batches goes through the units."""
         return self._units(FrameKind.EPOCH, epoch, party)

@@ -57,6 +57,11 @@ def command() -> None:
 @click.option("--policy", "policy_path", type=_PATH, help="The site's own policy (TOML), which can only tighten.")
 @click.option("--key", "key_path", type=_PATH, help="The silo's own key, which signs its receipt.")
 @click.option(
+    "--sites-key",
+    type=_PATH,
+    help="Key that holders of records and registries share (openssl rand -hex 32); for plans with registries.",
+)
+@click.option(
     "--deadline",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
@@ -77,6 +82,7 @@ def serve(
     socket_path: Path,
     policy_path: Path | None,
     key_path: Path | None,
+    sites_key: Path | None,
     deadline: float,
 ) -> None:
     """Answer a coordinator's questions until the process is stopped (SIGTERM, Ctrl-C).
@@ -87,6 +93,7 @@ def serve(
     from calibrate.manifest.keys import load_private
     from privfair.federation.guard import GuardOptions, serve_guard
     from privfair.federation.policy import ANYTHING, read_policy
+    from privfair.federation.registries import SitesKey
     from privfair.run.prepare import prepare_site
     from privfair.training import TrustInForce
 
@@ -95,6 +102,7 @@ def serve(
         policy=ANYTHING if policy_path is None else read_policy(policy_path),
         trust=trust,
         key=None if key_path is None else load_private(key_path, ask_password),
+        sites_key=None if sites_key is None else SitesKey.read(sites_key),
         deadline=deadline,
     )
     plan_path = manifest.with_name("plan.toml") if plan is None else plan

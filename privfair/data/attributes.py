@@ -92,6 +92,44 @@ def read_attribute_files(files: Sequence[Path], record: str, schema: Schema, del
     return AttributeFiles(record, schema.sensitive.name, found, tuple(str(file) for file in files))
 
 
+# Attributes at sites of their own: nobody joins the files; holders tell registries in sealed messages which records
+# take part (privfair/federation/registries.py).
+
+
+def without_attribute(table: RawTable, schema: Schema) -> RawTable:
+    """A holder's table, which must lack the attribute, with one group for everybody in its place."""
+    assert schema.sensitive is not None
+    name, first = schema.sensitive.name, (schema.sensitive.values or ("",))[0]
+    if name in table.columns:
+        rule = "is held by a registry, and must not stand beside the features as well"
+        raise BadData(table.file, rule, "drop the column here, or drop [data.attributes]", column=name)
+    everybody = np.full(table.records, first)
+    return replace(table, columns={**table.columns, name: everybody})
+
+
+def require_distinct_records(silo: Silo, record: str, file: str) -> None:
+    """Refuse a site's file in which a record's number stands twice: it would be asked for twice."""
+    numbers = silo.data.side_column(record)
+    if len(np.unique(numbers)) < len(numbers):
+        raise BadData(file, "a record's number stands more than once", "number each record once", column=record)
+
+
+def join_sites(holders: Silos, registries: Silos, record: str) -> HeldApart:
+    """The sites of a run in one place, for an auditor who has all files."""
+    names = np.concatenate([silo.data.side_column(record) for silo in holders]).astype(np.str_)
+    place = {name: number for number, name in enumerate(names.tolist())}
+    ends = np.cumsum(holders.sizes).tolist()
+    numbers = [np.arange(end - len(silo), end) for silo, end in zip(holders, ends, strict=True)]
+    for silo in registries:
+        asked = [place.get(str(name), -1) for name in silo.data.side_column(record).tolist()]
+        if min(asked) < 0:
+            rule = "has a record that no holder has"
+            raise InvalidInput("[data.attributes]", silo.name, rule, "give the registry's file of this run's records")
+        numbers.append(np.array(asked))
+    own = tuple(array.astype(np.int64) for array in numbers)
+    return HeldApart(Silos((*holders, *registries)), registries.names, own)
+
+
 @dataclass(frozen=True, eq=False)
 class HeldApart:
     """The parties of such a run; records are numbered once, over all holders, in their order."""

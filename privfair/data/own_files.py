@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput
-from privfair.data.attributes import AttributeFiles
+from privfair.data.attributes import AttributeFiles, without_attribute
 from privfair.data.encode import encode, encode_features, resolve
 from privfair.data.facts import DerivedFact
 from privfair.data.read import MISSING, BadData, RawTable, read_table
@@ -51,10 +51,11 @@ def load_own_train_test(
     return TrainTest(_encode_silos(training, schema, derived), _encode_silos(testing, schema, derived))
 
 
-def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
+def load_own_silo(file: Path, own: OwnFormat, name: str | None = None, *, attribute: bool = True) -> Silo:
     """Load one silo where it lives, without seeing the others.
 
-    Every list must then be declared: a silo alone cannot know how the others number.
+    Every list must then be declared: a silo alone cannot know how the others number. Without `attribute` the file must
+    lack the sensitive column, which a registry holds.
     """
     if own.schema.unresolved:
         raise InvalidInput(
@@ -64,10 +65,13 @@ def load_own_silo(file: Path, own: OwnFormat, name: str | None = None) -> Silo:
             "add classes, groups or values to the schema, the same in every silo",
         )
     table = read_table(Path(file), own.delimiter, own.decimal)
+    if not attribute:
+        table = without_attribute(table, own.schema)
     _require_columns(table, own.schema)
     schema, derived = resolve(own.schema, [table])
     silo = Silo(silo_name(file) if name is None else name, encode(table, schema, derived))
-    _require_coverage(silo, table.file, schema)
+    if attribute:
+        _require_coverage(silo, table.file, schema)
     return silo
 
 

@@ -22,7 +22,9 @@ from privfair.data.attributes import (
     HeldApart,
     attributes_by_column,
     deal_attributes,
+    join_sites,
     read_attribute_files,
+    require_distinct_records,
 )
 from privfair.data.benchmark_files import Standardisation, fit_standardisation
 from privfair.data.benchmarks import load_benchmark, load_plugin_dataset
@@ -40,6 +42,7 @@ from privfair.data.unfair_images import unfair_images
 from privfair.data.users import UserRecords, poisson_users, users_by_column, users_by_record
 from privfair.federation.party import PublicFacts
 from privfair.plan.data import (
+    AttributesAtSites,
     AttributesInFiles,
     BenchmarkSource,
     DataPlan,
@@ -120,15 +123,8 @@ class TrainingData:
             else "Records held out of the files"
         )
         measured = f"{held_out} for measuring: exact metrics on them are written."
-        apart = (
-            "Which records have their attribute in which sensitive silo; features, classes and drawn batches of these"
-            " records, which their holders hand to it."
-        )
-        return (
-            *(() if self.test is None else (measured,)),
-            *(() if self.apart is None else (apart,)),
-            *known_of_silos(unit, len(self.parties)),
-        )
+        known = known_of_silos(unit, len(self.parties), apart=self.apart is not None)
+        return (*(() if self.test is None else (measured,)), *known)
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
@@ -237,12 +233,20 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
     return replace(loaded, parties=Silos((Silo(CENTRAL, train.pooled()),)), clients=clients)
 
 
-def known_of_silos(unit: PrivacyUnit, parties: int) -> tuple[str, ...]:
-    """What is known of so many silos under a promise to `unit`, each in one sentence, for the manifest."""
+def known_of_silos(unit: PrivacyUnit, parties: int, *, apart: bool) -> tuple[str, ...]:
+    """What is known of so many silos under a promise to `unit`, each in one sentence, for the manifest.
+
+    `apart` says whether attributes are held by others than the records.
+    """
+    handed = (
+        "Which records have their attribute in which sensitive silo; features, classes and drawn batches of these"
+        " records, which their holders hand to it."
+    )
     who = "records" if unit.protected is Protected.ATTRIBUTE else f"{unit.protected.value}s"
     sizes = "at least" if unit.relation is Relation.ADD_REMOVE else "exactly"
     public_silo = "Which silo a record belongs to, and which names the silos have."
     return (
+        *((handed,) if apart else ()),
         f"That each silo has {sizes} the signed number of {who}.",
         "Whether the files pass the checks made before training: a refusal is seen by whoever starts it.",
         *((public_silo,) if parties > 1 else ()),
@@ -257,10 +261,12 @@ def site_facts(
 ) -> tuple[PublicFacts, DataBinding]:
     """What follows from the plan and its schema alone, where each site keeps its own file; and what is to be signed."""
     source, own = site_format(plan)
-    schema, clients = own.schema, tuple(source.silos.items())
+    schema, clients, registries = own.schema, tuple(source.silos.items()), _registries(plan)
+    if registries and central:
+        raise _one_party_holds_everything()
     match plan.users:
         case None:
-            silos = ((CENTRAL, sum(source.silos.values())),) if central else clients
+            silos = ((CENTRAL, sum(source.silos.values())),) if central else (*clients, *registries.items())
         case PoissonUsers(users=int(number)):
             silos = ((USERS, number),)
         case UsersOfColumn() if isinstance(plan.at_least, int) and unit is not None:
@@ -278,6 +284,7 @@ def site_facts(
         classes=len(schema.target.values or ()),
         groups=len(groups),
         clients=clients if central else (),
+        sensitive=tuple(registries),
         encoding=_encoding(
             schema, None, schema.feature_names, schema.target.values or (), groups, own.delimiter, own.decimal
         ),
@@ -295,6 +302,8 @@ def site_format(plan: DataPlan) -> tuple[SiteSource, OwnFormat]:
             "write a table [data.silos] with the size of each silo in place of files, and have that plan signed",
         )
     own = load_schema(plan.source.schema)
+    if isinstance(plan.attributes, AttributesAtSites):
+        own = replace(own, schema=_with_record_numbers(own.schema, plan.attributes.record))
     pooled = [column.name for column in own.schema.numeric if isinstance(column.scaling, NonPrivateStandardisation)]
     if pooled:
         raise UnsupportedCombination(
@@ -311,6 +320,18 @@ def site_format(plan: DataPlan) -> tuple[SiteSource, OwnFormat]:
     return plan.source, own
 
 
+def _registries(plan: DataPlan) -> Mapping[str, int]:
+    """The sites that hold nothing but attributes, with their sizes."""
+    return plan.attributes.registries if isinstance(plan.attributes, AttributesAtSites) else {}
+
+
+def _with_record_numbers(schema: Schema, record: str) -> Schema:
+    if schema.sensitive is None:
+        raise InvalidInput("[data.attributes]", "registries", "needs a [sensitive] column in the schema", "name it")
+    kept = schema.side_columns if record in schema.side_columns else (*schema.side_columns, record)
+    return replace(schema, side_columns=kept)
+
+
 def site_files(plan: DataPlan) -> dict[str, bytes]:
     """The schema by its name, to be kept beside a copy of the plan, if the plan looks for it beside itself."""
     source, _ = site_format(plan)
@@ -325,17 +346,23 @@ def load_site_data(
     No record is held out, and nothing about a record decides which silo it belongs to.
     """
     source, own = site_format(plan)
-    known = {name: files[name] for name in source.silos if name in files}
-    strangers = sorted(files.keys() - source.silos.keys())
+    registries = _registries(plan)
+    known = {name: files[name] for name in (*source.silos, *registries) if name in files}
+    strangers = sorted(files.keys() - source.silos.keys() - registries.keys())
     together = central or plan.users is not None
     if strangers or not known or (together and len(known) < len(source.silos)):
         raise InvalidInput(
             "--data",
             strangers or sorted(known),
             "must name the silos of the plan" + (", all of them where one party collects them" if together else ""),
-            f"give a file for {', '.join(source.silos)}",
+            f"give a file for {', '.join((*source.silos, *registries))}",
         )
-    silos = Silos(tuple(load_own_silo(file, own, name) for name, file in known.items()))
+    silos = Silos(
+        tuple(
+            load_own_silo(file, own, name, attribute=not registries or name in registries)
+            for name, file in known.items()
+        )
+    )
     loaded = TrainingData(
         parties=silos,
         test=None,
@@ -347,10 +374,28 @@ def load_site_data(
     )
     if plan.users is not None:
         return _by_user(loaded, plan.users, plan.seed)
+    if isinstance(plan.attributes, AttributesAtSites):
+        if 1 < len(known) < len(source.silos) + len(registries):
+            raise InvalidInput("--data", sorted(known), "must be one site's file, or all of them", "give all files")
+        return _at_sites(loaded, plan.attributes, known)
     if not central:
         return loaded
     clients = tuple(zip(silos.names, silos.sizes, strict=True))
     return replace(loaded, parties=Silos((Silo(CENTRAL, silos.pooled()),)), clients=clients)
+
+
+def _at_sites(loaded: TrainingData, plan: AttributesAtSites, files: Mapping[str, Path]) -> TrainingData:
+    """Holders and registries as they were loaded: one of them for its guard, or all of them, joined, for an auditor."""
+    for silo in loaded.parties:
+        require_distinct_records(silo, plan.record, str(files[silo.name]))
+    held = [silo for silo in loaded.parties if silo.name in plan.registries]
+    apart: HeldApart | None = None
+    if len(loaded.parties) > 1:
+        holders = tuple(silo for silo in loaded.parties if silo.name not in plan.registries)
+        apart = join_sites(Silos(holders), Silos(tuple(held)), plan.record)
+    elif held:
+        apart = HeldApart(loaded.parties, loaded.parties.names, (np.arange(len(held[0]), dtype=np.int64),))
+    return replace(loaded, apart=apart, steps=(*loaded.steps, stability.ATTRIBUTES_APART))
 
 
 def _encoding_steps(own: OwnFormat | None) -> tuple[Stability, ...]:
@@ -458,18 +503,20 @@ def _attribute_files(plan: DataPlan, own: OwnFormat) -> AttributeFiles | None:
 
 def _separate_attributes(plan: DataPlan, train: Silos, central: bool) -> HeldApart:
     if central:
-        raise InvalidInput(
-            "[data.attributes]", "(a table)", "means nothing where one party holds everything", "drop it"
-        )
+        raise _one_party_holds_everything()
     match plan.attributes:
         case DealtAttributes(silos):
             return deal_attributes(train, silos, plan.seed)
         case AttributesInFiles(files):
             return attributes_by_column(train, tuple(silo_name(file) for file in files))
-        case None:
-            raise AssertionError("asked only where attributes are held apart")
+        case None | AttributesAtSites():
+            raise AssertionError("asked only where attributes are held apart, and files are here")
         case _:
             assert_never(plan.attributes)
+
+
+def _one_party_holds_everything() -> InvalidInput:
+    return InvalidInput("[data.attributes]", "(a table)", "means nothing where one party holds everything", "drop it")
 
 
 def _cut(whole: Dataset, plan: DataPlan, by: RecordHash | None) -> tuple[Silos, tuple[Stability, ...]]:

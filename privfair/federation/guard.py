@@ -17,10 +17,12 @@ from typing import Any, final
 
 import numpy as np
 
-from calibrate.errors import LedgerRefused, ManifestRefused, PrivfairError, Refused, TrustRefused
+from calibrate.errors import InvalidInput, LedgerRefused, ManifestRefused, PrivfairError, Refused, TrustRefused
 from calibrate.manifest.keys import SigningKey, sign
 from calibrate.manifest.strict_json import canonical
 from privfair.algorithms.algorithm import Received
+from privfair.batches.participation import ToldParticipation
+from privfair.batches.record import BatchRecord
 from privfair.contribution import Published
 from privfair.data.training_data import site_files
 from privfair.durable import replace_file
@@ -36,6 +38,16 @@ from privfair.federation.party import (
     state_digest,
 )
 from privfair.federation.policy import ANYTHING, Policy, PolicyRefused
+from privfair.federation.registries import (
+    HOW_TO_MAKE,
+    NO_BATCHES,
+    AskedRecords,
+    Batches,
+    BatchRefused,
+    SitesKey,
+    digest_of_batches,
+    most_participations,
+)
 from privfair.federation.sockets import SocketServer
 from privfair.federation.step_log import StepLog, values_of_step
 from privfair.federation.wire import (
@@ -49,6 +61,7 @@ from privfair.federation.wire import (
     greeting_message,
     published,
     published_steps,
+    read_batches,
     read_values,
     receipt_message,
     refusal,
@@ -101,6 +114,7 @@ class Guard:
         policy: Policy = ANYTHING,
         trust: Trust | None = None,
         key: SigningKey | None = None,
+        sites_key: SitesKey | None = None,
     ) -> None:
         (silo,) = run.silos
         self.party = silo.name
@@ -111,6 +125,10 @@ class Guard:
         self._policy = policy
         self._trust = trust
         self._key = key
+        self._sites_key, self._registry = _join_sites(run, sites_key)
+        self._tags = [] if self._sites_key is None else self._sites_key.tags(run.record_numbers)
+        self._opened = -1
+        """The last round that this process opened."""
         self._asked = ""
         self._first: tuple[int, tuple[str, ...]] = (-1, ())
         """The step that this process contributed to last, and the names of that message."""
@@ -125,6 +143,7 @@ class Guard:
         """Steps before this one are whole in `_past`."""
         claim = self._claimed()
         self._session = 0 if claim is None else claim.session
+        self._count_answered_steps()
         self._local = None if claim is None else self._open(claim)
         self._states = StateReader(run.algorithm) if self._local is None else self._local.states
 
@@ -171,6 +190,7 @@ class Guard:
 
         def on_round(step: int, round_number: int) -> None:
             self._steps.begin(step, round_number, self._asked)
+            self._opened = round_number
 
         return LocalParties.open(
             *(self._run.setup, claim, folder.transcript, folder.batches, position, on_round),
@@ -195,9 +215,10 @@ class Guard:
         manifest = self._run.manifest.digest
         return Greeting(self.party, manifest, self._ledger.identity, self._session, step, facts)
 
-    def contribute(self, step: int, state: PublicState) -> Mapping[str, Published]:
-        """See `Party.contribute`."""
-        digest, before = self._read_state(state), self._steps.steps.get(step)
+    def contribute(self, step: int, state: PublicState, batches: Batches = NO_BATCHES) -> Mapping[str, Published]:
+        """See `Party.contribute`; `batches` are what holders sealed for a registry, and mean nothing to others."""
+        registry, before = self._registry, self._steps.steps.get(step)
+        digest = digest_of_batches(self._read_state(state), NO_BATCHES if registry is None else batches)
         if step > self._steps.last + 1:
             raise StepRefused(f"step {step} comes after step {self._steps.last + 1}, which was never asked for")
         if before is not None and before.state != digest and (step < self._steps.last or self._published(step)):
@@ -209,10 +230,38 @@ class Guard:
             raise StepRefused(f"step {step} is asked for after the end; nothing is published any more")
         self._require_going()
         self._asked, party = digest, self._local.parties[0]
+        told, rows = self._local.batches[self.party], None if registry is None else registry.rows(step, batches)
+        if isinstance(told, ToldParticipation) and rows is not None:
+            told.tell(rows)
         values = self._compute(lambda: party.contribute(step, state))
+        if registry is not None:
+            registry.count(step, rows)
         self._first = (step, tuple(values))
         self._make_durable()
         return values
+
+    def _sealed_batch(self, step: int, values: Mapping[str, Published]) -> str | None:
+        """What a holder tells the registries about the batch of an answered step; None where there are none to tell."""
+        if self._sites_key is None or self._registry is not None:
+            return None
+        number = max(value.round for value in values.values())
+        if self._local is not None and number == self._opened:
+            rows = self._local.batches[self.party].batch(number)
+        else:
+            rows = BatchRecord.read(self._folder.batches).batch(number, self.party)
+        tags = [self._tags[row] for row in rows.tolist()]
+        return self._sites_key.seal(self._run.manifest.digest, step, self.party, tags)
+
+    def _count_answered_steps(self) -> None:
+        """How often each record of a registry took part before this guard was started."""
+        if self._registry is None or self._past is None:
+            return
+        record = BatchRecord.read(self._folder.batches) if self._folder.batches.exists() else None
+        for step, answered in self._steps.steps.items():
+            if values_of_step(self._past, self.party, answered):
+                number = answered.rounds[-1]
+                known = record is not None and record.holds_round(number, self.party)
+                self._registry.count(step, record.batch(number, self.party) if record is not None and known else None)
 
     def reply(self, step: int, received: Received) -> Mapping[str, Published]:
         """See `Party.reply`."""
@@ -309,7 +358,9 @@ class Guard:
             case Kind.CONTRIBUTE if "steps" in message.fields:
                 return published_steps(self.advance(message.whole("step"), message.arrays, message.whole("steps")))
             case Kind.CONTRIBUTE:
-                return published(self.contribute(message.whole("step"), message.arrays))
+                step = message.whole("step")
+                values = self.contribute(step, message.arrays, read_batches(message))
+                return published(values, self._sealed_batch(step, values))
             case Kind.REPLY:
                 return published(self.reply(message.whole("step"), read_values(message)))
             case Kind.FINISH:
@@ -363,14 +414,33 @@ class Guard:
 
     def _make_durable(self) -> None:
         """Before an answer leaves: what was published survives a power cut; for which question, the step log says."""
-        if self._local is not None:
-            self._local.gate.sync()
+        if self._local is None:
+            return
+        if self._registry is not None and self._local.record is not None:
+            self._local.record.sync()
+        self._local.gate.sync()
+
+
+def _join_sites(run: PreparedRun, key: SitesKey | None) -> tuple[SitesKey | None, AskedRecords | None]:
+    """The key where batches are told at all, and what a registry counts with."""
+    (silo,) = run.silos
+    registries = run.facts.sensitive
+    if not registries or run.sampling is None:
+        return None, None
+    most = most_participations(run.sampling, run.document.rounds)
+    if key is None:
+        rule = "is needed: holders tell registries which records take part, past the coordinator"
+        raise InvalidInput("--sites-key", None, rule, HOW_TO_MAKE)
+    holders = [one.name for one in run.document.data.silos if one.name not in registries]
+    if silo.name not in registries:
+        return key, None
+    return key, AskedRecords(key, run.manifest.digest, holders, run.record_numbers, most)
 
 
 def _require_moderate(arrays: PublicState) -> None:
     for name, values in arrays.items():
         if not (np.abs(values) <= LARGEST_NUMBER).all():
-            raise StateRefused(f"{name!r} holds numbers beyond {LARGEST_NUMBER:g}, or what is no number")
+            raise StateRefused(f"{name!r} holds numbers beyond {LARGEST_NUMBER:g}, or NaN")
 
 
 def _code(refused: PrivfairError) -> Code:
@@ -383,6 +453,8 @@ def _code(refused: PrivfairError) -> Code:
             return Code.STEP
         case StateRefused():
             return Code.STATE
+        case BatchRefused():
+            return Code.BATCH
         case PolicyRefused():
             return Code.POLICY
         case GuardHalted():
@@ -400,6 +472,8 @@ class GuardOptions:
     """The trust file in force, asked again at every block; None to trust the manifest as it was verified."""
     key: SigningKey | None = None
     """The silo's own key, which signs its receipt."""
+    sites_key: SitesKey | None = None
+    """What holders of records and registries share, and the coordinator lacks."""
     deadline: float = 60.0
     """Seconds for a frame to arrive, and for an answer to be read."""
 
@@ -421,7 +495,7 @@ def serve_guard(
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     own, log = RunFolder(folder), _open_log(folder / "guard.log")
     with own.locked(), Ledger.open(ledger, anchor) as book:
-        guard = Guard(run, own, book, log, options.policy, options.trust, options.key)
+        guard = Guard(run, own, book, log, options.policy, options.trust, options.key, options.sites_key)
         try:
             server = SocketServer(socket, guard.answer, log, options.deadline)
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -35,6 +35,7 @@ from privfair.batches.participation import (
     DrawnParticipation,
     Participation,
     PartyBatches,
+    ToldParticipation,
     group_of_units,
     word_source,
 )
@@ -287,7 +288,7 @@ class LocalParty(Generic[State]):
         if answer.contributed is None:
 
             def message_on(batch: Tensor) -> Message:
-                # Bound once a round is open for it: where none may be opened, the step before is still answered.
+                # Bound when a round is open for it: where none may be opened, the step before is still answered.
                 answer.state, answer.asked, self._answer = restored, digest, answer
                 return self._algorithm.contribution(restored, step, self._silo, batch)
 
@@ -351,6 +352,7 @@ class LocalParties:
     gate: StepGate
     record: BatchWriter | None
     states: StateReader[Any]
+    batches: Mapping[str, PartyBatches]
 
     @classmethod
     def open(
@@ -402,7 +404,7 @@ class LocalParties:
             LocalParty(silo, setup.algorithm, drawn[silo.name], step_gate, claim, states, here, watching, setup.facts)
             for silo in setup.silos
         )
-        return cls(parties, step_gate, record, states)
+        return cls(parties, step_gate, record, states, drawn)
 
     def __enter__(self) -> LocalParties:
         return self
@@ -468,8 +470,18 @@ def _open_batches(
     holders, writer = open_batches(setup.manifest, sampling, units, sources, path, setup.names, groups)
     numbers = {s.name: s.record_numbers.numpy() for s in setup.silos if s.record_numbers is not None}
     held = [(holders[name], numbers[name]) for name in holders] if setup.sensitive else []
-    asked = {name: AskedParticipation(name, numbers[name], held, writer) for name in setup.sensitive}
+    asked: dict[str, PartyBatches] = {
+        name: AskedParticipation(name, numbers[name], held, writer) if held else _alone(setup, name, sources, writer)
+        for name in setup.sensitive
+    }
     return {**holders, **asked}, writer
+
+
+def _alone(setup: PartySetup, name: str, sources: Mapping[str, WordSource], writer: BatchWriter | None) -> PartyBatches:
+    """The batches of a registry whose holders are elsewhere: all of its records, or those it is told."""
+    if setup.sampling is None:
+        return Participation(name, setup.units[name], None, sources[name])
+    return ToldParticipation(name, writer)
 
 
 def first_usable_round(

@@ -40,6 +40,7 @@ from privfair.plan.file import read_section
 _REMEDIES = {
     Code.STATE: "if its numbers are beyond 1e9, training diverged: have a plan with smaller steps signed",
     Code.POLICY: "wait until its policy allows it, then go on with --resume",
+    Code.BATCH: "give all sites the same --sites-key; its own log says more",
     Code.STEP: "go on with --resume in the folder of this run",
     Code.HALTED: "its operator must look into its log and start it again",
 }
@@ -124,15 +125,20 @@ class RemoteParties:
         self._whole = -1
         """The last step that was taken from there; it needs no reply."""
         self._shapes: Mapping[str, tuple[int, ...]] = {}
+        self._registries: tuple[str, ...] = ()
         self._state: PublicState = {}
 
-    def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """What may be published, by name; nothing is accepted before this is known."""
+    def expect(self, shapes: Mapping[str, tuple[int, ...]], registries: tuple[str, ...] = ()) -> None:
+        """What may be published, by name; nothing is accepted before this is known.
+
+        `registries` are asked after the others, with the batches that these sealed for them.
+        """
         self._shapes = shapes
+        self._registries = registries
 
     def hello(self) -> dict[str, Greeting]:
         """Every party's greeting, by name."""
-        answers = self._ask(ask_hello(self._run), Kind.GREETING)
+        answers = self._ask_all(ask_hello(self._run), Kind.GREETING)
         found = {name: read_greeting(answer) for name, answer in answers.items()}
         for name, greeting in found.items():
             if (greeting.party, greeting.manifest) != (name, self._run):
@@ -147,7 +153,7 @@ class RemoteParties:
         self._state = state
         steps = min(self._steps_per_message, self._updates - step)
         if step not in self._ahead and steps <= 1:
-            return self._values(ask_contribution(self._run, step, state))
+            return self._contributions(step, state)
         if step not in self._ahead:
             self._ahead = self._several(step, ask_contribution(self._run, step, state, steps))
         digest, received = self._ahead.pop(step)
@@ -169,25 +175,36 @@ class RemoteParties:
         except GuardRefused as refused:
             if refused.code is not Code.STEP:
                 raise
-            self._values(ask_contribution(self._run, step, self._state))
+            self._contributions(step, self._state)
             return self._values(question)
 
     def finish(self) -> tuple[Receipt, ...]:
         """End the run at every party."""
-        answers = self._ask(ask_finish(self._run), Kind.RECEIPT)
+        answers = self._ask_all(ask_finish(self._run), Kind.RECEIPT)
         found = {name: read_receipt(answer) for name, answer in answers.items()}
         for name, receipt in found.items():
             if (receipt.party, receipt.manifest) != (name, self._run):
                 raise Refused(f"the receipt of {name!r} is about another party or run; look at its guard")
         return tuple(found.values())
 
+    def _contributions(self, step: int, state: PublicState) -> Received:
+        question = ask_contribution(self._run, step, state)
+        if not self._registries:
+            return self._values(question)
+        holders = [name for name in self._parties if name not in self._registries]
+        answers = self._ask(dict.fromkeys(holders, question), Kind.PUBLISHED)
+        sealed = {name: answer.text("batch") for name, answer in answers.items() if "batch" in answer.fields}
+        told = ask_contribution(self._run, step, state, batches=sealed)
+        answers |= self._ask(dict.fromkeys(self._registries, told), Kind.PUBLISHED)
+        return {name: self._own(name, read_values(answers[name])) for name in self._parties}
+
     def _values(self, question: bytes) -> Received:
-        answers = self._ask(question, Kind.PUBLISHED)
+        answers = self._ask_all(question, Kind.PUBLISHED)
         return {name: self._own(name, read_values(answer)) for name, answer in answers.items()}
 
     def _several(self, step: int, question: bytes) -> dict[int, tuple[str, Received]]:
         (name,) = self._parties
-        found = read_steps(self._ask(question, Kind.PUBLISHED)[name])
+        found = read_steps(self._ask_all(question, Kind.PUBLISHED)[name])
         return {step + n: (digest, {name: self._own(name, values)}) for n, (digest, values) in enumerate(found)}
 
     def _own(self, name: str, found: Received) -> Mapping[str, Published]:
@@ -196,10 +213,13 @@ class RemoteParties:
             raise WireRefused(Code.MALFORMED, f"{name!r} sent what is not its own, or of another shape")
         return values
 
-    def _ask(self, question: bytes, kind: Kind) -> dict[str, Message]:
-        answers = self._transport(dict.fromkeys(self._parties, question))
+    def _ask_all(self, question: bytes, kind: Kind) -> dict[str, Message]:
+        return self._ask(dict.fromkeys(self._parties, question), kind)
+
+    def _ask(self, questions: Mapping[str, bytes], kind: Kind) -> dict[str, Message]:
+        answers = self._transport(questions)
         found: dict[str, Message] = {}
-        for name in self._parties:
+        for name in questions:
             message = decode(answers[name])
             if message.kind is Kind.REFUSED:
                 raise _refusal(name, message)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -83,6 +84,15 @@ class Trial:
     ledgers: Mapping[str, str]
     steps_per_message: int = 1
 
+    def sites_key(self) -> Path:
+        """What holders and registries share; made if there is none, and used where the plan has registries."""
+        path = self.folder / "sites.key"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(0o600)
+            path.write_text(secrets.token_hex(32))
+        return path
+
     def ledger(self, party: str) -> str:
         """The ledger of a party; one in its folder is made if there is none."""
         named = self.ledgers.get(party)
@@ -109,6 +119,7 @@ def start_guards(trial: Trial) -> Iterator[dict[str, Path]]:
                 *("guard", "serve", "--party", party, "--plan", str(trial.plan), "--manifest", str(trial.manifest)),
                 *("--trust", str(trial.trust), *root, "--ledger", trial.ledger(party)),
                 *("--folder", str(trial.folder / party / "guard"), "--socket", str(sockets[party])),
+                *("--sites-key", str(trial.sites_key())),
                 *(word for file in files for word in ("--data", file)),
             ]
             started[party] = stack.enter_context(_started([*_PRIVFAIR, *words], None, dict(os.environ)))

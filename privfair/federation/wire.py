@@ -70,6 +70,7 @@ class Code(Enum):
     OTHER_RUN = "other-run"
     STEP = "step"
     STATE = "state"
+    BATCH = "batch"
     SPENT = "spent"
     POLICY = "policy"
     REFUSED = "refused"
@@ -188,10 +189,25 @@ def ask_hello(run: str) -> bytes:
     return encode(Message(Kind.HELLO, {"run": run}))
 
 
-def ask_contribution(run: str, step: int, state: PublicState, steps: int = 1) -> bytes:
-    """What do you contribute to this step, or to so many from it on? Several only where there is one party."""
-    several: dict[str, Json] = {} if steps == 1 else {"steps": steps}
-    return encode(Message(Kind.CONTRIBUTE, {"run": run, "step": step, **several}, state))
+def ask_contribution(
+    run: str, step: int, state: PublicState, steps: int = 1, batches: Mapping[str, str] | None = None
+) -> bytes:
+    """What do you contribute to this step, or to so many from it on? Several only where there is one party.
+
+    `batches` are what the holders of records sealed for a registry.
+    """
+    more: dict[str, Json] = {} if steps == 1 else {"steps": steps}
+    if batches is not None:
+        more["batches"] = dict(batches)
+    return encode(Message(Kind.CONTRIBUTE, {"run": run, "step": step, **more}, state))
+
+
+def read_batches(message: Message) -> dict[str, str]:
+    """What holders sealed, by holder; none where the question has none."""
+    given = message.fields.get("batches", {})
+    if not isinstance(given, dict) or not all(isinstance(sealed, str) for sealed in given.values()):
+        raise WireRefused(Code.MALFORMED, "its batches are not texts by holder")
+    return {name: str(sealed) for name, sealed in given.items()}
 
 
 def ask_reply(run: str, step: int, received: Received) -> bytes:
@@ -205,9 +221,13 @@ def ask_finish(run: str) -> bytes:
     return encode(Message(Kind.FINISH, {"run": run}))
 
 
-def published(values: Mapping[str, Published]) -> bytes:
-    """The answer to a contribution or a reply; the same bytes for the same values, in whatever order they come."""
-    return encode(Message(Kind.PUBLISHED, *_listed(values[name] for name in sorted(values))))
+def published(values: Mapping[str, Published], batch: str | None = None) -> bytes:
+    """The answer to a contribution or a reply; the same bytes for the same values, in whatever order they come.
+
+    `batch` is what a holder of records seals for the registries.
+    """
+    fields, arrays = _listed(values[name] for name in sorted(values))
+    return encode(Message(Kind.PUBLISHED, fields if batch is None else {**fields, "batch": batch}, arrays))
 
 
 def published_steps(steps: Sequence[tuple[str, Mapping[str, Published]]]) -> bytes:

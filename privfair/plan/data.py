@@ -45,6 +45,8 @@
     silos = ["registry"]                 # attributes lie in these silos, dealt out at random by the seed;
     # files = ["registry.csv"]           #   or as these files say (the attribute, and the column `record`
     # record = "person"                  #   by which they are joined to the files of the records)
+    # [data.attributes.registries]       #   or, where files stay at their sites, at these sites, with exact sizes;
+    # census = 9000                      #   `record` names the column with a person's number at every site
 """
 
 from __future__ import annotations
@@ -170,6 +172,20 @@ class AttributesInFiles:
             raise InvalidInput("[data.attributes] files", (), "must not be empty", "name one for each silo")
 
 
+@dataclass(frozen=True)
+class AttributesAtSites:
+    """Attributes apart from records, at sites of their own: the registries' exact sizes, joined by `record`."""
+
+    registries: Mapping[str, int]
+    record: str
+
+    def __post_init__(self) -> None:
+        if not self.registries:
+            raise InvalidInput("[data.attributes.registries]", {}, "must not be empty", "write census = 9000")
+        for name, size in self.registries.items():
+            count(f"[data.attributes.registries] {name}", size)
+
+
 class SplitRule(Enum):
     """What decides whether a record trains or measures: the record itself, or its position in the file."""
 
@@ -187,7 +203,7 @@ class DataPlan:
     test_fraction: float = PAPERS_TEST_FRACTION
     seed: int = 0
     unfair: UnfairImages | None = None
-    attributes: DealtAttributes | AttributesInFiles | None = None
+    attributes: DealtAttributes | AttributesInFiles | AttributesAtSites | None = None
     identity: DataIdentity | None = None
     split: SplitRule | None = None
     id_column: str | None = None
@@ -206,6 +222,13 @@ class DataPlan:
                 "can't be joined to a benchmark",
                 'write silos = ["registry"] to deal its attributes out',
             )
+        if isinstance(self.attributes, AttributesAtSites) and not isinstance(self.source, SiteSource):
+            raise InvalidInput(
+                "[data.attributes] registries",
+                "(a table)",
+                "are sites of their own, and this plan names files",
+                "write files = [...] under [data.attributes], or [data.silos] in place of files",
+            )
         if self.test_fraction != 0:
             open_unit("[data] test-fraction", self.test_fraction)
         count("[data] seed", self.seed, least=0)
@@ -223,9 +246,10 @@ class DataPlan:
     def _require_sites(self) -> None:
         """Refuse, by name, what needs the files of several sites in one place."""
         sized = self.at_least is not None and not isinstance(self.users, UsersOfColumn)
+        at_sites = self.attributes is None or isinstance(self.attributes, AttributesAtSites)
         for key, given, why in (
             ("[data.partition]", self.partition is not None, "cuts records that no site may see together"),
-            ("[data.attributes]", self.attributes is not None, "needs the batches of other silos, which guards keep"),
+            ("[data.attributes] silos or files", not at_sites, "would be read in one place; name registries"),
             ("[data.unfair]", self.unfair is not None, "is for images"),
             ("[data] at-least", sized, "is said by the sizes in [data.silos]"),
             ("[data] split", self.split is not None, "means nothing: no record is held out at a site"),
@@ -298,11 +322,11 @@ def _partition(
     return _of_kind("data.partition", table, _PARTITIONS)
 
 
-def _attributes(table: Mapping[str, Any], folder: Path) -> DealtAttributes | AttributesInFiles:
-    kind: type[DealtAttributes] | type[AttributesInFiles] = _one_of(
+def _attributes(table: Mapping[str, Any], folder: Path) -> DealtAttributes | AttributesInFiles | AttributesAtSites:
+    kind: type[DealtAttributes] | type[AttributesInFiles] | type[AttributesAtSites] = _one_of(
         "data.attributes",
         table,
-        {"silos": DealtAttributes, "files": AttributesInFiles},
+        {"silos": DealtAttributes, "files": AttributesInFiles, "registries": AttributesAtSites},
         'write silos = ["registry"], or files = ["registry.csv"] and record = "person"',
     )
     return read_section(kind, "data.attributes", table, folder)

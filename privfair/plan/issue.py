@@ -175,7 +175,8 @@ def _about(
     """
     if isinstance(plan_of_data.source, SiteSource):
         facts, binding = site_facts(plan_of_data, central=central, unit=unit)
-        return binding, facts, () if plan is None else known_of_silos(plan.unit, len(binding.silos))
+        apart = plan_of_data.attributes is not None
+        return binding, facts, () if plan is None else known_of_silos(plan.unit, len(binding.silos), apart=apart)
     data = load_training_data(plan_of_data, central=central, unit=unit)
     return _binding(data, plan), data.facts, () if plan is None else data.not_protected(plan.unit)
 

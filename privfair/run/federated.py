@@ -54,7 +54,8 @@ class FederatedRun:
         self._ledgers = {name: greeting.ledger for name, greeting in greetings.items()}
         self._facts = agreed_facts(greetings, signed.document)
         self._model, self._algorithm = signed.build(self._facts)
-        self._parties.expect({name: tuple(shape) for name, shape in self._algorithm.shapes().items()})
+        shapes = {name: tuple(shape) for name, shape in self._algorithm.shapes().items()}
+        self._parties.expect(shapes, self._facts.sensitive)
         self._block = signed.plan.block(signed.document.rounds)
         self._metrics: dict[str, Any] | None = None
         self.step = 0

@@ -27,6 +27,7 @@ from privfair.federation.party import PublicFacts
 from privfair.ledger import ManifestTerms
 from privfair.ledger.terms import undeclared_dataset
 from privfair.models.model import Model
+from privfair.plan.data import AttributesAtSites
 from privfair.plan.privacy import require_signed
 from privfair.plan.training import TrainingPlan
 from privfair.run.metrics import HeldOutRecords
@@ -121,6 +122,13 @@ class PreparedRun(PlannedRun):
         if self.data.test is None:
             return None
         return HeldOutRecords(self.data.test, self.plan.model.dtype, self.plan.training.positive)
+
+    @property
+    def record_numbers(self) -> list[str]:
+        """By which number holders and registries at their own sites know each record of the first party."""
+        attributes = self.plan.data.attributes
+        assert isinstance(attributes, AttributesAtSites)
+        return [str(number) for number in self.data.parties[0].data.side_column(attributes.record).tolist()]
 
     @property
     def setup(self) -> PartySetup:

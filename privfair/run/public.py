@@ -11,19 +11,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, assert_never
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.encoding import encode_sampling
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate
+from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.recipe import Blueprint
 from privfair.federation.party import PublicFacts
 from privfair.models.model import Model
+from privfair.plan.data import AttributesAtSites
 from privfair.plan.model import build_model
 from privfair.plan.privacy import Parameters, require_signed
 from privfair.plan.training import TrainingPlan, read_training_plan
@@ -129,6 +131,14 @@ def build(
             list(blueprint.sensitive),
             f"is not known to {plan.recipe.name}, whose silos hold the attributes of their own records",
             "use steffle, or drop the table",
+        )
+    by_chance = (SteffleSampling.POISSON, SteffleSampling.WITH_REPLACEMENT)
+    at_sites = isinstance(plan.data.attributes, AttributesAtSites)
+    if at_sites and isinstance(parameters, StefflePlan) and parameters.sampling in by_chance:
+        raise UnsupportedCombination(
+            "batches drawn by chance, of registries at sites of their own",
+            "a registry can count how often a record is asked for, and can't see whether chance decided it",
+            'write sampling = "shuffled" or "full", or train in one process with files = [...]',
         )
     return model, plan.recipe.build(blueprint)
 

@@ -18,6 +18,7 @@ import pytest
 from privfair.algorithms.algorithm import Received
 from privfair.federation.guard import Guard
 from privfair.federation.party import RoundsSpent
+from privfair.federation.registries import SitesKey
 from privfair.federation.remote import RemoteParties
 from privfair.federation.step_log import StepLog
 from privfair.ledger import Ledger
@@ -39,6 +40,7 @@ class MortalGuard:
     run: PreparedRun
     folder: Path
     shim: Shim
+    sites_key: SitesKey | None = None
     deaths: int = 0
     operations: list[str] = field(default_factory=list)
     _child: int = 0
@@ -87,7 +89,8 @@ class MortalGuard:
         kinds = self.folder / "kinds"
         self.shim.install()
         with Ledger.open(self.folder / "ledger.db") as ledger:
-            guard = Guard(self.run, RunFolder(self.folder / "own"), ledger, logging.getLogger("killed"))
+            own, log = RunFolder(self.folder / "own"), logging.getLogger("killed")
+            guard = Guard(self.run, own, ledger, log, sites_key=self.sites_key)
             while (message := _read(line)) is not None:
                 answer = guard.answer(message)
                 line.sendall(struct.pack("<I", len(answer)) + answer)
@@ -114,11 +117,16 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return sites.prepare(PARTIES[request.param])
 
 
-def _fresh(run: PreparedRun, folder: Path, shim: Shim) -> tuple[MortalGuard, RemoteParties]:
+def mortal_guard(run: PreparedRun, folder: Path, shim: Shim, sites_key: SitesKey | None = None) -> MortalGuard:
+    """A guard that was never started, in a fresh folder."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "own").mkdir(parents=True)
     Ledger.create(folder / "ledger.db").close()
-    guard = MortalGuard(run, folder, shim)
+    return MortalGuard(run, folder, shim, sites_key)
+
+
+def _fresh(run: PreparedRun, folder: Path, shim: Shim) -> tuple[MortalGuard, RemoteParties]:
+    guard = mortal_guard(run, folder, shim)
     parties = RemoteParties(run.manifest.digest, (run.silos[0].name,), guard)
     parties.expect({name: tuple(shape) for name, shape in run.algorithm.shapes().items()})
     return guard, parties
