@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -21,10 +21,12 @@ from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyP
 from calibrate.manifest.verify import AuthenticManifest, misfit_of_data
 from privfair.algorithms.algorithm import Algorithm
 from privfair.federation.coordinator import Position
+from privfair.federation.party import state_digest
 from privfair.ledger import Ledger
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.run.folder import RunFolder, load_theta, readable_difference
+from privfair.run.replay import last_position
 from privfair.transcript import Ending, FloatFormat, Transcript
 
 _CLOSE = 1e-9
@@ -38,7 +40,8 @@ def check_conformance(evidence: RunEvidence, ledger: Ledger | None = None) -> tu
         *_papers(evidence, ledger),
         *_publications(evidence),
         check_price(evidence),
-        check_model(evidence.folder, evidence.model, evidence.algorithm, evidence.positions()),
+        check_model(evidence.folder, evidence.model, evidence.algorithm, _last_position(evidence)),
+        *check_kept(evidence),
         *_sampling(evidence),
     )
 
@@ -128,7 +131,9 @@ def _on_the_grid(evidence: Papers) -> Iterator[Check]:
             if wrong:
                 off.append(f"{wrong} of {published.size} values of {spec.name} of {party}")
     if values:
-        text = f"between the steps lie {', '.join(off)}" if off else f"all {values} values"
+        whole = evidence.document.retention is None
+        on = f"all {values} values" if whole else f"all {values} values that are kept; the others were when published"
+        text = f"between the steps lie {', '.join(off)}" if off else on
         yield _check("published on the signed grid", not off, text)
 
 
@@ -145,13 +150,43 @@ def check_price(evidence: Papers) -> Check:
     return _check("price", True, f"recomputed by {names}: within the promise")
 
 
-def check_model(
-    folder: RunFolder, model: Model, algorithm: Algorithm[Any], positions: Iterator[Position[Any]]
-) -> Check:
+def _last_position(evidence: RunEvidence) -> Position[Any] | None:
+    return last_position(evidence.algorithm, evidence.transcript, evidence.sessions)
+
+
+def check_kept(evidence: RunEvidence) -> Iterator[Check]:
+    """Where digests are kept: are the promised steps there in full, and does each lead to the state after it?"""
+    every, transcript = evidence.document.retention, evidence.transcript
+    if transcript.header.retention != every:
+        signed, found = (one or 1 for one in (every, transcript.header.retention))
+        yield _check("retention", False, f"the transcript keeps one step in {found}, signed is one in {signed}")
+        return
+    if every is None:
+        return
+    steps, kept, led, other = len(evidence.finished), set[int](), 0, []
+    for one in evidence.kept():
+        kept.add(one.step)
+        after = evidence.algorithm.update(one.state, one.received)
+        if one.follows == state_digest(evidence.algorithm.checkpoint(after)):
+            led += 1
+        elif one.follows is not None:
+            other.append(one.step)
+    missing = sorted(set(range(0, steps, every)) - kept)
+    text = f"{len(kept)} of {steps} steps are kept in full, all values by their digests (one step in {every} is signed)"
+    yield _check("retention", not missing, f"step {missing[0]} is not kept; {text}" if missing else text)
+    if other:
+        why = f"step {other[0]} leads to a state with another digest: it was changed, or this machine rounds otherwise"
+        yield _unknown("kept steps lead to the next state", why)
+    else:
+        yield _check("kept steps lead to the next state", True, f"{led} states, to the bit")
+
+
+def check_model(folder: RunFolder, model: Model, algorithm: Algorithm[Any], position: Position[Any] | None) -> Check:
     """Whether the saved model is the one that the run's last position leads to."""
     if not folder.model.exists():
         return _unknown("model", "the run has saved no model")
-    (position,) = deque(positions, maxlen=1)
+    if position is None:
+        return _unknown("model follows from the transcript", "of the last step only digests are kept")
     saved = load_theta(folder, model)
     redone = algorithm.theta(position.state).to(saved.dtype)
     off = float((saved - redone).abs().max()) if saved.numel() else 0.0
@@ -169,7 +204,7 @@ def _sampling(evidence: RunEvidence) -> Iterator[Check]:
     declared = tuple(declaration.scheme for declaration in evidence.document.sampling)
     promised = not isinstance(evidence.document.guarantee, NoPrivacyPromised)
     yield _check("sampling is the signed one", not promised or declared == (scheme,), type(scheme).__name__)
-    rounds = [one.round for one in evidence.rounds()]
+    rounds = evidence.finished
     drawn = {s.name: {r: np.asarray(evidence.batch(r, s)) for r in rounds} for s in evidence.silos}
     sensitive = sensitive_silos(evidence.algorithm, evidence.silos)
     for silo in evidence.silos:

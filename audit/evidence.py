@@ -39,7 +39,7 @@ from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import PlannedRun, Sites, load_data
 from privfair.run.public import build
-from privfair.run.replay import Session, read_sessions, replay
+from privfair.run.replay import KeptStep, Session, finished_steps, kept_steps, read_sessions, replay
 from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
 from privfair.transcript import Transcript
 
@@ -72,7 +72,8 @@ class AuditorsManifest:
 
     def envelope(self, document: BudgetDocument) -> bytes:
         """The document for another single use."""
-        copy = document.model_copy(update={"nonce": fresh_nonce(), "validity": valid_for(), "ledgers": ()})
+        once = {"nonce": fresh_nonce(), "validity": valid_for(), "ledgers": (), "retention": None}
+        copy = document.model_copy(update=once)
         return signature.sign(PAYLOAD_TYPE, statement_bytes(copy), self.key)
 
 
@@ -145,11 +146,30 @@ class RunEvidence(PlannedRun):
         )
 
     def positions(self) -> Iterator[Position[Any]]:
-        """Every state of the run, redone from published values alone."""
+        """Every state of the run, redone from published values alone; only where all of them are kept."""
         return replay(self.algorithm, self.transcript, self.sessions)
 
+    def kept(self) -> Iterator[KeptStep[Any]]:
+        """The steps that a transcript with a retention keeps in full."""
+        return kept_steps(self.algorithm, self.transcript, self.sessions)
+
+    @property
+    def finished(self) -> tuple[int, ...]:
+        """The last round of every finished step, whether its values are kept or not."""
+        return tuple(rounds[-1] for rounds in finished_steps(self.transcript, self.sessions))
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """The steps that `rounds` shows: all that were finished, or those that are kept."""
+        if self.document.retention is None:
+            return tuple(range(len(self.finished)))
+        return tuple(one.step for one in self.kept())
+
     def rounds(self) -> Iterator[RoundEvidence]:
-        """The finished rounds with the state each of them started from."""
+        """The finished rounds with the state each of them started from; where digests are kept, the kept ones."""
+        if self.document.retention is not None:
+            yield from (RoundEvidence(one.step, one.round, one.state) for one in self.kept())
+            return
         for before, after in pairwise(self.positions()):
             if after.step > before.step and after.round is not None:
                 yield RoundEvidence(before.step, after.round, before.state)

@@ -32,7 +32,7 @@ from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
 from privfair.run.public import build
-from privfair.run.replay import read_sessions, replay
+from privfair.run.replay import last_position, read_sessions
 from privfair.run.trusted_plan import FolderTrust, read_folder_plan
 from privfair.transcript import Transcript
 
@@ -172,8 +172,8 @@ def _whole(papers: SitePapers) -> Iterator[Check]:
     signed = papers.document.data
     yield _check("data", binding == signed, "silos, sizes and schema of the plan are as signed")
     model, algorithm = build(papers.plan, facts, signed_parameters(papers.document), signed, papers.document)
-    positions = replay(algorithm, merged, read_sessions(papers.folder.sessions))
-    yield check_model(papers.folder, model, algorithm, positions)
+    last = last_position(algorithm, merged, read_sessions(papers.folder.sessions))
+    yield check_model(papers.folder, model, algorithm, last)
 
 
 def _half(papers: SitePapers) -> Iterator[Check]:

@@ -93,7 +93,19 @@ def audit_run(
         attacks = ()
         checks += (not_possible(Layer.ATTACK, "attack", str(refusal)),)
     report = judge(promise, checks, attacks, options.confidence)
-    return report.model_copy(update={**_protection(evidence), "model": _quality(evidence)})
+    why = report.why + _unseen(evidence)
+    return report.model_copy(update={**_protection(evidence), "model": _quality(evidence), "why": why})
+
+
+def _unseen(evidence: RunEvidence) -> str:
+    """What a retention keeps from every later look; nothing where all values are kept."""
+    if evidence.document.retention is None:
+        return ""
+    seen, steps = len(evidence.seen), len(evidence.finished)
+    return (
+        f"; the transcript keeps {seen} of {steps} steps in full and digests of the rest, whose noise can't be "
+        "measured any more: their bounds and grid were checked as they were published"
+    )
 
 
 def _protection(evidence: RunEvidence) -> dict[str, object]:

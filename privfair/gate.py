@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from math import prod
 from pathlib import Path
 from typing import assert_never, final
 
@@ -20,13 +22,20 @@ from calibrate.arrays import Floats
 from calibrate.discrete_noise import MOST_NUMBERS
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, NoiseSource, RandomizedCategory
+from calibrate.manifest.mechanism import (
+    GaussianNoise,
+    InTheClear,
+    LaplaceNoise,
+    NoiseSampler,
+    NoiseSource,
+    RandomizedCategory,
+)
 from calibrate.manifest.verify import VerifiedManifest
 from privfair.contribution import BoundedContribution, Published, RecentRounds
 from privfair.ledger import DEFAULT_BLOCK, Claim, Release
-from privfair.noise import ExactNoise, Grid, Norm, UnsafeSeededResearchNoise
+from privfair.noise import ExactNoise, Grid, NoiseScale, Norm, UnsafeSeededResearchNoise
 from privfair.noise import NoiseSource as NoiseGenerator
-from privfair.transcript import Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
+from privfair.transcript import NotedState, Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
 
 _ROUNDING = 1e-9
 """Relative slack for the floating-point computation of a norm; covered by the rounding-up of the noise below."""
@@ -67,6 +76,7 @@ class Gate:
         self._round: int | None = None
         self._earlier = tuple(already)
         self._published = Counter((release.party, release.name) for release in self._earlier)
+        self._keep = True
         self._scales: dict[tuple[str, int], float] = {}
         self._mixed: dict[tuple[str, str], RecentRounds] = {}
 
@@ -107,6 +117,19 @@ class Gate:
         self._round = following
         return following
 
+    def note_state(self, step: int, digest: str, arrays: Mapping[str, Floats] | None) -> None:
+        """Where values are kept by their digests: what the open round's values are computed from.
+
+        With the state's `arrays` the state and the values of this round are kept in full.
+        """
+        assert self._round is not None
+        self._keep = arrays is not None
+        self._transcript.note_state(NotedState(self._round, step, digest), arrays)
+
+    def forget(self, until: int) -> None:
+        """Let go of values up to this round that are kept by their digests; their effect is in a durable checkpoint."""
+        self._transcript.forget(until)
+
     def publish(self, party: str, contribution: BoundedContribution) -> Published:
         """Check a contribution against the manifest, add its signed noise, and publish it."""
         declared = self._declared(contribution.name)
@@ -135,15 +158,8 @@ class Gate:
         return self._with_noise(party, declared, zeros.values)
 
     def _with_noise(self, party: str, declared: GaussianNoise | LaplaceNoise, values: Floats) -> Floats:
-        match declared:
-            case GaussianNoise():
-                # One unit's part is rounded once for each round that it is mixed into.
-                scale = self._scale(declared, values.size * declared.bands, declared.sigma, Norm.L2)
-                return self._noise[party].gaussian(values, scale)
-            case LaplaceNoise():
-                return self._noise[party].laplace(values, self._scale(declared, values.size, declared.scale, Norm.L1))
-            case _:
-                assert_never(declared)
+        scale, noise = self._scale(declared, values.size), self._noise[party]
+        return noise.gaussian(values, scale) if isinstance(declared, GaussianNoise) else noise.laplace(values, scale)
 
     def publish_randomized(self, party: str, name: str, categories: ArrayLike) -> Published:
         """Publish one category per unit through k-ary randomised response."""
@@ -192,11 +208,11 @@ class Gate:
         known = ", ".join(declared.name for declared in self._document.releases)
         raise GateRefused(f"{name!r} is not declared in the manifest; it allows only {known}")
 
-    def _scale(self, declared: GaussianNoise | LaplaceNoise, dimension: int, scale: float, norm: Norm) -> float:
+    def _scale(self, declared: GaussianNoise | LaplaceNoise, size: int) -> float:
         """Exact arithmetic, so worth remembering: it is the same in every round."""
-        key = (declared.name, dimension)
+        key = (declared.name, size)
         if key not in self._scales:
-            self._scales[key] = _scale_after_rounding(declared, dimension, scale, norm)
+            self._scales[key] = _scale_of(declared, size)
         return self._scales[key]
 
     def _mix(self, party: str, declared: GaussianNoise, round_number: int, values: Floats) -> Floats:
@@ -240,7 +256,7 @@ class Gate:
         return self._round
 
     def _let_out(self, round_number: int, party: str, name: str, values: Floats) -> Published:
-        digest = self._transcript.append(round_number, party, name, values)
+        digest = self._transcript.append(round_number, party, name, values, keep=self._keep)
         self._claim.record_release(round_number, party, name, digest)
         self._published[party, name] += 1
         return Published(round_number, party, name, values)
@@ -268,7 +284,8 @@ def open_gate(
         already = Transcript.read(transcript).releases()
         claim.reconcile(already)
     else:
-        header = TranscriptHeader.of(claim, noise[parties[0]].label, parties, values)
+        known = tuple(_on_its_grid(spec, manifest.document) for spec in values)
+        header = TranscriptHeader.of(claim, noise[parties[0]].label, parties, known, manifest.document.retention)
         writer = TranscriptWriter.create(transcript, header)
     return Gate(manifest, claim, writer, noise, block, already)
 
@@ -294,6 +311,26 @@ def _finite(name: str, values: Floats) -> Floats:
     if not np.isfinite(array).all():
         raise GateRefused(f"{name!r} holds values that are not finite; find the overflow or the division by zero")
     return array
+
+
+def _on_its_grid(spec: ValueSpec, document: BudgetDocument) -> ValueSpec:
+    """The spec with the grid that its numbers will lie on, where noise is drawn on one."""
+    declared = {release.name: release for release in document.releases}.get(spec.name)
+    if not isinstance(declared, GaussianNoise | LaplaceNoise) or declared.sampler is not NoiseSampler.DISCRETE_GRID:
+        return spec
+    return replace(spec, grid=NoiseScale.at_least(_scale_of(declared, prod(spec.shape))).grid.fraction_bits)
+
+
+def _scale_of(declared: GaussianNoise | LaplaceNoise, size: int) -> float:
+    """The scale of the noise on a value of so many numbers."""
+    match declared:
+        case GaussianNoise():
+            # One unit's part is rounded once for each round that it is mixed into.
+            return _scale_after_rounding(declared, size * declared.bands, declared.sigma, Norm.L2)
+        case LaplaceNoise():
+            return _scale_after_rounding(declared, size, declared.scale, Norm.L1)
+        case _:
+            assert_never(declared)
 
 
 def _scale_after_rounding(declared: GaussianNoise | LaplaceNoise, dimension: int, scale: float, norm: Norm) -> float:

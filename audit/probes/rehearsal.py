@@ -98,12 +98,12 @@ def _rehearse_later(
     """
     if any(isinstance(one, GaussianNoise) and one.bands > 1 for one in run.document.releases):
         return ()
-    steps = range(rehearsed, len({key.round for key in audited.transcript.keys}))
+    steps = [step for step in audited.seen if step >= rehearsed]
     number = min(len(steps), SPREAD_ROUNDS, rehearsed)
     if number == 0:
         return ()
-    chosen = set(np.linspace(steps[0], steps[-1], number).astype(int).tolist())
-    visits = [one for place, one in enumerate(audited.rounds()) if place in chosen]
+    chosen = {steps[place] for place in np.linspace(0, len(steps) - 1, number).astype(int).tolist()}
+    visits = [one for one in audited.rounds() if one.step in chosen]
     watch = Watch()
     rerun(run, auditor, seed=run.plan.training.seed + 1, block=_BLOCK, observer=watch, visits=visits)
     return watch.numbered()

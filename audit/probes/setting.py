@@ -93,7 +93,7 @@ def _some(silos: Iterable[SiloTensors]) -> tuple[SiloTensors, ...]:
 
 def _some_states(evidence: RunEvidence) -> tuple[ReachedState, ...]:
     """Only these are held in memory: states of a network are large, and runs are long."""
-    middle = len({key.round for key in evidence.transcript.keys}) // 2
+    middle = len(evidence.seen) // 2
     found: dict[int, ReachedState] = {}
     last: ReachedState | None = None
     for place, one in enumerate(evidence.rounds()):

@@ -68,7 +68,14 @@ def contradictions(document: BudgetDocument) -> tuple[str, ...]:
         *_price(document),
         *_noise_source(document),
         *_bindings(document),
+        *_retention(document),
     )
+
+
+def _retention(document: BudgetDocument) -> Iterator[str]:
+    mixed = [one.name for one in document.releases if isinstance(one, GaussianNoise) and one.strategy is not None]
+    if document.retention is not None and mixed:
+        yield f"retention keeps single steps, but {mixed[0]!r} mixes several, so that its noise could not be measured"
 
 
 def could_both_be_right(first: EpsilonInterval, second: EpsilonInterval) -> bool:

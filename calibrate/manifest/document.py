@@ -243,6 +243,8 @@ class BudgetDocument(StrictModel):
     """One for all silos, or one for each; empty if the budget is not bound, and may be claimed in any ledger."""
     code: Annotated[tuple[OwnCode, ...], Field(max_length=64)]
     justification: Text
+    retention: Count | None = Field(default=None, exclude_if=_is_none)
+    """The transcript keeps every so many steps in full and the rest by digests; None keeps every value."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> BudgetDocument:
@@ -258,6 +260,16 @@ class BudgetDocument(StrictModel):
                 return declared
         known = ", ".join(declared.name for declared in self.releases)
         raise InvalidInput("release", name, "is not declared in the manifest", f"publish one of: {known}")
+
+    @property
+    def retention_text(self) -> str | None:
+        """What the transcript keeps, in words; None where it keeps every value."""
+        if self.retention is None:
+            return None
+        return (
+            f"Of every {self.retention} steps one is kept in full, and the digest of every value: what the other steps "
+            "published can't be looked at again after a checkpoint. Bounds and grid are checked as it is published."
+        )
 
     def code_digests(self) -> dict[str, str]:
         """The signed SHA-256 of each file of the user's own code."""

@@ -87,6 +87,8 @@ class Terms:
     code: tuple[OwnCode, ...] = ()
     not_protected: tuple[str, ...] = ()
     """What the way from the files to the records leaves unprotected, such as records that are held out for testing."""
+    retention: int | None = None
+    """Every so many steps the transcript keeps values in full, else digests; None to keep all."""
     parameters: Mapping[str, PlainValue] = field(default_factory=lambda: MappingProxyType({}))
     """What [privacy] says where nothing is promised; a priced plan brings its own."""
 
@@ -141,6 +143,7 @@ def checked_document(terms: Terms, **fields: object) -> BudgetDocument:
             ledgers=terms.ledgers,
             code=terms.code,
             justification=terms.justification,
+            retention=terms.retention,
         )
 
 

@@ -190,6 +190,8 @@ def _releases(document: BudgetDocument) -> Iterator[str]:
     for declared in document.releases:
         shape = "" if declared.shape is None else f", shape {' x '.join(map(str, declared.shape)) or 'scalar'}"
         yield f"{declared.name}: {_noise(declared)}; {declared.publications} times{shape}"
+    if document.retention_text is not None:
+        yield f"TRANSCRIPT: {document.retention_text}"
 
 
 def _noise(declared: DeclaredRelease) -> str:

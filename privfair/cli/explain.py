@@ -106,6 +106,7 @@ def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, grou
                 "protected": protected_text(guarantee),
                 "not_protected": list(guarantee.not_protected),
                 "rounds": document.rounds,
+                "retention": document.retention,
                 "meaning": None if meaning is None else meaning.to_json(),
                 **({} if meaning is None else _group_json(meaning, group)),
             }
@@ -123,6 +124,8 @@ def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, grou
         print_lines(meaning.sentences(protected_text(guarantee).split(",")[0]))
         print_lines(_group_lines(meaning, group, guarantee.privacy_unit().protected.value))
     print_lines((f"It covers {document.rounds} rounds of {document.algorithm} and can be spent once.",))
+    if document.retention_text is not None:
+        print_lines((document.retention_text,))
 
 
 def print_lines(lines: Iterable[str]) -> None:

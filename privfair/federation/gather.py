@@ -18,15 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from calibrate.errors import InvalidInput, Refused
 from privfair.batches.randomness import Indexes
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.federation.step_log import StepLog
 from privfair.run.folder import RunFolder
 from privfair.run.replay import FIRST_SESSION, Session, append_session
-from privfair.transcript import PartOfRun, Transcript, merged_identity
+from privfair.transcript import NotedState, PartOfRun, Transcript, merged_identity
 
 _HANDED_OVER = ("transcript.bin", "steps.jsonl", "batches.bin", "receipts.json")
+_KEPT = "transcript.kept"
+"""The folder beside a transcript that keeps digests; only there if the budget says so."""
 STEPS = "steps.jsonl"
 
 
@@ -115,16 +120,19 @@ def is_merged_from(merged: Transcript, parts: tuple[SitePart, ...]) -> bool:
     header, listed = merged.header, [part.part for part in parts]
     if (header.ledger, header.claim_hash) != merged_identity(listed):
         return False
-    expected = {
-        (step, party, name): values.tobytes() for one in listed for step, party, name, values in one.values_by_step()
-    }
-    found = {
-        (key.round, header.parties[key.party], header.values[key.name].name): merged.value(
-            key.round, header.parties[key.party], header.values[key.name].name
-        ).tobytes()
-        for key in merged.keys
-    }
-    return found == expected
+    if header.retention is not None and not all(
+        merged.states.get(step) == NotedState(step, step, state.digest)
+        for part in listed
+        for step, state in ((part.step_of(state.round), state) for state in part.transcript.states.values())
+    ):
+        return False
+    expected = {one[:3]: _comparable(one[3]) for part in listed for one in part.values_by_step()}
+    itself = PartOfRun(merged, {key.round: key.round for key in merged.keys})
+    return {one[:3]: _comparable(one[3]) for one in itself.values_by_step()} == expected
+
+
+def _comparable(values: NDArray[np.floating] | str) -> bytes | str:
+    return values if isinstance(values, str) else values.tobytes()
 
 
 def _take(folder: RunFolder, parts: list[SitePart]) -> None:
@@ -135,6 +143,8 @@ def _take(folder: RunFolder, parts: list[SitePart]) -> None:
             source = part.folder.path / name
             if source.exists() and not (place / name).exists():
                 shutil.copyfile(source, place / name)
+        if (part.folder.path / _KEPT).is_dir() and not (place / _KEPT).exists():
+            shutil.copytree(part.folder.path / _KEPT, place / _KEPT)
         for schema in part.folder.path.glob("*.toml"):
             if schema.name not in ("plan.toml", "policy.toml") and not (folder.path / schema.name).exists():
                 shutil.copyfile(schema, folder.path / schema.name)
@@ -143,6 +153,7 @@ def _take(folder: RunFolder, parts: list[SitePart]) -> None:
 def _merge(folder: RunFolder, parts: list[SitePart], steps: int) -> None:
     for stale in (folder.transcript, folder.batches, folder.sessions):
         stale.unlink(missing_ok=True)
+    shutil.rmtree(folder.path / _KEPT, ignore_errors=True)
     Transcript.merge(folder.transcript, [part.part for part in parts])
     append_session(folder.sessions, FIRST_SESSION)
     if any(part.steps.last >= steps for part in parts):

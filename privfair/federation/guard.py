@@ -320,6 +320,7 @@ class Guard:
         """See `Party.finish`; the receipt is signed if the silo has a key."""
         if self._local is not None:
             self._local.finish()
+            self._local.gate.forget(self._run.document.rounds)
             self._local.close()
             self._local = None
             self._past, self._past_before = None, 0
@@ -356,9 +357,11 @@ class Guard:
             case Kind.HELLO:
                 return greeting_message(self.hello())
             case Kind.CONTRIBUTE if "steps" in message.fields:
+                self._forget_before(message.whole("step"))
                 return published_steps(self.advance(message.whole("step"), message.arrays, message.whole("steps")))
             case Kind.CONTRIBUTE:
                 step = message.whole("step")
+                self._forget_before(step)
                 values = self.contribute(step, message.arrays, read_batches(message))
                 return published(values, self._sealed_batch(step, values))
             case Kind.REPLY:
@@ -367,6 +370,13 @@ class Guard:
                 return receipt_message(self.finish())
             case _:
                 raise WireRefused(Code.MALFORMED, f"{message.kind.value} is an answer, not a question")
+
+    def _forget_before(self, step: int) -> None:
+        """Where digests are kept: a coordinator that asks for this step has a checkpoint of the last whole block."""
+        block = self._run.plan.block(self._run.document.rounds)
+        before = self._steps.steps.get(min(step, self._steps.last + 1) // block * block - 1)
+        if before is not None and self._local is not None:
+            self._local.gate.forget(before.rounds[-1])
 
     def _published(self, step: int) -> Mapping[str, Published]:
         """What was published for a step, from the transcript on disk."""

@@ -87,6 +87,8 @@ class PartySetup:
     """What the parties may tell of the data."""
     sensitive: tuple[str, ...] = ()
     """Parties that hold nothing but attributes, and are asked for the records that others drew."""
+    updates: int | None = None
+    """How many steps the run is to make; the last of them is kept in full, whatever the retention."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -122,12 +124,15 @@ class StepGate:
         first_round: int,
         on_round: Callable[[int, int], None],
         allow_round: Callable[[], None] = lambda: None,
+        updates: int | None = None,
     ) -> None:
         self._gate = gate
         self._claim = claim
         self._first_round = first_round
         self._on_round = on_round
         self._allow_round = allow_round
+        self._retention = document.retention
+        self._updates = updates
         self._step: int | None = None
         self._receipt: str | None = None
         # Only a manifest that promises nothing may turn a noisy value into a plain one.
@@ -150,8 +155,11 @@ class StepGate:
         """Whether no signed round is left that may be opened."""
         return (self.at_end_of_block and self._claim.remaining == 0) or self._first_round >= self._claim.rounds
 
-    def open(self, step: int) -> int:
-        """The round of this step; opened now, and charged durably before, unless it is open already."""
+    def open(self, step: int, given: tuple[PublicState, str] | None = None) -> int:
+        """The round of this step; opened now, and charged durably before, unless it is open already.
+
+        `given` is the state that the step is computed from, with its digest; a transcript that keeps digests notes it.
+        """
         if self._step != step:
             if self.exhausted:
                 raise RoundsSpent(
@@ -161,6 +169,9 @@ class StepGate:
             self._allow_round()
             opened = self._gate.next_round(at_least=self._first_round)
             self._on_round(step, opened)
+            if self._retention is not None and given is not None:
+                kept = step % self._retention == 0 or step + 1 == self._updates
+                self._gate.note_state(step, given[1], given[0] if kept else None)
             self._step = step
         assert self._gate.round is not None
         return self._gate.round
@@ -191,6 +202,10 @@ class StepGate:
     def flush(self) -> None:
         """Make transcript and ledger records durable."""
         self._gate.flush()
+
+    def forget(self, until: int) -> None:
+        """Let go of what a retention need not keep, up to this round: a durable checkpoint has its effect."""
+        self._gate.forget(until)
 
     def sync(self) -> None:
         """Make what was published so far survive a power cut."""
@@ -230,6 +245,8 @@ class _Answer(Generic[State]):
     interrupted: bool = False
     """Whether `sent` began with values of an interrupted attempt."""
     state: State | None = None
+    given: tuple[PublicState, str] | None = None
+    """The state as it was sent, and its digest."""
     asked: str | None = None
     """Digest of the state it was first asked with."""
     contributed: frozenset[str] | None = None
@@ -285,6 +302,7 @@ class LocalParty(Generic[State]):
         """See `Party.contribute`."""
         restored, digest = self._states.read(state)
         answer = self._answer_for(step, digest)
+        answer.given = (state, digest)
         if answer.contributed is None:
 
             def message_on(batch: Tensor) -> Message:
@@ -332,7 +350,7 @@ class LocalParty(Generic[State]):
             names = frozenset(message_on(self._few_units()).values)
             if names <= answer.sent.keys():
                 return names
-        batch = torch.from_numpy(self._batches.batch(self._gate.open(answer.step)))
+        batch = torch.from_numpy(self._batches.batch(self._gate.open(answer.step, answer.given)))
         message = message_on(batch)
         self._observer.on_message(answer.step, answer.state, self.name, batch, message)
         self._gate.send(self.name, message, answer.sent)
@@ -396,7 +414,7 @@ class LocalParties:
         """The parties behind a gate that is open already; the other arguments are those of `open`."""
         drawn, record = _open_batches(setup, claim, batches)
         first = first_usable_round(claim, gate, drawn, setup.sensitive)
-        step_gate = StepGate(gate, claim, setup.manifest.document, first, on_round, allow_round)
+        step_gate = StepGate(gate, claim, setup.manifest.document, first, on_round, allow_round, setup.updates)
         states = StateReader(setup.algorithm)
         here = Position(setup.algorithm.start()) if position is None else position
         watching = RoundObserver() if observer is None else observer

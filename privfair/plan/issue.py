@@ -74,6 +74,7 @@ class _Subject:
     code: tuple[OwnCode, ...] = ()
     not_protected: tuple[str, ...] = ()
     given_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    retention: int | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -163,6 +164,7 @@ def _subject(
         training.data.identity,
         _own_code(training.code_digests()),
         known,
+        retention=training.training.retention,
     )
 
 
@@ -261,6 +263,7 @@ def _terms(
         ledgers=issuing.ledgers,
         code=subject.code,
         not_protected=(*subject.not_protected, *issuing.not_protected),
+        retention=subject.retention,
     )
 
 

@@ -12,6 +12,8 @@
     sampling = "shuffled"     # shuffled | poisson | fixed | with-replacement | full, likewise
     block = 32                # rounds charged ahead in the ledger, default a 32nd of all, at most 32; a crash
                               # loses the rest of a block
+    retention = 20            # the transcript keeps one step in so many, and digests of all (docs/transcript.md);
+                              # left out: every value
     model = "logistic"        # or a table [training.model] with kind and its own keys
     learning-rate = 0.5       # and whatever else the algorithm knows (docs/training.md)
 """
@@ -84,14 +86,15 @@ class TrainingOptions:
     batch_size: int | None = None
     sampling: BatchChoice | None = None
     block: int | None = None
+    retention: int | None = None
 
     def __post_init__(self) -> None:
         count("[training] seed", self.seed, least=0)
         if self.measure_every != "auto":
             count("[training] measure-every", self.measure_every)
-        for name, value in (("rounds", self.rounds), ("batch-size", self.batch_size), ("block", self.block)):
-            if value is not None:
-                count(f"[training] {name}", value)
+        for name in ("rounds", "batch_size", "block", "retention"):
+            if getattr(self, name) is not None:
+                count(f"[training] {name.replace('_', '-')}", getattr(self, name))
         if self.signed_rounds is not None:
             count("[training] signed-rounds", self.signed_rounds, least=self.rounds or 1)
 

@@ -285,6 +285,11 @@ class BudgetedRun:
                 f"the budget is for {document.algorithm}, which privfair's own engine runs",
                 "train with pf.train, or ask for a budget of own-loop (pf.budget)",
             )
+        if document.retention is not None:
+            raise Step.PLAN.refuse(
+                "the budget keeps digests of most values, and a loop of one's own saves no checkpoint to go on from",
+                "ask for a budget without retention",
+            )
         config = plan_digest(document.algorithm, document.parameters) if self._plan is None else _sha256(self._plan)
         if self._plan is None and config != document.config_digest:
             raise Step.PLAN.refuse("the budget was issued from a plan file, and none was given", "give plan=...")

@@ -142,6 +142,7 @@ class PreparedRun(PlannedRun):
             block=self.plan.block(self.document.rounds),
             facts=self.facts,
             sensitive=() if self.data.apart is None else self.data.apart.sensitive,
+            updates=self.updates,
         )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -21,6 +22,7 @@ from privfair.algorithms.algorithm import Algorithm, Received
 from privfair.contribution import Published
 from privfair.durable import sync_folder, write_all
 from privfair.federation.coordinator import Position
+from privfair.federation.party import state_digest
 from privfair.transcript import Ending, Transcript
 
 State = TypeVar("State")
@@ -100,6 +102,56 @@ def replay(
         yield replace(position, carried=published.values(left))
 
 
+@dataclass(frozen=True, eq=False)
+class KeptStep(Generic[State]):
+    """A step that was kept in full: the state it started from, and what it published."""
+
+    step: int
+    round: int
+    state: State
+    received: Received
+    follows: str | None
+    """The digest of the state that the next step started from; None after the last one."""
+
+
+def kept_steps(
+    algorithm: Algorithm[State], transcript: Transcript, sessions: tuple[Session, ...]
+) -> Iterator[KeptStep[State]]:
+    """The finished steps that a transcript with a retention keeps, in order; a state unlike its digest is refused."""
+    published, steps = _PublishedRounds(transcript), finished_steps(transcript, sessions)
+    for step, rounds in enumerate(steps):
+        if not all(transcript.keeps(key) for key in transcript.keys_of(rounds)):
+            continue
+        arrays, noted = transcript.kept_state(rounds[-1]), transcript.states.get(rounds[-1])
+        if arrays is None or noted is None:
+            continue
+        if (state_digest(arrays), step) != (noted.digest, noted.step):
+            raise Refused(f"the state kept for round {rounds[-1]} is not what was published from; put it back")
+        after = None if step + 1 == len(steps) else transcript.states.get(steps[step + 1][-1])
+        follows = None if after is None else after.digest
+        yield KeptStep(step, rounds[-1], algorithm.restore(arrays), published.values(rounds), follows)
+
+
+def last_position(
+    algorithm: Algorithm[State], transcript: Transcript, sessions: tuple[Session, ...]
+) -> Position[State] | None:
+    """Where a run ended, redone from its beginning; where digests are kept, from its last step, or None."""
+    if transcript.header.retention is None:
+        (position,) = deque(replay(algorithm, transcript, sessions), maxlen=1)
+        return position
+    last = deque(kept_steps(algorithm, transcript, sessions), maxlen=1)
+    if not last or last[0].step + 1 < len(finished_steps(transcript, sessions)):
+        return None
+    (kept,) = last
+    return Position(algorithm.update(kept.state, kept.received), kept.step + 1, kept.round)
+
+
+def finished_steps(transcript: Transcript, sessions: tuple[Session, ...]) -> list[tuple[int, ...]]:
+    """For each finished step the rounds that published its values."""
+    published = {key.round for key in transcript.keys}
+    return rounds_of_steps(published, sessions, closed=transcript.ending is Ending.CLOSED)[0]
+
+
 def rounds_of_steps(
     published: Iterable[int], sessions: tuple[Session, ...], *, closed: bool
 ) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
@@ -147,18 +199,14 @@ class _PublishedRounds:
 
     def __init__(self, transcript: Transcript) -> None:
         self._transcript = transcript
-        self._keys: dict[int, list[tuple[str, str]]] = {}
-        header = transcript.header
-        for key in transcript.keys:
-            value = (header.parties[key.party], header.values[key.name].name)
-            self._keys.setdefault(key.round, []).append(value)
-        self.rounds = sorted(self._keys)
+        self.rounds = sorted({key.round for key in transcript.keys})
 
     def values(self, rounds: tuple[int, ...]) -> Received:
         """What these rounds published, by party and name, as one step's values."""
         found: dict[str, dict[str, Published]] = {}
-        for round_number in rounds:
-            for party, name in self._keys.get(round_number, ()):
-                values = np.asarray(self._transcript.value(round_number, party, name), dtype=np.float64)
-                found.setdefault(party, {})[name] = Published(round_number, party, name, values)
+        header = self._transcript.header
+        for key in self._transcript.keys_of(rounds):
+            party, name = header.parties[key.party], header.values[key.name].name
+            values = np.asarray(self._transcript.value(key.round, party, name), dtype=np.float64)
+            found.setdefault(party, {})[name] = Published(key.round, party, name, values)
         return found

@@ -199,6 +199,7 @@ class RunSession:
             parties.record.sync()
         if not position.carried:
             save_checkpoint(self._folder.checkpoint, self._run.manifest.digest, self._run.algorithm, position)
+            parties.gate.forget(-1 if position.round is None else position.round)
 
     def _save_model(self, position: Position[Any]) -> None:
         run = self._run

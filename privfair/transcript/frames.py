@@ -2,10 +2,12 @@
 
 ::
 
-    "PFTRANS1"
+    "PFTRANS2"
     frame*          kind (1 byte), payload length (4 bytes, little-endian), payload, SHA-256 (32 bytes)
-    kinds           1 header (canonical JSON), 2 value (round u64, party u16, name u16, raw numbers),
-                    3 end (number of values u64)
+    kinds           1 header (canonical JSON), 2 value (round u64, party u16, name u16, numbers packed by `numbers`),
+                    3 end (number of values u64), 4 digest (round u64, party u16, name u16, release digest): a value
+                    whose numbers are beside the transcript or not kept, 5 state (round u64, step u64, digest): what
+                    the values of this round were computed from
 
 A frame's digest covers the digest before it, so the last one stands for the whole file. A process that
 is killed leaves at most one unfinished frame at the end, which a reader leaves out.
@@ -22,18 +24,21 @@ from enum import Enum
 from privfair.durable import OTHER_VERSION
 from privfair.transcript.header import TranscriptRefused
 
-MAGIC = b"PFTRANS1"
+MAGIC = b"PFTRANS2"
 SEED = hashlib.sha256(MAGIC).digest()
 _FRONT = struct.Struct("<BI")
 _VALUE = struct.Struct("<QHH")
 _END = struct.Struct("<Q")
-_DIGEST_SIZE = 32
+_STATE = struct.Struct("<QQ32s")
+DIGEST_SIZE = 32
 
 
 class FrameKind(Enum):
     HEADER = 1
     VALUE = 2
     END = 3
+    DIGEST = 4
+    STATE = 5
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,16 @@ class Frame:
 
     @property
     def next(self) -> int:
-        return self.end + _DIGEST_SIZE
+        return self.end + DIGEST_SIZE
+
+
+@dataclass(frozen=True)
+class NotedState:
+    """Before a round's first value: which step it is for, and the digest of the state it was asked with."""
+
+    round: int
+    step: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,18 @@ def read_value_key(payload: memoryview) -> tuple[ValueKey, int]:
 
 def largest_payload(sizes: Iterable[int]) -> int:
     """The longest payload a transcript can hold after its header, given the sizes of its values."""
-    return max(_END.size, *(_VALUE.size + size for size in sizes))
+    return max(_STATE.size, *(_VALUE.size + size for size in sizes))
+
+
+def state_payload(state: NotedState) -> bytes:
+    return _STATE.pack(state.round, state.step, bytes.fromhex(state.digest))
+
+
+def read_state(payload: memoryview) -> NotedState:
+    if len(payload) != _STATE.size:
+        raise _damaged("a state has the wrong length")
+    round_number, step, digest = _STATE.unpack(payload)
+    return NotedState(round_number, step, digest.hex())
 
 
 def end_payload(values: int) -> bytes:
@@ -127,16 +152,16 @@ def _frame_at(content: memoryview, place: int, before: bytes, largest: int) -> F
     end = start + length
     if length > largest:
         raise _damaged(f"the frame at byte {place} is longer than any this transcript declares")
-    if end + _DIGEST_SIZE > len(content):
+    if end + DIGEST_SIZE > len(content):
         return None
     hasher = hashlib.sha256(before)
     hasher.update(content[place:end])
-    if hasher.digest() == content[end : end + _DIGEST_SIZE]:
+    if hasher.digest() == content[end : end + DIGEST_SIZE]:
         try:
             return Frame(FrameKind(kind), start, end, hasher.digest())
         except ValueError as error:
             raise _damaged(f"the frame at byte {place} is of unknown kind {kind}") from error
-    if end + _DIGEST_SIZE == len(content) or not any(content[place:]):
+    if end + DIGEST_SIZE == len(content) or not any(content[place:]):
         return None
     raise _damaged(f"the frame at byte {place} was changed after it was written")
 

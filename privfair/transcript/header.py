@@ -31,6 +31,9 @@ class TranscriptRefused(Refused):
         super().__init__(f"transcript refused {subject}: {rule}; {remedy}")
 
 
+_MOST_GRID = 900
+
+
 class FloatFormat(Enum):
     """How numbers are stored: little-endian IEEE 754."""
 
@@ -49,11 +52,15 @@ class ValueSpec:
     name: str
     shape: tuple[int, ...]
     format: FloatFormat = FloatFormat.FLOAT64
+    grid: int | None = None
+    """Its numbers are whole multiples of 2^-grid; None where they are any numbers."""
 
     def __post_init__(self) -> None:
         label("name", self.name)
         for side in self.shape:
             count("shape", side)
+        if self.grid is not None and (self.format is not FloatFormat.FLOAT64 or abs(self.grid) > _MOST_GRID):
+            raise InvalidInput("grid", self.grid, "must be of doubles, at most 2^900 either way", "leave it out")
 
     @property
     def size(self) -> int:
@@ -71,8 +78,12 @@ class TranscriptHeader:
     noise_source: str
     parties: tuple[str, ...]
     values: tuple[ValueSpec, ...]
+    retention: int | None = None
+    """Every so many steps values are kept in full, else by their digests alone; None keeps all."""
 
     def __post_init__(self) -> None:
+        if self.retention is not None:
+            count("retention", self.retention)
         digest_text("manifest_digest", self.manifest_digest)
         digest_text("ledger", self.ledger)
         digest_text("claim_hash", self.claim_hash)
@@ -84,10 +95,15 @@ class TranscriptHeader:
 
     @classmethod
     def of(
-        cls, claim: Claim, noise_source: str, parties: tuple[str, ...], values: tuple[ValueSpec, ...]
+        cls,
+        claim: Claim,
+        noise_source: str,
+        parties: tuple[str, ...],
+        values: tuple[ValueSpec, ...],
+        retention: int | None = None,
     ) -> TranscriptHeader:
         """The header of a run under `claim`."""
-        return cls(claim.manifest, claim.ledger, claim.head.hash, noise_source, parties, values)
+        return cls(claim.manifest, claim.ledger, claim.head.hash, noise_source, parties, values, retention)
 
 
 class _Value(BaseModel):
@@ -95,17 +111,19 @@ class _Value(BaseModel):
     name: str
     shape: tuple[int, ...]
     format: Literal["<f8", "<f4"]
+    grid: int | None
 
 
 class _Document(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     manifest: str
     ledger: str
     claim: str
     noise_source: str
     parties: Annotated[tuple[str, ...], Field(min_length=1)]
     values: Annotated[tuple[_Value, ...], Field(min_length=1)]
+    retention: int | None
 
 
 def encode_header(header: TranscriptHeader) -> bytes:
@@ -116,7 +134,11 @@ def encode_header(header: TranscriptHeader) -> bytes:
         claim=header.claim_hash,
         noise_source=header.noise_source,
         parties=header.parties,
-        values=tuple(_Value(name=value.name, shape=value.shape, format=value.format.value) for value in header.values),
+        values=tuple(
+            _Value(name=value.name, shape=value.shape, format=value.format.value, grid=value.grid)
+            for value in header.values
+        ),
+        retention=header.retention,
     )
     return rfc8785.dumps(document.model_dump(mode="json"))
 
@@ -131,7 +153,10 @@ def decode_header(payload: bytes) -> TranscriptHeader:
             claim_hash=document.claim,
             noise_source=document.noise_source,
             parties=document.parties,
-            values=tuple(ValueSpec(value.name, value.shape, FloatFormat(value.format)) for value in document.values),
+            values=tuple(
+                ValueSpec(value.name, value.shape, FloatFormat(value.format), value.grid) for value in document.values
+            ),
+            retention=document.retention,
         )
         canonical = encode_header(header) == payload
     except (ValidationError, InvalidInput, rfc8785.CanonicalizationError) as error:

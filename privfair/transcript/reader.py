@@ -6,27 +6,33 @@ import hashlib
 import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import rfc8785
 from numpy.typing import NDArray
 
 from privfair.ledger import ClaimState, Ledger, Release
+from privfair.transcript.beside import BesideTranscript
 from privfair.transcript.frames import (
+    DIGEST_SIZE,
     Frame,
     FrameKind,
+    NotedState,
     ValueKey,
     first_frame,
     following_frames,
     largest_payload,
     read_end,
+    read_state,
     read_value_key,
 )
 from privfair.transcript.header import TranscriptHeader, TranscriptRefused, decode_header, release_digest
+from privfair.transcript.numbers import most_bytes, unpack
 
 _RESTORE = "put an untouched copy of the transcript back"
 
@@ -58,14 +64,25 @@ class PartOfRun:
     transcript: Transcript
     step_of_round: Mapping[int, int]
 
-    def values_by_step(self) -> Iterator[tuple[int, str, str, NDArray[np.floating]]]:
-        """Step, party, name and values, in the order of publication; a round that no step claims is refused."""
+    def values_by_step(self) -> Iterator[tuple[int, str, str, NDArray[np.floating] | str]]:
+        """Step, party, name and values, or their digest where no more is kept, in the order of publication.
+
+        A round that no step claims is refused.
+        """
         header = self.transcript.header
         for key in self.transcript.keys:
-            if key.round not in self.step_of_round:
-                raise _refused(self.transcript.path, f"no step claims its round {key.round}", _RESTORE)
+            step = self.step_of(key.round)
             party, name = header.parties[key.party], header.values[key.name].name
-            yield self.step_of_round[key.round], party, name, self.transcript.value(key.round, party, name)
+            if self.transcript.keeps(key):
+                yield step, party, name, self.transcript.value(key.round, party, name)
+            else:
+                yield step, party, name, self.transcript.release(key).digest
+
+    def step_of(self, round_number: int) -> int:
+        """The step that a round was for."""
+        if round_number not in self.step_of_round:
+            raise _refused(self.transcript.path, f"no step claims its round {round_number}", _RESTORE)
+        return self.step_of_round[round_number]
 
 
 def merged_identity(parts: Sequence[PartOfRun]) -> tuple[str, str]:
@@ -94,6 +111,7 @@ class Transcript:
                 self._map = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise _refused(path, f"it cannot be read ({error.strerror})", _RESTORE) from error
+        self._beside = BesideTranscript(path)
         self._index()
 
     @classmethod
@@ -114,20 +132,23 @@ class Transcript:
         first = parts[0].transcript.header
         for part in parts:
             header = part.transcript.header
-            if (header.manifest_digest, header.values, header.noise_source) != (
-                first.manifest_digest,
-                first.values,
-                first.noise_source,
-            ):
+            if replace(header, ledger=first.ledger, claim_hash=first.claim_hash, parties=first.parties) != first:
                 raise _refused(part.transcript.path, "it is of another run than the others", "gather one run's parts")
         ledgers, sources = merged_identity(parts)
         names = tuple(party for part in parts for party in part.transcript.header.parties)
-        header = TranscriptHeader(first.manifest_digest, ledgers, sources, first.noise_source, names, first.values)
+        header = replace(first, ledger=ledgers, claim_hash=sources, parties=names)
         with TranscriptWriter.create(path, header) as writer:
+            for part in parts:
+                for number, state in part.transcript.states.items():
+                    step, arrays = part.step_of(number), part.transcript.kept_state(number)
+                    writer.note_state(NotedState(step, step, state.digest), arrays)
             for step, party, name, values in sorted(
                 (one for part in parts for one in part.values_by_step()), key=lambda one: (one[0], names.index(one[1]))
             ):
-                writer.append(step, party, name, values)
+                if isinstance(values, str):
+                    writer.append_digest(step, party, name, values)
+                else:
+                    writer.append(step, party, name, values)
             if all(part.transcript.ending is Ending.CLOSED for part in parts):
                 writer.finish()
         return cls.read(path)
@@ -138,9 +159,15 @@ class Transcript:
         if first is None or first.kind is not FrameKind.HEADER:
             raise _refused(self.path, "it has no whole header", _RESTORE)
         self.header: TranscriptHeader = decode_header(bytes(content[first.start : first.end]))
-        self._places: dict[ValueKey, int] = {}
+        self._places: dict[ValueKey, slice] = {}
+        """Where in the file its numbers lie, or its digest."""
+        self._thin: set[ValueKey] = set()
+        self._of_round: dict[int, list[ValueKey]] = {}
+        self._found: dict[ValueKey, Release] = {}
+        self.states: dict[int, NotedState] = {}
+        """By round; only where values are kept by their digests."""
         last, ended = first, False
-        largest = largest_payload(spec.size for spec in self.header.values)
+        largest = largest_payload(most_bytes(spec) for spec in self.header.values)
         for frame in following_frames(content, first, largest):
             last = frame
             if ended or frame.kind is FrameKind.HEADER:
@@ -149,6 +176,10 @@ class Transcript:
                 ended = True
                 if read_end(content[frame.start : frame.end]) != len(self._places):
                     raise _refused(self.path, "its end counts other values than it holds", _RESTORE)
+            elif frame.kind is FrameKind.STATE:
+                state = read_state(content[frame.start : frame.end])
+                if self.states.setdefault(state.round, state) is not state:
+                    raise _refused(self.path, f"round {state.round} has two states", _RESTORE)
             else:
                 self._index_value(content, frame)
         self.digest = last.digest.hex()
@@ -162,32 +193,44 @@ class Transcript:
         key, front = read_value_key(content[frame.start : frame.end])
         if key.party >= len(self.header.parties) or key.name >= len(self.header.values):
             raise _refused(self.path, f"round {key.round} holds a value the header does not declare", _RESTORE)
-        if frame.end - frame.start - front != self.header.values[key.name].size:
-            raise _refused(self.path, f"round {key.round} holds a value of another size", _RESTORE)
         if key in self._places:
             raise _refused(self.path, f"round {key.round} holds one value twice", _RESTORE)
-        self._places[key] = frame.start + front
+        self._places[key] = slice(frame.start + front, frame.end)
+        self._of_round.setdefault(key.round, []).append(key)
+        if frame.kind is FrameKind.DIGEST:
+            if self.header.retention is None or frame.end - frame.start - front != DIGEST_SIZE:
+                raise _refused(self.path, f"round {key.round} holds a digest where none may be", _RESTORE)
+            self._thin.add(key)
 
     @property
     def keys(self) -> tuple[ValueKey, ...]:
         """Every value in the order of publication."""
         return tuple(self._places)
 
+    def keys_of(self, rounds: Sequence[int]) -> tuple[ValueKey, ...]:
+        """The values of these rounds."""
+        return tuple(key for number in rounds for key in self._of_round.get(number, ()))
+
+    def keeps(self, key: ValueKey) -> bool:
+        """Whether the transcript itself holds this value's numbers, not its digest alone."""
+        return key not in self._thin
+
+    def kept_state(self, round_number: int) -> dict[str, NDArray[Any]] | None:
+        """The state beside the transcript that this round started from, not yet compared with its digest."""
+        return self._beside.state(round_number)
+
     @property
     def complete_rounds(self) -> tuple[int, ...]:
         """Rounds in which every declared party published every declared value."""
-        counts: dict[int, int] = {}
-        for key in self._places:
-            counts[key.round] = counts.get(key.round, 0) + 1
         whole = len(self.header.parties) * len(self.header.values)
-        return tuple(sorted(number for number, count in counts.items() if count == whole))
+        return tuple(sorted(number for number, keys in self._of_round.items() if len(keys) == whole))
 
     def rounds(self, party: str, name: str) -> NDArray[np.int64]:
-        """The rounds in which `party` published `name`, rising."""
+        """The rounds of which the transcript keeps `name` of `party`, rising."""
         return np.array([key.round for key in self._series(party, name)], dtype=np.int64)
 
     def values(self, party: str, name: str) -> NDArray[np.floating]:
-        """All that `party` published as `name`, stacked along the first axis in the order of `rounds`."""
+        """All that is kept of what `party` published as `name`, stacked in the order of `rounds`."""
         keys = self._series(party, name)
         spec = self.header.values[self._name(name)]
         stacked = np.empty((len(keys), *spec.shape), dtype=spec.format.value)
@@ -204,7 +247,7 @@ class Transcript:
         key = ValueKey(round_number, self._party(party), self._name(name))
         if key not in self._places:
             raise _refused(self.path, f"{party!r} published no {name!r} in round {round_number}", "ask for another")
-        return self._array(key).copy()
+        return self._array(key)
 
     def arrays(self) -> Mapping[tuple[str, str], NDArray[np.floating]]:
         """All series, by (party, name)."""
@@ -218,7 +261,7 @@ class Transcript:
 
     def releases(self) -> tuple[Release, ...]:
         """Every value with the digest by which the ledger knows it, in the order of publication."""
-        return tuple(self._release(key) for key in self._places)
+        return tuple(self.release(key) for key in self._places)
 
     def verify_against(self, ledger: Ledger) -> Agreement:
         """Refuse a transcript that is not the one this ledger's claim produced.
@@ -255,22 +298,41 @@ class Transcript:
             )
         return Agreement(len(self._places) - len(unrecorded), tuple(unrecorded))
 
-    def _release(self, key: ValueKey) -> Release:
-        spec = self.header.values[key.name]
-        party = self.header.parties[key.party]
-        content = self._array(key).tobytes()
-        digest = release_digest(self.header.manifest_digest, key.round, party, spec, content)
-        return Release(key.round, party, spec.name, digest)
+    def release(self, key: ValueKey) -> Release:
+        """One value with its digest."""
+        if key not in self._found:
+            digest = self._map[self._places[key]].hex() if key in self._thin else self._digest(key, self._raw(key))
+            name = self.header.values[key.name].name
+            self._found[key] = Release(key.round, self.header.parties[key.party], name, digest)
+        return self._found[key]
+
+    def _digest(self, key: ValueKey, raw: bytes) -> str:
+        party, spec = self.header.parties[key.party], self.header.values[key.name]
+        return release_digest(self.header.manifest_digest, key.round, party, spec, raw)
 
     def _series(self, party: str, name: str) -> list[ValueKey]:
         wanted = (self._party(party), self._name(name))
-        keys = (key for key in self._places if (key.party, key.name) == wanted)
+        keys = (key for key in self._places if (key.party, key.name) == wanted and self.keeps(key))
         return sorted(keys, key=lambda key: key.round)
 
     def _array(self, key: ValueKey) -> NDArray[np.floating]:
         spec = self.header.values[key.name]
-        flat = np.frombuffer(self._map, spec.format.value, spec.size // spec.format.size, self._places[key])
-        return flat.reshape(spec.shape)
+        return np.frombuffer(bytearray(self._raw(key)), spec.format.value).reshape(spec.shape)
+
+    def _raw(self, key: ValueKey) -> bytes:
+        """The exact bytes of a value; of one that is kept by its digest, as long as it was not forgotten."""
+        spec = self.header.values[key.name]
+        if key not in self._thin:
+            return unpack(spec, memoryview(self._map)[self._places[key]])
+        content = self._beside.content(key)
+        subject = f"{spec.name!r} of {self.header.parties[key.party]!r} in round {key.round}"
+        if content is None:
+            rule = f"of {subject} only the digest is kept (retention {self.header.retention})"
+            raise _refused(self.path, rule, "put checkpoint.npz and the folder beside the transcript back as they were")
+        raw = unpack(spec, memoryview(content))
+        if self._digest(key, raw) != self.release(key).digest:
+            raise _refused(self._beside.folder, f"{subject} is not what was published", "put an untouched copy back")
+        return raw
 
     def _party(self, party: str) -> int:
         if party not in self.header.parties:

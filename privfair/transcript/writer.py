@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, count
 from privfair.durable import sync_folder, write_all
-from privfair.transcript.frames import MAGIC, SEED, FrameKind, ValueKey, encode_frame, end_payload, value_payload
+from privfair.transcript.beside import BesideTranscript
+from privfair.transcript.frames import (
+    MAGIC,
+    SEED,
+    FrameKind,
+    NotedState,
+    ValueKey,
+    encode_frame,
+    end_payload,
+    state_payload,
+    value_payload,
+)
 from privfair.transcript.header import (
     TranscriptHeader,
     TranscriptRefused,
@@ -21,6 +34,7 @@ from privfair.transcript.header import (
     published_bytes,
     release_digest,
 )
+from privfair.transcript.numbers import pack
 from privfair.transcript.reader import Ending, Transcript
 
 
@@ -30,6 +44,9 @@ class TranscriptWriter:
     A killed process loses nothing that `append` returned from; a power cut may lose what was appended
     since the last `sync`. Sync before the ledger's records are written, then every recorded release is
     in the transcript. One writer per file: a second one is refused.
+
+    With a `retention` in the header, a value that is not to be kept goes beside the transcript, durably, and only then
+    its digest into it; `forget` removes it there.
     """
 
     def __init__(self, descriptor: int, path: Path, header: TranscriptHeader) -> None:
@@ -42,6 +59,8 @@ class TranscriptWriter:
         self._names = {spec.name: number for number, spec in enumerate(header.values)}
         self._broken = False
         self._process = os.getpid()
+        self._beside = BesideTranscript(path)
+        self._noted: set[int] = set()
 
     @classmethod
     def create(cls, path: Path, header: TranscriptHeader) -> TranscriptWriter:
@@ -55,6 +74,8 @@ class TranscriptWriter:
             write_all(descriptor, MAGIC)
             writer._write(FrameKind.HEADER, encode_header(header))
             writer.sync()
+            if header.retention is not None:
+                writer._beside.create()
             os.link(beside, path)  # a transcript has its whole header from the moment it has its name
             sync_folder(path.parent)
         except BaseException as error:
@@ -78,7 +99,7 @@ class TranscriptWriter:
                 raise _refused(path, "the transcript is closed", "begin a new run with a new manifest")
             writer = cls(descriptor, path, found.header)
             writer._digest = bytes.fromhex(found.digest)
-            writer._written = set(found.keys)
+            writer._written, writer._noted = set(found.keys), set(found.states)
             os.ftruncate(descriptor, found.whole_bytes)
             os.fsync(descriptor)
         except BaseException:
@@ -86,8 +107,13 @@ class TranscriptWriter:
             raise
         return writer
 
-    def append(self, round_number: int, party: str, name: str, values: NDArray[np.floating]) -> str:
-        """Add one published value and return its release digest, the one to record in the ledger."""
+    def append(
+        self, round_number: int, party: str, name: str, values: NDArray[np.floating], *, keep: bool = True
+    ) -> str:
+        """Add one published value and return its release digest, the one to record in the ledger.
+
+        Where `keep` is false and the header has a retention, the value is kept by this digest.
+        """
         key, spec = self._locate(round_number, party, name)
         if key in self._written:
             raise _refused(
@@ -95,10 +121,39 @@ class TranscriptWriter:
                 f"{name!r} of {party!r} in round {round_number} is there already",
                 "send the published bytes again, never draw new ones",
             )
-        content = published_bytes(spec, values)
-        self._write(FrameKind.VALUE, value_payload(key, content))
-        self._written.add(key)
-        return release_digest(self.header.manifest_digest, key.round, party, spec, content)
+        raw = published_bytes(spec, values)
+        digest = release_digest(self.header.manifest_digest, key.round, party, spec, raw)
+        packed = pack(spec, raw)
+        if self.header.retention is not None and packed.on_grid is False:
+            raise _refused(
+                self.path,
+                f"{name!r} of {party!r} in round {round_number} is not on its grid",
+                "find out what changed it after its noise was drawn; where digests are kept nobody could see it later",
+            )
+        if self.header.retention is not None and not keep:
+            self._beside.write(key, packed.content)
+            self._write_value(FrameKind.DIGEST, key, bytes.fromhex(digest))
+        else:
+            self._write_value(FrameKind.VALUE, key, packed.content)
+        return digest
+
+    def append_digest(self, round_number: int, party: str, name: str, digest: str) -> None:
+        """Add what is known of a value that somebody else published and of which only the digest was kept."""
+        self._write_value(FrameKind.DIGEST, self._locate(round_number, party, name)[0], bytes.fromhex(digest))
+
+    def note_state(self, state: NotedState, arrays: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Say what a round's values are computed from, before they are; `arrays` are kept beside the transcript."""
+        if state.round in self._noted:
+            return
+        if arrays is not None:
+            self._beside.write_state(state.round, arrays)
+        self._write(FrameKind.STATE, state_payload(state))
+        self._noted.add(state.round)
+
+    def forget(self, until: int) -> None:
+        """Let go of values up to this round that are kept by their digests; a durable checkpoint has their effect."""
+        if self.header.retention is not None:
+            self._beside.forget(until)
 
     def sync(self) -> None:
         """Make everything appended so far survive a power cut."""
@@ -125,6 +180,10 @@ class TranscriptWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _write_value(self, kind: FrameKind, key: ValueKey, content: bytes) -> None:
+        self._write(kind, value_payload(key, content))
+        self._written.add(key)
 
     def _locate(self, round_number: int, party: str, name: str) -> tuple[ValueKey, ValueSpec]:
         count("round", round_number, least=0)

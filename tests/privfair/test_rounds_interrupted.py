@@ -42,8 +42,8 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, appends: int, before_record: boo
     """Die when so many values stand in the transcript: before or after the ledger knows of the last one."""
     append, record, count = TranscriptWriter.append, Claim.record_release, Counter[str]()
 
-    def counted(self: Any, *arguments: Any) -> Any:
-        digest = append(self, *arguments)
+    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+        digest = append(self, *arguments, **options)
         count["appended"] += 1
         if before_record and count["appended"] == appends:
             raise Killed
@@ -103,7 +103,7 @@ def test_three_interruptions_at_one_step_and_an_idle_session(
             with pytest.raises(Killed):
                 desk.train(manifest, "often", resume=True)
     with monkeypatch.context() as patched:
-        patched.setattr(TranscriptWriter, "append", lambda *_: (_ for _ in ()).throw(Killed()))
+        patched.setattr(TranscriptWriter, "append", lambda *_, **__: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             desk.train(manifest, "often", resume=True)
     desk.train(manifest, "often", resume=True)

@@ -101,12 +101,12 @@ def test_a_closed_run_reads_back_bit_by_bit_and_agrees_with_its_ledger(
 
 
 def test_it_is_compact(claim: Claim, header: TranscriptHeader, path: Path) -> None:
-    """Noise cannot be compressed; what is added to each value is 49 bytes."""
+    """Noise cannot be compressed; what is added to each value is 50 bytes."""
     with TranscriptWriter.create(path, header) as writer:
         empty = path.stat().st_size
         publish(claim, writer, claim.charge(10))
     numbers = 10 * len(PARTIES) * (WEIGHTS.size + LOSS.size)
-    assert path.stat().st_size == empty + numbers + 40 * 49
+    assert path.stat().st_size == empty + numbers + 40 * 50
 
 
 def test_parties_may_sit_a_round_out(claim: Claim, header: TranscriptHeader, path: Path) -> None:
@@ -291,4 +291,4 @@ def test_the_header_is_readable_without_this_library(header: TranscriptHeader, p
     document = json.loads(raw[13 : 13 + length])
     assert document["parties"] == list(PARTIES)
     assert document["noise_source"] == "discrete gaussian, AES-256-CTR"
-    assert document["values"][1] == {"name": "loss", "shape": [], "format": "<f4"}
+    assert document["values"][1] == {"name": "loss", "shape": [], "format": "<f4", "grid": None}

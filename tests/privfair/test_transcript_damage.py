@@ -27,7 +27,7 @@ HEADER = TranscriptHeader(
     parties=PARTIES,
     values=(SPEC,),
 )
-FRAME = 5 + 12 + SPEC.size + 32
+FRAME = 5 + 12 + 1 + SPEC.size + 32
 
 
 def write(path: Path, rounds: int, finish: bool) -> bytes:
@@ -126,7 +126,7 @@ def test_nothing_may_follow_the_end(path: Path) -> None:
 @settings(max_examples=200, deadline=None)
 def test_no_bytes_crash_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("t") / "transcript"
-    for start in (b"", b"PFTRANS1"):
+    for start in (b"", b"PFTRANS2"):
         path.write_bytes(start + content)
         with pytest.raises(TranscriptRefused):
             Transcript.read(path)
