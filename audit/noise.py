@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +52,9 @@ _MOST_FOR_SHAPE = 5000
 _WINDOW, _MOST_PRODUCTS = 1500, 2e9
 """Messages that are compared with one another at a time, and how many products of numbers that may take."""
 _TINY = 1e-100
-_LOW_BITS = 16
-"""Far below the noise (a scale is 2^30 steps of the grid or more), so that they carry nothing of the message."""
+_LOW_BITS, _LOW_BITS_OF_LAPLACE = 27, 16
+"""Far below the noise (a scale is 2^30 steps of the grid or more), so that they carry nothing of the message: such a
+digit of Gaussian noise is fair up to exp(-2 pi^2 4^2), of Laplace noise up to 1e-9."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,8 @@ class Residuals:
     """What was published, as whole numbers of steps of the signed grid; None where there is no grid."""
     clean: Integers | None = None
     """The message before its noise, in steps, rounded toward zero."""
+    low_bits: int = _LOW_BITS_OF_LAPLACE
+    """How many binary digits of the steps carry nothing but noise."""
 
     @classmethod
     def of(
@@ -90,7 +93,11 @@ class Residuals:
         step = grid_step(declared)
         if step is None or off_grid(sent, step):
             return cls(party, declared.name, rows)
-        return cls(party, declared.name, rows, (sent / step).astype(np.int64), (meant / step).astype(np.int64))
+        steps, message = (np.asarray(part / step).astype(np.int64) for part in (sent, meant))
+        if not np.any(steps & 1):  # a scale just below a power of two, which the gate's own rounding takes beyond it
+            steps, message = steps >> 1, message >> 1
+        bits = _LOW_BITS if isinstance(declared, GaussianNoise) else _LOW_BITS_OF_LAPLACE
+        return cls(party, declared.name, rows, steps, message, bits)
 
 
 def _mix_in_turn(column: tuple[float, ...], rounds: Sequence[int], clean: list[Floats]) -> list[Floats]:
@@ -175,7 +182,7 @@ def judge_residuals(found: tuple[Residuals, ...], alpha: float) -> tuple[Check, 
     for one in found:
         checks += _checks_of(one, level)
         if one.steps is not None and one.clean is not None:
-            checks.append(_low_digits(f"{one.name} of {one.party}", one.steps, one.clean, level))
+            checks.append(_low_digits(f"{one.name} of {one.party}", one.low_bits, one.steps, one.clean, level))
     checks += [_repetition(group, level) for group in _comparable(found)]
     return tuple(checks)
 
@@ -248,11 +255,17 @@ def _checks_of(one: Residuals, level: float) -> list[Check]:
 
 
 def _comparable(found: tuple[Residuals, ...]) -> list[tuple[Residuals, ...]]:
-    """The same value of several silos, published equally often."""
+    """The same value of several silos, published equally often; and any two values, as far as the shorter one goes."""
     groups: dict[tuple[str, tuple[int, ...]], list[Residuals]] = {}
     for one in found:
         groups.setdefault((one.name, one.rows.shape), []).append(one)
-    return [tuple(group) for group in groups.values() if group[0].rows.shape[0] * len(group) > 1]
+    kept = [tuple(group) for group in groups.values() if group[0].rows.shape[0] * len(group) > 1]
+    for (first, (rounds, width)), (second, (as_many, other)) in combinations(groups, 2):
+        if first != second and rounds == as_many:
+            pair = (*groups[first, (rounds, width)], *groups[second, (rounds, other)])
+            both = f"{first} and {second}"
+            kept.append(tuple(Residuals(one.party, both, one.rows[:, : min(width, other)]) for one in pair))
+    return kept
 
 
 # Does noise repeat? Between any two messages, and at any distance in rounds, within a silo and between two.
@@ -322,14 +335,14 @@ def _along(block: Floats, squares: Floats, same: bool) -> Iterator[tuple[int, in
             yield distance, part, float(products[odd == part].sum()), float(given[odd == part].sum())
 
 
-def _low_digits(where: str, steps: Integers, clean: Integers, level: float) -> Check:
+def _low_digits(where: str, bits: int, steps: Integers, clean: Integers, level: float) -> Check:
     """Each low binary digit is a fair coin of its own: it follows neither the message nor the round before.
 
     Products of fair signs are fair signs, so Hoeffding's bound holds for every sum (2 exp(-S^2 / 2n)).
     """
     sign = np.sign(clean)
     worst, found, tests = 1.0, "", 0
-    for bit in range(_LOW_BITS):
+    for bit in range(bits):
         digit, own = 2 * ((steps >> bit) & 1) - 1, 2 * ((clean >> bit) & 1) - 1
         sums = {"is not balanced": digit, "follows the sign of the message": digit * sign}
         sums |= {"follows the same digit of the message": digit * own, "repeats over rounds": digit[1:] * digit[:-1]}
@@ -340,7 +353,7 @@ def _low_digits(where: str, steps: Integers, clean: Integers, level: float) -> C
             if p_value < worst:
                 worst, found = p_value, f"binary digit {bit} {what}"
     p_value = min(1.0, tests * worst)
-    text = found if p_value < level else f"{_LOW_BITS} binary digits carry nothing of the message"
+    text = found if p_value < level else f"{bits} binary digits carry nothing of the message"
     return _test(f"low digits of {where}", p_value, level, text)
 
 

@@ -105,15 +105,17 @@ def rerun(
     block: int | None = None,
     observer: RoundObserver | None = None,
     visits: Sequence[RoundEvidence] | None = None,
+    envelope: bytes | None = None,
 ) -> Rerun:
     """Train the run once more, in a folder that is thrown away.
 
     `seed` is that of batches and noise where nobody is protected; `sizes` are the units of each silo if they are not
     those that were signed; `updates` and `block` default to the run's own. With `visits` nothing is trained: parties
-    are asked in these rounds alone, with the states that are given for them.
+    are asked in these rounds alone, with the states that are given for them. `envelope` is the auditor's manifest, by
+    default a new one.
     """
     data = run.document.data if sizes is None else DataBinding.of(run.document.data.schema_digest, sizes.items())
-    envelope = auditor.envelope(run.document.model_copy(update={"data": data}))
+    envelope = envelope or auditor.envelope(run.document.model_copy(update={"data": data}))
     manifest = verify(envelope, auditor.trust, Run(run.document.config_digest, data, run.document.code_digests()))
     prepared = run.under(manifest, envelope)
     setup = replace(prepared.setup, seed=seed, block=block or prepared.setup.block)
@@ -150,7 +152,7 @@ def rerun(
 
 # The gate alone, without any training: one message again and again.
 
-_MOST_SESSIONS, _THROUGH_THE_GATE = 8, 500
+_FEWEST_SESSIONS, _MOST_SESSIONS, _THROUGH_THE_GATE = 2, 8, 500
 _SHORT = 16
 """Numbers of a message that is drawn without a round; two are enough to tell noise apart."""
 
@@ -158,9 +160,10 @@ _SHORT = 16
 def publish_repeatedly(
     run: PlannedRun, auditor: AuditorsManifest, messages: int, most_values: int
 ) -> dict[str, list[Floats]]:
-    """The noise that the production gate puts on one and the same message (zeros), by the name of each noisy value.
+    """The noise that the production gate puts on known messages, by the name of each noisy value.
 
-    Where sums of rounds are mixed, the messages are impulses, and what the signed column makes of them is subtracted.
+    Zeros and far larger numbers take turns, so that a gate that changes what it is given shows; where sums of rounds
+    are mixed, the messages are impulses. What is to become of the message is subtracted.
 
     Some hundreds pass the whole gate, in rounds from the first to the last signed one; the rest of `messages` is drawn
     from the gate's own source of noise, short and without a round, because that takes a third of the time.
@@ -174,13 +177,13 @@ def publish_repeatedly(
     each = -(-messages // len(found))
     wanted = min(each, _THROUGH_THE_GATE, max(1, most_values // max(1, numbers)))
     in_one_claim = len(run.document.data.silos) * min(one.publications for one in noisy if one.name in found)
-    sessions = min(_MOST_SESSIONS, -(-wanted // in_one_claim))
+    sessions = min(_MOST_SESSIONS, max(_FEWEST_SESSIONS, -(-wanted // in_one_claim)))
     with (
         TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place,
         Ledger.create(Path(place) / "ledger.db") as ledger,
     ):
         for session in range(sessions):
-            left = wanted - min(len(rows) for rows in found.values())
+            left = -(-(wanted - min(len(rows) for rows in found.values())) // (sessions - session))
             apart = each if session == sessions - 1 else 0
             _publish_one_session(run, auditor, ledger, Path(place) / f"transcript-{session}", found, left, apart)
     return found
@@ -195,7 +198,7 @@ def _publish_one_session(
     left: int,
     apart: int,
 ) -> None:
-    """Every silo publishes zeros in rounds of one claim until `left` are there; the rest of `apart` has no round."""
+    """Every silo publishes in rounds of one claim until `left` are there; the rest of `apart` has no round."""
     document = run.document
     envelope = auditor.envelope(document)
     manifest = verify(envelope, auditor.trust, Run(document.config_digest, document.data, document.code_digests()))
@@ -217,7 +220,8 @@ def _publish_one_session(
             gate.next_round(at_least=number)
             for silo in silos:
                 for name in (name for name in found if place < often[name]):
-                    message, meant = _known_message(declared[name], shapes[name], place)
+                    large = len(found[name]) // len(silos) % 2 == 1
+                    message, meant = _known_message(declared[name], shapes[name], place, large)
                     nothing = BoundedContribution(name, message, declared[name].sensitivity, 0.0)
                     found[name].append((gate.publish(silo, nothing).values - meant).ravel())
         for name, rows in found.items():
@@ -233,12 +237,18 @@ _IMPULSE = 2.0**16
 """In units of sigma: so large that a coefficient which is off by a ten-thousandth shows."""
 
 
-def _known_message(declared: GaussianNoise | LaplaceNoise, shape: tuple[int, ...], place: int) -> tuple[Floats, Floats]:
-    """What the gate is given, and what it is to add noise to: zeros, or an impulse that a signed column spreads."""
+def _known_message(
+    declared: GaussianNoise | LaplaceNoise, shape: tuple[int, ...], place: int, large: bool
+) -> tuple[Floats, Floats]:
+    """What the gate is given, and what it is to add noise to: zeros, large numbers, an impulse to be spread."""
     message, meant = np.zeros(shape), np.zeros(shape)
+    far = _IMPULSE * (declared.sigma if isinstance(declared, GaussianNoise) else declared.scale)
     if isinstance(declared, GaussianNoise) and declared.strategy is not None and message.size:
-        message.flat[0] = _IMPULSE * declared.sigma if place % declared.bands == 0 else 0.0
-        meant.flat[0] = _IMPULSE * declared.sigma * declared.strategy[place % declared.bands]
+        message.flat[0] = far if place % declared.bands == 0 else 0.0
+        meant.flat[0] = far * declared.strategy[place % declared.bands]
+    elif large:
+        message.flat[::2], message.flat[1::2] = far, -far
+        meant = message
     return message, meant
 
 

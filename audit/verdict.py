@@ -34,6 +34,7 @@ from calibrate.privacy_unit import EpsilonDelta
 Checks = tuple[Check, ...]
 Attacks = tuple[Attack, ...]
 _LUCK = 0.05
+_WITHOUT_NOISE = "; it would have noticed what leaks like the control without noise, and perhaps nothing less"
 
 
 def on_trial(document: BudgetDocument) -> Promise | None:
@@ -99,7 +100,7 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
     elif promise is None and lower is not None:
         conclusion, why = _without_promise(attacks, lower, confidence)
     elif _is_powerful(promise, checks, attacks, power):
-        conclusion, why = Conclusion.CONSISTENT, _support(attacks) + _smallest_breach(power)
+        conclusion, why = Conclusion.CONSISTENT, _support(attacks) + (_smallest_breach(power) or _WITHOUT_NOISE)
     else:
         conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise, attacks, power) + _smallest_breach(power)
     return AuditReport(

@@ -9,8 +9,6 @@ in size. Pricing one as another is a broken promise.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,10 +17,11 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from audit.evidence import sensitive_silos, wrong_answers
+from audit.probes.batch_relations import Batches, moving_groups, predicted_batches, related_rounds, related_silos
 from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
-from calibrate.manifest.mechanism import NoPrivacyPromised
+from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.sampling import (
     Cyclic,
     FixedSize,
@@ -39,13 +38,14 @@ from privfair.batches.randomness import SystemWords
 
 ALPHA = 1e-5
 """False-alarm probability of all questions about one rehearsal's batches together."""
-_TESTS = 9
-"""Of one silo: four of the rounds one after the other, four of the later ones, one of the whole run."""
+_TESTS = 16
+"""Of one silo: five of the rounds one after the other, five of the later ones, two of the whole run, one of rounds
+between silos (in either part), one of a second beginning, one of the groups of a cycle."""
 _SLOPES = np.geomspace(1e-3, 100.0, 120)
 _STEEPEST = 2.0
 """Of the slopes for sizes that vary too much; steeper ones only see the cuts."""
 _TELLING = 8
-"""From so many units on two equal batches are no accident; from so many batches on their sizes show a law."""
+"""From so many batches on their sizes show a law."""
 
 _MOST_LOOKED_AT = 200_000_000
 """Units times rounds of an epoch that is drawn beyond a rehearsal."""
@@ -54,9 +54,6 @@ _DRAWN_APART, _MOST_DRAWS = 300_000, 4000
 _MOST_KINDS = 8
 _PARTS = 4
 """The whole run, its halves and its quarters each have their rate tested."""
-
-Batches = Mapping[int, NDArray[np.int64]]
-"""By round; rounds that a crash left behind are missing."""
 
 
 def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
@@ -87,16 +84,29 @@ def check_batches(rehearsal: Rehearsal) -> tuple[Check, ...]:
             else:
                 fault = wrong_batches(declared, units_of(silo), drawn[silo.name], level)
                 fault = fault or follows_records(declared, silo, drawn[silo.name], level)
+                fault = fault or related_rounds(declared, units_of(silo), drawn[silo.name], level)
             if fault is not None:
                 wrong.append(f"{silo.name}: {fault}")
         drawing = {name: batches for name, batches in drawn.items() if name not in sensitive}
-        shared = _same_in_two_silos(declared, drawing)
+        sizes = {silo.name: units_of(silo) for silo in rehearsal.silos}
+        shared = related_silos(declared, sizes, drawing, level)
         if shared is not None:
             wrong.append(shared)
+    again = {
+        one.name: {each.round: each.batch.numpy() for each in rehearsal.again if each.party == one.name}
+        for one in rehearsal.silos
+    }
+    unpredictable = rehearsal.document.noise_source is NoiseSource.OPERATING_SYSTEM
     for silo in rehearsal.silos:
         if silo.name not in sensitive:
-            fault = _wrong_epoch_apart(declared, units_of(silo), rehearsal.steps, level)
-            fault = fault or wrong_rates(declared, units_of(silo), rehearsal.document.rounds, level)
+            units, first = units_of(silo), {one.round: one.batch.numpy() for one in rehearsal.of(silo.name)}
+            fault = _wrong_epoch_apart(declared, units, rehearsal.steps, level)
+            fault = fault or wrong_rates(declared, units, rehearsal.document.rounds, level)
+            fault = fault or wrong_places(declared, units, level)
+            if unpredictable:
+                fault = fault or predicted_batches(declared, units, first, again[silo.name], level)
+            if isinstance(declared, Cyclic):
+                fault = fault or moving_groups(silo, declared.groups)
             if fault is not None:
                 wrong.append(f"{silo.name}: {fault}")
     name = "full" if declared is None else type(declared).__name__
@@ -163,19 +173,68 @@ def wrong_rates(sampling: Sampling | None, units: int, rounds: int, level: float
     visited = np.linspace(0, rounds - 1, min(rounds, max(_PARTS, _DRAWN_APART // units), _MOST_DRAWS)).astype(int)
     if not isinstance(sampling, Poisson | TruncatedPoisson):
         party = Participation("rehearsal", units, sampling, SystemWords())
-        sizes = {round_number: party.batch(round_number) for round_number in visited.tolist()}
-        return wrong_batches(sampling, units, sizes, level)
+        drawn = {round_number: party.batch(round_number) for round_number in visited.tolist()}
+        fault = wrong_batches(sampling, units, drawn, level)
+        if fault is None and not isinstance(sampling, ShuffledEpochs):
+            each = np.bincount(np.concatenate(list(drawn.values())), minlength=units)
+            trials, rate = len(drawn), len(drawn[0]) / units
+            if isinstance(sampling, WithReplacement):
+                trials, rate = len(drawn) * sampling.draws, 1 / units
+            fault = _favoured_units(each, trials, rate, level)
+        return fault
     times = max(1, min(_DRAWN_APART // (units * len(visited)), _MOST_DRAWS // len(visited)))
-    sizes_of = np.zeros(len(visited), dtype=np.int64)
+    sizes_of, each = np.zeros(len(visited), dtype=np.int64), np.zeros(units, dtype=np.int64)
     for _ in range(times):
         party = Participation("rehearsal", units, sampling, SystemWords())
-        sizes_of += [len(party.batch(round_number)) for round_number in visited.tolist()]
+        for place, round_number in enumerate(visited.tolist()):
+            batch = party.batch(round_number)
+            sizes_of[place] += len(batch)
+            each[batch] += 1
     parts = [part for cut in (1, 2, _PARTS) for part in np.array_split(np.arange(len(visited)), cut) if len(part)]
     for part in parts:
         law, found = stats.binom(units * len(part) * times, sampling.rate), int(sizes_of[part].sum())
         if _two_sided(law.cdf(found), law.sf(found - 1)) < level / len(parts):
             which = f"in rounds {visited[part[0]]} to {visited[part[-1]]}"
             return f"{found} participations {which} of {times} draws of the run where {law.mean():.0f} are declared"
+    return _favoured_units(each, times * len(visited), sampling.rate, level)
+
+
+def _favoured_units(times: NDArray[np.int64], trials: int, rate: float, level: float) -> str | None:
+    """Whether some unit, or some part of the file, takes part more or less often than declared."""
+    parts = [part for cut in (2, _PARTS) for part in np.array_split(np.arange(len(times)), cut) if len(part)]
+    for part in parts:
+        law, found = stats.binom(trials * len(part), rate), int(times[part].sum())
+        if _two_sided(law.cdf(found), law.sf(found - 1)) < level / (2 * len(parts)):
+            where = f"units {part[0]} to {part[-1]}"
+            return f"{found} participations of {where} where {law.mean():.0f} are declared"
+    law = stats.binom(trials, rate)
+    p_values = 2 * np.minimum(law.cdf(times), law.sf(times - 1))
+    worst = int(p_values.argmin())
+    if p_values[worst] < level / (2 * len(times)):
+        return f"one unit takes part {times[worst]} times of {trials} where {law.mean():.1f} are declared"
+    return None
+
+
+def wrong_places(sampling: Sampling | None, units: int, level: float) -> str | None:
+    """Whether a randomly allocated unit favours a round of the epoch, or has the same one in the next epoch."""
+    if not isinstance(sampling, RandomAllocation) or sampling.batches == 1:
+        return None
+    places = sampling.batches
+    epochs = min(_MOST_DRAWS // (4 * places), _DRAWN_APART // units)
+    if epochs < 2:
+        return None
+    party = Participation("rehearsal", units, sampling, SystemWords())
+    drawn = np.full((epochs, units), -1, dtype=np.int64)
+    for epoch in range(epochs):
+        for place in range(places):
+            drawn[epoch, party.batch(epoch * places + place)] = place
+    times = np.stack([(drawn == place).sum(axis=0) for place in range(places)])
+    fault = _favoured_units(times.ravel(), epochs, 1 / places, level / 2)
+    if fault is not None:
+        return f"{fault}, place by place of an epoch"
+    law, same = stats.binom(units * (epochs - 1), 1 / places), int((drawn[1:] == drawn[:-1]).sum())
+    if _two_sided(law.cdf(same), law.sf(same - 1)) < level / 2:
+        return f"{same} times a unit has the place of the epoch before, where {law.mean():.0f} are expected"
     return None
 
 
@@ -344,17 +403,6 @@ def _wrong_epochs(units: int, size: int, batches: Batches) -> str | None:
             return f"a unit takes part twice in the epoch that begins at round {epoch * per_epoch}"
         if any(len(batch) != size for place, batch in parts.items() if place < per_epoch - 1):
             return f"a batch before the last of its epoch has not {size} units"
-    return None
-
-
-def _same_in_two_silos(sampling: Sampling | None, drawn: Mapping[str, Batches]) -> str | None:
-    """Silos of one size that draw the same units in every round share their randomness."""
-    if sampling is None:
-        return None
-    for (one, first), (other, second) in pairwise(drawn.items()):
-        same = all(np.array_equal(batch, second[number]) for number, batch in first.items())
-        if same and sum(len(batch) for batch in first.values()) >= _TELLING:
-            return f"{one} and {other} drew the same units in every round"
     return None
 
 

@@ -81,7 +81,8 @@ def _standardised_columns(x: torch.Tensor) -> list[int]:
         return []
     means = flat.mean(dim=0).abs()
     apart = torch.stack([(flat.std(dim=0, correction=each) - 1).abs() for each in (0, 1)]).amin(dim=0)
-    return [int(column) for column in ((means < _EXACT) & (apart < _EXACT)).nonzero()[:, 0]]
+    coded = (flat.abs() == 1).all(dim=0)  # yes and no as 1 and -1, as many of each: that may happen
+    return [int(column) for column in ((means < _EXACT) & (apart < _EXACT) & ~coded).nonzero()[:, 0]]
 
 
 _FEWEST_ROUNDS, _MOST_VALUES = 4, 400_000
@@ -105,7 +106,7 @@ def check_probes(
         return (not_possible(Layer.PROBE, "probes", why),)
     setting = ProbeSetting.of(evidence)
     return (
-        *check_sensitivity(setting, seed),
+        *check_sensitivity(setting, seed, evidence.silos),
         *check_every_unit(setting, evidence.silos, seed, seconds),
         *check_isolation(setting, seed),
         *check_scaling(evidence),

@@ -7,6 +7,7 @@ gate. It speaks of the code, not of the run's own messages, and so counts as a p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -15,15 +16,20 @@ from scipy import stats
 from audit.noise import Residuals, grid_step, judge_residuals, noise_power, off_grid, standardise, variance_of
 from audit.probes.rehearsal import Rehearsal
 from audit.report.results import Check, Layer, Outcome, passed_if
+from audit.rerun import Sending
 from calibrate.arrays import Floats
-from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised, RandomizedCategory
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, NoPrivacyPromised, RandomizedCategory
 
 ALPHA = 1e-3
 """False-alarm probability of all statistical questions about one rehearsal's noise together."""
+_TAILS = np.arange(2.0, 4.6, 0.1)
+"""In units of the signed scale (of Laplace noise: after carrying it over to the normal law)."""
 GATE_ALPHA = 1e-6
 """The same of the noise that the gate alone draws."""
 _SHORTEST = 3
 """Values in a message from which on two equal noises are no accident."""
+_CHANCE = 1e-9
+"""Of the same untrue answers twice."""
 _SAME = 1e-4
 """Noise is compared in units of its scale; rounding to the grid blurs it by far less."""
 
@@ -32,7 +38,7 @@ def check_fresh_noise(rehearsal: Rehearsal) -> tuple[Check, ...]:
     """Its law, and that no noise was used twice."""
     if isinstance(rehearsal.document.guarantee, NoPrivacyPromised):
         return ()
-    found = _residuals(rehearsal)
+    found = _residuals(rehearsal, (*rehearsal.sendings, *rehearsal.later))
     answered = sum(isinstance(value, RandomizedCategory) for value in rehearsal.document.releases)
     share = ALPHA / max(1, answered + bool(found))
     checks = [*_responses(rehearsal, share)]
@@ -43,7 +49,53 @@ def check_fresh_noise(rehearsal: Rehearsal) -> tuple[Check, ...]:
         check = passed_if(Layer.PROBE, "noise in a rehearsal", not wrong, text)
         checks.append(check.model_copy(update={"noise_power": judged[0].noise_power}))
         checks += [_check_repetition(found), _check_grid(rehearsal)]
-    return tuple(checks)
+    return (*checks, *_check_unpredictable(rehearsal))
+
+
+def _check_unpredictable(rehearsal: Rehearsal) -> tuple[Check, ...]:
+    """Begun once more under the same papers and with the same seed, a run draws other noise and other answers.
+
+    Noise that follows from the manifest, the plan's seed, the party and the round looks new in any one run, and whoever
+    holds those papers can subtract it.
+    """
+    if not rehearsal.again or rehearsal.document.noise_source is not NoiseSource.OPERATING_SYSTEM:
+        return ()
+    first = {(one.party, one.name): one.rows for one in _residuals(rehearsal, rehearsal.sendings)}
+    second = {(one.party, one.name): one.rows for one in _residuals(rehearsal, rehearsal.again)}
+    same = {}
+    for (party, name), rows in second.items():
+        apart = np.abs(first[party, name][: len(rows)] - rows)
+        if rows.shape[1] < _SHORTEST:
+            apart = apart.reshape(1, -1)
+        same[name, party] = apart.size >= _SHORTEST and float(apart.max(axis=1).min()) < _SAME
+    for one in rehearsal.document.releases:
+        if isinstance(one, RandomizedCategory):
+            same |= {(one.name, party): _same_lies(rehearsal, party, one) for party in sorted(_parties(rehearsal))}
+    repeated = [f"{name} of {party}" for (name, party), found in same.items() if found]
+    text = f"the same noise in {repeated[0]}" if repeated else f"other noise in all {len(same)} values"
+    return (passed_if(Layer.PROBE, "noise follows from no papers", not repeated, text),)
+
+
+def _parties(rehearsal: Rehearsal) -> set[str]:
+    return {one.party for one in rehearsal.again}
+
+
+def _same_lies(rehearsal: Rehearsal, party: str, value: RandomizedCategory) -> bool:
+    """Whether the answers that are untrue once are untrue again, by as much, more often than chance explains."""
+    lies = []
+    for sendings in (rehearsal.of(party), [one for one in rehearsal.again if one.party == party]):
+        both = [(one.published[value.name], one.clean[value.name]) for one in sendings if value.name in one.published]
+        if not both:
+            return False
+        lies.append((both[0][0] - both[0][1]).ravel() % value.categories)
+    untrue = lies[0] != 0
+    law = stats.binom(int(untrue.sum()), (1 - _truth(value)) / (value.categories - 1))
+    return bool(law.sf(int((lies[0] == lies[1])[untrue].sum()) - 1) < _CHANCE)
+
+
+def _truth(value: RandomizedCategory) -> float:
+    """How often an answer is true."""
+    return 1.0 / (1.0 + (value.categories - 1) * math.exp(-value.epsilon))
 
 
 def _check_grid(rehearsal: Rehearsal) -> Check:
@@ -59,11 +111,11 @@ def _check_grid(rehearsal: Rehearsal) -> Check:
     return passed_if(Layer.PROBE, "grid in a rehearsal", not beside, text)
 
 
-def _residuals(rehearsal: Rehearsal) -> tuple[Residuals, ...]:
+def _residuals(rehearsal: Rehearsal, sendings: Sequence[Sending]) -> tuple[Residuals, ...]:
     """Of all values that carry Gaussian or Laplace noise."""
     signed = {value.name: value for value in rehearsal.document.releases}
     rows: dict[tuple[str, str], tuple[list[Floats], list[Floats]]] = {}
-    for one in (*rehearsal.sendings, *rehearsal.later):
+    for one in sendings:
         for name, published in one.published.items():
             if isinstance(signed[name], GaussianNoise | LaplaceNoise):
                 sent, meant = rows.setdefault((one.party, name), ([], []))
@@ -93,10 +145,10 @@ def _check_repetition(found: tuple[Residuals, ...]) -> Check:
 
 
 def check_gate_alone(rehearsal: Rehearsal) -> tuple[Check, ...]:
-    """One message of zeros, published again and again in all signed rounds: the noise itself, of secret batches too.
+    """Known messages, published again and again in all signed rounds: the noise itself, of secret batches too.
 
     It must be other noise each time (noise that is a function of the message repeats at once, a seed of 16 bits after a
-    few hundred messages), and as much as was signed, in the last rounds as in the first.
+    few hundred messages), as much as was signed, in the last rounds as in the first, and with tails as long.
     """
     signed = {one.name: one for one in rehearsal.document.releases if isinstance(one, GaussianNoise | LaplaceNoise)}
     level, checks = GATE_ALPHA / max(1, len(signed)), []
@@ -122,12 +174,18 @@ def check_gate_alone(rehearsal: Rehearsal) -> tuple[Check, ...]:
 
 
 def _variances(rows: list[Floats], short: int, silos: int) -> dict[str, float]:
-    """p-values of the variance: of all numbers, of each silo, of each place in the message, and of messages' sums.
+    """p-values of the variance: of all numbers, of each silo, of each place in the message, and of messages' sums;
+    and of the shape of all numbers together.
 
     Silos take turns. Noise that is missing at one place hides in the whole; noise that the numbers of a message share
     shows in their sum alone.
     """
-    found = {"the variance of all numbers": variance_of(np.concatenate(rows))[1]}
+    every = np.concatenate(rows)
+    found = {"the variance of all numbers": variance_of(every)[1], "the shape of the noise": _shape_of(every)}
+    beyond = every.size - np.searchsorted(np.sort(np.abs(every)), _TAILS, side="right")
+    law = stats.binom(every.size, 2 * stats.norm.sf(_TAILS))
+    tails = np.minimum(1.0, 2 * np.minimum(law.cdf(beyond), law.sf(beyond - 1)))
+    found |= {f"the number of values beyond {_TAILS[i]:.1f} scales": float(p) for i, p in enumerate(tails)}
     if silos > 1:
         for silo in range(silos):
             found[f"the variance of silo {silo}"] = variance_of(np.concatenate(rows[silo::silos]))[1]
@@ -142,24 +200,33 @@ def _variances(rows: list[Floats], short: int, silos: int) -> dict[str, float]:
     return found
 
 
+def _shape_of(values: Floats) -> float:
+    """How likely a distance so large from the normal law is, at most (Dvoretzky, Kiefer, Wolfowitz, Massart)."""
+    expected, steps = stats.norm.cdf(np.sort(values)), np.arange(values.size + 1) / values.size
+    distance = max(float((steps[1:] - expected).max()), float((expected - steps[:-1]).max()))
+    return min(1.0, 2 * math.exp(-2 * values.size * distance**2))
+
+
 def _responses(rehearsal: Rehearsal, level: float) -> list[Check]:
-    """Randomised responses keep the truth as often as signed."""
+    """Randomised responses keep the truth as often as signed, and untrue ones are any of the others alike."""
     checks = []
     for value in rehearsal.document.releases:
         if not isinstance(value, RandomizedCategory):
             continue
-        kept = [
-            one.published[value.name] == one.clean[value.name]
-            for one in rehearsal.sendings
-            if value.name in one.published
-        ]
-        if not kept:
+        sent = [one for one in rehearsal.sendings if value.name in one.published]
+        if not sent:
             continue
-        answers = np.concatenate([each.ravel() for each in kept])
-        rate = 1.0 / (1.0 + (value.categories - 1) * math.exp(-value.epsilon))
-        p_value = float(stats.binomtest(int(answers.sum()), answers.size, rate).pvalue)
+        pairs = ((one.published[value.name], one.clean[value.name]) for one in sent)
+        shifts = np.concatenate([(answer - truth).ravel() % value.categories for answer, truth in pairs]).astype(int)
+        rate, times = _truth(value), np.bincount(shifts, minlength=value.categories)
+        p_values = [float(stats.binomtest(int(times[0]), shifts.size, rate).pvalue)]
+        lies = int(times[1:].sum())
+        if value.categories > 2 and lies:
+            even = 1 / (value.categories - 1)
+            p_values += [float(stats.binomtest(int(each), lies, even).pvalue) for each in times[1:]]
+        p_value = min(1.0, len(p_values) * min(p_values))
         text = (
-            f"{answers.mean():.3f} of {answers.size} responses are true, {rate:.3f} are signed "
+            f"{times[0] / shifts.size:.3f} of {shifts.size} responses are true, {rate:.3f} are signed "
             f"(p = {p_value:.3g}, alarm below {level:.1g})"
         )
         checks.append(passed_if(Layer.PROBE, f"truth in {value.name}", p_value >= level, text))

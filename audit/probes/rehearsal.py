@@ -21,7 +21,7 @@ from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.models.model import Model
 from privfair.run.prepare import PlannedRun, Sites, prepare_run
 
-DEFAULT_ROUNDS, SPREAD_ROUNDS = 32, 16
+DEFAULT_ROUNDS, SPREAD_ROUNDS, _AGAIN = 32, 16, 4
 MESSAGES, _MOST_VALUES = 10_000, 200_000
 """Of the gate alone: enough for seeds of 16 bits to come back for certain, and for 22 bits most of the time."""
 _BLOCK = 8
@@ -45,8 +45,10 @@ class Rehearsal:
     sendings: tuple[Sending, ...]
     later: tuple[Sending, ...]
     """In rounds spread over the rest of the audited run, with its own states and round numbers."""
+    again: tuple[Sending, ...]
+    """The first rounds once more, under the very same papers and the same seed."""
     gate_alone: dict[str, list[Floats]]
-    """By value: what the gate made of one and the same message."""
+    """By value: the noise that the gate put on known messages."""
 
     def of(self, party: str) -> tuple[Sending, ...]:
         """What one party sent in the rounds that were rehearsed one after the other."""
@@ -70,8 +72,12 @@ def rehearse(
     rehearsed, each from the run's own state.
     """
     auditor, watch, block = AuditorsManifest(), Watch(), min(_BLOCK, rounds)
-    run = prepare_run(plan, auditor.envelope(document), auditor.trust, sites)
-    made = rerun(run, auditor, seed=run.plan.training.seed, updates=rounds, block=block, observer=watch)
+    envelope = auditor.envelope(document)
+    run = prepare_run(plan, envelope, auditor.trust, sites)
+    seed, once_more = run.plan.training.seed, Watch()
+    made = rerun(run, auditor, seed=seed, updates=rounds, block=block, observer=watch, envelope=envelope)
+    if audited is not None:
+        rerun(run, auditor, seed=seed, updates=min(_AGAIN, rounds), block=block, observer=once_more, envelope=envelope)
     return Rehearsal(
         document=document,
         algorithm=run.algorithm,
@@ -85,6 +91,7 @@ def rehearse(
         states=tuple(watch.states),
         sendings=watch.numbered(),
         later=() if audited is None else _rehearse_later(run, auditor, audited, rounds),
+        again=tuple(once_more.sendings.values()),
         gate_alone={} if audited is None else publish_repeatedly(run, auditor, MESSAGES, _MOST_VALUES),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import assert_never
 
 import numpy as np
@@ -29,7 +30,7 @@ from audit.probes.setting import (
     with_record,
     without,
 )
-from audit.report.results import BoundPower, Check, Layer, passed_if
+from audit.report.results import BoundPower, Check, Layer, not_possible, passed_if
 from calibrate.errors import PrivfairError
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import SiloTensors
@@ -92,6 +93,8 @@ def _unseen_direction(setting: ProbeSetting, theta: Tensor, at: Tensor) -> Tenso
 ROUNDING = 1e-6
 _SIZES = (1, 2, 8, 48)
 """Of the batches tried: alone, against one other, in a micro-batch, in a crowd."""
+_MOST_NUMBERS = 4_000_000
+"""Of the gradients of a whole batch, one per record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,11 +120,14 @@ class _Reach:
             self.ratio, self.where = ratio, where
 
 
-def check_sensitivity(setting: ProbeSetting, seed: int = 0) -> tuple[Check, ...]:
-    """One check per bounded value, one for values in the clear, one for randomised ones."""
+def check_sensitivity(setting: ProbeSetting, seed: int = 0, silos: Sequence[SiloTensors] = ()) -> tuple[Check, ...]:
+    """One check per bounded value, one for values in the clear, one for randomised ones.
+
+    `silos` are the run's own, of which whole batches are tried too.
+    """
     reach = {name: _Reach() for name in setting.bounded}
     moved, changed, pairs = set[str](), 0, 0
-    for pair in neighbours(setting, seed):
+    for pair in chain(neighbours(setting, seed), _in_whole_batches(setting, silos, seed)):
         pairs += 1
         for name in pair.one.noisy:
             if name in reach:
@@ -131,7 +137,7 @@ def check_sensitivity(setting: ProbeSetting, seed: int = 0) -> tuple[Check, ...]
         for name in setting.randomised & set(pair.one.randomised):
             entries = int((pair.one.randomised[name] != pair.other.randomised[name]).sum())
             changed = max(changed, entries)
-    checks = [_check_bound(name, one) for name, one in reach.items() if one.pairs]
+    checks = [_check_bound(name, one) for name, one in reach.items()]
     if setting.independent:
         text = f"{', '.join(sorted(moved))} moved with the protected unit" if moved else "none moved"
         text += f", in {pairs} pairs of neighbouring data sets"
@@ -157,6 +163,29 @@ def neighbours(setting: ProbeSetting, seed: int) -> Iterator[Neighbours]:
                 except PrivfairError:
                     # The algorithm refuses such records outright: nothing would have been sent.
                     continue
+
+
+def _in_whole_batches(setting: ProbeSetting, silos: Sequence[SiloTensors], seed: int) -> Iterator[Neighbours]:
+    """As many units at once as there are, or as a few million numbers allow: work in chunks goes wrong only there."""
+    if setting.algorithm.draws or not silos:
+        return
+    random, reached = np.random.default_rng((seed, 1)), setting.reached_states[-1]
+    silo = max(silos, key=len)
+    if len(silo) == 0:
+        return
+    owned = np.arange(len(silo)) if silo.unit_of_row is None else np.unique(silo.unit_of_row.numpy())
+    chosen = random.permutation(owned)[: max(_SIZES[-1], _MOST_NUMBERS // setting.model.size)]
+    batch = torch.from_numpy(np.sort(chosen))
+    facing = record_at(silo, int(random.integers(len(silo))))
+    labels = range(min(_MOST_CLASSES, setting.model.classes))
+    # The first of the batch and the last: chunks begin at one end.
+    for unit, sign in ((int(batch[0]), 1.0), (int(batch[-1]), -1.0)):
+        far = tuple(Record(sign * FAR * facing.x, label, facing.s) for label in labels)
+        try:
+            where = f"step {reached.step}, {silo.name}, batch of {len(batch)}"
+            yield from list(_pairs(setting, reached, silo, batch, unit, far, where))
+        except PrivfairError:
+            continue
 
 
 def _batches(setting: ProbeSetting, silo: SiloTensors, random: np.random.Generator) -> Iterator[Tensor]:
@@ -244,6 +273,8 @@ def _differs(pair: Neighbours, name: str) -> bool:
 
 
 def _check_bound(name: str, reach: _Reach) -> Check:
+    if not reach.pairs:
+        return not_possible(Layer.PROBE, f"sensitivity of {name}", "it was sent in no state that was reached")
     text = f"{reach.ratio:.4f} of the signed bound at most, over {reach.pairs} pairs of neighbouring data sets"
     if reach.ratio > 1 + ROUNDING:
         text += f"; reached at {reach.where}"
@@ -258,7 +289,7 @@ _LEAST_SECONDS = 5.0
 def check_every_unit(
     setting: ProbeSetting, silos: Sequence[SiloTensors], seed: int, seconds: float = 0.0
 ) -> tuple[Check, ...]:
-    """What each unit of the data adds by itself, at a state the run was in, against what was signed.
+    """What each unit of the data adds by itself, in a random step of the run each, against what was signed.
 
     As many units as `seconds` of processor time allow, in random order; the chance that one unit's breach would have
     been noticed is the share of units that were tried. Algorithms that draw their own parts are not asked.
@@ -268,12 +299,12 @@ def check_every_unit(
     random = np.random.default_rng(seed)
     everybody = [(silo, unit) for silo in silos if len(silo) for unit in range(units_of(silo))]
     reach, tried, until = _Reach(), 0, time.process_time() + max(seconds, _LEAST_SECONDS)
-    empty = torch.zeros(0, dtype=torch.int64)
+    empty, last = torch.zeros(0, dtype=torch.int64), setting.reached_states[-1].step
     for place in random.permutation(len(everybody)).tolist():
         if time.process_time() > until:
             break
         silo, unit = everybody[place]
-        reached = setting.reached_states[tried % len(setting.reached_states)]
+        reached = setting.at(int(random.integers(last + 1)))
         tried += 1
         alone = _alone(silo, unit)
         if len(alone) == 0:

@@ -44,7 +44,7 @@ class ProbeSetting:
 
     @classmethod
     def of(cls, evidence: RunEvidence) -> ProbeSetting:
-        """The run's first two states, one of the middle and the last before a round."""
+        """The run's first two states, one of the middle, the last, and one of each kind of message."""
         reached_states = _some_states(evidence) or (ReachedState(0, evidence.algorithm.start()),)
         sensitive = sensitive_silos(evidence.algorithm, evidence.silos)
         holders = [silo for silo in evidence.silos if silo.name not in sensitive]
@@ -52,6 +52,11 @@ class ProbeSetting:
         if not evidence.algorithm.draws:
             silos = tuple(_beginning(silo) for silo in silos)
         return cls(evidence.algorithm, evidence.model, silos, evidence.document, reached_states)
+
+    def at(self, step: int) -> ReachedState:
+        """The last of the states that were reached until this step, under its number: some faults follow the step."""
+        before = [one for one in self.reached_states if one.step <= step]
+        return replace(before[-1] if before else self.reached_states[0], step=step)
 
     @property
     def unit(self) -> PrivacyUnit:
@@ -92,14 +97,20 @@ def _some(silos: Iterable[SiloTensors]) -> tuple[SiloTensors, ...]:
 
 
 def _some_states(evidence: RunEvidence) -> tuple[ReachedState, ...]:
-    """Only these are held in memory: states of a network are large, and runs are long."""
-    middle = len(evidence.seen) // 2
+    """Only these are held in memory: states of a network are large, and runs are long.
+
+    A value that is sent in one round alone is probed at that round.
+    """
+    middle, met, sent = len(evidence.seen) // 2, set[int](), dict[int, set[int]]()
+    for key in evidence.transcript.keys:
+        sent.setdefault(key.round, set()).add(key.name)
     found: dict[int, ReachedState] = {}
     last: ReachedState | None = None
     for place, one in enumerate(evidence.rounds()):
         last = ReachedState(one.step, one.state)
-        if place in (0, 1, middle):
+        if place in (0, 1, middle) or not sent[one.round] <= met:
             found[one.step] = last
+        met |= sent[one.round]
     if last is not None:
         found[last.step] = last
     return tuple(found.values())

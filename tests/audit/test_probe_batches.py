@@ -6,9 +6,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
-from audit.probes.batches import _so_uneven, _wrong_epoch_apart, wrong_batches
+from audit.probes.batch_relations import moving_groups, predicted_batches, related_rounds, related_silos
+from audit.probes.batches import _favoured_units, _so_uneven, _wrong_epoch_apart, wrong_batches, wrong_places
 from calibrate.sampling import (
     FixedSize,
     Poisson,
@@ -18,6 +20,7 @@ from calibrate.sampling import (
     TruncatedPoisson,
     WithReplacement,
 )
+from privfair.algorithms.algorithm import SiloTensors
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import bernoulli
 from tests.planted_bugs.fixed_randomness import FixedWords
@@ -110,3 +113,74 @@ def test_small_poisson_batches_are_flagged_for_their_sizes_no_more_often_than_al
     assert chances[flagged].sum() + max(0.0, 1 - chances.sum()) <= allowed
     assert flagged[-1]
     assert flagged[0] or stats.binom.pmf(1, units, rate) ** rounds > level / 10
+
+
+SECRET = ("poisson", "truncated poisson", "fixed", "random allocation")
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_batches_of_different_rounds_silos_and_beginnings_are_independent(name: str) -> None:
+    sampling, sizes = SAMPLINGS[name], {"north": UNITS, "south": UNITS}
+    for seed in range(20):
+        first, second = drawn(sampling, seed), drawn(sampling, 100 + seed)
+        assert related_rounds(sampling, UNITS, first, LEVEL) is None
+        assert predicted_batches(sampling, UNITS, first, second, LEVEL) is None
+        assert related_silos(sampling, sizes, {"north": first, "south": second}, LEVEL) is None
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_batches_that_come_back_or_follow_from_a_seed_are_seen(name: str) -> None:
+    sampling = SAMPLINGS[name]
+    first = drawn(sampling, 0)
+    again = {number: first[number % 10] for number in first}
+    assert "share" in (related_rounds(sampling, UNITS, again, LEVEL) or "")
+    few = {number: first[number] for number in range(4)}
+    assert "begun again" in (predicted_batches(sampling, UNITS, few, first, LEVEL) or "")
+
+
+def test_small_batches_that_repeat_are_seen_together() -> None:
+    first = {number: batch for number, batch in drawn(Poisson(0.03), 1).items() if number < 4}
+    assert 0 < max(len(batch) for batch in first.values()) < 8
+    assert predicted_batches(Poisson(0.03), UNITS, first, first, LEVEL) is not None
+    empty = {0: np.zeros(0, dtype=np.int64)}
+    assert predicted_batches(Poisson(0.03), UNITS, empty, empty, LEVEL) is None, "nobody took part: nothing to tell"
+
+
+def test_silos_of_different_sizes_that_share_their_words_are_seen() -> None:
+    batches = drawn(Poisson(0.2), 0)
+    smaller = {number: batch[batch < 90] for number, batch in batches.items()}
+    found = related_silos(Poisson(0.2), {"north": UNITS, "south": 90}, {"north": batches, "south": smaller}, LEVEL)
+    assert found == "north and south draw the same places of their files"
+    everybody = dict.fromkeys(range(ROUNDS), np.arange(UNITS))
+    sizes = {"north": UNITS, "south": UNITS}
+    whole = FixedSize(UNITS, UNITS)
+    assert related_silos(whole, sizes, {"north": everybody, "south": everybody}, LEVEL) is None, "nothing is drawn"
+
+
+def test_a_unit_or_a_part_of_the_file_that_takes_part_too_often_is_seen() -> None:
+    random = np.random.default_rng(3)
+    times = random.binomial(500, 0.2, UNITS)
+    assert _favoured_units(times, 500, 0.2, LEVEL) is None
+    slope = random.binomial(500, np.linspace(0.25, 0.15, UNITS))
+    assert "participations of units" in (_favoured_units(slope, 500, 0.2, LEVEL) or "")
+    times[7] = 180
+    assert "one unit takes part 180 times of 500" in (_favoured_units(times, 500, 0.2, LEVEL) or "")
+
+
+def test_one_allocation_for_all_epochs_is_seen() -> None:
+    assert wrong_places(RandomAllocation(5), UNITS, 1e-9) is None
+
+    def once(self: Participation, epoch: int, batches: int) -> np.ndarray:
+        self._orders = self._orders or {0: np.arange(self.units) * 7919 % batches}
+        return self._orders[0]
+
+    with patch.object(Participation, "_allocation", once):
+        assert "place" in (wrong_places(RandomAllocation(5), UNITS, LEVEL) or "")
+
+
+def test_groups_of_a_cycle_that_follow_the_position_are_seen() -> None:
+    random = torch.Generator().manual_seed(0)
+    silo = SiloTensors("north", torch.randn(40, 3, generator=random), torch.arange(40) % 2, torch.arange(40) // 2 % 2)
+    assert moving_groups(silo, 6) is None
+    with patch("audit.probes.batch_relations.group_of_units", lambda one, groups: np.arange(len(one)) % groups):
+        assert moving_groups(silo, 6) is not None

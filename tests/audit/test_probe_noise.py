@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
-from audit.noise import Residuals, judge_residuals
+from audit.noise import Residuals, grid_step, judge_residuals, off_grid
+from audit.probes.fresh_noise import _responses, _truth, _variances
 from audit.report.results import Outcome
+from audit.rerun import Sending
+from calibrate.manifest.mechanism import GaussianNoise, NoiseSampler, RandomizedCategory
+from privfair.noise import ExactNoise
+from tests.planted_bugs.fixed_randomness import fixed_randomness
 
 ALPHA = 0.05
 
@@ -54,15 +62,59 @@ def test_two_messages_of_a_long_run_with_the_same_noise_are_seen() -> None:
     assert _failed((Residuals("north", "value", rows),)) == {"repetition of value over rounds and silos"}
 
 
-@pytest.mark.parametrize("bit", [0, 7])
+@pytest.mark.parametrize("bit", [0, 7, 22])
 def test_a_bit_of_the_message_in_the_low_digits_is_seen(bit: int) -> None:
     random = np.random.default_rng(10)
     clean = random.integers(-(2**31), 2**31, size=(12, 40))
     steps = clean + np.rint(random.normal(size=clean.shape) * 2**30).astype(np.int64)
     rows = (steps - clean) / 2**30
-    assert not _failed((Residuals("north", "value", rows, steps, clean),))
+    assert not _failed((Residuals("north", "value", rows, steps, clean, 27),))
     marked = (steps & ~(1 << bit)) | ((clean > 0).astype(np.int64) << bit)
-    assert _failed((Residuals("north", "value", rows, marked, clean),)) == {"low digits of value of north"}
+    assert _failed((Residuals("north", "value", rows, marked, clean, 27),)) == {"low digits of value of north"}
+
+
+def test_a_grid_twice_as_coarse_is_no_leak() -> None:
+    """A scale that is signed just below a power of two; the gate rounds it up, and beyond it."""
+    declared = GaussianNoise.model_construct(
+        name="value", sigma=float(np.nextafter(1.0, 0.0)), strategy=None, sampler=NoiseSampler.DISCRETE_GRID
+    )
+    clean, noise = [np.full(40, 0.3)] * 20, ExactNoise()
+    step = grid_step(declared)
+    with fixed_randomness(1):
+        sent = [noise.gaussian(each, 1.0) for each in clean]
+    assert step is not None
+    assert not any(off_grid(row, 2 * step) for row in sent)
+    assert not _failed((Residuals.of("north", declared, sent, clean),))
+
+
+def test_noise_that_two_values_of_a_message_share_is_seen() -> None:
+    random = np.random.default_rng(11)
+    one, other = random.normal(size=(24, 6)), random.normal(size=(24, 9))
+    assert not _failed((Residuals("north", "one", one), Residuals("north", "other", other)))
+    other[:, :6] = one
+    shared = "repetition of one and other over rounds and silos"
+    assert _failed((Residuals("north", "one", one), Residuals("north", "other", other))) == {shared}
+
+
+@pytest.mark.parametrize("limit", [3.0, 3.5])
+def test_noise_that_is_cut_off_far_out_is_seen_in_the_gate_alone(limit: float) -> None:
+    """Its variance is 0.6% short, which the number of values does not show; a value beyond the cut would be sure."""
+    whole = np.random.default_rng(12).normal(size=(6000, 16))
+    for rows, seen in ((whole, False), (whole.clip(-limit, limit), True)):
+        p_values = _variances(list(rows), 16, 3)
+        assert (len(p_values) * min(p_values.values()) < 1e-6) is seen
+
+
+def test_untrue_answers_that_are_not_any_other_alike_are_seen() -> None:
+    """Three categories, the truth kept as often as signed; but who lies names the next category."""
+    random, value = np.random.default_rng(13), RandomizedCategory.model_construct(name="s", categories=3, epsilon=1.0)
+    truth = random.integers(0, 3, 3000)
+    lied = random.random(3000) > _truth(value)
+    for shift, seen in ((random.integers(1, 3, 3000), False), (1, True)):
+        one = Sending(0, "north", torch.arange(3000), 0, {"s": truth}, {"s": (truth + lied * shift) % 3})
+        document = SimpleNamespace(releases=(value,))
+        (check,) = _responses(SimpleNamespace(document=document, sendings=(one,)), 1e-6)  # type: ignore[arg-type]
+        assert (check.outcome is Outcome.FAILED) is seen
 
 
 def _failed(found: tuple[Residuals, ...]) -> set[str]:

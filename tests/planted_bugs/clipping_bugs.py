@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrate.plans.fair_plugin import FLIPS
+from calibrate.plans.fair_plugin import FLIPS, RATES
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_plugin import FairPlugin
 from privfair.algorithms.fedfdp import FedFdp
@@ -161,14 +162,39 @@ def _never_cleared() -> AbstractContextManager[Any]:
     return sending(FedFdp, wrong)
 
 
-def _cumulated_histogram() -> AbstractContextManager[Any]:
-    """Each record is counted at every strength of the rule above its own, where one cell was signed."""
+def _cumulated(which: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Each record is counted in every cell above its own too, where one cell was signed."""
 
     def wrong(right: Any, self: Any, state: Any, round: int, silo: Any, batch: Tensor) -> Any:
         message = right(self, state, round, silo, batch)
-        return with_values(message, lambda name, values: np.cumsum(values, axis=1) if name == FLIPS else values)
+        return with_values(message, lambda name, values: np.cumsum(values, axis=1) if name == which else values)
 
-    return sending(FairPlugin, wrong)
+    return lambda: sending(FairPlugin, wrong)
+
+
+def _last_chunk_alone() -> AbstractContextManager[Any]:
+    """Records are worked on in chunks of 64, and the clip is applied to the last chunk."""
+
+    def wrong(right: Any, self: Any, state: Any, round: int, silo: Any, batch: Tensor) -> Any:
+        start = (len(batch) - 1) // 64 * 64 if len(batch) else 0
+        before = _plain_sum(self, state.theta, silo.x[batch[:start]], silo.y[batch[:start]]).numpy()
+        message = right(self, state, round, silo, batch[start:])
+        return with_values(message, lambda name, values: values + before.reshape(values.shape))
+
+    return sending(DpFedSgd, wrong)
+
+
+def _every_fifth_round() -> AbstractContextManager[Any]:
+    """Now and then a round sends the sum as it is, say for a plot."""
+
+    def wrong(right: Any, self: Any, state: Any, round: int, silo: Any, batch: Tensor) -> Any:
+        message = right(self, state, round, silo, batch)
+        if round % 5 != 3:
+            return message
+        total = _plain_sum(self, state.theta, silo.x[batch], silo.y[batch]).numpy()
+        return with_values(message, lambda name, values: total.reshape(values.shape))
+
+    return sending(DpFedSgd, wrong)
 
 
 _SECRET = Engine.SECRET_BATCHES
@@ -183,7 +209,10 @@ CLIPPING_BUGS = (
     Bug("weights after clipping", Engine.FEDFDP, _weights_after_clipping, _BOTH, _FEDFDP_GRADIENT),
     Bug("negative weights unclipped", Engine.FEDFDP, _equation_13, _BOTH, _FEDFDP_GRADIENT),
     Bug("gradient never cleared", Engine.FEDFDP, _never_cleared, _BOTH, _FEDFDP_GRADIENT),
-    Bug("cumulated histogram", Engine.FAIR_PLUGIN, _cumulated_histogram, _BOTH, "engine.fair-plugin.flip_counts"),
+    Bug("cumulated histogram", Engine.FAIR_PLUGIN, _cumulated(FLIPS), _BOTH, "engine.fair-plugin.flip_counts"),
+    Bug("cumulated rates in the last round but one", Engine.FAIR_PLUGIN, _cumulated(RATES), (Caught.PROBE,)),
+    Bug("only the last chunk is clipped", Engine.FULL_BATCHES, _last_chunk_alone, (Caught.PROBE,)),
+    Bug("every fifth round is not clipped", Engine.FULL_BATCHES, _every_fifth_round, (Caught.PROBE,)),
     Bug("normalisation by private statistics", _SECRET, _private_statistics, _BOTH, _GRADIENT),
     Bug("BatchNorm", _SECRET, _batch_norm, (Caught.PROBE,)),
 )

@@ -13,7 +13,7 @@ from calibrate.sampling import Poisson
 from privfair.algorithms.steffle import Steffle
 from privfair.batches import participation
 from privfair.batches.participation import Participation
-from privfair.batches.randomness import bernoulli, subset
+from privfair.batches.randomness import SeededWords, bernoulli, subset
 from privfair.data import training_data
 from privfair.data.partition import split_silos
 from privfair.federation import local_party
@@ -85,6 +85,54 @@ def _late_rate() -> AbstractContextManager[Any]:
         return bernoulli(self._source, self.units, rate)
 
     return patch.object(Participation, "_draw", draw)
+
+
+def _of_the_plan() -> AbstractContextManager[Any]:
+    """Batches from the plan's seed: each looks random, and whoever reads the plan knows them all."""
+    return patch.object(
+        local_party, "word_source", lambda document, seed, party, session=1: SeededWords(seed, f"batches of {party}")
+    )
+
+
+def _falling_rate() -> AbstractContextManager[Any]:
+    """The first records of a file take part four times as often as the last, and all of them as often as declared."""
+
+    def draw(self: Any, round: int) -> Any:
+        rates = self._sampling.rate * np.linspace(1.6, 0.4, self.units)
+        return np.flatnonzero(self._source.words(self.units) / 2.0**64 < rates).astype(np.int64)
+
+    return patch.object(Participation, "_draw", draw)
+
+
+def _every_eighth_alike() -> AbstractContextManager[Any]:
+    """Eight batches are drawn and used in turn."""
+
+    def draw(self: Any, round: int) -> Any:
+        kept = self.__dict__.setdefault("kept", {})
+        if round % 8 not in kept:
+            kept[round % 8] = _RIGHT_DRAW(self, round)
+        return kept[round % 8]
+
+    return patch.object(Participation, "_draw", draw)
+
+
+def _one_allocation() -> AbstractContextManager[Any]:
+    """A unit has the same place in every epoch, which were priced as drawn anew."""
+    right = Participation._allocation
+    return patch.object(Participation, "_allocation", lambda self, epoch, batches: right(self, 0, batches))
+
+
+def _groups_by_position() -> AbstractContextManager[Any]:
+    """The cycle's groups are dealt in the order of the file: one record fewer, and all later ones change theirs."""
+    modules = (
+        "privfair.federation.local_party",
+        "audit.evidence",
+        "audit.probes.batches",
+        "audit.probes.batch_relations",
+    )
+    return together(
+        *(patch(f"{name}.group_of_units", lambda silo, groups: np.arange(len(silo)) % groups) for name in modules)
+    )
 
 
 def sorted_by_attribute() -> AbstractContextManager[Any]:
@@ -210,6 +258,11 @@ COUNTING_BUGS = (
     Bug("sampling rate x 1.3 in the last rounds, secret batches", _SECRET, _late_rate, _PROBE),
     Bug("Poisson batches accounted as random allocation", Engine.ALLOCATED, _independent_draws, _PROBE),
     Bug("shuffled batches accounted as random allocation", Engine.ALLOCATED, _equal_batches_of_an_order, _PROBE),
+    Bug("batches seeded by the plan, secret batches", _SECRET, _of_the_plan, _PROBE),
+    Bug("rates that fall along the file, secret batches", _SECRET, _falling_rate, _PROBE),
+    Bug("eight batches in turn, secret batches", _SECRET, _every_eighth_alike, _PROBE),
+    Bug("one allocation for all epochs", Engine.ALLOCATED, _one_allocation, _PROBE),
+    Bug("groups of the cycle by position", Engine.BANDED, _groups_by_position, _PROBE),
     Bug("a record comes back within the bands", Engine.BANDED, _back_too_soon, _PROBE),
     Bug("epochs sorted by the attribute", _STEFFLE, sorted_by_attribute, _PROBE),
     Bug("half the steps counted", Engine.STEFFLE, _half_the_steps, (Caught.CONFORMANCE, Caught.PROBE), updates=30),

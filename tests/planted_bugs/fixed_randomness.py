@@ -35,7 +35,6 @@ def fixed_randomness(seed: int) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch("privfair.noise.random_stream._system_entropy", entropy))
-        stack.enter_context(
-            patch("privfair.batches.participation.SystemWords", lambda: FixedWords(seed * 10_007 + next(sources)))
-        )
+        for module in ("privfair.batches.participation", "audit.probes.batches"):
+            stack.enter_context(patch(f"{module}.SystemWords", lambda: FixedWords(seed * 10_007 + next(sources))))
         yield

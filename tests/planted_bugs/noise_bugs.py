@@ -70,15 +70,15 @@ def _floats() -> AbstractContextManager[Any]:
     return patch.object(ExactNoise, "gaussian", gaussian)
 
 
-def _bit_of_the_message() -> AbstractContextManager[Any]:
-    """The last binary digit of every published number says on which side of zero the message was."""
+def _bit_of_the_message(digit: int) -> Callable[[], AbstractContextManager[Any]]:
+    """A low binary digit of every published number says on which side of zero the message was."""
 
     def gaussian(self: Any, values: Any, sigma: Any) -> Any:
         step = float(NoiseScale.at_least(sigma).grid.step)
         steps = (_RIGHT(self, values, sigma) / step).astype(np.int64)
-        return ((steps & ~1) | (np.asarray(values) > 0)) * step
+        return ((steps & ~(1 << digit)) | ((np.asarray(values) > 0).astype(np.int64) << digit)) * step
 
-    return patch.object(ExactNoise, "gaussian", gaussian)
+    return lambda: patch.object(ExactNoise, "gaussian", gaussian)
 
 
 def _antithetic() -> AbstractContextManager[Any]:
@@ -133,6 +133,62 @@ def _late() -> AbstractContextManager[Any]:
     return patch.object(Gate, "publish", publish)
 
 
+def _of_the_papers() -> AbstractContextManager[Any]:
+    """Each party's noise from a generator that the manifest seeds: new in every run, and known to its readers."""
+    right = Gate._with_noise
+
+    def with_noise(self: Any, party: str, declared: Any, values: Any) -> Any:
+        word = hashlib.sha256(f"{self._document.nonce} {party}".encode()).digest()
+        generator = self.__dict__.setdefault(f"stream of {party}", np.random.default_rng(list(word)))
+
+        def gaussian(source: Any, table: Any, sigma: Any) -> Any:
+            return _from(generator, table, sigma)
+
+        with patch.object(ExactNoise, "gaussian", gaussian):
+            return right(self, party, declared, values)
+
+    return patch.object(Gate, "_with_noise", with_noise)
+
+
+def _from(generator: np.random.Generator, values: Any, sigma: Any) -> Any:
+    """Noise of another generator, on the right grid."""
+    table, step = np.asarray(values, dtype=np.float64), float(NoiseScale.at_least(sigma).grid.step)
+    return (np.rint(generator.normal(0.0, float(sigma), table.shape) / step) + np.trunc(table / step)) * step
+
+
+def _one_seed_per_message() -> AbstractContextManager[Any]:
+    """All values that a party sends in one round get their noise from the same seed."""
+    right, words = Gate.publish, np.random.default_rng(8)
+
+    def publish(self: Any, party: str, contribution: Any) -> Any:
+        seed = self.__dict__.setdefault(f"seed of {party} in {self._round}", int(words.integers(2**62)))
+        with patch.object(
+            ExactNoise, "gaussian", lambda _, table, sigma: _from(np.random.default_rng(seed), table, sigma)
+        ):
+            return right(self, party, contribution)
+
+    return patch.object(Gate, "publish", publish)
+
+
+def _cut_off() -> AbstractContextManager[Any]:
+    """Noise beyond three and a half standard deviations is set back to them: a number beyond is then a proof."""
+
+    def gaussian(self: Any, values: Any, sigma: Any) -> Any:
+        step = float(NoiseScale.at_least(sigma).grid.step)
+        start, limit = np.trunc(np.asarray(values) / step) * step, np.floor(3.5 * float(sigma) / step) * step
+        return start + (_RIGHT(self, values, sigma) - start).clip(-limit, limit)
+
+    return patch.object(ExactNoise, "gaussian", gaussian)
+
+
+def _doubled() -> AbstractContextManager[Any]:
+    """The gate publishes twice what it was given, with the noise of once."""
+    right = Gate._with_noise
+    return patch.object(
+        Gate, "_with_noise", lambda self, party, declared, values: right(self, party, declared, 2 * values)
+    )
+
+
 def _column_of_any_norm() -> AbstractContextManager[Any]:
     """The strategy begins with 1, as papers print it: every column is longer than the noise was priced for."""
     right = RecentRounds.mix
@@ -156,6 +212,7 @@ def _forgotten_silently() -> AbstractContextManager[Any]:
 
 
 _ALL = (Caught.NOISE, Caught.PROBE)
+_PROBE = (Caught.PROBE,)
 _AND_ATTACK = (*_ALL, Caught.ATTACK)
 _FULL, _SECRET = Engine.FULL_BATCHES, Engine.SECRET_BATCHES
 _SPLIT = _scaled(lambda sigma: sigma / math.sqrt(_SILOS))
@@ -176,7 +233,7 @@ NOISE_BUGS = (
     Bug("opposite noise eight rounds later, secret batches", _SECRET, _antithetic, (Caught.PROBE,)),
     Bug("floats between the steps of the grid", _FULL, _floats, (Caught.CONFORMANCE, Caught.PROBE)),
     Bug("floats between the steps of the grid, secret batches", _SECRET, _floats, (Caught.CONFORMANCE, Caught.PROBE)),
-    Bug("a bit of the message in the last digit", _FULL, _bit_of_the_message, _ALL),
+    Bug("a bit of the message in the last digit", _FULL, _bit_of_the_message(0), _ALL),
     Bug("noise seeded by the message", _FULL, _of_the_message(), (Caught.PROBE,)),
     Bug("noise seeded by the message, secret batches", _SECRET, _of_the_message(), (Caught.PROBE,)),
     Bug("a seed of 16 bits", _FULL, _of_the_message(16), (Caught.PROBE,)),
@@ -185,8 +242,15 @@ NOISE_BUGS = (
     Bug("noise x 0.95, secret batches", _SECRET, _scaled(lambda sigma: 0.95 * sigma), (Caught.PROBE,)),
     Bug("noise x 0.6 in the last third", _FULL, _late, _ALL),
     Bug("noise x 0.6 in the last third, secret batches", _SECRET, _late, (Caught.PROBE,)),
+    Bug("a bit of the message in the 21st digit", _FULL, _bit_of_the_message(20), _ALL),
+    Bug("noise seeded by the manifest", _FULL, _of_the_papers, _PROBE),
+    Bug("noise seeded by the manifest, secret batches", _SECRET, _of_the_papers, _PROBE),
+    Bug("one seed for all values of a message", Engine.STEFFLE, _one_seed_per_message, _ALL),
+    Bug("noise cut off at 3.5 sigma", _FULL, _cut_off, _PROBE),
+    Bug("noise cut off at 3.5 sigma, secret batches", _SECRET, _cut_off, _PROBE),
+    Bug("the gate doubles the message, secret batches", _SECRET, _doubled, _PROBE),
     Bug("noise x 0.9, banded", Engine.BANDED, _scaled(lambda sigma: 0.9 * sigma), (Caught.PROBE,)),
     Bug("a column that is not of norm 1", Engine.BANDED, _column_of_any_norm, (Caught.PROBE,)),
     Bug("mixed sums forgotten without a gap", Engine.BANDED, _forgotten_silently, (Caught.PROBE,)),
-    Bug("a bit of the message in the last digit, secret batches", _SECRET, _bit_of_the_message, (Caught.PROBE,)),
+    Bug("a bit of the message in the last digit, secret batches", _SECRET, _bit_of_the_message(0), (Caught.PROBE,)),
 )

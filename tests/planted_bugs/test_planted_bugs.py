@@ -30,11 +30,20 @@ def _always(bug: Bug, layer: Caught) -> bool:
 
 LONG = (
     "Poisson batches accounted as random allocation",
+    "a bit of the message in the 21st digit",
     "a column that is not of norm 1",
     "a record comes back within the bands",
+    "cumulated rates in the last round but one",
+    "every fifth round is not clipped",
+    "groups of the cycle by position",
     "groups swapped in one silo",
     "mixed sums forgotten without a gap",
+    "noise cut off at 3.5 sigma",
+    "noise seeded by the manifest",
     "noise x 0.9, banded",
+    "one allocation for all epochs",
+    "one seed for all values of a message",
+    "only the last chunk is clipped",
     "per-layer clip accounted as one",
     "shuffled batches accounted as random allocation",
 )
