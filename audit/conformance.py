@@ -25,7 +25,7 @@ from privfair.federation.party import state_digest
 from privfair.ledger import Ledger
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
-from privfair.run.folder import RunFolder, load_theta, readable_difference
+from privfair.run.folder import RunFolder, bytes_beside_parameters, load_theta, readable_difference
 from privfair.run.replay import last_position
 from privfair.transcript import Ending, FloatFormat, Transcript
 
@@ -192,7 +192,11 @@ def check_model(folder: RunFolder, model: Model, algorithm: Algorithm[Any], posi
     off = float((saved - redone).abs().max()) if saved.numel() else 0.0
     if isinstance(model, LogisticRegression):  # its readable copy must tell the same
         off = max(off, readable_difference(folder, model, redone))
-    return _check("model follows from the transcript", off <= _CLOSE, f"largest difference {off:.3g}")
+    beside = bytes_beside_parameters(folder)
+    text = f"largest difference {off:.3g}" + (
+        f"; the file holds {beside} bytes beside the parameters" if beside else ""
+    )
+    return _check("model follows from the transcript", off <= _CLOSE and not beside, text)
 
 
 def _sampling(evidence: RunEvidence) -> Iterator[Check]:

@@ -36,11 +36,12 @@ def coin_flip(n: int, seed: int, sides: int = 2) -> Integers:
     sides: more than two where a canary has several versions, for example a group to which it is assigned.
 
     >>> coin_flip(8, seed=0).tolist()
-    [1, 1, 1, 0, 0, 0, 0, 0]
+    [1, 0, 1, 0, 0, 1, 1, 1]
     """
     count("n", n)
     count("seed", seed, least=0)
-    return np.random.default_rng(seed).integers(0, count("sides", sides, least=2), n)
+    # Not the words that a training with the same seed draws: its noise would know the coins.
+    return np.random.default_rng((seed, 0xC015)).integers(0, count("sides", sides, least=2), n)
 
 
 def one_run(

@@ -154,7 +154,7 @@ def rerun(
 
 _FEWEST_SESSIONS, _MOST_SESSIONS, _THROUGH_THE_GATE = 2, 8, 500
 _SHORT = 16
-"""Numbers of a message that is drawn without a round; two are enough to tell noise apart."""
+"""Numbers of a message that is drawn without a round."""
 
 
 def publish_repeatedly(
@@ -225,8 +225,7 @@ def _publish_one_session(
                     nothing = BoundedContribution(name, message, declared[name].sensitivity, 0.0)
                     found[name].append((gate.publish(silo, nothing).values - meant).ravel())
         for name, rows in found.items():
-            short = np.zeros(min(_SHORT, int(np.prod(shapes[name]))))
-            nothing = BoundedContribution(name, short, declared[name].sensitivity, 0.0)
+            nothing = BoundedContribution(name, np.zeros(_SHORT), declared[name].sensitivity, 0.0)
             rows += (gate.noise_alone(silos[n % len(silos)], nothing) for n in range(apart - len(rows)))
         gate.finish()
     finally:

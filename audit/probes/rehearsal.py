@@ -91,7 +91,7 @@ def rehearse(
         states=tuple(watch.states),
         sendings=watch.numbered(),
         later=() if audited is None else _rehearse_later(run, auditor, audited, rounds),
-        again=tuple(once_more.sendings.values()),
+        again=once_more.numbered(),
         gate_alone={} if audited is None else publish_repeatedly(run, auditor, MESSAGES, _MOST_VALUES),
     )
 

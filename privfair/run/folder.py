@@ -197,6 +197,13 @@ def load_theta(folder: RunFolder, model: Model) -> Tensor:
         ) from None
 
 
+def bytes_beside_parameters(folder: RunFolder) -> int:
+    """How much of a saved model is no parameter: a part of a larger tensor is written with all that it is a part of."""
+    saved: dict[str, Tensor] = torch.load(folder.model, weights_only=True)
+    held = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in saved.values()}
+    return max(0, sum(held.values()) - sum(value.numel() * value.element_size() for value in saved.values()))
+
+
 def readable_difference(folder: RunFolder, model: LogisticRegression, theta: Tensor) -> float:
     """By how much model.json differs from the given parameters; infinite if it is another model's, or damaged."""
     weight, bias = state_dict(model, theta).values()

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Poisson
@@ -20,6 +21,7 @@ from privfair.federation import local_party
 from privfair.federation.local_party import StepGate
 from privfair.gate import Gate
 from privfair.ledger import Claim
+from privfair.run import folder
 from tests.planted_bugs.bug import Bug, Caught, sending, together, with_values
 from tests.planted_bugs.workshop import Engine
 
@@ -234,6 +236,20 @@ def _groups_by_first_appearance() -> AbstractContextManager[Any]:
     return sending(Steffle, wrong)
 
 
+def _views_of_more() -> AbstractContextManager[Any]:
+    """Parameters are saved as views of a larger tensor, and the file holds all of it: here some records."""
+    right = folder.state_dict
+
+    def state_dict(model: Any, theta: Any) -> Any:
+        found = {}
+        for name, value in right(model, theta).items():
+            longer = torch.cat((value.flatten(), torch.arange(100, dtype=value.dtype)))
+            found[name] = longer[: value.numel()].reshape(value.shape)
+        return found
+
+    return patch.object(folder, "state_dict", state_dict)
+
+
 _SECRET, _STEFFLE = Engine.SECRET_BATCHES, Engine.STEFFLE
 _PROBE, _BOTH = (Caught.PROBE,), (Caught.SEARCH, Caught.PROBE)
 
@@ -263,6 +279,7 @@ COUNTING_BUGS = (
     Bug("eight batches in turn, secret batches", _SECRET, _every_eighth_alike, _PROBE),
     Bug("one allocation for all epochs", Engine.ALLOCATED, _one_allocation, _PROBE),
     Bug("groups of the cycle by position", Engine.BANDED, _groups_by_position, _PROBE),
+    Bug("the model file holds more than the model", _SECRET, _views_of_more, (Caught.CONFORMANCE,)),
     Bug("a record comes back within the bands", Engine.BANDED, _back_too_soon, _PROBE),
     Bug("epochs sorted by the attribute", _STEFFLE, sorted_by_attribute, _PROBE),
     Bug("half the steps counted", Engine.STEFFLE, _half_the_steps, (Caught.CONFORMANCE, Caught.PROBE), updates=30),

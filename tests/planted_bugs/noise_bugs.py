@@ -171,11 +171,11 @@ def _one_seed_per_message() -> AbstractContextManager[Any]:
 
 
 def _cut_off() -> AbstractContextManager[Any]:
-    """Noise beyond three and a half standard deviations is set back to them: a number beyond is then a proof."""
+    """Noise beyond three standard deviations is set back to them: a number beyond is then a proof."""
 
     def gaussian(self: Any, values: Any, sigma: Any) -> Any:
         step = float(NoiseScale.at_least(sigma).grid.step)
-        start, limit = np.trunc(np.asarray(values) / step) * step, np.floor(3.5 * float(sigma) / step) * step
+        start, limit = np.trunc(np.asarray(values) / step) * step, np.floor(3 * float(sigma) / step) * step
         return start + (_RIGHT(self, values, sigma) - start).clip(-limit, limit)
 
     return patch.object(ExactNoise, "gaussian", gaussian)
@@ -246,8 +246,8 @@ NOISE_BUGS = (
     Bug("noise seeded by the manifest", _FULL, _of_the_papers, _PROBE),
     Bug("noise seeded by the manifest, secret batches", _SECRET, _of_the_papers, _PROBE),
     Bug("one seed for all values of a message", Engine.STEFFLE, _one_seed_per_message, _ALL),
-    Bug("noise cut off at 3.5 sigma", _FULL, _cut_off, _PROBE),
-    Bug("noise cut off at 3.5 sigma, secret batches", _SECRET, _cut_off, _PROBE),
+    Bug("noise cut off at 3 sigma", _FULL, _cut_off, _PROBE),
+    Bug("noise cut off at 3 sigma, secret batches", _SECRET, _cut_off, _PROBE),
     Bug("the gate doubles the message, secret batches", _SECRET, _doubled, _PROBE),
     Bug("noise x 0.9, banded", Engine.BANDED, _scaled(lambda sigma: 0.9 * sigma), (Caught.PROBE,)),
     Bug("a column that is not of norm 1", Engine.BANDED, _column_of_any_norm, (Caught.PROBE,)),

@@ -38,7 +38,7 @@ LONG = (
     "groups of the cycle by position",
     "groups swapped in one silo",
     "mixed sums forgotten without a gap",
-    "noise cut off at 3.5 sigma",
+    "noise cut off at 3 sigma",
     "noise seeded by the manifest",
     "noise x 0.9, banded",
     "one allocation for all epochs",
