@@ -252,6 +252,9 @@ def command(
         sys.exit(1)
 
 
+_OF_A_RUN = ("run.json", "claim.token", "budget.json", "transcript.bin")
+
+
 def _refuse_early(flags: ModelFlags, run: Path | None, limits: tuple[Limit, ...]) -> None:
     """Whatever can be refused by the flags and the paths alone, before anything heavy is loaded."""
     if flags.asked_for:
@@ -260,7 +263,7 @@ def _refuse_early(flags: ModelFlags, run: Path | None, limits: tuple[Limit, ...]
         raise click.UsageError("--fail-above auc=... needs --model: a run has no membership attack")
     elif run is None:
         raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
-    elif not run.is_dir():
+    elif not any((run / name).exists() for name in _OF_A_RUN):
         from calibrate.errors import InvalidInput
 
         raise InvalidInput("run folder", str(run), "holds no run", "name the --out of a training run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -93,13 +94,21 @@ def command(
     Exit code 1 if the claim is refuted; 0 otherwise. Ctrl-C with --folder keeps what is done.
     """
     from audit.named import load_named
-    from audit.training.training_audit import audit_training
-    from privfair.cli.audit import show_report
+    from calibrate.errors import open_unit
+    from calibrate.privacy_unit import EpsilonDelta
     from privfair.cli.output import write_bytes
 
+    # All that can be refused at once, before anything heavy is loaded.
+    open_unit("--confidence", confidence)
+    EpsilonDelta(1.0 if epsilon is None else epsilon, delta)
+    _require_columns(data_path, label, unit, arrays)
     for named in (function, control, score):
         if named is not None:
             load_named(named)
+
+    from audit.training.training_audit import audit_training
+    from privfair.cli.audit import show_report
+
     data, column = _read(data_path, label, unit, arrays)
     with executor_of(workers, scheduler) as executor, _progress(folder) as progress, _own_mistakes(function):
         report = audit_training(
@@ -133,6 +142,21 @@ def command(
         sys.exit(1)
 
 
+def _require_columns(path: Path, label: str, unit: str | None, arrays: bool) -> None:
+    """Refuse a file that is not there, or whose first line does not name the columns."""
+    if not path.is_file():
+        raise InvalidInput("--data", str(path), "does not exist", "check the path")
+    if arrays and unit is not None:
+        raise click.UsageError("--unit needs a table: leave --arrays out")
+    if path.suffix.lower() != ".csv":
+        return
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        names = [name.strip() for name in next(csv.reader(file, skipinitialspace=True), [])]
+    for option, name in (("--label", label), ("--unit", unit)):
+        if name is not None and name not in names:
+            raise InvalidInput(option, name, "is not in the data", f"name one of {', '.join(names)}")
+
+
 def _read(path: Path, label: str, unit: str | None, arrays: bool) -> tuple[Any, str | None]:
     """A pandas table with the name of its label, or a pair of arrays."""
     import pandas as pd
@@ -142,8 +166,6 @@ def _read(path: Path, label: str, unit: str | None, arrays: bool) -> tuple[Any, 
     frame = pd.DataFrame({name: _numbers_or_text(values) for name, values in read_table(path, ",").columns.items()})
     if not arrays:
         return frame, label
-    if unit is not None:
-        raise click.UsageError("--unit needs a table: leave --arrays out")
     if label not in frame.columns:
         raise click.UsageError(f"--label {label}: the columns are {', '.join(map(str, frame.columns))}")
     try:

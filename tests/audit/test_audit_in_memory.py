@@ -181,13 +181,20 @@ REFUSED = (
     ["audit", "--model", "no.onnx", "--members", "a.csv", "--nonmembers", "a.csv"],
     ["audit", "--model", "m.pkl", "--members", "a.csv", "--nonmembers", "a.csv"],
     ["audit", "--model", "m.pkl", "--members", "a.csv"],
+    ["audit", "."],
     ["audit", "training", "x:y"],
+    ["audit", "training", "x:y", "--data", "no.csv", "--label", "y"],
+    ["audit", "training", "x:y", "--data", "b.csv", "--label", "z"],
+    ["audit", "training", "x:y", "--data", "b.csv", "--label", "y", "--unit", "who"],
+    ["audit", "training", "x:y", "--data", "b.csv", "--label", "y", "--delta", "2"],
+    ["audit", "training", "x:y", "--data", "b.csv", "--label", "y"],
 )
 
 
 def test_refusals_load_nothing_heavy(tmp_path: Path) -> None:
     for name in ("a.csv", "m.pkl"):
         (tmp_path / name).write_text("")
+    (tmp_path / "b.csv").write_text("x,y\n1,0\n")
     code = (
         "import sys\nfrom click.testing import CliRunner\nfrom privfair.cli import cli\n"
         f"codes = [CliRunner().invoke(cli, one).exit_code for one in {REFUSED!r}]\n"

@@ -184,3 +184,20 @@ def test_groups_of_a_cycle_that_follow_the_position_are_seen() -> None:
     assert moving_groups(silo, 6) is None
     with patch("audit.probes.batch_relations.group_of_units", lambda one, groups: np.arange(len(one)) % groups):
         assert moving_groups(silo, 6) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SECRET)
+def test_true_batches_are_flagged_at_most_as_often_as_stated(name: str) -> None:
+    sampling, runs, level = SAMPLINGS[name], 300, 0.05
+    sizes, alarms = {"north": UNITS, "south": UNITS}, dict.fromkeys(("rounds", "beginnings", "silos", "units"), 0)
+    for seed in range(runs):
+        first, second = drawn(sampling, 1000 + seed), drawn(sampling, 5000 + seed)
+        few = {number: second[number] for number in range(4)}
+        alarms["rounds"] += related_rounds(sampling, UNITS, first, level) is not None
+        alarms["beginnings"] += predicted_batches(sampling, UNITS, first, few, level) is not None
+        alarms["silos"] += related_silos(sampling, sizes, {"north": first, "south": second}, level) is not None
+        if name != "random allocation":  # within an epoch rounds are not independent
+            times = np.bincount(np.concatenate(list(first.values())), minlength=UNITS)
+            alarms["units"] += _favoured_units(times, ROUNDS, 0.2, level) is not None
+    assert max(alarms.values()) <= runs * level + 3 * np.sqrt(runs * level), alarms

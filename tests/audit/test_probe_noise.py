@@ -96,6 +96,15 @@ def test_noise_that_two_values_of_a_message_share_is_seen() -> None:
     assert _failed((Residuals("north", "one", one), Residuals("north", "other", other))) == {shared}
 
 
+@pytest.mark.slow
+def test_true_noise_of_the_gate_alone_is_flagged_at_most_as_often_as_stated() -> None:
+    random, runs, alarms = np.random.default_rng(14), 200, 0
+    for _ in range(runs):
+        p_values = _variances(list(random.normal(size=(600, 8))), 8, 3)
+        alarms += len(p_values) * min(p_values.values()) < ALPHA
+    assert alarms <= runs * ALPHA + 3 * np.sqrt(runs * ALPHA)
+
+
 @pytest.mark.parametrize("limit", [3.0, 3.5])
 def test_noise_that_is_cut_off_far_out_is_seen_in_the_gate_alone(limit: float) -> None:
     """Its variance is 0.6% short, which the number of values does not show; a value beyond the cut would be sure."""
