@@ -9,7 +9,7 @@ ENGINE ?= one-process
 
 NAME ?= fair-plugin
 
-.PHONY: demo test test-full flower soak experiments bench lint docs package clean
+.PHONY: demo test test-full flower nvflare soak experiments bench lint docs package clean
 
 # ENGINE=flower runs in the environment that has Flower.
 ifeq ($(ENGINE),flower)
@@ -29,8 +29,9 @@ test-full: $(VENV)/.with-test
 	$(PYTEST) -n 2 --cov
 	$(PYTEST) -n 2 -m slow
 
-# Flower wants older versions of some packages: an environment of its own, laid over the tested one.
+# Flower wants older versions of some packages: an environment of its own, laid over the tested one; so has NVFlare.
 flower: $(VENV)-flower/.done
+nvflare: $(VENV)-nvflare/.done
 
 # Does anything ever fail by chance? The default suite 5 times, the tests of true noise 200 times.
 soak: $(VENV)/.with-test
@@ -58,17 +59,19 @@ package: $(VENV)/.with-test
 	.ci/package $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(VENV)-flower demo build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-flower $(VENV)-nvflare demo build dist *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)-flower/.done: $(VENV)/.with-test constraints-flower.txt
-	rm -rf $(VENV)-flower
-	$(BIN)/python -m venv --without-pip $(VENV)-flower
+$(VENV)-flower/.done: ENGINE_PACKAGE := flwr>=1.41,<1.42
+$(VENV)-nvflare/.done: ENGINE_PACKAGE := nvflare>=2.9,<2.10
+$(VENV)-%/.done: $(VENV)/.with-test constraints-%.txt
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
-	  $$($(VENV)-flower/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tested.pth
-	$(VENV)-flower/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt "flwr>=1.41,<1.42"
+	  $$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tested.pth
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-$*.txt "$(ENGINE_PACKAGE)"
 	@touch $@
 
 $(VENV)/.with-demo: EXTRAS := train,data,plot,audit

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,7 +23,7 @@ from privfair.data.own_files import load_own_silo
 from privfair.data.silos import Silos
 from privfair.data.training_data import site_format
 from privfair.fairness.gaps import emptiness
-from privfair.federation.remote import read_guards
+from privfair.federation.remote import EngineNodes, Node, ResendingTransport, read_guards
 from privfair.federation.sockets import SocketTransport
 from privfair.federation.wire import Transport
 from privfair.ledger import Ledger
@@ -32,7 +33,7 @@ from privfair.run.federated import Measure, train_over
 from privfair.run.folder import RunFolder, load_theta
 from privfair.run.metrics import HeldOutRecords, MetricsLog
 from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.run.public import Progress, SignedPlan
+from privfair.run.public import Progress, SignedPlan, read_signed_plan
 from privfair.run.session import RunSession
 
 
@@ -293,6 +294,33 @@ def train_over_transport(
             steps_per_message=steps_per_message,
         )
     return TrainingResult(folder, summary)
+
+
+def train_over_engine(
+    engine: str,
+    exchange: Callable[[Mapping[Node, bytes]], Iterable[tuple[Node, bytes]]],
+    present: Callable[[], Iterable[Node]],
+    settings: Mapping[str, Any],
+) -> TrainingResult:
+    """Train the signed plan that an engine's configuration names, over the guards behind its nodes.
+
+    `exchange` and `present` are those of `EngineNodes`; `settings` has the paths `plan`, `manifest`, `trust`, `root`
+    (or an empty text) and `out`, `test-files` (a list in JSON), `deadline`, `steps-per-message` and `resume`.
+    """
+    root = Path(str(settings["root"])) if settings["root"] else None
+    trust = TrustInForce(Path(str(settings["trust"])), root)
+    signed = read_signed_plan(Path(str(settings["plan"])), Path(str(settings["manifest"])).read_bytes(), trust.file)
+    nodes = EngineNodes(exchange, present, float(settings["deadline"]))
+    nodes.find(signed.manifest.digest, (silo.name for silo in signed.document.data.silos))
+    return train_over_transport(
+        ResendingTransport(nodes.send),
+        signed,
+        Path(str(settings["out"])),
+        tuple(Path(name) for name in json.loads(str(settings["test-files"]))),
+        resume=bool(settings["resume"]),
+        engine=engine,
+        steps_per_message=int(settings["steps-per-message"]),
+    )
 
 
 @contextmanager

@@ -61,6 +61,7 @@ _EXTRAS = {
     "sklearn": "audit",
     "joblib": "audit",
     "flwr": "flower",
+    "nvflare": "nvflare",
     "starlette": "desk",
     "uvicorn": "desk",
 }

@@ -16,7 +16,7 @@ _EXAMPLE = """
 Example (the plan names silos, not files: [data.silos] north = 160 ...):
   privfair federation run plan.toml --engine guards --manifest budget.json --trust trust.json \\
       --data north=north.csv --data south=south.csv --folder sites/ --out run/
-  privfair federation run plan.toml --engine flower ... (with privfair[flower])
+  privfair federation run plan.toml --engine flower ... (with privfair[flower]; nvflare likewise)
 """
 
 
@@ -29,9 +29,9 @@ def command() -> None:
 @click.argument("plan", type=_PATH)
 @click.option(
     "--engine",
-    type=click.Choice(["guards", "flower"]),
+    type=click.Choice(["guards", "flower", "nvflare"]),
     required=True,
-    help="What carries the messages: unix sockets alone, or Flower on 127.0.0.1.",
+    help="What carries the messages: unix sockets alone, Flower, or NVFlare's simulator, on 127.0.0.1.",
 )
 @click.option("--manifest", type=_PATH, required=True, help="The signed budget for this plan.")
 @trust_options
@@ -73,7 +73,9 @@ def run(
     from privfair.federation.trial import (
         Trial,
         require_flower,
+        require_nvflare,
         run_flower_app,
+        run_nvflare_job,
         start_flower,
         start_guards,
         train_over_sockets,
@@ -81,6 +83,8 @@ def run(
 
     if engine == "flower":
         require_flower()
+    if engine == "nvflare":
+        require_nvflare()
     data: dict[str, tuple[str, ...]] = {}
     for party, file in _named("--data", files):
         data[party] = (*data.get(party, ()), file)
@@ -89,6 +93,8 @@ def run(
         click.echo(f"{len(sockets)} guards answer", err=True)
         if engine == "guards":
             train_over_sockets(trial, sockets, out, test_files, resume)
+        elif engine == "nvflare":
+            run_nvflare_job(trial, sockets, out, test_files, resume, folder / "nvflare")
         else:
             logs = folder / "flower"
             with start_flower(sockets, logs) as address:

@@ -7,11 +7,12 @@ shapes.
 from __future__ import annotations
 
 import hashlib
+import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Generic, TypeVar, final
 
 from calibrate.errors import InvalidInput, Refused, positive
 from calibrate.manifest.document import BudgetDocument
@@ -264,15 +265,7 @@ Send = Callable[[Mapping[str, bytes]], Iterable[tuple[str, bytes]]]
 some of them twice, late or not at all."""
 
 _DIGEST_BYTES = 32
-
-
-def relayed(question: bytes, answer: bytes) -> bytes:
-    """What a relay sends back: the digest of the question, then the guard's answer.
-
-    `question` and `answer` are messages that the relay carried and did not look into. Relays that run where privfair is
-    not installed do the same in two lines (privfair/federation/flower/client_app.py).
-    """
-    return hashlib.sha256(question).digest() + answer
+_FIRST_LOOK = 0.2
 
 
 @final
@@ -300,3 +293,57 @@ class ResendingTransport:
                 "and the engine's nodes run, then go on with the same command and --resume"
             )
         return answers
+
+
+Node = TypeVar("Node")
+
+
+class EngineNodes(Generic[Node]):
+    """The nodes of an engine as parties: each is asked who its guard is.
+
+    `exchange` carries one frame per node and gives what came back in its time, by node; `present` lists the nodes that
+    the engine knows of; `deadline` is in seconds.
+    """
+
+    def __init__(
+        self,
+        exchange: Callable[[Mapping[Node, bytes]], Iterable[tuple[Node, bytes]]],
+        present: Callable[[], Iterable[Node]],
+        deadline: float,
+    ) -> None:
+        self._exchange = exchange
+        self._present = present
+        self._deadline = deadline
+        self._nodes: dict[str, Node] = {}
+        self._greetings: dict[str, tuple[bytes, bytes]] = {}
+
+    def send(self, messages: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+        """What came back, by party; the greeting that a node was found by answers the first hello: a message less."""
+        asked: dict[Node, tuple[str, bytes]] = {}
+        for name, message in messages.items():
+            question, greeting = self._greetings.pop(name, (b"", b""))
+            if question == message:
+                yield name, greeting
+            else:
+                asked[self._nodes[name]] = (name, message)
+        for node, content in self._exchange({node: message for node, (_, message) in asked.items()}) if asked else ():
+            yield asked[node][0], content
+
+    def find(self, run: str, parties: Iterable[str]) -> None:
+        """Ask every node who its guard is until all parties are found."""
+        wanted, pause, until = set(parties), _FIRST_LOOK, time.monotonic() + self._deadline
+        question = ask_hello(run)
+        while not wanted <= self._nodes.keys():
+            unknown = [node for node in self._present() if node not in self._nodes.values()]
+            for node, content in self._exchange(dict.fromkeys(unknown, question)) if unknown else ():
+                message = decode(content[_DIGEST_BYTES:])
+                if message.kind is Kind.GREETING:
+                    party = read_greeting(message).party
+                    self._nodes.setdefault(party, node)
+                    self._greetings.setdefault(party, (question, content))
+            if not wanted <= self._nodes.keys():
+                if time.monotonic() > until:
+                    missing = ", ".join(sorted(wanted - self._nodes.keys()))
+                    raise Refused(f"no node of the engine stands for {missing}; start their guards and nodes")
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)

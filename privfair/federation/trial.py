@@ -20,9 +20,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from calibrate.errors import InvalidInput, PrivfairError
-from privfair.federation import flower
+from privfair.federation import flower, guard_socket, nvflare
 from privfair.federation.sockets import SocketTransport
 from privfair.ledger import Ledger
 from privfair.run.public import read_signed_plan
@@ -31,6 +32,9 @@ from privfair.training import TrustInForce, train_over_transport
 _PRIVFAIR = [sys.executable, "-c", "from privfair.cli import main; main()"]
 _SECONDS_TO_START = 600.0
 _SECONDS_TO_STOP = 20.0
+RELAY = "privfair_relay"
+"""The package in which an app or a job carries the relay."""
+NVFLARE_COORDINATOR = "privfair.federation.nvflare.coordinator.Coordinate"
 _APP = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -83,6 +87,17 @@ class Trial:
     folder: Path
     ledgers: Mapping[str, str]
     steps_per_message: int = 1
+
+    def settings(self, out: Path, test_files: Sequence[Path]) -> dict[str, str]:
+        """What an engine's coordinator is told of the run, as texts; the run folder is `out`."""
+        return {
+            "plan": str(self.plan.resolve()),
+            "manifest": str(self.manifest.resolve()),
+            "trust": str(self.trust.resolve()),
+            "root": "" if self.root is None else str(self.root.resolve()),
+            "out": str(out.resolve()),
+            "test-files": json.dumps([str(path.resolve()) for path in test_files]),
+        }
 
     def sites_key(self) -> Path:
         """What holders and registries share; made if there is none, and used where the plan has registries."""
@@ -167,14 +182,7 @@ def start_flower(sockets: Mapping[str, Path], logs: Path) -> Iterator[str]:
 
 def run_flower_app(address: str, trial: Trial, out: Path, test_files: Sequence[Path], resume: bool, logs: Path) -> None:
     """Submit the coordinator to a SuperLink and wait for the end of its run; the run folder is `out`."""
-    settings = {
-        "plan": str(trial.plan.resolve()),
-        "manifest": str(trial.manifest.resolve()),
-        "trust": str(trial.trust.resolve()),
-        "root": "" if trial.root is None else str(trial.root.resolve()),
-        "out": str(out.resolve()),
-        "test-files": json.dumps([str(path.resolve()) for path in test_files]),
-    }
+    settings = trial.settings(out, test_files)
     with tempfile.TemporaryDirectory(prefix="pf-app-") as made:
         write_app(Path(made) / "app")
         numbers = {"steps-per-message": str(trial.steps_per_message), "resume": "true" if resume else "false"}
@@ -205,19 +213,87 @@ def submit_app(address: str, app: Path, settings: Mapping[str, str], numbers: Ma
 
 def write_app(folder: Path) -> None:
     """The Flower app in a folder, as `flwr run` wants it: the coordinator and the relay, each in its module."""
-    package = folder / "privfair_relay"
+    package = folder / RELAY
     package.mkdir(parents=True)
     (folder / "pyproject.toml").write_text(_APP)
+    shutil.copy(Path(flower.__path__[0]) / "server_app.py", package)
+    _write_relay(package, Path(flower.__path__[0]) / "client_app.py")
+
+
+def _write_relay(package: Path, relay: Path) -> None:
+    """A relay for sites that have no privfair: it finds what it needs of it beside itself."""
     (package / "__init__.py").write_text("")
-    for name in ("client_app.py", "server_app.py"):
-        shutil.copy(Path(flower.__path__[0]) / name, package / name)
+    shutil.copy(Path(guard_socket.__file__), package)
+    (package / relay.name).write_text(
+        relay.read_text().replace("privfair.federation.guard_socket", f"{RELAY}.guard_socket")
+    )
+
+
+def run_nvflare_job(
+    trial: Trial, sockets: Mapping[str, Path], out: Path, test_files: Sequence[Path], resume: bool, logs: Path
+) -> None:
+    """The coordinator and a client per guard in NVFlare's simulator, until the job ends; the run folder is `out`."""
+    settings = {**trial.settings(out, test_files), "deadline": 900.0, "resume": resume}
+    with tempfile.TemporaryDirectory(prefix="pf-nvflare-") as made:
+        place, job = Path(made), Path(made) / "job"
+        write_job(job, {**settings, "steps-per-message": trial.steps_per_message}, len(sockets))
+        for party, path in sockets.items():
+            (place / party).symlink_to(path.resolve())
+        simulate(job, tuple(sockets), f"{place}/{{site}}", logs)
+    if not (out / "receipts.json").exists():
+        raise TrialStopped(f"the run over NVFlare did not end well; nvflare.log in {logs} says why")
+
+
+def simulate(job: Path, clients: Sequence[str], guard_socket: str, logs: Path) -> None:
+    """NVFlare's simulator with these clients, each of which finds its guard at `guard_socket` ({site} is its name)."""
+    require_nvflare()
+    logs.mkdir(parents=True, exist_ok=True)
+    words = [_script("nvflare"), "simulator", str(job), "-w", str(job.with_name("workspace"))]
+    words += ["-c", ",".join(clients), "-t", str(len(clients))]
+    found = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PRIVFAIR_GUARD_SOCKET": guard_socket, "PYTHONPATH": found}
+    with _started(words, logs / "nvflare.log", environment) as process:
+        if process.wait() != 0:
+            raise TrialStopped(f"the run over NVFlare did not end well; nvflare.log in {logs} says why")
+
+
+def write_job(folder: Path, settings: Mapping[str, Any], clients: int, coordinator: str = NVFLARE_COORDINATOR) -> None:
+    """The NVFlare job in a folder: the coordinator by its import path, and the relay for every client."""
+    config, package = folder / "app" / "config", folder / "app" / "custom" / RELAY
+    config.mkdir(parents=True)
+    package.mkdir(parents=True)
+    _write_relay(package, Path(nvflare.__path__[0]) / "relay.py")
+    workflow = {"id": "coordinate", "path": coordinator, "args": {"settings": dict(settings)}}
+    relay = {"tasks": ["frame"], "executor": {"path": f"{RELAY}.relay.GuardRelay", "args": {}}}
+    nothing: dict[str, Any] = {
+        "format_version": 2,
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [],
+    }
+    for path, content in (
+        (config / "config_fed_server.json", {**nothing, "workflows": [workflow]}),
+        (config / "config_fed_client.json", {**nothing, "executors": [relay]}),
+        (folder / "meta.json", {"name": "privfair", "min_clients": clients, "deploy_map": {"app": ["@ALL"]}}),
+    ):
+        path.write_text(json.dumps(content, indent=1))
 
 
 def require_flower() -> None:
     """Refused with the remedy where Flower is not installed."""
-    if find_spec("flwr") is None:
-        remedy = "install it with `pip install 'privfair[train,flower]' -c constraints-flower.txt` and start from there"
-        raise InvalidInput("--engine", "flower", "needs the package flwr, which is not installed here", remedy)
+    _require_engine("flower", "flwr")
+
+
+def require_nvflare() -> None:
+    """Refused with the remedy where NVFlare is not installed."""
+    _require_engine("nvflare", "nvflare")
+
+
+def _require_engine(engine: str, package: str) -> None:
+    if find_spec(package) is None:
+        found = f"pip install 'privfair[train,{engine}]' -c constraints-{engine}.txt"
+        rule = f"needs the package {package}, which is not installed here"
+        raise InvalidInput("--engine", engine, rule, f"install it with `{found}` and start from there")
 
 
 def _script(name: str) -> str:

@@ -42,21 +42,30 @@ def coordinate_all(grid, context):
 """
 
 
-def main(folder: Path) -> None:
-    """Plan number n gets the sites `folder`/n and the run `folder`/n/run."""
+def start_turns(stack: ExitStack, folder: Path) -> dict[str, Path]:
+    """Guards of all plans; turns.json says which a node finds under its name when, and where each one's run goes.
+
+    Plan number n gets the sites `folder`/n and the run `folder`/n/run. The names of the nodes, by party, are returned.
+    """
     warnings.simplefilter("ignore")
     nodes, turns = {name: folder / name for name in SIZES}, []
+    for number, plan in enumerate(PLANS):
+        sites = Sites.at(folder / str(number), plan, ROUNDS)
+        sites.desk.budget(research_noise=True)
+        stack.enter_context(sites.guards())
+        settings = {"plan": sites.desk.plan, "manifest": sites.manifest, "trust": sites.desk.trust}
+        settings["out"] = sites.folder / "run"
+        asked = zip(nodes.values(), sites.parties, strict=False)  # one party, where an aggregator holds all records
+        guards = {str(node): str(sites.socket(party)) for node, party in asked}
+        turns.append({"guards": guards, "settings": {name: str(path) for name, path in settings.items()}})
+    (folder / "turns.json").write_text(json.dumps(turns))
+    return nodes
+
+
+def main(folder: Path) -> None:
+    """All plans over Flower."""
     with ExitStack() as stack:
-        for number, plan in enumerate(PLANS):
-            sites = Sites.at(folder / str(number), plan, ROUNDS)
-            sites.desk.budget(research_noise=True)
-            stack.enter_context(sites.guards())
-            settings = {"plan": sites.desk.plan, "manifest": sites.manifest, "trust": sites.desk.trust}
-            settings["out"] = sites.folder / "run"
-            asked = zip(nodes.values(), sites.parties, strict=False)  # one party, where an aggregator holds all records
-            guards = {str(node): str(sites.socket(party)) for node, party in asked}
-            turns.append({"guards": guards, "settings": {name: str(path) for name, path in settings.items()}})
-        (folder / "turns.json").write_text(json.dumps(turns))
+        nodes = start_turns(stack, folder)
         write_app(folder / "app")
         (folder / "app" / "privfair_relay" / "every_plan.py").write_text(_EVERY_PLAN)
         project = folder / "app" / "pyproject.toml"

@@ -21,8 +21,11 @@ from privfair.training import TrustInForce
 from tests.privfair.small_runs import Desk, write_silos
 
 ROOT = Path(__file__).parents[2]
-FLOWER = Path(os.environ.get("PRIVFAIR_FLOWER_PYTHON", ROOT / ".venv-flower" / "bin" / "python"))
-"""The interpreter of the environment that has Flower: `make flower`."""
+ENGINES = {
+    engine: Path(os.environ.get(f"PRIVFAIR_{engine.upper()}_PYTHON", ROOT / f".venv-{engine}" / "bin" / "python"))
+    for engine in ("flower", "nvflare")
+}
+"""The interpreters of the environments that have an engine: `make flower`, `make nvflare`."""
 SIZES = {"north": 160, "south": 200, "west": 180}
 _IN_ONE_PLACE = """files = ["north.csv", "south.csv", "west.csv"]
 test-files = ["test/north.csv", "test/south.csv", "test/west.csv"]

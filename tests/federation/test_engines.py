@@ -9,8 +9,10 @@ import random
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +20,21 @@ import pytest
 from calibrate.errors import InvalidInput, Refused
 from privfair.contribution import Published
 from privfair.federation.guard import Guard
+from privfair.federation.guard_socket import relayed
 from privfair.federation.party import state_digest
-from privfair.federation.remote import RemoteParties, ResendingTransport, relayed
+from privfair.federation.remote import RemoteParties, ResendingTransport
 from privfair.federation.sockets import GuardUnreachable, SocketTransport
-from privfair.federation.trial import Trial, TrialStopped, require_flower, run_flower_app, submit_app, write_app
+from privfair.federation.trial import (
+    Trial,
+    TrialStopped,
+    require_flower,
+    require_nvflare,
+    run_flower_app,
+    run_nvflare_job,
+    submit_app,
+    write_app,
+    write_job,
+)
 from privfair.federation.wire import Code, Kind, Message, WireRefused, ask_contribution, decode, encode, published_steps
 from privfair.ledger import Ledger
 from privfair.run.federated import train_over
@@ -169,19 +182,53 @@ def test_an_engine_that_carries_nothing_is_given_up_with_the_remedy() -> None:
         ResendingTransport(lambda _: (), tries=3)({"north": b"now"})
 
 
-def test_the_relay_of_flower_imports_nothing_of_privfair(tmp_path: Path) -> None:
-    """A site's SuperNode needs Flower alone, and can do nothing but carry."""
-    write_app(tmp_path / "app")
-    text = (tmp_path / "app" / "privfair_relay" / "client_app.py").read_text()
-    imported = [line.split()[1] for line in text.splitlines() if line.startswith(("import ", "from "))]
-    expected = {"__future__", "hashlib", "socket", "struct", "numpy", "flwr"}
-    assert {name.partition(".")[0] for name in imported} == expected
+def test_relays_import_nothing_of_privfair(tmp_path: Path) -> None:
+    """A site's SuperNode or client needs its engine alone, and can do nothing but carry."""
+    write_app(tmp_path / "flower")
+    write_job(tmp_path / "nvflare", {}, 3)
+    for engine, place, relay, others in (
+        ("flwr", tmp_path / "flower", "client_app.py", {"numpy"}),
+        ("nvflare", tmp_path / "nvflare" / "app" / "custom", "relay.py", {"os"}),
+    ):
+        package = place / "privfair_relay"
+        text = (package / relay).read_text() + (package / "guard_socket.py").read_text()
+        imported = [line.split()[1] for line in text.splitlines() if line.startswith(("import ", "from "))]
+        expected = {"__future__", "hashlib", "socket", "struct", "privfair_relay", engine, *others}
+        assert {name.partition(".")[0] for name in imported} == expected
+        code = "import sys; sys.modules['privfair'] = None; from privfair_relay.guard_socket import carry"
+        subprocess.run([sys.executable, "-c", code], cwd=place, check=True, env={"PYTHONPATH": str(place)})
 
 
-def test_without_flower_the_engine_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("require", [require_flower, require_nvflare])
+def test_without_its_package_an_engine_is_refused_with_the_remedy(
+    require: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("privfair.federation.trial.find_spec", lambda name: None)
-    with pytest.raises(InvalidInput, match=r"privfair\[train,flower\]"):
-        require_flower()
+    with pytest.raises(InvalidInput, match=r"privfair\[train,(flower|nvflare)\]"):
+        require()
+
+
+def test_a_job_of_nvflare_names_the_coordinator_and_a_relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a simulation that left no receipts is no run, whatever it ended with."""
+    given = list[list[str]]()
+
+    @contextmanager
+    def started(words: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[object]:
+        given.append(words)
+        server = json.loads((Path(words[2]) / "app" / "config" / "config_fed_server.json").read_text())
+        (workflow,) = server["workflows"]
+        assert workflow["path"] == "privfair.federation.nvflare.coordinator.Coordinate"
+        settings = workflow["args"]["settings"]
+        assert (settings["steps-per-message"], settings["resume"], settings["root"]) == (3, True, "")
+        assert Path(environment["PRIVFAIR_GUARD_SOCKET"].replace("{site}", "north")).readlink() == tmp_path / "n.sock"
+        yield SimpleNamespace(wait=lambda: 0)
+
+    monkeypatch.setattr("privfair.federation.trial._started", started)
+    monkeypatch.setattr("privfair.federation.trial.find_spec", lambda name: object())
+    trial = Trial(tmp_path / "p.toml", tmp_path / "b.json", tmp_path / "t.json", None, {}, tmp_path, {}, 3)
+    with pytest.raises(TrialStopped, match=r"nvflare\.log"):
+        run_nvflare_job(trial, {"north": tmp_path / "n.sock"}, tmp_path / "run", (), True, tmp_path)
+    assert given[0][-4:] == ["-c", "north", "-t", "1"]
 
 
 def test_flowers_coordinator_is_given_what_the_trial_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`privfair train`, guards in processes of their own, and Flower: the same model and published values, bit for bit."""
+"""`privfair train`, guards in processes of their own, and engines: the same model and published values, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from privfair.run.folder import RunFolder
 from privfair.transcript import Transcript
 from tests.end_to_end.command_line import privfair
 from tests.federation.over_flower import ROUNDS
-from tests.federation.sites import AGGREGATED, FLOWER, PLANS, ROOT, SIZES, Sites, desk_in_one_place
+from tests.federation.sites import AGGREGATED, ENGINES, PLANS, ROOT, SIZES, Sites, desk_in_one_place
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CHEAP = ("pay-once",)
@@ -65,13 +65,16 @@ def test_so_it_is_for_every_algorithm(plan: str, tmp_path_factory: pytest.TempPa
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_flower_carries_every_plan_and_changes_no_value(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One SuperLink and three SuperNodes for all plans, because Flower starts a process for every message."""
-    if not FLOWER.exists():
-        pytest.skip("Flower wants an environment of its own: `make flower`")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_carries_every_plan_and_changes_no_value(
+    engine: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One engine with three nodes for all plans, because engines are slow to start, and Flower for every message."""
+    if not ENGINES[engine].exists():
+        pytest.skip(f"the engine wants an environment of its own: `make {engine}`")
     folder = tmp_path_factory.mktemp("f")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = [str(FLOWER), "-m", "tests.federation.over_flower", str(folder)]
+    words = [str(ENGINES[engine]), "-m", f"tests.federation.over_{engine}", str(folder)]
     ended = subprocess.run(words, env=environment, capture_output=True, text=True)
     logs = "".join(path.read_text()[-3000:] for path in (folder / "logs").glob("*.log"))
     assert ended.returncode == 0, ended.stderr + logs
@@ -80,7 +83,7 @@ def test_flower_carries_every_plan_and_changes_no_value(tmp_path_factory: pytest
         one = _in_one_process(folder / "one" / str(number), plan, ROUNDS)
         _require_equal(one, sites / "run", sites, parties)
         summary = json.loads((sites / "run" / "run.json").read_text())
-        assert (summary["engine"], summary["rounds"]["steps"]) == ("flower", ROUNDS)
+        assert (summary["engine"], summary["rounds"]["steps"]) == (engine, ROUNDS)
 
 
 def test_every_kind_of_party_is_compared() -> None:
