@@ -84,6 +84,22 @@ rounds = 4
 block = 2
 measure-every = 9
 """,
+    "fair-plugin": """algorithm = "fair-plugin"
+[target]
+epsilon = 8.0
+delta = 1e-5
+[privacy]
+protect = "record"
+rounds = 4
+clip = 3.0
+group-clip = 2.0
+[data]
+{data}
+[training]
+target-gap = 0.05
+block = 2
+measure-every = 9
+""",
     "fpfl": """algorithm = "fpfl"
 [target]
 epsilon = 8.0
@@ -123,7 +139,7 @@ block = 2
 measure-every = 9
 """,
 }
-ADD_REMOVE = ("gaussian", "gaussian, banded", "fedfdp", "fpfl")
+ADD_REMOVE = ("gaussian", "gaussian, banded", "fedfdp", "fair-plugin", "fpfl")
 AGGREGATED = {"fpfl": "users", "mmd-fedavg": "central"}
 """Plans whose records one trusted party collects, and its name."""
 
