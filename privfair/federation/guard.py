@@ -256,12 +256,12 @@ class Guard:
         """How often each record of a registry took part before this guard was started."""
         if self._registry is None or self._past is None:
             return
-        record = BatchRecord.read(self._folder.batches) if self._folder.batches.exists() else None
+        past, record = self._past, BatchRecord.read(self._folder.batches) if self._folder.batches.exists() else None
         for step, answered in self._steps.steps.items():
-            if values_of_step(self._past, self.party, answered):
-                number = answered.rounds[-1]
-                known = record is not None and record.holds_round(number, self.party)
-                self._registry.count(step, record.batch(number, self.party) if record is not None and known else None)
+            used = [n for n in answered.rounds for one in past.header.values if past.holds(n, self.party, one.name)]
+            known = bool(used) and record is not None and record.holds_round(used[-1], self.party)
+            if used:
+                self._registry.count(step, record.batch(used[-1], self.party) if record is not None and known else None)
 
     def reply(self, step: int, received: Received) -> Mapping[str, Published]:
         """See `Party.reply`."""
