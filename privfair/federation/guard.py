@@ -7,6 +7,7 @@ class name and a code; the sentence stays in its own log.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -502,6 +503,7 @@ def serve_guard(
     `folder` holds transcript, batches, steps and log; `ledger` is the silo's own. Of several guards that are started in
     one folder the second is refused.
     """
+    os.umask(0o077)  # log, transcript and steps are this user's alone, whatever the folder allows
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     own, log = RunFolder(folder), _open_log(folder / "guard.log")
     with own.locked(), Ledger.open(ledger, anchor) as book:

@@ -6,10 +6,10 @@ and registries share a key that the coordinator does not have. A holder seals th
 run; the coordinator carries the bytes.
 
 Whoever can have a record asked for more often than was priced would break the promise to it, and neither a coordinator
-nor a holder is trusted with that: each registry counts. Where batches are revealed, what a record's attribute costs
-follows from how often it takes part and from nothing else (docs/theorems/accountants.md, equation A2), so a limit on
-the number of times is the promise itself, whatever is asked, in which order, and by whom. Chance can't be counted:
-Poisson batches and draws with replacement are refused.
+nor a holder is trusted with that: each registry counts. What a record's attribute costs follows from how often it takes
+part and from nothing else (docs/theorems/steffle.md, "When others choose the batches"), so a limit on the number of
+times is the promise itself, whatever is asked, in which order, and by whom. Chance can't be counted: Poisson batches
+and draws with replacement are refused.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def most_participations(sampling: Sampling | None, rounds: int) -> int:
 class AskedRecords:
     """The rows of a registry that each step asks for.
 
-    Guarantee: no record takes part in more than `most` steps, whatever holders and coordinator send. With revealed
-    batches a record's messages are, given the batches, Gaussian mechanisms of the steps it takes part in; their number
-    is what was priced (`most_participations`). Unit: one record's attribute.
+    Guarantee: no record takes part in more than `most` steps, whatever holders and coordinator send; so a run costs one
+    record's attribute at most what was priced for so many epochs (docs/theorems/steffle.md, "When others choose the
+    batches"). Unit: one record's attribute.
     """
 
     def __init__(self, key: SitesKey, run: str, holders: Sequence[str], records: Sequence[str], most: int) -> None:

@@ -368,6 +368,8 @@ def test_unfinished_frames_of_many_connections_have_one_limit(
 
 
 def test_what_is_refused_is_told_in_the_silos_own_log_alone(sites: Sites) -> None:
+    for path in (sites.folder / "south").iterdir():
+        assert path.stat().st_mode & 0o077 == 0, f"{path.name} can be read by others"
     log = (sites.folder / "south" / "guard.log").read_text()
     assert "announced a frame of 2147483647 bytes" in log
     assert "it does not begin like a message" in log
