@@ -75,6 +75,7 @@ def _strangest(labels: NDArray[np.int64]) -> int:
     return int(labels[np.abs(labels - 0.5).argmax()])
 
 
+_ROWS = 256
 _SOFTPLUS_IS_LINEAR = 40.0
 """exp(-40) is below half a unit in the last place of 40, in double precision too."""
 
@@ -120,7 +121,7 @@ class LogisticRegression:
             losses, residual = _binary_cross_entropy(self._score(theta, flat), y)
         else:
             losses, residual = cross_entropy(self._scores(theta, flat), y)
-        return weigh_parts(_LinearParts(flat.to(EXACT), residual.to(EXACT)), losses, weigh)
+        return weigh_parts(_LinearParts(flat, residual.to(EXACT)), losses, weigh)
 
     def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
         flat = x.flatten(1)
@@ -154,7 +155,10 @@ class LogisticRegression:
 @final
 @dataclass(frozen=True, eq=False)
 class _LinearParts:
-    """Gradients (x_i, 1) residual_i^T, laid out as theta is; a residual is a number or a row."""
+    """Gradients (x_i, 1) residual_i^T, laid out as theta is; a residual is a number or a row.
+
+    Features become float64 some rows at a time: at once, a large batch would be written to memory and read again.
+    """
 
     left: Tensor
     right: Tensor
@@ -167,9 +171,18 @@ class _LinearParts:
         return norms
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        if self.right.ndim == 1:
-            return _sum(self.left, self.right * coefficients)
-        return _sum(self.left, self.right * coefficients[:, None])
+        right = self.right * (coefficients if self.right.ndim == 1 else coefficients[:, None])
+        if len(right) <= _ROWS:
+            return _sum(self.left.to(EXACT), right)
+        total = right.new_zeros((self.left.shape[1] + 1) * right[0].numel())
+        for rows in _blocks(len(right)):
+            total += _sum(self.left[rows].to(EXACT), right[rows])
+        return total
+
+
+def _blocks(length: int) -> list[slice]:
+    """All rows, some at a time; one empty block where there are none."""
+    return [slice(at, at + _ROWS) for at in range(0, max(1, length), _ROWS)]
 
 
 def _sum(left: Tensor, right: Tensor) -> Tensor:
@@ -190,5 +203,7 @@ def _binary_cross_entropy(score: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _extended_norms(x: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(x, dim=1).square_().add_(1.0).sqrt_()
+    """Of (x_i, 1), in double precision."""
+    parts = [torch.linalg.vector_norm(x[rows], dim=1, dtype=EXACT) for rows in _blocks(len(x))]
+    norms: Tensor = torch.cat(parts).square_().add_(1.0).sqrt_()
     return norms

@@ -130,3 +130,19 @@ def test_labels_out_of_range_are_not_ignored(model: LogisticRegression | Percept
 def test_impossible_sizes_are_refused(build: object) -> None:
     with pytest.raises(InvalidInput):
         build()  # type: ignore[operator]
+
+
+def test_many_records_are_summed_in_blocks_as_at_once() -> None:
+    """More rows than become float64 at a time: total and norms are those of the plain formulas."""
+    generator = torch.Generator().manual_seed(5)
+    x, y = torch.randn(700, 6, generator=generator), torch.randint(0, 3, (700,), generator=generator)
+    model = LogisticRegression(6, classes=3)
+    theta = torch.randn(model.size, generator=generator, dtype=torch.float64)
+    found = model.weighted_gradient(theta, x, y, clipped_to(0.7))
+    wide = torch.cat((x.double(), torch.ones(700, 1, dtype=torch.float64)), dim=1)
+    scores = (wide.float() @ theta.float().reshape(7, 3)).double()
+    residual = torch.softmax(scores, dim=1) - torch.nn.functional.one_hot(y, 3)
+    norms = residual.norm(dim=1) * wide.norm(dim=1)
+    torch.testing.assert_close(found.norms, norms, rtol=1e-5, atol=1e-6)
+    total = wide.T @ (residual * (0.7 / norms).clamp_max(1.0)[:, None])
+    torch.testing.assert_close(found.total, total.flatten(), rtol=1e-4, atol=1e-4)

@@ -18,7 +18,7 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors, State
-from privfair.algorithms.parts.local_models import LocalModels, place_of
+from privfair.algorithms.parts.local_models import LocalModels, drawn_rows, place_of
 from privfair.contribution import BoundedContribution, Published
 from privfair.fairness.clipping import clipped_losses, mean_of_losses
 from privfair.models.model import Model, WeightedGradient, clipped_to, mean_over, shrunk_by_class
@@ -71,7 +71,7 @@ def clipped_sum(
     With a `limit` the batch is filled up with blank records of weight zero, so that every round computes on tensors of
     one shape, whatever was drawn. Blank records are no data: nothing of them depends on anybody.
     """
-    x, y = silo.x[batch], silo.y[batch]
+    x, y = drawn_rows(batch, silo.x, silo.y)
     if limit is None:
         weigh = shrunk_by_class(clipped_to(clip), class_weight, y, model.classes)
         return model.weighted_gradient(theta, x, y, weigh)
