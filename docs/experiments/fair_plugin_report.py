@@ -1,14 +1,15 @@
-"""The page, the figure and the newcomer's table of the fair plug-in, from its rows and from those of steffle.json."""
+"""The page, the figure and the newcomer's table of the fair plug-in, from its rows and from those of steffle."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from seed_intervals import Interval
+from seed_intervals import Interval, load_rows
+from steffle_split import Row as SteffleRow
 
 Row = tuple[str, int, str, str, float | None, float, float, float]
 """setting, split, protect, method, epsilon, target (or threshold), error, gap"""
@@ -16,6 +17,8 @@ NAMES = {"adult-steps": "Adult with steps", "credit-card": "Credit Card"}
 AIM = {"adult-steps": 0.067, "credit-card": 0.01}
 """The target gap of each data set in the newcomer's table."""
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+TREES = "fair-plugin, boosted trees"
+"""With each silo's trees in the clear as one more column: for attributes alone."""
 _BEGIN, _END = "<!-- newcomer: begin -->", "<!-- newcomer: end -->"
 HERE = Path(__file__).parent
 
@@ -24,6 +27,7 @@ def write_page(rows: list[Row], out: Path) -> None:
     """fair-plugin.md and fair-plugin.svg into `out`; the table into README.md where it has the place for it."""
     template = (HERE / "fair-plugin-template.md").read_text("utf-8")
     page = template.replace("{{tables}}", "\n".join(_tables(rows))).replace("{{paired}}", _paired(rows))
+    page = page.replace("{{trees}}", _trees(rows))
     page = page.replace("{{splits}}", ", ".join(f"{len(_splits(rows, one))} of {NAMES[one]}" for one in NAMES))
     (out / "fair-plugin.md").write_text(page, encoding="utf-8")
     _draw(rows, out / "fair-plugin.svg")
@@ -68,13 +72,17 @@ def _tables(rows: list[Row]) -> Iterable[str]:
 
 
 def _pay_once(setting: str, epsilon: float) -> dict[int, list[tuple[float, float]]]:
-    """By split, (gap, error) of pay-once along its fairness weights, as steffle.json has them (h = 0)."""
-    told = json.loads((HERE / "steffle.json").read_text("utf-8"))
+    """By split, (gap, error) of pay-once along its fairness weights, as steffle's rows have them (h = 0)."""
     found: dict[int, list[tuple[float, float]]] = {}
-    for row in (dict(zip(told["columns"], values, strict=True)) for values in told["rows"]):
-        if (row["setting"], row["h"], row["method"], row["epsilon"]) == (setting, 0.0, "pay-once", epsilon):
-            found.setdefault(row["split"], []).append((row["gap"], row["error"]))
+    for row in _steffle_rows():
+        if (row.setting, row.h, row.method, row.epsilon) == (setting, 0.0, "pay-once", epsilon):
+            found.setdefault(row.split, []).append((row.gap, row.error))
     return found
+
+
+@lru_cache(maxsize=1)
+def _steffle_rows() -> list[SteffleRow]:
+    return load_rows(SteffleRow, HERE / "data" / "steffle.json.gz")
 
 
 def _error_at(curve: list[tuple[float, float]], gap: float) -> float | None:
@@ -101,6 +109,24 @@ def _paired(rows: list[Row]) -> str:
                 if target < 1.0 and len(apart) > 1:
                     told = Interval.of(apart).text(4, signed=True)
                     lines.append(f"| {name} | {protect} | {target:g} | {len(apart)} | {told} |")
+    return "\n".join(lines)
+
+
+def _trees(rows: list[Row]) -> str:
+    """Error and gap with trees as the score, and paired with pay-once at the same gap and epsilon."""
+    lines = ["| data | epsilon | target | splits | error at gap | minus pay-once | |", "|---|---|---|---|---|---|---|"]
+    for setting, name in NAMES.items():
+        at = [row for row in rows if row[0] == setting and row[3] == TREES]
+        for epsilon in sorted({row[4] for row in at if row[4] is not None}):
+            curves = _pay_once(setting, epsilon)
+            for target in sorted({row[5] for row in at}, reverse=True):
+                own = _pick(rows, setting, "attribute", TREES, epsilon, target)
+                found = [(row[6], _error_at(curves[row[1]], row[7])) for row in own if row[1] in curves]
+                apart = [mine - theirs for mine, theirs in found if theirs is not None]
+                told = Interval.of(apart).text(4, signed=True) if len(apart) > 1 else ""
+                over = f"{len(apart)} splits" if told else ""
+                goal = "no rule" if target == 1.0 else f"{target:g}"
+                lines.append(f"| {name} | {epsilon:g} | {goal} | {len(own)} | {_cell(own)} | {told} | {over} |")
     return "\n".join(lines)
 
 

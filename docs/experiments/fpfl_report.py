@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from fpfl_settings import MMDM, RUNGS, SGD, Rung
+from fpfl_settings import EVERYBODY, MMDM, RUNGS, SGD, TOLERANCE, Rung
 from fpfl_training import Row
 from seed_intervals import Interval
 
@@ -45,6 +46,8 @@ def write_report(rows: list[Row], template: Path, page: Path) -> Path:
             f"m = {cohort}:\n\n" + _table([p for p in points if p.rung.cohort == cohort])
             for cohort in sorted({p.rung.cohort for p in points if p.rung.cohort is not None})
         ),
+        "tolerance": _tolerance(points),
+        "everybody": _everybody(rows),
         "splits": str(len({row.split for row in rows})),
         "users": f"{rows[0].users:,}",
         "settings": _settings(points),
@@ -58,8 +61,8 @@ def write_report(rows: list[Row], template: Path, page: Path) -> Path:
 
 def _table(points: list[Point]) -> str:
     lines = [
-        "| | true epsilon | accuracy | FNR gap | FNR gap, training | EO gap | parity gap | paper | its gap |",
-        "|" + "---|" * 9,
+        "| | true epsilon | splits | accuracy | FNR gap | FNR gap, training | EO gap | parity gap | paper | its gap |",
+        "|" + "---|" * 10,
     ]
     for point in points:
         cost = point.rows[0].true_epsilon
@@ -68,6 +71,7 @@ def _table(points: list[Point]) -> str:
         cells = (
             point.rung.name,
             "none" if cost is None else f"{cost:.3f}",
+            str(len(point.rows)),
             *(point.over(column).text() for column in columns),
             *paper,
         )
@@ -94,16 +98,54 @@ def _private(points: list[Point]) -> str:
         pfl, fpfl = (
             next(p for p in points if (p.rung.name, p.rung.cohort) == (name, cohort)) for name in ("PFL", "FPFL")
         )
-        differences = {
-            column: Interval.of(
-                getattr(one, column) - getattr(other, column) for one, other in zip(fpfl.rows, pfl.rows, strict=True)
-            )
-            for column in ("accuracy", "fnr_gap")
-        }
-        lines.append(
-            f"* m = {cohort}, FPFL minus PFL, split by split: accuracy {differences['accuracy'].text(4, signed=True)},"
-            f" gap {differences['fnr_gap'].text(3, signed=True)}."
-        )
+        lines.append(f"* m = {cohort}, FPFL minus PFL, split by split: {_apart(fpfl.rows, pfl.rows)}.")
+    return "\n".join(lines)
+
+
+def _apart(mine: Sequence[Row], theirs: Sequence[Row]) -> str:
+    """Paired by split: accuracy and FNR gap."""
+    others = {row.split: row for row in theirs}
+    pairs = [(row, others[row.split]) for row in mine if row.split in others]
+    accuracy = Interval.of(one.accuracy - other.accuracy for one, other in pairs)
+    gap = Interval.of(one.fnr_gap - other.fnr_gap for one, other in pairs)
+    return f"accuracy {accuracy.text(4, signed=True)}, gap {gap.text(3, signed=True)} ({len(pairs)} splits)"
+
+
+def _tolerance(points: list[Point]) -> str:
+    """Whether FPFL with m = 1000 keeps the tolerance, in the mean and split by split."""
+    (point,) = (p for p in points if (p.rung.name, p.rung.cohort) == ("FPFL", 1000))
+    gap, kept = point.over("fnr_gap"), sum(row.fnr_gap <= TOLERANCE for row in point.rows)
+    words = "keeps the tolerance" if gap.high <= TOLERANCE else "is not shown to keep the tolerance"
+    if gap.low > TOLERANCE:
+        words = "misses the tolerance"
+    return (
+        f"At m = 1000 FPFL's mean gap over {len(point.rows)} splits is {gap.text()}: it {words} of {TOLERANCE:g} in the"
+        f" mean, and does so on {kept} of {len(point.rows)} splits."
+    )
+
+
+def _everybody(rows: list[Row]) -> str:
+    """All users in every round, beside FPFL with and without the steps."""
+    lines = ["| | true epsilon | splits | accuracy | FNR gap | FNR gap, training | parity gap |", "|" + "---|" * 7]
+    kinds = [("FPFL", 1000), ("FPFL, steps", 1000), *((how.name, None) for how in EVERYBODY)]
+    found = {}
+    for name, cohort in kinds:
+        own = [row for row in rows if row.rung == name and cohort in (None, row.cohort)]
+        if own:
+            found[name] = own
+            columns = ("accuracy", "fnr_gap", "fnr_gap_training", "demographic_parity_gap")
+            cells = [Interval.of(getattr(row, column) for row in own).text() for column in columns]
+            title = name if cohort is None else f"{name}, m = {cohort}"
+            lines.append(f"| {title} | {own[0].true_epsilon:.3f} | {len(own)} | {' | '.join(cells)} |")
+    lines.append("")
+    for mine, theirs in (
+        ("FPFL, steps", "FPFL"),
+        ("everybody, weighted", "FPFL"),
+        ("everybody, weighted, steps", "FPFL"),
+        ("everybody, weighted, steps", "FPFL, steps"),
+    ):
+        if mine in found and theirs in found:
+            lines.append(f"* {mine} minus {theirs}, split by split: {_apart(found[mine], found[theirs])}.")
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ HIDDEN = 10
 TOLERANCE = 0.02
 RECORDS_PER_USER = 2.0
 CENTRAL_BATCH = 400
-SEEDS = 5
+SEEDS = 10
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Rung:
     multiplier_rate: float = 0.01
     damping: float = 2.0
     choice: ModelChoice = ModelChoice.SMOOTHED
+    steps: bool = False
+    """Whether the model also sees the 44 public indicators of round values."""
 
     @property
     def title(self) -> str:
@@ -62,4 +64,23 @@ RUNGS = (
     Rung("FFL + clip", 1000, 150, True, 2.0, False, 0.8, 0.03, damping=1.0),
     Rung("PFL", 1000, 150, False, 1.3, True, 0.8, 0.03, (0.847, 0.148)),
     Rung("FPFL", 1000, 150, True, 2.0, True, 0.8, 0.03, (0.851, 0.001), damping=1.0),
+    Rung("FPFL, steps", 1000, 150, True, 2.0, True, 0.8, 0.03, damping=1.0, steps=True),
 )
+FIRST_SEEDS = 5
+"""Splits on which every rung is trained; the private rungs of m = 1000 and those below are trained on all."""
+
+
+@dataclass(frozen=True)
+class Everybody:
+    """All users in every round: logistic, clipped sums of whole users, positive women counted `weight` times."""
+
+    name: str
+    steps: bool
+    weight: float = 1.3
+    rounds: int = 100
+    clip: float = 6.0
+    learning_rate: float = 2.0
+    momentum: float = 0.9
+
+
+EVERYBODY = (Everybody("everybody, weighted", False), Everybody("everybody, weighted, steps", True))

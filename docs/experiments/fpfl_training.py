@@ -9,7 +9,8 @@ from time import perf_counter
 import numpy as np
 import torch
 from engine_run import Signed, promised, train, unpromised
-from fpfl_settings import CENTRAL_BATCH, EPSILON, HIDDEN, RECORDS_PER_USER, TEST_FRACTION, TOLERANCE, Rung
+from fpfl_settings import CENTRAL_BATCH, EPSILON, HIDDEN, RECORDS_PER_USER, TEST_FRACTION, TOLERANCE, Everybody, Rung
+from scipy.special import expit
 
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
@@ -17,11 +18,14 @@ from calibrate.privacy_unit import EpsilonDelta
 from calibrate.sampling import Batch, FixedSize, Poisson
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
+from privfair.algorithms.parts.descent import DescentRule, Iterate
+from privfair.data.benchmark_files import BenchmarkScaling
 from privfair.data.benchmarks import Benchmark
 from privfair.data.training_data import USERS, TrainingData, load_training_data
 from privfair.fairness.constraints import FairnessNotion
 from privfair.fairness.gaps import Comparison, Measure, count_confusion
 from privfair.fairness.measurement import Measurement
+from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 from privfair.plan.data import BenchmarkSource, DataPlan, PoissonUsers
@@ -65,10 +69,12 @@ class Split:
         )
 
 
-def load_split(seed: int) -> Split:
-    plan = DataPlan(
-        BenchmarkSource(Benchmark.ADULT), users=PoissonUsers(RECORDS_PER_USER), seed=seed, test_fraction=TEST_FRACTION
-    )
+@lru_cache(maxsize=2)
+def load_split(seed: int, steps: bool = False) -> Split:
+    """The same users and test records with and without steps."""
+    scaling = BenchmarkScaling.PUBLIC_WITH_STEPS if steps else BenchmarkScaling.PUBLIC
+    source = BenchmarkSource(Benchmark.ADULT, scaling=scaling)
+    plan = DataPlan(source, users=PoissonUsers(RECORDS_PER_USER), seed=seed, test_fraction=TEST_FRACTION)
     return Split(load_training_data(plan))
 
 
@@ -79,20 +85,68 @@ def run_rung(rung: Rung, split: Split, seed: int) -> Row:
     signed = _signed(algorithm, rung, split, silo, budget)
     theta = train(algorithm, signed, (silo,), seed)
     test, own = split.measure(algorithm.model, theta)
+    true = None if budget is None else budget.certified.upper
+    multiplier = None if budget is None else budget.values[0].noise_multiplier
+    users = split.number_of_users
+    return _row(rung.name, rung.cohort, seed, users, true, multiplier, test, own, perf_counter() - start)
+
+
+def _row(
+    name: str,
+    cohort: int | None,
+    seed: int,
+    users: int,
+    true: float | None,
+    multiplier: float | None,
+    test: Measurement,
+    own: Measurement,
+    seconds: float,
+) -> Row:
     return Row(
-        rung=rung.name,
-        cohort=rung.cohort,
+        rung=name,
+        cohort=cohort,
         split=seed,
-        users=split.number_of_users,
-        true_epsilon=None if budget is None else budget.certified.upper,
-        noise_multiplier=None if budget is None else budget.values[0].noise_multiplier,
+        users=users,
+        true_epsilon=true,
+        noise_multiplier=multiplier,
         accuracy=test.accuracy,
         fnr_gap=test.false_negative_gap.value,
         fnr_gap_training=own.false_negative_gap.value,
         equalised_odds_gap=test.equalised_odds.value,
         demographic_parity_gap=test.demographic_parity.value,
-        seconds=perf_counter() - start,
+        seconds=seconds,
     )
+
+
+def run_everybody(how: Everybody, split: Split, seed: int) -> Row:
+    """Full participation: `rounds` sums over all users, each user's gradient clipped as a whole, noise on the sum."""
+    start, users = perf_counter(), split.number_of_users
+    budget = calibrate_plan(FpflPlan(users, users, how.rounds, how.clip, CohortSampling.POISSON), _target(users))
+    sigma = budget.values[0].sigma
+    assert sigma is not None
+    x, y, s = split.users.x.numpy(), split.users.y.numpy().astype(np.float32), split.users.s.numpy()
+    assert split.users.unit_of_row is not None
+    order = np.argsort(split.users.unit_of_row.numpy(), kind="stable")
+    owner = split.users.unit_of_row.numpy()[order]
+    first = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+    wide = np.c_[x, np.ones(len(x))].astype(np.float32)[order]
+    y, counted = y[order], np.where((y == 1) & (s == 0), how.weight, 1.0).astype(np.float32)[order]
+    rule = DescentRule(how.learning_rate, how.momentum, iterate=Iterate.TAIL_AVERAGE, rounds=how.rounds, cosine=True)
+    at, random = rule.start(torch.zeros(wide.shape[1], dtype=torch.float64)), np.random.default_rng((seed, 11))
+    for _ in range(how.rounds):
+        residual = (expit(wide @ at.theta.numpy().astype(np.float32)) - y) * counted
+        of_users = np.add.reduceat(wide * residual[:, None], first, axis=0)
+        lengths = np.linalg.norm(of_users, axis=1)
+        total = np.minimum(1, how.clip / np.maximum(lengths, 1e-9)) @ of_users
+        noisy = total + random.normal(0, sigma, len(total))
+        at = rule.advance(at, torch.from_numpy(noisy / users))
+    test, own = split.measure(LogisticRegression(x.shape[1]), rule.model(at))
+    multiplier = budget.values[0].noise_multiplier
+    return _row(how.name, users, seed, users, budget.certified.upper, multiplier, test, own, perf_counter() - start)
+
+
+def _target(users: int) -> EpsilonDelta:
+    return EpsilonDelta(EPSILON, 1 / users)
 
 
 def _built(rung: Rung, split: Split, seed: int) -> tuple[Fpfl, SiloTensors]:
@@ -119,7 +173,7 @@ def _budget(users: int, rung: Rung) -> CertifiedBudget:
     assert rung.cohort is not None
     assert rung.clip is not None
     plan = FpflPlan(users, rung.cohort, rung.rounds, rung.clip, CohortSampling.POISSON)
-    return calibrate_plan(plan, EpsilonDelta(EPSILON, 1 / users))
+    return calibrate_plan(plan, _target(users))
 
 
 def _signed(algorithm: Fpfl, rung: Rung, split: Split, silo: SiloTensors, budget: CertifiedBudget | None) -> Signed:

@@ -32,20 +32,22 @@ def main() -> None:
 
 def _run(seeds: int | None, results: Path) -> None:
     """Split by split; what stands in the file already is not trained again, so an interrupted run goes on."""
-    from fpfl_settings import RUNGS, SEEDS
-    from fpfl_training import Row, load_split, run_rung
+    from fpfl_settings import EVERYBODY, FIRST_SEEDS, RUNGS, SEEDS
+    from fpfl_training import Row, load_split, run_everybody, run_rung
     from seed_intervals import load_rows, save_rows
 
-    rows = load_rows(Row, results) if results.exists() else []
+    rows = load_rows(Row, results)
     for seed in range(seeds or SEEDS):
         done = {(row.rung, row.cohort) for row in rows if row.split == seed}
-        missing = [rung for rung in RUNGS if (rung.name, rung.cohort) not in done]
-        split = load_split(seed) if missing else None
-        for rung in missing:
-            assert split is not None
-            rows.append(run_rung(rung, split, seed))
+        wanted = [rung for rung in RUNGS if seed < FIRST_SEEDS or (rung.private and rung.cohort == 1000)]
+        for rung in (rung for rung in wanted if (rung.name, rung.cohort) not in done):
+            rows.append(run_rung(rung, load_split(seed, rung.steps), seed))
+            save_rows(rows, results)
             print(f"{seed} {rung.title}: {rows[-1]}", file=sys.stderr, flush=True)
-        save_rows(rows, results)
+        for how in (how for how in EVERYBODY if how.name not in {name for name, _ in done}):
+            rows.append(run_everybody(how, load_split(seed, how.steps), seed))
+            save_rows(rows, results)
+            print(f"{seed} {how.name}: {rows[-1]}", file=sys.stderr, flush=True)
 
 
 def _write(results: Path, out: Path) -> None:

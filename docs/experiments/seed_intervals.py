@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -44,14 +45,23 @@ class Interval:
 
 
 def save_rows(rows: Sequence[Any], path: Path) -> None:
-    """Every measured model, one line each; dataclasses of one kind."""
+    """Every measured model, one line each; dataclasses of one kind. The same rows give the same bytes."""
     lines = ",\n".join(json.dumps([_rounded(value) for value in asdict(row).values()]) for row in rows)
     names = json.dumps(list(asdict(rows[0])))
-    path.write_text(f'{{"columns": {names},\n"rows": [\n{lines}\n]}}\n', "utf-8")
+    text = f'{{"columns": {names},\n"rows": [\n{lines}\n]}}\n'.encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    new.replace(path)
 
 
 def load_rows(kind: type[_Row], path: Path) -> list[_Row]:
-    return [kind(*values) for values in json.loads(path.read_text("utf-8"))["rows"]]
+    """The rows of a file that `save_rows` wrote; none if there is no file yet."""
+    if not path.exists():
+        return []
+    stored = path.read_bytes()
+    told = json.loads(gzip.decompress(stored) if path.suffix == ".gz" else stored)
+    return [kind(*values) for values in told["rows"]]
 
 
 def _rounded(value: object) -> object:

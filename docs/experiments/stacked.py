@@ -165,6 +165,47 @@ def _steffle_message(
 
 
 @dataclass(frozen=True, eq=False)
+class PublicCodeColumns:
+    """SteFFLe's public code, one run per column: the noise on its sum in theta and on its mean in W; what all share."""
+
+    fairness: Wide
+    sigma_theta: Wide
+    sigma_w: Wide
+    first_share: float
+    clip: float
+    w_radius: float
+    w_step: float = 1e-5
+
+
+def public_code(
+    silos: tuple[StackedSilo, ...],
+    columns: PublicCodeColumns,
+    rule: Descent,
+    batches: Iterator[tuple[NDArray[np.int64], ...]],
+    seed: int,
+) -> Wide:
+    """The last theta of every column, as `privfair.algorithms.baselines.steffle_public_code` computes it, and noise."""
+    fairness = columns.fairness
+    theta = _Theta(rule, np.zeros((silos[0].x.shape[1], len(fairness))))
+    w, random, scale = np.zeros(len(fairness)), np.random.default_rng((seed, 7)), columns.first_share**-0.5
+    for step in range(rule.rounds):
+        moved, lifted = np.zeros_like(theta.values), np.zeros_like(w)
+        for silo, rows in zip(silos, next(batches), strict=True):
+            x, first = silo.x[rows], (silo.s[rows] == silo.s[0])[:, None]
+            p = sigmoid(x @ theta.values.astype(np.float32))
+            pull = fairness * (2 * w * first * scale - w * w) * p * (1 - p)
+            lengths = np.abs(pull) * np.linalg.norm(x, axis=1)[:, None]
+            pull = pull * (columns.clip / np.maximum(lengths, columns.clip))
+            moved += x.T @ (p - silo.y[rows][:, None]) / len(x) + x.T @ pull
+            moved += columns.sigma_theta * random.standard_normal(moved.shape)
+            lifted += (fairness * (2 * p * first * scale - 2 * w * p)).mean(axis=0)
+            lifted += columns.sigma_w * random.standard_normal(len(w))
+        theta.advance(step, moved / len(silos))
+        w = np.clip(w + columns.w_step * lifted / len(silos), -columns.w_radius, columns.w_radius)
+    return theta.values
+
+
+@dataclass(frozen=True, eq=False)
 class PayOnceColumns:
     """One run a column: its fairness weight and which of the `keep` probabilities its responses come from."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from seed_intervals import Interval
 from steffle_settings import EPSILONS, SETTINGS, Setting
 from steffle_split import CALIBRATED, ERM, NEGATIVE, NON_PRIVATE, PAY_ONCE, PRINTED, RAISED
-from steffle_summary import Interval, Point
+from steffle_summary import Point
 
 _FAIR = (PRINTED, CALIBRATED, PAY_ONCE, NON_PRIVATE)
 _TARGETS = ((0.158, 0.075), (0.172, 0.02))
@@ -29,7 +30,7 @@ def _section(setting: Setting, own: list[Point]) -> list[str]:
     parts = [f"## {setting.title}", f"![error against gap](steffle-{setting.name}.svg)", _counts(own)]
     for h in setting.heterogeneity:
         at = [point for point in own if point.h == h]
-        parts += [f"h = {h:g}, epsilon = 1 ({at[0].splits} splits):", _table(at), _controls(at)]
+        parts += [f"h = {h:g}, epsilon = 1:", _table(at), _controls(at)]
     return parts
 
 
@@ -63,16 +64,16 @@ def _counts(own: list[Point]) -> str:
 
 def _table(points: list[Point]) -> str:
     lines = [
-        "| method | true epsilon | lambda | error | gap | threshold of control | gap - control | error - control | |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| method | splits | true epsilon | lambda | error | gap | its control | gap - control | error - control | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for method in (ERM, *_FAIR):
         line = [p for p in points if p.method == method and p.epsilon in (None, EPSILONS[0])]
         for p in sorted(line, key=lambda p: p.knob):
             cost = "" if p.true_epsilon is None else f"{p.true_epsilon:.2f}"
             lines.append(
-                f"| {method} | {cost} | {p.knob:g} | {_text(p.error)} | {_text(p.gap)} | {p.threshold:g} | "
-                f"{_text(p.gap_difference, signed=True)} | {_text(p.error_difference, signed=True)} | {p.verdict} |"
+                f"| {method} | {p.splits} | {cost} | {p.knob:g} | {_text(p.error)} | {_text(p.gap)} | {p.threshold:g} "
+                f"| {_text(p.gap_difference, signed=True)} | {_text(p.error_difference, signed=True)} | {p.verdict} |"
             )
     return "\n".join(lines)
 
@@ -92,7 +93,10 @@ def _promised(points: list[Point]) -> Iterable[str]:
         "Pay-once at a true epsilon of 1 on Adult: the best mean error among the fairness weights whose mean gap keeps"
         " the limit."
     )
-    lines = ["| features | h | gap at most | wanted error at most | lambda | error | gap | |", "|" + "---|" * 8]
+    lines = [
+        "| features | h | splits | gap at most | wanted error at most | lambda | error | gap | |",
+        "|" + "---|" * 9,
+    ]
     for setting in SETTINGS:
         for h in setting.heterogeneity:
             own = [
@@ -106,11 +110,11 @@ def _promised(points: list[Point]) -> Iterable[str]:
 def _kept(setting: Setting, h: float, own: list[Point], error: float, gap: float) -> str:
     fair = [p for p in own if p.gap.mean <= gap]
     if not fair:
-        return f"| {setting.title} | {h:g} | {gap:g} | {error:g} | | | | not reached |"
+        return f"| {setting.title} | {h:g} | | {gap:g} | {error:g} | | | | not reached |"
     best = min(fair, key=lambda p: p.error.mean)
     verdict = "reached" if best.error.mean <= error else "not reached"
     return (
-        f"| {setting.title} | {h:g} | {gap:g} | {error:g} | {best.knob:g} | {_text(best.error)} | "
+        f"| {setting.title} | {h:g} | {best.splits} | {gap:g} | {error:g} | {best.knob:g} | {_text(best.error)} | "
         f"{_text(best.gap)} | {verdict} |"
     )
 

@@ -66,6 +66,8 @@ class Row:
     knob: float
     error: float
     gap: float
+    odds: float | None = None
+    """The gap of equalised odds: the larger of the groups' differences in true and in false positive rates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,12 +81,17 @@ class Split:
     def silo_size(self) -> int:
         return min(len(silo) for silo in self.train)
 
-    def errors_and_gaps(self, scores: NDArray[np.floating]) -> list[tuple[float, float]]:
-        """Error and demographic-parity gap of predicting class 1 where the score is positive, column by column."""
-        positive = scores > 0
-        errors = (positive != (self.test.y > 0)[:, None]).mean(axis=0)
-        first, second = positive[self.test.s == 0].mean(axis=0), positive[self.test.s == 1].mean(axis=0)
-        return list(zip(errors.tolist(), np.abs(first - second).tolist(), strict=True))
+    def errors_and_gaps(self, scores: NDArray[np.floating]) -> list[tuple[float, float, float]]:
+        """Error and the gaps of parity and of odds of predicting class 1 where the score is positive, by column."""
+        positive, label, group = scores > 0, self.test.y > 0, self.test.s
+        errors = (positive != label[:, None]).mean(axis=0)
+
+        def gap(among: NDArray[np.bool_]) -> NDArray[np.float64]:
+            first, second = (positive[among & (group == one)].mean(axis=0) for one in (0, 1))
+            return np.abs(first - second)
+
+        parity, odds = gap(np.ones_like(label)), np.maximum(gap(label), gap(~label))
+        return list(zip(errors.tolist(), parity.tolist(), odds.tolist(), strict=True))
 
 
 def run_job(job: Job) -> list[Row]:
@@ -97,7 +104,7 @@ def run_job(job: Job) -> list[Row]:
     return [Row(job.setting, job.h, job.split, *row) for row in rows]
 
 
-_Measured = tuple[str, float | None, float | None, float, float, float]
+_Measured = tuple[str, float | None, float | None, float, float, float, float]
 
 
 @lru_cache(maxsize=1)
@@ -155,14 +162,14 @@ def _rule(rate: float, rounds: int) -> stacked.Descent:
     return stacked.Descent(rounds, rate, momentum=0.9, decay=0.9, decay_every=rounds // 15 + 1)
 
 
-def _steffle(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
+def _steffle(setting: Setting, split: Split, seed: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[_Measured]:
     """Calibrated: full batches, W around independence, few rounds; and the same without noise, clipping or ball."""
     size, weights = split.silo_size, setting.steffle_fairness
-    noises = [calibrated_noise(setting, size, epsilon) for epsilon in EPSILONS]
+    noises = [calibrated_noise(setting, size, epsilon) for epsilon in epsilons]
     columns = _columns(setting, size, weights, noises, setting.lipschitz, setting.w_radius)
     theta = stacked.steffle(split.train, columns, _rule(setting.learning_rate, ROUNDS), seed, start=split.start)
     points = iter(split.errors_and_gaps(split.test.x @ theta.astype(np.float32)))
-    for epsilon, noise in zip(EPSILONS, noises, strict=True):
+    for epsilon, noise in zip(epsilons, noises, strict=True):
         for weight in weights:
             yield (CALIBRATED, epsilon, noise.true_epsilon, weight, *next(points))
     plain = _columns(setting, size, setting.plain_fairness, [Noise(0.0, 0.0, math.inf)], UNCLIPPED, UNBOUNDED)
@@ -188,10 +195,10 @@ def _columns(
     )
 
 
-def _printed(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
+def _printed(setting: Setting, split: Split, seed: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[_Measured]:
     """Algorithm 1 with the paper's step sizes and Theorem 3.3's noise: shuffled batches of 256, W from zero."""
     size = split.silo_size
-    noises = [noise_as_printed(setting, size, epsilon) for epsilon in EPSILONS]
+    noises = [noise_as_printed(setting, size, epsilon) for epsilon in epsilons]
     weights = np.tile(PRINTED_FAIRNESS, len(noises))
     columns = stacked.SteffleColumns(
         fairness=weights,
@@ -210,17 +217,17 @@ def _printed(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
     batches = stacked.shuffled_batches(tuple(len(silo) for silo in split.train), PRINTED_BATCH, seed)
     theta = stacked.steffle(split.train, columns, rule, seed, batches)
     points = iter(split.errors_and_gaps(split.test.x @ theta.astype(np.float32)))
-    for epsilon, noise in zip(EPSILONS, noises, strict=True):
+    for epsilon, noise in zip(epsilons, noises, strict=True):
         for weight in PRINTED_FAIRNESS:
             yield (PRINTED, epsilon, noise.true_epsilon, weight, *next(points))
 
 
-def _pay_once(setting: Setting, split: Split, seed: int) -> Iterator[_Measured]:
+def _pay_once(setting: Setting, split: Split, seed: int, epsilons: tuple[float, ...] = EPSILONS) -> Iterator[_Measured]:
     weights = setting.pay_once_fairness
-    keep = [1 / (1 + math.exp(-epsilon)) for epsilon in EPSILONS]
+    keep = [1 / (1 + math.exp(-epsilon)) for epsilon in epsilons]
     columns = stacked.PayOnceColumns(np.tile(weights, len(keep)), np.repeat(keep, len(weights)))
     theta = stacked.pay_once(split.train, columns, _rule(setting.pay_once_rate, FREE_ROUNDS), seed, split.start)
     points = iter(split.errors_and_gaps(split.test.x @ theta.astype(np.float32)))
-    for epsilon in EPSILONS:
+    for epsilon in epsilons:
         for weight in weights:
             yield (PAY_ONCE, epsilon, epsilon, weight, *next(points))

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import t as student
+from seed_intervals import Interval
 from steffle_split import NEGATIVE, RAISED, Row
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean over splits and the half-width of its 95% interval (Student, splits as the sample)."""
-
-    mean: float
-    half: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Interval:
-        sample = np.array(list(values))
-        if len(sample) < 2:
-            return cls(float(sample.mean()), math.inf)
-        spread = sample.std(ddof=1) / math.sqrt(len(sample))
-        return cls(float(sample.mean()), float(student.ppf(0.975, len(sample) - 1) * spread))
 
 
 @dataclass(frozen=True)
@@ -88,6 +70,8 @@ def _compared(point: Point, own: list[Row], groups: dict[tuple, list[Row]]) -> P
         for key, found in groups.items()
         if key[:3] == (point.setting, point.h, RAISED)
     }
+    known = {row.split for row in own}
+    controls = {t: [row for row in found if row.split in known] for t, found in controls.items()}
     threshold = min(controls, key=lambda t: abs(np.mean([row.error for row in controls[t]]) - point.error.mean))
     pairs = list(zip(own, controls[threshold], strict=True))
     assert all(mine.split == theirs.split for mine, theirs in pairs)

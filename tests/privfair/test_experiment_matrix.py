@@ -1,0 +1,68 @@
+"""The reproduction matrix: every table and figure of the papers is there, and every row says enough."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
+PRINTED = {
+    "SteFFLe": {"Figure": range(1, 6)},
+    "FedFDP": {"Table": ("I", "II", "III", "IV", "V", "VI"), "Figure": range(1, 6)},
+    "FPFL": {"Table": range(1, 4), "Figure": range(1, 2)},
+    "MMD-fair FedAvg": {"Table": range(1, 2), "Figure": range(1, 10)},
+}
+"""Counted in the papers themselves."""
+ROWS = {("FedFDP", "Table II"): 6, ("FedFDP", "Table III"): 6, ("FedFDP", "Table IV"): 7, ("FedFDP", "Table V"): 7} | {
+    ("FedFDP", "Table VI"): 7,
+    ("FPFL", "Table 1, short version"): 6,
+    ("FPFL", "Table 1"): 4,
+    ("FPFL", "Table 2"): 16,
+    ("FPFL", "Table 3"): 10,
+}
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    sys.path.insert(0, str(EXPERIMENTS))
+    try:
+        yield importlib.import_module("run_matrix")
+    finally:
+        sys.path.remove(str(EXPERIMENTS))
+
+
+def test_every_table_and_figure_of_the_papers_is_named(matrix) -> None:
+    named = {(entry.paper, entry.item) for entry in matrix.load_entries()}
+    for paper, kinds in PRINTED.items():
+        wanted = {(paper, f"{kind} {number}") for kind, numbers in kinds.items() for number in numbers}
+        assert wanted <= named
+    assert named == {(paper, item) for paper, items in matrix.ITEMS.items() for item in items}
+
+
+def test_every_row_of_the_tables_is_there_once(matrix) -> None:
+    entries = matrix.load_entries()
+    for (paper, item), rows in ROWS.items():
+        found = [entry.row for entry in entries if (entry.paper, entry.item) == (paper, item)]
+        assert len(found) == len(set(found)) == rows, item
+
+
+def test_every_outcome_is_backed(matrix) -> None:
+    """What was measured names its page; what was not run says why, and what it would take."""
+    costs = matrix.seconds_per_run()
+    for entry in matrix.load_entries():
+        assert entry.outcome in matrix.OUTCOMES
+        assert entry.words
+        if entry.outcome in ("reproduced", "refuted", "partly"):
+            assert (EXPERIMENTS / f"{entry.page}.md").is_file(), entry
+        if entry.outcome == "not run":
+            assert entry.runs > 0
+        assert not entry.runs or costs[entry.kind] > 0
+
+
+def test_the_page_is_what_the_script_writes(matrix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_matrix.py", "--out", str(tmp_path)])
+    matrix.main()
+    assert (tmp_path / "matrix.md").read_text() == (EXPERIMENTS / "matrix.md").read_text()
