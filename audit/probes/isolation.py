@@ -91,7 +91,8 @@ def _places(setting: ProbeSetting, random: np.random.Generator) -> Iterator[_Pla
             unit = int(batch[batch < units_of(silo)][0])
         else:
             owned = torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
-            batch = owned[torch.from_numpy(np.sort(random.permutation(len(owned))[:_BATCH]))]
+            few = min(_BATCH, setting.most_at_once or _BATCH)
+            batch = owned[torch.from_numpy(np.sort(random.permutation(len(owned))[:few]))]
             unit = int(batch[-1])
         yield _Place(reached, silo, batch, unit)
 

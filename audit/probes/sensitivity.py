@@ -174,7 +174,8 @@ def _in_whole_batches(setting: ProbeSetting, silos: Sequence[SiloTensors], seed:
     if len(silo) == 0:
         return
     owned = np.arange(len(silo)) if silo.unit_of_row is None else np.unique(silo.unit_of_row.numpy())
-    chosen = random.permutation(owned)[: max(_SIZES[-1], _MOST_NUMBERS // setting.model.size)]
+    affordable = max(_SIZES[-1], _MOST_NUMBERS // setting.model.size)
+    chosen = random.permutation(owned)[: min(affordable, setting.most_at_once or affordable)]
     batch = torch.from_numpy(np.sort(chosen))
     facing = record_at(silo, int(random.integers(len(silo))))
     labels = range(min(_MOST_CLASSES, setting.model.classes))
@@ -195,8 +196,9 @@ def _batches(setting: ProbeSetting, silo: SiloTensors, random: np.random.Generat
         yield torch.from_numpy(drawn)
         return
     owned = torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
-    for size in _SIZES:
-        chosen = random.permutation(len(owned))[: min(size, len(owned))]
+    most = min(len(owned), setting.most_at_once or len(owned))
+    for size in dict.fromkeys(min(size, most) for size in _SIZES):
+        chosen = random.permutation(len(owned))[:size]
         yield owned[torch.from_numpy(np.sort(chosen))]
 
 

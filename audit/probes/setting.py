@@ -14,6 +14,7 @@ from audit.evidence import RunEvidence, sensitive_silos
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, RandomizedCategory
 from calibrate.privacy_unit import PrivacyUnit, Relation
+from calibrate.sampling import TruncatedPoisson
 from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
 from privfair.contribution import Published
 from privfair.models.model import Model
@@ -61,6 +62,12 @@ class ProbeSetting:
     @property
     def unit(self) -> PrivacyUnit:
         return self.document.guarantee.privacy_unit()
+
+    @property
+    def most_at_once(self) -> int | None:
+        """The largest batch that the algorithm can be given; None where there is no limit."""
+        limits = [one.scheme.limit for one in self.document.sampling if isinstance(one.scheme, TruncatedPoisson)]
+        return min(limits, default=None)
 
     @property
     def bounded(self) -> dict[str, GaussianNoise | LaplaceNoise]:

@@ -33,7 +33,7 @@ from audit.bounds import (
 )
 from audit.membership.in_memory import signal_of_model
 from audit.named import load_named
-from audit.report.results import Attack, AuditReport, Promise
+from audit.report.results import Attack, AuditReport, Conclusion, Promise
 from audit.training.canaries import Canaries, CanaryKind, training_data
 from audit.training.decoder import scores_of_runs
 from audit.training.watch import CROWD, Access, Watch
@@ -49,6 +49,7 @@ Progress = Callable[[int, int], None]
 _SHARES = (0.02, 0.05, 0.1, 0.25, 0.6)
 """Of all guesses, strongest first: how many count. Declared here, before any coin is tossed."""
 _FEWEST = 12
+_SEEDED = "two runs on the same data show the very same, so the training draws no noise, or seeds its noise itself"
 _LEAST_TO_LEARN, _MOST_LESSONS = 8, 16
 """From so many runs on, half of them, up to this number, teach how canaries look in and out, and are not counted."""
 
@@ -88,13 +89,14 @@ class TrainingRun:
     seed: int
     score: Score | str | None = None
 
-    def __call__(self, number: int) -> tuple[Floats, float]:
+    def __call__(self, number: int, beginning: int = 0) -> tuple[Floats, float]:
         """For each step (of a model: one) a signal per canary, larger for "was in"; and how many seconds it took.
 
         The generators of Python, numpy and torch start anew in every run, so that runs in forked processes do not share
-        their noise. A function that seeds itself does share it; that is the function's own doing, and counts.
+        their noise. A function that seeds itself does share it; that is the function's own doing, and counts. Another
+        `beginning` of the generators is for the same run once more.
         """
-        _seed_generators(self.seed, number)
+        _seed_generators(self.seed, number, beginning)
         data = self.canaries.dataset(self.canaries.coins(number, self.seed), number, self.seed).given
         watch = Watch(self.access, self.canaries.records.given, self.canaries.crowd(CROWD).given)
         start = time.perf_counter()
@@ -179,12 +181,27 @@ def audit_training(
     power, without = 0.0, None
     if control is not None:
         quiet = TrainingRun(control, taken, chosen.access, seed, score)
-        store = _Store.of(folder, quiet, chosen, "control")
-        without = _guesses(_Campaign(quiet, chosen, executor, store, progress).run(), taken, seed)
+        apart = _Store.of(folder, quiet, chosen, "control")
+        without = _guesses(_Campaign(quiet, chosen, executor, apart, progress).run(), taken, seed)
         curve = EpsilonDeltaCurve(0.0 if epsilon is None else epsilon, delta)
         power = _power(curve, without, guesses.coins, confidence)
     attack = _attack(chosen, bound, guesses, without, power)
-    return judge(promise, (), (attack,), confidence)
+    report = judge(promise, (), (attack,), confidence)
+    if _repeats_itself(case, executor, store, seen):
+        kept = report.verdict is not Conclusion.CONSISTENT
+        verdict = report.verdict if kept else Conclusion.INCONCLUSIVE
+        report = report.model_copy(update={"verdict": verdict, "why": f"{report.why}; {_SEEDED}"})
+    return report
+
+
+def _repeats_itself(case: TrainingRun, executor: Executor | None, store: _Store, seen: _Seen) -> bool:
+    """Whether the first run shows the very same once more, although all generators begin elsewhere; and is not always
+    the same, whatever the data."""
+    first = store.signals(0)
+    if all(np.array_equal(first, other) for other in seen.signals):
+        return False
+    again, _ = case(0, 1) if executor is None else executor.submit(case, 0, 1).result()
+    return np.array_equal(first, again)
 
 
 def _attack(
@@ -374,8 +391,9 @@ def _workers(executor: Executor | None) -> int:
     return known if isinstance(known, int) else 1
 
 
-def _seed_generators(seed: int, number: int) -> None:
-    first, second, third = (int(one) for one in np.random.SeedSequence((seed, 0x5EED, number)).generate_state(3))
+def _seed_generators(seed: int, number: int, start: int) -> None:
+    words = np.random.SeedSequence((seed, 0x5EED + start, number)).generate_state(3)
+    first, second, third = (int(one) for one in words)
     standard_random.seed(first)
     np.random.seed(second)
     try:

@@ -50,6 +50,19 @@ def test_a_model_without_privacy_is_refuted_from_the_model_alone() -> None:
     assert report.epsilon_lower > 1
 
 
+def test_a_training_that_seeds_itself_is_told_so() -> None:
+    def seeded(data: Any, watch: Any) -> Any:
+        np.random.seed(0)
+        return strangers.honest(data, watch)
+
+    asked = {"epsilon": 1.0, "access": "gradients", "runs": 8}
+    report = audit_training(seeded, CENSUS, control=strangers.without_noise, **asked)
+    assert report.verdict.value in ("inconclusive", "violated")
+    assert "seeds its noise itself" in report.why
+    assert "seeds" not in audit_training(strangers.honest, CENSUS, **asked).why
+    assert "seeds" not in audit_training(strangers.silent, CENSUS, epsilon=1.0, runs=2).why, "it learns nothing"
+
+
 def test_an_honest_loop_is_consistent_only_with_a_control() -> None:
     asked = {"epsilon": 1.0, "access": "gradients", "runs": 20}
     assert audit_training(strangers.honest, CENSUS, **asked).verdict.value == "inconclusive"
@@ -57,6 +70,7 @@ def test_an_honest_loop_is_consistent_only_with_a_control() -> None:
     assert report.verdict.value == "consistent"
     assert report.attacks[0].power > 0.5
     assert report.attacks[0].right_without_noise is not None
+    assert "perhaps nothing less" in report.why
 
 
 def test_a_control_that_learns_nothing_gives_no_power() -> None:

@@ -82,6 +82,7 @@ rounds = 10
 {DATA}[training]
 bins = 6
 """
+_LIMITED = 'sampling = "truncated-poisson"\nbatch-limit = 40\nmost-units = 200'
 _NETWORK = '[training.model]\nkind = "perceptron"\nhidden = [16]'
 
 
@@ -90,6 +91,7 @@ class Engine(Enum):
 
     FULL_BATCHES = "DP-SGD, full batches, a network"
     SECRET_BATCHES = "DP-SGD, Poisson batches, logistic"
+    TRUNCATED = "DP-SGD, truncated Poisson batches, logistic"
     ALLOCATED = "DP-SGD, random allocation, logistic"
     BANDED = "DP-SGD, banded noise, logistic"
     FEDFDP = "FedFDP"
@@ -108,6 +110,7 @@ def _gaussian(rate: float, rounds: int, more: str) -> str:
 _PLANS = {
     Engine.FULL_BATCHES: _gaussian(1.0, 16, _NETWORK),
     Engine.SECRET_BATCHES: _gaussian(0.2, 24, ""),
+    Engine.TRUNCATED: _gaussian(0.05, 24, "").replace("clip = 1.0", f"clip = 1.0\n{_LIMITED}"),
     Engine.ALLOCATED: _gaussian(0.2, 24, "").replace("clip = 1.0", 'clip = 1.0\nsampling = "random-allocation"'),
     Engine.BANDED: _gaussian(1 / 6, 24, "").replace("clip = 1.0", 'clip = 1.0\nnoise = "banded"\nbatches = 6'),
     Engine.FEDFDP: f"{_FEDFDP}{DATA}[training]\nfairness = 2.0\n",
