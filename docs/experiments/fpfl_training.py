@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import torch
@@ -120,7 +120,7 @@ def _row(
 
 def run_everybody(how: Everybody, split: Split, seed: int) -> Row:
     """Full participation: `rounds` sums over all users, each user's gradient clipped as a whole, noise on the sum."""
-    start, users = perf_counter(), split.number_of_users
+    start, users = process_time(), split.number_of_users
     budget = calibrate_plan(FpflPlan(users, users, how.rounds, how.clip, CohortSampling.POISSON), _target(users))
     sigma = budget.values[0].sigma
     assert sigma is not None
@@ -142,7 +142,7 @@ def run_everybody(how: Everybody, split: Split, seed: int) -> Row:
         at = rule.advance(at, torch.from_numpy(noisy / users))
     test, own = split.measure(LogisticRegression(x.shape[1]), rule.model(at))
     multiplier = budget.values[0].noise_multiplier
-    return _row(how.name, users, seed, users, budget.certified.upper, multiplier, test, own, perf_counter() - start)
+    return _row(how.name, users, seed, users, budget.certified.upper, multiplier, test, own, process_time() - start)
 
 
 def _target(users: int) -> EpsilonDelta:

@@ -1,7 +1,7 @@
 """FPFL and its ladder on Adult, beside the paper's figures: `python docs/experiments/run_fpfl.py`.
 
 About fifteen minutes on one core. Needs the extras train, data and plot. Writes fpfl.md (from fpfl-template.md),
-fpfl.json and fpfl.svg into `--out`; delete fpfl.json to train everything anew.
+fpfl.svg and data/fpfl.json.gz into `--out`; delete the rows to train everything anew.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, help="fewer splits than the experiment's own, for a quick look")
     parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--again", action="store_true", help="only write page and figure, from fpfl.json")
+    parser.add_argument("--again", action="store_true", help="only write page and figure, from its rows")
     chosen = parser.parse_args()
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(threads, "1")  # before numpy is loaded
     sys.path.insert(0, str(HERE))
     chosen.out.mkdir(parents=True, exist_ok=True)
-    results = chosen.out / "fpfl.json"
+    results = chosen.out / "data" / "fpfl.json.gz"
     if not chosen.again:
         _run(chosen.seeds, results)
     _write(results, chosen.out)

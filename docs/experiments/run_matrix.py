@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def load_entries(place: Path = HERE / "data" / "matrix.csv") -> list[Entry]:
 def seconds_per_run() -> dict[str, float]:
     """Of each kind of run, from the seconds that stand in the experiments' rows."""
     net = np.mean([row["seconds"] for row in _records("fedfdp.json")]) / 24 * _NET_RATE / 0.04
-    rungs = _records("fpfl.json")
+    rungs = _records("data/fpfl.json.gz")
     central = np.mean([row["seconds"] for row in rungs if row["cohort"] is None])
     federated = np.mean([row["seconds"] for row in rungs if row["cohort"] is not None])
     return {
@@ -69,7 +70,8 @@ def seconds_per_run() -> dict[str, float]:
 
 
 def _records(name: str) -> list[dict[str, float]]:
-    told = json.loads((HERE / name).read_text("utf-8"))
+    stored = (HERE / name).read_bytes()
+    told = json.loads(gzip.decompress(stored) if name.endswith(".gz") else stored)
     if isinstance(told, list):
         return told
     return [dict(zip(told["columns"], values, strict=True)) for values in told["rows"]]

@@ -1,7 +1,7 @@
 """MMD-fair FedAvg against what the paper compares it with: `python docs/experiments/run_mmd.py`.
 
-About twenty minutes on one core. Needs the extras train, data and plot. Writes mmd.md (from mmd-template.md), mmd.json
-and the figures into `--out`; delete mmd.json to train everything anew.
+About twenty minutes on one core. Needs the extras train, data and plot. Writes mmd.md (from mmd-template.md), its
+figures and data/mmd.json.gz into `--out`; delete the rows to train everything anew.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="fewer seeds than the experiment's own, for a quick look")
     parser.add_argument("--out", type=Path, default=HERE)
     add_flags(parser)
-    parser.add_argument("--again", action="store_true", help="only write page and figures, from mmd.json")
+    parser.add_argument("--again", action="store_true", help="only write page and figures, from its rows")
     chosen = parser.parse_args()
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(threads, "1")  # before numpy is loaded
     chosen.out.mkdir(parents=True, exist_ok=True)
-    results = chosen.out / "mmd.json"
+    results = chosen.out / "data" / "mmd.json.gz"
     if not chosen.again:
         _run(chosen, results)
     _write(results, chosen.out)
@@ -41,7 +41,7 @@ def _run(chosen: argparse.Namespace, results: Path) -> None:
     from seed_intervals import load_rows, save_rows
     from sweep import results as results_of
 
-    rows = load_rows(Row, results) if results.exists() else []
+    rows = load_rows(Row, results)
     for seed in range(chosen.seeds or SYNTHETIC_SEEDS):
         missing = [job for job in jobs_of(seed) if not job.is_in(rows)]
         for row in results_of(chosen, run_job, missing):

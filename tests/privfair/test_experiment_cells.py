@@ -74,7 +74,7 @@ def test_steffle_axes() -> None:
 @pytest.mark.slow
 def test_fpfl() -> None:
     training, settings, rows = _module("fpfl_training"), _module("fpfl_settings"), _module("seed_intervals")
-    kept = rows.load_rows(training.Row, EXPERIMENTS / "fpfl.json")
+    kept = rows.load_rows(training.Row, EXPERIMENTS / "data" / "fpfl.json.gz")
     how = settings.EVERYBODY[1]
     found = training.run_everybody(how, training.load_split(0, how.steps), 0)
     (own,) = (row for row in kept if (row.rung, row.split) == (how.name, 0))
