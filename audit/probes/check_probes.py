@@ -50,6 +50,24 @@ def check_rehearsed_steps(rehearsal: Rehearsal) -> Check:
     return passed_if(Layer.PROBE, "steps are counted in a rehearsal", right, text)
 
 
+def check_rehearsed_messages(rehearsal: Rehearsal) -> Check:
+    """Silos that send a value send it in the same rounds: that nothing came from one tells something of its batch."""
+    left_out = []
+    for value in rehearsal.document.releases:
+        sent = {
+            silo.name: {one.step for one in rehearsal.of(silo.name) if value.name in one.published}
+            for silo in rehearsal.silos
+        }
+        due = set[int]().union(*sent.values())
+        left_out += [
+            f"{value.name} of {silo} was sent in {len(steps)} rounds where others sent it in {len(due)}"
+            for silo, steps in sent.items()
+            if steps and steps != due
+        ]
+    text = left_out[0] if left_out else "no silo left out a message that another one sent"
+    return passed_if(Layer.PROBE, "messages are complete in a rehearsal", not left_out, text)
+
+
 # Were features scaled by statistics of the private records? By what the data says of itself, and by its looks.
 
 _EXACT = 1e-5
@@ -125,6 +143,7 @@ def check_rehearsal(evidence: RunEvidence, rounds: int = DEFAULT_ROUNDS) -> tupl
         return (passed_if(Layer.PROBE, "rehearsal", False, f"the engine refuses: {refusal}"),)
     return (
         check_rehearsed_steps(rehearsal),
+        check_rehearsed_messages(rehearsal),
         *check_batches(rehearsal),
         *check_fresh_noise(rehearsal),
         *check_gate_alone(rehearsal),

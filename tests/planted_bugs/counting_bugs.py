@@ -11,6 +11,8 @@ import torch
 
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Poisson
+from privfair.algorithms.algorithm import Message
+from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.steffle import Steffle
 from privfair.batches import participation
 from privfair.batches.participation import Participation
@@ -236,6 +238,20 @@ def _groups_by_first_appearance() -> AbstractContextManager[Any]:
     return sending(Steffle, wrong)
 
 
+def _small_batches_skipped() -> AbstractContextManager[Any]:
+    """A batch below 24 records is not worth a message, and the coordinator goes on without: everybody sees its size."""
+    right = DpFedSgd.update
+
+    def wrong(contribution: Any, self: Any, state: Any, round: int, silo: Any, batch: Any) -> Any:
+        return contribution(self, state, round, silo, batch) if len(batch) >= 24 else Message()
+
+    def update(self: Any, state: Any, received: Any) -> Any:
+        there = {party: values for party, values in received.items() if values}
+        return right(self, state, there) if there else state
+
+    return together(sending(DpFedSgd, wrong), patch.object(DpFedSgd, "update", update))
+
+
 def _views_of_more() -> AbstractContextManager[Any]:
     """Parameters are saved as views of a larger tensor, and the file holds all of it: here some records."""
     right = folder.state_dict
@@ -279,6 +295,7 @@ COUNTING_BUGS = (
     Bug("eight batches in turn, secret batches", _SECRET, _every_eighth_alike, _PROBE),
     Bug("one allocation for all epochs", Engine.ALLOCATED, _one_allocation, _PROBE),
     Bug("groups of the cycle by position", Engine.BANDED, _groups_by_position, _PROBE),
+    Bug("small batches send nothing, secret batches", _SECRET, _small_batches_skipped, _PROBE),
     Bug("the model file holds more than the model", _SECRET, _views_of_more, (Caught.CONFORMANCE,)),
     Bug("a record comes back within the bands", Engine.BANDED, _back_too_soon, _PROBE),
     Bug("epochs sorted by the attribute", _STEFFLE, sorted_by_attribute, _PROBE),
