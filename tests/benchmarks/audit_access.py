@@ -1,4 +1,4 @@
-"""What each level of access sees of one DP-SGD loop: bounds at epsilon 1, 2, 4, 8, with all and a third of its noise.
+"""What each level of access sees of one DP-SGD loop on Adult: bounds at epsilon 1, 2, 4, 8, all noise and a third.
 
 `python -m tests.benchmarks.audit_access [RUNS]` prints the table of docs/audit-coverage.md.
 """
@@ -9,13 +9,14 @@ import sys
 
 import privfair as pf
 from audit.training.watch import Access
-from tests.audit.strangers_training import RATE, STEPS, LogisticLoop, census
+from tests.audit.strangers_training import RATE, STEPS, LogisticLoop
+from tests.benchmarks.audit_acceptance import adult
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 
 
 def main(runs: int) -> None:
-    data = census(2000)
+    data = adult()
     print("| noise | access | " + " | ".join(f"epsilon {one:g}" for one in EPSILONS) + " |")
     print("|---|---|" + "---|" * len(EPSILONS))
     for share in (1.0, 1 / 3):
