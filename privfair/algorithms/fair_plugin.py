@@ -343,7 +343,7 @@ def _gradient_sum(
         vectors = torch.zeros(users, model.size, dtype=torch.float64)
         return _clipped_users(name, vectors.index_add_(0, seen.owner, features * residual[:, None]), clip)
     silo = SiloTensors("", seen.x, hard, hard, unit_of_row=seen.owner)
-    statistics = Statistics(model, Layout(model.size, 0, 0, False), (), RateValue.PREDICTIONS)
+    statistics = Statistics(model, Layout(model.size, 0, 0), (), RateValue.PREDICTIONS)
     total, largest = statistics.summed(theta, silo, torch.arange(users), clip)
     return BoundedContribution(name, total.numpy(), clip, largest)
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, assert_never, final
+from typing import Any, Literal, assert_never, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from calibrate.errors import InvalidInput, positive
+from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.plans.fedfdp import FedfdpPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
@@ -21,11 +22,22 @@ from privfair.algorithms.parts.clients import ClippedPairs, PlainMeans
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe, refuse_normalisation
 from privfair.contribution import BoundedContribution
-from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
+from privfair.fairness.clipping import (
+    ConvergenceConstants,
+    clipped_losses,
+    fair_clipping,
+    mean_of_losses,
+    next_loss_clip,
+    optimal_fairness,
+)
 from privfair.models.model import Model, require_class_weights, shrunk_by_class
 from privfair.plan.privacy import Unpriced, needed
 
 GRADIENT, LOSS = "gradient", "loss"
+
+
+_ASSUMED = ("smoothness", "strong_convexity", "heterogeneity", "start_distance", "loss_excess")
+"""What lambda* is computed from, beside clip and noise."""
 
 
 class LossClipRule(Enum):
@@ -47,7 +59,11 @@ class PairMethod(Enum):
 
 @dataclass(frozen=True)
 class FedFdpOptions(Options):
-    """FedFDP. `fairness` is lambda; 0 is DP-FedAvg.
+    """FedFDP. `fairness` is lambda; 0 is DP-FedAvg, "optimal" is lambda* of the paper's Section VI.
+
+    lambda* needs what its analysis takes as known of the losses, all public: L, mu, Gamma, the distance of the first
+    model from the best one (squared), and [Q_0, Q_1], how far a record's loss lies above the mean loss at least and at
+    most. G is the clip; sigma and the batch are the signed ones.
 
     With another `method` the same noisy gradients and losses train q-FFL (`exponent` is q) or agnostic learning
     (`weight_rate` moves the mixture), at the same price.
@@ -55,7 +71,12 @@ class FedFdpOptions(Options):
 
     method: PairMethod = PairMethod.FEDFDP
     learning_rate: Positive = 0.5
-    fairness: AtLeastZero = 0.5
+    fairness: AtLeastZero | Literal["optimal"] = 0.5
+    smoothness: Positive | None = None
+    strong_convexity: Positive | None = None
+    heterogeneity: AtLeastZero | None = None
+    start_distance: AtLeastZero | None = None
+    loss_excess: tuple[float, float] | None = None
     local_steps: Count = 1
     loss_clip_rule: LossClipRule = LossClipRule.ADAPTIVE
     loss_headroom: Positive = 2.0
@@ -72,6 +93,11 @@ class FedFdpOptions(Options):
         super().__post_init__()
         if self.loss_headroom < 1:
             raise InvalidInput("loss-headroom", self.loss_headroom, "must be at least 1", "1 is the paper's own rule")
+        for name in _ASSUMED:
+            if (getattr(self, name) is None) == (self.fairness == "optimal"):
+                key = name.replace("_", "-")
+                rule = 'is needed by fairness = "optimal"' if self.fairness == "optimal" else "has no meaning here"
+                raise InvalidInput(f"[training] {key}", getattr(self, name), rule, f'give {key} and "optimal", or none')
 
 
 @dataclass(frozen=True)
@@ -140,6 +166,13 @@ class FedFdp(Algorithm[FedFdpState]):
                 "loss-floor", self.options.loss_floor, f"exceeds the loss clip {self.clips.loss}", "lower it"
             )
 
+    @property
+    def fairness(self) -> float:
+        """lambda, a number by now."""
+        if isinstance(self.options.fairness, str):
+            raise InvalidInput("fairness", self.options.fairness, "is found when a plan is built", "give a number")
+        return self.options.fairness
+
     def clear_values(self) -> tuple[ClearValue, ...]:
         return ()
 
@@ -156,7 +189,7 @@ class FedFdp(Algorithm[FedFdpState]):
         place = self._place(silo.name)
         theta = state.theta if state.local is None else state.local[place]
         y = silo.y[batch]
-        clipped = fair_clipping(self.options.fairness, state.mean_loss, self.clips.gradient)
+        clipped = fair_clipping(self.fairness, state.mean_loss, self.clips.gradient)
         weigh = shrunk_by_class(clipped, self.options.class_weight, y, self.model.classes)
         found = self.model.weighted_gradient(theta, silo.x[batch], y, weigh)
         losses = clipped_losses(found.losses, state.loss_clips[place], self.clips.loss)
@@ -207,6 +240,7 @@ class FedFdp(Algorithm[FedFdpState]):
 def build(blueprint: Blueprint[FedFdpOptions]) -> Algorithm[Any]:
     """FedFDP or another method on the same pairs; the others also without a clip, and so without a promise."""
     clips, expected = _signed_clips(blueprint)
+    blueprint = replace(blueprint, options=_with_fairness(blueprint, clips, expected))
     model, options, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
     if options.class_weight and options.method is not PairMethod.FEDFDP:
         rule = f"is not for method = {options.method.value!r}, which weighs clients by their plain losses"
@@ -229,6 +263,38 @@ def build(blueprint: Blueprint[FedFdpOptions]) -> Algorithm[Any]:
             return AgnosticFl(model, AgnosticOptions(options.learning_rate, options.weight_rate), shares, sending, seed)
         case _:
             assert_never(options.method)
+
+
+def _with_fairness(
+    blueprint: Blueprint[FedFdpOptions], clips: FedFdpClips | None, expected: Mapping[str, float]
+) -> FedFdpOptions:
+    """The options with lambda* in place of "optimal".
+
+    Everything it is computed from is public or signed, so lambda* costs nothing. While the budget is being issued its
+    noise is not known, and lambda* is taken without; nothing that is signed depends on it.
+    """
+    own = blueprint.options
+    if own.fairness != "optimal" or clips is None:
+        return own
+    smoothness, convexity, heterogeneity, distance, excess = (getattr(own, name) for name in _ASSUMED)
+    noise = blueprint.signed(GRADIENT)
+    found = optimal_fairness(
+        ConvergenceConstants(
+            smoothness=smoothness,
+            strong_convexity=convexity,
+            gradient_bound=clips.gradient,
+            heterogeneity=heterogeneity,
+            lowest_excess=excess[0],
+            highest_excess=excess[1],
+            start_distance=distance,
+            noise_multiplier=noise.sigma / clips.gradient if isinstance(noise, GaussianNoise) else 0.0,
+            clip=clips.gradient,
+            dimension=blueprint.model.size,
+            smallest_batch=min(expected.values()),
+        )
+    )
+    without: dict[str, Any] = dict.fromkeys(_ASSUMED)
+    return replace(own, fairness=found.value, **without)
 
 
 def _signed_clips(blueprint: Blueprint[FedFdpOptions]) -> tuple[FedFdpClips | None, dict[str, float]]:

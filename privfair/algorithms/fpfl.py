@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import cached_property
 from typing import assert_never, final
@@ -16,8 +16,17 @@ from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.plans.fpfl import FpflPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
+from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
 from privfair.algorithms.parts.options import AtLeastZero, Options, Positive, Rate, Whole
-from privfair.algorithms.parts.user_statistics import Layout, Statistics, summed_statistics
+from privfair.algorithms.parts.user_statistics import (
+    HITS,
+    RECORDS,
+    Layout,
+    Statistics,
+    records_and_hits,
+    selection_entries,
+    summed_statistics,
+)
 from privfair.algorithms.recipe import USER_ADDED, Blueprint, Recipe, refuse_normalisation
 from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import (
@@ -49,14 +58,27 @@ class ModelChoice(Enum):
     averages out."""
 
 
+class UserMethod(Enum):
+    """What an `fpfl` plan does with its users' noisy statistics."""
+
+    FPFL = "fpfl"
+    TRAN = "tran"
+    """Basic multipliers, to compare with: the same vector at the same price."""
+
+
 @dataclass(frozen=True)
 class FpflOptions(Options):
-    """FPFL and its ladder: the notion "none" for FL and PFL; no clip for FL and FFL."""
+    """FPFL and its ladder: the notion "none" for FL and PFL; no clip for FL and FFL.
 
+    With method = "tran" the same statistics train basic multipliers of at most `largest_multiplier` (Tran et al.).
+    """
+
+    method: UserMethod = UserMethod.FPFL
     learning_rate: Positive = 0.1
     notion: FairnessNotion = FairnessNotion.FALSE_NEGATIVE_RATE
     tolerance: AtLeastZero = 0.02
     multiplier_rate: Positive = 0.01
+    largest_multiplier: Positive = 1.0
     damping: AtLeastZero = 2.0
     rate_value: RateValue = RateValue.PREDICTIONS
     choice: ModelChoice = ModelChoice.LAST
@@ -123,8 +145,9 @@ class Fpfl(Algorithm[FpflState]):
 
     @cached_property
     def statistics(self) -> Statistics:
-        selection = self.options.choice is ModelChoice.BEST_PUBLISHED
-        layout = Layout(self.model.size, self.groups, len(self.rates), selection)
+        chosen = self.options.choice is ModelChoice.BEST_PUBLISHED
+        extra = selection_entries(self.rates, self.options.rate_value) if chosen else ()
+        layout = Layout(self.model.size, self.groups, len(self.rates), extra)
         return Statistics(self.model, layout, self.rates, self.options.rate_value, self.options.class_weight)
 
     def clear_values(self) -> tuple[ClearValue, ...]:
@@ -152,7 +175,7 @@ class Fpfl(Algorithm[FpflState]):
             violations(RateSums(sums[j], gradients[j], counts[j]), self.options.tolerance, self.options.least_count)
             for j in range(len(self.rates))
         ]
-        best, accuracy = self._select(state, found, selection)
+        best, accuracy = self._select(state, found, self._selection(sums, counts, selection))
         direction = loss / (self.expected_cohort * self.options.records_per_user)
         multipliers = state.multipliers.copy()
         for j, violated in enumerate(found):
@@ -175,7 +198,17 @@ class Fpfl(Algorithm[FpflState]):
             case _:
                 assert_never(self.options.choice)
 
-    def _select(self, state: FpflState, found: list[Violations], selection: Floats) -> tuple[Tensor, float]:
+    def _selection(self, sums: Floats, counts: Floats, sent: Floats) -> tuple[float, float]:
+        """Records and hits of the cohort, as published: sent for the purpose, or added up from the groups' rates."""
+        given = dict(zip(self.statistics.layout.selection, sent.tolist(), strict=True))
+        if self.options.choice is not ModelChoice.BEST_PUBLISHED:
+            return 0.0, 0.0
+        records, hits = records_and_hits(self.rates, sums.sum(axis=1), counts.sum(axis=1))
+        return given.get(RECORDS, records), given.get(HITS, hits)
+
+    def _select(
+        self, state: FpflState, found: list[Violations], selection: tuple[float, float]
+    ) -> tuple[Tensor, float]:
         """The better of the best so far and the model that these statistics were computed with.
 
         A model is fair if every gap is known and within the tolerance; all of it as published, noise included.
@@ -191,8 +224,8 @@ class Fpfl(Algorithm[FpflState]):
         return state.best, state.best_accuracy
 
 
-def build(blueprint: Blueprint[FpflOptions]) -> Fpfl:
-    """FPFL and its ladder; without a clip (and so without a promise) FL and FFL.
+def build(blueprint: Blueprint[FpflOptions]) -> Fpfl | TranMultipliers:
+    """FPFL and its ladder; without a clip (and so without a promise) FL and FFL; or Tran's multipliers.
 
     Under a promise there is one party, the trusted aggregator. Without one, several parties each draw a cohort.
     """
@@ -206,7 +239,24 @@ def build(blueprint: Blueprint[FpflOptions]) -> Fpfl:
     refuse_normalisation(ratio)
     blueprint.require_users(users)
     expected = cohort * len(blueprint.parties)
+    if blueprint.options.method is UserMethod.TRAN:
+        return TranMultipliers(
+            blueprint.model, _tran(blueprint.options), blueprint.groups, expected, clip, blueprint.seed
+        )
     return Fpfl(blueprint.model, blueprint.options, blueprint.groups, expected, clip, blueprint.seed)
+
+
+def _tran(options: FpflOptions) -> TranOptions:
+    """The options that basic multipliers share; a choice of models and weights of classes they do not have."""
+    if options.choice is not ModelChoice.LAST or options.class_weight or options.notion is FairnessNotion.NONE:
+        raise InvalidInput(
+            "[training] method",
+            options.method.value,
+            "ends with its last model, weighs classes alike and needs a notion",
+            "drop choice, class-weight and notion = 'none'",
+        )
+    shared = {field.name for field in fields(TranOptions)} - {"cohort"}
+    return TranOptions(**{name: getattr(options, name) for name in shared})
 
 
 RECIPE = Recipe("fpfl", FpflOptions, build, USER_ADDED)

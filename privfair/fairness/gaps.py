@@ -92,6 +92,11 @@ class Confusion:
         """See `false_positive_rates`."""
         return _ratio(self.answered - self.correct, self.of_group[:, np.newaxis] - self.of_class)
 
+    @cached_property
+    def precise(self) -> AnyFloats:
+        """See `precisions`."""
+        return _ratio(self.correct, self.answered)
+
     @property
     def groups(self) -> int:
         return len(self.group_names)
@@ -202,6 +207,11 @@ def false_positive_rates(confusion: Confusion) -> AnyFloats:
     return confusion.alarms
 
 
+def precisions(confusion: Confusion) -> AnyFloats:
+    """P(class = c | prediction = c, group): one row per group, one column per class."""
+    return confusion.precise
+
+
 def demographic_parity(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
     """Largest difference of P(prediction = p | group), over classes p and groups (SteFFLe, equation 11)."""
     return _gap(confusion, selection_rates, measure, "records")
@@ -231,6 +241,13 @@ def false_negative_gap(confusion: Confusion, positive: int = 1, measure: Measure
     _require_class(confusion, positive)
     name = confusion.class_names[positive]
     return _gap(confusion, lambda c: 1 - true_positive_rates(c)[:, [positive]], measure, f"records of class {name!r}")
+
+
+def predictive_parity(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
+    """Largest difference of the precision of one class, P(class = c | prediction = c, group)."""
+    _require_class(confusion, positive)
+    name = confusion.class_names[positive]
+    return _gap(confusion, lambda c: precisions(c)[:, [positive]], measure, f"records predicted as {name!r}")
 
 
 def accuracy_gap(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:

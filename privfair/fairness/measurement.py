@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from privfair.data.silos import Silos
+from privfair.fairness.clipping import psi
 from privfair.fairness.constraints import Score
 from privfair.fairness.gaps import (
     PAIRWISE,
+    Comparison,
     Confusion,
     Gap,
     Measure,
@@ -28,6 +30,8 @@ from privfair.fairness.gaps import (
     equalised_odds,
     false_negative_gap,
     false_positive_rates,
+    precisions,
+    predictive_parity,
     selection_rates,
     true_positive_rates,
 )
@@ -91,20 +95,36 @@ class Measurement:
     def accuracy_gap(self) -> Gap:
         return accuracy_gap(self.confusion, self.measure)
 
-    def as_json(self) -> dict[str, Any]:
-        """For metrics.jsonl; an undefined number is null and its reason stands beside it."""
-        gaps = {
+    @property
+    def predictive_parity(self) -> Gap:
+        return predictive_parity(self.confusion, self.positive, self.measure)
+
+    @property
+    def gaps(self) -> dict[str, Gap]:
+        """Every gap by its name in metrics.jsonl."""
+        return {
             "demographic_parity": self.demographic_parity,
             "equalised_odds": self.equalised_odds,
             "equal_opportunity": self.equal_opportunity,
             "false_negative_gap": self.false_negative_gap,
             "accuracy_gap": self.accuracy_gap,
+            "predictive_parity": self.predictive_parity,
         }
+
+    def against_overall(self) -> dict[str, float | None]:
+        """The gaps as FPFL takes them: the largest distance of a group's rate from that of all records together."""
+        measure = replace(self.measure, comparison=Comparison.OVERALL)
+        return {name: _number(gap.value) for name, gap in replace(self, measure=measure).gaps.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """For metrics.jsonl; an undefined number is null and its reason stands beside it."""
+        gaps = self.gaps
         names = self.confusion.group_names
         records, accuracy = self.confusion.of_group.tolist(), accuracies(self.confusion).tolist()
         selected = selection_rates(self.confusion).tolist()
         found = true_positive_rates(self.confusion)[:, self.positive].tolist()
         alarms = false_positive_rates(self.confusion)[:, self.positive].tolist()
+        precise = precisions(self.confusion)[:, self.positive].tolist()
         (majority, share), (favourite, answered) = self.majority, self.favourite
         rows: dict[str, Any] = {
             "records": self.confusion.records,
@@ -126,6 +146,7 @@ class Measurement:
                 "true_positive_rate": _number(found[g]),
                 "false_positive_rate": _number(alarms[g]),
                 "false_negative_rate": _number(1 - found[g]),
+                "precision": _number(precise[g]),
             }
             for g, name in enumerate(names)
         }
@@ -140,7 +161,27 @@ class SiloMeasurements:
     silos: tuple[tuple[str, Measurement], ...]
 
     def as_json(self) -> dict[str, Any]:
-        return {"overall": self.overall.as_json(), "silos": {name: m.as_json() for name, m in self.silos}}
+        overall = {**self.overall.as_json(), "against_overall": self.overall.against_overall()}
+        return {"overall": overall, "silos": {name: m.as_json() for name, m in self.silos}}
+
+    def spread(self, losses: Mapping[str, float]) -> dict[str, Any] | None:
+        """How evenly one model serves the clients: Psi of their losses (FedFDP), the worst one, the accuracies' spread.
+
+        None with fewer than two clients that have records.
+        """
+        there = {name: m for name, m in self.silos if m.confusion.records > 0}
+        if len(there) < 2:
+            return None
+        accuracy = {name: m.accuracy for name, m in there.items()}
+        worst = min(accuracy, key=lambda name: accuracy[name])
+        sizes = {name: float(m.confusion.records) for name, m in there.items()}
+        finite = all(math.isfinite(losses[name]) for name in there)
+        return {
+            "psi": psi({name: losses[name] for name in there}, sizes) if finite else None,
+            "worst": {"silo": worst, "accuracy": accuracy[worst]},
+            "accuracy_deviation": float(np.std(list(accuracy.values()))),
+            "accuracy_range": max(accuracy.values()) - accuracy[worst],
+        }
 
 
 def measure_silos(

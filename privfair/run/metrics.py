@@ -45,7 +45,14 @@ class StepMetrics:
         found = self.measured.as_json()
         silos = {name: {"loss": _finite(self.silo_losses[name]), **numbers} for name, numbers in found["silos"].items()}
         overall = {"loss": _finite(self.loss), **found["overall"], "auc": self.auc}
-        return {"step": self.step, "round": self.round, "private": False, "overall": overall, "silos": silos}
+        return {
+            "step": self.step,
+            "round": self.round,
+            "private": False,
+            "overall": overall,
+            "clients": self.measured.spread(self.silo_losses),
+            "silos": silos,
+        }
 
 
 @final

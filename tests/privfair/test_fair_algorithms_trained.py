@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.manifest.mechanism import GaussianNoise
+from privfair.algorithms.fedfdp import FedFdp
 from privfair.contribution import BoundedContribution, Published
 from privfair.gate import Gate
 from privfair.ledger import Ledger
@@ -79,6 +81,14 @@ rounds = 12
 clip = 1.0
 """
 
+OPTIMAL = """fairness = "optimal"
+smoothness = 1.0
+strong-convexity = 0.1
+heterogeneity = 2.0
+start-distance = 4.0
+loss-excess = [0.4, 0.4]
+"""
+
 PLANS = {
     "fedprox, private": _plan("gaussian", GAUSSIAN, 'method = "fedprox"\nlocal-steps = 3\n'),
     "scaffold, private": _plan("gaussian", GAUSSIAN, 'method = "scaffold"\nlocal-steps = 3\n'),
@@ -86,6 +96,10 @@ PLANS = {
     "q-ffl, private": _plan("fedfdp", FEDFDP.format(rounds=12), 'method = "q-ffl"\nexponent = 0.5\n'),
     "agnostic-fl, private": _plan("fedfdp", FEDFDP.format(rounds=12), 'method = "agnostic-fl"\n'),
     "fedfdp": _plan("fedfdp", FEDFDP.format(rounds=12), "fairness = 0.5\nlocal-steps = 2\n"),
+    "fedfdp, lambda*": _plan("fedfdp", FEDFDP.format(rounds=12), OPTIMAL),
+    "tran, private": _plan(
+        "fpfl", FPFL.format(rounds=12, sampling="poisson"), 'method = "tran"\nnotion = "accuracy"\n', users=True
+    ),
     "fpfl, fixed": _plan("fpfl", FPFL.format(rounds=12, sampling="fixed"), 'choice = "best-published"\n', users=True),
     "fpfl, poisson": _plan(
         "fpfl", FPFL.format(rounds=12, sampling="poisson"), 'notion = "equalised-odds"\n', users=True
@@ -268,6 +282,34 @@ def test_users_of_several_silos_are_added_up_where_nothing_is_promised(
     assert len(prepared.silos) == 3
     expected = 60 if "20" in privacy + training else sum(len(silo) for silo in prepared.silos)
     assert prepared.algorithm.expected_cohort == expected  # type: ignore[union-attr]
+
+
+def test_lambda_is_the_papers_optimum_for_the_signed_noise(tmp_path: Path) -> None:
+    desk = Desk.at(tmp_path, PLANS["fedfdp, lambda*"])
+    prepared = prepare(desk.plan, desk.budget(), desk.trust)
+    algorithm = prepared.algorithm
+    assert isinstance(algorithm, FedFdp)
+    noise = prepared.manifest.document.release("gradient")
+    assert isinstance(noise, GaussianNoise)
+    # The bound of Theorem 1 by hand, up to what does not move its minimum: A(x) / (1 + 2 Q_0 x).
+    q0, q1, drift, start = 0.4, 0.4, 2 * 1.0 * 2.0, 4.0
+    noisy = 2 * (noise.sigma / min(algorithm.expected.values())) ** 2 * algorithm.model.size
+
+    def bound(x: float) -> float:
+        squared = q1**3 * x**3 + 6 * q1**2 * x**2 + 9 * q1 * x + 4
+        return (squared + drift * (1 + q1 * x) + noisy + start * (1 + 2 * q0 * x)) / (1 + 2 * q0 * x)
+
+    found = algorithm.fairness
+    assert found > 0
+    assert bound(found) <= min(bound(x) for x in np.linspace(0, 5, 501)) + 1e-9
+
+
+def test_what_lambda_needs_is_given_with_it_and_only_with_it(tmp_path: Path) -> None:
+    missing, needless = OPTIMAL.replace("heterogeneity = 2.0\n", ""), "fairness = 0.5\nsmoothness = 1.0\n"
+    for name, training, says in (("a", missing, "heterogeneity"), ("b", needless, "smoothness")):
+        desk = Desk.at(tmp_path / name, _plan("fedfdp", FEDFDP.format(rounds=4), training))
+        with pytest.raises(InvalidInput, match=says):
+            desk.budget()
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])

@@ -197,6 +197,7 @@ def test_overall_is_measured_on_all_records_not_averaged_over_silos() -> None:
         "true_positive_rate": 0.5,
         "false_positive_rate": 0.5,
         "false_negative_rate": 0.5,
+        "precision": 0.5,
     }
 
 

@@ -240,6 +240,52 @@ def test_the_model_is_chosen_from_published_statistics() -> None:
     np.testing.assert_array_equal(last.theta(state), state.theta)
 
 
+@pytest.mark.parametrize(
+    ("notion", "value", "entries"),
+    [
+        (FairnessNotion.NONE, RateValue.PREDICTIONS, 2),
+        (FairnessNotion.ACCURACY, RateValue.PREDICTIONS, 0),
+        (FairnessNotion.ACCURACY, RateValue.PROBABILITIES, 1),
+        (FairnessNotion.DEMOGRAPHIC_PARITY, RateValue.PREDICTIONS, 1),
+        (FairnessNotion.FALSE_NEGATIVE_RATE, RateValue.PREDICTIONS, 2),
+        (FairnessNotion.EQUALISED_ODDS, RateValue.PREDICTIONS, 0),
+        (FairnessNotion.EQUALISED_ODDS, RateValue.PROBABILITIES, 1),
+    ],
+)
+@pytest.mark.parametrize("positive", [0, 1])
+def test_the_vector_holds_nothing_that_follows_from_the_rest(
+    notion: FairnessNotion, value: RateValue, entries: int, positive: int
+) -> None:
+    """The model is chosen by the cohort's accuracy, with as few entries beside the rates as will do."""
+    silo = _silo()
+    algorithm = _fpfl(
+        notion=notion,
+        rate_value=value,
+        choice=ModelChoice.BEST_PUBLISHED,
+        tolerance=1.0,
+        positive_class=positive,
+        clip=1e6,
+    )
+    cells = len(algorithm.rates) * 2
+    assert algorithm.shapes()[STATISTICS] == (4 * (1 + cells) + 2 * cells + entries,)
+    theta = torch.tensor([1.0, -0.5, 0.2, 0.1], dtype=torch.float64)
+    state = FpflState(theta, np.zeros((len(algorithm.rates), 2)), theta * 0, -1.0)
+    cohort = torch.arange(3, 12)
+    mine = torch.isin(silo.unit_of_row, cohort)
+    right = algorithm.model.logits(theta, silo.x).argmax(dim=1) == silo.y
+    following = _step(algorithm, state, silo, cohort)
+    assert following.best_accuracy == pytest.approx(float(right[mine].double().mean()), abs=1e-5)
+    plain = _step(
+        _fpfl(
+            notion=notion, rate_value=value, choice=ModelChoice.BEST_PUBLISHED, tolerance=1.0, positive_class=positive
+        ),
+        state,
+        silo,
+        cohort,
+    )
+    assert plain.best_accuracy == pytest.approx(following.best_accuracy, abs=1e-5)
+
+
 def test_checkpoints_restore_the_state() -> None:
     silo, algorithm = _silo(), _fpfl(clip=1.0, choice=ModelChoice.BEST_PUBLISHED, tolerance=0.3)
     state = _step(algorithm, algorithm.start(), silo, torch.arange(USERS))

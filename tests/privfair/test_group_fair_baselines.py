@@ -82,6 +82,17 @@ def test_local_mmd_descends_on_each_clients_own_penalty(criterion: MmdCriterion)
     np.testing.assert_allclose(moved, sum(WEIGHTS[n] * sent[n][CHANGE].values for n in WEIGHTS), rtol=1e-9)
 
 
+def test_local_steps_shrink_from_round_to_round() -> None:
+    for algorithm in (
+        LocalMmd(MODEL, LocalMmdOptions(learning_rate_factor=0.99), WEIGHTS),
+        FairFed(MODEL, FairFedOptions(learning_rate_factor=0.99), WEIGHTS),
+    ):
+        sent = [algorithm.contribution(algorithm.start(), step, SILOS["north"], ALL).clear for step in (0, 7)]  # type: ignore[arg-type]
+        assert sent[0] is not None
+        assert sent[1] is not None
+        np.testing.assert_allclose(sent[1][CHANGE], 0.99**7 * sent[0][CHANGE], rtol=1e-12)
+
+
 def test_a_client_without_one_group_has_no_penalty() -> None:
     silo = SILOS["north"]
     lonely = SiloTensors("north", silo.x, silo.y, torch.zeros_like(silo.s))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fairlearn.metrics import demographic_parity_difference, equalized_odds_difference
-from sklearn.metrics import accuracy_score, log_loss
+from sklearn.metrics import accuracy_score, log_loss, precision_score
 
 from calibrate.errors import InvalidInput
 from privfair.data.training_data import TrainingData, load_training_data
@@ -50,7 +51,31 @@ def test_every_number_agrees_with_its_oracle(data: TrainingData) -> None:
         assert numbers["false_negative_gap"] == pytest.approx(abs(misses[0] - misses[1]))
         rate = guess[part.group == 1].mean()
         assert numbers["groups"]["male"]["selection_rates"][1] == pytest.approx(rate)
+        precise = [precision_score(part.label[part.group == g], guess[part.group == g]) for g in (0, 1)]
+        assert numbers["predictive_parity"] == pytest.approx(abs(precise[0] - precise[1]))
+        assert numbers["groups"]["male"]["precision"] == pytest.approx(precise[1])
     assert sum(found["silos"][name]["records"] for name in ("north", "south", "west")) == 135
+
+
+def test_the_papers_own_gaps_and_spreads(data: TrainingData) -> None:
+    """FPFL's distances from the overall rate; FedFDP's Psi, and the worst client: from their definitions."""
+    found = HeldOutRecords(data.test, torch.float64).measure(MODEL, THETA, 1, 0).as_json()
+    pooled = data.test.pooled()
+    guess = MODEL.logits(THETA, torch.tensor(pooled.features)).argmax(dim=1).numpy()
+    y, s, against = pooled.label, pooled.group, found["overall"]["against_overall"]
+    missed = [1 - guess[(y == 1) & (s == g)].mean() - (1 - guess[y == 1].mean()) for g in (0, 1)]
+    assert against["false_negative_gap"] == pytest.approx(max(map(abs, missed)))
+    precision = [y[(guess == 1) & (s == g)].mean() - y[guess == 1].mean() for g in (0, 1)]
+    assert against["predictive_parity"] == pytest.approx(max(map(abs, precision)))
+    right = [(guess == y)[s == g].mean() - (guess == y).mean() for g in (0, 1)]
+    assert against["accuracy_gap"] == pytest.approx(max(map(abs, right)))
+    of = {name: found["silos"][name] for name in ("north", "south", "west")}
+    shares = np.array([one["records"] for one in of.values()]) / 135
+    losses, accuracy = (np.array([one[key] for one in of.values()]) for key in ("loss", "accuracy"))
+    assert found["clients"]["psi"] == pytest.approx(float(shares @ (losses - shares @ losses) ** 2))
+    assert found["clients"]["worst"] == {"silo": list(of)[int(accuracy.argmin())], "accuracy": accuracy.min()}
+    assert found["clients"]["accuracy_deviation"] == pytest.approx(accuracy.std())
+    assert found["clients"]["accuracy_range"] == pytest.approx(np.ptp(accuracy))
 
 
 def test_the_positive_class_is_named_or_refused(data: TrainingData) -> None:
@@ -66,6 +91,7 @@ def test_the_positive_class_is_named_or_refused(data: TrainingData) -> None:
 def test_a_diverged_model_has_no_loss_and_valid_json(data: TrainingData) -> None:
     found = HeldOutRecords(data.test, torch.float64).measure(MODEL, THETA * float("nan"), 1, 0).as_json()
     assert found["overall"]["loss"] is None
+    assert found["clients"]["psi"] is None
     json.dumps(found, allow_nan=False)
 
 

@@ -14,7 +14,7 @@ from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_models import local_change, with_mean_change
-from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions, Positive, Whole
+from privfair.algorithms.parts.options import AtLeastZero, DecayedLocalTraining, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import kernel_of
@@ -25,7 +25,7 @@ CHANGE, COUNTS = "change", "counts"
 
 
 @dataclass(frozen=True)
-class FairFedOptions(LocalTrainingOptions):
+class FairFedOptions(DecayedLocalTraining):
     """FairFed with a local MMD penalty (as the MMD paper combines them); `budget` is beta."""
 
     budget: AtLeastZero = 1.0
@@ -88,7 +88,7 @@ class FairFed(Algorithm[FairFedState]):
             return own_gradient(self.model, Score.PROBABILITY, given, place, kernel, weight, theta, x, y, s)
 
         change = local_change(
-            state.theta, batch, options.local_epochs, options.local_batch, options.learning_rate, gradient
+            state.theta, batch, options.local_epochs, options.local_batch, options.rate(step), gradient
         )
         return Message(clear={CHANGE: change, COUNTS: self._counts(state.theta, silo, batch)})
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_models import OneModel, OneModelAlgorithm, local_change, with_mean_change
-from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions, Positive, Whole
+from privfair.algorithms.parts.options import AtLeastZero, DecayedLocalTraining, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import kernel_of
@@ -22,7 +22,7 @@ CHANGE = "change"
 
 
 @dataclass(frozen=True)
-class LocalMmdOptions(LocalTrainingOptions):
+class LocalMmdOptions(DecayedLocalTraining):
     """FedAvg whose clients each punish the MMD between the groups among their own records."""
 
     fairness: AtLeastZero = 1.0
@@ -67,7 +67,7 @@ class LocalMmd(OneModelAlgorithm):
             )
 
         change = local_change(
-            state.theta, batch, options.local_epochs, options.local_batch, options.learning_rate, gradient
+            state.theta, batch, options.local_epochs, options.local_batch, options.rate(step), gradient
         )
         return Message(clear={CHANGE: change})
 

@@ -77,7 +77,7 @@ class TranMultipliers(Algorithm[TranState]):
 
     @cached_property
     def statistics(self) -> Statistics:
-        layout = Layout(self.model.size, self.groups, len(self.rates), False)
+        layout = Layout(self.model.size, self.groups, len(self.rates))
         return Statistics(self.model, layout, self.rates, self.options.rate_value)
 
     def clear_values(self) -> tuple[ClearValue, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.arrays import Floats
 from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import Received, SiloTensors
 from privfair.fairness.constraints import Rate, RateValue, counted_values
@@ -26,12 +27,13 @@ _BLOCK = 2**23
 @final
 @dataclass(frozen=True)
 class Layout:
-    """[grad L, then for each rate and group: value, count; then their gradients; then records and hits, if asked]."""
+    """[grad L, then for each rate and group: value, count; then their gradients; then what selection needs beside]."""
 
     parameters: int
     groups: int
     rates: int
-    selection: bool
+    selection: tuple[str, ...] = ()
+    """Of records and hits, those that the rates do not tell (`selection_entries`)."""
 
     @property
     def cells(self) -> int:
@@ -39,15 +41,45 @@ class Layout:
 
     @property
     def size(self) -> int:
-        return self.parameters * (1 + self.cells) + 2 * self.cells + (2 if self.selection else 0)
+        return self.parameters * (1 + self.cells) + 2 * self.cells + len(self.selection)
 
     def split(self, vector: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Loss gradient; values, counts (rates, groups); gradients (rates, groups, parameters); (records, hits)."""
+        """Loss gradient; values, counts (rates, groups); gradients (rates, groups, parameters); selection."""
         p, cells, shape = self.parameters, self.cells, (self.rates, self.groups)
         sizes = [p, cells, cells, cells * p, vector.numel() - p - 2 * cells - cells * p]
         pieces = torch.split(vector, sizes)
         loss, values, counts, gradients, rest = pieces
         return loss, values.view(shape), counts.view(shape), gradients.view(*shape, p), rest
+
+
+RECORDS, HITS = "records", "hits"
+"""What choosing a model by its cohort's accuracy needs."""
+
+
+def records_and_hits(rates: tuple[Rate, ...], values: Floats, counts: Floats) -> tuple[float, float]:
+    """The cohort's records and right answers, added up from its rates (predictions counted); nan where they don't tell.
+
+    `values` and `counts` are the rates' sums over all groups.
+    """
+    nothing = float("nan")
+    everybody = [number for number, rate in enumerate(rates) if rate.given is None]
+    accuracy = [number for number in everybody if rates[number].counted is None]
+    if accuracy:
+        return float(counts[accuracy[0]]), float(values[accuracy[0]])
+    if everybody:
+        return float(counts[everybody[0]]), nothing
+    counted = {rate.counted for rate in rates}
+    if len(counted) == 1 and [rate.given for rate in rates] == [0, 1]:  # two classes, within each of them
+        right = [float(v if rate.given in counted else n - v) for rate, v, n in zip(rates, values, counts, strict=True)]
+        return float(counts.sum()), sum(right)
+    return nothing, nothing
+
+
+def selection_entries(rates: tuple[Rate, ...], value: RateValue) -> tuple[str, ...]:
+    """Which of records and hits a vector must hold beside its rates: every entry more takes from the clip's room."""
+    records, hits = records_and_hits(rates, np.zeros(len(rates)), np.zeros(len(rates)))
+    counted = value is RateValue.PREDICTIONS
+    return (*((RECORDS,) if np.isnan(records) else ()), *((HITS,) if np.isnan(hits) or not counted else ()))
 
 
 @final
@@ -107,8 +139,9 @@ class Statistics:
                 counts[number, group] = len(inside)
                 values[number, group] = (directions[inside] * counted[inside]).sum() + rate.offset * len(inside)
                 gradients[number, group] = self.model.probability_gradient(theta, x[inside], directions[inside])
-        if layout.selection:
-            selection[0], selection[1] = len(y), int((probabilities.argmax(dim=1) == y).sum())
+        hits = (probabilities.argmax(dim=1) == y).to(torch.float64)
+        for place, name in enumerate(layout.selection):
+            selection[place] = float(hits.sum()) if name == HITS else len(y)
         if not bool(torch.isfinite(out).all()):
             raise CheckFailed("the cohort's sums are not finite; bring the features to the range of their schema")
         return out
@@ -152,10 +185,9 @@ class Statistics:
             out[:, p + cells : p + 2 * cells].index_put_(place, torch.ones_like(values), accumulate=True)
             pulled = through_softmax(probabilities[inside], directions.to(probabilities.dtype))
             gradients.index_put_(place, self._gradients(theta, x[inside], pulled), accumulate=True)
-        if layout.selection:
-            hits = (probabilities.argmax(dim=1) == y).to(torch.float64)
-            out[:, -2].index_add_(0, owner, torch.ones_like(hits))
-            out[:, -1].index_add_(0, owner, hits)
+        hits = (probabilities.argmax(dim=1) == y).to(torch.float64)
+        for column, name in enumerate(layout.selection, start=layout.size - len(layout.selection)):
+            out[:, column].index_add_(0, owner, hits if name == HITS else torch.ones_like(hits))
         return out
 
     def _gradients(self, theta: Tensor, x: Tensor, in_scores: Tensor) -> Tensor:
