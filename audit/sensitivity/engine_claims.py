@@ -44,14 +44,21 @@ from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.fed_sgda import FedSgda
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
-from privfair.algorithms.mmd_fedavg import MmdFedAvg, MmdFedAvgOptions, MmdFedAvgState, MmdTerms, PaidCounts
+from privfair.algorithms.mmd_fedavg import (
+    MmdFedAvg,
+    MmdFedAvgOptions,
+    MmdFedAvgState,
+    MmdTerms,
+    NoiseCorrection,
+    PaidCounts,
+)
 from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
 from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
 from privfair.contribution import Published
-from privfair.fairness.constraints import FairnessNotion
+from privfair.fairness.constraints import FairnessNotion, KernelKind
 from privfair.fairness.kernels import GaussianNoise
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
@@ -359,60 +366,70 @@ def _tran() -> TranMultipliers:
     return TranMultipliers(_logistic(), TranOptions(), _GROUPS, _COHORT, _CLIP)
 
 
-# MMD-FedAvg: published predictions of both groups, and the cohort's clipped updates in reply.
+# MMD-FedAvg: published predictions of all groups, and the cohort's clipped updates in reply; once with three groups and
+# the energy kernel.
 
 _CLIENTS, _SAMPLES = 2, 3
 _MMD = MmdFedavgPlan(10, _SAMPLES, 10, users=_CLIENTS, cohort=_CLIENTS, update_clip=_CLIP, histogram_noise_ratio=1.0)
 
 
-def _mmd_domain(**public: Space) -> Domain:
+def _mmd_domain(groups: int, **public: Space) -> Domain:
     """The batch is in random order, and neighbours' orders are coupled so that the replaced record comes last."""
-    return Domain(_COLUMNS, {"theta": _THETA, **public}, fewest=1, most=_MOST, unit_last=True)
+    columns = {**_COLUMNS, "s": Category(groups)}
+    return Domain(columns, {"theta": _THETA, **public}, fewest=1, most=_MOST, unit_last=True)
 
 
-def _mmd() -> MmdFedAvg:
+def _mmd(groups: int) -> MmdFedAvg:
     terms = MmdTerms((_MOST, _MOST), _SAMPLES, _CLIENTS, PaidCounts(), _CLIP, GaussianNoise(0.1))
-    return MmdFedAvg(_logistic(), MmdFedAvgOptions(local_rate=2.0), terms)
+    own = MmdFedAvgOptions(local_rate=2.0)
+    if groups > 2:
+        own = replace(own, kernel=KernelKind.ENERGY, correction=NoiseCorrection.NONE, fairness=20.0)
+    return MmdFedAvg(_logistic(), own, terms, groups=groups)
 
 
-def _mmd_state(theta: Floats) -> MmdFedAvgState:
-    return MmdFedAvgState(torch.from_numpy(theta), (0.5, 0.5))
+def _mmd_state(theta: Floats, groups: int) -> MmdFedAvgState:
+    return MmdFedAvgState(torch.from_numpy(theta), (1 / groups,) * groups)
 
 
 def _mmd_silo(x: Floats, y: Numbers, s: Numbers) -> SiloTensors:
     return _silo(x, y, s, client=np.arange(len(y), dtype=np.int64) % _CLIENTS)
 
 
-def _mmd_message(name: str, step: int) -> Builder:
+def _mmd_message(name: str, step: int, groups: int = 2) -> Builder:
     def claim(id: str) -> CataloguedClaim:
-        algorithm = _mmd()
+        algorithm = _mmd(groups)
 
         def value(x: Floats, y: Numbers, s: Numbers, theta: Floats) -> Floats:
-            message = algorithm.contribution(_mmd_state(theta), step, _mmd_silo(x, y, s), torch.arange(len(y)))
+            message = algorithm.contribution(_mmd_state(theta, groups), step, _mmd_silo(x, y, s), torch.arange(len(y)))
             return _value_named(message, name)
 
         says = f"MmdFedAvg.contribution(): {name} keeps the plan's bound"
-        return CataloguedClaim(id, says, _planned(_MMD, name), Subject(value, _mmd_domain()))
+        claimed = _planned(replace(_MMD, groups=groups), name)
+        return CataloguedClaim(id, says, claimed, Subject(value, _mmd_domain(groups)))
 
     return claim
 
 
-def _mmd_updates(id: str) -> CataloguedClaim:
+def _mmd_updates(groups: int) -> Builder:
     """The reply, whatever predictions were published before it."""
-    algorithm = _mmd()
 
-    def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, predictions: Floats) -> Floats:
-        batch = torch.cat([torch.arange(len(y)), len(y) + torch.arange(_CLIENTS)])
-        seen = {
-            name: Published(1, _PARTY, name, np.array(given))
-            for name, given in zip(PREDICTIONS, predictions, strict=True)
-        }
-        message = algorithm.reply(_mmd_state(theta), 1, _mmd_silo(x, y, s), batch, {_PARTY: seen})
-        return _value_named(message, UPDATES)
+    def claim(id: str) -> CataloguedClaim:
+        algorithm = _mmd(groups)
 
-    domain = _mmd_domain(predictions=Box(-1.0, 2.0, (2, _SAMPLES)))
-    says = "MmdFedAvg.reply(): the cohort's updates keep the plan's bound"
-    return CataloguedClaim(id, says, _planned(_MMD, UPDATES), Subject(value, domain))
+        def value(x: Floats, y: Numbers, s: Numbers, theta: Floats, predictions: Floats) -> Floats:
+            batch = torch.cat([torch.arange(len(y)), len(y) + torch.arange(_CLIENTS)])
+            seen = {
+                name: Published(1, _PARTY, name, np.array(given))
+                for name, given in zip(algorithm.names, predictions, strict=True)
+            }
+            message = algorithm.reply(_mmd_state(theta, groups), 1, _mmd_silo(x, y, s), batch, {_PARTY: seen})
+            return _value_named(message, UPDATES)
+
+        domain = _mmd_domain(groups, predictions=Box(-1.0, 2.0, (groups, _SAMPLES)))
+        says = "MmdFedAvg.reply(): the cohort's updates keep the plan's bound"
+        return CataloguedClaim(id, says, _planned(_MMD, UPDATES), Subject(value, domain))
+
+    return claim
 
 
 _TWO_VALUES = _gaussian(Relation.ADD_REMOVE, 1.0, 1.0)
@@ -440,7 +457,9 @@ BUILDERS: dict[str, Builder] = {
     "engine.fpfl.user_statistics.fixed": _users(_fpfl(FairnessNotion.ACCURACY), CohortSampling.FIXED),
     "engine.tran.user_statistics": _users(_tran, CohortSampling.POISSON),
     **{f"engine.mmd-fedavg.{name}": _mmd_message(name, 1) for name in PREDICTIONS},
-    "engine.mmd-fedavg.client_updates": _mmd_updates,
+    "engine.mmd-fedavg.client_updates": _mmd_updates(2),
+    "engine.mmd-fedavg.predictions.three-groups": _mmd_message("predictions_group_2", 1, groups=3),
+    "engine.mmd-fedavg.client_updates.energy": _mmd_updates(3),
     "engine.mmd-fedavg.attribute_histogram": _mmd_message(HISTOGRAM, 0),
 }
 UNMOVED = ("engine.steffle.g", "engine.pay-once.after-paying", "engine.fair-plugin.after-paying")

@@ -201,10 +201,10 @@ def _mmd(plan: MmdFedavgPlan, own: _Case) -> Iterator[_Case]:
         yield _Case(description, bare.template(), bare.unit, own.value)
     yield _Case(
         "charging one group's predictions only",
-        plan.publish((plan.values()[0], *plan.values()[2:]), plan.once()),
+        plan.publish((plan.values()[0], *plan.values()[plan.groups :]), plan.once()),
         plan.unit,
         own.value,
-        "a record that changes its group touches both sets",
+        "a record that changes its group touches two sets",
     )
     if plan.mechanism is NoiseKind.GAUSSIAN and plan.samples_per_group < plan.group_size:
         everyone = replace(plan, group_size=plan.samples_per_group)

@@ -28,7 +28,13 @@ from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import InSequence, Release, Repeated, Sampled, scale_noise
 from calibrate.sampling import Batch, FixedSize
 
-PREDICTIONS = ("predictions_group_0", "predictions_group_1")
+
+def prediction_names(groups: int) -> tuple[str, ...]:
+    """The name of each group's published predictions."""
+    return tuple(f"predictions_group_{number}" for number in range(groups))
+
+
+PREDICTIONS = prediction_names(2)
 UPDATES = "client_updates"
 HALF_RANGE = 0.5
 """Predictions lie in [0, 1]: within 1/2 of the centre, and replaced by one at most twice that away."""
@@ -36,13 +42,13 @@ HALF_RANGE = 0.5
 
 @dataclass(frozen=True)
 class MmdFedavgPlan(Plan):
-    """MMD-fair FedAvg with two groups; `group_size` is the size of the smaller one, or any bound below it.
+    """MMD-fair FedAvg; `group_size` is the size of the smallest group, or any bound below it.
 
     Guarantee: replacing one record, its group included, takes one value out of one group's predictions and puts
-    one into (perhaps) the other's. Each group's set is dominated by a fixed-size sample under replace-one
-    whose values lie within 1/2 of a centre; a round is charged for both sets. A record belongs to one
-    client, whose clipped update moves by at most twice the clip (docs/theorems/mmd-fedavg.md). Unit: one record,
-    replaced.
+    one into (perhaps) another's. Each group's set is dominated by a fixed-size sample under replace-one
+    whose values lie within 1/2 of a centre; a round is charged for every set, though no record touches more than
+    two. A record belongs to one client, whose clipped update moves by at most twice the clip
+    (docs/theorems/mmd-fedavg.md). Unit: one record, replaced.
     """
 
     algorithm = AlgorithmName.MMD_FEDAVG
@@ -53,7 +59,7 @@ class MmdFedavgPlan(Plan):
         "--epsilon 4 --delta 1e-5 --group-size 10000 --samples-per-group 100 --rounds 50 \\\n"
         "      --mechanism gaussian --users 1000 --cohort 50 --update-clip 1"
     )
-    group_size: Annotated[int, Flag("N", "Records in the smaller group.")]
+    group_size: Annotated[int, Flag("N", "Records in the smallest group.")]
     samples_per_group: Annotated[int, Flag("M", "Noisy predictions published per group and round.")]
     rounds: Annotated[int, ROUNDS_FLAG]
     mechanism: Annotated[NoiseKind, Flag("", "Noise on the predictions.")] = NoiseKind.GAUSSIAN
@@ -66,8 +72,10 @@ class MmdFedavgPlan(Plan):
         1.0
     )
     histogram_noise_ratio: Annotated[float | None, HISTOGRAM_FLAG] = None
+    groups: Annotated[int, Flag("G", "Number of sensitive groups.")] = 2
 
     def __post_init__(self) -> None:
+        count("groups", self.groups, least=2)
         count("group-size", self.group_size)
         count("samples-per-group", self.samples_per_group)
         count("rounds", self.rounds)
@@ -78,7 +86,7 @@ class MmdFedavgPlan(Plan):
                 "samples-per-group",
                 self.samples_per_group,
                 f"exceeds the group of {self.group_size} records",
-                "draw no more predictions than the smaller group has records",
+                "draw no more predictions than the smallest group has records",
             )
         self._check_updates()
 
@@ -105,7 +113,8 @@ class MmdFedavgPlan(Plan):
         return PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
 
     def values(self) -> tuple[NoisyValue, ...]:
-        predictions = tuple(NoisyValue(name, HALF_RANGE, kind=self.mechanism) for name in PREDICTIONS)
+        names = prediction_names(self.groups)
+        predictions = tuple(NoisyValue(name, HALF_RANGE, kind=self.mechanism) for name in names)
         if self.update_clip is None:
             return predictions
         return (*predictions, NoisyValue(UPDATES, self.update_clip, self.update_noise_ratio))
@@ -151,7 +160,7 @@ class MmdFedavgPlan(Plan):
     def assumptions(self) -> tuple[str, ...]:
         drawn = (
             f"In every round {self.samples_per_group} predictions of each group are a fresh uniform draw without"
-            f" replacement from at least {self.group_size} records, independent for the two groups."
+            f" replacement from at least {self.group_size} records, independent for the groups."
         )
         secret = (
             "Nobody learns which records, or how many of a client's, are in the draw; the collector that draws and"

@@ -16,7 +16,7 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, count, positive, rate
 from calibrate.manifest import mechanism
-from calibrate.plans.mmd_fedavg import MmdFedavgPlan
+from calibrate.plans.mmd_fedavg import MmdFedavgPlan, prediction_names
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive, Rate, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
@@ -25,7 +25,7 @@ from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import GaussianNoise, Kernel, LaplaceNoise, Noise, kernel_of
 from privfair.fairness.measurement import require_score, score_values
-from privfair.fairness.mmd import GROUPS, TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
+from privfair.fairness.mmd import TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
 from privfair.models.model import ROUNDING_SLACK, Model, require_class_weights
 from privfair.plan.privacy import Unpriced, needed
 
@@ -67,7 +67,7 @@ class MmdFedAvgOptions(Options):
     weights: ClientWeights = ClientWeights.BY_SIZE
     positive_class: Whole = 1
     group_shares: tuple[Rate, ...] | None = None
-    """Each cell's share of all records, if these are public: group 0's conditions, then group 1's."""
+    """Each cell's share of all records, if these are public: group 0's conditions, then group 1's, and so on."""
     least_share: Rate = 0.01
     """Paid (noisy) shares of groups are held above this before they are divided by."""
     class_weight: tuple[Positive, ...] = ()
@@ -155,7 +155,7 @@ class MmdTerms:
                 "group-shares",
                 self.counts.shares,
                 f"must be {cells} numbers, one for each group and condition",
-                "list the conditions of group 0, then those of group 1",
+                "list the conditions of group 0, then those of group 1, and so on",
             )
         if not self.private:
             return
@@ -164,12 +164,6 @@ class MmdTerms:
                 f"a private run on the score {options.compared.value}",
                 "it is unbounded, so no noise is enough",
                 'use score = "probability" (or "miss" for risk parity), which lie in [0, 1]',
-            )
-        if options.kernel is KernelKind.ENERGY:
-            raise UnsupportedCombination(
-                "a private run with the energy kernel",
-                "it is unbounded, and what noise makes of it is not covered by the convolution result it would rest on",
-                'use kernel = "gaussian"',
             )
         if self.counts_in_the_clear:
             raise UnsupportedCombination(
@@ -193,7 +187,8 @@ def kernel_to_use(options: MmdFedAvgOptions, noise: Noise | None) -> Kernel:
             assert_never(options.correction)
 
 
-PREDICTIONS = ("predictions_group_0", "predictions_group_1")
+PREDICTIONS = prediction_names(2)
+"""The names where there are two groups."""
 UPDATES = "client_updates"
 HISTOGRAM = "attribute_histogram"
 
@@ -213,8 +208,8 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
     Guarantee: under bounded scores, each published prediction lies within 1/2 of 1/2, and with an update clip each
     client's (weighted) update has at most that norm before it is added; updates are computed from *published*
     predictions and shares alone and from the client's own records. A record lies in at most one cell, so replacing it
-    touches two cells' sets and one client, which is what an MMD manifest prices (docs/theorems/mmd-fedavg.md). Unit:
-    one record, replaced.
+    touches two cells' sets and one client, which is what an MMD manifest prices (docs/theorems/mmd-fedavg.md). The
+    kernel, the energy kernel among them, is applied to published scores: post-processing. Unit: one record, replaced.
 
     In a batch, numbers below the number of records are records to predict, in a random order; above it, clients.
     """
@@ -226,8 +221,10 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
     options: MmdFedAvgOptions
     terms: MmdTerms
     seed: int = 0
+    groups: int = 2
 
     def __post_init__(self) -> None:
+        count("groups", self.groups, least=2)
         require_score(self.options.compared, self.model.classes)
         require_class_weights(self.options.class_weight, self.model.classes)
         self.terms.require(self.options, len(self.cells))
@@ -239,7 +236,12 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
 
     @property
     def cells(self) -> range:
-        return range(GROUPS * len(self.given))
+        return range(self.groups * len(self.given))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the published predictions, group by group."""
+        return prediction_names(self.groups)
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -250,7 +252,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         values = []
         if not self.options.compared.bounded:
             why = 'Unbounded scores can\'t be made private: score = "probability" or "miss" can.'
-            values += [ClearValue(name, why, True) for name in PREDICTIONS]
+            values += [ClearValue(name, why, True) for name in self.names]
         if self.terms.update_clip is None:
             why = "Updates go out as they are unless users, cohort and update-clip are given."
             values.append(ClearValue(UPDATES, why, True))
@@ -261,7 +263,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         predicted = len(self.given) * self.terms.samples
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(PREDICTIONS, (predicted,))
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(self.names, (predicted,))
         shapes[UPDATES] = (self.model.size,)
         if not isinstance(self.terms.counts, PublicShares):
             shapes[HISTOGRAM] = (len(self.cells),)
@@ -297,7 +299,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         scores = self._scores(state.theta, silo, rows)
         published = {
             name: np.concatenate([self._fill(scores[cell == number]) for number in self._cells_of(group)])
-            for group, name in enumerate(PREDICTIONS)
+            for group, name in enumerate(self.names)
         }
         noisy, clear = self._histogram(silo) if step == 0 else ((), {})
         if not self.options.compared.bounded:
@@ -311,7 +313,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
     def reply(self, state: MmdFedAvgState, step: int, silo: SiloTensors, batch: Tensor, received: Received) -> Message:
         """The cohort's updates, from what was published."""
         values = received[silo.name]
-        published = np.stack([values[name].values for name in PREDICTIONS])
+        published = np.stack([values[name].values for name in self.names])
         shares = state.shares if HISTOGRAM not in values else self._shares(values[HISTOGRAM].values)
         assert shares is not None
         penalty = TrackedPenalty(
@@ -321,7 +323,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
             self.options.positive_class,
             self.kernel,
             self.options.fairness,
-            [list(of) for of in published.reshape(GROUPS, len(self.given), self.terms.samples)],
+            [list(of) for of in published.reshape(self.groups, len(self.given), self.terms.samples)],
             np.array(shares),
             self.options.class_weight,
         )
@@ -406,7 +408,6 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
 
 def build(blueprint: Blueprint[MmdFedAvgOptions]) -> MmdFedAvg:
     """MMD-fair FedAvg; what noise does to the kernel is read off the manifest."""
-    blueprint.require_two_groups()
     clients = tuple(size for _, size in blueprint.clients)
     if isinstance(blueprint.parameters, Unpriced):
         given = blueprint.parameters
@@ -415,6 +416,7 @@ def build(blueprint: Blueprint[MmdFedAvgOptions]) -> MmdFedAvg:
         smallest, paid = given.whole("group_size") or 1, given.number("histogram_noise_ratio")
     else:
         plan = blueprint.plan(MmdFedavgPlan)
+        blueprint.require_groups(plan.groups)
         users, cohort, clip, samples = plan.users, plan.cohort, plan.update_clip, plan.samples_per_group
         smallest, paid = plan.group_size, plan.histogram_noise_ratio
     if users is not None and users != len(clients):
@@ -426,7 +428,7 @@ def build(blueprint: Blueprint[MmdFedAvgOptions]) -> MmdFedAvg:
         counts = PublicShares(blueprint.options.group_shares)
     noise = _signed_noise(blueprint)
     terms = MmdTerms(clients, samples, cohort or len(clients), counts, clip, noise, smallest)
-    return MmdFedAvg(blueprint.model, blueprint.options, terms, blueprint.seed)
+    return MmdFedAvg(blueprint.model, blueprint.options, terms, blueprint.seed, blueprint.groups)
 
 
 def _signed_noise(blueprint: Blueprint[MmdFedAvgOptions]) -> Noise | None:

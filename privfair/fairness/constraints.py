@@ -41,10 +41,13 @@ class RateValue(Enum):
 
 
 class MmdCriterion(Enum):
-    """Which laws of scores the MMD compares between the two groups."""
+    """Which laws of scores the MMD compares between the groups (Table 1 of its paper)."""
 
     STATISTICAL_PARITY = "statistical-parity"
     EQUAL_OPPORTUNITY = "equal-opportunity"
+    """Among records of the positive class."""
+    PREDICTIVE_EQUALITY = "predictive-equality"
+    """Among records of any other class, class by class."""
     EQUALISED_ODDS = "equalised-odds"
     RISK_PARITY = "risk-parity"
 

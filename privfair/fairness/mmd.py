@@ -102,7 +102,7 @@ def kernel_before_noise(wanted: Kernel, noise: Noise) -> Kernel:
             raise UnsupportedCombination(
                 f"{type(wanted).__name__} wanted after {type(noise).__name__}",
                 "noise rounds off every kink, and this kernel has one at zero",
-                "ask for a Gaussian kernel",
+                'ask for a Gaussian kernel, or write correction = "none": the laws are then compared after the noise',
             )
         case _:
             raise UnsupportedCombination(
@@ -161,9 +161,6 @@ def _mean_of_pairs(x: NDArray[np.float64], kernel: Kernel) -> float:
     return (_mean(x, x, kernel) * size - diagonal) / (size - 1)
 
 
-GROUPS = 2
-
-
 def conditions(criterion: MmdCriterion, classes: int, positive_class: int) -> tuple[int | None, ...]:
     """The true classes that are conditioned on, one after the other; None: all records together."""
     match criterion:
@@ -171,6 +168,8 @@ def conditions(criterion: MmdCriterion, classes: int, positive_class: int) -> tu
             return (None,)
         case MmdCriterion.EQUAL_OPPORTUNITY:
             return (positive_class,)
+        case MmdCriterion.PREDICTIVE_EQUALITY:
+            return tuple(label for label in range(classes) if label != positive_class)
         case MmdCriterion.EQUALISED_ODDS:
             return tuple(range(classes))
         case _:
@@ -190,7 +189,10 @@ def cell_of_rows(given: tuple[int | None, ...], y: Tensor, s: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TrackedPenalty:
-    """lambda times the sum over conditions of f_j(theta; Y_0j, Y_1j), with the published scores held fixed."""
+    """lambda times the sum over conditions j and pairs of groups of f_j(theta; Y_aj, Y_bj), published scores fixed.
+
+    Two groups make one pair. With more, every pair counts: the sum is zero only where all laws agree.
+    """
 
     model: Model
     score: Score
@@ -221,13 +223,15 @@ class TrackedPenalty:
         """The derivative of each record's part of the penalty in its own score, before the weight."""
         out = np.zeros(len(scores))
         for place in range(len(self.given)):
-            for group, sign in ((0, 1.0), (1, -1.0)):
+            for group, own in enumerate(self.published):
                 cell = group * len(self.given) + place
                 inside = cells == cell
-                first, second = self.published[0][place], self.published[1][place]
-                if inside.any() and len(first) and len(second):
-                    slope = witness_derivative(scores[inside], first, second, self.kernel)
-                    out[inside] = 2.0 * sign * slope / self.shares[cell]
+                if not inside.any() or len(own[place]) == 0:
+                    continue
+                for number, other in enumerate(self.published):
+                    if number != group and len(other[place]):
+                        slope = witness_derivative(scores[inside], own[place], other[place], self.kernel)
+                        out[inside] += 2.0 * slope / self.shares[cell]
         return out
 
 
@@ -242,16 +246,17 @@ def own_gradient(
     x: Tensor,
     y: Tensor,
     s: Tensor,
+    groups: int = 2,
 ) -> Tensor:
-    """The gradient of mean loss plus weight times the squared MMD between the groups among these very records.
+    """The gradient of mean loss plus weight times the squared MMDs between the groups among these very records.
 
-    A condition under which one of the groups has no record here has no penalty.
+    A pair of groups of which one has no record here under a condition has no penalty there.
     """
     scores = score_values(score, model, theta, x, y, positive_class).numpy()
     cells = cell_of_rows(given, y, s).numpy()
-    shares = np.bincount(cells[cells >= 0], minlength=GROUPS * len(given)) / max(1, len(y))
+    shares = np.bincount(cells[cells >= 0], minlength=groups * len(given)) / max(1, len(y))
     published = [
-        [scores[cells == group * len(given) + place] for place in range(len(given))] for group in range(GROUPS)
+        [scores[cells == group * len(given) + place] for place in range(len(given))] for group in range(groups)
     ]
     own = TrackedPenalty(model, score, given, positive_class, kernel, weight, published, shares)
     return own.gradient(theta, x, y, s)

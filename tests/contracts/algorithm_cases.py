@@ -19,7 +19,7 @@ from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.privacy_unit import Protected, Relation
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
-from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
+from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
 from privfair.algorithms.baselines.central_erm import CentralErm, CentralErmOptions
@@ -39,7 +39,14 @@ from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions, ModelChoice
-from privfair.algorithms.mmd_fedavg import CountsInTheClear, MmdFedAvg, MmdFedAvgOptions, MmdTerms, PaidCounts
+from privfair.algorithms.mmd_fedavg import (
+    CountsInTheClear,
+    MmdFedAvg,
+    MmdFedAvgOptions,
+    MmdTerms,
+    NoiseCorrection,
+    PaidCounts,
+)
 from privfair.algorithms.parts.clients import ClippedPairs, ClippedSums
 from privfair.algorithms.parts.descent import DescentRule, Iterate
 from privfair.algorithms.parts.options import GradientOptions
@@ -48,7 +55,7 @@ from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import SeededWords
 from privfair.contribution import BoundedContribution, Published
-from privfair.fairness.constraints import FairnessNotion, MmdCriterion
+from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriterion
 from privfair.fairness.fermi import Independence
 from privfair.fairness.kernels import GaussianNoise
 from privfair.fairness.penalty import ResponseChannel
@@ -136,6 +143,16 @@ def _mmd(private: bool, criterion: MmdCriterion) -> Callable[[Model], MmdFedAvg]
     noise = GaussianNoise(0.3) if private else None
     terms = MmdTerms((RECORDS // CLIENTS,) * CLIENTS, 3, 2, counts, 0.2 if private else None, noise)
     return lambda model: MmdFedAvg(model, MmdFedAvgOptions(criterion=criterion), terms)
+
+
+_MMD_PLAN = MmdFedavgPlan(5, 3, ROUNDS, users=CLIENTS, cohort=2, update_clip=0.2, histogram_noise_ratio=1.0)
+
+
+def _mmd_of_three(model: Model) -> MmdFedAvg:
+    """Three groups, and the energy kernel with a large weight."""
+    two = _mmd(True, MmdCriterion.STATISTICAL_PARITY)(model)
+    own = replace(two.options, kernel=KernelKind.ENERGY, correction=NoiseCorrection.NONE, fairness=20.0)
+    return replace(two, options=own, groups=3)
 
 
 _SUMS, _PAIRS = ClippedSums(1.0, EXPECTED), ClippedPairs(0.3, 2.0, EXPECTED)
@@ -226,13 +243,7 @@ _WEIGHTED_CASES = tuple(
             ("users",),
             FpflPlan(USERS, 4, ROUNDS, 2.0, CohortSampling.POISSON),
         ),
-        (
-            "mmd-fedavg",
-            _weighted_mmd,
-            None,
-            ("central",),
-            MmdFedavgPlan(5, 3, ROUNDS, users=CLIENTS, cohort=2, update_clip=0.2, histogram_noise_ratio=1.0),
-        ),
+        ("mmd-fedavg", _weighted_mmd, None, ("central",), _MMD_PLAN),
     )
 )
 
@@ -357,13 +368,8 @@ CASES = (
         FpflPlan(USERS, 4, ROUNDS, 2.0, CohortSampling.FIXED),
     ),
     Case("mmd-fedavg, no privacy", _mmd(False, MmdCriterion.EQUAL_OPPORTUNITY), (None,), ("central",)),
-    Case(
-        "mmd-fedavg",
-        _mmd(True, MmdCriterion.STATISTICAL_PARITY),
-        (None,),
-        ("central",),
-        MmdFedavgPlan(5, 3, ROUNDS, users=CLIENTS, cohort=2, update_clip=0.2, histogram_noise_ratio=1.0),
-    ),
+    Case("mmd-fedavg", _mmd(True, MmdCriterion.STATISTICAL_PARITY), (None,), ("central",), _MMD_PLAN),
+    Case("mmd-fedavg, three groups", _mmd_of_three, (None,), ("central, three groups",), replace(_MMD_PLAN, groups=3)),
     *_WEIGHTED_CASES,
 )
 
@@ -374,10 +380,10 @@ def silo(name: str, model: Model, seed: int = 0, scale: float = 1.0) -> SiloTens
     shape = IMAGE if model is _CNN else (FEATURES,)
     x = torch.randn(RECORDS, *shape, generator=generator, dtype=torch.float64) * scale
     y = torch.arange(RECORDS) % model.classes
-    s = (torch.arange(RECORDS) // model.classes) % 2
+    s = (torch.arange(RECORDS) // model.classes) % (3 if "three" in name else 2)
     owners = torch.Generator().manual_seed(seed)
     owner = torch.randint(0, USERS, (RECORDS,), generator=owners) if name == "users" else None
-    client = torch.arange(RECORDS) % CLIENTS if name == "central" else None
+    client = torch.arange(RECORDS) % CLIENTS if name.startswith("central") else None
     return SiloTensors(name, x, y, s, owner, client)
 
 
@@ -423,15 +429,21 @@ class Sent:
 
 
 def send(
-    algorithm: Algorithm[Any], state: Any, round: int, parties: Mapping[str, SiloTensors], batches: Mapping[str, Tensor]
+    algorithm: Algorithm[Any],
+    state: Any,
+    round: int,
+    parties: Mapping[str, SiloTensors],
+    batches: Mapping[str, Tensor],
+    seen: Received | None = None,
 ) -> dict[str, Sent]:
-    """One round's messages of all parties, without noise."""
+    """One round's messages of all parties, without noise; replies to `seen`, or to what was sent first."""
     first = {
         name: Sent((algorithm.contribution(state, round, party, batches[name]),)) for name, party in parties.items()
     }
     if not algorithm.replies:
         return first
-    seen = {name: sent.published(round, name) for name, sent in first.items()}
+    if seen is None:
+        seen = {name: sent.published(round, name) for name, sent in first.items()}
     return {
         name: replace(
             first[name], messages=(*first[name].messages, algorithm.reply(state, round, party, batches[name], seen))

@@ -115,7 +115,7 @@ def test_one_unit_moves_a_sum_by_at_most_its_bound(
         for name, party in parties.items():
             if len(batches[name]) == 0:
                 continue
-            after = _neighbour(case, algorithm, states[-1], party, batches[name], generator, scale)
+            after = _neighbour(case, algorithm, states[-1], party, batches[name], generator, scale, before[name])
             for one, other in zip(before[name].noisy, after.noisy, strict=True):
                 distance = float(np.linalg.norm(one.values - other.values))
                 # Two cells of one value may change at once; each is charged as a set of its own.
@@ -132,8 +132,12 @@ def _neighbour(
     batch: torch.Tensor,
     generator: np.random.Generator,
     scale: float,
+    before: Sent,
 ) -> Sent:
-    """The messages without one unit of the batch (add-remove), or with its records or its attribute replaced."""
+    """The messages without one unit of the batch (add-remove), or with its records or its attribute replaced.
+
+    A reply answers what was published before it, so both worlds reply to the same values.
+    """
     units = batch[batch < (USERS if party.unit_of_row is not None else len(party))]
     unit = units[int(generator.integers(len(units)))]
     assert case.plan is not None
@@ -150,7 +154,8 @@ def _neighbour(
     if party.client_of_row is None:
         y[rows] = (y[rows] + 1) % 2
     neighbour = {party.name: replace(party, x=x, y=y)}
-    return send(algorithm, state, 2, neighbour, {party.name: batch})[party.name]
+    seen = {party.name: before.published(2, party.name)}
+    return send(algorithm, state, 2, neighbour, {party.name: batch}, seen)[party.name]
 
 
 @every

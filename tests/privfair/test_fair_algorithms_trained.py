@@ -107,6 +107,9 @@ PLANS = {
     "mmd, gaussian": _plan(
         "mmd-fedavg", MMD.format(rounds=8, mechanism="gaussian"), 'correction = "none"\nkernel-width = 1.0\n'
     ),
+    "mmd, energy": _plan(
+        "mmd-fedavg", MMD.format(rounds=8, mechanism="gaussian"), 'correction = "none"\nkernel = "energy"\n'
+    ),
     "mmd, laplace": _plan("mmd-fedavg", MMD.format(rounds=8, mechanism="laplace"), "kernel-width = 5.0\n"),
     "fedfair": _plan("fedfair", "", "rounds = 10\nlocal-batch = 32\nlearning-rate = 0.5\n", target=False),
     "ffl": _plan(
@@ -217,7 +220,10 @@ def test_a_run_that_stops_between_predictions_and_updates_goes_on(
 
 @pytest.mark.parametrize(
     ("training", "error", "says"),
-    [('kernel = "energy"', UnsupportedCombination, "gaussian"), ("kernel-width = 0.001", InvalidInput, "wider kernel")],
+    [
+        ('kernel = "energy"', UnsupportedCombination, "Gaussian kernel"),
+        ("kernel-width = 0.001", InvalidInput, "wider kernel"),
+    ],
 )
 def test_a_private_run_that_cannot_be_private_spends_nothing(
     training: str, error: type[Exception], says: str, tmp_path: Path

@@ -82,6 +82,27 @@ def test_local_mmd_descends_on_each_clients_own_penalty(criterion: MmdCriterion)
     np.testing.assert_allclose(moved, sum(WEIGHTS[n] * sent[n][CHANGE].values for n in WEIGHTS), rtol=1e-9)
 
 
+def test_with_three_groups_every_pair_is_punished() -> None:
+    silo = SILOS["north"]
+    three = SiloTensors("north", silo.x, silo.y, torch.arange(RECORDS) % 3)
+    options = LocalMmdOptions(learning_rate=0.01, fairness=3.0, kernel=KernelKind.GAUSSIAN, kernel_width=0.3)
+    algorithm = LocalMmd(MODEL, options, WEIGHTS, groups=3)
+    sent = algorithm.contribution(type(algorithm.start())(THETA), 0, three, ALL).clear
+    assert sent is not None
+
+    def objective(theta: Tensor) -> float:
+        scores = MODEL.probabilities(theta, three.x)[:, 1].numpy()
+        laws = [scores[three.s.numpy() == a] for a in range(3)]
+        pairs = [(laws[0], laws[1]), (laws[0], laws[2]), (laws[1], laws[2])]
+        return float(_loss(theta, three).mean()) + 3.0 * sum(
+            mmd_squared_v(*pair, GaussianKernel(0.3)) for pair in pairs
+        )
+
+    steps = 1e-6 * torch.eye(len(THETA), dtype=torch.float64)
+    slopes = [(objective(THETA + step) - objective(THETA - step)) / 2e-6 for step in steps]
+    np.testing.assert_allclose(sent[CHANGE] / -0.01, slopes, rtol=1e-5, atol=1e-8)
+
+
 def test_local_steps_shrink_from_round_to_round() -> None:
     for algorithm in (
         LocalMmd(MODEL, LocalMmdOptions(learning_rate_factor=0.99), WEIGHTS),

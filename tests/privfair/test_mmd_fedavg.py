@@ -85,7 +85,9 @@ def _objective(algorithm: MmdFedAvg, theta: Tensor, silo: SiloTensors) -> float:
     cells = cell_of_rows(algorithm.given, silo.y, silo.s).numpy()
     many = len(algorithm.given)
     return loss + options.fairness * sum(
-        mmd_squared_v(scores[cells == j], scores[cells == many + j], algorithm.kernel) for j in range(many)
+        mmd_squared_v(scores[cells == a * many + j], scores[cells == b * many + j], algorithm.kernel)
+        for j in range(many)
+        for a, b in itertools.combinations(range(algorithm.groups), 2)
     )
 
 
@@ -137,6 +139,21 @@ def test_lemma_4_1_by_enumerating_every_draw(criterion: MmdCriterion, score: Sco
             total += (theta - following.theta).numpy() / 0.1
             number += 1
     np.testing.assert_allclose(total / number, _slopes(algorithm, theta, silo), rtol=2e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("criterion", [MmdCriterion.STATISTICAL_PARITY, MmdCriterion.PREDICTIVE_EQUALITY])
+@pytest.mark.parametrize("kernel", [KernelKind.GAUSSIAN, KernelKind.ENERGY])
+def test_three_groups_are_compared_pair_by_pair(criterion: MmdCriterion, kernel: KernelKind) -> None:
+    """Everybody's score published: one step is the gradient of the objective over all pairs of groups."""
+    silo = replace(_silo(24), s=torch.arange(24) // 2 % 3, y=torch.arange(24) // 6 % 2)
+    samples = 4 if criterion is MmdCriterion.PREDICTIVE_EQUALITY else 8
+    own = {"fairness": 2.0, "local_rate": 0.01, "criterion": criterion, "kernel": kernel}
+    algorithm = replace(_algorithm(silo, None, {"samples": samples}, **own), groups=3)
+    assert algorithm.shapes()["predictions_group_2"] == (samples,)
+    theta = torch.tensor([0.6, -0.4, 0.3, 0.2], dtype=torch.float64)
+    following = _round(algorithm, MmdFedAvgState(theta, None), silo, torch.arange(len(silo) + CLIENTS))
+    moved = (theta - following.theta).numpy() / 0.01
+    np.testing.assert_allclose(moved, _slopes(algorithm, theta, silo), rtol=1e-4, atol=1e-7)
 
 
 def test_unbiased_for_a_network_too() -> None:
@@ -326,7 +343,7 @@ def test_paid_counts_are_published_once_and_used_from_then_on() -> None:
     [
         ({"score": Score.LOGIT}, {}, "probability"),
         ({"criterion": MmdCriterion.RISK_PARITY, "score": Score.LOG_LOSS}, {}, "miss"),
-        ({"kernel": KernelKind.ENERGY}, {}, "gaussian"),
+        ({"kernel": KernelKind.ENERGY}, {}, "Gaussian kernel"),
         ({}, {"counts": CountsInTheClear()}, "histogram-noise-ratio"),
         ({"kernel": KernelKind.LAPLACE}, {}, "Gaussian kernel"),
     ],

@@ -42,6 +42,7 @@ class LocalMmd(OneModelAlgorithm):
     options: LocalMmdOptions
     weights: Mapping[str, float]
     seed: int = 0
+    groups: int = 2
 
     def __post_init__(self) -> None:
         require_score(self.options.score, self.model.classes)
@@ -62,9 +63,8 @@ class LocalMmd(OneModelAlgorithm):
 
         def gradient(theta: Tensor, rows: Tensor) -> Tensor:
             x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
-            return own_gradient(
-                self.model, options.score, given, options.positive_class, kernel, options.fairness, theta, x, y, s
-            )
+            place, weight = options.positive_class, options.fairness
+            return own_gradient(self.model, options.score, given, place, kernel, weight, theta, x, y, s, self.groups)
 
         change = local_change(
             state.theta, batch, options.local_epochs, options.local_batch, options.rate(step), gradient
@@ -77,8 +77,7 @@ class LocalMmd(OneModelAlgorithm):
 
 def build(blueprint: Blueprint[LocalMmdOptions]) -> LocalMmd:
     """Local MMD penalties of a plan."""
-    blueprint.require_two_groups()
-    return LocalMmd(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
+    return LocalMmd(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed, blueprint.groups)
 
 
 RECIPE = Recipe("local-mmd", LocalMmdOptions, build, baseline=True)
