@@ -106,7 +106,8 @@ def write_page(axes: list[AxesRow], out: Path) -> None:
 
 def _splits_of(axes: list[AxesRow]) -> str:
     settings = sorted({(row.setting, row.h) for row in axes})
-    return ", ".join(
+    epsilons = sorted({row.epsilon for row in axes if row.epsilon is not None})
+    return f"Epsilon {', '.join(f'{one:g}' for one in epsilons)}; splits: " + ", ".join(
         f"{len({row.split for row in axes if (row.setting, row.h) == one})} of {TITLES[one[0]]} at h = {one[1]:g}"
         for one in settings
     )
