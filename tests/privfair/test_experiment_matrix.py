@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -66,3 +67,12 @@ def test_the_page_is_what_the_script_writes(matrix, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "argv", ["run_matrix.py", "--out", str(tmp_path)])
     matrix.main()
     assert (tmp_path / "matrix.md").read_text() == (EXPERIMENTS / "matrix.md").read_text()
+
+
+def test_every_page_has_a_command_and_every_command_a_page() -> None:
+    told = (EXPERIMENTS / "README.md").read_text("utf-8")
+    listed = dict(re.findall(r"^\| \[[\w-]+\]\(([\w-]+)\.md\) \| `([\w-]+)` \|", told, re.MULTILINE))
+    pages = {path.stem for path in EXPERIMENTS.glob("*.md")} - {"README"}
+    assert set(listed) == {page for page in pages if not page.endswith("-template")}
+    for name in (*listed.values(), "headlines"):
+        assert (EXPERIMENTS / f"run_{name.replace('-', '_')}.py").is_file(), name
