@@ -21,6 +21,7 @@ from privfair.federation.party import RoundsSpent
 from privfair.federation.registries import SitesKey
 from privfair.federation.remote import RemoteParties
 from privfair.federation.step_log import StepLog
+from privfair.federation.wire import decode
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import PreparedRun
@@ -35,7 +36,7 @@ PARTIES = {"steffle, shuffled": "north", "mmd-fedavg": "central"}
 
 @dataclass
 class MortalGuard:
-    """A guard in a forked process; when it dies it is started again and asked again, as an engine would."""
+    """A guard in a forked process; when it dies, or its disk fails, it is started again and asked again."""
 
     run: PreparedRun
     folder: Path
@@ -52,7 +53,7 @@ class MortalGuard:
             if self._line is None:
                 self._start()
             answer = self._ask(message)
-            if answer is not None:
+            if answer is not None and not (self.deaths == 0 and _needs_its_operator(answer)):
                 return {party: answer}
             self.stop()
             self.deaths += 1
@@ -99,6 +100,11 @@ class MortalGuard:
         if self.shim.fault is None:
             kinds.write_text(counted)
         os._exit(0)
+
+
+def _needs_its_operator(answer: bytes) -> bool:
+    """Whether it is a refusal that ends with a restart, as after an error of the disk."""
+    return decode(answer).fields.get("code") in ("fault", "halted", "refused")
 
 
 def _read(line: socket.socket) -> bytes | None:
@@ -215,3 +221,5 @@ def test_a_guard_killed_all_over_its_durable_operations_goes_on(run: PreparedRun
         fault = Fault.KILL if at % 2 else Fault.TORN
         if fault.differs_at(kind) and at % 3 != 2:
             _kill_at(run, tmp_path / "t", fault, at)
+        elif at % 2:
+            _kill_at(run, tmp_path / "t", Fault.ERROR, at)
