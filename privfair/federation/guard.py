@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -387,6 +388,7 @@ class Guard:
 
     def _compute(self, message: Callable[[], Mapping[str, Published]]) -> Mapping[str, Published]:
         """What only records can tell, or a halt: that it failed may tell something about them, so it is told once."""
+        began = time.monotonic()
         try:
             return message()
         except _TELLS_NOTHING:
@@ -395,6 +397,8 @@ class Guard:
             self._halted = True
             self._log.critical("halted: nothing more is computed until the guard is started again")
             raise
+        finally:
+            time.sleep(self._policy.seconds_left(time.monotonic() - began))
 
     def _require_going(self) -> None:
         if self._halted:

@@ -7,6 +7,7 @@
     largest-epsilon = 1.0                # only promises of at most this epsilon (and none without a promise)
     hours = ["08:00-18:00"]              # new rounds only at these times of day, in UTC
     rounds-per-day = 100                 # at most so many new rounds per day, in UTC
+    seconds-per-answer = 2.0             # a new answer takes so long, or a whole multiple: its time tells nothing
 
 A key that is left out restricts nothing. What was published before is sent again at any time.
 """
@@ -37,8 +38,11 @@ class Policy:
     largest_epsilon: float | None = None
     hours: tuple[str, ...] | None = None
     rounds_per_day: int | None = None
+    seconds_per_answer: float | None = None
 
     def __post_init__(self) -> None:
+        if self.seconds_per_answer is not None:
+            positive("seconds-per-answer", self.seconds_per_answer)
         if self.largest_epsilon is not None:
             positive("largest-epsilon", self.largest_epsilon)
         if self.rounds_per_day is not None:
@@ -75,6 +79,14 @@ class Policy:
             raise PolicyRefused(
                 f"the site's policy allows {self.rounds_per_day} rounds per day; go on tomorrow (UTC), with --resume"
             )
+
+    def seconds_left(self, worked: float) -> float:
+        """How long to hold an answer back that took `worked` seconds to compute.
+
+        What was computed on records, a secret batch's size among it, then shows in no answer's time, as long as it
+        takes less than the policy's seconds.
+        """
+        return 0.0 if self.seconds_per_answer is None else -worked % self.seconds_per_answer
 
 
 ANYTHING = Policy()

@@ -8,6 +8,7 @@ import socket
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,11 +148,49 @@ def test_hours_and_days_of_a_policy() -> None:
     Policy(rounds_per_day=5).require_now(NOON, 4)
 
 
+def test_answers_take_whole_multiples_of_the_policys_seconds(
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a contribution is quick, slow or fails, it is told at the same time; old ones are not held back."""
+    assert Policy().seconds_left(0.3) == 0.0
+    assert Policy(seconds_per_answer=2.0).seconds_left(0.5) == 1.5
+    assert Policy(seconds_per_answer=2.0).seconds_left(2.5) == 1.5
+    run, clock, waited = sites.prepare("north"), [0.0], list[float]()
+    monkeypatch.setattr("privfair.federation.guard.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("privfair.federation.guard.time.sleep", waited.append)
+    state = run.algorithm.checkpoint(run.algorithm.start())
+    right = type(run.algorithm).contribution
+
+    def slowly(*given: Any) -> Any:
+        clock[0] += 0.25
+        if given[2] == 1:
+            raise RuntimeError("a record made this fail")
+        return right(*given)
+
+    monkeypatch.setattr(type(run.algorithm), "contribution", slowly)
+    with Ledger.create(tmp_path / "ledger.db") as ledger:
+        policy = Policy(seconds_per_answer=2.0)
+        guard = Guard(run, RunFolder(tmp_path), ledger, logging.getLogger("test"), policy)
+        kinds = [
+            decode(guard.answer(wire.ask_contribution(run.manifest.digest, step, state))).kind for step in (0, 0, 1)
+        ]
+        guard.close()
+    assert kinds == [Kind.PUBLISHED, Kind.PUBLISHED, Kind.REFUSED]
+    assert [seconds for seconds in waited if seconds] == [1.75, 1.75]
+
+
 def test_a_policy_file_with_a_mistake_loosens_nothing(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text('algorithms = ["pay-once"]\nlargest-epsilon = 2.0\nhours = ["08:00-18:00"]\nrounds-per-day = 9\n')
     assert read_policy(path) == Policy(("pay-once",), None, 2.0, ("08:00-18:00",), 9)
-    for text in ("largest_epsilom = 1", "hours = ['noon']", "rounds-per-day = 0", "largest-epsilon = -1", "= 3"):
+    for text in (
+        "seconds-per-answer = 0",
+        "largest_epsilom = 1",
+        "hours = ['noon']",
+        "rounds-per-day = 0",
+        "largest-epsilon = -1",
+        "= 3",
+    ):
         path.write_text(text)
         with pytest.raises(InvalidInput):
             read_policy(path)
