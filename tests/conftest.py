@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: a fork of a process with its threads may never end
+
 import pytest
 from hypothesis import settings
 

@@ -2,9 +2,9 @@
 
     .venv-flower/bin/python -m tests.federation.over_flower FOLDER
 
-Flower starts a process per message, so the plans have two rounds and share one run of Flower: its ServerApp trains one
-plan after the other, each by the coordinator of the product. Each plan has guards of its own; a node finds them under
-one name, which is pointed at the guard of the plan whose turn it is.
+Flower starts a process per message, so the plans have two or three rounds and share one run of Flower: its ServerApp
+trains one plan after the other, each by the coordinator of the product. Each plan has guards of its own; a node finds
+them under one name, which is pointed at the guard of the plan whose turn it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from privfair.federation.trial import start_flower, submit_app, write_app
 from tests.federation.sites import PLANS, SIZES, Sites
 
-ROUNDS = 2
+ROUNDS = dict.fromkeys(PLANS, 2) | {"fair-plugin": 3}
+"""The fewest of each plan, and two at least."""
 _EVERY_PLAN = """import json
 import os
 from pathlib import Path
@@ -50,7 +51,7 @@ def start_turns(stack: ExitStack, folder: Path) -> dict[str, Path]:
     warnings.simplefilter("ignore")
     nodes, turns = {name: folder / name for name in SIZES}, []
     for number, plan in enumerate(PLANS):
-        sites = Sites.at(folder / str(number), plan, ROUNDS)
+        sites = Sites.at(folder / str(number), plan, ROUNDS[plan])
         sites.desk.budget(research_noise=True)
         stack.enter_context(sites.guards())
         settings = {"plan": sites.desk.plan, "manifest": sites.manifest, "trust": sites.desk.trust}
