@@ -26,7 +26,7 @@ from audit.canaries.choice import sampled_units
 from audit.canaries.decoder import quiet_directions
 from audit.canaries.insertion import ReplayedRound, Scaling
 from audit.evidence import RunEvidence
-from audit.report.results import NOISE_SHARES, Check, Layer, NoisePower, PowerPoint, not_possible, passed_if
+from audit.report.results import FLOOR, NOISE_SHARES, Check, Layer, NoisePower, PowerPoint, not_possible, passed_if
 from calibrate.arrays import Floats, Integers
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.manifest.document import BudgetDocument
@@ -398,27 +398,34 @@ def check_noise_floor(evidence: RunEvidence, alpha: float = DEFAULT_ALPHA) -> tu
     if not found:
         why = "no value was published with Gaussian noise in two rounds or more"
         return (not_possible(Layer.NOISE, "noise floor", why),)
+    level = alpha / (len(found) + 1)
+    squares = {f"{one.name} of {one.party}": _squares(one.rows) for one in found}
+    total, freedom, spread = np.sum(list(squares.values()), axis=0).tolist()
+    checks = [_judge_floor(f"noise floor of {where}", *each, level) for where, each in squares.items()]
     why = "batches are secret, so a floor was measured in quiet directions only, not the noise itself"
-    return (*(_judge_series(one, alpha / len(found)) for one in found), not_possible(Layer.NOISE, ALL_MEASURED, why))
+    return (*checks, _judge_floor(FLOOR, total, freedom, spread, level), not_possible(Layer.NOISE, ALL_MEASURED, why))
 
 
-def _judge_series(one: _Series, level: float) -> Check:
-    residuals, spread = _residuals(one.rows)
-    total, freedom = float(np.square(residuals).sum()), residuals.size
-    name = f"noise floor of {one.name} of {one.party}"
+def _squares(rows: Floats) -> tuple[float, float, float]:
+    """The sum of squares, how many, and the mean sum that pure noise gives."""
+    residuals, spread = _residuals(rows)
+    return float(np.square(residuals).sum()), float(residuals.size), spread
+
+
+def _judge_floor(name: str, total: float, freedom: float, spread: float, level: float) -> Check:
     p_value = float(stats.chi2.cdf(total, freedom))
     text = (
-        f"{freedom} squares in quiet directions have mean {total / freedom:.3f} of the signed variance "
+        f"{freedom:.0f} squares in quiet directions have mean {total / freedom:.3f} of the signed variance "
         f"(p = {p_value:.3g}, alarm below {level:.1g})"
     )
     if p_value < level:
         return passed_if(Layer.NOISE, name, False, f"noise is missing: {text}")
     # What would have been left of the squares, had the signed noise been smaller; the mean adds its own noise.
-    with_less = total - (1 - _NOTICED**2) * spread
-    if float(stats.chi2.cdf(max(with_less, 0.0), freedom)) < level:
-        return passed_if(Layer.NOISE, name, True, f"{text}; {100 * _NOTICED:g}% of sigma would have been noticed")
-    why = f"the data hide the noise: {text}"
-    return not_possible(Layer.NOISE, name, why)
+    share = math.sqrt(max(0.0, 1 - (total - float(stats.chi2.ppf(level, freedom))) / spread))
+    if share >= _NOTICED:
+        noticed = math.floor(100 * share) / 100
+        return passed_if(Layer.NOISE, name, True, f"{text}; noise x {noticed:.2f} would have been noticed")
+    return not_possible(Layer.NOISE, name, f"the data hide the noise: {text}")
 
 
 def _residuals(rows: Floats) -> tuple[Floats, float]:

@@ -12,6 +12,7 @@ from scipy.stats import binom
 
 from audit.bounds import CONCLUSIVE, ProfileCurve
 from audit.report.results import (
+    FLOOR,
     STATED_BREACH,
     STATED_EXCESS,
     Attack,
@@ -100,7 +101,10 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
     elif promise is None and lower is not None:
         conclusion, why = _without_promise(attacks, lower, confidence)
     elif _is_powerful(promise, checks, attacks, power):
-        conclusion, why = Conclusion.CONSISTENT, _support(attacks) + (_smallest_breach(power) or _WITHOUT_NOISE)
+        conclusion, why = (
+            Conclusion.CONSISTENT,
+            _support(attacks) + (_smallest_breach(power) or _WITHOUT_NOISE) + _floor(checks),
+        )
     else:
         conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise, attacks, power) + _smallest_breach(power)
     return AuditReport(
@@ -210,6 +214,11 @@ def _smallest_breach(power: AuditPower | None) -> str:
         tried = f"{power.bound.tried} of {power.bound.units} units tried"
         text += f"; one unit's bound exceeded by half: noticed with probability {chance:.2f} ({tried})"
     return text
+
+
+def _floor(checks: Checks) -> str:
+    """Where batches are secret: how little noise would have shown in the run itself; the rest is said of its code."""
+    return "".join(f"; of the run's own noise: {check.finding}" for check in checks if check.name == FLOOR)
 
 
 def _support(attacks: Attacks) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from audit.noise import ALL_MEASURED
-from audit.report.results import AuditReport, Conclusion, Outcome
+from audit.report.results import FLOOR, AuditReport, Conclusion, Outcome
 from audit.run_audit import AuditOptions, audit_run
 from calibrate.manifest import keys as signature
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
@@ -89,7 +89,9 @@ def test_the_same_plan_calibrated_is_consistent(tmp_path: Path) -> None:
         "one gradient-space canary, repeated runs",
         "gradient-space canaries against the final model",
     }
+    assert "of the run's own noise:" in verdict.why
     assert {check.name for check in verdict.checks if check.layer.value == "L1"} == {
         ALL_MEASURED,
+        FLOOR,
         *(f"noise floor of value_1 of {party}" for party in ("north", "south", "west")),
     }
