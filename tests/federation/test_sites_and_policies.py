@@ -6,11 +6,15 @@ import logging
 import os
 import socket
 import tempfile
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
+from sqlalchemy import create_engine
+from sqlalchemy.exc import ProgrammingError
 
 from calibrate.errors import InvalidInput, PrivfairError, Refused
 from privfair.federation import wire
@@ -20,10 +24,12 @@ from privfair.federation.remote import GuardRefused, RemoteParties, read_guards
 from privfair.federation.sockets import GuardUnreachable, SocketTransport
 from privfair.federation.wire import Code, Kind, decode
 from privfair.ledger import Ledger
+from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
 from privfair.training import TrustInForce, prepare, train_with_guards
 from tests.end_to_end.command_line import privfair
 from tests.federation.sites import Sites
+from tests.postgres_server import NotInstalled, postgres_server
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -320,3 +326,41 @@ def test_a_socket_in_use_is_not_taken_over(sites: Sites, tmp_path_factory: pytes
     assert not path.exists(), "what a killed guard left is replaced"
     with pytest.raises(InvalidInput, match="--socket"):
         SocketServer(path.with_name("x" * 120), bytes, log)
+
+
+@pytest.mark.slow
+def test_guards_keep_their_ledgers_on_one_postgresql_server_in_a_schema_and_role_each(
+    sites: Sites, tmp_path: Path
+) -> None:
+    try:
+        with postgres_server() as url:
+            _train_on_postgresql(url, sites, tmp_path)
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
+
+
+def _train_on_postgresql(url: str, sites: Sites, folder: Path) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for party in sites.parties:
+            connection.execute(sqlalchemy.text(f"CREATE ROLE {party} LOGIN"))
+            connection.execute(sqlalchemy.text(f"CREATE SCHEMA {party} AUTHORIZATION {party}"))
+    engine.dispose()
+    with ExitStack() as stack:
+        guards = {}
+        for party in sites.parties:
+            own = f"{url.replace('privfair@', f'{party}@', 1)}&options=-csearch_path%3D{party}"
+            ledger = stack.enter_context(Ledger.create(own, folder / f"{party}.anchor"))
+            (folder / party).mkdir()
+            guards[party] = Guard(sites.prepare(party), RunFolder(folder / party), ledger, logging.getLogger("test"))
+            stack.callback(guards[party].close)
+        done = train_over(
+            lambda asked: {name: guards[name].answer(message) for name, message in asked.items()},
+            sites.signed(),
+            folder / "run",
+        )
+    assert (done["rounds"]["charged"], len(set(done["ledgers"].values()))) == (4, 3)
+    stranger = create_engine(url.replace("privfair@", "south@", 1))
+    with pytest.raises(ProgrammingError, match="permission denied for schema north"), stranger.begin() as connection:
+        connection.execute(sqlalchemy.text("SELECT * FROM north.entries"))
+    stranger.dispose()
