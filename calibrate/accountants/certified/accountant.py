@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 
 from calibrate.accountants.certified.contour import (
@@ -25,6 +26,7 @@ from calibrate.accountants.certified.contour import (
     saddle_for_epsilon,
     tilt_below,
 )
+from calibrate.accountants.certified.doubling import epsilon_by_doubling
 from calibrate.accountants.certified.side import LatticeSide, log_cut, on_lattice
 from calibrate.accountants.certified.single import single_interval
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
@@ -40,10 +42,22 @@ _FALLBACK_PRECISION = 1e-4
 _FALLBACK_POINTS = 1 << 16
 _COARSE, _COARSE_POINTS, _COARSE_LOOKS = 1e-4, 1 << 16, 3
 """The lattice that only says where to look."""
+_BURIED, _STEEP = 0.01, 3.0
+"""Where rounding is more than this share of the coarse lattice's delta, or delta falls so much faster than the tilt
+says, one single large loss decides."""
+_WIDE, _MOST_DOUBLED, _LARGEST_OF_INTEREST = 0.05, 1 << 24, 100.0
+"""An interval wider than this share is looked at in the other way as well, up to so many rounds and such an epsilon."""
 _CLOSE = 0.999
 """A lower end within this share of the upper one is not looked for elsewhere."""
 _LARGEST_SECOND_LOOK = 1 << 18
 """A second, finer look at an end is not taken with more lattice points than this."""
+
+
+class _Way(Enum):
+    """On the lattice, or point by point: whichever fits the losses, or the other one."""
+
+    FITTING = "fitting"
+    OTHER = "other"
 
 
 class CertifiedAccountant(CountingAccountant):
@@ -65,8 +79,18 @@ class CertifiedAccountant(CountingAccountant):
         known = _closed_form(cost, delta)
         if known is not None:
             return known
-        upper, costlier = self._upper(cost, delta)
-        lower = self._lower(cost, delta, costlier, upper)
+        interval = self._both_ends(cost, delta)
+        if interval.upper - interval.lower <= _WIDE * interval.upper:
+            return interval
+        if cost.rounds > _MOST_DOUBLED or interval.lower > _LARGEST_OF_INTEREST:
+            return interval
+        other = self._both_ends(cost, delta, _Way.OTHER)
+        upper = min(interval.upper, other.upper)
+        return EpsilonInterval(min(upper, max(interval.lower, other.lower)), upper)
+
+    def _both_ends(self, cost: PairCounts, delta: float, way: _Way = _Way.FITTING) -> EpsilonInterval:
+        upper, costlier = self._upper(cost, delta, way)
+        lower = self._lower(cost, delta, costlier, upper, way)
         return EpsilonInterval(min(lower, upper), upper)
 
     def epsilon_lower(self, cost: PairCounts, delta: float) -> float:
@@ -82,7 +106,12 @@ class CertifiedAccountant(CountingAccountant):
         return self._upper(cost, delta)[0] if known is None else known.upper
 
     def _lower(
-        self, cost: PairCounts, delta: float, costlier_above: int | None = None, upper: float = math.inf
+        self,
+        cost: PairCounts,
+        delta: float,
+        costlier_above: int | None = None,
+        upper: float = math.inf,
+        way: _Way = _Way.FITTING,
     ) -> float:
         """From the direction that the upper end came from, or else from the one that looks the costlier one."""
         # Any direction is a lower bound. One whose loss is bounded has no tail, and is not the costlier one.
@@ -95,17 +124,17 @@ class CertifiedAccountant(CountingAccountant):
         at_zero = (
             estimate(costlier.transform, 0.0, math.log(delta), costlier.saddle.tilt)[0] if costlier.guess == 0 else 0.0
         )
-        composed = 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER)
+        composed = 0.0 if at_zero <= math.log(delta) else self._end(costlier, Side.LOWER, way)
         if composed >= _CLOSE * upper:
             return composed
         # Whoever sees all rounds sees one of them.
         return max(composed, *(_single(pair, delta).lower for pair, _ in cost.counts))
 
-    def _upper(self, cost: PairCounts, delta: float) -> tuple[float, int]:
+    def _upper(self, cost: PairCounts, delta: float, way: _Way = _Way.FITTING) -> tuple[float, int]:
         """The upper end, and the number of the direction that it came from."""
         upper, costlier = 0.0, 0
         for number, composition in enumerate(compositions(cost, Side.UPPER)):
-            before, upper = upper, self._upper_end(composition, math.log(delta), upper)
+            before, upper = upper, self._upper_end(composition, math.log(delta), upper, way)
             costlier = number if upper > before else costlier
         return upper, costlier
 
@@ -122,7 +151,7 @@ class CertifiedAccountant(CountingAccountant):
                 break
         return log_delta
 
-    def _upper_end(self, composition: Composition, log_target: float, known: float) -> float:
+    def _upper_end(self, composition: Composition, log_target: float, known: float, way: _Way) -> float:
         """The smallest verified epsilon of one direction, at least `known`."""
         if composition.largest <= known or (known > 0 and _surely_within(composition, known, log_target)):
             return known
@@ -131,10 +160,12 @@ class CertifiedAccountant(CountingAccountant):
             spare = log_target - estimate(where.transform, known, log_target, where.saddle.tilt, Care.QUICK)[0]
             if spare > 0 and where.lattice(Side.UPPER, spare / 2, at=known).log_delta(known) <= log_target:
                 return known
-        return max(known, min(self._end(where, Side.UPPER), _round_up(composition.largest)))
+        return max(known, min(self._end(where, Side.UPPER, way), _round_up(composition.largest)))
 
-    def _end(self, where: _Location, side: Side) -> float:
+    def _end(self, where: _Location, side: Side, way: _Way) -> float:
         """One verified end. Where log delta is much steeper or flatter than the saddle says, look again."""
+        if where.one_loss_decides is (way is _Way.FITTING):
+            return epsilon_by_doubling(where.transform.composition, side, where.log_target)
         precision = max(1.0, where.saddle.tilt * where.guess) * self.relative_precision
         lattice = where.lattice(side, precision)
         epsilon, slope = _crossing(lattice, where.guess, where.log_target)
@@ -216,6 +247,8 @@ class _Location:
     saddle: Cumulants
     guess: float
     log_target: float
+    one_loss_decides: bool = False
+    """Delta is so far below what the tilt makes of it that only composing point by point can see it."""
 
     def lattice(
         self, side: Side, precision: float, at: float | None = None, most_points: int | None = None
@@ -253,8 +286,9 @@ def _locate_on_lattice(where: _Location) -> _Location:
         lattice = replace(where, saddle=saddle).lattice(Side.UPPER, _COARSE, most_points=_COARSE_POINTS)
         guess, slope = _crossing(lattice, where.guess, where.log_target, 1e-4)
         moved = abs(guess - where.guess) * slope
-        where = replace(where, saddle=saddle, guess=guess)
-        if moved < 1.0:
+        buried = lattice.composed.doubtful_share(guess) > _BURIED or slope > _STEEP * lattice.composed.tilt
+        where = replace(where, saddle=saddle, guess=guess, one_loss_decides=buried)
+        if moved < 1.0 or where.one_loss_decides:
             break
     largest = min(where.transform.composition.largest, where.transform.largest(where.saddle.tilt))
     if where.guess >= largest:

@@ -131,6 +131,11 @@ class LatticeComposition:
         value, _ = self._sum(epsilon)
         return _above(self.surplus, epsilon + self.period) / max(value, 1e-300)
 
+    def doubtful_share(self, epsilon: float) -> float:
+        """How much of the result at `epsilon` may be rounding; infinity where nothing else is left of it."""
+        value, error = self._sum(epsilon - self.offset)
+        return error / value if value > 0 else math.inf
+
     def _slack(self, epsilon: float) -> float:
         """Relative rounding error of exp(log M - c eps) times the sum."""
         return self.relative_slack + 8 * UNIT_ROUNDOFF * (abs(self.log_normaliser) + self.tilt * abs(epsilon))
@@ -376,7 +381,8 @@ def _frequencies_worth_computing(laws: Sequence[_Centred], length: int) -> int |
         weight, distance = total, d
     if distance == 0:
         return None
-    angle = 2 / distance * math.acos(1 + _NEGLIGIBLE_LOG / (2 * weight)) * (1 + 1e-9)
+    # 1 - cos(a) = 2 sin(a/2)^2, without cancellation for any number of rounds.
+    angle = 4 / distance * math.asin(math.sqrt(-_NEGLIGIBLE_LOG / (4 * weight))) * (1 + 1e-9)
     return min(length // 2 + 1, math.ceil(angle * length / (2 * math.pi)) + 1)
 
 

@@ -29,6 +29,8 @@ _LONGEST_TANGENTS = 4096
 """The tangents at an end of the support are given up after this many buckets; that costs tightness only."""
 _PORTION = 64
 """Usually a few buckets are enough, so they are not all turned into lists at once."""
+_OFFSET_LOOKS = 4
+"""How often the atom of merged losses is moved to where the others begin."""
 _LARGEST_EDGE = 700.0
 _NODE_ROUNDINGS = 64.0
 """A lattice mass is right to this many roundoffs of what it is a difference quotient of."""
@@ -138,22 +140,36 @@ def optimistic_with_merged_bulk(
     lattice point in every round costs more than everything else. Merging outcomes is post-processing, so the profile
     falls; the atom's loss is log(p/q), rounded down. None for laws with atoms of their own, or without large losses.
     """
-    threshold = 2 * step
+    threshold, first = 2 * step, 0
     if law.atoms or not span[0] < threshold < span[1] - 4 * step:
         return None
-    bulk = law.buckets(np.array([span[0], threshold]))
-    p, q = float(bulk.p[0] - bulk.p_error[0]), float(bulk.q[0] + bulk.q_error[0])
-    if not p > 0:
+    merged = _merged_below(law, span[0], threshold)
+    for _ in range(_OFFSET_LOOKS):  # the losses that are kept begin where the merged ones end, which moves the atom
+        if merged is None:
+            return None
+        offset = merged[1]
+        first = first or math.ceil((threshold - offset) / step)
+        threshold = first * step + offset
+        merged = _merged_below(law, span[0], threshold)
+    if merged is None or merged[1] < offset:
         return None
-    offset = math.log(p / q) - 16 * UNIT_ROUNDOFF * (1 + abs(math.log(p / q)))
-    first = math.ceil((threshold - offset) / step * (1 + 1e-12)) + 1
     shifted = Nodes(nodes.log_weights, nodes.losses - offset)
     edges = lattice_edges(shifted, (first * step, span[1] - offset), step, tilt, narrowest)
-    edges = edges[edges >= first]
+    edges = np.append(first, edges[edges > first])
     if len(edges) < 3:
         return None
     large = optimistic(law, edges, step, offset)
-    return LatticeLaw(np.append(0, large.index), np.append(p, large.mass), 0.0, offset)
+    return LatticeLaw(np.append(0, large.index), np.append(merged[0], large.mass), 0.0, offset)
+
+
+def _merged_below(law: PrivacyLossLaw, low: float, threshold: float) -> tuple[float, float] | None:
+    """Mass and loss, both rounded down, of the outcome that all losses from `low` to `threshold` are merged into."""
+    bulk = law.buckets(np.array([low, threshold]))
+    p, q = float(bulk.p[0] - bulk.p_error[0]), float(bulk.q[0] + bulk.q_error[0])
+    if not p > 0:
+        return None
+    loss = math.log(p / q)
+    return p, loss - 16 * UNIT_ROUNDOFF * (1 + abs(loss))
 
 
 def _lower_chords(p: Floats, q: Floats, width: Floats) -> Floats:
@@ -174,7 +190,23 @@ def _lower_chords(p: Floats, q: Floats, width: Floats) -> Floats:
     quotient = np.append(mass / -np.expm1(-width), 0.0)
     quotient[1:] += quotient[:-1].copy()
     convex = _make_convex(nodes, width, _NODE_ROUNDINGS * UNIT_ROUNDOFF * quotient)
-    return nodes if convex else np.append(mass, 0.0)
+    return nodes if convex else _shared_down(mass, excess, width)
+
+
+def _shared_down(mass: Floats, excess: Floats, width: Floats) -> Floats:
+    """Lattice masses below the profile that always exist: buckets are split between their two edges (equation 19).
+
+    An edge may take a share of the bucket below it as long as what the bucket above it leaves there makes up for it.
+    """
+    missing = np.maximum((mass - excess) * np.expm1(width) - excess, 0.0)
+    missing += 8 * UNIT_ROUNDOFF * (excess + missing)
+    above, below = np.append(excess, 0.0), np.append(0.0, missing)
+    total = np.maximum(above + below, 1e-300)
+    down = np.where(above + below > 0, below / total, 1.0) * (1 + _NODE_ROUNDINGS * UNIT_ROUNDOFF)
+    up = above / total * (1 - _NODE_ROUNDINGS * UNIT_ROUNDOFF)
+    nodes = np.append(np.minimum(np.maximum(down[:-1], down[1:]), 1.0) * mass, 0.0)
+    nodes[1:] += np.minimum(up[:-1], up[1:]) * mass
+    return nodes
 
 
 def _drops(gaps: _Gaps, excess: Floats) -> Floats:

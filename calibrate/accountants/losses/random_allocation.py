@@ -41,8 +41,11 @@ _WORST_CENTRE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class _Law:
-    """Ascending values with their masses. `stretch` bounds the relative rounding error of every value."""
+class Points:
+    """A finite law: ascending values with their masses. `stretch` bounds the rounding error of every value.
+
+    It is relative where values are ratios, as here, and absolute where they are losses.
+    """
 
     values: Floats
     masses: Floats
@@ -112,7 +115,7 @@ class RandomAllocationLoss(PrivacyLossLaw):
 
 
 @lru_cache(maxsize=16)
-def _allocation_law(noise_multiplier: float, batches: int, drawn: int, upper: bool) -> _Law:
+def _allocation_law(noise_multiplier: float, batches: int, drawn: int, upper: bool) -> Points:
     """The law of S (eq. 1), from above or from below in convex order."""
     s = 1 / noise_multiplier
     levels = _levels(s)
@@ -127,7 +130,7 @@ def _allocation_law(noise_multiplier: float, batches: int, drawn: int, upper: bo
     assert total is not None
     values = (batches - drawn + total.values) / batches
     kept = total.masses > 0
-    return _Law(values[kept], total.masses[kept], total.stretch + 4 * UNIT_ROUNDOFF)
+    return Points(values[kept], total.masses[kept], total.stretch + 4 * UNIT_ROUNDOFF)
 
 
 def _levels(s: float) -> tuple[Floats, Floats]:
@@ -148,9 +151,9 @@ def _levels(s: float) -> tuple[Floats, Floats]:
     return halves[0], halves[1]
 
 
-def _lognormal(s: float, levels: tuple[Floats, Floats], upper: bool) -> _Law:
+def _lognormal(s: float, levels: tuple[Floats, Floats], upper: bool) -> Points:
     """One log-normal variable of mean one, in cells."""
-    z = np.unique(np.concatenate((-levels[0][levels[0] <= _REACH], levels[1])))
+    z = np.unique(np.concatenate(([-_REACH], -levels[0][levels[0] <= _REACH], levels[1])))
     edges = np.exp(s * z - s * s / 2)
     mass, error, _, _ = normal_masses(z, 0.0, 1.0)
     mean, mean_error, _, _ = normal_masses(z, s, 1.0)  # E[Y; cell] is the mass of the cell under N(s, 1)
@@ -160,10 +163,10 @@ def _lognormal(s: float, levels: tuple[Floats, Floats], upper: bool) -> _Law:
         centre = np.clip(mean / np.maximum(mass, 1e-300), edges[:-1], edges[1:])
         off = (mean_error + error * centre) / np.maximum(sure * centre, 1e-300)
         kept = (sure > 0) & (off < _WORST_CENTRE)  # a cell whose mean is not known well enough is dropped
-        return _Law(centre[kept], sure[kept], stretch + _WORST_CENTRE)
+        return Points(centre[kept], sure[kept], stretch + _WORST_CENTRE)
     share = np.clip((mean - mass * edges[:-1]) / np.diff(edges), 0.0, mass)
     doubt = (mean_error + error * edges[1:]) / np.diff(edges) + error + 8 * UNIT_ROUNDOFF * mass
-    return _Law(edges, _at_ends(mass, share, doubt), stretch)
+    return Points(edges, _at_ends(mass, share, doubt), stretch)
 
 
 def _at_ends(mass: Floats, share: Floats, doubt: Floats) -> Floats:
@@ -174,10 +177,10 @@ def _at_ends(mass: Floats, share: Floats, doubt: Floats) -> Floats:
     return ends
 
 
-def _sum(first: _Law, second: _Law, levels: tuple[Floats, Floats], upper: bool) -> _Law:
+def _sum(first: Points, second: Points, levels: tuple[Floats, Floats], upper: bool) -> Points:
     """The sum of two independent variables, in cells that follow its quantiles."""
-    values, masses = _pairwise(first, second)
-    edges, start = _quantile_cells(values, masses, levels)
+    values, masses = sums_of_pairs(first, second)
+    edges, start = quantile_cells(values, masses, ndtr(-levels[0]), ndtr(-levels[1]))
     sizes = np.diff(np.append(start, len(values)))
     mass = np.add.reduceat(masses, start)
     offset = np.add.reduceat(masses * (values - np.repeat(edges[:-1], sizes)), start)
@@ -185,13 +188,13 @@ def _sum(first: _Law, second: _Law, levels: tuple[Floats, Floats], upper: bool) 
     stretch = max(first.stretch, second.stretch) + 2 * UNIT_ROUNDOFF
     if upper:
         share = np.clip(offset / np.diff(edges), 0.0, mass)
-        return _Law(edges, _at_ends(mass, share, rounding * mass), stretch)
+        return Points(edges, _at_ends(mass, share, rounding * mass), stretch)
     kept = mass > 0
     centre = edges[:-1][kept] + offset[kept] / mass[kept]
-    return _Law(centre, mass[kept] * (1 - rounding), stretch + 2 * rounding)
+    return Points(centre, mass[kept] * (1 - rounding), stretch + 2 * rounding)
 
 
-def _pairwise(first: _Law, second: _Law) -> tuple[Floats, Floats]:
+def sums_of_pairs(first: Points, second: Points) -> tuple[Floats, Floats]:
     """All sums of two values in ascending order with their masses."""
     if first is second:
         i, j = np.triu_indices(len(first.values))
@@ -204,14 +207,14 @@ def _pairwise(first: _Law, second: _Law) -> tuple[Floats, Floats]:
     return values[order], masses[order]
 
 
-def _quantile_cells(values: Floats, masses: Floats, levels: tuple[Floats, Floats]) -> tuple[Floats, Integers]:
-    """Edges of cells at the quantiles of the levels, and where each cell starts among the values.
+def quantile_cells(values: Floats, masses: Floats, lower: Floats, upper: Floats) -> tuple[Floats, Integers]:
+    """Edges of cells at the quantiles of the given tail masses, and where each cell starts among the values.
 
     Where exactly the edges lie decides tightness only, never validity.
     """
     last = len(values) - 1
-    low = np.searchsorted(np.cumsum(masses), ndtr(-levels[0]))
-    high = last - np.searchsorted(np.cumsum(masses[::-1]), ndtr(-levels[1]))
+    low = np.searchsorted(np.cumsum(masses), lower)
+    high = last - np.searchsorted(np.cumsum(masses[::-1]), upper)
     edges = np.unique(values[np.clip(np.concatenate(([0], low, high, [last])), 0, last)])
     if len(edges) == 1:
         edges = np.array([edges[0], np.nextafter(edges[0], math.inf)])

@@ -1,0 +1,170 @@
+"""Composing losses point by point, for the few large ones that no tilt can bring into range.
+
+Where a unit hardly ever takes part, a small delta is the chance of one single large loss. No exponential tilt makes
+that as likely as the bulk: on a transformed lattice it is buried under rounding. Here laws are finite sets of points,
+and sums of two independent losses are formed point by point in positive arithmetic, so that the smallest tail keeps
+its relative precision. The result is put into cells that follow its quantiles
+(docs/theorems/certified-accountant.md, section 10):
+
+* from above, a point goes to both ends of its cell so that P- and Q-mass are kept (equation 8);
+* from below, all points of a cell are merged into one outcome (equation 20).
+
+T rounds take about 2 log2 T sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from calibrate.accountants.losses.directions import Composition, Side
+from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Nodes, PrivacyLossLaw
+from calibrate.accountants.losses.random_allocation import Points, quantile_cells, sums_of_pairs
+from calibrate.arrays import Floats
+
+_CUT = 12.0
+"""Losses that together are rarer than delta by this many natural logarithms count as infinite, or are dropped."""
+_SHRINKING = ((3, 0.2), (9, 0.3), (22, 0.4))
+_SHRINKING_IF_LONG = 0.5
+"""By how much a tail shrinks within a cell (log): finer for few sums. Decides tightness only."""
+_LOWER_TAIL, _LOWER_SHARE = 40.0, 2.5
+"""How deep the lower tail is cut into cells (log), and how much coarser: small losses hardly matter."""
+_CENTRE, _FINER = 3.0, 4
+"""Tails heavier than exp(-3) are cut into cells that are finer by this factor: each sum widens the bulk a little."""
+_LARGEST_TILT = 1e6
+"""Asks for quadrature nodes as far out as losses count."""
+_MASS_ROUNDINGS = 64.0
+"""An atom's mass is right to this many roundoffs."""
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Tail masses at which cells end, for the lower and for the upper tail."""
+
+    lower: Floats
+    upper: Floats
+
+    @classmethod
+    def for_sums(cls, sums: int, log_smallest: float) -> _Cells:
+        shrinking = next((size for most, size in _SHRINKING if sums <= most), _SHRINKING_IF_LONG)
+        centre, coarse = np.arange(0.0, _CENTRE, shrinking / _FINER), _LOWER_SHARE * shrinking
+        return cls(
+            lower=np.exp(-np.append(centre, np.arange(_CENTRE, _LOWER_TAIL, coarse))),
+            upper=np.exp(-np.append(centre, np.arange(_CENTRE, shrinking - log_smallest, shrinking))),
+        )
+
+
+def epsilon_by_doubling(composition: Composition, side: Side, log_target: float) -> float:
+    """One end of epsilon at delta = exp(`log_target`).
+
+    Guarantee: on the upper side delta at the returned epsilon is at most the target (infinity if nothing smaller is
+    certified); on the lower side it is at least the target, or epsilon is 0.
+    """
+    upper, smallest = side is Side.UPPER, log_target - _CUT - math.log(composition.steps)
+    sums = sum(count.bit_length() + count.bit_count() - 1 for _, count in composition.terms) - 1
+    cells, total, lost = _Cells.for_sums(sums, smallest), None, 0.0
+    for law, count in composition.terms:
+        points, infinite = _power(law, count, cells, smallest, upper)
+        total = points if total is None else _sum(total, points, cells, upper)
+        lost += count * infinite * (1 + 1e-9)
+    assert total is not None
+    losses = total.values + (total.stretch if upper else -total.stretch)
+    rounding = (len(losses) + 8) * UNIT_ROUNDOFF
+
+    def excess(epsilon: float) -> float:
+        above = losses > epsilon
+        delta = float(total.masses[above] @ -np.expm1(epsilon - losses[above]))
+        delta = delta * (1 + rounding) + lost if upper else delta * (1 - rounding)
+        return (math.log(delta) if delta > 0 else -1e6) - log_target * (1 + (4 if upper else -4) * UNIT_ROUNDOFF)
+
+    return _crossing(excess, max(0.0, float(losses[-1])), upper)
+
+
+def _crossing(excess: Callable[[float], float], largest: float, upper: bool) -> float:
+    """The epsilon in [0, `largest`] from which on the excess is negative, on the side's own side of it."""
+    if excess(0.0) <= 0:
+        return 0.0
+    if excess(largest) > 0:
+        return math.inf if upper else largest
+    epsilon, nudge = float(brentq(excess, 0.0, largest, xtol=1e-300, rtol=1e-13, maxiter=1000)), 1e-13
+    while (excess(epsilon) > 0) == upper:
+        epsilon, nudge = epsilon * (1 + nudge if upper else 1 - nudge), 2 * nudge
+    return epsilon
+
+
+def _power(law: PrivacyLossLaw, count: int, cells: _Cells, log_smallest: float, upper: bool) -> tuple[Points, float]:
+    """The `count`-fold composition of a law, and the mass of a single round that counts as infinite."""
+    power, infinite = _placed(law, cells, log_smallest, upper)
+    total: Points | None = None
+    while True:
+        if count & 1:
+            total = power if total is None else _sum(total, power, cells, upper)
+        count >>= 1
+        if not count:
+            assert total is not None
+            return total, infinite
+        power = _sum(power, power, cells, upper)
+
+
+def _placed(law: PrivacyLossLaw, cells: _Cells, log_smallest: float, upper: bool) -> tuple[Points, float]:
+    """One round in cells: its atoms as they are, the rest from above or from below."""
+    low, high = law.span(log_smallest)
+    edges = _edges(law.nodes(_LARGEST_TILT, high), (low, high), cells)
+    buckets = law.buckets(edges)
+    atoms = np.array([(atom.loss, atom.mass) for atom in law.atoms if atom.mass > 0]).reshape(-1, 2)
+    away = _MASS_ROUNDINGS * UNIT_ROUNDOFF
+    if upper:
+        mass = buckets.p + buckets.p_error
+        widest = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
+        excess = mass - (buckets.q - buckets.q_error) * np.exp(edges[:-1]) + 8 * UNIT_ROUNDOFF * (1 + widest) * mass
+        share = np.clip(excess / -np.expm1(-np.diff(edges)), 0.0, mass)
+        values, masses = edges, np.append(mass - share, 0.0)
+        masses[1:] += share
+        masses[0] += buckets.below
+    else:
+        p, q = np.maximum(buckets.p - buckets.p_error, 0.0), buckets.q + buckets.q_error
+        kept = p > 0
+        values, masses = np.log(p[kept] / q[kept]), p[kept]
+        values, away = values - 8 * UNIT_ROUNDOFF * (1 + np.abs(values)), -away
+    values, masses = np.append(values, atoms[:, 0]), np.append(masses, atoms[:, 1] * (1 + away))
+    order = np.argsort(values)
+    return Points(values[order], masses[order], 0.0), buckets.above + law.unbounded_mass if upper else 0.0
+
+
+def _edges(nodes: Nodes, span: tuple[float, float], cells: _Cells) -> Floats:
+    """Edges of cells over the span, about at the quantiles of the law. Where they lie decides tightness only."""
+    inside = (nodes.losses > span[0]) & (nodes.losses < span[1])
+    losses, masses = nodes.losses[inside], np.exp(nodes.log_weights[inside])
+    if not len(losses):
+        return np.linspace(span[0], span[0] + max(span[1] - span[0], 1e-6), 3)
+    above, below = (np.log(np.maximum(np.cumsum(each), 1e-320)) for each in (masses[::-1], masses))
+    upper = np.interp(np.log(cells.upper), above, losses[::-1])
+    lower = np.interp(np.log(cells.lower), below, losses)
+    return np.unique(np.concatenate(([span[0]], lower, upper, [span[1]])))
+
+
+def _sum(first: Points, second: Points, cells: _Cells, upper: bool) -> Points:
+    """The sum of two independent losses, in cells that follow its quantiles."""
+    values, masses = sums_of_pairs(first, second)
+    edges, start = quantile_cells(values, masses, cells.lower, cells.upper)
+    bases = edges[:-1]
+    if not upper and edges[-1] == values[-1]:  # the largest loss is merged with no other
+        bases, start = edges, np.append(start, np.searchsorted(values, edges[-1]))
+    sizes = np.diff(np.append(start, len(values)))
+    mass = np.add.reduceat(masses, start)
+    offset = np.add.reduceat(masses * -np.expm1(np.repeat(bases, sizes) - values), start)
+    rounding = (int(sizes.max()) + 8) * UNIT_ROUNDOFF
+    largest = float(max(abs(edges[0]), abs(edges[-1])))
+    stretch = first.stretch + second.stretch + 4 * UNIT_ROUNDOFF * largest
+    if upper:
+        share = np.clip(offset / -np.expm1(-np.diff(edges)), 0.0, mass)
+        ends = np.append(mass - share, 0.0) + np.append(rounding * mass, 0.0)
+        ends[1:] += share + rounding * mass
+        return Points(edges[ends > 0], ends[ends > 0], stretch)
+    kept = mass > 0
+    left = np.minimum(offset[kept] / mass[kept], 1.0) * (1 - 2 * rounding)
+    return Points(bases[kept] - np.log1p(-left), mass[kept] * (1 - rounding), stretch)
