@@ -6,7 +6,13 @@ exactly (Wasserman and Zhou 2010; Kairouz, Oh and Viswanath 2015)
 
     a + e^epsilon b >= 1 - delta    and    e^epsilon a + b >= 1 - delta.                                    (1)
 
-Everything here follows from (1) and is rounded toward the observer.
+What the observer comes to believe is the prior odds times the likelihood ratio e^L of what was seen. The promise does
+not say that L exceeds epsilon with probability at most delta (for Gaussian noise it does so more often). But under the
+likelier data set delta >= E (1 - e^(epsilon - L))_+ >= (1 - 1/g) P(e^L >= g e^epsilon) for every g > 1, so that
+
+    P(the odds grow by g e^epsilon or more) <= delta / (1 - 1/g),    here 10 delta with g = 10/9.            (2)
+
+Everything here follows from (1) and (2) and is rounded toward the observer.
 """
 
 from __future__ import annotations
@@ -19,6 +25,8 @@ from calibrate.manifest.strict_json import Json
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected
 
 _OUTWARD = 1 + 1e-12
+RISK = 10.0
+"""What is said about beliefs fails with at most this many times delta (2)."""
 _LARGEST_EPSILON = 500.0
 """A promise to a group beyond this is none."""
 
@@ -44,12 +52,13 @@ class Meaning:
         return min(1.0, max(0.0, 2 * self.right_guesses - 1))
 
     def posterior(self, prior: float) -> float:
-        """The most that somebody who held a thing for `prior` likely can come to believe, up to probability delta.
+        """The most that somebody who held a thing for `prior` likely can come to believe, up to probability 10 delta.
 
         prior: The probability, between 0 and 1, that was given to one of two possibilities beforehand.
         """
         open_unit("prior", prior)
-        return min(1.0, 1 / (1 + (1 - prior) / prior * math.exp(-self.promise.epsilon)) * _OUTWARD)
+        shrunk = math.exp(-self.promise.epsilon) * (1 - 1 / RISK)
+        return min(1.0, 1 / (1 + (1 - prior) / prior * shrunk) * _OUTWARD)
 
     def for_group(self, size: int) -> Meaning | None:
         """The promise to `size` units together; None where nothing is left of it.
@@ -90,7 +99,7 @@ class Meaning:
         )
         belief = (
             f"Somebody who held a thing about {whom} for 1% likely can come to hold it for at most {rare} likely, "
-            f"except with probability {self.promise.delta:g}."
+            f"except with probability {min(1.0, RISK * self.promise.delta):g}."
         )
         return guess, belief
 

@@ -155,8 +155,8 @@ def _promise(document: BudgetDocument) -> Iterator[str]:
         case PrivateGuarantee():
             yield f"({_at_most(guarantee.epsilon)}, {_at_most(guarantee.delta)})-differential privacy for {whom}."
             yield (
-                f"Nothing an observer sees becomes more than {_factor(guarantee.epsilon)} times likelier through "
-                f"that change, except with probability {_at_most(guarantee.delta)}."
+                f"No event that an observer may see becomes more than {_factor(guarantee.epsilon)} times likelier "
+                f"through that change, beyond an added probability of {_at_most(guarantee.delta)}."
             )
             yield from Meaning(EpsilonDelta(guarantee.epsilon, guarantee.delta)).sentences(whom.split(",")[0])
         case AsPrintedGuarantee():

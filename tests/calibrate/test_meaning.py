@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
 from calibrate.errors import InvalidInput
-from calibrate.meaning import Meaning
+from calibrate.meaning import RISK, Meaning
 from calibrate.privacy_unit import EpsilonDelta
 from tests.end_to_end.command_line import privfair
 
@@ -22,7 +22,8 @@ def test_epsilon_one_is_73_percent() -> None:
     meaning = Meaning(EpsilonDelta(1.0, 1e-5))
     assert meaning.right_guesses == pytest.approx(math.e / (math.e + 1), abs=1e-5)
     assert "at most 73.2% of the time" in meaning.sentences("one record")[0]
-    assert meaning.posterior(0.5) == pytest.approx(math.e / (math.e + 1), rel=1e-9)
+    assert meaning.posterior(0.5) == pytest.approx(math.e / (math.e + 0.9), rel=1e-9)
+    assert "except with probability 0.0001." in meaning.sentences("one record")[1]
 
 
 @given(PROMISES, st.floats(0, 1))
@@ -53,6 +54,22 @@ def test_the_best_observer_of_gaussian_noise_is_within_it(mu: float, delta: floa
     for threshold in (-1.0, 0.0, 0.5, 2.0):
         false_alarms, misses = norm.sf(threshold), norm.cdf(threshold - mu)
         assert misses >= meaning.least_misses(false_alarms) - 1e-12
+
+
+@pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+def test_beliefs_exceed_what_is_said_as_rarely_as_is_said(mu: float, delta: float) -> None:
+    """Gaussian noise: beliefs grow beyond e^epsilon more often than delta, but hardly beyond what is said."""
+    epsilon = gaussian_epsilon_interval(mu, mu, delta).upper
+    meaning = Meaning(EpsilonDelta(epsilon, delta))
+    said = meaning.posterior(0.01)
+    log_growth = math.log(said / (1 - said) / (0.01 / 0.99))
+
+    def chance(growth: float) -> float:
+        return float(norm.sf(growth / mu - mu / 2))  # the loss is normal with mean mu^2/2 and deviation mu
+
+    assert chance(log_growth) <= RISK * delta
+    assert chance(epsilon) > delta
 
 
 def test_the_command_explains_a_number_and_refuses_half_a_question() -> None:

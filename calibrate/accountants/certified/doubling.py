@@ -25,6 +25,7 @@ from calibrate.accountants.losses.directions import Composition, Side
 from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Nodes, PrivacyLossLaw
 from calibrate.accountants.losses.random_allocation import Points, quantile_cells, sums_of_pairs
 from calibrate.arrays import Floats
+from calibrate.errors import NotCertified
 
 _CUT = 12.0
 """Losses that together are rarer than delta by this many natural logarithms count as infinite, or are dropped."""
@@ -37,16 +38,19 @@ _CENTRE, _FINER = 3.0, 4
 """Tails heavier than exp(-3) are cut into cells that are finer by this factor: each sum widens the bulk a little."""
 _LARGEST_TILT = 1e6
 """Asks for quadrature nodes as far out as losses count."""
+_NEGLIGIBLE, _MOST_PAIRS = 30.0, 1 << 20
+"""Pairs of points rarer than the smallest tail by so many logarithms are left out; and how many pairs a sum may have."""
 _MASS_ROUNDINGS = 64.0
 """An atom's mass is right to this many roundoffs."""
 
 
 @dataclass(frozen=True)
 class _Cells:
-    """Tail masses at which cells end, for the lower and for the upper tail."""
+    """Tail masses at which cells end, for the lower and for the upper tail, and what is too rare for any cell."""
 
     lower: Floats
     upper: Floats
+    negligible: float = 0.0
 
     @classmethod
     def for_sums(cls, sums: int, log_smallest: float) -> _Cells:
@@ -55,6 +59,7 @@ class _Cells:
         return cls(
             lower=np.exp(-np.append(centre, np.arange(_CENTRE, _LOWER_TAIL, coarse))),
             upper=np.exp(-np.append(centre, np.arange(_CENTRE, shrinking - log_smallest, shrinking))),
+            negligible=math.exp(max(log_smallest - _NEGLIGIBLE, -740.0)),
         )
 
 
@@ -70,8 +75,10 @@ def epsilon_by_doubling(composition: Composition, side: Side, log_target: float)
     for law, count in composition.terms:
         points, infinite = _power(law, count, cells, smallest, upper)
         total = points if total is None else _sum(total, points, cells, upper)
-        lost += count * infinite * (1 + 1e-9)
+        lost += count * infinite
     assert total is not None
+    # A sum made on the way to T rounds is used in all of them together at most T times, likewise those of odd counts.
+    lost = (lost + 3 * composition.steps * _MOST_PAIRS * cells.negligible) * max(1.0, float(total.masses.sum())) * 1.001
     losses = total.values + (total.stretch if upper else -total.stretch)
     rounding = (len(losses) + 8) * UNIT_ROUNDOFF
 
@@ -149,7 +156,9 @@ def _edges(nodes: Nodes, span: tuple[float, float], cells: _Cells) -> Floats:
 
 def _sum(first: Points, second: Points, cells: _Cells, upper: bool) -> Points:
     """The sum of two independent losses, in cells that follow its quantiles."""
-    values, masses = sums_of_pairs(first, second)
+    if len(first.values) * len(second.values) > _MOST_PAIRS:
+        raise NotCertified("epsilon could not be certified point by point; use more noise, or fewer rounds")
+    values, masses = sums_of_pairs(first, second, cells.negligible)
     edges, start = quantile_cells(values, masses, cells.lower, cells.upper)
     bases = edges[:-1]
     if not upper and edges[-1] == values[-1]:  # the largest loss is merged with no other

@@ -194,15 +194,18 @@ def _sum(first: Points, second: Points, levels: tuple[Floats, Floats], upper: bo
     return Points(centre, mass[kept] * (1 - rounding), stretch + 2 * rounding)
 
 
-def sums_of_pairs(first: Points, second: Points) -> tuple[Floats, Floats]:
-    """All sums of two values in ascending order with their masses."""
+def sums_of_pairs(first: Points, second: Points, negligible: float = 0.0) -> tuple[Floats, Floats]:
+    """All sums of two values in ascending order with their masses, but for those of a `negligible` mass or less."""
     if first is second:
         i, j = np.triu_indices(len(first.values))
-        values = first.values[i] + first.values[j]
         masses = first.masses[i] * first.masses[j] * np.where(i == j, 1.0, 2.0)
+        values = first.values[i] + first.values[j]
     else:
         values = (first.values[:, None] + second.values).ravel()
         masses = (first.masses[:, None] * second.masses).ravel()
+    if negligible > 0:
+        kept = masses > negligible
+        values, masses = values[kept], masses[kept]
     order = np.argsort(values)
     return values[order], masses[order]
 
