@@ -39,7 +39,7 @@ _CENTRE, _FINER = 3.0, 4
 _LARGEST_TILT = 1e6
 """Asks for quadrature nodes as far out as losses count."""
 _NEGLIGIBLE, _MOST_PAIRS = 30.0, 1 << 20
-"""Pairs of points rarer than the smallest tail by so many logarithms are left out; and how many pairs a sum may have."""
+"""Pairs of points rarer than the smallest tail by so many logarithms are left out; the most pairs of a sum."""
 _MASS_ROUNDINGS = 64.0
 """An atom's mass is right to this many roundoffs."""
 
