@@ -208,9 +208,33 @@ def _records(papers: SitePapers, sites: SitesInHand) -> Iterator[Check]:
             else:
                 wrong = wrong_batches(sampling, units, drawn, _RARE)
             yield _check(f"batches of {part.name}", wrong is None, wrong or f"{len(drawn)}, drawn as declared")
+    yield from _asked_records(papers, sites)
     if not papers.covered_by(sites):
         why = "the records of all silos are needed (--data SILO=FILE for each) in a gathered run"
         yield not_possible(Layer.PROBE, "noise, probes and attacks", why)
+
+
+def _asked_records(papers: SitePapers, sites: SitesInHand) -> Iterator[Check]:
+    """With all files in hand: whether each registry summed over what the holders drew."""
+    attributes = papers.plan.data.attributes
+    known = all(part.batches is not None for part in papers.parts)
+    if not isinstance(attributes, AttributesAtSites) or not known or not papers.covered_by(sites):
+        return
+    data = load_site_data(papers.plan.data, sites.files, unit=papers.document.guarantee.privacy_unit())
+    numbers = {silo.name: silo.data.side_column(attributes.record) for silo in data.parties}
+    drawn = {
+        part.name: {part.steps.step_of_round[n]: set(numbers[part.name][rows]) for n, rows in part.drawn().items()}
+        for part in papers.parts
+    }
+    for registry in attributes.registries:
+        holders = [batches for name, batches in drawn.items() if name not in attributes.registries]
+        wrong = [
+            step
+            for step, asked in drawn[registry].items()
+            if asked != set(numbers[registry]) & set().union(*(one.get(step, set()) for one in holders))
+        ]
+        finding = f"step {wrong[0]} is not what the holders drew" if wrong else f"{len(drawn[registry])} steps"
+        yield _check(f"records that {registry} was asked for", not wrong, finding)
 
 
 def _asked_too_often(drawn: Mapping[int, Indexes], units: int, most: int) -> str | None:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.federated import SitesInHand, _asked_too_often
+from audit.federated import SitesInHand, _asked_records, _asked_too_often, read_site_papers
 from audit.report.results import Outcome
 from audit.run_audit import AuditOptions, audit_run
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.sampling import Poisson, ShuffledEpochs
-from privfair.batches.record import BatchRecord
+from privfair.batches.record import BatchRecord, BatchWriter
 from privfair.federation import wire
 from privfair.federation.gather import gather_run
 from privfair.federation.guard import Guard, GuardOptions
@@ -192,9 +192,29 @@ def test_a_gathered_run_with_registries_is_audited(finished: Finished) -> None:
     ledgers = {party: Ledger.open(finished.sites.ledger(party), access=Access.READ) for party in PARTIES}
     files = {party: finished.sites.folder / f"{party}.csv" for party in PARTIES}
     trust = FolderTrust(TrustInForce(finished.sites.desk.trust).file)
-    report = audit_run(finished.run, AuditOptions(reruns=0), trust, sites=SitesInHand(ledgers=ledgers, files=files))
+    in_hand = SitesInHand(ledgers=ledgers, files=files)
+    report = audit_run(finished.run, AuditOptions(reruns=0), trust, sites=in_hand)
+    papers = read_site_papers(finished.run, trust)
     for ledger in ledgers.values():
         ledger.close()
+    assert papers is not None
+    assert [check.outcome for check in _asked_records(papers, in_hand)] == [Outcome.PASSED, Outcome.PASSED]
+    record = finished.run / "parties" / "census" / "batches.bin"
+    header, right = (
+        BatchRecord.read(record).header,
+        [BatchRecord.read(record).batch(n, "census") for n in range(ROUNDS)],
+    )
+    record.unlink()
+    writer = BatchWriter.create(record, header)
+    for number, rows in enumerate(right):
+        writer.write_round(number, "census", rows[number == 2 :])
+    writer.close()
+    spoilt = read_site_papers(finished.run, trust)
+    assert spoilt is not None
+    assert [check.finding for check in _asked_records(spoilt, in_hand)] == [
+        "step 2 is not what the holders drew",
+        f"{ROUNDS} steps",
+    ]
     assert not [check.name for check in report.checks if check.outcome is Outcome.FAILED]
     assert "batches of census" in [check.name for check in report.checks]
     assert _asked_too_often({0: np.arange(3), 1: np.array([2])}, 5, 2) is None
