@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from privfair.data.read import BadData
 from privfair.data.stability import EVERY_UNIT
 from privfair.data.training_data import load_training_data
 from privfair.plan.data import read_data_plan
+from tests.privfair.small_runs import Desk
 
 
 def _images(records: int, shape: tuple[int, ...] = (1, 28, 28), seed: int = 0) -> Dataset:
@@ -104,3 +106,52 @@ def test_cifar_from_its_binary_batches_through_a_plan(tmp_path: Path) -> None:
     (tmp_path / "test_batch.bin").write_bytes(b"cut")
     with pytest.raises(BadData, match="3073 bytes"):
         load_benchmark(Benchmark.CIFAR_10, tmp_path)
+
+
+def _bars(folder: Path, records: int = 300) -> Path:
+    """Images in MNIST's format, each class a bar of its own."""
+    folder.mkdir()
+    for prefix, size in (("train", records - 60), ("t10k", 60)):
+        label = (np.arange(size) % 10).astype(np.uint8)
+        pixels = np.random.default_rng(size).integers(0, 60, size=(size, 28, 28), dtype=np.uint8)
+        for record, place in enumerate(label):
+            pixels[record, 2 + 2 * place : 5 + 2 * place, 4:24] = 250
+        for name, array in ((f"{prefix}-images-idx3-ubyte", pixels), (f"{prefix}-labels-idx1-ubyte", label)):
+            head = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+            (folder / name).write_bytes(head + array.tobytes())
+    return folder
+
+
+PLAN = """algorithm = "gaussian"
+[target]
+epsilon = 40.0
+delta = 1e-3
+[privacy]
+sampling-rate = 1.0
+rounds = 12
+clip = 1.5
+[data]
+dataset = "mnist"
+path = "bars"
+features = "oriented-gradients"
+at-least = 60
+[data.partition]
+kind = "equal"
+silos = 2
+[training]
+learning-rate = 20.0
+momentum = 0.5
+cosine = true
+iterate = "tail-average"
+measure-every = 12
+"""
+
+
+def test_a_linear_model_learns_from_them_under_a_signed_budget(tmp_path: Path) -> None:
+    """Through calibration, gate and ledger; the manifest's chain of steps accepts the features for records."""
+    _bars(tmp_path / "bars")
+    desk = Desk.at(tmp_path, PLAN)
+    result = desk.train(desk.budget(research_noise=True))
+    assert result.to_json()["rounds_charged"] == 12
+    assert result.accuracy is not None
+    assert result.accuracy > 0.5  # a tenth by guessing; the research noise is seeded
