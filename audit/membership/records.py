@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from audit.report.results import Check, Layer, passed_if
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
+from privfair.data.infer import Layout, recognise
 from privfair.data.read import MISSING, BadData, RawTable, read_table
 
 _MOST_CATEGORIES = 100
@@ -43,10 +44,13 @@ class RecordTables:
 
     @classmethod
     def read(
-        cls, members: Path, nonmembers: Path, population: Path | None = None, delimiter: str = ","
+        cls, members: Path, nonmembers: Path, population: Path | None = None, expected: Layout | None = None
     ) -> RecordTables:
-        other = None if population is None else read_table(population, delimiter)
-        return cls(read_table(members, delimiter), read_table(nonmembers, delimiter), other)
+        """The files, each as it is written; `expected` is how, where nothing speaks against it."""
+        files = (members, nonmembers, *(() if population is None else (population,)))
+        layouts = [recognise(file, expected) for file in files]
+        pairs = zip(files, layouts, strict=True)
+        return cls(*(read_table(file, layout.delimiter, layout.decimal) for file, layout in pairs))
 
     @property
     def all(self) -> tuple[RawTable, ...]:

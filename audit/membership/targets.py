@@ -25,6 +25,7 @@ from calibrate.errors import InvalidInput
 from privfair.data.benchmark_files import Standardisation
 from privfair.data.dataset import EVERYONE
 from privfair.data.encode import codes, encode_features
+from privfair.data.infer import Layout
 from privfair.data.read import BadData
 from privfair.data.schema import schema_from_json
 from privfair.fairness.gaps import count_confusion
@@ -383,9 +384,10 @@ class RunTarget:
         return tuple(self.folder.read_json(self.folder.encoding)["class_names"])
 
     @property
-    def delimiter(self) -> str:
-        """Of the run's files, and so of the records'."""
-        return str(self.folder.read_json(self.folder.encoding)["delimiter"])
+    def layout(self) -> Layout:
+        """How most of the run's files were written."""
+        encoding = self.folder.read_json(self.folder.encoding)
+        return Layout(encoding["delimiter"], encoding.get("decimal", "."))
 
     def encode(self, tables: RecordTables, unit: str | None = None) -> AuditedRecords:
         """The records as the run encoded its own; `unit` names the column that tells people apart."""

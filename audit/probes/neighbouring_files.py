@@ -20,6 +20,7 @@ from audit.report.results import Check, Layer, not_possible, passed_if
 from calibrate.errors import PrivfairError
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.data.schema import Schema
+from privfair.data.schema_toml import load_schema
 from privfair.data.training_data import TrainingData, load_training_data
 from privfair.plan.data import AttributesInFiles, FileSource, UsersOfColumn
 
@@ -37,17 +38,18 @@ def check_files(evidence: RunEvidence) -> Check:
         return not_possible(Layer.PROBE, _NAME, "the data are not plain CSV files")
     if dealt or isinstance(plan.attributes, AttributesInFiles):
         return not_possible(Layer.PROBE, _NAME, "a unit is not a row of these files, nor all rows of one value")
-    unit, delimiter = evidence.document.guarantee.privacy_unit(), evidence.data.delimiter
-    tables = [_read(file, delimiter) for file in source.files]
+    unit, layouts = evidence.document.guarantee.privacy_unit(), load_schema(source.schema).layouts
+    delimiters = [layouts.of(file).delimiter for file in source.files]
+    tables = [_read(file, mark) for file, mark in zip(source.files, delimiters, strict=True)]
     users = plan.users.column if isinstance(plan.users, UsersOfColumn) else None
     base, tried, worst = _units(evidence.data), 0, 0
     with TemporaryDirectory(prefix="privfair-audit-") as folder:
         copies = tuple(Path(folder) / file.name for file in source.files)
         changed = replace(plan, source=replace(source, files=copies))
         for neighbour in _neighbours(tables, unit, schema, users):
-            for copy, table in zip(copies, neighbour, strict=True):
+            for copy, table, mark in zip(copies, neighbour, delimiters, strict=True):
                 with copy.open("w", newline="", encoding="utf-8") as file:
-                    csv.writer(file, delimiter=delimiter).writerows(table)
+                    csv.writer(file, delimiter=mark).writerows(table)
             try:
                 data = load_training_data(changed, central=evidence.plan.recipe.central, unit=unit)
             except PrivfairError:

@@ -293,7 +293,7 @@ def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
     assert flags.members is not None
     assert flags.nonmembers is not None
     if isinstance(target, RunTarget):
-        tables = RecordTables.read(flags.members, flags.nonmembers, flags.population, target.delimiter)
+        tables = RecordTables.read(flags.members, flags.nonmembers, flags.population, target.layout)
         return replace(target.encode(tables, flags.unit), groupings=_groupings(flags, tables))
     tables = RecordTables.read(flags.members, flags.nonmembers, flags.population)
     classes = None if flags.classes is None else tuple(name.strip() for name in flags.classes.split(","))
@@ -453,8 +453,8 @@ def attribute_of_model(
     assert model.members is not None
     assert model.nonmembers is not None
     target = open_model(model, trusted)
-    delimiter = target.delimiter if isinstance(target, RunTarget) else ","
-    tables = RecordTables.read(model.members, model.nonmembers, delimiter=delimiter)
+    expected = target.layout if isinstance(target, RunTarget) else None
+    tables = RecordTables.read(model.members, model.nonmembers, expected=expected)
     found = attribute_inference_of_model(
         target, tables, records_for(model, target), flags.sensitive, AttributeOptions(confidence, seed)
     )

@@ -99,18 +99,20 @@ def _check_parts(file: PlanFile, found: Mistakes) -> None:
 
 def _check_files(schema: Path, files: tuple[Path, ...], found: Mistakes) -> None:
     """Each table of the schema, and each column of each file that the schema speaks of."""
-    from privfair.data.infer import Layout, recognise
+    from privfair.data.infer import recognise
     from privfair.data.read import read_table
     from privfair.data.schema_toml import check_schema
 
     parts = check_schema(schema)
     found.sentences += [sentence for sentence in parts.mistakes if sentence not in found.sentences]
-    layout = Layout(parts.delimiter, parts.decimal)
+    alike = len({recognise(path) for path in files if path.is_file()}) == 1
     for path in files:
+        layout = parts.layouts.of(path)
         looks = recognise(path, layout)
         if looks != layout and path.is_file():
             said = f"delimiter = {looks.delimiter!r} and decimal = {looks.decimal!r}"
-            found.sentences.append(f"{path}: {'; '.join(looks.notes(layout))}; write {said} under [file] of {schema}")
+            place = "[file]" if alike else f'[file.exceptions."{path.name}"]'
+            found.sentences.append(f"{path}: {'; '.join(looks.notes(layout))}; write {said} under {place} of {schema}")
         table = found.run(partial(read_table, path, looks.delimiter, looks.decimal))
         if table is not None:
             for name in parts.named:

@@ -72,6 +72,8 @@ def command(
       privfair check plan.toml
       privfair run plan.toml
     """
+    from dataclasses import asdict
+
     from calibrate.choose import Fair, Need, Observer, choose
     from calibrate.privacy_unit import EpsilonDelta, Protected
     from privfair.data.infer import Role, look_at, schema_text
@@ -105,7 +107,7 @@ def command(
     ]
     if as_json:
         columns = [{"column": c.name, "role": c.role.value, "gaps": c.gaps, "why": c.why} for c in seen.columns]
-        layout = {"delimiter": seen.layout.delimiter, "decimal": seen.layout.decimal}
+        layouts = asdict(seen.layouts)
         written = {name: str(place) for name, place in places.items()}
         print_json(
             {
@@ -113,7 +115,8 @@ def command(
                 "algorithm": choice.algorithm,
                 "unit": unit.value,
                 "columns": columns,
-                **layout,
+                **layouts["usual"],
+                "exceptions": layouts["exceptions"],
                 "to_fill_in": dict(open_places),
             }
         )
@@ -170,8 +173,10 @@ def _keep(schema: str, user: str) -> str:
 def _tell(seen: SeenFiles, choice: Choice, places: dict[str, Path], to_fill_in: dict[str, int]) -> None:
     from privfair.data.infer import Layout, Role
 
-    notes = "; ".join(seen.layout.notes(Layout()))
+    notes = "; ".join(seen.layouts.usual.notes(Layout()))
     print_wrapped(f"Looked at {len(seen.files)} file(s), every record{': ' + notes if notes else ''}.")
+    for name, layout in seen.layouts.exceptions.items():
+        print_wrapped(f"In {name}: {'; '.join(layout.notes(seen.layouts.usual))}; noted in schema.toml.")
     for role in Role:
         names = [c.name + (" (has empty cells)" if c.gaps else "") for c in seen.of(role)]
         if names:

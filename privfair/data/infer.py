@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Literal
 
 from calibrate.errors import InvalidInput
 from privfair.data.read import MISSING, RawTable, read_table
@@ -32,7 +33,14 @@ class Layout:
     """How the cells of a text file are separated, and how its numbers are written."""
 
     delimiter: str = ","
-    decimal: str = "."
+    decimal: Literal[".", ","] = "."
+
+    def __post_init__(self) -> None:
+        if self.decimal == self.delimiter:
+            raise InvalidInput("decimal", self.decimal, "must differ from the delimiter", 'write delimiter = ";"')
+        if len(self.delimiter) != 1:
+            remedy = 'write for example delimiter = ";"'
+            raise InvalidInput("delimiter", self.delimiter, "must be one character", remedy)
 
     def notes(self, expected: Layout) -> tuple[str, ...]:
         """What differs from what was expected, in words."""
@@ -42,6 +50,23 @@ class Layout:
         if self.decimal != expected.decimal:
             said.append(f"decimals are written with a {_NAMES[self.decimal]}")
         return tuple(said)
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How the files of a plan are written: most of them in one way, and by their names those that differ."""
+
+    usual: Layout = Layout()
+    exceptions: Mapping[str, Layout] = field(default_factory=dict)
+
+    def of(self, file: Path) -> Layout:
+        """How this file is written."""
+        return self.exceptions.get(file.name, self.usual)
+
+    def read(self, file: Path) -> RawTable:
+        """The file as it is written."""
+        layout = self.of(file)
+        return read_table(file, layout.delimiter, layout.decimal)
 
 
 def recognise(path: Path, expected: Layout | None = None) -> Layout:
@@ -99,7 +124,7 @@ class SeenFiles:
     """What `privfair init` looked at."""
 
     files: tuple[Path, ...]
-    layout: Layout
+    layouts: Layouts
     columns: tuple[SeenColumn, ...]
 
     def of(self, role: Role) -> tuple[SeenColumn, ...]:
@@ -108,21 +133,12 @@ class SeenFiles:
 
 
 def look_at(files: Sequence[Path], target: str, sensitive: str | None, skip: Sequence[str] = ()) -> SeenFiles:
-    """Read all files and sort their columns by what they look like; every file must have the same layout.
+    """Read all files, each as it is written, and sort their columns by what they look like.
 
     `target` and `sensitive` name two columns, `skip` columns that must not become features.
     """
-    layouts = [recognise(file) for file in files]
-    if len(set(layouts)) > 1:
-        odd = next(i for i, layout in enumerate(layouts) if layout != layouts[0])
-        raise InvalidInput(
-            "FILES",
-            str(files[odd]),
-            f"is written differently from {files[0]} ({'; '.join(layouts[odd].notes(layouts[0]))})",
-            "save all files in the same way",
-        )
-    layout = layouts[0]
-    tables = [read_table(file, layout.delimiter, layout.decimal) for file in files]
+    layouts = _recognise_all(files)
+    tables = [layouts.read(file) for file in files]
     for table in tables:
         for name in (target, *(() if sensitive is None else (sensitive,)), *skip):
             table.column(name)
@@ -130,7 +146,19 @@ def look_at(files: Sequence[Path], target: str, sensitive: str | None, skip: Seq
     partly = {name for table in tables for name in table.columns} - set(shared)
     seen = [_look(name, tables, target, sensitive, skip) for name in shared]
     seen += [SeenColumn(name, Role.LEFT_OUT, False, why="not in every file") for name in sorted(partly)]
-    return SeenFiles(tuple(files), layout, tuple(seen))
+    return SeenFiles(tuple(files), layouts, tuple(seen))
+
+
+def _recognise_all(files: Sequence[Path]) -> Layouts:
+    """The layout of most files (the first one's where as many differ), and those of the others."""
+    layouts = [recognise(file) for file in files]
+    usual = max(layouts, key=layouts.count)
+    found: dict[str, Layout] = {}
+    for file, layout in zip(files, layouts, strict=True):
+        if found.setdefault(file.name, layout) != layout:
+            rule = f"is written differently from another file called {file.name}"
+            raise InvalidInput("FILES", str(file), rule, "rename one of them")
+    return Layouts(usual, {name: layout for name, layout in found.items() if layout != usual})
 
 
 def _look(name: str, tables: Sequence[RawTable], target: str, sensitive: str | None, skip: Sequence[str]) -> SeenColumn:
@@ -181,11 +209,17 @@ def schema_text(seen: SeenFiles, public_lists: bool) -> str:
     for column in seen.of(Role.CATEGORICAL):
         lines += [f"[categorical.{_key(column.name)}]", _list("values", column.names, public_lists)]
         lines += ['unseen = "no-category"          # for names that appear only in records to be predicted', ""]
-    if seen.layout != Layout():
-        lines += ["[file]", f"delimiter = {_quoted(seen.layout.delimiter)}", f'decimal = "{seen.layout.decimal}"', ""]
+    if seen.layouts.usual != Layout():
+        lines += ["[file]", *_layout_lines(seen.layouts.usual)]
+    for name, layout in seen.layouts.exceptions.items():
+        lines += [f"[file.exceptions.{_quoted(name)}]", *_layout_lines(layout)]
     left = seen.of(Role.LEFT_OUT)
     lines += [f"# left out: {column.name} ({column.why})" for column in left]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _layout_lines(layout: Layout) -> tuple[str, ...]:
+    return f"delimiter = {_quoted(layout.delimiter)}", f'decimal = "{layout.decimal}"', ""
 
 
 def _list(key: str, names: Iterable[str], public: bool) -> str:

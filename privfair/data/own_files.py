@@ -64,7 +64,7 @@ def load_own_silo(file: Path, own: OwnFormat, name: str | None = None, *, attrib
             "must list the values of every coded column when a silo is loaded alone",
             "add classes, groups or values to the schema, the same in every silo",
         )
-    table = read_table(Path(file), own.delimiter, own.decimal)
+    table = own.layouts.read(Path(file))
     if not attribute:
         table = without_attribute(table, own.schema)
     _require_columns(table, own.schema)
@@ -88,7 +88,7 @@ def load_own_features(file: Path | RawTable, schema: Schema, delimiter: str = ",
 def _read(files: Sequence[Path], own: OwnFormat, held: AttributeFiles | None) -> tuple[OwnFormat, NamedTables]:
     if not files:
         raise InvalidInput("files", (), "must not be empty", "give one file for each silo")
-    tables = [read_table(Path(file), own.delimiter, own.decimal) for file in files]
+    tables = [own.layouts.read(Path(file)) for file in files]
     if held is not None:
         own = replace(own, schema=held.add_holder_to(own.schema))
         tables = [held.join(table) for table in tables]

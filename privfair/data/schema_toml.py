@@ -37,6 +37,10 @@
     decimal = "."                      # or ","
     keep = ["age", "user"]             # columns to partition by; they do not become features by this
 
+    [file.exceptions."south.csv"]      # only for a file that is written differently from the others
+    delimiter = ";"
+    decimal = ","
+
 A numeric column that says nothing about its scale is refused: a scale taken from the records would be a
 statistic of private data that nobody asked for.
 """
@@ -51,6 +55,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calibrate.errors import InvalidInput
+from privfair.data.infer import Layout, Layouts
 from privfair.data.read import BadData
 from privfair.data.scaling import (
     NonPrivateStandardisation,
@@ -69,11 +74,10 @@ Names = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class OwnFormat:
-    """A parsed schema file: the schema and how the CSV files are delimited."""
+    """A parsed schema file: the schema and how the CSV files are written."""
 
     schema: Schema
-    delimiter: str = ","
-    decimal: str = "."
+    layouts: Layouts = field(default_factory=Layouts)
 
 
 @dataclass(frozen=True)
@@ -160,18 +164,19 @@ class _Silos:
 
 
 @dataclass(frozen=True)
-class _File:
-    delimiter: str = ","
-    decimal: Literal[".", ","] = "."
+class _File(Layout):
     keep: Names = ()
 
-    def __post_init__(self) -> None:
-        if self.decimal == self.delimiter:
-            raise InvalidInput("decimal", self.decimal, "must differ from the delimiter", 'write delimiter = ";"')
-        if len(self.delimiter) != 1:
-            raise InvalidInput(
-                "delimiter", self.delimiter, "must be one character", 'write for example delimiter = ";"'
-            )
+
+def _file(document: Mapping[str, Any]) -> tuple[Layouts, Names]:
+    """How all files are written, and the columns to keep beside the features."""
+    table = _table(document, "file")
+    usual = read_section(_File, "file", {key: value for key, value in table.items() if key != "exceptions"})
+    others = {
+        name: read_section(Layout, f'file.exceptions."{name}"', one)
+        for name, one in _tables(table, "exceptions").items()
+    }
+    return Layouts(Layout(usual.delimiter, usual.decimal), others), usual.keep
 
 
 def load_schema(path: Path) -> OwnFormat:
@@ -208,8 +213,7 @@ class SchemaParts:
     columns: tuple[NumericColumn | CodedColumn, ...] = ()
     named: tuple[str, ...] = ()
     """Every column that the file speaks of, whether its table could be read or not."""
-    delimiter: str = ","
-    decimal: str = "."
+    layouts: Layouts = field(default_factory=Layouts)
     mistakes: tuple[str, ...] = ()
 
 
@@ -236,9 +240,9 @@ def check_schema(path: Path) -> SchemaParts:
             return False
         return True
 
-    layout = _File()
+    layouts = Layouts()
     try:
-        layout = read_section(_File, "file", _table(document, "file"))
+        layouts, _ = _file(document)
     except InvalidInput as error:
         mistakes.append(f"{path}: {error}")
     for role in ("target", "sensitive"):
@@ -252,7 +256,7 @@ def check_schema(path: Path) -> SchemaParts:
             if not attempt(partial(read, name, table)) and key == "numeric":
                 # its cells can be looked at nevertheless
                 columns.append(NumericColumn(name, Unscaled(), missing=_declared_missing(name, table)))
-    return SchemaParts(tuple(columns), tuple(named), layout.delimiter, layout.decimal, tuple(mistakes or whole))
+    return SchemaParts(tuple(columns), tuple(named), layouts, tuple(mistakes or whole))
 
 
 def _declared_missing(name: str, table: Mapping[str, Any]) -> Missing | None:
@@ -264,7 +268,7 @@ def _declared_missing(name: str, table: Mapping[str, Any]) -> Missing | None:
 
 def _own_format(document: Mapping[str, Any]) -> OwnFormat:
     refuse_unknown("schema", document, ("target", "sensitive", "numeric", "categorical", "silos", "file"))
-    layout = read_section(_File, "file", _table(document, "file"))
+    layouts, keep = _file(document)
     silos = read_section(_Silos, "silos", _table(document, "silos"))
     sensitive = _table(document, "sensitive")
     schema = Schema(
@@ -275,9 +279,9 @@ def _own_format(document: Mapping[str, Any]) -> OwnFormat:
         silo_column=silos.column,
         silo_names=None if silos.names is None else tuple(str(name) for name in silos.names),
         coverage=silos.each_holds,
-        side_columns=tuple(str(name) for name in layout.keep),
+        side_columns=tuple(str(name) for name in keep),
     )
-    return OwnFormat(schema, layout.delimiter, layout.decimal)
+    return OwnFormat(schema, layouts)
 
 
 def _role(role: str, table: Mapping[str, Any]) -> CodedColumn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -31,6 +31,7 @@ from privfair.data.benchmarks import load_benchmark, load_plugin_dataset
 from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.facts import NoPrivacyPromised
 from privfair.data.images import ImageFeatures, oriented_gradients
+from privfair.data.infer import Layout
 from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test, silo_name
 from privfair.data.partition import EqualAtRandom, cut_into_silos, split_silos, stability_of
 from privfair.data.scaling import NonPrivateStandardisation
@@ -69,10 +70,8 @@ class TrainingData:
     """Records that only measure; None where each site keeps all of its records for training."""
     standardisation: Standardisation | None
     users: UserRecords | None = None
-    delimiter: str = ","
-    """Of the training files, and so of the files to predict from."""
-    decimal: str = "."
-    """What separates decimals in them."""
+    layout: Layout = field(default_factory=Layout)
+    """How most training files are written, and so, it is supposed, the files to predict from."""
     clients: tuple[tuple[str, int], ...] = ()
     """Whose records a central party holds, one client after the other: names and sizes."""
     apart: HeldApart | None = None
@@ -176,7 +175,7 @@ class TrainingData:
         """How a record becomes features, for `privfair predict`."""
         data = self.parties[0].data
         names = (data.feature_names, data.class_names, data.group_names)
-        return _encoding(data.schema, self.standardisation, *names, self.delimiter, self.decimal)
+        return _encoding(data.schema, self.standardisation, *names, self.layout)
 
 
 def _encoding(
@@ -185,8 +184,7 @@ def _encoding(
     features: tuple[str, ...],
     classes: tuple[str, ...],
     groups: tuple[str, ...],
-    delimiter: str,
-    decimal: str,
+    layout: Layout,
 ) -> dict[str, Any]:
     return {
         "schema": None if schema is None else schema.as_json(),
@@ -194,8 +192,8 @@ def _encoding(
         "feature_names": list(features),
         "class_names": list(classes),
         "group_names": list(groups),
-        "delimiter": delimiter,
-        "decimal": decimal,
+        "delimiter": layout.delimiter,
+        "decimal": layout.decimal,
     }
 
 
@@ -212,8 +210,7 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
         parties=train,
         test=test,
         standardisation=None,
-        delimiter="," if own is None else own.delimiter,
-        decimal="." if own is None else own.decimal,
+        layout=Layout() if own is None else own.layouts.usual,
         steps=(stability.READ, *train[0].data.steps, *_encoding_steps(own), *steps, stability.BATCHES),
         at_least=plan.at_least,
         shared_with_test=_shared_with_test(plan, train, test),
@@ -285,9 +282,7 @@ def site_facts(
         groups=len(groups),
         clients=clients if central else (),
         sensitive=tuple(registries),
-        encoding=_encoding(
-            schema, None, schema.feature_names, schema.target.values or (), groups, own.delimiter, own.decimal
-        ),
+        encoding=_encoding(schema, None, schema.feature_names, schema.target.values or (), groups, own.layouts.usual),
     )
     return facts, DataBinding.of(schema.digest, silos)
 
@@ -367,8 +362,7 @@ def load_site_data(
         parties=silos,
         test=None,
         standardisation=None,
-        delimiter=own.delimiter,
-        decimal=own.decimal,
+        layout=own.layouts.usual,
         steps=(stability.READ, *silos[0].data.steps, *_encoding_steps(own), stability.BATCHES),
         at_least=source.silos if plan.users is None else plan.at_least,
     )
@@ -498,7 +492,7 @@ def _identities(files: tuple[Path, ...]) -> set[object]:
 def _attribute_files(plan: DataPlan, own: OwnFormat) -> AttributeFiles | None:
     if not isinstance(plan.attributes, AttributesInFiles):
         return None
-    return read_attribute_files(plan.attributes.files, plan.attributes.record, own.schema, own.delimiter)
+    return read_attribute_files(plan.attributes.files, plan.attributes.record, own.schema, own.layouts)
 
 
 def _separate_attributes(plan: DataPlan, train: Silos, central: bool) -> HeldApart:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, ValidationError
@@ -72,12 +72,14 @@ class _Encoding(BaseModel):
     standardisation: Standardisation | None
     class_names: tuple[str, ...]
     delimiter: str
-    decimal: str = "."
+    decimal: Literal[".", ","] = "."
 
 
-def _read_encoding(folder: RunFolder) -> _Encoding:
+def _read_encoding(folder: RunFolder) -> tuple[_Encoding, Layout]:
+    """How records become features, and how most training files were written."""
     try:
-        return _Encoding.model_validate(folder.read_json(folder.encoding))
+        encoding = _Encoding.model_validate(folder.read_json(folder.encoding))
+        return encoding, Layout(encoding.delimiter, encoding.decimal)
     except (ValidationError, InvalidInput):
         raise Refused(f"{folder.encoding} is not what a run writes; put an untouched copy back") from None
 
@@ -109,10 +111,10 @@ def predict(
         raise InvalidInput("RUN", str(run), "has no model yet", "let the training finish (privfair train ... --resume)")
     papers = read_folder_plan(folder, trusted, model_only=True)
     plan = papers.plan
-    encoding = _read_encoding(folder)
+    encoding, expected = _read_encoding(folder)
     if encoding.schema_ is None:
         raise InvalidInput("RUN", str(run), "was trained on images, which come in no table", "load the model in Python")
-    expected = layout = Layout(encoding.delimiter, encoding.decimal)
+    layout = expected
     if isinstance(input, RawTable):
         table = input
     else:

@@ -122,6 +122,7 @@ def test_check_names_mistakes_of_plan_schema_and_files_together(tmp_path: Path) 
     assert "fairnes" in said
     assert "is not in the schema's list" in said
     assert "cells are separated by a semicolon" in said
+    assert '[file.exceptions."west.csv"]' in said
     assert "moon" not in said
 
 

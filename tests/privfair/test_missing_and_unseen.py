@@ -159,9 +159,31 @@ def test_columns_are_sorted_by_what_they_look_like(tmp_path: Path) -> None:
     text = schema_text(seen, public_lists=False)
     assert '# FILL IN; the files have: "a", "b"' in text
     assert 'values = ["a", "b"]' in schema_text(seen, public_lists=True)
-    (tmp_path / "b.csv").write_text((header + "\n".join(rows)).replace(",", ";"), encoding="utf-8")
-    with pytest.raises(InvalidInput, match="written differently"):
-        look_at([tmp_path / "a.csv", tmp_path / "b.csv"], "late", "sex")
+
+
+def test_files_that_are_written_differently_are_read_each_in_its_way(folder: Path) -> None:
+    """One site exports with points and commas, the others with commas and semicolons: the same records either way."""
+    (folder / "two.csv").write_text(ROWS.replace(",", ".").replace(";", ","), encoding="utf-8")
+    files = [folder / "one.csv", folder / "two.csv"]
+    seen = look_at([*files, folder / "one.csv"], "y", "s")
+    assert seen.layouts.usual == Layout(";", ",")
+    assert seen.layouts.exceptions == {"two.csv": Layout()}
+    written = schema_text(seen, public_lists=True)
+    declared = SCHEMA + written[written.index("[file.exceptions") :]
+    one, two = load_own_silos(files, parse_schema(declared))
+    np.testing.assert_array_equal(one.data.features, two.data.features)
+    with pytest.raises(BadData):
+        load_own_silos(files, parse_schema(SCHEMA))
+    for wrong in ('decimal = "!"', 'decimals = ","'):
+        (folder / "schema.toml").write_text(declared.replace('decimal = "."', wrong), encoding="utf-8")
+        assert 'exceptions."two.csv"] decimal' in check_schema(folder / "schema.toml").mistakes[0]
+
+
+def test_two_files_of_one_name_cannot_be_told_apart_by_it(folder: Path) -> None:
+    (folder / "deeper").mkdir()
+    (folder / "deeper" / "one.csv").write_text(ROWS.replace(",", ".").replace(";", ","), encoding="utf-8")
+    with pytest.raises(InvalidInput, match="rename one of them"):
+        look_at([folder / "one.csv", folder / "deeper" / "one.csv"], "y", "s")
 
 
 def test_every_table_of_a_schema_is_checked(tmp_path: Path) -> None:
