@@ -82,8 +82,9 @@ class _LazyGroup(click.Group):
             near = get_close_matches(name, _COMMANDS, n=1)
             hint = f"Did you mean {near[0]}?" if near else "`privfair --help` lists the commands."
             ctx.fail(f"There is no command {name!a}. {hint}")
-        command: click.Command = importlib.import_module(f"privfair.cli.{name}").command
-        return command
+        from privfair.cli.help import with_our_help
+
+        return with_our_help(importlib.import_module(f"privfair.cli.{name}").command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in _PARTS.items():
@@ -119,7 +120,7 @@ def main() -> None:
             raise click.UsageError("an argument is empty: give it a value, or leave the option out")
         if any("\ud800" <= letter <= "\udfff" for word in sys.argv[1:] for letter in word):
             raise click.UsageError("an argument is not UTF-8 text: write it, or rename the file, in UTF-8")
-        result: Any = cli.main(standalone_mode=False)
+        result: Any = cli.main(prog_name="privfair", standalone_mode=False)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:

@@ -25,6 +25,11 @@ noise / (largest distance between a record's two contributions).
 """
 
 
+_SAMPLINGS = (
+    *("poisson", "truncated-poisson", "fixed", "shuffled", "random-allocation", "with-replacement", "cyclic", "full"),
+)
+
+
 @click.command("account", epilog=_EXAMPLES, short_help="the epsilon of given noise, as a certified interval")
 @click.option(
     "--noise-multiplier",
@@ -37,12 +42,11 @@ noise / (largest distance between a record's two contributions).
 )
 @click.option(
     "--sampling",
-    type=click.Choice(
-        ["poisson", "truncated-poisson", "fixed", "shuffled", "random-allocation", "with-replacement", "cyclic", "full"]
-    ),
+    type=click.Choice(_SAMPLINGS),
     default="full",
     show_default=True,
-    help="How each round's batch is drawn.",
+    metavar="KIND",
+    help=f"How each round's batch is drawn: {', '.join(_SAMPLINGS[:-1])} or {_SAMPLINGS[-1]}.",
 )
 @click.option(
     "--sampling-rate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from privfair.cli.audit_model import (
 )
 from privfair.cli.audit_outputs import OutputFlags, model_subjects, output_options, run_subjects, write_outputs
 from privfair.cli.audit_outputs import command as verify_command
+from privfair.cli.help import with_our_help, write_options_in_parts
 from privfair.cli.output import (
     checks_text,
     json_option,
@@ -92,12 +93,24 @@ class _WithVerify(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         if args and args[0] == "verify":
-            return verify_command.make_context(f"{info_name} verify", args[1:], parent, **extra)
+            return with_our_help(verify_command).make_context(f"{info_name} verify", args[1:], parent, **extra)
         if args and args[0] == "training":
             from privfair.cli.audit_training import command as training_command
 
-            return training_command.make_context(f"{info_name} training", args[1:], parent, **extra)
+            return with_our_help(training_command).make_context(f"{info_name} training", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        parts = {
+            "Options of a run": _OF_A_RUN,
+            "Options of a model (--model, or --score)": {"sensitive", *(field.name for field in fields(ModelFlags))},
+        }
+        write_options_in_parts(self, ctx, formatter, parts)
+
+
+_OF_A_RUN = frozenset(
+    ("plan_path", "ledgers", "files", "site_keys", "anchor", "reruns", "budget_seconds", "infer", "trust_code")
+)
 
 
 @click.command("audit", cls=_WithVerify, short_help="does a run keep its promise?")
@@ -143,7 +156,7 @@ class _WithVerify(click.Command):
     type=click.FloatRange(min=0),
     default=0.0,
     show_default=True,
-    help="Processor seconds for more reruns while an attack is as right as without noise but cannot decide.",
+    help="Processor seconds for trying units one by one (at least five), and for more reruns of an undecided attack.",
 )
 @click.option(
     "--seed",
@@ -204,19 +217,27 @@ def command(
 
     \b
     Four layers, cheapest first:
-      conformance   manifest, ledger, transcript, plan, batches and model name one another; the price is recomputed
-      L0            noise off: no neighbour moves a message further than signed; batches and noise in a rehearsal
-      L1            the noise in the messages is what was signed, or (secret batches) at least as much
-      L2            reruns of the same code with coins as attributes, or with canaries in the data for promises
-                    about records and users; what the transcript betrays of them bounds epsilon
-    Beside them: can the attribute be guessed from the model better than without it, for members only?
-    Or of a model (docs/audit-membership.md), with members and non-members of its training data:
-      privfair audit --model M --members A.csv --nonmembers B.csv --label COLUMN [--sensitive COLUMN]
-    Without a claimed --epsilon the verdict is leaks or no-leak-found, with the largest epsilon that is refuted.
-    Or of anyone's training function (docs/audit-training.md):
-      privfair audit training module:function --data D.csv --label COLUMN --epsilon E --delta D
-    Signed audits are checked by: privfair audit verify STATEMENT --trust auditors.json --run RUN
+      conformance  manifest, ledger, transcript, plan, batches and model name
+                   one another; the price is computed again
+      probes       noise off: no neighbour moves a message further than signed;
+                   batches and fresh noise in a rehearsal
+      noise        the noise in the messages is what was signed, or (secret
+                   batches) at least as much
+      attack       the same code runs again on coins as attributes, or with
+                   canaries in the data; what it betrays of them bounds epsilon
+
+    Beside them: does the model tell more of the attribute for members than for others?
+
     Exit code 1 if the promise is refuted, or what --fail-above names is exceeded; 0 otherwise.
+
+    \b
+    Also for a model (docs/audit-membership.md), for anyone's training function
+    (docs/audit-training.md), and to check a signed audit:
+      privfair audit --model M --members A.csv --nonmembers B.csv --label COLUMN
+      privfair audit training module:function --data D.csv --label COLUMN --epsilon E --delta D
+      privfair audit verify STATEMENT --trust auditors.json --run RUN
+
+    Without a claimed --epsilon the verdict is leaks or no-leak-found, with the largest epsilon that is refuted.
     """
     flags, outputs = ModelFlags(**model), OutputFlags(out, junit, sign_path, statement, test_result)
     _refuse_early(flags, run, limits)

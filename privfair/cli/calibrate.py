@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calibrate.plans.from_mapping import parameter_fields
+from privfair.cli.help import Subcommands, with_our_help
 from privfair.cli.output import (
     epsilon_text,
     json_option,
@@ -87,7 +88,7 @@ _output = options(
 )
 
 
-class _Algorithms(click.Group):
+class _Algorithms(Subcommands):
     """One subcommand per algorithm; a TOML file in its place names the algorithm itself."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -107,12 +108,17 @@ class _Algorithms(click.Group):
 
             named = read_plan_file(Path(name)).algorithm
             if named in algorithm_names():
-                return _subcommand(named, Path(name))
+                return with_our_help(_subcommand(named, Path(name)))
             from privfair.algorithms.registry import recipe_named
             from privfair.cli.unpromised import baseline_command
 
             return baseline_command(Path(name), recipe_named(named).name)
-        return _subcommand(name, None) if name in algorithm_names() else None
+        if name in algorithm_names():
+            return with_our_help(_subcommand(name, None))
+        from privfair.plan.file import nearest
+
+        hint = nearest(name, algorithm_names())
+        raise click.UsageError(f"There is no algorithm {name!a}, and a plan's name ends in .toml; {hint}", ctx)
 
 
 @click.group("calibrate", cls=_Algorithms, short_help="the smallest noise that keeps a promise (epsilon, delta)")
@@ -120,8 +126,9 @@ def command() -> None:
     """Find the smallest noise whose certified cost keeps a promise (epsilon, delta).
 
     \b
-    One subcommand per algorithm: privfair calibrate steffle --help
-    Or a plan file in its place: privfair calibrate plan.toml --out budget.json --key officer.pem
+    One subcommand per algorithm, or a plan file in its place:
+      privfair calibrate steffle --help
+      privfair calibrate plan.toml --out budget.json --key officer.pem
     """
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from privfair.cli.keys import read_trust_file
-from privfair.cli.output import options, write_bytes
+from privfair.cli.output import json_option, options, print_json, write_bytes
 from privfair.cli.report import read_audit, report_content
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -18,11 +19,17 @@ run_options = options(
     click.option("--audit", "audit_path", type=_PATH, help="JSON report that `privfair audit --out` wrote."),
     click.option("--trust", "trust_path", type=_PATH, help="Trust file by which the run's manifest is verified."),
     click.option("--root", type=_PATH, help="Public root key that signed the trust file."),
+    json_option,
 )
 
 
-def write_or_print(text: str, out: Path | None) -> None:
-    """To the file, or to standard output where none was named."""
+def write_or_print(text: str, out: Path | None, document: dict[str, Any] | None = None) -> None:
+    """To the file, or to standard output where none was named; with `document` that is what standard output gets."""
+    if document is not None:
+        if out is not None:
+            write_bytes(out, text.encode())
+        print_json({**document, "out": None if out is None else str(out)})
+        return
     if out is None:
         click.echo(text, nl=False)
         return
@@ -41,6 +48,7 @@ def command(
     audit_path: Path | None,
     trust_path: Path | None,
     root: Path | None,
+    as_json: bool,
     name: str | None,
     license: str | None,
     with_metrics: bool,
@@ -57,4 +65,5 @@ def command(
     trust = None if trust_path is None else read_trust_file(trust_path, root)
     audit = None if audit_path is None else read_audit(audit_path)
     facts = CardFacts(name or run.resolve().name, license, with_metrics)
-    write_or_print(model_card(report_content(run, audit, trust), facts), out)
+    text = model_card(report_content(run, audit, trust), facts)
+    write_or_print(text, out, {"card": text} if as_json else None)

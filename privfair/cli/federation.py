@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from privfair.cli.help import Subcommands
 from privfair.cli.keys import trust_options
 from privfair.cli.output import json_option, print_json, print_rich, steps_option
 
@@ -20,7 +21,7 @@ Example (the plan names silos, not files: [data.silos] north = 160 ...):
 """
 
 
-@click.group("federation", short_help="several sites, tried on one machine")
+@click.group("federation", cls=Subcommands, short_help="several sites, tried on one machine")
 def command() -> None:
     """Try a federation of guards on one machine before it goes to three; docs/how-to/federation.md has both."""
 

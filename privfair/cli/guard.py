@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from privfair.cli.help import Subcommands
 from privfair.cli.keys import ask_password, trust_options
-from privfair.cli.output import read_bytes, show_values_option
+from privfair.cli.output import json_option, print_answer, read_bytes, show_values_option
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _EXAMPLE = """
@@ -23,7 +24,7 @@ and where the coordinator runs:
 """
 
 
-@click.group("guard", short_help="one silo's data, ledger and noise in a process of its own")
+@click.group("guard", cls=Subcommands, short_help="one silo's data, ledger and noise in a process of its own")
 def command() -> None:
     """Stand between a silo's records and whoever coordinates a federation.
 
@@ -69,6 +70,7 @@ def command() -> None:
     help="Seconds for a frame to arrive, and for an answer to be read.",
 )
 @show_values_option
+@json_option
 def serve(
     party: str,
     files: tuple[str, ...],
@@ -84,6 +86,7 @@ def serve(
     key_path: Path | None,
     sites_key: Path | None,
     deadline: float,
+    as_json: bool,
 ) -> None:
     """Answer a coordinator's questions until the process is stopped (SIGTERM, Ctrl-C).
 
@@ -109,7 +112,8 @@ def serve(
     run = prepare_site(plan_path, read_bytes(manifest, "--manifest"), trust.file, party, _by_silo(party, files))
 
     def ready() -> None:
-        click.echo(f"ready: the guard of {party} answers at {socket_path}")
+        said = f"ready: the guard of {party} answers at {socket_path}"
+        print_answer({"ready": True, "party": party, "socket": str(socket_path)}, as_json, said)
         sys.stdout.flush()
 
     serve_guard(run, folder, ledger, socket_path, options, ready, anchor)

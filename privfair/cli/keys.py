@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from privfair.cli.output import json_option, options, print_json, read_bytes, write_bytes
+from privfair.cli.help import Subcommands
+from privfair.cli.output import json_option, options, print_answer, print_json, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     from calibrate.manifest.keys import SigningKey
@@ -62,7 +63,7 @@ _key_days = click.option(
 )
 
 
-@click.group("keys", short_help="make keys and say whom to trust")
+@click.group("keys", cls=Subcommands, short_help="make keys and say whom to trust")
 def command() -> None:
     """Make signing keys, and write the trust file that says whose signatures a budget needs.
 
@@ -154,7 +155,10 @@ def trust(
 @_out
 @_file_days
 @_root
-def revoke(key_id: str, why: str, out: Path, file_valid_days: int | None, root_path: Path | None) -> None:
+@json_option
+def revoke(
+    key_id: str, why: str, out: Path, file_valid_days: int | None, root_path: Path | None, as_json: bool
+) -> None:
     """Revoke a key from now on, also for what it signed earlier; a run under such a budget stops at its next block."""
     from calibrate.manifest.strict_json import in_our_words
     from calibrate.manifest.trust import Revocation
@@ -163,7 +167,8 @@ def revoke(key_id: str, why: str, out: Path, file_valid_days: int | None, root_p
         revocation = Revocation(at=_now(), why=why)
     root = _root_key(root_path)
     _write(_read(out, root).with_revoked(key_id, revocation), out, root, file_valid_days)
-    click.echo(f"{out}: key {key_id} is revoked; budgets it signed are refused from now on")
+    said = f"{out}: key {key_id} is revoked; budgets it signed are refused from now on"
+    print_answer({"trust": str(out), "revoked": key_id}, as_json, said)
 
 
 @command.command("rotate")
@@ -173,8 +178,15 @@ def revoke(key_id: str, why: str, out: Path, file_valid_days: int | None, root_p
 @_key_days
 @_file_days
 @_root
+@json_option
 def rotate(
-    key_id: str, key_path: Path, out: Path, valid_days: int, file_valid_days: int | None, root_path: Path | None
+    key_id: str,
+    key_path: Path,
+    out: Path,
+    valid_days: int,
+    file_valid_days: int | None,
+    root_path: Path | None,
+    as_json: bool,
 ) -> None:
     """Replace a key by a new one of the same role; the old one is revoked at the same instant.
 
@@ -186,7 +198,8 @@ def rotate(
     successor = load_public(key_path, ask_password)
     rotated = _read(out, root).with_rotated(key_id, successor, now, now + timedelta(days=valid_days))
     _write(rotated, out, root, file_valid_days)
-    click.echo(f"{out}: key {successor.key_id} takes the place of {key_id}; sign budgets again with `manifest sign`")
+    said = f"{out}: key {successor.key_id} takes the place of {key_id}; sign budgets again with `manifest sign`"
+    print_answer({"trust": str(out), "key_id": successor.key_id, "revoked": key_id}, as_json, said)
 
 
 @command.command("rotate-root")
@@ -195,7 +208,10 @@ def rotate(
 @click.option("--root", "root_path", type=_PATH, required=True, help="The private root key that gives way.")
 @click.option("--new-root", "new_path", type=_PATH, required=True, help="The private root key that takes its place.")
 @_file_days
-def rotate_root(out: Path, handover: Path, root_path: Path, new_path: Path, file_valid_days: int | None) -> None:
+@json_option
+def rotate_root(
+    out: Path, handover: Path, root_path: Path, new_path: Path, file_valid_days: int | None, as_json: bool
+) -> None:
     """Replace the root key: HANDOVER, signed by the old one, names the new one, which signs the trust file from now on.
 
     Show the handover to each ledger once, with `privfair ledger trust LEDGER --trust HANDOVER --root OLD.pub`: from
@@ -213,9 +229,11 @@ def rotate_root(out: Path, handover: Path, root_path: Path, new_path: Path, file
     last = _read(out, old).handed_over(new.public)
     _write(last, handover, old, None)
     _write(last.taken_over(), out, new, file_valid_days)
-    click.echo(
-        f"{handover}: root key {old.key_id[:16]} hands over to {new.key_id[:16]}; show it to each ledger once\n"
-        f"{out}: signed by the new root key; give its public half with --root from now on"
+    print_answer(
+        {"trust": str(out), "handover": str(handover), "root": new.key_id, "old_root": old.key_id},
+        as_json,
+        f"{handover}: root key {old.key_id[:16]} hands over to {new.key_id[:16]}; show it to each ledger once",
+        f"{out}: signed by the new root key; give its public half with --root from now on",
     )
 
 
@@ -223,11 +241,14 @@ def rotate_root(out: Path, handover: Path, root_path: Path, new_path: Path, file
 @_out
 @_file_days
 @click.option("--root", "root_path", type=_PATH, required=True, help="The private root key that signs the trust file.")
-def sign(out: Path, file_valid_days: int | None, root_path: Path) -> None:
+@json_option
+def sign(out: Path, file_valid_days: int | None, root_path: Path, as_json: bool) -> None:
     """Sign a trust file that is not signed yet with a root key; from then on every change needs that key."""
     root = _root_key(root_path)
+    assert root is not None
     _write(_read(out, None), out, root, file_valid_days)
-    click.echo(f"{out}: signed by the root key; give its public half with --root wherever the file is used")
+    said = f"{out}: signed by the root key; give its public half with --root wherever the file is used"
+    print_answer({"trust": str(out), "root": root.key_id}, as_json, said)
 
 
 def _now() -> datetime:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from privfair.cli.help import Subcommands
 from privfair.cli.output import json_option, options, print_json
 from privfair.cli.witness import command as witness
 
@@ -20,7 +21,7 @@ _location = options(click.argument("location", metavar="LEDGER"), _anchor_option
 _BAR = 20
 
 
-@click.group("ledger", short_help="what was claimed, charged and released")
+@click.group("ledger", cls=Subcommands, short_help="what was claimed, charged and released")
 def command() -> None:
     """Make and read a ledger: a file path, or a URL postgresql+psycopg://... ."""
 
@@ -276,7 +277,7 @@ def abandon(location: str, anchor: Path | None, manifest: str, why: str, as_json
         click.echo(f"manifest {meant[0][:12]} is abandoned; {found.charged} of its {found.rounds} rounds stay spent")
 
 
-@command.group("budget", short_help="cap what all claims on a data set may promise together")
+@command.group("budget", cls=Subcommands, short_help="cap what all claims on a data set may promise together")
 def budget() -> None:
     """Cap what all claims on a data set may promise together."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from privfair.cli.help import Subcommands
 from privfair.cli.keys import ask_password, read_trust_file, trust_options
 from privfair.cli.output import json_option, options, print_json, read_bytes, write_bytes
 
@@ -74,7 +75,7 @@ def write_manifest(document: PricedDocument, out: Path, key_path: Path) -> str:
     return str(out)
 
 
-@click.group("manifest", short_help="sign, verify and read a budget")
+@click.group("manifest", cls=Subcommands, short_help="sign, verify and read a budget")
 def command() -> None:
     """A budget manifest says what may be published, with how much noise, for how many rounds, on which data.
 

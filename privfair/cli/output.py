@@ -74,6 +74,15 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(_strict(document), indent=2, allow_nan=False, ensure_ascii=False))
 
 
+def print_answer(document: dict[str, Any], as_json: bool, *sentences: str) -> None:
+    """The document as JSON, or the sentences that say the same."""
+    if as_json:
+        print_json(document)
+        return
+    for sentence in sentences:
+        click.echo(sentence)
+
+
 def _strict(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _strict(item) for key, item in value.items()}

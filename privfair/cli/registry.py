@@ -31,6 +31,7 @@ def command(
     audit_path: Path | None,
     trust_path: Path | None,
     root: Path | None,
+    as_json: bool,
     name: str | None,
     curators: tuple[str, ...],
     region: str,
@@ -58,4 +59,5 @@ def command(
         raise InvalidInput("--curator", None, "is needed: the budget names no custodian", "say who publishes it")
     day = (datetime.now(UTC) if published is None else published).date()
     facts = RegistryFacts(name or run.resolve().name, curators, region, authors, day, intended_use, sector)
-    write_or_print(as_yaml(registry_entry(content, facts)), out)
+    entry = registry_entry(content, facts)
+    write_or_print(as_yaml(entry), out, {"entry": entry} if as_json else None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from privfair.cli.keys import read_trust_file
-from privfair.cli.output import print_wrapped, read_bytes, write_bytes
+from privfair.cli.output import json_option, print_json, print_wrapped, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     from audit.report.page import ReportContent
@@ -27,7 +27,10 @@ _POINTS = 12
 @click.option("--audit", "audit_path", type=_PATH, help="JSON report that `privfair audit --out` wrote.")
 @click.option("--trust", "trust_path", type=_PATH, help="Trust file by which the run's manifest is verified.")
 @click.option("--root", type=_PATH, help="Public root key that signed the trust file.")
-def command(run: Path | None, out: Path, audit_path: Path | None, trust_path: Path | None, root: Path | None) -> None:
+@json_option
+def command(
+    run: Path | None, out: Path, audit_path: Path | None, trust_path: Path | None, root: Path | None, as_json: bool
+) -> None:
     """Write a self-contained HTML page: verdict, promise, figures, what is not protected, evidence.
 
     \b
@@ -46,9 +49,13 @@ def command(run: Path | None, out: Path, audit_path: Path | None, trust_path: Pa
     content = report_content(run, audit, trust)
     write_bytes(out, render(content).encode())
     checked = run is None or trust is not None
-    if content.manifest is not None:
-        print_wrapped(*protection_lines(content.manifest.document))
+    protection = [] if content.manifest is None else list(protection_lines(content.manifest.document))
     warning = empty_model(content)
+    if as_json:
+        facts = {"signatures_checked": None if run is None else trust is not None, "warning": warning}
+        print_json({"report": str(out), **facts, "protection": protection})
+        return
+    print_wrapped(*protection)
     if warning is not None:
         print_wrapped(f"WARNING  {warning}")
     click.echo(f"report written to {out}{'' if checked else '; SIGNATURES NOT CHECKED: give --trust'}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from privfair.cli import sensitivity_report
+from privfair.cli.help import Subcommands
 from privfair.cli.output import json_option, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -16,15 +17,16 @@ if TYPE_CHECKING:
 _RELATIONS = ("add-remove", "replace-one", "replace-attribute")
 
 
-@click.group("sensitivity", short_help="refute a claimed sensitivity, or say how hard it was tried")
+@click.group("sensitivity", cls=Subcommands, short_help="refute a claimed sensitivity, or say how hard it was tried")
 def command() -> None:
     """Put a sensitivity claim to the test.
 
     \b
-    privfair sensitivity list                               the claims known by id
-    privfair sensitivity check ID                           one of them
-    privfair sensitivity check module:function --claim 1    your own function
-    privfair sensitivity report PLAN.toml                   how far real data is from the worst case
+    sensitivity list                              the claims known by id
+    sensitivity check ID                          one of them
+    sensitivity check module:function --claim 1   your own function
+    sensitivity report PLAN.toml                  how far real data is from
+                                                  the worst case
     """
 
 

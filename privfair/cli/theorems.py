@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from privfair.cli.help import Subcommands
 from privfair.cli.output import epsilon_text, json_option, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "yellow"}
 
 
-@click.group("theorems", invoke_without_command=True, short_help="which published privacy theorems hold, computed")
+@click.group(
+    "theorems",
+    cls=Subcommands,
+    invoke_without_command=True,
+    short_help="which published privacy theorems hold, computed",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Print the reason for each verdict below the table.")
 @json_option
 @click.pass_context
@@ -25,12 +31,12 @@ def command(ctx: click.Context, verbose: bool, as_json: bool) -> None:
     """Judge the privacy claims of four papers, or of your own, by computation.
 
     \b
-    privfair theorems                               every claim at its paper's own setting
-    privfair theorems -v                            the same with the reasons
-    privfair theorems check ID [--set name=value]   one claim, at any setting
-    privfair theorems check my_paper.py             the claims in a file of your own
-    privfair theorems why ID                        why one claim holds or fails
-    privfair theorems show ID                       a claim's formula, conditions and parameters
+    theorems                        every claim at its paper's own setting
+    theorems -v                     the same with the reasons
+    theorems check ID [--set x=1]   one claim, at any setting
+    theorems check my_paper.py      the claims in a file of your own
+    theorems why ID                 why one claim holds or fails
+    theorems show ID                its formula, conditions and parameters
     """
     if ctx.invoked_subcommand is None:
         _list(as_json, verbose)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _EXAMPLE = """
 \b
 A whole example. plan.toml (docs/training.md has every key):
-  algorithm = "gaussian"               # DP-SGD in every silo; or steffle, pay-once, fedavg, ...
+  algorithm = "gaussian"             # DP-SGD in every silo; or steffle
   [target]
   epsilon = 2.0
   delta = 1e-5
@@ -43,7 +43,7 @@ A whole example. plan.toml (docs/training.md has every key):
   clip = 1.0
   [data]
   dataset = "credit-card"
-  at-least = 7000                      # training records that each silo has for sure: a public number
+  at-least = 7000                    # records each silo has for sure: public
   [data.partition]
   kind = "equal"
   silos = 3
@@ -51,7 +51,8 @@ A whole example. plan.toml (docs/training.md has every key):
   learning-rate = 1.0
 
 \b
-A fair model, one record's sensitive attribute protected: replace the first lines, up to [data], and [training] by
+A fair model, one record's sensitive attribute protected: in place of the first
+lines, up to [data], and of [training] write
   algorithm = "pay-once"               # or steffle (docs/examples)
   [target]
   epsilon = 1.0
@@ -79,7 +80,8 @@ With files of your own, one for each silo, [data] and [data.partition] become
   at-least = 100
 
 \b
-and schema.toml says what the columns mean (docs/data.md; a name with spaces is quoted: [numeric."Age in years"]):
+and schema.toml says what the columns mean (docs/data.md; a name with spaces is
+quoted: [numeric."Age in years"]):
   version = 1
   [target]
   column = "default"
@@ -96,7 +98,7 @@ and schema.toml says what the columns mean (docs/data.md; a name with spaces is 
   values = ["clerk", "nurse", "other"]
 
 \b
-A manifest is used once. An interrupted run goes on with the same command and --resume.
+A manifest is used once. An interrupted run goes on with --resume.
 """
 _PATH = click.Path(path_type=Path, dir_okay=False)
 

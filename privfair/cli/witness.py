@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from privfair.cli.help import Subcommands
 from privfair.cli.output import json_option, print_json
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _note = click.option(
 _manifest = click.option("--manifest", help="Digest of a claimed manifest, or how it begins: proves that it is logged.")
 
 
-@click.group("witness", short_help="log claims where others see a second use")
+@click.group("witness", cls=Subcommands, short_help="log claims where others see a second use")
 def command() -> None:
     """Log claims to a shared LOG: a file, or a folder with one file per ledger.
 
