@@ -85,7 +85,13 @@ def command() -> None:
 
 @command.command("sign")
 @_file
-@click.option("--key", "key_path", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option(
+    "--key",
+    "key_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The private key that signs.",
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Default: FILE itself.")
 @json_option
 def sign(file: Path, key_path: Path, out: Path | None, as_json: bool) -> None:

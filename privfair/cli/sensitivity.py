@@ -54,22 +54,25 @@ def list_all(as_json: bool) -> None:
     "--relation",
     type=click.Choice(_RELATIONS),
     default=None,
-    help="How neighbouring data sets differ. [default: add-remove]",
+    help="How neighbouring data sets differ; add-remove unless given.",
 )
 @click.option(
-    "--protected", type=click.Choice(["record", "user"]), default=None, help="Unit that is protected. [default: record]"
+    "--protected",
+    type=click.Choice(["record", "user"]),
+    default=None,
+    help="Unit that is protected; record unless given.",
 )
-@click.option("--norm", type=click.Choice(["L1", "L2"]), default=None, help="Norm of the distance. [default: L2]")
+@click.option("--norm", type=click.Choice(["L1", "L2"]), default=None, help="Norm of the distance; L2 unless given.")
 @click.option(
     "--domain",
     "domain_name",
-    help="Data sets of the claim, as module:name of a Domain. [default: DOMAIN beside the function]",
+    help="Data sets of the claim, as module:name of a Domain; DOMAIN beside the function unless given.",
 )
 @click.option(
     "--arrays",
     type=click.Choice(["numpy", "torch"]),
     default=None,
-    help="Kind of arrays that the function takes. [default: numpy]",
+    help="Kind of arrays that the function takes; numpy unless given.",
 )
 @click.option(
     "--pairs", type=click.IntRange(min=1), default=800, show_default=True, help="Number of random pairs of neighbours."

@@ -18,7 +18,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 
 @click.command("report")
 @click.argument("plan", type=_PATH)
-@click.option("--manifest", type=_PATH, help="Signed budget of the plan. [default: calibrated now for its target]")
+@click.option("--manifest", type=_PATH, help="Signed budget of the plan; calibrated now for its target unless given.")
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=32, show_default=True, help="Number of rounds to rehearse."
 )
