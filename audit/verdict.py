@@ -197,9 +197,12 @@ def _power(checks: Checks, attacks: Attacks) -> AuditPower | None:
 def _unnoticed(power: AuditPower | None) -> str | None:
     """Which of the stated breaches would hardly have been noticed; None if both would have been, where asked."""
     if power is not None and power.noise is not None and power.noise.noticed < STATED_BREACH:
-        return f"noise x {STATED_BREACH:g}"
+        return f"noise x {STATED_BREACH:g} would hardly have been noticed"
     if power is not None and power.bound is not None and power.bound.power < CONCLUSIVE:
-        return f"one unit's bound exceeded by {100 * STATED_EXCESS:g}%"
+        return (
+            f"a unit that goes {100 * STATED_EXCESS:g}% beyond its bound would hardly have been noticed "
+            "(--budget-seconds 60 tries more units)"
+        )
     return None
 
 
@@ -211,8 +214,8 @@ def _smallest_breach(power: AuditPower | None) -> str:
         text += f"; it would have noticed noise x {share:.2f}, not x {share + 0.01:.2f}"
     if power is not None and power.bound is not None:
         chance = math.floor(100 * power.bound.power) / 100
-        tried = f"{power.bound.tried} of {power.bound.units} units tried"
-        text += f"; one unit's bound exceeded by half: noticed with probability {chance:.2f} ({tried})"
+        tried = f"{power.bound.tried} of {power.bound.units} were tried"
+        text += f"; a unit beyond its bound by half: noticed with probability {chance:.2f} ({tried})"
     return text
 
 
@@ -239,7 +242,7 @@ def _doubt(promise: Promise | None, attacks: Attacks, power: AuditPower | None) 
         )
     breach = _unnoticed(power)
     if breach is not None:
-        return f"no check failed, but {breach} would hardly have been noticed"
+        return f"no check failed, but {breach}"
     return "no check failed, but no attack had an even chance of refuting the promise"
 
 

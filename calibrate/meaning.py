@@ -52,7 +52,7 @@ class Meaning:
         return min(1.0, max(0.0, 2 * self.right_guesses - 1))
 
     def posterior(self, prior: float) -> float:
-        """The most that somebody who held a thing for `prior` likely can come to believe, up to probability 10 delta.
+        """The most that a guess that was `prior` likely before can become, up to probability 10 delta.
 
         prior: The probability, between 0 and 1, that was given to one of two possibilities beforehand.
         """
@@ -98,8 +98,8 @@ class Meaning:
             f"equally likely versions of {whom} was used, is right at most {coin} of the time (50% is a coin)."
         )
         belief = (
-            f"Somebody who held a thing about {whom} for 1% likely can come to hold it for at most {rare} likely, "
-            f"except with probability {min(1.0, RISK * self.promise.delta):g}."
+            f"A guess about {whom} that was 1% likely before becomes at most {rare} likely after all that is "
+            f"published, except with probability {min(1.0, RISK * self.promise.delta):g}."
         )
         return guess, belief
 

@@ -130,7 +130,7 @@ def _power(audit: AuditReport) -> Figure:
     reading = "Had the noise been smaller, in all values alike, so likely was an alarm; computed, at the stated levels."
     if audit.power is not None and audit.power.bound is not None:
         units = audit.power.bound
-        reading += f" One unit's bound exceeded by half: noticed with probability {units.power:.2f}."
+        reading += f" A unit beyond its bound by half: noticed with probability {units.power:.2f}."
     return _figure("What the audit would have noticed", line_chart("Power of the audit", *axes, series), reading)
 
 

@@ -38,6 +38,7 @@ from privfair.cli.output import (
     table_lines,
     threads_option,
     trust_options,
+    wrap,
 )
 
 if TYPE_CHECKING:
@@ -102,13 +103,13 @@ class _WithVerify(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         parts = {
-            "Options of a run": _OF_A_RUN,
+            "Options of a run": _RUN_OPTIONS,
             "Options of a model (--model, or --score)": {"sensitive", *(field.name for field in fields(ModelFlags))},
         }
         write_options_in_parts(self, ctx, formatter, parts)
 
 
-_OF_A_RUN = frozenset(
+_RUN_OPTIONS = frozenset(
     ("plan_path", "ledgers", "files", "site_keys", "anchor", "reruns", "budget_seconds", "infer", "trust_code")
 )
 
@@ -357,12 +358,11 @@ def _say(text: str) -> None:
 
 def show_report(report: AuditReport, verbose: bool) -> None:
     """What is protected, the verdict, what it rests on, and what the model is worth; everything else with -v."""
-    from rich.markup import escape
-
     if report.protected is not None:
         print_wrapped(f"Protected: {report.protected}.", f"NOT protected: {(report.not_protected or ('',))[0]}.")
     word = report.verdict.value
-    print_rich(f"[bold {_COLOURS[word]}]{word.upper()}[/]  {escape(report.why)}")
+    lines = "\n".join(wrap(f"{word.upper()}  {report.why}"))
+    click.echo(click.style(word.upper(), fg=_COLOURS[word], bold=True) + lines[len(word) :])
     if report.promised is not None:
         proved = "" if report.epsilon_lower is None else f"; proved: at least {report.epsilon_lower:.3f}"
         print_wrapped(

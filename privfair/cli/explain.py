@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from privfair.cli.keys import read_trust_file
-from privfair.cli.output import json_option, print_json, read_bytes
+from privfair.cli.output import json_option, print_json, print_wrapped, read_bytes
 
 if TYPE_CHECKING:
     from calibrate.meaning import Meaning
@@ -87,6 +87,7 @@ def _group_lines(meaning: Meaning, size: int | None, unit: str) -> tuple[str, ..
 
 
 def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, group: int | None, as_json: bool) -> None:
+    from audit.report.page import protection_lines
     from calibrate.manifest.show import meaning_of, protected_text
     from calibrate.manifest.verify import authenticate, read_unverified
 
@@ -116,14 +117,15 @@ def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, grou
         print_lines(("SIGNATURES NOT CHECKED: give --trust to know whether anybody signed this.",))
     if remark is not None:
         print_lines((remark,))
-    print_lines((f"Protected: {protected_text(guarantee)}.",))
-    print_lines(f"Not protected: {line}" for line in guarantee.not_protected)
+    print_lines(protection_lines(document))
     if meaning is None:
         print_lines(("There is no finite promise: nobody is protected from an observer of this run.",))
     else:
         print_lines(meaning.sentences(protected_text(guarantee).split(",")[0]))
         print_lines(_group_lines(meaning, group, guarantee.privacy_unit().protected.value))
     print_lines((f"It covers {document.rounds} rounds of {document.algorithm} and can be spent once.",))
+    print_lines(("Not protected, one by one:",))
+    print_wrapped(*(f"- {line}" for line in guarantee.not_protected))
     if document.retention_text is not None:
         print_lines((document.retention_text,))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import click
 
@@ -15,7 +15,7 @@ WIDTH = 80
 class _Formatter(click.HelpFormatter):
     """Click keeps lines of a block marked by `\\b` as they are; here those that are too long are broken as well."""
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         super().write_dl([_in_words(row) for row in rows], col_max, col_spacing)
 
     def write_text(self, text: str) -> None:

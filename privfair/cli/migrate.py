@@ -153,9 +153,10 @@ def _look_at_plan(path: Path, text: str, fields: dict[str, Any]) -> Found | None
 
 def _look_at_json(path: Path, fields: dict[str, Any]) -> Found | None:
     from audit.report.results import AuditReport
+    from calibrate.manifest.document import PAYLOAD_TYPE
     from calibrate.manifest.request import read_request
     from calibrate.manifest.trust import read_trust
-    from calibrate.manifest.verify import PAYLOAD_TYPE, read_unverified
+    from calibrate.manifest.verify import read_unverified
     from privfair.ledger.anchor import AnchorFile
     from privfair.run.folder import RunFolder
 

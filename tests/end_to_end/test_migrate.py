@@ -10,9 +10,8 @@ from runpy import run_path
 
 import pytest
 
-from calibrate.manifest.document import PREDICATE_TYPE, statement_bytes
+from calibrate.manifest.document import PAYLOAD_TYPE, PREDICATE_TYPE, statement_bytes
 from calibrate.manifest.keys import generate, sign
-from calibrate.manifest.verify import PAYLOAD_TYPE
 from privfair.ledger import Ledger
 from privfair.ledger.entries import GENESIS
 from privfair.ledger.store import TABLE
