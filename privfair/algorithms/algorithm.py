@@ -41,6 +41,8 @@ class SiloTensors:
     """Where attributes are held apart from records: each row's number among the records of all holders."""
     users: int = 0
     """For user-level privacy: how many users there are, those without a row included; 0 where the rows say it."""
+    copies: int = 1
+    """In a hypothetical population each user stands so often: unit u has the rows of user u modulo users / copies."""
 
     def __len__(self) -> int:
         return len(self.y)

@@ -111,6 +111,13 @@ USERS_OF_COLUMN = Stability.one_to_one("grouping by user", (ATTRIBUTE, USER_ADDE
 USERS_DEALT_BY_RECORD = Stability.one_to_one(
     "dealing records to a declared number of users", (ATTRIBUTE, USER_ADDED, USER_REPLACED), "Lemma 7"
 )
+USERS_COPIED = Stability.one_to_one(
+    "copying users into a hypothetical population",
+    (),
+    "",
+    "leave copies out of [data.users]; for research on public data sign --unsafe-seeded-research-noise",
+)
+"""One user of the file is many of the population, so no promise about the population is one about the user."""
 USERS_DEALT_BY_POSITION = Stability.one_to_one(
     "dealing records to users by position",
     (),

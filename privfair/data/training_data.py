@@ -137,8 +137,11 @@ class TrainingData:
             self.feature_shape, first.classes, first.groups, self.clients, apart, encoding=self.encoding()
         )
 
-    def require_allowed(self, promise: PrivacyUnit | NoPrivacyPromised) -> None:
-        """Refuse facts read off the data that the promise does not cover, and users or records mixed up."""
+    def require_allowed(self, promise: PrivacyUnit | NoPrivacyPromised, research: bool = False) -> None:
+        """Refuse facts read off the data that the promise does not cover, and users or records mixed up.
+
+        Research noise protects nobody, and its output says so: only then users may be copied.
+        """
         self.parties.require_allowed(promise)
         if isinstance(promise, PrivacyUnit):
             by_user = promise.protected is Protected.USER
@@ -150,7 +153,8 @@ class TrainingData:
                     "group records by user exactly when users are promised privacy",
                 )
             for step in self.steps:
-                step.require(promise)
+                if not (research and step is stability.USERS_COPIED):
+                    step.require(promise)
             if self.shared_with_test is not None:
                 raise UnsupportedCombination(
                     "a promise with these test-files",
@@ -164,8 +168,10 @@ class TrainingData:
         sizes = torch.tensor([size for _, size in self.clients])
         clients = torch.repeat_interleave(torch.arange(len(sizes)), sizes) if self.clients else None
         if self.apart is None:
-            users = 0 if self.users is None else len(self.users)
-            return tuple(replace(_tensors(silo, dtype, owners, clients), users=users) for silo in self.parties)
+            users, copies = (0, 1) if self.users is None else (len(self.users), self.users.copies)
+            return tuple(
+                replace(_tensors(silo, dtype, owners, clients), users=users, copies=copies) for silo in self.parties
+            )
         return tuple(
             replace(_tensors(silo, dtype, owners, clients), record_numbers=torch.from_numpy(numbers))
             for silo, numbers in zip(self.parties, self.apart.numbers, strict=True)
@@ -264,9 +270,9 @@ def site_facts(
     match plan.users:
         case None:
             silos = ((CENTRAL, sum(source.silos.values())),) if central else (*clients, *registries.items())
-        case PoissonUsers(users=int(number)):
+        case PoissonUsers(users=int(number), copies=1):
             silos = ((USERS, number),)
-        case UsersOfColumn() if isinstance(plan.at_least, int) and unit is not None:
+        case UsersOfColumn(copies=1) if isinstance(plan.at_least, int) and unit is not None:
             silos = ((USERS, plan.at_least),)
         case _:
             raise InvalidInput(
@@ -545,12 +551,15 @@ def _by_user(loaded: TrainingData, kind: PoissonUsers | UsersOfColumn, seed: int
             users, step = users_by_column(records, column), stability.USERS_OF_COLUMN
         case _:
             raise AssertionError("users are dealt, or named by a column")
-    party = Silos((Silo(USERS, users.data),))
-    return replace(loaded, parties=party, users=users, at_least=at_least, steps=(*loaded.steps, stability.POOLED, step))
+    party, steps = Silos((Silo(USERS, users.data),)), (*loaded.steps, stability.POOLED, step)
+    if kind.copies > 1:
+        users, steps = replace(users, copies=kind.copies), (*steps, stability.USERS_COPIED)
+        at_least = at_least * kind.copies if isinstance(at_least, int) else at_least
+    return replace(loaded, parties=party, users=users, at_least=at_least, steps=steps)
 
 
 def _owners(users: UserRecords) -> Integers:
-    return np.repeat(np.arange(len(users), dtype=np.int64), users.records_per_user)
+    return np.repeat(np.arange(len(users.offsets) - 1, dtype=np.int64), users.records_per_user)
 
 
 def _tensors(silo: Silo, dtype: torch.dtype, owners: torch.Tensor | None, clients: torch.Tensor | None) -> SiloTensors:

@@ -23,6 +23,8 @@ class UserRecords:
 
     data: Dataset
     offsets: Integers
+    copies: int = 1
+    """In a hypothetical population unit u is user u modulo the real number of users; 1 where all are real."""
 
     def __post_init__(self) -> None:
         offsets = np.asarray(self.offsets)
@@ -41,8 +43,8 @@ class UserRecords:
         object.__setattr__(self, "offsets", offsets)
 
     def __len__(self) -> int:
-        """The number of users, those without records included: they are units as well."""
-        return len(self.offsets) - 1
+        """The number of users, those without records and copies included: they are units as well."""
+        return self.copies * (len(self.offsets) - 1)
 
     @property
     def records_per_user(self) -> Integers:

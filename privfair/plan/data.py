@@ -133,9 +133,12 @@ class PoissonUsers:
 
     mean: float = 2.0
     users: int | None = None
+    copies: int = 1
+    """How often each user stands in a hypothetical population; more than once only for research."""
 
     def __post_init__(self) -> None:
         positive("[data.users] mean", self.mean)
+        count("[data.users] copies", self.copies)
         if self.users is not None:
             count("[data.users] users", self.users)
 
@@ -145,6 +148,11 @@ class UsersOfColumn:
     """One user for each value of a column that the schema keeps."""
 
     column: str
+    copies: int = 1
+    """As for dealt users."""
+
+    def __post_init__(self) -> None:
+        count("[data.users] copies", self.copies)
 
 
 @dataclass(frozen=True)

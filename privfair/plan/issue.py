@@ -149,7 +149,9 @@ def _subject(
     plan = None if unpromised is not None or isinstance(parameters, Unpriced) else parameters
     if not file.training:
         plan_of_data = read_data_plan(file.data, file.folder)
-        binding, _, known = _about(plan_of_data, False, None if plan is None else plan.unit, plan)
+        binding, _, known = _about(
+            plan_of_data, False, None if plan is None else plan.unit, plan, issuing.research_noise
+        )
         code = _own_code(plugin_digests(file.algorithm, plan_of_data))
         return _Subject(binding, dataset=plan_of_data.identity, code=code, not_protected=known)
     training = unpromised or training_plan(file)
@@ -157,7 +159,7 @@ def _subject(
         training.refuse_unpromised_keys()
         training.updates(plan.rounds)  # refused here rather than by the engine, once it is signed
     unit = training.recipe.unit if plan is None else plan.unit
-    binding, facts, known = _about(training.data, training.recipe.central, unit, plan)
+    binding, facts, known = _about(training.data, training.recipe.central, unit, plan, issuing.research_noise)
     return _Subject(
         binding,
         build(training, facts, parameters, binding)[1],
@@ -169,7 +171,7 @@ def _subject(
 
 
 def _about(
-    plan_of_data: DataPlan, central: bool, unit: PrivacyUnit | None, plan: Plan | None
+    plan_of_data: DataPlan, central: bool, unit: PrivacyUnit | None, plan: Plan | None, research: bool
 ) -> tuple[DataBinding, PublicFacts, tuple[str, ...]]:
     """What is signed of the data, the public facts about it, and what is known of it beside the noise.
 
@@ -180,18 +182,18 @@ def _about(
         apart = plan_of_data.attributes is not None
         return binding, facts, () if plan is None else known_of_silos(plan.unit, len(binding.silos), apart=apart)
     data = load_training_data(plan_of_data, central=central, unit=unit)
-    return _binding(data, plan), data.facts, () if plan is None else data.not_protected(plan.unit)
+    return _binding(data, plan, research), data.facts, () if plan is None else data.not_protected(plan.unit)
 
 
 def _own_code(digests: Mapping[str, str]) -> tuple[OwnCode, ...]:
     return tuple(OwnCode(name=name, sha256=sha256) for name, sha256 in digests.items())
 
 
-def _binding(data: TrainingData, plan: Plan | None) -> DataBinding:
+def _binding(data: TrainingData, plan: Plan | None, research: bool) -> DataBinding:
     """What is signed of the data, once every step from the files to it is known to keep the plan's promise."""
     if plan is None:
         return data.binding
-    data.require_allowed(plan.unit)
+    data.require_allowed(plan.unit, research)
     return data.binding_for(plan.unit)
 
 

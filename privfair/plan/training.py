@@ -53,6 +53,8 @@ from privfair.plan.privacy import Parameters, Unpriced
 
 _LARGEST_BLOCK = 32
 """Where syncing no longer dominates (docs/ledger.md)."""
+_OF_COHORTS = ("fpfl", "tran")
+"""The algorithms that draw cohorts of users, for which there may be a hypothetical population."""
 _MEASUREMENTS = 100
 """About so many lines has metrics.jsonl, if nobody says how many: a measurement can cost more than a round."""
 _LOST_SHARE = 32
@@ -206,6 +208,10 @@ def training_plan(file: PlanFile) -> TrainingPlan:
     if recipe.baseline and file.privacy:
         raise InvalidInput(
             "[privacy]", "(a table)", f"has no meaning for {recipe.name}, which protects nobody", "drop it"
+        )
+    if recipe.name not in _OF_COHORTS and "copies" in (file.data.get("users") or {}):
+        raise InvalidInput(
+            "[data.users] copies", file.data["users"]["copies"], f"is not known to {recipe.name}", "drop it"
         )
     options = recipe.options
     refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), "model", "min-max"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.mechanism import NoPrivacyPromised
+from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import Run, SiloData, VerifiedManifest, bind
 from calibrate.privacy_unit import PrivacyUnit
@@ -187,7 +187,8 @@ def prepare_site(plan_path: Path, envelope: bytes, trust: TrustFile, party: str,
 def _prepare(signed: SignedPlan, data: TrainingData, own: DataBinding | SiloData, facts: PublicFacts) -> PreparedRun:
     plan, document = signed.plan, signed.document
     manifest = bind(signed.manifest, Run(plan.file.digest, own, plan.code_digests()))
-    data.require_allowed(facts_covered(document))
+    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    data.require_allowed(facts_covered(document), research)
     model, algorithm = signed.build(facts)
     require_declared(algorithm, document)
     planned = PlannedRun(

@@ -318,6 +318,44 @@ def test_what_lambda_needs_is_given_with_it_and_only_with_it(tmp_path: Path) -> 
             desk.budget()
 
 
+def _hypothetical(copies: int, users: int) -> str:
+    """FPFL on a population in which each of 200 users stands so often."""
+    privacy = FPFL.format(rounds=6, sampling="poisson").replace("users = 200", f"users = {users}")
+    plan = _plan("fpfl", privacy, 'choice = "best-published"\n', users=True)
+    return plan.replace(USERS, f"{USERS}copies = {copies}\n")
+
+
+@pytest.mark.filterwarnings("ignore::privfair.noise.UnsafeNoiseWarning")
+def test_a_hypothetical_population_is_for_research_alone(tmp_path: Path) -> None:
+    """A hundred times the users need less noise; one real user is a hundred of them, so nobody is promised anything."""
+    desk = Desk.at(tmp_path, _hypothetical(100, 20_000))
+    with pytest.raises(UnsupportedCombination, match="hypothetical population"):
+        desk.budget()
+    manifest = desk.budget(research_noise=True)
+    prepared = prepare(desk.plan, manifest, desk.trust)
+    (silo,) = prepared.silos
+    assert (silo.units, silo.copies) == (20_000, 100)
+    result = desk.train(manifest)
+    assert result.to_json()["epsilon"] is None
+    real = Desk.at(
+        tmp_path / "real", _plan("fpfl", FPFL.format(rounds=6, sampling="poisson"), "seed = 0\n", users=True)
+    )
+    sigmas = [
+        prepare(one.plan, one.budget("again.json", research_noise=True), one.trust).manifest.document.release(
+            "user_statistics"
+        )
+        for one in (desk, real)
+    ]
+    assert sigmas[0].sigma < 0.9 * sigmas[1].sigma  # type: ignore[union-attr]
+
+
+def test_only_cohorts_of_users_have_a_hypothetical_population(tmp_path: Path) -> None:
+    plan = _plan("fair-plugin", '\n[privacy]\nrounds = 9\nprotect = "user"\n', "seed = 0\n", users=True)
+    desk = Desk.at(tmp_path, plan.replace(USERS, f"{USERS}copies = 2\n"))
+    with pytest.raises(InvalidInput, match="copies"):
+        desk.budget()
+
+
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 @pytest.mark.parametrize("users", [20, 201, 20_000])
 def test_a_number_of_users_that_is_not_the_datas_is_refused(tmp_path: Path, sampling: str, users: int) -> None:

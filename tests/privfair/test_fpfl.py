@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -190,6 +191,21 @@ def test_a_cohort_counts_its_users_and_no_others() -> None:
     beyond = algorithm.contribution(state, 0, silo, torch.tensor([USERS + 500])).clear
     assert beyond is not None
     assert not beyond[STATISTICS].any(), "a user without records adds nothing"
+
+
+def test_a_copy_of_a_user_has_the_users_records() -> None:
+    """Units 3, 23 and 47 of a population of three copies are user 3 twice and user 7."""
+    silo, algorithm = _silo(), _fpfl(clip=1.0)
+    state = algorithm.start()
+    population = replace(silo, users=3 * USERS, copies=3)
+    assert population.units == 3 * USERS
+
+    def sent(of: SiloTensors, cohort: list[int]) -> np.ndarray:
+        (part,) = algorithm.contribution(state, 0, of, torch.tensor(cohort)).noisy
+        return part.values
+
+    once, other = sent(silo, [3]), sent(silo, [7])
+    np.testing.assert_allclose(sent(population, [3, 3 + USERS, 7 + 2 * USERS]), 2 * once + other, atol=1e-12)
 
 
 def test_blocks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

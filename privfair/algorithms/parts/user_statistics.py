@@ -210,13 +210,13 @@ def rows_of_users(silo: SiloTensors, cohort: Tensor) -> tuple[Tensor, Tensor]:
         return cohort, torch.arange(len(cohort))
     if len(cohort) == 0 or len(silo) == 0:
         return cohort[:0], cohort[:0]
-    highest = max(int(silo.unit_of_row.max()), int(cohort.max()))
-    position = torch.full((highest + 1,), -1, dtype=torch.int64)
-    position[cohort] = torch.arange(len(cohort))
-    owner = position[silo.unit_of_row]
-    rows = (owner >= 0).nonzero()[:, 0]
-    order = torch.argsort(owner[rows], stable=True)
-    return rows[order], owner[rows][order]
+    real = cohort if silo.copies == 1 else cohort % (silo.users // silo.copies)
+    sizes = torch.bincount(silo.unit_of_row, minlength=int(real.max()) + 1)
+    ordered, starts = torch.argsort(silo.unit_of_row, stable=True), sizes.cumsum(0) - sizes
+    lengths = sizes[real]
+    owner = torch.repeat_interleave(torch.arange(len(cohort)), lengths)
+    before = (lengths.cumsum(0) - lengths)[owner]
+    return ordered[starts[real][owner] + torch.arange(len(owner)) - before], owner
 
 
 def summed_statistics(received: Received, name: str) -> Tensor:
