@@ -11,11 +11,11 @@ NAME ?= fair-plugin
 
 .PHONY: demo test test-full flower nvflare soak experiments bench lint docs package clean
 
-# ENGINE=flower runs in the environment that has Flower.
-ifeq ($(ENGINE),flower)
-demo: $(VENV)-flower/.done
-	PYTHONPATH=$(CURDIR) $(VENV)-flower/bin/python -c "from privfair.cli import main; main()" \
-	  demo --algorithm $(ALGORITHM) --engine flower --out demo
+# ENGINE=flower and ENGINE=nvflare run in the environment that has the engine.
+ifneq ($(filter flower nvflare,$(ENGINE)),)
+demo: $(VENV)-$(ENGINE)/.done
+	PYTHONPATH=$(CURDIR) $(VENV)-$(ENGINE)/bin/python -c "from privfair.cli import main; main()" \
+	  demo --algorithm $(ALGORITHM) --engine $(ENGINE) --out demo
 else
 demo: $(VENV)/.with-demo
 	$(BIN)/privfair demo --algorithm $(ALGORITHM) --engine $(ENGINE) --out demo

@@ -182,7 +182,11 @@ AS_PRINTED = "# SteFFLe with the settings and the noise of its paper.\n" + _STEF
 
 ONE_PROCESS = "one-process"
 SITES = ("north", "south", "west")
-FLOWER_ROUNDS = 20
+FEW_ROUNDS = 20
+SLOW_ENGINES = {
+    "flower": "Flower starts a process for every message",
+    "nvflare": "NVFlare's clients look for work every two seconds",
+}
 
 RERUNS = {name: 1 if name == "steffle" else 2 for name in PLANS}
 """Effort of each demo's audit: a rerun of SteFFLe has 22,500 coins already and takes the longest."""
@@ -303,9 +307,9 @@ class Demo:
 
     def _at_sites(self, plan: str) -> str:
         """The plan with silos in place of the benchmark, whose records are dealt out to the sites' files."""
-        if self._engine == "flower":
-            self.pipeline.tell(f"shortened   to {FLOWER_ROUNDS} rounds: Flower starts a process for every message")
-            plan = re.sub(r"(?m)^rounds = \d+$", f"rounds = {FLOWER_ROUNDS}", plan)
+        if self._engine in SLOW_ENGINES:
+            self.pipeline.tell(f"shortened   to {FEW_ROUNDS} rounds: {SLOW_ENGINES[self._engine]}")
+            plan = re.sub(r"(?m)^rounds = \d+$", f"rounds = {FEW_ROUNDS}", plan)
         sizes = _write_sites(plan, self.pipeline.folder)
         table = "".join(f"{name} = {size}\n" for name, size in sizes.items())
         return plan.replace(_DATA, f'\n[data]\nschema = "schema.toml"\n\n[data.silos]\n{table}')
@@ -403,10 +407,10 @@ class Demo:
 )
 @click.option(
     "--engine",
-    type=click.Choice([ONE_PROCESS, "guards", "flower"]),
+    type=click.Choice([ONE_PROCESS, "guards", *SLOW_ENGINES]),
     default=ONE_PROCESS,
     show_default=True,
-    help="Where the silos live: all in this process, or each behind a guard, asked over sockets or over Flower.",
+    help="Where the silos live: all in this process, or each behind a guard, asked over sockets or by an engine.",
 )
 @click.option("--as-printed", is_flag=True, help="SteFFLe with the paper's own sigma, claimed to be epsilon = 1.")
 @click.option(
