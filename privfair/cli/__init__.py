@@ -103,7 +103,7 @@ def cli() -> None:
     \b
     Exit codes: 0 ok, 1 a check failed, 2 usage, 3 refused (signature, trust,
     ledger, gate), 70 a fault of the program or the machine, 130 interrupted.
-    Commands that answer take --json: JSON on standard output, progress on
+    Every command takes --json: JSON on standard output, progress on
     standard error.
     """
 

@@ -296,6 +296,8 @@ def test_the_ledger_page_says_what_is_spent_and_what_needs_a_look(world: World, 
     page = inside.get("/ledger").text
     (account,) = open_books(world.papers.ledger).accounts
     assert "epsilon 4.5 at delta" in page
+    assert "one record, being in the data or not" in page
+    assert "by add-remove" not in page
     assert [total for _, total in account.spent] == [2.0, 4.5]
     assert f"{account.budget.left:g} is left" in page
     assert "A Rényi filter keeps this total" in page
@@ -307,6 +309,7 @@ def test_the_ledger_page_says_what_is_spent_and_what_needs_a_look(world: World, 
 def test_runs_are_listed_reported_and_compared(inside: TestClient) -> None:
     runs = inside.get("/runs").text
     assert "consistent" in runs
+    assert "Show two side by side" in runs
     assert "not audited" in runs
     report = inside.get("/runs/run-1/report").text
     assert "The budget is signed by" in report

@@ -28,7 +28,7 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner
 from privfair.integrations.desk.access import REPORT_POLICY, Access, Guarded
-from privfair.integrations.desk.books import open_books
+from privfair.integrations.desk.books import open_books, unit_in_words
 from privfair.integrations.desk.inbox import decline_letter, drop_letter, open_inbox, sign_letter
 from privfair.integrations.desk.planner import Setting
 from privfair.integrations.desk.runs import Runs, open_runs
@@ -74,7 +74,11 @@ class Desk:
         self.templates = Environment(
             loader=PackageLoader("privfair.integrations.desk"), autoescape=True, undefined=StrictUndefined
         )
-        self.templates.filters |= {"instant": instant_to_text, "power_of_ten": power_of_ten}
+        self.templates.filters |= {
+            "instant": instant_to_text,
+            "power_of_ten": power_of_ten,
+            "unit_in_words": unit_in_words,
+        }
 
     def application(self) -> Starlette:
         """The application to serve; every request passes the guard first."""

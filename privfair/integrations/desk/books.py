@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from audit.report.charts import Axis, Series, line_chart
 from calibrate.compose import cost_for, rounded_up
+from calibrate.manifest.show import describe_unit
 from privfair.ledger import Access, Ledger, LedgerStatus
 from privfair.ledger.anchor import AnchorState
 from privfair.ledger.entries import UNIT_OF_TEXT
@@ -83,6 +84,11 @@ def _curve(budget: DataBudgetStatus, spent: list[tuple[str, float]]) -> Markup:
     return Markup(line_chart(f"Epsilon promised over time for {budget.dataset}", x, y, lines))
 
 
+def unit_in_words(unit: str) -> str:
+    """Whom a ledger's unit ("record by add-remove") speaks of, as an officer would say it."""
+    return describe_unit(UNIT_OF_TEXT[unit]).partition(" (")[0]
+
+
 def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
@@ -92,7 +98,7 @@ def _warnings(status: LedgerStatus, accounts: tuple[Account, ...]) -> Iterator[s
         yield f"The anchor of this ledger is {status.anchor.value}: an older copy could not be told from the newest."
     for account in accounts:
         budget = account.budget
-        name = f"{budget.dataset} ({budget.unit})"
+        name = f"{budget.dataset} ({unit_in_words(budget.unit)})"
         if budget.spent_by_restore:
             yield f"{name}: the budget counts as spent, because the ledger was restored and may lack claims."
         elif budget.claimed_epsilon is None:
