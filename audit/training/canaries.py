@@ -49,8 +49,9 @@ class TableData:
     def __post_init__(self) -> None:
         for name in (self.label, *(() if self.unit is None else (self.unit,))):
             if name not in self.frame.columns:
-                known = ", ".join(str(column) for column in self.frame.columns)
-                raise InvalidInput("column", name, "is not in the data", f"name one of {known}")
+                # Their names are not shown: in a file without a header line they would be somebody's cells.
+                count = len(self.frame.columns)
+                raise InvalidInput("column", name, "is not in the data", f"name one of its {count} columns")
 
     def __len__(self) -> int:
         return len(self.frame)

@@ -180,7 +180,7 @@ def describe(tables: Mapping[str, RawTable], declared: Declared) -> Described:
 
 
 def _is_number(tables: Mapping[str, RawTable], column: str) -> bool:
-    return all(table.column(column).dtype.kind in "iuf" for table in tables.values())
+    return all(column in table.typed_numbers for table in tables.values())
 
 
 def _bounds(tables: Mapping[str, RawTable], column: str) -> tuple[float, float]:

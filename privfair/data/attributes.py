@@ -61,7 +61,7 @@ class AttributeFiles:
             self.sensitive: np.array([value for value, _ in both], dtype=np.str_),
             HELD_BY: np.array([silo for _, silo in both], dtype=np.str_),
         }
-        return RawTable(table.file, {**table.columns, **added}, table.lines)
+        return replace(table, columns={**table.columns, **added})
 
     def add_holder_to(self, schema: Schema) -> Schema:
         """The schema with the holder among the columns that are kept beside the features."""

@@ -70,23 +70,24 @@ def _decode(table: RawTable) -> RawTable:
     columns["MARRIAGE"] = plain_or_one_hot(table, "MARRIAGE", tuple("0123"))
     columns["SEX"] = np.array(GROUPS)[_sex(table)]
     target = next((name for name in _TARGETS if name in table.columns), _TARGETS[0])
-    columns["default"] = np.array(CLASSES)[_codes_below(table, target, 2)]
+    columns["default"] = np.array(CLASSES)[_codes(table, target, (0, 1))]
     return RawTable(table.file, columns, table.lines)
 
 
 def _sex(table: RawTable) -> NDArray[np.int64]:
-    """The codebook has 1 = male, 2 = female; the data package stores that minus one."""
-    values = _whole(table, "SEX")
-    if set(np.unique(values)) == {1, 2}:
-        return values - 1
-    return _codes_below(table, "SEX", 2)
+    """The codebook has 1 = male, 2 = female; the data package, whose other codes are one-hot, stores that minus one.
+
+    The header decides. Decided by the codes in the file, one changed record could swap everybody's group.
+    """
+    return _codes(table, "SEX", (1, 2) if "EDUCATION" in table.columns else (0, 1))
 
 
-def _codes_below(table: RawTable, name: str, limit: int) -> NDArray[np.int64]:
+def _codes(table: RawTable, name: str, codes: tuple[int, int]) -> NDArray[np.int64]:
     values = _whole(table, name)
-    if set(np.unique(values)) != set(range(limit)):
-        raise BadData(table.file, f"must hold the codes 0 to {limit - 1}", "take the published file", column=name)
-    return values
+    if set(np.unique(values)) != set(codes):
+        rule = f"must hold the codes {codes[0]} and {codes[1]}"
+        raise BadData(table.file, rule, "take the published file", column=name)
+    return values - codes[0]
 
 
 def _whole(table: RawTable, name: str) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from calibrate.arrays import AnyFloats, Integers
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.data.facts import DerivedFact, NoPrivacyPromised, require_allowed
+from privfair.data.read import MISSING
 from privfair.data.schema import Schema
 from privfair.data.stability import Stability
 
@@ -111,6 +112,22 @@ class Dataset:
                 "column", name, "is not kept beside the features", f"choose one of {sorted(self.side_columns)}"
             )
         return self.side_columns[name]
+
+    def identifiers(self, name: str) -> list[str]:
+        """What a side column calls each record's person, silo or the record itself, spelled by its own cell alone.
+
+        Decimals are refused, and so are records without a value: as numbers with gaps they would be spelled in another
+        way than without, and everybody without an id would be one and the same person.
+        """
+        column = self.side_column(name)
+        if column.dtype.kind == "f":
+            rule, remedy = "holds decimal numbers, and is to tell people or records apart", "use text or whole numbers"
+            raise InvalidInput("column", name, rule, remedy)
+        cells = [str(cell) for cell in column.tolist()]
+        if any(cell.strip().lower() in MISSING for cell in set(cells)):
+            rule = "has records without a value, and is to tell people or records apart"
+            raise InvalidInput("column", name, rule, "give every record one, or drop these records")
+        return cells
 
     def group_counts(self) -> Integers:
         return np.bincount(self.group, minlength=self.groups)

@@ -132,16 +132,17 @@ def _merge_names(table: RawTable, column: CodedColumn, gaps: bool = False) -> ND
 
 
 def _side_column(table: RawTable, schema: Schema, name: str) -> NDArray[Any]:
-    """Numbers where the schema declares them (or the file has typed columns), else text.
+    """Numbers where the schema declares them, or the file has typed columns without gaps; else text.
 
-    What the cells look like must not decide: one more row with a decimal would spell every other id anew.
+    What the cells look like must not decide: one more row with a decimal, or without a value, would spell every other
+    id anew (`Dataset.identifiers`).
     """
     if name == schema.silo_column:
         return table.names(name)
-    if table.column(name).dtype.kind not in "US":
-        return table.column(name)
     fills = {column.name: column.fill for column in schema.numeric}
-    return table.numbers(name, fills[name]) if name in fills else table.names(name)
+    if name in fills:
+        return table.numbers(name, fills[name])
+    return table.column(name) if table.column(name).dtype.kind in "iuf" else table.names(name)
 
 
 def encode_features(table: RawTable, schema: Schema, predicting: bool = False) -> AnyFloats:

@@ -200,7 +200,7 @@ def assign(
                 assignment = _heterogeneous(_ranked(dataset, column), silos, h, seed)
             else:
                 by = by or RecordHash()
-                own = np.searchsorted(np.array(cuts), _ranked(dataset, column), side="right").astype(np.int64)
+                own = np.searchsorted(np.array(cuts), _numbers(dataset, column), side="right").astype(np.int64)
                 kept = by.below(dataset, seed, "own slice", h)
                 assignment = np.where(kept, own, by.one_of(dataset, seed, "silo", silos))
         case DirichletByLabel(silos, beta, least):
@@ -214,6 +214,19 @@ def assign(
         case _:
             assert_never(partition)
     return assignment, tuple(f"silo-{k}" for k in range(silos))
+
+
+def _numbers(dataset: Dataset, column: str) -> NDArray[np.float64]:
+    """A column to cut at public numbers, cell by cell; a word in one record must not make words of all the others."""
+    try:
+        values = dataset.side_column(column).astype(np.float64)
+    except ValueError:
+        values = np.array([np.nan])
+    if not np.isfinite(values).all():
+        raise InvalidInput(
+            "[data.partition] cuts", column, "has a cell that is not a finite number", "fill in or drop these records"
+        )
+    return values
 
 
 def _ranked(dataset: Dataset, column: str) -> NDArray[Any]:

@@ -91,6 +91,8 @@ class RawTable:
     lines: NDArray[np.int64]
     decimal: str = "."
     """What separates the decimals of a number in text: a point or a comma."""
+    typed_numbers: frozenset[str] = frozenset()
+    """The columns that the file itself declares to be numbers, whatever cells they hold."""
 
     @property
     def records(self) -> int:
@@ -181,7 +183,7 @@ class RawTable:
             columns: Mapping[str, NDArray[Any]] = self.columns.rows(indexes)
         else:
             columns = {name: values[indexes] for name, values in self.columns.items()}
-        return RawTable(self.file, columns, self.lines[indexes], self.decimal)
+        return replace(self, columns=columns, lines=self.lines[indexes])
 
 
 @final
@@ -443,7 +445,15 @@ def from_arrow(table: Any, file: str) -> RawTable:
     if table.num_rows == 0:
         raise BadData(file, "has no records", "give at least one record")
     columns = {name: _arrow_column(table.column(name)) for name in table.column_names}
-    return RawTable(file, columns, np.arange(1, table.num_rows + 1))
+    numbers = frozenset(field.name for field in table.schema if _is_number(field.type))
+    return RawTable(file, columns, np.arange(1, table.num_rows + 1), typed_numbers=numbers)
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _arrow_column(column: Any) -> NDArray[Any]:
@@ -451,10 +461,12 @@ def _arrow_column(column: Any) -> NDArray[Any]:
 
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
-    if pa.types.is_decimal(column.type) or (number and column.null_count):
-        column = column.cast(pa.float64())  # nulls become NaN, which a used column refuses
-    elif not number and not (pa.types.is_boolean(column.type) and not column.null_count):
-        # Dates, lists and the like are kept as text: only a schema that uses the column can say it is wrong.
-        return np.array(["" if cell is None else str(cell) for cell in column.to_pylist()])
-    return np.asarray(column.to_numpy())
+    # The type alone decides, never whether some cell is empty: one row must not change how all others are spelled.
+    if pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
+        return np.asarray(column.cast(pa.float64()).to_numpy())  # nulls become NaN, which a used column refuses
+    if not column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+        return np.asarray(column.to_numpy())
+    # Text, and whole numbers or truth values with gaps, spelled as `names` spells them. Dates, lists and the like are
+    # kept as text, too: only a schema that uses the column can say it is wrong.
+    spell = str.lower if pa.types.is_boolean(column.type) else str
+    return np.array(["" if cell is None else spell(str(cell)) for cell in column.to_pylist()])

@@ -181,7 +181,7 @@ class RecordHash:
 
     def _contents(self, data: Dataset) -> Iterable[bytes | memoryview]:
         if self.column is not None:
-            return (str(value).encode() for value in data.side_column(self.column).tolist())
+            return (value.encode() for value in data.identifiers(self.column))
         features, labels = np.ascontiguousarray(data.features), data.label.astype("<i8")
         if not len(labels):
             return ()

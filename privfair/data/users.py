@@ -87,5 +87,5 @@ def poisson_users(dataset: Dataset, seed: int, mean: float = 2.0) -> UserRecords
 
 def users_by_column(dataset: Dataset, column: str) -> UserRecords:
     """One user for each value of a side column."""
-    values, user = np.unique(dataset.side_column(column), return_inverse=True)
+    values, user = np.unique(dataset.identifiers(column), return_inverse=True)
     return group_by_user(dataset, user, len(values))

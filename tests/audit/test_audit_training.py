@@ -215,6 +215,8 @@ def test_a_column_of_numbers_arrives_as_numbers_and_an_own_mistake_is_no_fault_o
     assert done.code == 2
     assert "raises ValueError in line 3 of " in done.err
     assert "secret" not in done.err
+    Path("data.csv").write_text("a secret cell,1\nanother,0\n")
+    assert "secret" not in privfair(*asked).err, "in a file without a header line, the names of columns are cells"
 
 
 def test_data_of_no_known_kind_are_refused() -> None:

@@ -191,6 +191,17 @@ def test_a_path_wins_over_the_package(tmp_path: Path) -> None:
     np.testing.assert_array_equal(given.features, packaged.features[:400])
     np.testing.assert_array_equal(given.group, packaged.group[:400])
     np.testing.assert_array_equal(given.label, packaged.label[:400])
+    # Which codes occur must not decide what they mean: one woman more or fewer would swap all the men's group.
+    place, (header, *lines) = len(plain), path.read_text().splitlines()
+    for odd in ("2", "0"):
+        cells = [line.split(",") for line in lines]
+        others = [[*row[:place], odd if row is cells[0] else "1", *row[place + 1 :]] for row in cells]
+        path.write_text("\n".join([header, *(",".join(row) for row in others)]))
+        if odd == "2":
+            assert load_benchmark(Benchmark.CREDIT_CARD, path).group_counts().tolist() == [399, 1]
+        else:
+            with pytest.raises(BadData, match="must hold the codes 1 and 2"):
+                load_benchmark(Benchmark.CREDIT_CARD, path)
 
 
 def _as_uci(row: dict[str, str], end: str) -> str:
