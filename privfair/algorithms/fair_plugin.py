@@ -40,7 +40,7 @@ from privfair.fairness.penalty import ResponseChannel
 from privfair.models.fair_rule import FairRule
 from privfair.models.layers import coefficients_of
 from privfair.models.linear import LogisticRegression
-from privfair.models.model import Model, clipped_to
+from privfair.models.model import Model, clipped_to, decide_each_alone
 
 _STAYS, _REST = 0, 1
 """The first cells of the histogram: answered 1 at every tau, and answered 0 at every tau."""
@@ -228,21 +228,37 @@ class FairPlugin(Algorithm[FairPluginState]):
 
     def _answers(self, state: FairPluginState, inside: _Seen) -> Tensor:
         """Whether eta alone answers 1."""
-        margin, _ = self.rule.margin_and_groups(self.theta(state), inside.x)
-        return (margin > 0).long()
+        theta = self.theta(state)
+
+        def decide(x: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+            margin, _ = self.rule.margin_and_groups(theta, x)
+            return (margin > 0).long(), margin.to(torch.float64).abs() <= 2 * moved
+
+        return decide_each_alone(inside.x, theta, decide)
 
     def _flips(self, state: FairPluginState, inside: _Seen) -> Tensor:
         """The cell of each record: the bin of tau in which it leaves the ones or joins them, or that it never flips."""
-        margin, groups = self.rule.margin_and_groups(self.theta(state), inside.x)
-        pull = groups.to(torch.float64) @ self._direction(state.rates)
-        margin, bins = margin.to(torch.float64), self.options.bins
-        flips = margin / torch.where(pull == 0, torch.ones_like(pull), pull)
-        place = (flips / self.reach * bins).clamp(0, bins - 1).long()
-        within = (pull != 0) & (flips >= 0) & (flips < self.reach)
-        leaves, joins = within & (margin > 0), within & (margin <= 0)
-        cell = torch.where(margin > 0, _STAYS, _REST)
-        cell = torch.where(leaves, 2 + place, cell)
-        return torch.where(joins, 2 + bins + place, cell)
+        theta, direction, bins = self.theta(state), self._direction(state.rates), self.options.bins
+
+        def decide(x: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+            margin, groups = (part.to(torch.float64) for part in self.rule.margin_and_groups(theta, x))
+            pull = groups @ direction
+            flips = margin / torch.where(pull == 0, torch.ones_like(pull), pull)
+            scaled = flips / self.reach * bins
+            place = scaled.clamp(0, bins - 1).long()
+            within = (pull != 0) & (flips >= 0) & (flips < self.reach)
+            leaves, joins = within & (margin > 0), within & (margin <= 0)
+            cell = torch.where(margin > 0, _STAYS, _REST)
+            cell = torch.where(leaves, 2 + place, cell)
+            cell = torch.where(joins, 2 + bins + place, cell)
+            unsure = margin.abs() <= 2 * moved
+            if bool(direction.any()):  # else every pull is 0, however it is rounded
+                off = 2 * moved * direction.abs().sum()  # of the pull; all bounds below hold twice over
+                edge = 4 * (2 * moved + off * flips.abs()) / pull.abs() * bins / self.reach
+                unsure |= (pull.abs() <= 4 * off) | ((scaled - scaled.round()).abs() <= edge)
+            return cell, unsure
+
+        return decide_each_alone(inside.x, theta, decide)
 
     def _counts(self, name: str, inside: _Seen, cell: Tensor, cells: int) -> BoundedContribution:
         """How many records of each group are in each cell; a user's counts are clipped as a whole."""

@@ -7,6 +7,7 @@ import difflib
 import io
 import re
 import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -420,8 +421,9 @@ def _unzip(path: Path) -> bytes:
             if len(members) != 1:
                 raise BadData(str(path), f"holds {len(members)} CSV files", "zip exactly one CSV file")
             return archive.read(members[0])
-    except zipfile.BadZipFile:
-        raise BadData(str(path), "is not a zip archive", "zip one CSV file, or give the CSV itself") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, OSError):
+        # damaged, encrypted, or packed in a way that Python's library does not know
+        raise BadData(str(path), "is not a readable zip archive", "zip one CSV file, or give the CSV itself") from None
 
 
 def _read_parquet(path: Path) -> RawTable:
@@ -434,17 +436,24 @@ def _read_parquet(path: Path) -> RawTable:
         ) from None
     try:
         table = parquet.ParquetFile(path).read()
-    except (pa.ArrowInvalid, OSError):
+    except (pa.ArrowException, UnicodeDecodeError, OSError):
         raise BadData(str(path), "is not a readable Parquet file", "write it again") from None
     return from_arrow(table, str(path))
 
 
 def from_arrow(table: Any, file: str) -> RawTable:
     """The records of a `pyarrow.Table`; `file` is what messages call it."""
+    import pyarrow as pa
+
     _require_header(list(table.column_names), file)
     if table.num_rows == 0:
         raise BadData(file, "has no records", "give at least one record")
-    columns = {name: _arrow_column(table.column(name)) for name in table.column_names}
+    try:
+        columns = {name: _arrow_column(table.column(name)) for name in table.column_names}
+    except (pa.ArrowException, ValueError, OverflowError):  # in their words a cell may be quoted
+        raise BadData(
+            file, "holds text that is not UTF-8, or values that Python can't hold", "write it again"
+        ) from None
     numbers = frozenset(field.name for field in table.schema if _is_number(field.type))
     return RawTable(file, columns, np.arange(1, table.num_rows + 1), typed_numbers=numbers)
 

@@ -119,14 +119,13 @@ def rates_of(notion: FairnessNotion, classes: int, positive_class: int) -> tuple
             assert_never(notion)
 
 
-def counted_values(probabilities: Tensor, value: RateValue) -> Tensor:
+def counted_values(probabilities: Tensor, predicted: Tensor, value: RateValue) -> Tensor:
     """What a rate counts for each record: probabilities, or the predicted class with weight one."""
     match value:
         case RateValue.PROBABILITIES:
             return probabilities.to(torch.float64)
         case RateValue.PREDICTIONS:
-            best = probabilities.argmax(dim=1)
-            return torch.nn.functional.one_hot(best, probabilities.shape[1]).to(torch.float64)
+            return torch.nn.functional.one_hot(predicted, probabilities.shape[1]).to(torch.float64)
         case _:
             assert_never(value)
 

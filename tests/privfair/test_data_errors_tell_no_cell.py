@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from calibrate.errors import PrivfairError
+from privfair.data.read import BadData, from_arrow, read_table
 from privfair.data.training_data import load_training_data
 from privfair.plan.data import read_data_plan
 
@@ -147,3 +150,28 @@ def test_a_silo_column_with_a_gap(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(SCHEMA + '[silos]\ncolumn = "person"\n')
     message = _refusal(tmp_path)
     assert "column 'person', line 6" in message
+
+
+def test_damaged_archives_and_parquet_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    """Damaged, encrypted and unknown ways of packing; text that is not UTF-8; dates beyond the calendar."""
+    with zipfile.ZipFile(tmp_path / "whole.csv.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("north.csv", _csv(ROWS * 20))
+    whole = (tmp_path / "whole.csv.zip").read_bytes()
+    listed = whole.rindex(b"PK\x01\x02")
+    damaged = [bytes([*whole[:place], whole[place] ^ 255, *whole[place + 1 :]]) for place in range(0, len(whole), 7)]
+    for place, value in ((8, 1), (10, 99)):  # flags: encrypted; method: none that exists
+        damaged.append(bytes([*whole[: listed + place], value, *whole[listed + place + 1 :]]))
+    odd = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    far = pa.array([2**62], type=pa.timestamp("s"))
+    refused = 0
+    for number, content in enumerate(damaged):
+        path = tmp_path / f"{number}.csv.zip"
+        path.write_bytes(content)
+        with suppress(BadData):
+            read_table(path)
+            continue
+        refused += 1
+    assert refused > len(damaged) // 3, "the damage is seen, and no other error comes through"
+    for column in (odd, far):
+        with pytest.raises(BadData, match="that is not UTF-8, or values"):
+            from_arrow(pa.table({"c": column}), "f")

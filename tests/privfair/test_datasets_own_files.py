@@ -205,7 +205,7 @@ def test_not_text_and_unknown_suffix(tmp_path: Path, own: OwnFormat) -> None:
         load_own_silos([tmp_path / "absent.csv"], own)
     with pytest.raises(BadData, match="not a readable Parquet"):
         load_own_silos([_file(tmp_path, GOOD, "north.parquet")], own)
-    with pytest.raises(BadData, match="not a zip archive"):
+    with pytest.raises(BadData, match="not a readable zip archive"):
         load_own_silos([_file(tmp_path, GOOD, "north.csv.zip")], own)
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from privfair.models.model import clipped_to
+from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
+from privfair.algorithms.parts.user_statistics import Layout, Statistics
+from privfair.fairness.constraints import Rate, RateValue
+from privfair.models.linear import LogisticRegression
+from privfair.models.model import clipped_to, predict_each_alone
 from privfair.models.record_isolation import influence_of_others, made_up_records
 from privfair.models.torch_module import TorchModule
 
@@ -215,3 +223,61 @@ def test_influence_of_others_sees_a_leaking_model() -> None:
     clean = TorchModule(lambda: nn.Linear(4, 3), ROWS)
     assert influence_of_others(clean, theta, (x, y), (5 - x, y)) <= 1e-12
     assert clean.weighted_gradient(theta, x, y, clipped_to(1.0)).largest_part <= 1.0
+
+
+# Decisions that are counted, on a machine whose matrix library rounds otherwise when one more record joins the batch.
+
+
+@pytest.fixture
+def wobbling(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = LogisticRegression._score
+
+    def score(self: LogisticRegression, theta: Tensor, x: Tensor) -> Tensor:
+        return exact(self, theta, x) + (1e-15 if len(x) % 2 else -1e-15)
+
+    monkeypatch.setattr(LogisticRegression, "_score", score)
+
+
+def _copies(number: int) -> SiloTensors:
+    """So many equal records on the very threshold of theta = (1, -1, 0), after one that is elsewhere."""
+    x = torch.tensor([[0.9, 0.1], *[[0.5, 0.5]] * number], dtype=torch.float64)
+    zeros = torch.zeros(len(x), dtype=torch.int64)
+    return SiloTensors("north", x, zeros, zeros, unit_of_row=torch.arange(len(x)), users=len(x))
+
+
+@pytest.mark.usefixtures("wobbling")
+@pytest.mark.parametrize("step", [1, 2], ids=["rates", "flips"])
+def test_one_more_record_moves_no_other_records_cell_of_a_histogram(step: int) -> None:
+    """A thousand copies of one record changed cells together: 1,414 where 1 was signed."""
+    model = LogisticRegression(2)
+    plugin = FairPlugin(model, model, FairPluginOptions(), 100, 3, Clips(1.0, 1.0, 1.0))
+    start = plugin.start()
+    theta = torch.tensor([1.0, -1.0, 0.0, 0.3, 0.2, 0.1], dtype=torch.float64)
+    rates = torch.tensor([[30.0, 10.0], [10.0, 30.0]], dtype=torch.float64)
+    state = replace(start, descent=replace(start.descent, theta=theta, kept=theta, kept_times=1), rates=rates)
+    sent = []
+    for number in (100, 101):
+        silo = replace(_copies(number), unit_of_row=None)
+        message = plugin.contribution(state, step, silo, torch.arange(number + 1))
+        sent.append(message.noisy[-1].values)
+    assert np.linalg.norm(sent[0] - sent[1]) == 1
+
+
+@pytest.mark.usefixtures("wobbling")
+def test_one_more_user_changes_no_other_users_prediction() -> None:
+    model = LogisticRegression(2)
+    statistics = Statistics(model, Layout(model.size, 1, 1, True), (Rate(None, 1),), RateValue.PREDICTIONS)
+    theta = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
+    sums = [statistics.summed(theta, _copies(number), torch.arange(number + 1), 1.0)[0] for number in (100, 101)]
+    assert torch.linalg.vector_norm(sums[0] - sums[1]) <= 1
+
+
+@pytest.mark.usefixtures("wobbling")
+def test_predictions_that_are_counted_are_those_of_each_record_alone() -> None:
+    model, generator = LogisticRegression(3), torch.Generator().manual_seed(0)
+    theta = torch.randn(4, generator=generator, dtype=torch.float64)
+    x = torch.randn(300, 3, generator=generator, dtype=torch.float64)
+    x[:100, 0] = -(x[:100, 1:] @ theta[1:3] + theta[3]) / theta[0]  # on the threshold, up to rounding
+    alone = [int(model.probabilities(theta, one[None].clone()).argmax()) for one in x]
+    for size in (300, 299, 7):
+        assert predict_each_alone(model, theta, x[:size]).tolist() == alone[:size]

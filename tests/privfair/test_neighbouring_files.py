@@ -21,6 +21,7 @@ import torch
 
 from audit.probes.setting import MessageValues, ProbeSetting, ReachedState, message_values
 from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombination
+from privfair.algorithms.fair_plugin import FairPlugin
 from privfair.batches import randomness
 from privfair.batches.randomness import SeededWords
 from privfair.data.own_files import load_own_silos
@@ -240,6 +241,19 @@ CASES = {
         dealt_users_removed,
         '[data.users]\nkind = "poisson"\nusers = 20\n',
     ),
+    "fair-plugin, users of a column": Case(
+        "fair-plugin",
+        'rounds = 3\nprotect = "user"\ncount-clip = 2.0\n',
+        users_added_or_removed,
+        'at-least = 12\n[data.users]\nkind = "column"\ncolumn = "user"\n',
+    ),
+    "fair-plugin, attributes": Case("fair-plugin", 'rounds = 3\nprotect = "attribute"\n', attributes_replaced),
+    "gaussian, classes weighed": Case(
+        "gaussian", POISSON, records_added_or_removed, AT_LEAST, "class-weight = [1.0, 4.0]\n"
+    ),
+    "gaussian, in a cycle": Case(
+        "gaussian", 'noise = "banded"\nbatches = 2\nrounds = 4\n', records_added_or_removed, AT_LEAST
+    ),
     "fpfl, dealt users": Case(
         "fpfl",
         FPFL.format(users=20) + 'sampling = "poisson"\n',
@@ -269,21 +283,27 @@ def _prepare(desk: Desk, envelope: bytes) -> PreparedRun:
 
 
 def _sendings(run: PreparedRun) -> tuple[ProbeSetting, dict[str, MessageValues]]:
-    """What each party sends of all its units in the first round."""
-    reached = ReachedState(0, run.algorithm.start())
-    setting = ProbeSetting(run.algorithm, run.model, run.silos, run.manifest.document, (reached,))
+    """What each party sends of all its units in the first round; of a fair plug-in, in all of three, of one state."""
+    state, steps = run.algorithm.start(), 1
+    if isinstance(run.algorithm, FairPlugin) and run.algorithm.clips is not None:
+        theta = torch.randn(state.descent.theta.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        rates = torch.tensor([[30.0, 10.0], [10.0, 30.0]], dtype=torch.float64)
+        state, steps = replace(state, descent=replace(state.descent, theta=theta, kept=theta), rates=rates), 3
+    reached = [ReachedState(step, state) for step in range(steps)]
+    setting = ProbeSetting(run.algorithm, run.model, run.silos, run.manifest.document, tuple(reached))
     found = {}
     for silo in run.silos:
         batch = torch.arange(silo.units)
         if run.algorithm.draws:
             batch = torch.from_numpy(run.algorithm.draw(silo, SeededWords(0, "draw")))
-        found[silo.name] = message_values(setting, reached, silo, batch)
+        sent = [message_values(setting, one, silo, batch) for one in reached]
+        found[silo.name] = replace(sent[0], noisy={name: value for each in sent for name, value in each.noisy.items()})
     return setting, found
 
 
 def _default_or_slow() -> Iterator[object]:
     """One case for each private algorithm by default; the other steps and units among the slow tests."""
-    default = ("gaussian", "fedfdp", "mmd-fedavg", "steffle", "pay-once", "fpfl, users of numbers")
+    default = ("gaussian", "fedfdp", "mmd-fedavg", "steffle", "pay-once", "fpfl, users of numbers", "fair-plugin")
     for name in CASES:
         yield pytest.param(name, marks=() if name in default else pytest.mark.slow)
 
@@ -408,6 +428,7 @@ WHOLE = {
     "fpfl": replace(
         CASES["fpfl, users of a column"], privacy=FPFL.format(users=12).replace("10", "12") + POISSON_USERS
     ),
+    "fair-plugin": CASES["fair-plugin"],
     "fpfl, replaced": replace(CASES["fpfl, users replaced"], privacy=FPFL.format(users=18).replace("10", "18")),
 }
 """Every unit in the batch, or batches drawn by the same words: what is published differs by the unit alone."""

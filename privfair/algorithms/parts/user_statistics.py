@@ -18,7 +18,15 @@ from calibrate.arrays import Floats
 from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import Received, SiloTensors
 from privfair.fairness.constraints import Rate, RateValue, counted_values
-from privfair.models.model import ROUNDING_SLACK, Model, class_factors, class_means, cross_entropy, through_softmax
+from privfair.models.model import (
+    ROUNDING_SLACK,
+    Model,
+    class_factors,
+    class_means,
+    cross_entropy,
+    predict_each_alone,
+    through_softmax,
+)
 
 _BLOCK = 2**23
 """Gradient entries held at once."""
@@ -129,7 +137,8 @@ class Statistics:
             theta, x, y, class_means(self.class_weight, y, self.model.classes, 1)
         ).total
         probabilities = self.model.probabilities(theta, x)
-        counted = counted_values(probabilities, self.rate_value)
+        predicted = probabilities.argmax(dim=1)
+        counted = counted_values(probabilities, predicted, self.rate_value)
         for number, rate in enumerate(self.rates):
             directions = rate.directions(y, self.model.classes)
             for group in range(layout.groups):
@@ -139,7 +148,7 @@ class Statistics:
                 counts[number, group] = len(inside)
                 values[number, group] = (directions[inside] * counted[inside]).sum() + rate.offset * len(inside)
                 gradients[number, group] = self.model.probability_gradient(theta, x[inside], directions[inside])
-        hits = (probabilities.argmax(dim=1) == y).to(torch.float64)
+        hits = (predicted == y).to(torch.float64)
         for place, name in enumerate(layout.selection):
             selection[place] = float(hits.sum()) if name == HITS else len(y)
         if not bool(torch.isfinite(out).all()):
@@ -172,7 +181,8 @@ class Statistics:
         if self.class_weight:
             slopes = slopes * class_factors(self.class_weight, y, self.model.classes).to(slopes.dtype)[:, None]
         out[:, :p].index_add_(0, owner, self._gradients(theta, x, slopes))
-        counted = counted_values(probabilities, self.rate_value)
+        predicted = self._predicted(theta, x)
+        counted = counted_values(probabilities, predicted, self.rate_value)
         gradients = out[:, p + 2 * cells : p + 2 * cells + cells * p].view(users, cells, p)
         for number, rate in enumerate(self.rates):
             inside = rate.members(y).nonzero()[:, 0]
@@ -185,10 +195,16 @@ class Statistics:
             out[:, p + cells : p + 2 * cells].index_put_(place, torch.ones_like(values), accumulate=True)
             pulled = through_softmax(probabilities[inside], directions.to(probabilities.dtype))
             gradients.index_put_(place, self._gradients(theta, x[inside], pulled), accumulate=True)
-        hits = (probabilities.argmax(dim=1) == y).to(torch.float64)
+        hits = (predicted == y).to(torch.float64)
         for column, name in enumerate(layout.selection, start=layout.size - len(layout.selection)):
             out[:, column].index_add_(0, owner, hits if name == HITS else torch.ones_like(hits))
         return out
+
+    def _predicted(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Each record's predicted class, which no other record decides; zeros where no prediction is counted."""
+        if not self.layout.selection and (not self.rates or self.rate_value is not RateValue.PREDICTIONS):
+            return torch.zeros(len(x), dtype=torch.int64)
+        return predict_each_alone(self.model, theta, x)
 
     def _gradients(self, theta: Tensor, x: Tensor, in_scores: Tensor) -> Tensor:
         """For each record the gradient of <in_scores_i, scores_i> in theta."""
