@@ -222,8 +222,8 @@ def require_population(party: str, units: int, sampling: Sampling | None) -> Non
             if units < population:
                 raise InvalidInput(
                     f"units of {party}",
-                    units,
-                    f"is fewer than the {population} the sampling was priced for",
+                    "(not told)",
+                    f"are fewer than the {population} the sampling was priced for",
                     "have a budget calibrated for the smallest silo",
                 )
         case _:

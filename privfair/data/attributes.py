@@ -112,19 +112,19 @@ def without_attribute(table: RawTable, schema: Schema) -> RawTable:
 
 def require_distinct_records(silo: Silo, record: str, file: str) -> None:
     """Refuse a site's file in which a record's number stands twice: it would be asked for twice."""
-    numbers = silo.data.side_column(record)
-    if len(np.unique(numbers)) < len(numbers):
+    numbers = silo.data.identifiers(record)
+    if len(set(numbers)) < len(numbers):
         raise BadData(file, "a record's number stands more than once", "number each record once", column=record)
 
 
 def join_sites(holders: Silos, registries: Silos, record: str) -> HeldApart:
     """The sites of a run in one place, for an auditor who has all files."""
-    names = np.concatenate([silo.data.side_column(record) for silo in holders]).astype(np.str_)
-    place = {name: number for number, name in enumerate(names.tolist())}
+    names = [name for silo in holders for name in silo.data.identifiers(record)]
+    place = {name: number for number, name in enumerate(names)}
     ends = np.cumsum(holders.sizes).tolist()
     numbers = [np.arange(end - len(silo), end) for silo, end in zip(holders, ends, strict=True)]
     for silo in registries:
-        asked = [place.get(str(name), -1) for name in silo.data.side_column(record).tolist()]
+        asked = [place.get(name, -1) for name in silo.data.identifiers(record)]
         if min(asked) < 0:
             rule = "has a record that no holder has"
             raise InvalidInput("[data.attributes]", silo.name, rule, "give the registry's file of this run's records")

@@ -128,7 +128,7 @@ class PreparedRun(PlannedRun):
         """By which number holders and registries at their own sites know each record of the first party."""
         attributes = self.plan.data.attributes
         assert isinstance(attributes, AttributesAtSites)
-        return [str(number) for number in self.data.parties[0].data.side_column(attributes.record).tolist()]
+        return self.data.parties[0].data.identifiers(attributes.record)
 
     @property
     def setup(self) -> PartySetup:

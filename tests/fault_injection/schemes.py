@@ -55,6 +55,14 @@ rounds = 8
 rounds = 3
 block = 2
 """
+_FAIR_PLUGIN = f"""algorithm = "fair-plugin"
+{_TARGET}[privacy]
+rounds = 3
+{_DATA}at-least = 100
+[training]
+block = 2
+measure-every = 2
+"""
 _MORE = "block = 2\nmeasure-every = 2"
 
 
@@ -72,6 +80,8 @@ SCHEMES: dict[str, str] = {
     "Poisson, secret": _gaussian(0.2),
     "truncated Poisson": _gaussian(0.2, 'sampling = "truncated-poisson"\nbatch-limit = 110\nmost-units = 250\n'),
     "random allocation": _gaussian(0.5, 'sampling = "random-allocation"\n'),
+    "in a cycle, with banded noise": _gaussian(0.5, 'noise = "banded"\nbatches = 2\n'),
+    "full batches, other values in the last rounds": _FAIR_PLUGIN,
     "Poisson, known": _steffle("poisson"),
     "shuffled epochs": _steffle("shuffled"),
     "Poisson, known, with registries": _steffle("poisson", data=_DATA + _REGISTRIES),

@@ -110,8 +110,9 @@ def test_a_larger_silo_draws_from_all_of_its_own_units() -> None:
 
 def test_a_smaller_silo_than_priced_is_refused() -> None:
     for sampling in (FixedSize(20, 5), ShuffledEpochs(20, 5), WithReplacement(20, 5)):
-        with pytest.raises(InvalidInput, match="fewer than the 20 the sampling was priced for"):
+        with pytest.raises(InvalidInput, match="fewer than the 20 the sampling was priced for") as refused:
             Participation("north", 19, sampling, SystemWords())
+        assert "19" not in str(refused.value), "how many there are is what add-remove protects"
 
 
 def test_the_same_round_has_one_batch() -> None:
