@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
-from privfair.algorithms.parts.user_statistics import Layout, Statistics
+from privfair.algorithms.parts.user_statistics import HITS, RECORDS, Layout, Statistics
 from privfair.fairness.constraints import Rate, RateValue
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import clipped_to, predict_each_alone
@@ -266,7 +266,7 @@ def test_one_more_record_moves_no_other_records_cell_of_a_histogram(step: int) -
 @pytest.mark.usefixtures("wobbling")
 def test_one_more_user_changes_no_other_users_prediction() -> None:
     model = LogisticRegression(2)
-    statistics = Statistics(model, Layout(model.size, 1, 1, True), (Rate(None, 1),), RateValue.PREDICTIONS)
+    statistics = Statistics(model, Layout(model.size, 1, 1, (RECORDS, HITS)), (Rate(None, 1),), RateValue.PREDICTIONS)
     theta = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
     sums = [statistics.summed(theta, _copies(number), torch.arange(number + 1), 1.0)[0] for number in (100, 101)]
     assert torch.linalg.vector_norm(sums[0] - sums[1]) <= 1
