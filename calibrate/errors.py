@@ -111,6 +111,7 @@ def _finite(argument: str, value: float) -> float:
 
 
 def positive(argument: str, value: float) -> float:
+    """The value of `argument` as a float, if it is finite and above 0; refused otherwise."""
     if _finite(argument, value) <= 0:
         raise InvalidInput(argument, value, "must be greater than 0", "give a positive number")
     return float(value)
@@ -131,6 +132,7 @@ def rate(argument: str, value: float) -> float:
 
 
 def count(argument: str, value: int, least: int = 1) -> int:
+    """The value of `argument` as an int, if it is a whole number of at least `least`; refused otherwise."""
     # Nearly always a plain int, and asking an abstract class for it would take longer than all the rest.
     if (type(value) is not int and (isinstance(value, bool) or not isinstance(value, Integral))) or value < least:
         raise InvalidInput(argument, value, f"must be a whole number, at least {least}", f"give {least} or more")

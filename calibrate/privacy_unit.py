@@ -66,7 +66,11 @@ class EpsilonDelta:
 
 @dataclass(frozen=True)
 class EpsilonInterval:
-    """A certified enclosure of the true epsilon; `upper` is what may be promised."""
+    """A certified enclosure of the true epsilon; `upper` is what may be promised.
+
+    >>> EpsilonInterval(0.99, 1.0).overlaps(EpsilonInterval(1.0, 1.2))
+    True
+    """
 
     lower: float
     upper: float
@@ -82,5 +86,5 @@ class EpsilonInterval:
         return f"&epsilon; &isin; [<b>{self.lower:.6g}</b>, <b>{self.upper:.6g}</b>] (certified; promise the upper end)"
 
     def overlaps(self, other: EpsilonInterval) -> bool:
-        """Whether some epsilon lies in both."""
+        """Whether some epsilon lies in this interval and in `other`."""
         return self.lower <= other.upper and other.lower <= self.upper

@@ -121,6 +121,7 @@ class AttributeRecords:
 
 
 def join(first: AttributeRecords, second: AttributeRecords) -> AttributeRecords:
+    """The records of both, the first ones first."""
     return AttributeRecords(
         np.concatenate([first.features, second.features]),
         np.concatenate([first.labels, second.labels]),

@@ -147,6 +147,7 @@ def log_odds(epsilon: float, lead: float, choices: int) -> tuple[float, float]:
 
 
 def single_promise(claim: TradeOff) -> EpsilonDeltaCurve:
+    """The claim, if it is one (epsilon, delta) promise; refused with the remedy if it is a whole curve."""
     if isinstance(claim, EpsilonDeltaCurve):
         return claim
     raise UnsupportedCombination(

@@ -87,6 +87,7 @@ def pooled_order(runs: tuple[RankedGuesses, ...]) -> NDArray[np.bool_]:
 
 
 def check_runs(runs: tuple[RankedGuesses, ...]) -> None:
+    """Refuse guesses that cannot be counted together: none at all, or coins with unequally many sides."""
     if not isinstance(runs, tuple) or not runs:
         raise InvalidInput("runs", runs, "must be a non-empty tuple of RankedGuesses", "give at least one run")
     if len({run.choices for run in runs}) != 1:

@@ -256,6 +256,7 @@ def success_rates(scores: Floats, is_member: Booleans, trial: Trial) -> tuple[tu
 
 
 def number_of_guesses(share: float, coins: int) -> int:
+    """How many of so many coins are guessed for this share of them: a few at least, and never more than there are."""
     return min(coins, max(_FEWEST, round(share * coins)))
 
 

@@ -57,6 +57,7 @@ def area(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) ->
 
 
 def area_value(members: Floats, nonmembers: Floats) -> float:
+    """The area under the curve: how often a member's score is above a non-member's, ties counted half."""
     ordered = np.sort(nonmembers)
     below = np.searchsorted(ordered, members, side="left") + np.searchsorted(ordered, members, side="right")
     return float(below.sum() / (2 * len(members) * len(nonmembers)))

@@ -168,6 +168,7 @@ class Record:
 
 
 def record_at(silo: SiloTensors, row: int) -> Record:
+    """The record in one row of a silo."""
     return Record(silo.x[row].clone(), int(silo.y[row]), int(silo.s[row]))
 
 
@@ -180,6 +181,7 @@ def with_record(silo: SiloTensors, unit: int, record: Record) -> SiloTensors:
 
 
 def with_attribute(silo: SiloTensors, row: int, group: int) -> SiloTensors:
+    """The silo in which the record of one row belongs to another group."""
     s = silo.s.clone()
     s[row] = group
     return replace(silo, s=s)

@@ -84,7 +84,14 @@ class SigningKey:
 
 
 def generate(algorithm: KeyAlgorithm = KeyAlgorithm.ED25519) -> SigningKey:
-    """A fresh key, in memory only; `save` writes it."""
+    """A fresh key, in memory only; `save` writes it.
+
+    algorithm: Of its signatures.
+
+    >>> import privfair as pf
+    >>> len(pf.generate_key().key_id)
+    64
+    """
     match algorithm:
         case KeyAlgorithm.ED25519:
             fresh = CryptoSigner.generate_ed25519()

@@ -62,6 +62,7 @@ def instant_from_text(value: object) -> object:
 
 
 def instant_to_text(value: datetime) -> str:
+    """An instant as manifests spell it, to the second and in UTC."""
     return value.strftime(_INSTANT)
 
 

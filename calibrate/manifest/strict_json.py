@@ -139,6 +139,7 @@ def digest(value: Json) -> str:
 
 
 def digest_of_bytes(content: bytes) -> str:
+    """SHA-256 of exactly these bytes, as 64 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -139,6 +139,7 @@ class TrustFile(StrictModel):
         return tuple(role for role in Role if role in present)
 
     def keys_of(self, role: Role) -> tuple[TrustedKey, ...]:
+        """The keys of one `role`, revoked ones too."""
         return tuple(key for key in self.keys if key.role is role)
 
     def with_key(self, key: TrustedKey) -> TrustFile:
@@ -146,7 +147,10 @@ class TrustFile(StrictModel):
         return self._followed_by((*self.keys, key))
 
     def with_revoked(self, key_id: str, revocation: Revocation) -> TrustFile:
-        """The next file, with one key revoked; what is revoked stays listed, so that its role stays required."""
+        """The next file, with one key revoked; what is revoked stays listed, so that its role stays required.
+
+        key_id: Of the key. revocation: When, and why.
+        """
         if key_id not in {key.key_id for key in self.keys}:
             raise TrustRefused(f"key {key_id} is not in the trust file; check the id")
         if any(key.key_id == key_id and key.revoked is not None for key in self.keys):
@@ -157,7 +161,10 @@ class TrustFile(StrictModel):
         return self._followed_by(keys)
 
     def with_rotated(self, key_id: str, successor: PublicKey, at: datetime, valid_until: datetime) -> TrustFile:
-        """The next file, in which a new key takes the role of an old one, which is revoked at the same instant."""
+        """The next file, in which a new key takes the role of an old one, which is revoked at the same instant.
+
+        key_id: Of the old key. successor: The new one. at: From when on, valid_until: until when it is valid.
+        """
         revoked = self.with_revoked(key_id, Revocation(at=at, why=f"replaced by key {successor.key_id}"))
         role = next(key.role for key in self.keys if key.key_id == key_id)
         return self._followed_by((*revoked.keys, TrustedKey.of(successor, role, at, valid_until)))

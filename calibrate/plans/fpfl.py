@@ -123,6 +123,7 @@ class FpflPlan(Plan):
 
 
 def check_cohort(users: int, cohort: int) -> None:
+    """Refuse a cohort that is larger than the number of users."""
     count("users", users)
     count("cohort", cohort)
     if cohort > users:

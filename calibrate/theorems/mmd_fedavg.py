@@ -47,6 +47,7 @@ class Amplitude(Enum):
 
 
 def kernel(kind: Kernel, x: Floats, y: Floats, width: float) -> Floats:
+    """The kernel between scores x and y, elementwise, at this width."""
     u = (x - y) / width
     match kind:
         case Kernel.GAUSSIAN:

@@ -62,6 +62,7 @@ _STEP = 0.02
 
 
 def log_binomial(n: int, k: Floats) -> Floats:
+    """The logarithm of n over k, elementwise in k."""
     return np.asarray(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
 
 

@@ -24,6 +24,7 @@ Item = TypeVar("Item")
 
 
 def read_bytes(path: Path, argument: str) -> bytes:
+    """The content of a file that `argument` names; refused with the reason if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -183,6 +184,7 @@ def track(label: str, items: Sequence[Item]) -> Iterator[Item]:
 
 
 def print_rich(*renderables: object) -> None:
+    """Tables and other things of rich, on standard output."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -111,6 +111,7 @@ def numeric_columns(
     scaling: BenchmarkScaling,
     steps: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
 ) -> tuple[NumericColumn, ...]:
+    """The numeric columns of a benchmark: their `public` scales, or none; with public `steps` where asked for."""
     match scaling:
         case BenchmarkScaling.PUBLIC:
             return tuple(NumericColumn(name, way) for name, way in public.items())

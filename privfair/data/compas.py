@@ -38,6 +38,7 @@ _SCALING: dict[str, Scaling] = {
 
 
 def schema(scaling: BenchmarkScaling = BenchmarkScaling.PUBLIC) -> Schema:
+    """What the columns of COMPAS mean."""
     return Schema(
         target=CodedColumn("two-year-recid", CLASSES),
         sensitive=CodedColumn("race", GROUPS),

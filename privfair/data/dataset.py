@@ -159,6 +159,7 @@ def pool(datasets: tuple[Dataset, ...]) -> Dataset:
 
 
 def require_alike(first: Dataset, other: Dataset) -> None:
+    """Refuse a data set that numbers classes, groups or features in another way than the first."""
     for what in ("schema_digest", "feature_names", "class_names", "group_names", "feature_shape", "unscaled_features"):
         if getattr(first, what) != getattr(other, what):
             raise InvalidInput(

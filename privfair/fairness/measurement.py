@@ -211,6 +211,7 @@ def _number(value: float) -> float | None:
 
 
 def require_score(score: Score, classes: int) -> None:
+    """Refuse log-odds as the score of more than two classes."""
     if score is Score.LOGIT and classes != 2:
         raise UnsupportedCombination(
             f"the score {score.value} with {classes} classes", "log-odds need two classes", "compare probabilities"

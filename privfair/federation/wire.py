@@ -218,6 +218,7 @@ def ask_reply(run: str, step: int, received: Received) -> bytes:
 
 
 def ask_finish(run: str) -> bytes:
+    """The message that asks a party to finish a run and to hand over its receipt."""
     return encode(Message(Kind.FINISH, {"run": run}))
 
 

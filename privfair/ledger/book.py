@@ -362,12 +362,14 @@ class Book:
 
 
 def not_charged(manifest: str, key: tuple[int, str, str], charged: int) -> RoundNotHeld:
+    """The refusal of a release in a round that is not charged; `key` is round, party and name of the value."""
     return RoundNotHeld(
         _release_subject(manifest, key), f"only rounds below {charged} are charged", "charge the round first"
     )
 
 
 def released_before(manifest: str, key: tuple[int, str, str]) -> AlreadyReleased:
+    """The refusal of a second release of one value; `key` is round, party and name of the value."""
     return AlreadyReleased(
         _release_subject(manifest, key),
         "each value is released at most once per round",

@@ -135,6 +135,8 @@ class Ledger:
         Without `anchor`, a file's anchor is `<file>.anchor` beside it; a PostgreSQL ledger that is to be
         written needs one to be named. A ledger that is to be written and whose anchor is missing is
         refused: `Ledger.adopt` is the way to give it a new one.
+
+        location: The path or the URL. anchor: Its anchor file. access: To read, or to write. now: The clock.
         """
         return cls._with_journal(location, anchor, access, now, Journal.begin)
 
@@ -149,6 +151,8 @@ class Ledger:
         """Make a ledger, with an identity of its own, where there is none; the only way in which one comes to be.
 
         With `bound_only` it refuses manifests that were signed for no ledger in particular.
+
+        location: The path or the URL. anchor: Its anchor file. now: The clock.
         """
         return cls._with_journal(location, anchor, Access.WRITE, now, partial(Journal.create, bound_only=bound_only))
 
@@ -163,6 +167,8 @@ class Ledger:
         promise can be broken: the ledger gets a new identity, so that manifests signed for the old one are refused;
         claims that were open are over; every budget of a data set counts as spent. The old anchor is kept beside the
         new one with `.lost` at its end.
+
+        backup: What `backup` wrote. location: The new path or URL. anchor: Its new anchor file. now: The clock.
         """
         rows, book = read_backup(backup)
         path = default_anchor(location, Access.WRITE) if anchor is None else Path(anchor)
@@ -200,6 +206,8 @@ class Ledger:
 
         `expected` must come from elsewhere than the ledger: another host's anchor, a signed report, the
         officer's notes. A ledger that does not contain it is refused.
+
+        location: The path or the URL. anchor: The new anchor file.
         """
         with cls.open(location, anchor, Access.READ) as found:
             found._journal.require(expected)
@@ -210,6 +218,8 @@ class Ledger:
         """Take a manifest into use, once; whoever comes second is refused.
 
         Pass a token that is already saved, so that a crash right after the claim can be resumed from.
+
+        terms: What the manifest allows. token: Proves the claim later. claimant: Who claims; this process unless given.
         """
         token = token or ClaimToken.fresh()
         draft = partial(
@@ -236,7 +246,10 @@ class Ledger:
             return Claim(self._journal, token, book.ledger, book.account(terms.manifest_digest))
 
     def resume(self, token: ClaimToken, claimant: str | None = None) -> Claim:
-        """Go on with a claim after a crash: fresh rounds only, and earlier sessions can charge no more."""
+        """Go on with a claim after a crash: fresh rounds only, and earlier sessions can charge no more.
+
+        token: Of the claim. claimant: Who goes on; this process unless given.
+        """
         who = label("claimant", claimant_here() if claimant is None else claimant)
 
         def next_session(book: Book) -> tuple[Draft]:
@@ -254,6 +267,8 @@ class Ledger:
         Guarantee: once a trust file in which a key is revoked was remembered, no earlier file of the same root key
         (or, unsigned, with the same first key) is accepted; once a root-signed file was, no unsigned one is. A file
         that hands over to another root key is the last one of its own.
+
+        seen: The file's root key, sequence and digest.
         """
         draft = partial(
             TrustNoted,
@@ -306,7 +321,10 @@ class Ledger:
         self._journal.append(lambda book: (draft,))
 
     def abandon(self, manifest_digest: str, why: str) -> ManifestStatus:
-        """Give a run up: its claim is over, its rounds stay spent, and `why` stays on record."""
+        """Give a run up: its claim is over, its rounds stay spent, and `why` stays on record.
+
+        manifest_digest: Of the claimed manifest. why: The reason, for the record.
+        """
         reason = label("why", why)
 
         def last(book: Book) -> tuple[Draft]:
@@ -317,7 +335,10 @@ class Ledger:
             return describe_manifest(self._journal.append(last).account(manifest_digest))
 
     def backup(self, out: Path) -> Anchor:
-        """Write every entry to a new file, one per line, and return the end that the backup has."""
+        """Write every entry to a new file, one per line, and return the end that the backup has.
+
+        out: The new file.
+        """
         with self._journal.lock:
             lines = [encode(entry) for entry in self._journal.entries()]
             found = self.anchor()
@@ -343,7 +364,10 @@ class Ledger:
             return describe(self._journal.store.label, book, state)
 
     def manifest_status(self, manifest_digest: str) -> ManifestStatus:
-        """The same for one manifest; refused where it was never claimed here."""
+        """The same for one manifest; refused where it was never claimed here.
+
+        manifest_digest: Of the claimed manifest.
+        """
         with self._journal.lock:
             book, _ = self._journal.refresh()
             return describe_manifest(book.account(manifest_digest))
@@ -361,7 +385,10 @@ class Ledger:
             return Anchor(book.ledger, book.head)
 
     def releases(self, manifest_digest: str) -> tuple[Release, ...]:
-        """Every release recorded for a manifest, in the order it was recorded."""
+        """Every release recorded for a manifest, in the order it was recorded.
+
+        manifest_digest: Of the claimed manifest.
+        """
         self.manifest_status(manifest_digest)
         return tuple(
             Release(*value)

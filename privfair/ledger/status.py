@@ -104,6 +104,7 @@ class LedgerStatus:
 
 
 def describe(location: str, book: Book, anchor: AnchorState) -> LedgerStatus:
+    """The whole ledger at `location` as people read it, from its book and the state of its anchor."""
     return LedgerStatus(
         location=location,
         ledger=book.ledger,
@@ -116,6 +117,7 @@ def describe(location: str, book: Book, anchor: AnchorState) -> LedgerStatus:
 
 
 def describe_manifest(account: Account) -> ManifestStatus:
+    """One claimed manifest as people read it, from its account in the book."""
     claim = account.claim
     closed = account.closed if isinstance(account.closed, Closed) else None
     if closed is not None and closed.abandoned is not None:

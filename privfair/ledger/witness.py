@@ -288,6 +288,7 @@ def hashed(receipts: Iterable[ClaimReceipt]) -> list[bytes]:
 
 
 def head_of(leaves: Sequence[bytes]) -> LogHead:
+    """Size and root of a log with these leaves."""
     return LogHead(len(leaves), tree_root(leaves).hex())
 
 

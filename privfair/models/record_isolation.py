@@ -187,4 +187,5 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def first_sentence(error: BaseException) -> str:
+    """The beginning of an error's text, short enough for a sentence of ours."""
     return str(error).strip().split("\n")[0].split(". ")[0][:160]

@@ -47,6 +47,7 @@ def exact_positive(argument: str, value: float | Fraction) -> Fraction:
 
 
 def whole_shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The shape as a tuple of whole numbers; refused otherwise."""
     dimensions = shape if isinstance(shape, tuple) else (shape,)
     return tuple(count("shape", dimension, least=0) for dimension in dimensions)
 

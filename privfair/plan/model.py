@@ -224,6 +224,7 @@ class MinMaxPlan:
 
 
 def read_min_max_plan(value: Any, folder: Path = Path()) -> MinMaxPlan:
+    """The user's own min-max loss, from its table in a plan; its file is relative to `folder`."""
     if not isinstance(value, Mapping):
         raise InvalidInput(f"[{_PLACE}]", value, "must be a table", f"write [{_PLACE}] with its keys")
     table = read_section(_Table, _PLACE, value)

@@ -81,6 +81,7 @@ def encode_frame(kind: FrameKind, payload: bytes, before: bytes) -> tuple[bytes,
 
 
 def value_payload(key: ValueKey, content: bytes) -> bytes:
+    """The bytes of a frame that holds one published value."""
     return _VALUE.pack(key.round, key.party, key.name) + content
 
 
@@ -97,10 +98,12 @@ def largest_payload(sizes: Iterable[int]) -> int:
 
 
 def state_payload(state: NotedState) -> bytes:
+    """The bytes of a frame that notes the digest of a state."""
     return _STATE.pack(state.round, state.step, bytes.fromhex(state.digest))
 
 
 def read_state(payload: memoryview) -> NotedState:
+    """The inverse of `state_payload`; a frame of another length is damage."""
     if len(payload) != _STATE.size:
         raise _damaged("a state has the wrong length")
     round_number, step, digest = _STATE.unpack(payload)
@@ -108,10 +111,12 @@ def read_state(payload: memoryview) -> NotedState:
 
 
 def end_payload(values: int) -> bytes:
+    """The bytes of the last frame, which counts the values."""
     return _END.pack(values)
 
 
 def read_end(payload: memoryview) -> int:
+    """The inverse of `end_payload`; a frame of another length is damage."""
     if len(payload) != _END.size:
         raise _damaged("its end has the wrong length")
     count: int = _END.unpack(payload)[0]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
 
 import pytest
 
+import privfair
 from tests.architecture.tree import ROOT, Module, importers, modules
 
 MOST_FILES = 390
@@ -92,6 +94,30 @@ def test_nothing_hides_the_builtin_round() -> None:
         or (isinstance(node, ast.Assign) and "round" in {name for target in node.targets for name in _names(target)})
     ]
     assert not hidden, "say round_number or step: " + ", ".join(hidden)
+
+
+def test_public_functions_say_what_they_do() -> None:
+    silent = [
+        f"{module.name}:{node.name}"
+        for module in modules()
+        for node in module.tree.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and ast.get_docstring(node) is None
+    ]
+    assert not silent, "write a docstring: " + ", ".join(silent)
+
+
+def test_what_python_offers_documents_its_arguments() -> None:
+    undocumented = []
+    for name in privfair.__all__:
+        offered = getattr(privfair, name)
+        methods = {f"{name}.{key}": value for key, value in vars(offered).items() if not key.startswith("_")}
+        for where, found in (methods if inspect.isclass(offered) else {name: offered}).items():
+            function = getattr(found, "__func__", found)
+            if inspect.isfunction(function):
+                text = inspect.getdoc(function) or ""
+                given = [one for one in inspect.signature(function).parameters if one not in ("self", "cls")]
+                undocumented += [f"{where}({one})" for one in given if not re.search(rf"\b{one}\b", text)]
+    assert not undocumented, "say what it is: " + ", ".join(undocumented)
 
 
 _PER = r"record|round|silo|user|client|row|file|step|epoch|algorithm|rule|command|party|person|batch|class|group|set"

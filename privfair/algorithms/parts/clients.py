@@ -84,6 +84,7 @@ def clipped_sum(
 
 
 def gradient_message(sending: Sending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor) -> Message:
+    """What a client sends about its batch: the clipped sum for the gate, or a plain mean where nothing is promised."""
     x, y = silo.x[batch], silo.y[batch]
     if isinstance(sending, PlainMeans):
         mean = model.weighted_gradient(theta, x, y, mean_over(max(1, len(batch)))).total
@@ -105,10 +106,12 @@ def published_gradient(sending: Sending, party: str, values: Mapping[str, Publis
 
 
 def gradient_shape(sending: Sending, model: Model) -> dict[str, tuple[int, ...]]:
+    """The shape of that message, by the name of its value."""
     return {PLAIN if isinstance(sending, PlainMeans) else NOISY: (model.size,)}
 
 
 def gradient_in_the_clear(sending: Sending) -> tuple[ClearValue, ...]:
+    """Which values of that message leave without noise, with the reason that is signed."""
     if isinstance(sending, PlainMeans):
         return (ClearValue(PLAIN, "Plain gradients are sent; nobody is protected.", True),)
     return ()
@@ -177,6 +180,7 @@ PairSending = ClippedPairs | PlainMeans
 
 
 def pair_message(sending: PairSending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor) -> Message:
+    """Gradient and loss of a batch: clipped sums for the gate, or plain means without a promise."""
     x, y = silo.x[batch], silo.y[batch]
     if isinstance(sending, PlainMeans):
         found = model.weighted_gradient(theta, x, y, mean_over(max(1, len(batch))))
@@ -204,10 +208,12 @@ def published_pair(sending: PairSending, party: str, values: Mapping[str, Publis
 
 
 def pair_shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """The shapes of gradient and loss."""
     return {GRADIENT: (model.size,), LOSS: (1,)}
 
 
 def pair_in_the_clear(sending: PairSending) -> tuple[ClearValue, ...]:
+    """Which of gradient and loss leave without noise, with the reason that is signed."""
     if not isinstance(sending, PlainMeans):
         return ()
     why = "Plain gradients and losses are sent; nobody is protected."

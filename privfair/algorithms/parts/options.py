@@ -14,18 +14,21 @@ from calibrate.errors import InvalidInput, count, open_unit, positive, rate
 
 
 def at_least_zero(argument: str, value: float) -> float:
+    """The value of `argument`, if it is finite and not negative; refused otherwise."""
     if not 0 <= value < math.inf:
         raise InvalidInput(argument, value, "must be a finite number of at least 0", "give 0 or more")
     return value
 
 
 def below_one(argument: str, value: float) -> float:
+    """The value of `argument`, if it lies in [0, 1); refused otherwise."""
     if not 0 <= value < 1:
         raise InvalidInput(argument, value, "must lie in [0, 1)", "0 forgets at once, 0.9 averages")
     return value
 
 
 def whole(argument: str, value: int) -> int:
+    """The value of `argument`, if it is a whole number and not negative; refused otherwise."""
     return count(argument, value, least=0)
 
 
