@@ -91,7 +91,7 @@ def _controls(points: list[Point]) -> str:
 def _promised(points: list[Point]) -> Iterable[str]:
     yield (
         "Pay-once at a true epsilon of 1 on Adult: the best mean error among the fairness weights whose mean gap keeps"
-        " the limit."
+        " the limit; *in the mean*: the interval of error or gap reaches beyond its limit."
     )
     lines = [
         "| features | h | splits | gap at most | wanted error at most | lambda | error | gap | |",
@@ -112,7 +112,8 @@ def _kept(setting: Setting, h: float, own: list[Point], error: float, gap: float
     if not fair:
         return f"| {setting.title} | {h:g} | | {gap:g} | {error:g} | | | | not reached |"
     best = min(fair, key=lambda p: p.error.mean)
-    verdict = "reached" if best.error.mean <= error else "not reached"
+    sure = best.error.high <= error and best.gap.high <= gap
+    verdict = "reached" if sure else "in the mean" if best.error.mean <= error else "not reached"
     return (
         f"| {setting.title} | {h:g} | {best.splits} | {gap:g} | {error:g} | {best.knob:g} | {_text(best.error)} | "
         f"{_text(best.gap)} | {verdict} |"
