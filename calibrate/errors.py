@@ -46,7 +46,7 @@ class InvalidInput(PrivfairError, ValueError):
 def _shown(value: object) -> str:
     """A value in a message: at most 200 characters, and never an error about the error."""
     try:
-        text = repr(value)
+        text = "[]" if value == () else repr(value)
     except Exception:  # a whole number of thousands of digits has no repr
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:200]}..."

@@ -28,6 +28,7 @@ from calibrate.manifest.mechanism import (
 from calibrate.manifest.show import describe_unit
 from calibrate.manifest.strict_json import Json
 from calibrate.manifest.verify import UnverifiedManifest
+from calibrate.privacy_unit import Protected
 from privfair.run.public import promise_of
 
 TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"
@@ -191,11 +192,12 @@ def _privacy(document: BudgetDocument, guarantee: PrivateGuarantee | AsPrintedGu
     if isinstance(guarantee, AsPrintedGuarantee):
         details += f" The paper claims {guarantee.claimed_epsilon:g} ({guarantee.claim})."
     several = len(silos) > 1
+    counted = "users" if guarantee.unit is Protected.USER else "records"
     return {
         "dp_variant": {
             "variant_name": "Approximate DP",
             "data_domain": f"Tables of one schema in {len(silos)} silo(s), with at least "
-            + ", ".join(f"{silo.size} {guarantee.unit.value}s in {silo.name}" for silo in silos),
+            + ", ".join(f"{silo.size} {counted} in {silo.name}" for silo in silos),
             "unprotected_quantities": _list(guarantee.not_protected),
         },
         "privacy_loss": {

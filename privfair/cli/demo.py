@@ -191,10 +191,6 @@ SLOW_ENGINES = {
 RERUNS = {name: 1 if name == "steffle" else 2 for name in PLANS}
 """Effort of each demo's audit: a rerun of SteFFLe has 22,500 coins already and takes the longest."""
 
-AUDIT_SECONDS = 60
-"""Of processor time at most, for trying the records one by one: with half of them tried, one record beyond its bound is
-noticed as likely as not."""
-
 CONFIDENCE = {name: 0.999 if name == "pay-once" else 0.95 for name in PLANS}
 """Pay-once costs exactly what it promises, and its coins are read by the best decoder there is: at 95% one honest run
 in twenty would be called violated."""
@@ -340,8 +336,7 @@ class Demo:
     def _audit(self, reruns: int, confidence: float) -> tuple[dict[str, Any], Path]:
         pipeline = self.pipeline
         pipeline.say("The audit: does the run keep its promise?")
-        effort = ("--reruns", reruns, "--budget-seconds", AUDIT_SECONDS)
-        verdict, report = pipeline.audit(*effort, "--confidence", confidence)
+        verdict, report = pipeline.audit("--reruns", reruns, "--confidence", confidence)
         checks = checks_text([check["outcome"] for check in verdict["checks"]])
         pipeline.tell(f"audited     {checks}; attacked by {reruns} rerun(s)")
         return verdict, report

@@ -20,6 +20,8 @@ from calibrate.errors import CheckFailed, Refused
 from privfair.cli import INTERRUPTED, cli
 from privfair.cli.output import print_wrapped
 
+_AUDIT_SECONDS = 60
+
 
 class Pipeline:
     """Runs commands in one folder and keeps their words. `quiet` shows nothing, `verbose` everything.
@@ -30,6 +32,8 @@ class Pipeline:
     def __init__(self, folder: Path, quiet: bool, verbose: bool, sites: tuple[str, ...] = ()) -> None:
         self.folder = folder
         self.sites = sites
+        if folder.exists():
+            raise click.UsageError(f"{folder} exists; name a new folder with --out, or leave --out out")
         folder.mkdir(parents=True)
         self._quiet, self._verbose = quiet, verbose
         self._log, self._commands = folder / "log.txt", folder / "commands.sh"
@@ -112,11 +116,15 @@ class Pipeline:
         )
 
     def audit(self, *more: object) -> tuple[dict[str, Any], Path]:
-        """The audit of the folder `run`, and its report; "violated" is an answer, not a failure."""
+        """The audit of the folder `run`, and its report; "violated" is an answer, not a failure.
+
+        Up to a minute of processor time is for trying the units one by one: once half of them are tried, a single unit
+        beyond its bound is noticed as likely as not, and the verdict can be more than inconclusive.
+        """
         out, report, trust = self.path("audit.json"), self.path("report.html"), ("--trust", self.path("trust.json"))
         try:
-            words = ("audit", self.path("run"), *trust, *self.ledger_words, *self.file_words, *more, "--out", out)
-            self.show(*words, progress=True)
+            given = (*trust, *self.ledger_words, *self.file_words, "--budget-seconds", _AUDIT_SECONDS, *more)
+            self.show("audit", self.path("run"), *given, "--out", out, progress=True)
         except SystemExit as stop:
             if stop.code != 1:
                 raise
@@ -157,7 +165,7 @@ class Pipeline:
         """Leave with a sentence on how to go on; whatever a command began is whole."""
         click.echo(
             f"privfair: interrupted; what is done so far is in {self.folder}. Go on with the last line of "
-            f"{self._commands}{more}, or give the same command again to start over in a new folder",
+            f"{self._commands}{more}, or start over in a new folder (another --out, if one was given)",
             err=True,
         )
         sys.exit(INTERRUPTED)
