@@ -6,7 +6,6 @@ system has a place for that), and the loader, its stability claims and its check
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput
+from privfair.data.infer import toml_key, toml_value
 from privfair.data.read import BadData, RawTable, from_arrow
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.-]{0,99}")
@@ -207,16 +207,12 @@ def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str
     plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
     if path and (plain or not table):
         yield ""
-        yield f"[{'.'.join(_toml_key(part) for part in path)}]"
+        yield f"[{'.'.join(toml_key(part) for part in path)}]"
     for key, value in plain.items():
-        yield f"{_toml_key(key)} = {json.dumps(value, ensure_ascii=True, allow_nan=False)}"
+        yield f"{toml_key(key)} = {toml_value(value)}"
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _toml_lines(value, (*path, key))
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=True)
 
 
 def write_frames(folder: Path, frames: Mapping[str, Any]) -> tuple[str, ...]:

@@ -127,13 +127,12 @@ def command(
 def _plan_text(
     choice: Choice, seen: SeenFiles, out: Path, epsilon: float, delta: float, at_least: int | None, user: str | None
 ) -> str:
-    import json
     import os
 
     from calibrate.privacy_unit import Protected
-    from privfair.data.infer import Role
+    from privfair.data.infer import Role, toml_value
 
-    files = ", ".join(json.dumps(os.path.relpath(file, out), ensure_ascii=False) for file in seen.files)
+    files = ", ".join(toml_value(os.path.relpath(file, out)) for file in seen.files)
     groups = max((len(column.names) for column in seen.of(Role.SENSITIVE)), default=0)
     privacy = choice.privacy
     if choice.algorithm in ("pay-once", "fair-plugin") and groups > 2:
@@ -157,17 +156,17 @@ def _plan_text(
         number = "0                    # FILL IN: a public number of units that each site has for sure"
         lines.append(f"at-least = {number if at_least is None else at_least}")
     if user is not None:
-        lines += ["", "[data.users]", 'kind = "column"', f"column = {json.dumps(user, ensure_ascii=False)}"]
+        lines += ["", "[data.users]", 'kind = "column"', f"column = {toml_value(user)}"]
     lines += ["", "[training]", choice.training.rstrip(), "measure-every = 10"]
     return "\n".join(lines) + "\n"
 
 
 def _keep(schema: str, user: str) -> str:
     """The schema with the users' column kept beside the features."""
-    import json
+    from privfair.data.infer import toml_value
 
-    line = f"keep = [{json.dumps(user, ensure_ascii=False)}]\n"
-    return schema + (line if "[file]" in schema else f"\n[file]\n{line}")
+    table = f"\n[file]\nkeep = [{toml_value(user)}]\n"
+    return schema.replace("\n[file]\n", table, 1) if "\n[file]\n" in schema else schema + table
 
 
 def _tell(seen: SeenFiles, choice: Choice, places: dict[str, Path], to_fill_in: dict[str, int]) -> None:

@@ -193,12 +193,12 @@ def schema_text(seen: SeenFiles, public_lists: bool) -> str:
     ]
     for role, key in ((Role.TARGET, "classes"), (Role.SENSITIVE, "groups")):
         for column in seen.of(role):
-            lines += [f"[{role.value}]", f"column = {_quoted(column.name)}", _list(key, column.names, public_lists)]
+            lines += [f"[{role.value}]", f"column = {toml_value(column.name)}", _list(key, column.names, public_lists)]
             second = "# the second class is the positive one, which rates and thresholds speak of"
             lines += [second, ""] if role is Role.TARGET else [""]
     for column in seen.of(Role.NUMERIC):
         lines += [
-            f"[numeric.{_key(column.name)}]",
+            f"[numeric.{toml_key(column.name)}]",
             "bounds = []                     # FILL IN: lowest and highest, such as [0, 120]; others are cut",
         ]
         if column.gaps:
@@ -207,29 +207,31 @@ def schema_text(seen: SeenFiles, public_lists: bool) -> str:
             )
         lines.append("")
     for column in seen.of(Role.CATEGORICAL):
-        lines += [f"[categorical.{_key(column.name)}]", _list("values", column.names, public_lists)]
+        lines += [f"[categorical.{toml_key(column.name)}]", _list("values", column.names, public_lists)]
         lines += ['unseen = "no-category"          # for names that appear only in records to be predicted', ""]
     if seen.layouts.usual != Layout():
         lines += ["[file]", *_layout_lines(seen.layouts.usual)]
     for name, layout in seen.layouts.exceptions.items():
-        lines += [f"[file.exceptions.{_quoted(name)}]", *_layout_lines(layout)]
+        lines += [f"[file.exceptions.{toml_value(name)}]", *_layout_lines(layout)]
     left = seen.of(Role.LEFT_OUT)
-    lines += [f"# left out: {column.name} ({column.why})" for column in left]
+    lines += [f"# left out: {toml_value(column.name)} ({column.why})" for column in left]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _layout_lines(layout: Layout) -> tuple[str, ...]:
-    return f"delimiter = {_quoted(layout.delimiter)}", f'decimal = "{layout.decimal}"', ""
+    return f"delimiter = {toml_value(layout.delimiter)}", f'decimal = "{layout.decimal}"', ""
 
 
 def _list(key: str, names: Iterable[str], public: bool) -> str:
-    listed = ", ".join(_quoted(name) for name in names)
+    listed = ", ".join(toml_value(name) for name in names)
     return f"{key} = [{listed}]" if public else f"{key} = []          # FILL IN; the files have: {listed}"
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def toml_value(value: object) -> str:
+    """A text, number or list as TOML writes it: a column's name may hold anything, a line break too."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+def toml_key(name: str) -> str:
+    """A name as the key of a table."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)

@@ -121,7 +121,7 @@ class TrainingData:
             if stability.SEPARATE_TEST_FILES in self.steps
             else "Records held out of the files"
         )
-        measured = f"{held_out} for measuring: exact metrics on them are written."
+        measured = f"{held_out} for measuring: exact metrics on them are written; a threshold may be chosen by them."
         known = known_of_silos(unit, len(self.parties), apart=self.apart is not None)
         return (*(() if self.test is None else (measured,)), *known)
 
@@ -155,6 +155,12 @@ class TrainingData:
             for step in self.steps:
                 if not (research and step is stability.USERS_COPIED):
                     step.require(promise)
+            if self.clients and promise.relation is Relation.ADD_REMOVE:
+                raise UnsupportedCombination(
+                    f"clients of one aggregator with add-remove privacy of one {promise.protected.value}",
+                    "the algorithm is told each client's exact number of records, which tells who is in the file",
+                    "use an algorithm whose silos send for themselves, or replace-one",
+                )
             if self.shared_with_test is not None:
                 raise UnsupportedCombination(
                     "a promise with these test-files",

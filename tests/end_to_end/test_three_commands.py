@@ -89,7 +89,7 @@ def test_init_takes_no_statistic_for_public(tried: Path) -> None:
     assert schema.count("values = []") + schema.count("classes = []") >= 3
     assert "at-least = 0" in plan
     assert 'algorithm = "gaussian"' in plan
-    assert "left out: patient" in schema
+    assert 'left out: "patient"' in schema
     assert "exists; remove it" in privfair("init", tried / "north.csv", "--target", "sex", "--out", made).err
 
 

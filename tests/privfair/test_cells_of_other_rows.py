@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from calibrate.errors import InvalidInput, PrivfairError
+from calibrate.errors import InvalidInput, PrivfairError, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.data import read
 from privfair.data.attributes import AttributeFiles
 from privfair.data.read import BadData, from_arrow, parse_csv
-from privfair.data.stability import RECORD_ADDED, USER_ADDED
+from privfair.data.stability import RECORD_ADDED, RECORD_REPLACED, USER_ADDED
 from privfair.data.training_data import TrainingData, load_training_data
 from privfair.plan.training import read_training_plan
 
@@ -198,3 +198,14 @@ def test_both_readers_of_csv_files_see_the_same_table(monkeypatch: pytest.Monkey
             found.append(_seen(content, delimiter))
         assert found[0] == found[1], content
     assert sum(table is not None for table in taken) > 300, "Arrow read many of them, or nothing was compared"
+
+
+def test_exact_sizes_of_clients_are_not_handed_to_an_algorithm_where_records_are_added_or_removed(
+    tmp_path: Path,
+) -> None:
+    parquet.write_table(pa.table(_columns([f"w{n}" for n in range(SIZE)], pa.string())), tmp_path / "all.parquet")
+    _load(tmp_path, "", RECORD_ADDED)
+    plan = read_training_plan(tmp_path / "plan.toml").data
+    load_training_data(plan, central=True, unit=RECORD_REPLACED).require_allowed(RECORD_REPLACED)
+    with pytest.raises(UnsupportedCombination, match="exact number of records"):
+        load_training_data(plan, central=True, unit=RECORD_ADDED).require_allowed(RECORD_ADDED)

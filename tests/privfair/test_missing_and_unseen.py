@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput
+from privfair.api.frames import toml_text
+from privfair.cli.init import _keep
 from privfair.data import stability
 from privfair.data.infer import Layout, Role, look_at, recognise, schema_text
 from privfair.data.own_files import load_own_features, load_own_silo, load_own_silos
@@ -159,6 +163,21 @@ def test_columns_are_sorted_by_what_they_look_like(tmp_path: Path) -> None:
     text = schema_text(seen, public_lists=False)
     assert '# FILL IN; the files have: "a", "b"' in text
     assert 'values = ["a", "b"]' in schema_text(seen, public_lists=True)
+
+
+def test_a_columns_name_writes_nothing_into_the_schema_but_itself(tmp_path: Path) -> None:
+    """A file may come from elsewhere; its header must not fill in what a person has to."""
+    names = ["x\n[numeric.age]\nbounds = [0, 1]\n#", "job\x7f", "\N{GRINNING FACE}", "age", "ill"]
+    rows = [[f"k{n}", f"j{n % 3}", f"g{n % 2}", str(20 + n % 30), "yes" if n % 2 else "no"] for n in range(70)]
+    with (tmp_path / "d.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    text = schema_text(look_at([tmp_path / "d.csv"], "ill", None), public_lists=True)
+    found = tomllib.loads(text)
+    assert found["numeric"] == {"age": {"bounds": []}}
+    assert list(found["categorical"]) == names[1:3]
+    assert tomllib.loads(toml_text({"a": {names[2]: names}}))["a"] == {names[2]: names}
+    layouts = 'version = 1\n\n[file]\ndelimiter = ";"\n\n[file.exceptions."a"]\ndelimiter = ","\n# left out: "[file]"\n'
+    assert tomllib.loads(_keep(layouts, "user"))["file"]["keep"] == ["user"], "of all files, not of the exception"
 
 
 def test_files_that_are_written_differently_are_read_each_in_its_way(folder: Path) -> None:
