@@ -25,7 +25,7 @@ from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import GaussianNoise, Kernel, LaplaceNoise, Noise, kernel_of
 from privfair.fairness.measurement import require_score, score_values
-from privfair.fairness.mmd import TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
+from privfair.fairness.mmd import Strata, TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
 from privfair.models.model import ROUNDING_SLACK, Model, require_class_weights
 from privfair.plan.privacy import Unpriced, needed
 
@@ -72,6 +72,15 @@ class MmdFedAvgOptions(Options):
     """Paid (noisy) shares of groups are held above this before they are divided by."""
     class_weight: tuple[Positive, ...] = ()
     """How often each class counts in a client's loss, before the client's update is clipped."""
+    condition_feature: Whole | None = None
+    """For conditional parity: the number of the feature that is conditioned on, from 0."""
+    condition_cut: float = 0.5
+    """Above it and below it are the two conditions; a public number."""
+
+    @property
+    def strata(self) -> Strata:
+        """What the criterion's conditions speak of."""
+        return Strata(self.condition_feature, self.condition_cut)
 
     @property
     def compared(self) -> Score:
@@ -165,6 +174,12 @@ class MmdTerms:
                 "it is unbounded, so no noise is enough",
                 'use score = "probability" (or "miss" for risk parity), which lie in [0, 1]',
             )
+        if options.criterion is MmdCriterion.CONDITIONAL_PARITY:
+            raise UnsupportedCombination(
+                "a private run with conditional parity",
+                "a record's features then decide to which set it belongs, which no probe of the audit follows yet",
+                "condition on classes, or train without a promise",
+            )
         if self.counts_in_the_clear:
             raise UnsupportedCombination(
                 "a private run with exact group counts",
@@ -227,6 +242,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         count("groups", self.groups, least=2)
         require_score(self.options.compared, self.model.classes)
         require_class_weights(self.options.class_weight, self.model.classes)
+        self.options.strata.require(self.options.criterion)
         self.terms.require(self.options, len(self.cells))
         _ = self.kernel
 
@@ -280,7 +296,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         The order matters: two draws that differ in one record then differ, suitably coupled, in one place only. Listed
         by row number, the exchange of one record would shift all places in between.
         """
-        cell = cell_of_rows(self.given, silo.y, silo.s).numpy()
+        cell = cell_of_rows(self.given, self.options.strata.of(silo.x, silo.y), silo.s).numpy()
         parts = []
         for number in self.cells:
             rows = np.flatnonzero(cell == number)
@@ -295,7 +311,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
 
     def contribution(self, state: MmdFedAvgState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         rows = batch[batch < len(silo)]
-        cell = cell_of_rows(self.given, silo.y[rows], silo.s[rows]).numpy()
+        cell = cell_of_rows(self.given, self.options.strata.of(silo.x[rows], silo.y[rows]), silo.s[rows]).numpy()
         scores = self._scores(state.theta, silo, rows)
         published = {
             name: np.concatenate([self._fill(scores[cell == number]) for number in self._cells_of(group)])
@@ -326,6 +342,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
             [list(of) for of in published.reshape(self.groups, len(self.given), self.terms.samples)],
             np.array(shares),
             self.options.class_weight,
+            self.options.strata,
         )
         total, largest = torch.zeros(self.model.size, dtype=torch.float64), 0.0
         for client in (batch[batch >= len(silo)] - len(silo)).tolist():
@@ -367,7 +384,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         counts = self.terms.counts
         if isinstance(counts, PublicShares):
             return (), {}
-        cell = cell_of_rows(self.given, silo.y, silo.s)
+        cell = cell_of_rows(self.given, self.options.strata.of(silo.x, silo.y), silo.s)
         sizes = torch.bincount(cell[cell >= 0], minlength=len(self.cells)).numpy().astype(np.float64)
         if isinstance(counts, PaidCounts):
             return (BoundedContribution(HISTOGRAM, sizes, HISTOGRAM_BOUND, HISTOGRAM_BOUND),), {}

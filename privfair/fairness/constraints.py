@@ -48,6 +48,8 @@ class MmdCriterion(Enum):
     """Among records of the positive class."""
     PREDICTIVE_EQUALITY = "predictive-equality"
     """Among records of any other class, class by class."""
+    CONDITIONAL_PARITY = "conditional-parity"
+    """Among records above a cut of one feature, and among those below."""
     EQUALISED_ODDS = "equalised-odds"
     RISK_PARITY = "risk-parity"
 

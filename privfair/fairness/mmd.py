@@ -162,7 +162,7 @@ def _mean_of_pairs(x: NDArray[np.float64], kernel: Kernel) -> float:
 
 
 def conditions(criterion: MmdCriterion, classes: int, positive_class: int) -> tuple[int | None, ...]:
-    """The true classes that are conditioned on, one after the other; None: all records together."""
+    """What is conditioned on (`Strata`), one after the other: true classes, or sides of a cut; None: all together."""
     match criterion:
         case MmdCriterion.STATISTICAL_PARITY | MmdCriterion.RISK_PARITY:
             return (None,)
@@ -170,19 +170,48 @@ def conditions(criterion: MmdCriterion, classes: int, positive_class: int) -> tu
             return (positive_class,)
         case MmdCriterion.PREDICTIVE_EQUALITY:
             return tuple(label for label in range(classes) if label != positive_class)
+        case MmdCriterion.CONDITIONAL_PARITY:
+            return (0, 1)
         case MmdCriterion.EQUALISED_ODDS:
             return tuple(range(classes))
         case _:
             assert_never(criterion)
 
 
-def cell_of_rows(given: tuple[int | None, ...], y: Tensor, s: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class Strata:
+    """What a condition speaks of: a record's true class, or on which side of a public cut one of its features lies."""
+
+    feature: int | None = None
+    cut: float = 0.5
+
+    def require(self, criterion: MmdCriterion) -> None:
+        """Refuse a feature without the criterion that needs one, and the other way round."""
+        if (criterion is MmdCriterion.CONDITIONAL_PARITY) != (self.feature is not None):
+            rule = f"must be given for {MmdCriterion.CONDITIONAL_PARITY.value}, and for nothing else"
+            raise InvalidInput("condition-feature", self.feature, rule, "give the number of a feature, or drop it")
+
+    def of(self, x: Tensor, y: Tensor) -> Tensor:
+        """Each record's stratum: a function of the record alone."""
+        if self.feature is None:
+            return y
+        flat = x.flatten(1)
+        if self.feature >= flat.shape[1]:
+            rule = f"must be below {flat.shape[1]}, the number of features"
+            raise InvalidInput("condition-feature", self.feature, rule, "number features from 0")
+        return (flat[:, self.feature] > self.cut).to(y.dtype)
+
+
+_BY_CLASS = Strata()
+
+
+def cell_of_rows(given: tuple[int | None, ...], stratum: Tensor, s: Tensor) -> Tensor:
     """Each record's cell, group * conditions + condition; -1 for a record in none. Cells are disjoint."""
     if given == (None,):
         return s.clone()
-    cell = torch.full_like(y, -1)
+    cell = torch.full_like(stratum, -1)
     for place, label in enumerate(given):
-        inside = y == label
+        inside = stratum == label
         cell[inside] = s[inside] * len(given) + place
     return cell
 
@@ -206,6 +235,7 @@ class TrackedPenalty:
     """(groups * conditions,), each positive."""
     class_weight: tuple[float, ...] = ()
     """How often each class counts in the loss; left out, all count alike."""
+    strata: Strata = _BY_CLASS
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, s: Tensor) -> Tensor:
         """The mean over these records of the gradients of their loss and of their part of the penalty."""
@@ -214,7 +244,9 @@ class TrackedPenalty:
         if self.weight == 0 or len(y) == 0:
             return task
         scores = score_values(self.score, self.model, theta, x, y, self.positive_class)
-        slopes = torch.from_numpy(self.slopes(scores.numpy(), cell_of_rows(self.given, y, s).numpy()))
+        slopes = torch.from_numpy(
+            self.slopes(scores.numpy(), cell_of_rows(self.given, self.strata.of(x, y), s).numpy())
+        )
         return task + score_gradient(
             self.score, self.model, theta, x, y, self.positive_class, slopes * (self.weight / len(y))
         )
@@ -247,16 +279,17 @@ def own_gradient(
     y: Tensor,
     s: Tensor,
     groups: int = 2,
+    strata: Strata = _BY_CLASS,
 ) -> Tensor:
     """The gradient of mean loss plus weight times the squared MMDs between the groups among these very records.
 
     A pair of groups of which one has no record here under a condition has no penalty there.
     """
     scores = score_values(score, model, theta, x, y, positive_class).numpy()
-    cells = cell_of_rows(given, y, s).numpy()
+    cells = cell_of_rows(given, strata.of(x, y), s).numpy()
     shares = np.bincount(cells[cells >= 0], minlength=groups * len(given)) / max(1, len(y))
     published = [
         [scores[cells == group * len(given) + place] for place in range(len(given))] for group in range(groups)
     ]
-    own = TrackedPenalty(model, score, given, positive_class, kernel, weight, published, shares)
+    own = TrackedPenalty(model, score, given, positive_class, kernel, weight, published, shares, strata=strata)
     return own.gradient(theta, x, y, s)

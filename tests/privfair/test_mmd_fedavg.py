@@ -82,7 +82,7 @@ def _objective(algorithm: MmdFedAvg, theta: Tensor, silo: SiloTensors) -> float:
     options, model = algorithm.options, algorithm.model
     loss = float(torch.nn.functional.cross_entropy(model.logits(theta, silo.x), silo.y))
     scores = score_values(options.compared, model, theta, silo.x, silo.y, options.positive_class).numpy()
-    cells = cell_of_rows(algorithm.given, silo.y, silo.s).numpy()
+    cells = cell_of_rows(algorithm.given, options.strata.of(silo.x, silo.y), silo.s).numpy()
     many = len(algorithm.given)
     return loss + options.fairness * sum(
         mmd_squared_v(scores[cells == a * many + j], scores[cells == b * many + j], algorithm.kernel)
@@ -154,6 +154,30 @@ def test_three_groups_are_compared_pair_by_pair(criterion: MmdCriterion, kernel:
     following = _round(algorithm, MmdFedAvgState(theta, None), silo, torch.arange(len(silo) + CLIENTS))
     moved = (theta - following.theta).numpy() / 0.01
     np.testing.assert_allclose(moved, _slopes(algorithm, theta, silo), rtol=1e-4, atol=1e-7)
+
+
+def test_conditional_parity_compares_the_groups_on_each_side_of_a_cut() -> None:
+    """Everybody's score published: one step is the gradient of loss and both sides' MMD, by hand."""
+    silo = _silo(24)
+    silo.x[:, 2] = (torch.arange(24) // 4 % 2).double()
+    own = {"criterion": MmdCriterion.CONDITIONAL_PARITY, "condition_feature": 2, "fairness": 2.0, "local_rate": 0.01}
+    algorithm = _algorithm(silo, None, {"samples": 6}, **own)
+    theta = torch.tensor([0.6, -0.4, 0.3, 0.2], dtype=torch.float64)
+    batch = torch.arange(len(silo) + CLIENTS)
+    message = algorithm.contribution(MmdFedAvgState(theta, None), 1, silo, batch)
+    scores = algorithm.model.probabilities(theta, silo.x)[:, 1].numpy()
+    sent = message.noisy[1].values.reshape(2, 6)
+    for side in (0, 1):
+        mine = scores[((silo.s == 1) & (silo.x[:, 2] == side)).numpy()]
+        np.testing.assert_allclose(sent[side], mine)
+    following = _round(algorithm, MmdFedAvgState(theta, None), silo, batch)
+    moved = (theta - following.theta).numpy() / 0.01
+    np.testing.assert_allclose(moved, _slopes(algorithm, theta, silo), rtol=1e-4, atol=1e-7)
+    for wrong in ({"condition_feature": 1}, {"criterion": MmdCriterion.CONDITIONAL_PARITY}):
+        with pytest.raises(InvalidInput, match="condition-feature"):
+            _algorithm(silo, **wrong)
+    with pytest.raises(InvalidInput, match="must be below 3"):
+        _round(_algorithm(silo, None, {"samples": 6}, **own | {"condition_feature": 3}), algorithm.start(), silo, batch)
 
 
 def test_unbiased_for_a_network_too() -> None:
@@ -344,6 +368,7 @@ def test_paid_counts_are_published_once_and_used_from_then_on() -> None:
         ({"score": Score.LOGIT}, {}, "probability"),
         ({"criterion": MmdCriterion.RISK_PARITY, "score": Score.LOG_LOSS}, {}, "miss"),
         ({"kernel": KernelKind.ENERGY}, {}, "Gaussian kernel"),
+        ({"criterion": MmdCriterion.CONDITIONAL_PARITY, "condition_feature": 0}, {}, "conditional parity"),
         ({}, {"counts": CountsInTheClear()}, "histogram-noise-ratio"),
         ({"kernel": KernelKind.LAPLACE}, {}, "Gaussian kernel"),
     ],

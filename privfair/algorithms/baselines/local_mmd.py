@@ -15,7 +15,7 @@ from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import kernel_of
 from privfair.fairness.measurement import require_score
-from privfair.fairness.mmd import conditions, own_gradient
+from privfair.fairness.mmd import Strata, conditions, own_gradient
 from privfair.models.model import Model
 
 CHANGE = "change"
@@ -31,6 +31,14 @@ class LocalMmdOptions(DecayedLocalTraining):
     kernel: KernelKind = KernelKind.ENERGY
     kernel_width: Positive = 0.5
     positive_class: Whole = 1
+    condition_feature: Whole | None = None
+    """For conditional parity, as in `mmd-fedavg`."""
+    condition_cut: float = 0.5
+
+    @property
+    def strata(self) -> Strata:
+        """What the criterion's conditions speak of."""
+        return Strata(self.condition_feature, self.condition_cut)
 
 
 @final
@@ -46,6 +54,7 @@ class LocalMmd(OneModelAlgorithm):
 
     def __post_init__(self) -> None:
         require_score(self.options.score, self.model.classes)
+        self.options.strata.require(self.options.criterion)
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         return (ClearValue(CHANGE, "Plain updates; a baseline without privacy.", True),)
@@ -64,7 +73,9 @@ class LocalMmd(OneModelAlgorithm):
         def gradient(theta: Tensor, rows: Tensor) -> Tensor:
             x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
             place, weight = options.positive_class, options.fairness
-            return own_gradient(self.model, options.score, given, place, kernel, weight, theta, x, y, s, self.groups)
+            return own_gradient(
+                self.model, options.score, given, place, kernel, weight, theta, x, y, s, self.groups, options.strata
+            )
 
         change = local_change(
             state.theta, batch, options.local_epochs, options.local_batch, options.rate(step), gradient
