@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import pairwise
@@ -21,6 +22,8 @@ AIM = {"adult-steps": 0.067, "credit-card": 0.01}
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 TREES = "fair-plugin, boosted trees"
 """With each silo's trees in the clear as one more column: for attributes alone."""
+_NEAR = 0.01
+"""A mean gap that misses its target by less is called about the target."""
 _BEGIN, _END = "<!-- newcomer: begin -->", "<!-- newcomer: end -->"
 HERE = Path(__file__).parent
 
@@ -182,6 +185,19 @@ def _short(found: list[Row], name: str = "") -> str:
 
 
 def _best(rows: list[Row], setting: str, protect: str, epsilon: float) -> str:
+    """The better of the plug-in and pay-once; with trees, where their error is smaller and the gap about the target."""
+    plain = _best_of_models(rows, setting, protect, epsilon)
+    bought = max((one for one in (0.25, 0.5, 1.0) if one <= epsilon), default=0.0)
+    trees = _pick(rows, setting, protect, TREES, bought, AIM[setting])
+    if len(trees) < 2:
+        return plain
+    error, gap = (float(np.mean([row[place] for row in trees])) for place in (6, 7))
+    if gap > AIM[setting] + _NEAR or error >= float(re.findall(r"0\.\d{3}", plain)[0]):
+        return plain
+    return f"{TREES}{'' if bought == epsilon else f' (epsilon {bought:g})'} {error:.3f} at {gap:.3f}"
+
+
+def _best_of_models(rows: list[Row], setting: str, protect: str, epsilon: float) -> str:
     own = _pick(rows, setting, protect, "fair-plugin", epsilon, AIM[setting])
     # What was measured at a smaller epsilon can be had at this one, too.
     spent = max((one for one in (1.0, 3.0) if one <= epsilon), default=0.0)
