@@ -45,8 +45,9 @@ _COARSE, _COARSE_POINTS, _COARSE_LOOKS = 1e-4, 1 << 16, 3
 _BURIED, _STEEP = 0.01, 3.0
 """Where rounding is more than this share of the coarse lattice's delta, or delta falls so much faster than the tilt
 says, one single large loss decides."""
-_WIDE, _MOST_DOUBLED, _LARGEST_OF_INTEREST = 0.05, 1 << 24, 100.0
-"""An interval wider than this share is looked at in the other way as well, up to so many rounds and such an epsilon."""
+_WIDE, _WIDE_OF_POINTS, _MOST_DOUBLED, _LARGEST_OF_INTEREST = 0.05, 0.2, 1 << 24, 100.0
+"""An interval wider than this share (second: found point by point) is looked at in the other way as well, up to so many
+rounds and such an epsilon."""
 _CLOSE = 0.999
 """A lower end within this share of the upper one is not looked for elsewhere."""
 _LARGEST_SECOND_LOOK = 1 << 18
@@ -80,7 +81,9 @@ class CertifiedAccountant(CountingAccountant):
         if known is not None:
             return known
         interval = self._both_ends(cost, delta)
-        if interval.upper - interval.lower <= _WIDE * interval.upper:
+        found = _locate(compositions(cost, Side.UPPER)[0], math.log(delta))
+        wide = _WIDE_OF_POINTS if found.one_loss_decides else _WIDE
+        if interval.upper - interval.lower <= wide * interval.upper:
             return interval
         if cost.rounds > _MOST_DOUBLED or interval.lower > _LARGEST_OF_INTEREST:
             return interval

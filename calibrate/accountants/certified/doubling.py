@@ -29,7 +29,7 @@ from calibrate.errors import NotCertified
 
 _CUT = 12.0
 """Losses that together are rarer than delta by this many natural logarithms count as infinite, or are dropped."""
-_SHRINKING = ((3, 0.2), (9, 0.3), (22, 0.4))
+_SHRINKING = ((3, 0.2), (9, 0.33), (22, 0.44))
 _SHRINKING_IF_LONG = 0.5
 """By how much a tail shrinks within a cell (log): finer for few sums. Decides tightness only."""
 _LOWER_TAIL, _LOWER_SHARE = 40.0, 2.5
@@ -38,7 +38,7 @@ _CENTRE, _FINER = 3.0, 4
 """Tails heavier than exp(-3) are cut into cells that are finer by this factor: each sum widens the bulk a little."""
 _LARGEST_TILT = 1e6
 """Asks for quadrature nodes as far out as losses count."""
-_NEGLIGIBLE, _MOST_PAIRS = 30.0, 1 << 20
+_NEGLIGIBLE, _MOST_PAIRS = 22.0, 1 << 20
 """Pairs of points rarer than the smallest tail by so many logarithms are left out; the most pairs of a sum."""
 _MASS_ROUNDINGS = 64.0
 """An atom's mass is right to this many roundoffs."""

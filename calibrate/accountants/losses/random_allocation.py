@@ -199,13 +199,16 @@ def sums_of_pairs(first: Points, second: Points, negligible: float = 0.0) -> tup
     if first is second:
         i, j = np.triu_indices(len(first.values))
         masses = first.masses[i] * first.masses[j] * np.where(i == j, 1.0, 2.0)
+        if negligible > 0:
+            kept = masses > negligible
+            i, j, masses = i[kept], j[kept], masses[kept]
         values = first.values[i] + first.values[j]
     else:
         values = (first.values[:, None] + second.values).ravel()
         masses = (first.masses[:, None] * second.masses).ravel()
-    if negligible > 0:
-        kept = masses > negligible
-        values, masses = values[kept], masses[kept]
+        if negligible > 0:
+            kept = masses > negligible
+            values, masses = values[kept], masses[kept]
     order = np.argsort(values)
     return values[order], masses[order]
 
