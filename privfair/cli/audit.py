@@ -157,7 +157,7 @@ _RUN_OPTIONS = frozenset(
     type=click.FloatRange(min=0),
     default=0.0,
     show_default=True,
-    help="Processor seconds for trying units one by one (at least five), and for more reruns of an undecided attack.",
+    help="Processor seconds for trying the second half of the units, and for more reruns of an undecided attack.",
 )
 @click.option(
     "--seed",

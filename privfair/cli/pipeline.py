@@ -20,8 +20,6 @@ from calibrate.errors import CheckFailed, Refused
 from privfair.cli import INTERRUPTED, cli
 from privfair.cli.output import print_wrapped
 
-_AUDIT_SECONDS = 60
-
 
 class Pipeline:
     """Runs commands in one folder and keeps their words. `quiet` shows nothing, `verbose` everything.
@@ -123,7 +121,7 @@ class Pipeline:
         """
         out, report, trust = self.path("audit.json"), self.path("report.html"), ("--trust", self.path("trust.json"))
         try:
-            given = (*trust, *self.ledger_words, *self.file_words, "--budget-seconds", _AUDIT_SECONDS, *more)
+            given = (*trust, *self.ledger_words, *self.file_words, *more)
             self.show("audit", self.path("run"), *given, "--out", out, progress=True)
         except SystemExit as stop:
             if stop.code != 1:

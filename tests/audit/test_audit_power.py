@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -89,6 +91,15 @@ def test_one_record_of_hundreds_that_is_not_clipped_is_found(workshop: Workshop)
         (found,) = check_every_unit(setting, evidence.silos, 0)
     assert found.outcome is Outcome.FAILED
     assert found.finding.startswith("1.5")
+
+
+def test_half_of_the_units_are_tried_on_a_slow_machine_too(workshop: Workshop) -> None:
+    evidence = workshop.clean(Engine.SECRET_BATCHES).evidence()
+    ticks = itertools.count(0.0, 0.05)
+    with patch("audit.probes.sensitivity.time.process_time", lambda: next(ticks)):
+        (check,) = check_every_unit(ProbeSetting.of(evidence), evidence.silos, 0)
+    assert check.bound_power is not None
+    assert check.bound_power.tried == check.bound_power.units // 2
 
 
 def _attack(reruns: int, epsilon: float, at_ceiling: bool) -> Attack:

@@ -135,7 +135,7 @@ def test_nobody_else_can_make_a_verified_manifest(verified: VerifiedManifest) ->
         VerifiedManifest(verified.authentic, verified.run, seal=object())
     with pytest.raises(TypeError, match="authenticate"):
         AuthenticManifest(samples.document(), "", "", (), (), NOW, for_reading=False, seal=None)
-    with pytest.raises(ValueError, match="seal"):
+    with pytest.raises((TypeError, ValueError), match="seal"):  # which of the two depends on the version of Python
         dataclasses.replace(verified, run=Run("00" * 32, samples.DATA))
     with pytest.raises(TypeError, match="never pickled"):
         pickle.dumps(verified)
