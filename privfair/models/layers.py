@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NoReturn, Protocol, final
 
 import torch
@@ -23,7 +24,8 @@ from privfair.models.model import EXACT, ParameterLayout, Weigh, WeightedGradien
 # The records' gradients of one back-propagation, measured and summed with weights, mostly without being stored.
 #
 # A fully connected layer's gradient of one record is an outer product of what went in and what came back, so its norm
-# is the product of two norms and the weighted sum is one matrix product. Everything here is float64.
+# is the product of two norms and the weighted sum is one matrix product. Norms and sums are float64, but for
+# `weigh_in_single`.
 
 
 class Parts(Protocol):
@@ -48,21 +50,29 @@ class OuterProducts:
     """What came back, (records, outputs)."""
     intercept: bool = True
 
-    @classmethod
-    def of(cls, left: Tensor, right: Tensor, intercept: bool = True) -> OuterProducts:
-        return cls(left.to(EXACT), right.to(EXACT), intercept)
-
     def squared_norms(self) -> Tensor:
-        went_in = torch.linalg.vector_norm(self.left, dim=1).square_()
-        came_back = torch.linalg.vector_norm(self.right, dim=1).square_().add_(underflow(self.right))
+        went_in = squares_of_rows(self.left)
+        came_back = torch.linalg.vector_norm(self.right, dim=1, dtype=EXACT).square_().add_(underflow(self.right))
         norms: Tensor = came_back * (went_in.add_(1.0) if self.intercept else went_in)
         return norms
 
     def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:
         """The weighted sums for the weight (outputs, inputs) and the intercept."""
         right = self.right * coefficients[:, None]
-        weight = right.T @ self.left
+        weight = right.T @ self.left.to(EXACT)
         return (weight, right.sum(dim=0)) if self.intercept else (weight,)
+
+    def write_weighted(self, coefficients: Tensor, into: tuple[Tensor, Tensor], at_once: int) -> None:
+        """The same in place; float32 within `at_once` records and float64 beyond, unless inputs are too large."""
+        right, (weight, bias) = self.right * coefficients[:, None], into
+        torch.sum(right, dim=0, out=bias)
+        least, most = torch.aminmax(self.left)
+        if not at_once or max(float(most), -float(least)) > _LARGEST_INPUT:
+            torch.mm(right.T, self.left.to(EXACT), out=weight)
+            return
+        single = torch.split(right.to(self.left.dtype), at_once)
+        for place, (outer, inner) in enumerate(zip(single, torch.split(self.left, at_once), strict=True)):
+            _ = weight.add_(outer.T @ inner) if place else weight.copy_(outer.T @ inner)
 
     @property
     def values_held(self) -> int:
@@ -84,6 +94,46 @@ def weigh_parts(parts: Parts, losses: Tensor, weigh: Weigh) -> WeightedGradient:
     exact_losses = losses.to(EXACT)
     coefficients = coefficients_of(weigh, norms, exact_losses)
     return WeightedGradient(parts.weighted(coefficients), norms, exact_losses, coefficients)
+
+
+SINGLE_SLACK = 0.004
+"""By how much (relatively) norms are enlarged where records are summed in float32, to pay for its rounding.
+
+Each entry of a sum of B outer products, in whatever order, is off by at most (B + 2) 2^-24 times the sum of its terms'
+sizes (docs/models.md, point 4); so two neighbouring sums of n parts differ by at most (1 + n (B + 2) 2^-23) times the
+longest part, and `records_in_single` keeps the second term below this.
+"""
+WORTH_SINGLE = 50_000
+"""Parameters of a net from which on it pays."""
+_FEWEST_IN_SINGLE = 32
+_LARGEST_INPUT, _SMALLEST_PART = 2.0**32, 2.0**-32
+"""Within these, what float32 loses near zero is below 2^-70 of the longest part."""
+
+
+def records_in_single(records: int) -> int:
+    """How many of a batch's records may be summed in float32 at a time; 0 where it is not worth it."""
+    most = int(SINGLE_SLACK * 2**23 / max(1, records)) - 2
+    return min(most, records) if most >= _FEWEST_IN_SINGLE else 0
+
+
+class SingleParts(Parts, Protocol):
+    """Parts that can also be summed in float32."""
+
+    def weighted(self, coefficients: Tensor, at_once: int = 0) -> Tensor: ...
+
+
+def weigh_in_single(parts: SingleParts, losses: Tensor, weigh: Weigh) -> WeightedGradient:
+    """Measure, weigh by norms that are enlarged a little, and sum in float32 what that pays for.
+
+    Whatever is summed how, all parts are shorter by that share; so it does not matter that a neighbouring batch may be
+    summed otherwise.
+    """
+    norms = parts.norms().mul_(1.0 + SINGLE_SLACK)
+    exact_losses = losses.to(EXACT)
+    coefficients = coefficients_of(weigh, norms, exact_losses)
+    found = WeightedGradient(torch.empty(0), norms, exact_losses, coefficients)
+    at_once = records_in_single(len(norms)) if found.largest_part >= _SMALLEST_PART else 0
+    return replace(found, total=parts.weighted(coefficients, at_once))
 
 
 def coefficients_of(weigh: Weigh, norms: Tensor, losses: Tensor) -> Tensor:
@@ -121,8 +171,12 @@ _CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Conv2d: conv2d_weight,
     nn.Conv3d: conv3d_weight,
 }
-_EXACT_COSTS = 2
-"""A float64 product takes twice the time of a float32 one."""
+_EXACT_COSTS, _GRAM_COSTS, _READING_COSTS = 2, 4, 20
+"""In products of a large float32 matrix product: one in float64, one in small float64 matrices, a number read twice."""
+_ROWS_IN_CACHE = 8
+_BLOCK, _BLOCK_SLACK = 128, 2.0**-16
+_MOST_PLACES = 2**20
+"""Of a layer's patches that are remembered: 8 MB."""
 _RECORDS_IN_CACHE = 32
 """Convolutions of more records at once are slower: their gradients fall out of the processor's cache."""
 
@@ -145,24 +199,45 @@ class LayerParts(Protocol):
 @final
 @dataclass(frozen=True, eq=False)
 class StoredGradients:
-    """The gradients themselves: one tensor (records, *shape) for each parameter, float64."""
+    """The gradients themselves, as they were computed: one tensor (records, *shape) for each parameter."""
 
     gradients: tuple[Tensor, ...]
 
-    @classmethod
-    def of(cls, *gradients: Tensor) -> StoredGradients:
-        return cls(tuple(gradient.to(EXACT) for gradient in gradients))
-
     def squared_norms(self) -> Tensor:
-        squares = [torch.linalg.vector_norm(gradient.flatten(1), dim=1).square_() for gradient in self.gradients]
-        return torch.stack(squares).sum(dim=0)
+        return torch.stack([squares_of_rows(gradient.flatten(1)) for gradient in self.gradients]).sum(dim=0)
 
     def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:
-        return tuple((coefficients @ gradient.flatten(1)).view(gradient.shape[1:]) for gradient in self.gradients)
+        return tuple(_weighted_rows(coefficients, gradient) for gradient in self.gradients)
 
     @property
     def values_held(self) -> int:
         return sum(gradient.numel() for gradient in self.gradients)
+
+
+def squares_of_rows(rows: Tensor) -> Tensor:
+    """The squared norm of each row, not below the true one; of float32 rows in blocks, whose squares float64 adds up.
+
+    A block's norm is off by at most (_BLOCK + 4) 2^-24 in its square, and what its squares lose near zero is added.
+    """
+    whole = 0 if rows.dtype == EXACT else rows.shape[1] // _BLOCK * _BLOCK
+    squares: Tensor = torch.linalg.vector_norm(rows[:, whole:], dim=1, dtype=EXACT).square_()
+    if whole:
+        blocks = torch.linalg.vector_norm(rows[:, :whole].reshape(len(rows), -1, _BLOCK), dim=2).to(EXACT)
+        squares += blocks.square_().sum(dim=1).mul_(1.0 + _BLOCK_SLACK).add_(whole * 2.0**-125)
+    if whole and not math.isfinite(float(squares.sum())):
+        squares = torch.linalg.vector_norm(rows, dim=1, dtype=EXACT).square_()
+    return squares
+
+
+def _weighted_rows(coefficients: Tensor, rows: Tensor) -> Tensor:
+    """sum_i c_i rows_i in float64; float32 rows are converted a few at a time, while they are in the cache."""
+    flat = rows.flatten(1)
+    if flat.dtype == EXACT:
+        return (coefficients @ flat).view(rows.shape[1:])
+    total = torch.zeros(flat.shape[1], dtype=EXACT)
+    for some in range(0, len(flat), _ROWS_IN_CACHE):
+        total.addmv_(flat[some : some + _ROWS_IN_CACHE].T.to(EXACT), coefficients[some : some + _ROWS_IN_CACHE])
+    return total.view(rows.shape[1:])
 
 
 @final
@@ -217,12 +292,12 @@ def layer_parts(layer: nn.Module, parameters: Mapping[str, Tensor], went_in: Ten
 def _linear(layer: nn.Linear, went_in: Tensor, came_back: Tensor) -> LayerParts:
     intercept = layer.bias is not None
     if went_in.ndim == 2:
-        return OuterProducts.of(went_in, came_back, intercept)
+        return OuterProducts(went_in, came_back, intercept)
     left, right = went_in.flatten(1, -2), came_back.flatten(1, -2)
     if _ghost_is_cheaper(left.shape[1], left.shape[2], right.shape[2]):
         return GhostProducts(left.to(EXACT), right.to(EXACT), tuple(layer.weight.shape), intercept)
     weight = right.transpose(1, 2) @ left
-    return StoredGradients.of(weight, *((right.sum(dim=1),) if intercept else ()))
+    return StoredGradients((weight, *((right.sum(dim=1),) if intercept else ())))
 
 
 def _plain(layer: Convolution) -> bool:
@@ -234,20 +309,44 @@ def _convolution(layer: Convolution, went_in: Tensor, came_back: Tensor) -> Laye
     intercept = layer.bias is not None
     shape = tuple(layer.weight.shape)
     positions = math.prod(came_back.shape[2:])
-    if type(layer) is nn.Conv2d and layer.groups == 1 and _ghost_is_cheaper(positions, math.prod(shape[1:]), shape[0]):
-        assert not isinstance(layer.padding, str)  # see `_plain`
-        unfolded = functional.unfold(went_in, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        patches = unfolded.transpose(1, 2)
-        right = came_back.flatten(2).transpose(1, 2)
-        return GhostProducts(patches.to(EXACT), right.to(EXACT), shape, intercept)
-    weight = _convolution_weights(layer, went_in, came_back)
-    return StoredGradients.of(weight, *((came_back.flatten(2).sum(dim=2),) if intercept else ()))
+    outputs = came_back.flatten(2)
+    if type(layer) is nn.Conv2d and layer.groups == 1:
+        patches = _patches(layer, went_in)
+        if _ghost_is_cheaper(positions, math.prod(shape[1:]), shape[0]):
+            return GhostProducts(patches.to(EXACT), outputs.transpose(1, 2).to(EXACT), shape, intercept)
+        weight = (outputs @ patches).view(-1, *shape)
+    else:
+        weight = _convolution_weights(layer, went_in, came_back)
+    return StoredGradients((weight, *((outputs.sum(dim=2),) if intercept else ())))
+
+
+def _patches(layer: nn.Conv2d, images: Tensor) -> Tensor:
+    """What each output of a convolution looks at: (records, positions, inputs)."""
+    assert not isinstance(layer.padding, str)  # see `_plain`
+    high, wide = layer.padding
+    padded = functional.pad(images, (wide, wide, high, high)) if high or wide else images
+    form = (layer.kernel_size, layer.dilation, layer.stride)
+    places = _patch_places(tuple(padded.shape[1:]), *form)
+    if places is None:
+        return functional.unfold(padded, layer.kernel_size, layer.dilation, 0, layer.stride).transpose(1, 2)
+    return padded.flatten(1).index_select(1, places.flatten()).view(len(images), *places.shape)
+
+
+@lru_cache(maxsize=16)
+def _patch_places(
+    shape: tuple[int, ...], kernel: tuple[int, ...], dilation: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor | None:
+    """Where in a flat image each patch lies, (positions, inputs): gathering is faster than unfolding; None if large."""
+    numbered = torch.arange(math.prod(shape), dtype=EXACT).view(1, *shape)
+    if math.prod(shape) * math.prod(kernel) > _MOST_PLACES:
+        return None
+    return functional.unfold(numbered, kernel, dilation, 0, stride)[0].T.long().contiguous()
 
 
 def _convolution_weights(layer: Convolution, went_in: Tensor, came_back: Tensor) -> Tensor:
     """Every record as a group of one grouped convolution: its weight gradient is then the record's own."""
     shape = tuple(layer.weight.shape)
-    gradients = went_in.new_empty((len(went_in), *shape), dtype=EXACT)
+    gradients = went_in.new_empty((len(went_in), *shape))
     for start in range(0, len(went_in), _RECORDS_IN_CACHE):
         some = slice(start, start + _RECORDS_IN_CACHE)
         records = len(went_in[some])
@@ -265,9 +364,9 @@ def _convolution_weights(layer: Convolution, went_in: Tensor, came_back: Tensor)
 
 
 def _ghost_is_cheaper(positions: int, inputs: int, outputs: int) -> bool:
-    """Two Gram matrices in float64 against one product per record and its float64 copy."""
-    ghost = _EXACT_COSTS * positions**2 * (inputs + outputs)
-    stored = (positions + _EXACT_COSTS) * inputs * outputs
+    """Two small Gram matrices and one product in float64, against one product per record that is read twice."""
+    ghost = _GRAM_COSTS * positions**2 * (inputs + outputs) + _EXACT_COSTS * positions * inputs * outputs
+    stored = (positions + _READING_COSTS) * inputs * outputs
     return ghost < stored
 
 
@@ -280,7 +379,7 @@ def _any_layer(
         pull = vjp(lambda own: functional_call(layer, own, (record[None],)), dict(parameters))[1]
         return tuple(pull(pulled[None])[0].values())
 
-    return StoredGradients.of(*vmap(one)(went_in, came_back))
+    return StoredGradients(tuple(vmap(one)(went_in, came_back)))
 
 
 _COPIES = 4
@@ -446,7 +545,7 @@ class WholeTrace:
             pull = vjp(lambda own: functional_call(self._module, own, (record[None],)), dict(self._parameters))[1]
             return tuple(pull(pulled[None])[0].values())
 
-        stored = StoredGradients.of(*vmap(one)(self._x, in_scores))
+        stored = StoredGradients(tuple(vmap(one)(self._x, in_scores)))
         return ModuleParts(self._layout, ((self._layout.names, stored),))
 
 

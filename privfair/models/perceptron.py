@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrate.errors import InvalidInput, count
-from privfair.models.layers import OuterProducts, underflow, weigh_parts
+from privfair.models.layers import WORTH_SINGLE, OuterProducts, squares_of_rows, underflow, weigh_in_single, weigh_parts
 from privfair.models.model import (
     EXACT,
     Activation,
@@ -85,7 +85,8 @@ class Perceptron:
     def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
         passed = self._forward(theta, x)
         losses, residual = cross_entropy(passed.logits, y)
-        return weigh_parts(passed.parts(residual), losses, weigh)
+        weighing = weigh_in_single if x.dtype == torch.float32 and self.size >= WORTH_SINGLE else weigh_parts
+        return weighing(passed.parts(residual), losses, weigh)
 
     def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
         passed = self._forward(theta, x)
@@ -118,7 +119,7 @@ class Perceptron:
         for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
             inputs.append(_activate(self.activation, torch.addmm(bias, inputs[-1], weight.T)))
         logits = torch.addmm(biases[-1], inputs[-1], weights[-1].T)
-        return _Pass(self.activation, tuple(weights), tuple(inputs), logits)
+        return _Pass(self.layout, self.activation, tuple(weights), tuple(inputs), logits)
 
 
 @final
@@ -126,6 +127,7 @@ class Perceptron:
 class _Pass:
     """A forward pass: what went into each layer."""
 
+    layout: ParameterLayout
     activation: Activation
     weights: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
@@ -134,27 +136,32 @@ class _Pass:
     def parts(self, in_scores: Tensor) -> _LayeredParts:
         """Back-propagate a gradient in the scores; every layer keeps its two factors."""
         delta = in_scores
-        layers = [OuterProducts.of(self.inputs[-1], delta)]
+        layers = [OuterProducts(self.inputs[-1], delta)]
         for weight, output, went_in in zip(self.weights[:0:-1], self.inputs[:0:-1], self.inputs[-2::-1], strict=True):
             delta = (delta @ weight) * _slope(self.activation, output)
-            layers.append(OuterProducts.of(went_in, delta))
-        return _LayeredParts(tuple(reversed(layers)))
+            layers.append(OuterProducts(went_in, delta))
+        return _LayeredParts(self.layout, tuple(reversed(layers)))
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _LayeredParts:
+    layout: ParameterLayout
     layers: tuple[OuterProducts, ...]
 
     def norms(self) -> Tensor:
         """sqrt(sum over layers |delta|^2 (|a|^2 + 1)), all layers at once."""
-        went_in = torch.stack([torch.linalg.vector_norm(layer.left, dim=1) for layer in self.layers])
-        came_back = torch.stack([torch.linalg.vector_norm(layer.right, dim=1) for layer in self.layers])
+        went_in = torch.stack([squares_of_rows(layer.left) for layer in self.layers])
+        came_back = torch.stack([torch.linalg.vector_norm(one.right, dim=1, dtype=EXACT) for one in self.layers])
         lost = max(underflow(layer.right) for layer in self.layers)
-        return went_in.square_().add_(1.0).mul_(came_back.square_().add_(lost)).sum(dim=0).sqrt_()
+        return went_in.add_(1.0).mul_(came_back.square_().add_(lost)).sum(dim=0).sqrt_()
 
-    def weighted(self, coefficients: Tensor) -> Tensor:
-        return torch.cat([piece.reshape(-1) for layer in self.layers for piece in layer.weighted(coefficients)])
+    def weighted(self, coefficients: Tensor, at_once: int = 0) -> Tensor:
+        total = torch.empty(self.layout.size, dtype=EXACT)
+        places = list(self.layout.split(total).values())
+        for layer, weight, bias in zip(self.layers, places[::2], places[1::2], strict=True):
+            layer.write_weighted(coefficients, (weight, bias), at_once)
+        return total
 
 
 def _activate(activation: Activation, values: Tensor) -> Tensor:

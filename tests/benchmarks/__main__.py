@@ -16,6 +16,7 @@ _BENCHMARKS = {
     "startup": "tests.benchmarks.startup_speed",
     "ledger": "tests.benchmarks.ledger_speed",
     "load": "tests.benchmarks.load_speed",
+    "large-model": "tests.benchmarks.large_model_speed",
     "private-step": "tests.benchmarks.private_step_speed",
     "opacus": "tests.benchmarks.opacus_speed",
     "whole-run": "tests.benchmarks.whole_run_speed",

@@ -1,0 +1,188 @@
+"""FedFDP's net through gate, ledger and transcript: what a round costs beside its bare arithmetic, and on disk.
+
+Run `python -m tests.benchmarks.large_model_speed` to measure and to rewrite docs/benchmarks/large-model.md; it ends
+with exit code 1 if a promise is not kept. The bare arithmetic is taken from the very same rounds, in the same process:
+the contributions and the updates, as they are timed there, and a floating-point generator's noise for as many numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from calibrate.manifest.issue import issue
+from calibrate.manifest.keys import generate
+from privfair.federation import local_party
+from privfair.ledger import Ledger
+from privfair.noise import ExactNoise
+from privfair.plan.file import read_plan_file
+from privfair.plan.issue import Issuing, promise
+from privfair.plan.training import block_for
+from privfair.run import session
+from privfair.training import prepare, train
+from privfair.transcript import TranscriptWriter
+from tests.benchmarks.whole_run_speed import _Timed
+from tests.privfair.small_runs import trusting
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "large-model.md"
+ROUNDS, RETENTION, MEASURED = 763, 20, 22
+MOST_RATIO, MOST_BYTES = 1.2, 2e9
+PLAN = f"""algorithm = "fedfdp"
+[target]
+epsilon = 3.52
+delta = 1e-5
+[privacy]
+sampling-rate = 0.05
+rounds = {ROUNDS}
+clip = 1.0
+loss-clip = 2.5
+loss-noise-ratio = 2.5
+[data]
+dataset = "fashion-mnist"
+at-least = 20
+[data.partition]
+kind = "dirichlet"
+silos = 10
+beta = 0.1
+[training]
+rounds = {MEASURED}
+retention = {RETENTION}
+measure-every = {ROUNDS}
+learning-rate = 0.5
+[training.model]
+kind = "cnn"
+architecture = "fedavg-unpadded"
+"""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes of a run folder, by what becomes of them in a longer run."""
+
+    kept: int
+    """Transcript and states: they grow with every step that is kept."""
+    recent: int
+    """Forgotten after the next checkpoint."""
+    recent_rounds: int
+    once: int
+    """Model, checkpoint and everything else."""
+
+    @classmethod
+    def of(cls, run: Path) -> Disk:
+        sizes = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
+        recent = [size for path, size in sizes.items() if path.suffix == ".recent"]
+        kept = sum(size for path, size in sizes.items() if path.name.endswith((".state.npz", "transcript.bin")))
+        return cls(kept, sum(recent), len(recent), sum(sizes.values()) - kept - sum(recent))
+
+
+@dataclass(frozen=True)
+class Round:
+    """Processor seconds so far, of the run and of its bare arithmetic; what lay on disk."""
+
+    whole: float
+    bare: float
+    disk: Disk
+
+
+def _numpy_noise(size: int, parties: int) -> float:
+    """Seconds of floating-point noise for one round."""
+    generator, begin = np.random.default_rng(0), time.process_time()
+    for _ in range(parties):
+        generator.standard_normal(size)
+    return time.process_time() - begin
+
+
+def measure(folder: Path) -> tuple[list[Round], dict[str, float], float]:
+    """Every round, the seconds of each part in all of them, and of floating-point noise in one."""
+    plan, budget, trust = folder / "plan.toml", folder / "budget.json", folder / "trust.json"
+    plan.write_text(PLAN, encoding="utf-8")
+    key = generate()
+    trust.write_bytes(trusting(key).to_bytes())
+    file = read_plan_file(plan)
+    budget.write_bytes(issue(promise(file, file.target(), Issuing())[1], key))
+    Ledger.create(folder / "ledger.db").close()
+    run = prepare(plan, budget, trust)
+    noise = statistics.median(_numpy_noise(run.model.size, len(run.silos)) for _ in range(5))
+    parts = {name: _Timed(owner, method) for name, (owner, method) in _parts(type(run.algorithm)).items()}
+    rounds: list[Round] = []
+
+    def note(_: object) -> None:
+        bare = parts["contributions"].seconds + parts["updates"].seconds
+        rounds.append(Round(time.process_time(), bare, Disk.of(folder / "run")))
+
+    train(plan, manifest=budget, trust=trust, ledger=folder / "ledger.db", out=folder / "run", progress=note)
+    return rounds, {name: part.seconds for name, part in parts.items()}, noise
+
+
+def _parts(algorithm: type) -> dict[str, tuple[Any, str]]:
+    return {
+        "contributions": (algorithm, "contribution"),
+        "updates": (algorithm, "update"),
+        "exact noise": (ExactNoise, "gaussian"),
+        "transcript": (TranscriptWriter, "append"),
+        "digests of states": (local_party, "state_digest"),
+        "checkpoints": (session, "save_checkpoint"),
+    }
+
+
+def page(rounds: list[Round], parts: dict[str, float], noise: float) -> tuple[str, bool]:
+    """The page, and whether both promises are kept."""
+    first, last, counted = rounds[0], rounds[-1], len(rounds) - 1
+    whole, bare = (last.whole - first.whole) / counted, (last.bare - first.bare) / counted
+    ratio, alone = whole / (bare + noise), whole / bare
+    kept = len(range(0, MEASURED, RETENTION)) + 1
+    of_run = len(range(0, ROUNDS, RETENTION)) + 1
+    fullest = max(rounds, key=lambda one: one.disk.recent).disk
+    a_round = fullest.recent / fullest.recent_rounds
+    at_most = of_run * last.disk.kept / kept + (block_for(ROUNDS) + 1) * a_round + last.disk.once
+    in_a_round = {name: seconds / len(rounds) for name, seconds in parts.items()}
+    rows = "".join(f"| {name} | {seconds:.3f} | {seconds / whole:.1%} |\n" for name, seconds in in_a_round.items())
+    a_step, at_the_end = last.disk.kept / kept, of_run * last.disk.kept / kept
+    text = f"""# A large model through gate, ledger and transcript
+
+Written by `python -m tests.benchmarks.large_model_speed`, torch {torch.__version__.split("+")[0]}, one thread:
+FedFDP's net (582,026 parameters) on Fashion-MNIST, ten clients by Dirichlet(0.1), Poisson batches of 5%, one noisy step
+per round, exact noise, `retention = {RETENTION}`. {counted} rounds of the production engine after a first one, in
+processor time, at a load of {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores. Reading the data is left out.
+
+| | seconds per round |
+|---|---:|
+| the whole round | {whole:.3f} |
+| its bare arithmetic: contributions and updates of these very rounds, and numpy's noise | {bare + noise:.3f} |
+| **ratio** (promised: at most {MOST_RATIO}) | **{ratio:.3f}** |
+| ratio to contributions and updates alone, without any noise | {alone:.3f} |
+
+{ROUNDS} rounds take {ROUNDS * whole / 60:.0f} minutes of this processor under this load,
+{ROUNDS * (bare + noise) / 60:.0f} of them bare arithmetic.
+
+| part | seconds per round | share |
+|---|---:|---:|
+{rows}
+**On disk**: a step that is kept takes {a_step / 1e6:.1f} MB (ten clients' values and the state), a round that is not
+{a_round / 1e6:.1f} MB until the next checkpoint. {ROUNDS} rounds keep {of_run} steps: {at_the_end / 1e9:.2f} GB at
+the end, at most **{at_most / 1e9:.2f} GB** on the way (promised: {MOST_BYTES / 1e9:.0f} GB). Whole, in the same form,
+it would be {ROUNDS * a_round / 1e9:.1f} GB, and as plain doubles {ROUNDS * 10 * 8 * 582_027 / 1e9:.1f} GB.
+"""
+    return text, ratio <= MOST_RATIO and at_most <= MOST_BYTES
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as place:
+        text, kept = page(*measure(Path(place)))
+    PAGE.write_text(text, encoding="utf-8")
+    print(text)
+    return int(not kept)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
