@@ -35,7 +35,7 @@ from calibrate.privacy_unit import EpsilonDelta
 Checks = tuple[Check, ...]
 Attacks = tuple[Attack, ...]
 _LUCK = 0.05
-_WITHOUT_NOISE = "; it would have noticed what leaks like the control without noise, and perhaps nothing less"
+_WITHOUT_NOISE = "; missing noise would have been noticed, too little of it perhaps not"
 
 
 def on_trial(document: BudgetDocument) -> Promise | None:

@@ -33,7 +33,7 @@ from calibrate.manifest.verify import (
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected, Relation
 
-WIDTH = 100
+WIDTH = 80
 
 _UNIT = {
     Protected.RECORD: "one record",

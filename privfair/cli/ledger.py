@@ -99,26 +99,30 @@ def _status_json(location: str, found: LedgerStatus) -> dict[str, object]:
 
 def _spent_text(budget: DataBudgetStatus) -> str:
     """One line with a bar: how much of the budget is spent, or that there is none."""
+    from privfair.ledger.status import unit_in_words
+
     if budget.claimed_epsilon is None:
-        return f"{budget.unit}: nothing bounds what was released (a claim promised this unit no privacy)"
-    spent = f"{budget.unit}: epsilon {budget.claimed_epsilon:g}"
+        return f"{unit_in_words(budget.unit)}: nothing bounds what was released (a claim promised this unit no privacy)"
+    spent = f"{unit_in_words(budget.unit)}: epsilon {budget.claimed_epsilon:g}"
     if budget.epsilon is None or budget.left is None:
-        running = "" if budget.odometer_epsilon is None else f" (odometer: {budget.odometer_epsilon:g})"
+        running = "" if budget.odometer_epsilon is None else f" ({budget.odometer_epsilon:g} by Renyi divergences)"
         return f"{spent} claimed{running}, no budget is set"
     filled = round(_BAR * min(1.0, 1 - budget.left / budget.epsilon))
     why = ", spent by a restore" if budget.spent_by_restore else ""
     bar = "#" * filled + "." * (_BAR - filled)
     if budget.filter == "renyi" and budget.used is not None:
-        share = f"{budget.unit}: {budget.used:.0%} of epsilon {budget.epsilon:g} by its Renyi filter"
+        share = f"{unit_in_words(budget.unit)}: {budget.used:.0%} of epsilon {budget.epsilon:g} by its Renyi filter"
         return f"{share} [{bar}], {budget.claimed_epsilon:g} by basic composition{why}"
     return f"{spent} of {budget.epsilon:g} [{bar}] {budget.left:g} left{why}"
 
 
 def _manifest_text(one: ManifestStatus) -> str:
+    from privfair.ledger.status import unit_in_words
+
     promise = "no privacy promised" if one.epsilon is None else f"epsilon {one.epsilon:g}, delta {one.delta:g}"
     lines = [
         f"\nmanifest {one.manifest_digest[:12]}: {one.state.value}, claimed {one.claimed_at}",
-        f"  {promise} for {one.unit}",
+        f"  {promise} for {unit_in_words(one.unit)}",
         f"  {one.charged} of {one.rounds} rounds charged, {one.released_rounds} released; data set {one.dataset}",
         f"  purpose: {one.purpose or 'not said'}; signed by {', '.join(one.signers) or 'nobody known'}",
     ]

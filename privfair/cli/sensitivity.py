@@ -9,7 +9,7 @@ import click
 
 from privfair.cli import sensitivity_report
 from privfair.cli.help import Subcommands
-from privfair.cli.output import json_option, print_json, print_rich
+from privfair.cli.output import json_option, print_json, print_rich, print_wrapped
 
 if TYPE_CHECKING:
     from audit.sensitivity.falsify import CataloguedClaim, Search, SearchResult
@@ -44,7 +44,8 @@ def list_all(as_json: bool) -> None:
         print_json([{"id": each.id, "says": each.says, "claimed": each.claim.bound} for each in entries])
         return
     for each in entries:
-        click.echo(f"{each.id}\n    {each.says}")
+        click.echo(each.id)
+        print_wrapped(f"    {each.says}", indent="    ")
 
 
 @command.command("check")

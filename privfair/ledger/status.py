@@ -8,6 +8,7 @@ from enum import Enum
 
 from calibrate.compose import exact, rounded_up
 from calibrate.filters import ODOMETER_DELTA, BudgetFilter, Spent, odometer
+from calibrate.manifest.show import describe_unit
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.anchor import AnchorState
 from privfair.ledger.book import Account, Book, basic_total
@@ -88,6 +89,11 @@ class DataBudgetStatus:
         if self.filter == BudgetFilter.RENYI and self.used is not None:
             return self.epsilon * max(0.0, 1 - self.used)
         return max(0.0, float(exact(self.epsilon) - exact(self.claimed_epsilon)))
+
+
+def unit_in_words(unit: str) -> str:
+    """Whom a ledger's unit ("record by add-remove") speaks of, as an officer would say it."""
+    return describe_unit(UNIT_OF_TEXT[unit]).partition(" (")[0]
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def test_the_page_is_plain_text_of_bounded_width() -> None:
     envelope = samples.signed(statement_bytes(samples.document()), KEY)
     lines = render(read_unverified(envelope)).splitlines()
     assert all(line.isprintable() for line in lines)
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 80
 
 
 def test_machines_are_told_the_same() -> None:

@@ -28,10 +28,11 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner
 from privfair.integrations.desk.access import REPORT_POLICY, Access, Guarded
-from privfair.integrations.desk.books import open_books, unit_in_words
+from privfair.integrations.desk.books import open_books
 from privfair.integrations.desk.inbox import decline_letter, drop_letter, open_inbox, sign_letter
 from privfair.integrations.desk.planner import Setting
 from privfair.integrations.desk.runs import Runs, open_runs
+from privfair.ledger.status import unit_in_words
 
 _HERE = Path(__file__).parent
 _STATIC = {"desk.css": "text/css", "desk.js": "text/javascript", "icon.svg": "image/svg+xml"}

@@ -11,11 +11,10 @@ from markupsafe import Markup
 
 from audit.report.charts import Axis, Series, line_chart
 from calibrate.compose import cost_for, rounded_up
-from calibrate.manifest.show import describe_unit
 from privfair.ledger import Access, Ledger, LedgerStatus
 from privfair.ledger.anchor import AnchorState
 from privfair.ledger.entries import UNIT_OF_TEXT
-from privfair.ledger.status import ClaimState, DataBudgetStatus, ManifestStatus
+from privfair.ledger.status import ClaimState, DataBudgetStatus, ManifestStatus, unit_in_words
 
 _NEARLY = 0.1
 _SECONDS_PER_DAY = 86_400
@@ -82,11 +81,6 @@ def _curve(budget: DataBudgetStatus, spent: list[tuple[str, float]]) -> Markup:
     if cap is not None:
         lines.append(Series("the most that may be promised", (0.0, end), (cap, cap), dashed=True))
     return Markup(line_chart(f"Epsilon promised over time for {budget.dataset}", x, y, lines))
-
-
-def unit_in_words(unit: str) -> str:
-    """Whom a ledger's unit ("record by add-remove") speaks of, as an officer would say it."""
-    return describe_unit(UNIT_OF_TEXT[unit]).partition(" (")[0]
 
 
 def _moment(text: str) -> datetime:
