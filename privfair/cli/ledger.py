@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from privfair.cli.help import Subcommands
-from privfair.cli.output import json_option, options, print_json
+from privfair.cli.output import json_option, options, print_json, print_wrapped
 from privfair.cli.witness import command as witness
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def status(location: str, anchor: Path | None, as_json: bool) -> None:
         return
     click.echo(f"{location}: ledger {found.ledger[:16]}, {found.entries} entries, head {found.head.hash[:16]}")
     for budget in found.budgets:
-        click.echo(f"\n{budget.dataset}\n  {_spent_text(budget)}")
+        print_wrapped("", *_spent_lines(budget), indent="    ")
     for manifest in found.manifests:
-        click.echo(_manifest_text(manifest))
+        print_wrapped(*_manifest_text(manifest).split("\n"), indent="    ")
 
 
 def _status_json(location: str, found: LedgerStatus) -> dict[str, object]:
@@ -97,13 +97,17 @@ def _status_json(location: str, found: LedgerStatus) -> dict[str, object]:
     }
 
 
-def _spent_text(budget: DataBudgetStatus) -> str:
-    """One line with a bar: how much of the budget is spent, or that there is none."""
+def _spent_lines(budget: DataBudgetStatus) -> tuple[str, str]:
     from privfair.ledger.status import unit_in_words
 
+    return f"{budget.dataset}, {unit_in_words(budget.unit)}:", f"  {_spent_text(budget)}"
+
+
+def _spent_text(budget: DataBudgetStatus) -> str:
+    """One line with a bar: how much of the budget is spent, or that there is none."""
     if budget.claimed_epsilon is None:
-        return f"{unit_in_words(budget.unit)}: nothing bounds what was released (a claim promised this unit no privacy)"
-    spent = f"{unit_in_words(budget.unit)}: epsilon {budget.claimed_epsilon:g}"
+        return "nothing bounds what was released (a claim promised this unit no privacy)"
+    spent = f"epsilon {budget.claimed_epsilon:g}"
     if budget.epsilon is None or budget.left is None:
         running = "" if budget.odometer_epsilon is None else f" ({budget.odometer_epsilon:g} by Renyi divergences)"
         return f"{spent} claimed{running}, no budget is set"
@@ -111,7 +115,7 @@ def _spent_text(budget: DataBudgetStatus) -> str:
     why = ", spent by a restore" if budget.spent_by_restore else ""
     bar = "#" * filled + "." * (_BAR - filled)
     if budget.filter == "renyi" and budget.used is not None:
-        share = f"{unit_in_words(budget.unit)}: {budget.used:.0%} of epsilon {budget.epsilon:g} by its Renyi filter"
+        share = f"{budget.used:.0%} of epsilon {budget.epsilon:g} by its Renyi filter"
         return f"{share} [{bar}], {budget.claimed_epsilon:g} by basic composition{why}"
     return f"{spent} of {budget.epsilon:g} [{bar}] {budget.left:g} left{why}"
 
@@ -340,7 +344,7 @@ def set_budget(
         print_json([asdict(one) | {"left": one.left} for one in found])
     else:
         for one in found:
-            click.echo(f"{dataset}\n  {_spent_text(one)}")
+            print_wrapped(*_spent_lines(one), indent="    ")
 
 
 command.add_command(witness)

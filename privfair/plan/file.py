@@ -174,13 +174,16 @@ class PlanFile:
         return EpsilonDelta(wanted["epsilon"], wanted["delta"])  # type: ignore[arg-type]
 
 
+_NO_PLAN = "check the path; `privfair init` writes a plan for your own files"
+
+
 def read_plan_file(path: Path) -> PlanFile:
     """The plan in a TOML file; every section and name is checked."""
     try:
         content = path.read_bytes()
         parsed = tomllib.loads(content.decode("utf-8"))
     except OSError as error:
-        raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", "check the path") from error
+        raise InvalidInput("plan", str(path), f"cannot be read ({error.strerror})", _NO_PLAN) from error
     except RecursionError:
         raise InvalidInput("plan", str(path), "is nested too deeply", "fix the file") from None
     except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
