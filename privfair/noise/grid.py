@@ -91,7 +91,8 @@ class Grid:
         probability far below 2^-1000.
         """
         limit = 2 * LARGEST_STEPS
-        within = np.minimum(np.maximum(steps, -limit), limit)
+        beyond = steps.size and (int(steps.max()) > limit or int(steps.min()) < -limit)
+        within = np.clip(steps, -limit, limit) if beyond else steps
         return np.asarray(within * 2.0**-self.fraction_bits)
 
     def rounded_sensitivity(self, bound: float | Fraction, dimension: int, norm: Norm) -> Fraction:

@@ -63,7 +63,8 @@ def publish_gaussian(values: ArrayLike, sigma: float | Fraction, stream: WordStr
     """
     scale = NoiseScale.at_least(sigma)
     steps = scale.grid.round_toward_zero(values)
-    return scale.grid.to_floats(steps + discrete_gaussian(steps.shape, scale.in_steps, stream))
+    steps += discrete_gaussian(steps.shape, scale.in_steps, stream)  # an array of our own: no copy
+    return scale.grid.to_floats(steps)
 
 
 def publish_laplace(values: ArrayLike, scale: float | Fraction, stream: WordStream) -> Floats:

@@ -70,11 +70,12 @@ def _steps(raw: bytes, grid: int) -> NDArray[np.int64] | None:
     """Whole numbers of 2^-grid; None unless they give the very same bytes back."""
     with np.errstate(invalid="ignore", over="ignore"):
         steps = (np.frombuffer(raw, "<f8") * 2.0**grid).astype(np.int64)
-    return steps if _floats(steps, grid) == raw else None
+    same = np.array_equal(_floats(steps, grid).view(np.int64), np.frombuffer(raw, np.int64))  # bits, not values
+    return steps if same else None
 
 
-def _floats(steps: NDArray[np.int64], grid: int) -> bytes:
-    return (steps * 2.0**-grid).astype("<f8", copy=False).tobytes()
+def _floats(steps: NDArray[np.int64], grid: int) -> NDArray[np.float64]:
+    return np.asarray((steps * 2.0**-grid).astype("<f8", copy=False))
 
 
 def _packed_steps(steps: NDArray[np.int64]) -> bytes:
@@ -83,7 +84,7 @@ def _packed_steps(steps: NDArray[np.int64]) -> bytes:
     width = next(width for width in (1, 2, 4) if largest < 1 << (8 * width - 1))
     deflate = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY)
     high = deflate.compress(above.astype(f"<i{width}").tobytes()) + deflate.flush()
-    return bytes((_STEPS, width)) + steps.astype("<u4").tobytes() + high
+    return b"".join((bytes((_STEPS, width)), steps.astype("<u4").data, high))
 
 
 def _unpacked_steps(content: memoryview, count: int, grid: int) -> bytes:
@@ -94,7 +95,7 @@ def _unpacked_steps(content: memoryview, count: int, grid: int) -> bytes:
     if len(above) != count * width:
         return b""
     steps = np.frombuffer(above, f"<i{width}").astype(np.int64) << _LOW
-    return _floats(steps | np.frombuffer(low, "<u4"), grid)
+    return _floats(steps | np.frombuffer(low, "<u4"), grid).tobytes()
 
 
 def _deflated(raw: bytes) -> bytes | None:
