@@ -198,7 +198,8 @@ def sums_of_pairs(first: Points, second: Points, negligible: float = 0.0) -> tup
     """All sums of two values in ascending order with their masses, but for those of a `negligible` mass or less."""
     if first is second:
         i, j = np.triu_indices(len(first.values))
-        masses = first.masses[i] * first.masses[j] * np.where(i == j, 1.0, 2.0)
+        masses = 2 * first.masses[i] * first.masses[j]
+        masses[i == j] /= 2
         if negligible > 0:
             kept = masses > negligible
             i, j, masses = i[kept], j[kept], masses[kept]
@@ -209,7 +210,7 @@ def sums_of_pairs(first: Points, second: Points, negligible: float = 0.0) -> tup
         if negligible > 0:
             kept = masses > negligible
             values, masses = values[kept], masses[kept]
-    order = np.argsort(values)
+    order = np.argsort(values, kind="stable")  # merges the rows, which ascend already
     return values[order], masses[order]
 
 
