@@ -170,7 +170,8 @@ class StepGate:
             opened = self._gate.next_round(at_least=self._first_round)
             self._on_round(step, opened)
             if self._retention is not None and given is not None:
-                kept = step % self._retention == 0 or step + 1 == self._updates
+                last = step + 1 == self._updates or opened + 1 == self._claim.rounds
+                kept = last or step % self._retention == 0
                 self._gate.note_state(step, given[1], given[0] if kept else None)
             self._step = step
         assert self._gate.round is not None

@@ -80,6 +80,7 @@ SCHEMES: dict[str, str] = {
     "Poisson, secret": _gaussian(0.2),
     "truncated Poisson": _gaussian(0.2, 'sampling = "truncated-poisson"\nbatch-limit = 110\nmost-units = 250\n'),
     "random allocation": _gaussian(0.5, 'sampling = "random-allocation"\n'),
+    "Poisson, secret, digests kept": _gaussian(0.2).replace(_MORE, f"{_MORE}\nretention = 2"),
     "in a cycle, with banded noise": _gaussian(0.5, 'noise = "banded"\nbatches = 2\n'),
     "full batches, other values in the last rounds": _FAIR_PLUGIN,
     "Poisson, known": _steffle("poisson"),
