@@ -11,7 +11,7 @@ import click
 
 from calibrate.errors import PrivfairError
 from privfair.cli.output import checks_text, json_option, number_text, print_json, table_lines, threads_option
-from privfair.cli.pipeline import Pipeline
+from privfair.cli.pipeline import Pipeline, audit_confidence
 
 # The plans `privfair demo` runs: real data, sized so that training and the audit take about a minute.
 
@@ -191,10 +191,6 @@ SLOW_ENGINES = {
 RERUNS = {name: 1 if name == "steffle" else 2 for name in PLANS}
 """Effort of each demo's audit: a rerun of SteFFLe has 22,500 coins already and takes the longest."""
 
-CONFIDENCE = {name: 0.999 if name == "pay-once" else 0.95 for name in PLANS}
-"""Pay-once costs exactly what it promises, and its coins are read by the best decoder there is: at 95% one honest run
-in twenty would be called violated."""
-
 
 def _write_sites(plan: str, folder: Path) -> dict[str, int]:
     """The silos of a plan on a benchmark as files of their own, with test.csv for measuring; the sizes to be signed."""
@@ -251,7 +247,7 @@ class Demo:
         budget = self._sign(algorithm, as_printed)
         trained = self._train()
         self._refusals()
-        verdict, report = self._audit(RERUNS[algorithm], CONFIDENCE[algorithm])
+        verdict, report = self._audit(RERUNS[algorithm], audit_confidence(algorithm))
         compared = None if as_printed else self._without_privacy()
         self._conclude(trained, compared, verdict, report)
         names = ("accuracy", "balanced_accuracy", "auc", "demographic_parity")

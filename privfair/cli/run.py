@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from privfair.cli.output import checks_text, json_option, print_json, threads_option, threshold_options
-from privfair.cli.pipeline import Pipeline
+from privfair.cli.pipeline import Pipeline, audit_confidence
 from privfair.cli.train import quality_lines
 
 _SELF_SIGNED = (
@@ -59,7 +59,8 @@ def command(
     trained = pipeline.answer(*pipeline.train_words(plan, "run"), *flags, progress=True)
     pipeline.tell(f"trained     {trained['rounds']} rounds")
     pipeline.say("The audit")
-    verdict, report = pipeline.audit("--reruns", reruns, "--plan", plan)
+    confidence = audit_confidence(budget["algorithm"])
+    verdict, report = pipeline.audit("--reruns", reruns, "--confidence", confidence, "--plan", plan)
     result = {
         "budget": {key: budget[key] for key in ("algorithm", "epsilon", "delta")},
         "self_signed": True,

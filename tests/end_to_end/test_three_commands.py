@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import stat
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from audit.report.page import ReportContent, empty_model, render
 from privfair.cli import limit_threads
-from tests.end_to_end.command_line import privfair
+from tests.end_to_end.command_line import Outcome, privfair
 
 SITES = (("north", 140), ("south", 160), ("west", 120))
 BOUNDS = ("bounds = [0, 120]", "bounds = [10, 60]")
@@ -36,6 +37,16 @@ def write_sites(folder: Path, delimiter: str = ";", decimal: str = ",") -> list[
                 ward, sex = generator.choice(("cardio", "surgery", "other")), generator.choice("fm")
                 writer.writerow((f"{site[0]}{number}", age, bmi, ward, sex, answer))
     return files
+
+
+def run_honestly(out: Path, *words: object) -> Outcome:
+    """`privfair run`, whose audit calls an honest pay-once run violated with probability 1e-3: thrice in a row 1e-9."""
+    for _ in range(3):
+        done = privfair(*words)
+        if "VIOLATED" not in done.out:
+            break
+        shutil.rmtree(out)
+    return done
 
 
 def _unwrapped(text: str) -> str:
@@ -71,7 +82,8 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert after.out.startswith("Protected: the sensitive attribute of each record")
     plan = (folder / "plan.toml").read_text("utf-8").replace("rounds = 200", "rounds = 40")
     (folder / "plan.toml").write_text(plan, encoding="utf-8")
-    done = privfair("run", folder / "plan.toml", "--out", folder / "trial", "--reruns", 1)
+    out = folder / "trial"
+    done = run_honestly(out, "run", folder / "plan.toml", "--out", out, "--reruns", 1)
     assert done.code == 0, done.err
     (folder / "run.txt").write_text(done.out, encoding="utf-8")
     return folder
