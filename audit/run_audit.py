@@ -92,9 +92,8 @@ def audit_run(
     except UnsupportedCombination as refusal:
         attacks = ()
         checks += (not_possible(Layer.ATTACK, "attack", str(refusal)),)
-    report = judge(promise, checks, attacks, options.confidence)
-    why = report.why + _unseen(evidence)
-    return report.model_copy(update={**_protection(evidence), "model": _quality(evidence), "why": why})
+    report = judge(promise, checks, attacks, options.confidence, _unseen(evidence))
+    return report.model_copy(update={**_protection(evidence), "model": _quality(evidence)})
 
 
 def _unseen(evidence: RunEvidence) -> str:

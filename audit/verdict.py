@@ -88,10 +88,11 @@ def manifest_curve(document: BudgetDocument) -> ProfileCurve | None:
     return ProfileCurve.of(tuple(points)) if points else None
 
 
-def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence: float) -> AuditReport:
+def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence: float, kept: str = "") -> AuditReport:
     """The conclusion with everything it rests on; a failed check of any layer is a violation.
 
-    Each attack had its share of the error, so that the largest of their bounds is valid at `confidence`.
+    Each attack had its share of the error, so that the largest of their bounds is valid at `confidence`. `kept` says
+    what part of the published values could be looked at, where that is not all of them.
     """
     lower = max((attack.bound.epsilon for attack in attacks), default=None)
     power = _power(checks, attacks)
@@ -103,13 +104,13 @@ def judge(promise: Promise | None, checks: Checks, attacks: Attacks, confidence:
     elif _is_powerful(promise, checks, attacks, power):
         conclusion, why = (
             Conclusion.CONSISTENT,
-            _support(attacks) + (_smallest_breach(power) or _WITHOUT_NOISE) + _floor(checks),
+            _support(attacks, kept) + (_smallest_breach(power) or _WITHOUT_NOISE) + _floor(checks),
         )
     else:
         conclusion, why = Conclusion.INCONCLUSIVE, _doubt(promise, attacks, power) + _smallest_breach(power)
     return AuditReport(
         verdict=conclusion,
-        why=why,
+        why=why + kept,
         epsilon_lower=lower,
         confidence=confidence,
         promised=promise,
@@ -224,10 +225,11 @@ def _floor(checks: Checks) -> str:
     return "".join(f"; of the run's own noise: {check.finding}" for check in checks if check.name == FLOOR)
 
 
-def _support(attacks: Attacks) -> str:
+def _support(attacks: Attacks, kept: str) -> str:
     if any(attack.power >= CONCLUSIVE for attack in attacks):
         return "no check failed, and an attack that could have refuted the promise did not"
-    return "no check failed, and the published values were measured to carry all of the signed noise"
+    seen = "values that are kept" if kept else "published values"
+    return f"no check failed, and the {seen} were measured to carry all of the signed noise"
 
 
 def _doubt(promise: Promise | None, attacks: Attacks, power: AuditPower | None) -> str:

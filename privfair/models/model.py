@@ -5,8 +5,8 @@ gradient*: sum_i c_i grad_i, where the coefficients c_i may depend on each recor
 is per-record clipping, fair clipping and plain averaging in one, and no per-record gradient need be stored.
 
 The features' type (float32 or float64) decides in which precision scores and back-propagation are computed; `theta`
-is cast to it. Norms, coefficients and the weighted sum are float64 in either case, and so is everything returned in a
-`WeightedGradient`: clipping is not where precision is saved.
+is cast to it. Norms, coefficients and everything returned in a `WeightedGradient` are float64 in either case, and so is
+the weighted sum, but for large nets in float32, whose norms then pay for it (docs/models.md, "What rounding can do").
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ Ratios are medians over the repetitions, with quartiles: how many times longer t
 
 Two-class logistic regression is a matter of overhead: its arithmetic takes some ten microseconds, so the lead shrinks
 as the batch grows. In wide layers the lead comes from never forming a record's gradient matrix, in convolutions from
-grouped convolutions over records; there Opacus's own ghost mode trades memory for a second backward pass.
+one batched product over records; there Opacus's own ghost mode trades memory for a second backward pass.
 Times depend on the machine and its load, ratios less so: between runs they move by a fifth, but for the small MLP and
 the strided CNN by half, as Opacus's large temporary arrays sometimes come from fresh memory and sometimes do not.
 """

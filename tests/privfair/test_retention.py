@@ -16,7 +16,9 @@ import pytest
 from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
 from audit.noise import check_noise
-from audit.report.results import Check, Outcome
+from audit.report.results import Check, Conclusion, Outcome
+from audit.run_audit import _unseen
+from audit.verdict import judge, on_trial
 from calibrate.errors import InvalidInput, Refused
 from calibrate.manifest.show import render
 from calibrate.manifest.verify import read_unverified
@@ -142,7 +144,11 @@ def test_an_audit_checks_what_is_kept_and_says_how_much_that_is(noisy: Desk, aud
     assert "that are kept" in checks["published on the signed grid"].finding
     evidence = RunEvidence.read(audited, plan_path=noisy.plan)
     assert evidence.seen == (0, 4, 8)
-    (pooled, *_) = check_noise(evidence)
+    (pooled, *others) = check_noise(evidence)
+    verdict = judge(on_trial(evidence.document), (pooled, *others), (), 0.95, _unseen(evidence))
+    assert verdict.verdict is Conclusion.CONSISTENT
+    assert "the values that are kept were measured" in verdict.why
+    assert "keeps 3 of 9 steps in full and digests of the rest" in verdict.why
     assert pooled.outcome is Outcome.PASSED
     assert pooled.noise_power is not None
     numbers = 3 * 3 * evidence.model.size
