@@ -291,7 +291,7 @@ Convolutions gather the patches that each output looks at and form every record'
 are added up in float64 over blocks of float32. Large fully connected nets sum over records in float32 where their
 norms pay for its rounding ([what rounding can do](../models.md#what-rounding-can-do)).
 The strided net depends most on what else the machine does: each record's gradient of its second convolution has 51,200
-numbers, and 13 MB of them are written and read twice per step.
+numbers, and 13 MB of them are written and read twice per step; at a load of 15 it took 2.9 times as long as plain SGD.
 """
 
 
