@@ -51,8 +51,7 @@ A whole example. plan.toml (docs/training.md has every key):
   learning-rate = 1.0
 
 \b
-A fair model, one record's sensitive attribute protected: in place of the first
-lines, up to [data], and of [training] write
+A fair model, one attribute protected: above [data], and as [training], write
   algorithm = "pay-once"               # or steffle (docs/examples)
   [target]
   epsilon = 1.0
@@ -80,8 +79,7 @@ With files of your own, one for each silo, [data] and [data.partition] become
   at-least = 100
 
 \b
-and schema.toml says what the columns mean (docs/data.md; a name with spaces is
-quoted: [numeric."Age in years"]):
+and schema.toml says what the columns mean (docs/data.md):
   version = 1
   [target]
   column = "default"
@@ -98,6 +96,7 @@ quoted: [numeric."Age in years"]):
   values = ["clerk", "nurse", "other"]
 
 \b
+A name with spaces is quoted: [numeric."Age in years"].
 A manifest is used once. An interrupted run goes on with --resume.
 """
 _PATH = click.Path(path_type=Path, dir_okay=False)
