@@ -25,7 +25,7 @@ from audit.evidence import AuditorsManifest, RoundEvidence, RunEvidence, in_memo
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource
-from calibrate.manifest.verify import Run, verify
+from calibrate.manifest.verify import IntendedRun, verify
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.batches.record import BatchRecord
 from privfair.contribution import BoundedContribution, Published
@@ -53,7 +53,7 @@ class Sending:
 
 
 @dataclass(eq=False)
-class Watch(RoundObserver):
+class RunWatch(RoundObserver):
     """Notes every state a step began with and every message, on both sides of the gate."""
 
     states: list[Any] = field(default_factory=list)
@@ -116,7 +116,9 @@ def rerun(
     """
     data = run.document.data if sizes is None else DataBinding.of(run.document.data.schema_digest, sizes.items())
     envelope = envelope or auditor.envelope(run.document.model_copy(update={"data": data}))
-    manifest = verify(envelope, auditor.trust, Run(run.document.config_digest, data, run.document.code_digests()))
+    manifest = verify(
+        envelope, auditor.trust, IntendedRun(run.document.config_digest, data, run.document.code_digests())
+    )
     prepared = run.under(manifest, envelope)
     setup = replace(prepared.setup, seed=seed, block=block or prepared.setup.block)
     start = Position(run.algorithm.start())
@@ -201,7 +203,9 @@ def _publish_one_session(
     """Every silo publishes in rounds of one claim until `left` are there; the rest of `apart` has no round."""
     document = run.document
     envelope = auditor.envelope(document)
-    manifest = verify(envelope, auditor.trust, Run(document.config_digest, document.data, document.code_digests()))
+    manifest = verify(
+        envelope, auditor.trust, IntendedRun(document.config_digest, document.data, document.code_digests())
+    )
     setup = run.under(manifest, envelope).setup
     research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
     claim = ledger.claim(claim_terms(manifest))

@@ -19,10 +19,10 @@ from audit.report.results import (
     AuditPower,
     AuditReport,
     Check,
+    CheckOutcome,
     Conclusion,
     Layer,
     NoisePower,
-    Outcome,
     PowerPoint,
     Promise,
     Standing,
@@ -131,7 +131,7 @@ def _refutation(
     promise: Promise | None, checks: Checks, attacks: Attacks, confidence: float, lower: float | None
 ) -> str | None:
     """What contradicts the promise: a failed check, a bound above it, or a refuted curve; None if nothing does."""
-    failed = [f"{check.name}: {check.finding}" for check in checks if check.outcome is Outcome.FAILED]
+    failed = [f"{check.name}: {check.finding}" for check in checks if check.outcome is CheckOutcome.FAILED]
     if failed:
         return "; ".join(failed)
     if promise is not None and lower is not None and lower > promise.epsilon:
@@ -165,7 +165,7 @@ def _is_powerful(promise: Promise | None, checks: Checks, attacks: Attacks, powe
         return False
     noise = [check.outcome for check in checks if check.layer is Layer.NOISE]
     priced = promise is None or promise.standing is Standing.PRICED
-    measured = priced and bool(noise) and all(outcome is Outcome.PASSED for outcome in noise)
+    measured = priced and bool(noise) and all(outcome is CheckOutcome.PASSED for outcome in noise)
     return measured or any(attack.power >= CONCLUSIVE for attack in attacks)
 
 

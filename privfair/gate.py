@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.arrays import Floats
+from calibrate.claims import Norm
 from calibrate.discrete_noise import MOST_NUMBERS
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
@@ -33,8 +34,8 @@ from calibrate.manifest.mechanism import (
 from calibrate.manifest.verify import VerifiedManifest
 from privfair.contribution import BoundedContribution, Published, RecentRounds
 from privfair.ledger import DEFAULT_BLOCK, Claim, Release
-from privfair.noise import ExactNoise, Grid, NoiseScale, Norm, UnsafeSeededResearchNoise
-from privfair.noise import NoiseSource as NoiseGenerator
+from privfair.noise import ExactNoise, Grid, NoiseScale, UnsafeSeededResearchNoise
+from privfair.noise import NoiseAdder as NoiseGenerator
 from privfair.transcript import NotedState, Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
 
 _ROUNDING = 1e-9

@@ -18,7 +18,7 @@ from calibrate.errors import InvalidInput
 # What an attack may ask of a model.
 
 
-class Target(Protocol):
+class AttributeTarget(Protocol):
     """A classifier that answers with probabilities: all that a black-box attack needs."""
 
     def probabilities(self, features: Floats) -> Floats:
@@ -27,7 +27,7 @@ class Target(Protocol):
 
 
 @runtime_checkable
-class WhiteBoxTarget(Target, Protocol):
+class WhiteBoxTarget(AttributeTarget, Protocol):
     """A classifier whose weights are at hand."""
 
     def signals(self, features: Floats, labels: Codes) -> Floats:
@@ -45,7 +45,7 @@ Guess = Callable[[Asked], Codes]
 class Knowledge:
     """What the attacker has: the model, and some members with their attribute, none of which is asked about."""
 
-    target: Target
+    target: AttributeTarget
     attribute: Attribute
     known_members: AttributeRecords
     classes: int
@@ -148,7 +148,7 @@ _SHARE_TO_CHOOSE = 0.25
 _LEAST_TO_CHOOSE = 40
 
 
-class Kind(Enum):
+class AttackModel(Enum):
     LINEAR = "logistic regression"
     TREES = "boosted trees"
 
@@ -181,16 +181,16 @@ def fit_classifier(inputs: Floats, codes: Codes, values: int, seed: int) -> Clas
         return Classifier(int(present[0]), values)
     order = np.random.default_rng(seed).permutation(len(codes))
     aside = int(_SHARE_TO_CHOOSE * len(codes))
-    chosen = Kind.LINEAR
+    chosen = AttackModel.LINEAR
     if aside >= _LEAST_TO_CHOOSE:
         judge, learn = order[:aside], order[aside:]
         if len(np.unique(codes[learn])) > 1:
-            trials = {kind: _fit(kind, inputs[learn], codes[learn], seed) for kind in Kind}
-            chosen = max(Kind, key=lambda kind: np.mean(trials[kind].predict(inputs[judge]) == codes[judge]))
+            trials = {kind: _fit(kind, inputs[learn], codes[learn], seed) for kind in AttackModel}
+            chosen = max(AttackModel, key=lambda kind: np.mean(trials[kind].predict(inputs[judge]) == codes[judge]))
     return Classifier(_fit(chosen, inputs, codes, seed), values)
 
 
-def _fit(kind: Kind, inputs: Floats, codes: Codes, seed: int) -> Any:
+def _fit(kind: AttackModel, inputs: Floats, codes: Codes, seed: int) -> Any:
     try:
         from sklearn.ensemble import HistGradientBoostingClassifier
         from sklearn.exceptions import ConvergenceWarning
@@ -205,12 +205,12 @@ def _fit(kind: Kind, inputs: Floats, codes: Codes, seed: int) -> Any:
             "pip install 'privfair[audit]'",
         ) from None
     match kind:
-        case Kind.LINEAR:
+        case AttackModel.LINEAR:
             with warnings.catch_warnings():
                 # A descent stopped early is a classifier too, and which one wins is judged by its hits.
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300)).fit(inputs, codes)
-        case Kind.TREES:
+        case AttackModel.TREES:
             trees = HistGradientBoostingClassifier(
                 max_iter=60, max_leaf_nodes=15, early_stopping=False, random_state=seed
             )

@@ -14,11 +14,11 @@ import numpy as np
 
 from audit.attribute.attacks import (
     AttributeAttack,
+    AttributeTarget,
     Csmia,
     Knowledge,
     LearnedFromOutputs,
     Lomia,
-    Target,
     WhiteBox,
     Yeom,
     fit_classifier,
@@ -139,7 +139,7 @@ class _Side:
 
 
 def attribute_inference(
-    target: Target,
+    target: AttributeTarget,
     attribute: Attribute,
     members: AttributeRecords,
     nonmembers: AttributeRecords,

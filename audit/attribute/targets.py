@@ -14,7 +14,7 @@ from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audit.attribute.attacks import Target, WhiteBoxTarget
+from audit.attribute.attacks import AttributeTarget, WhiteBoxTarget
 from audit.attribute.attribute_audit import AttributeOptions, attribute_inference
 from audit.attribute.records import Attribute, AttributeRecords, Codes, SensitiveInput
 from audit.membership.records import AuditedRecords, RecordTables, class_text
@@ -141,7 +141,7 @@ def attribute_inference_of_model(
 
 
 def _attack(
-    target: Target,
+    target: AttributeTarget,
     attribute: Attribute,
     records: AuditedRecords,
     table: Floats,
@@ -268,7 +268,7 @@ class AskedByClass:
 class WithWeights:
     """Answers from one side, what the weights tell from the other."""
 
-    answers: Target
+    answers: AttributeTarget
     weights: WhiteBoxTarget
 
     def probabilities(self, features: Floats) -> Floats:
@@ -278,7 +278,7 @@ class WithWeights:
         return self.weights.signals(features, labels)
 
 
-def _with_weights(target: MembershipTarget, records: AuditedRecords, inputs: InputTable) -> Target:
+def _with_weights(target: MembershipTarget, records: AuditedRecords, inputs: InputTable) -> AttributeTarget:
     """White box where the model is a torch module that ends in one score per class."""
     asked = AskedByClass(target, inputs, records.class_names)
     if isinstance(target, TorchTarget):

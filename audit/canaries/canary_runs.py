@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from audit.canaries.choice import CanaryDesign
 from audit.canaries.decoder import Seen, Views
 from audit.evidence import AuditorsManifest, RunEvidence
-from audit.rerun import Watch, rerun
+from audit.rerun import RunWatch, rerun
 from calibrate.arrays import Floats
 from calibrate.errors import count, positive
 from privfair.contribution import Published
@@ -142,7 +142,7 @@ class _SeenRun:
     """One run: its coins by silo, both sides of the gate, and the final model."""
 
     coins: dict[str, NDArray[np.int64]]
-    watch: Watch
+    watch: RunWatch
     theta: Floats
 
 
@@ -158,7 +158,7 @@ class _Engine:
         """Toss the coins of every silo, and train."""
         coins = {silo.name: random.integers(0, 2, len(silo.canaries)) for silo in design.silos}
         silos = tuple(silo.with_coins(coins[silo.name]) for silo in design.silos)
-        watch = Watch()
+        watch = RunWatch()
         made = rerun(
             replace(self.evidence, algorithm=design.algorithm, silos=silos),
             self.auditor,
@@ -179,7 +179,7 @@ def _time_one_run(design: CanaryDesign, engine: _Engine, seed: int) -> float:
     return time.process_time() - start
 
 
-def _look(design: CanaryDesign, watch: Watch, *, noise: bool) -> _Looks:
+def _look(design: CanaryDesign, watch: RunWatch, *, noise: bool) -> _Looks:
     """Each silo's looks at each silo's messages that a decoder may need: its own, and those of the next one."""
     rows = watch.rows(noise=noise)
     messages = {silo.name: design.scaling.rows(silo.name, rows, noise=noise) for silo in design.silos}

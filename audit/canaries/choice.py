@@ -41,7 +41,7 @@ NOISE_SHARES = (1.0, 0.1)
 
 
 @dataclass(frozen=True, eq=False)
-class Signals:
+class CanarySignals:
     """For each of some rounds (knots), each canary of a silo and each value of the message.
 
     Looking along `looks` a value has noise of variance about one; side b of the coin adds `levels[b]` in a round in
@@ -62,7 +62,7 @@ class Signals:
         replayed: tuple[ReplayedRound, ...],
         silo: CanarySilo,
         interference: tuple[Interference, ...],
-    ) -> tuple[Signals, ...]:
+    ) -> tuple[CanarySignals, ...]:
         """From what the production code has each canary, alone, add to a message; `interference` is one per value.
 
         One answer for each of `NOISE_SHARES`: the best look if so much of the signed noise is really there.
@@ -74,7 +74,9 @@ class Signals:
         )
 
     @classmethod
-    def _looking(cls, steps: tuple[int, ...], sides: list[_Sides], interference: tuple[Interference, ...]) -> Signals:
+    def _looking(
+        cls, steps: tuple[int, ...], sides: list[_Sides], interference: tuple[Interference, ...]
+    ) -> CanarySignals:
         looks: list[list[Floats]] = []
         levels = []
         for zeros, ones in sides:
@@ -148,7 +150,7 @@ class CanaryDesign:
     algorithm: Algorithm[Any]
     silos: tuple[CanarySilo, ...]
     scaling: Scaling
-    signals: Mapping[str, tuple[Signals, ...]]
+    signals: Mapping[str, tuple[CanarySignals, ...]]
     """By silo, one for each share of the noise that may really be there."""
     rate: float
     """How often a unit takes part in a round."""
@@ -177,7 +179,7 @@ def design_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, s
     rate = participation_rate(evidence)
     silos = tuple(CanarySilo(silo, units, canaries[name], meaning) for name, (silo, units) in backgrounds.items())
     signals = {
-        silo.name: Signals.of(
+        silo.name: CanarySignals.of(
             algorithm,
             scaling,
             replayed,

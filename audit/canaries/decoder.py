@@ -116,7 +116,7 @@ _ENOUGH_RUNS = 6
 """From so many runs on their mean is subtracted."""
 
 
-class Reading(Enum):
+class SignalReading(Enum):
     PLAIN = "plain"
     BETWEEN_ROUNDS = "differences between rounds"
     BETWEEN_SILOS = "differences between silos"
@@ -162,7 +162,7 @@ class Decoder:
     """A score function with its nuisance values fixed: it may be applied to other runs than it was fitted on."""
 
     view: int
-    reading: Reading
+    reading: SignalReading
     background: Floats
     """(rounds, canaries, values)"""
     deviation: Floats
@@ -174,14 +174,14 @@ class Decoder:
     @classmethod
     def fit(cls, views: Views) -> Decoder:
         """Backdrop and noise level as the messages themselves show them, and the view that shows canaries best."""
-        plain = cls._by_moments(0, views[0], Reading.PLAIN)
+        plain = cls._by_moments(0, views[0], SignalReading.PLAIN)
         fit = cls._by_medians if views[0].rate < _SELDOM else cls._by_moments
         others = [fit(view, seen, how) for view, seen in enumerate(views) for how in _readings(seen)]
         best = min(others, key=_typical)
         return best if _typical(best) < _CLEARLY_SMALLER * _typical(plain) else plain
 
     @classmethod
-    def _by_moments(cls, view: int, seen: Seen, reading: Reading) -> Decoder:
+    def _by_moments(cls, view: int, seen: Seen, reading: SignalReading) -> Decoder:
         """Where noise is much larger than what a coin moves: the mean over runs, and what scatters around it."""
         raw = _read(seen, reading)
         runs = len(raw)
@@ -193,7 +193,7 @@ class Decoder:
         return cls(view, reading, background, deviation, seen.levels, seen.rate, seen.epoch)
 
     @classmethod
-    def _by_medians(cls, view: int, seen: Seen, reading: Reading) -> Decoder:
+    def _by_medians(cls, view: int, seen: Seen, reading: SignalReading) -> Decoder:
         """Where noise is small: a canary seldom takes part, so the median over runs is the background without it."""
         raw = _read(seen, reading)
         runs = len(raw)
@@ -233,10 +233,10 @@ class Decoder:
         return np.asarray(logsumexp(np.stack((present + weights[0], absent + weights[1])), axis=0))
 
 
-def _readings(seen: Seen) -> tuple[Reading, ...]:
-    between_rounds = (Reading.BETWEEN_ROUNDS,) if seen.rate < _SELDOM else ()
-    between_silos = (Reading.BETWEEN_SILOS,) if seen.other is not None else ()
-    return (Reading.PLAIN, *between_rounds, *between_silos)
+def _readings(seen: Seen) -> tuple[SignalReading, ...]:
+    between_rounds = (SignalReading.BETWEEN_ROUNDS,) if seen.rate < _SELDOM else ()
+    between_silos = (SignalReading.BETWEEN_SILOS,) if seen.other is not None else ()
+    return (SignalReading.PLAIN, *between_rounds, *between_silos)
 
 
 def _least_deviation(seen: Seen) -> Floats:
@@ -249,11 +249,11 @@ def _typical(decoder: Decoder) -> float:
     return float(np.median((decoder.deviation / np.maximum(moved, _LEAST_MOVED)).min(axis=-1)))
 
 
-def _read(seen: Seen, reading: Reading) -> Floats:
-    if reading is Reading.BETWEEN_ROUNDS:
+def _read(seen: Seen, reading: SignalReading) -> Floats:
+    if reading is SignalReading.BETWEEN_ROUNDS:
         # Most rounds are without the canary, so the run's median is what repeats in all of them.
         return seen.values - np.median(seen.values, axis=1, keepdims=True)
-    if reading is Reading.BETWEEN_SILOS:
+    if reading is SignalReading.BETWEEN_SILOS:
         assert seen.other is not None
         return seen.values - seen.other
     return seen.values

@@ -50,7 +50,7 @@ from calibrate.privacy_unit import EpsilonDelta, Protected, Relation
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimOnTrial:
     """The promise, and which change of the data it speaks of."""
 
     promise: Promise
@@ -59,13 +59,13 @@ class Claim:
     """Of a manifest: every (epsilon, delta) that its event keeps, tested at all of them at once."""
 
     @classmethod
-    def said(cls, epsilon: float, delta: float, relation: Relation) -> Claim:
+    def said(cls, epsilon: float, delta: float, relation: Relation) -> ClaimOnTrial:
         """A claim made in words, without a manifest."""
         EpsilonDelta(epsilon, delta)
         return cls(Promise(epsilon=float(epsilon), delta=float(delta), source="what the auditor was told"), relation)
 
     @classmethod
-    def of_manifest(cls, document: BudgetDocument) -> Claim | None:
+    def of_manifest(cls, document: BudgetDocument) -> ClaimOnTrial | None:
         """None where nothing is promised; refused where the promise is not about a record taking part."""
         promise = on_trial(document)
         if promise is None:
@@ -97,7 +97,7 @@ Rankings = tuple[RankedGuesses, ...]
 
 
 @dataclass(frozen=True)
-class Trial:
+class BoundTerms:
     """What an attack on epsilon assumes and at what level it is to hold."""
 
     assignment: Assignment
@@ -131,7 +131,7 @@ class Trial:
         """Turning over a coin removes one record and adds another, of which the promise covers one."""
         return self.paired and self.relation is Relation.ADD_REMOVE
 
-    def at(self, confidence: float) -> Trial:
+    def at(self, confidence: float) -> BoundTerms:
         """The same at another confidence."""
         return replace(self, confidence=confidence)
 
@@ -156,7 +156,7 @@ class Trial:
         return EpsilonDeltaCurve(epsilon, self.delta)
 
 
-def bound_of(scores: Floats, is_member: Booleans, trial: Trial) -> LowerBound:
+def bound_of(scores: Floats, is_member: Booleans, trial: BoundTerms) -> LowerBound:
     """The largest epsilon that the guesses refute, the choice of how many count included."""
     rankings = rankings_of(scores, is_member, trial)
     if trial.assignment is Assignment.COINS:
@@ -176,7 +176,7 @@ def bound_of(scores: Floats, is_member: Booleans, trial: Trial) -> LowerBound:
     return bound.selected_by(Selection.BONFERRONI, comparisons, trial.confidence)
 
 
-def curve_p_value(scores: Floats, is_member: Booleans, trial: Trial, curve: ProfileCurve) -> float:
+def curve_p_value(scores: Floats, is_member: Booleans, trial: BoundTerms, curve: ProfileCurve) -> float:
     """Of a manifest's own curve, over all rankings and declared shares, Bonferroni's correction included."""
     counts = [
         _without_head_start(ranking, share, is_member, trial)
@@ -205,7 +205,7 @@ def require_coins(is_member: Booleans) -> None:
         )
 
 
-def _without_head_start(ranking: RankedGuesses, share: float, is_member: Booleans, trial: Trial) -> GuessCounts:
+def _without_head_start(ranking: RankedGuesses, share: float, is_member: Booleans, trial: BoundTerms) -> GuessCounts:
     """The right guesses less those that the numbers of members and non-members give away.
 
     Given the numbers, guessing "member" k times is right k * members / records times without any look at the model.
@@ -222,7 +222,7 @@ def _without_head_start(ranking: RankedGuesses, share: float, is_member: Boolean
     return replace(counts, correct=max(0, counts.correct - ahead))
 
 
-def power_of(epsilon: float, trial: Trial, coins: int, success: tuple[tuple[float, ...], ...]) -> float:
+def power_of(epsilon: float, trial: BoundTerms, coins: int, success: tuple[tuple[float, ...], ...]) -> float:
     """The chance that the bound would exceed `epsilon` if guesses were as right as `success` says.
 
     `success[ranking][share]`, from `success_rates` on a control. The largest over the comparisons, each at its
@@ -244,7 +244,7 @@ def power_of(epsilon: float, trial: Trial, coins: int, success: tuple[tuple[floa
     )
 
 
-def success_rates(scores: Floats, is_member: Booleans, trial: Trial) -> tuple[tuple[float, ...], ...]:
+def success_rates(scores: Floats, is_member: Booleans, trial: BoundTerms) -> tuple[tuple[float, ...], ...]:
     """The share of right guesses, for each ranking and each declared share."""
     return tuple(
         tuple(
@@ -260,13 +260,13 @@ def number_of_guesses(share: float, coins: int) -> int:
     return min(coins, max(_FEWEST, round(share * coins)))
 
 
-def coins_of(is_member: Booleans, trial: Trial) -> int:
+def coins_of(is_member: Booleans, trial: BoundTerms) -> int:
     """How many coins a trial has."""
     members = int(is_member.sum())
     return min(members, len(is_member) - members) if trial.paired else len(is_member)
 
 
-def rankings_of(scores: Floats, is_member: Booleans, trial: Trial) -> Rankings:
+def rankings_of(scores: Floats, is_member: Booleans, trial: BoundTerms) -> Rankings:
     """Guesses about the coins, strongest first; each ranking is a strategy of its own."""
     values = checked_scores("scores", scores)
     if is_member.shape != values.shape or is_member.dtype != np.bool_:
@@ -304,7 +304,7 @@ def _singles(scores: Floats, is_member: Booleans, seed: int) -> Rankings:
 
 
 @lru_cache(maxsize=4096)
-def _largest_refuted(counts: GuessCounts, trial: Trial, failure: float) -> float:
+def _largest_refuted(counts: GuessCounts, trial: BoundTerms, failure: float) -> float:
     """Any epsilon (of a Gaussian: any mu) with a p-value below `failure` may be reported; nothing else is assumed."""
     method = _METHODS[trial.family]
     if trial.family is CurveFamily.GAUSSIAN:

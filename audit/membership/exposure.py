@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from audit.bounds.error_box import ErrorBox, lower_rate, upper_rate
 from audit.bounds.lower_bound import allowed_failure
-from audit.membership.epsilon_bound import COIN_LEVEL, Trial, bound_of, coin_p_value
+from audit.membership.epsilon_bound import COIN_LEVEL, BoundTerms, bound_of, coin_p_value
 from audit.membership.records import AuditedRecords, Coins, class_text
 from audit.membership.roc import area
 from audit.membership.signals import Signals
@@ -70,7 +70,7 @@ def grouping_column(name: str, values: NDArray[np.generic]) -> Marks:
 
 
 def exposure_of_groups(
-    marks: Mapping[str, Marks], scores: Floats, is_member: Booleans, trial: Trial | None, confidence: float
+    marks: Mapping[str, Marks], scores: Floats, is_member: Booleans, trial: BoundTerms | None, confidence: float
 ) -> tuple[Grouping, ...]:
     """Area of one attack in each group, and where membership was decided at random (`trial`) a bound on epsilon.
 
@@ -101,7 +101,7 @@ def exposure_of_groups(
     return tuple(found)
 
 
-def _believable(is_member: Booleans, trial: Trial) -> bool:
+def _believable(is_member: Booleans, trial: BoundTerms) -> bool:
     """Of many groups with fair coins one may look unfair by chance: it gets no bound, and nothing is refused."""
     return trial.assignment is not Assignment.COINS or coin_p_value(is_member) >= COIN_LEVEL
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.bounds import CurveFamily
-from audit.membership.epsilon_bound import Claim
+from audit.membership.epsilon_bound import ClaimOnTrial
 from audit.membership.exposure import BY_CLASS, BY_CORRECTNESS, ExposureOptions, grouping_column
 from audit.membership.membership_audit import MembershipOptions, Progress
 from audit.membership.membership_audit import audit_model as audit_target
@@ -256,7 +256,7 @@ def audit_model(
         family=CurveFamily(family),
         exposure=ExposureOptions(tuple(by), exposed),
     )
-    claim = None if epsilon is None else Claim.said(epsilon, delta, Relation(relation))
+    claim = None if epsilon is None else ClaimOnTrial.said(epsilon, delta, Relation(relation))
     return audit_target(target, records, options, claim, executor, progress)
 
 

@@ -19,7 +19,15 @@ from audit.membership.attacks import (
     plugin_attack,
 )
 from audit.membership.blind import blind_rule, check_alike
-from audit.membership.epsilon_bound import Claim, Trial, bound_of, coins_of, curve_p_value, power_of, success_rates
+from audit.membership.epsilon_bound import (
+    BoundTerms,
+    ClaimOnTrial,
+    bound_of,
+    coins_of,
+    curve_p_value,
+    power_of,
+    success_rates,
+)
 from audit.membership.exposure import (
     LEAST_MODELS,
     ExposureOptions,
@@ -93,7 +101,7 @@ def audit_model(
     target: Target,
     records: AuditedRecords,
     options: MembershipOptions,
-    claim: Claim | None = None,
+    claim: ClaimOnTrial | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
@@ -130,7 +138,7 @@ def audit_scores(
     is_member: Booleans,
     source: str,
     options: MembershipOptions,
-    claim: Claim | None = None,
+    claim: ClaimOnTrial | None = None,
     units: Integers | None = None,
     groupings: Mapping[str, NDArray[np.str_]] | None = None,
 ) -> AuditReport:
@@ -163,7 +171,7 @@ class _Case:
     coins: Coins
     attacks: tuple[MembershipAttack, ...]
     options: MembershipOptions
-    claim: Claim | None
+    claim: ClaimOnTrial | None
     unlike: bool
     """Members and non-members differ without the model: no bound."""
     marks: Mapping[str, NDArray[np.str_]]
@@ -228,18 +236,18 @@ class _Case:
             records=records,
         )
 
-    def _trial(self) -> Trial:
+    def _trial(self) -> BoundTerms:
         """Each attack has an equal share of the error."""
         share = 1 - self._bound_share * (1 - self.options.confidence) / len(self.attacks)
         relation = Relation.ADD_REMOVE if self.claim is None else self.claim.relation
         delta = self.options.delta if self.claim is None else self.claim.promise.delta
-        return Trial(self.options.assignment, relation, delta, share, self.options.seed, self.options.family)
+        return BoundTerms(self.options.assignment, relation, delta, share, self.options.seed, self.options.family)
 
     @property
     def _bound_share(self) -> float:
         return 1.0 if self.claim is None or self.claim.curve is None else 1 - _CURVE_SHARE
 
-    def _curve_test(self, scores: Floats, trial: Trial) -> CurveTest | None:
+    def _curve_test(self, scores: Floats, trial: BoundTerms) -> CurveTest | None:
         if self.claim is None or self.claim.curve is None:
             return None
         p_value = curve_p_value(scores, self.is_member, trial, self.claim.curve)

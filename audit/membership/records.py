@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from audit.report.results import Check, Layer, passed_if
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
-from privfair.data.infer import Layout, recognise
+from privfair.data.infer import FileLayout, recognise
 from privfair.data.read import MISSING, BadData, RawTable, read_table
 
 _MOST_CATEGORIES = 100
@@ -44,7 +44,7 @@ class RecordTables:
 
     @classmethod
     def read(
-        cls, members: Path, nonmembers: Path, population: Path | None = None, expected: Layout | None = None
+        cls, members: Path, nonmembers: Path, population: Path | None = None, expected: FileLayout | None = None
     ) -> RecordTables:
         """The files, each as it is written; `expected` is how, where nothing speaks against it."""
         files = (members, nonmembers, *(() if population is None else (population,)))

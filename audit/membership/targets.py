@@ -25,7 +25,7 @@ from calibrate.errors import InvalidInput
 from privfair.data.benchmark_files import Standardisation
 from privfair.data.dataset import EVERYONE
 from privfair.data.encode import codes, encode_features
-from privfair.data.infer import Layout
+from privfair.data.infer import FileLayout
 from privfair.data.read import BadData
 from privfair.data.schema import schema_from_json
 from privfair.fairness.gaps import count_confusion
@@ -143,7 +143,7 @@ def _two_columns(single: Floats, kind: OutputKind, source: str) -> Floats:
 # Scores that somebody else's attack gave each record, in a column of the two files.
 
 
-class Direction(Enum):
+class MemberEnd(Enum):
     """Which end of a score means "member"."""
 
     LARGER = "larger"
@@ -163,10 +163,10 @@ class UserScore:
         return signals.target
 
 
-def read_scores(tables: RecordTables, column: str, direction: Direction = Direction.LARGER) -> Floats:
+def read_scores(tables: RecordTables, column: str, direction: MemberEnd = MemberEnd.LARGER) -> Floats:
     """One score per record, members first; larger means "member"."""
     values = np.concatenate([table.numbers(column) for table in (tables.members, tables.nonmembers)])
-    return values if direction is Direction.LARGER else -values
+    return values if direction is MemberEnd.LARGER else -values
 
 
 # A torch module, from memory or from a file that the auditor trusts.
@@ -384,10 +384,10 @@ class RunTarget:
         return tuple(self.folder.read_json(self.folder.encoding)["class_names"])
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> FileLayout:
         """How most of the run's files were written."""
         encoding = self.folder.read_json(self.folder.encoding)
-        return Layout(encoding["delimiter"], encoding.get("decimal", "."))
+        return FileLayout(encoding["delimiter"], encoding.get("decimal", "."))
 
     def encode(self, tables: RecordTables, unit: str | None = None) -> AuditedRecords:
         """The records as the run encoded its own; `unit` names the column that tells people apart."""

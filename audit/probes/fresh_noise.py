@@ -15,7 +15,7 @@ from scipy import stats
 
 from audit.noise import Residuals, grid_step, judge_residuals, noise_power, off_grid, standardise, variance_of
 from audit.probes.rehearsal import Rehearsal
-from audit.report.results import Check, Layer, Outcome, passed_if
+from audit.report.results import Check, CheckOutcome, Layer, passed_if
 from audit.rerun import Sending
 from calibrate.arrays import Floats
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, NoPrivacyPromised, RandomizedCategory
@@ -44,7 +44,7 @@ def check_fresh_noise(rehearsal: Rehearsal) -> tuple[Check, ...]:
     checks = [*_responses(rehearsal, share)]
     if found:
         judged = judge_residuals(found, share)
-        wrong = [f"{one.name}: {one.finding}" for one in judged if one.outcome is Outcome.FAILED]
+        wrong = [f"{one.name}: {one.finding}" for one in judged if one.outcome is CheckOutcome.FAILED]
         text = "; ".join(wrong) or f"{len(judged)} tests of {sum(one.rows.size for one in found)} residuals"
         check = passed_if(Layer.PROBE, "noise in a rehearsal", not wrong, text)
         checks.append(check.model_copy(update={"noise_power": judged[0].noise_power}))

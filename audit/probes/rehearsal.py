@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from audit.evidence import AuditorsManifest, RunEvidence
-from audit.rerun import Sending, Watch, publish_repeatedly, rerun
+from audit.rerun import RunWatch, Sending, publish_repeatedly, rerun
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise
@@ -71,10 +71,10 @@ def rehearse(
     For an `audited` run the gate alone is asked too; and where the run is longer, some of its later rounds are
     rehearsed, each from the run's own state.
     """
-    auditor, watch, block = AuditorsManifest(), Watch(), min(_BLOCK, rounds)
+    auditor, watch, block = AuditorsManifest(), RunWatch(), min(_BLOCK, rounds)
     envelope = auditor.envelope(document)
     run = prepare_run(plan, envelope, auditor.trust, sites)
-    seed, once_more = run.plan.training.seed, Watch()
+    seed, once_more = run.plan.training.seed, RunWatch()
     made = rerun(run, auditor, seed=seed, updates=rounds, block=block, observer=watch, envelope=envelope)
     if audited is not None:
         rerun(run, auditor, seed=seed, updates=min(_AGAIN, rounds), block=block, observer=once_more, envelope=envelope)
@@ -111,6 +111,6 @@ def _rehearse_later(
         return ()
     chosen = {steps[place] for place in np.linspace(0, len(steps) - 1, number).astype(int).tolist()}
     visits = [one for one in audited.rounds() if one.step in chosen]
-    watch = Watch()
+    watch = RunWatch()
     rerun(run, auditor, seed=run.plan.training.seed + 1, block=_BLOCK, observer=watch, visits=visits)
     return watch.numbered()

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from audit.report.page import ReportContent, empty_model
-from audit.report.results import AuditReport, Conclusion, Outcome
+from audit.report.results import AuditReport, CheckOutcome, Conclusion
 from audit.report.statement import report_digest
 from calibrate.errors import InvalidInput, Refused
 from calibrate.manifest.document import STATEMENT_TYPE, BudgetDocument
@@ -263,11 +263,11 @@ def result_statement(report: AuditReport, subjects: dict[str, str]) -> dict[str,
     A check that was not possible is a warning, and so is a verdict that could not be reached. The configuration is the
     audit's own report, by digest: our own predicate, which says how much is proved, stands beside it.
     """
-    by: dict[Outcome, list[Json]] = {outcome: [] for outcome in Outcome}
+    by: dict[CheckOutcome, list[Json]] = {outcome: [] for outcome in CheckOutcome}
     for check in report.checks:
         by[check.outcome].append(f"{check.layer.value}: {check.name}")
     failed = report.verdict in (Conclusion.VIOLATED, Conclusion.LEAKS)
-    warned = report.verdict is Conclusion.INCONCLUSIVE or bool(by[Outcome.NOT_POSSIBLE])
+    warned = report.verdict is Conclusion.INCONCLUSIVE or bool(by[CheckOutcome.NOT_POSSIBLE])
     configuration: dict[str, Json] = {
         "name": "privfair audit report",
         "digest": {"sha256": report_digest(report.to_json())},
@@ -280,8 +280,8 @@ def result_statement(report: AuditReport, subjects: dict[str, str]) -> dict[str,
         "predicate": {
             "result": "FAILED" if failed else "WARNED" if warned else "PASSED",
             "configuration": [configuration],
-            "passedTests": by[Outcome.PASSED],
-            "warnedTests": by[Outcome.NOT_POSSIBLE],
-            "failedTests": by[Outcome.FAILED],
+            "passedTests": by[CheckOutcome.PASSED],
+            "warnedTests": by[CheckOutcome.NOT_POSSIBLE],
+            "failedTests": by[CheckOutcome.FAILED],
         },
     }

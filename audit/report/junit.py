@@ -10,9 +10,9 @@ from audit.report.results import (
     AttributeInference,
     AuditReport,
     Check,
+    CheckOutcome,
     Conclusion,
     MembershipAttackResult,
-    Outcome,
     Promise,
 )
 
@@ -46,9 +46,9 @@ def junit_xml(report: AuditReport, name: str = "privfair audit") -> bytes:
 
 def _check(check: Check) -> Xml.Element:
     case = _case(check.layer.value, check.name, check.finding)
-    if check.outcome is Outcome.FAILED:
+    if check.outcome is CheckOutcome.FAILED:
         _sub(case, "failure", check.finding)
-    elif check.outcome is Outcome.NOT_POSSIBLE:
+    elif check.outcome is CheckOutcome.NOT_POSSIBLE:
         _sub(case, "skipped", check.finding)
     return case
 

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from audit.report.figures import draw_figures
-from audit.report.results import AuditReport, Conclusion, Outcome
+from audit.report.results import AuditReport, CheckOutcome, Conclusion
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
@@ -149,8 +149,8 @@ def _tiles(audit: AuditReport, cost: str | None) -> list[tuple[str, str]]:
         confidence = f"{100 * audit.confidence:g}% confidence"
         tiles.append((f"ε = {audit.epsilon_lower:.3g}", f"measured, at least ({confidence})"))
     outcomes = Counter(check.outcome for check in audit.checks)
-    others = f"{outcomes[Outcome.FAILED]} failed, {outcomes[Outcome.NOT_POSSIBLE]} not possible"
-    tiles.append((f"{outcomes[Outcome.PASSED]} of {len(audit.checks)}", f"checks passed; {others}"))
+    others = f"{outcomes[CheckOutcome.FAILED]} failed, {outcomes[CheckOutcome.NOT_POSSIBLE]} not possible"
+    tiles.append((f"{outcomes[CheckOutcome.PASSED]} of {len(audit.checks)}", f"checks passed; {others}"))
     if audit.membership is not None and audit.membership.attacks:
         best = max(one.auc.value for one in audit.membership.attacks)
         tiles.append((f"AUC {best:.3f}", "best membership attack; 0.5 is blind guessing"))

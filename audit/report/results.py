@@ -57,7 +57,7 @@ class Layer(Enum):
     """Statistical lower bounds on epsilon."""
 
 
-class Outcome(Enum):
+class CheckOutcome(Enum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_POSSIBLE = "not possible"
@@ -114,7 +114,7 @@ class Check(Result):
 
     layer: Layer
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     finding: str
     noise_power: NoisePower | None = Field(default=None, exclude_if=_is_none)
     bound_power: BoundPower | None = Field(default=None, exclude_if=_is_none)
@@ -122,13 +122,13 @@ class Check(Result):
 
 def passed_if(layer: Layer, name: str, condition: bool, finding: str) -> Check:
     """A check that passed or failed."""
-    outcome = Outcome.PASSED if condition else Outcome.FAILED
+    outcome = CheckOutcome.PASSED if condition else CheckOutcome.FAILED
     return Check(layer=layer, name=name, outcome=outcome, finding=finding)
 
 
 def not_possible(layer: Layer, name: str, why: str) -> Check:
     """A question that cannot be answered, with the reason."""
-    return Check(layer=layer, name=name, outcome=Outcome.NOT_POSSIBLE, finding=why)
+    return Check(layer=layer, name=name, outcome=CheckOutcome.NOT_POSSIBLE, finding=why)
 
 
 class Conclusion(Enum):
@@ -544,7 +544,7 @@ class AuditReport(Result):
 
     def _repr_html_(self) -> str:
         """How a notebook shows it: the verdict and why, then each check that did not pass."""
-        failed = [check for check in self.checks if check.outcome is not Outcome.PASSED]
+        failed = [check for check in self.checks if check.outcome is not CheckOutcome.PASSED]
         rows = "".join(
             f"<tr><td>{escape(c.layer.value)}</td><td>{escape(c.name)}</td><td>{c.outcome.value}</td>"
             f"<td>{escape(c.finding)}</td></tr>"

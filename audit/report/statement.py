@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NoReturn, final
 
 from pydantic import Field, ValidationError
 
-from audit.report.results import AuditReport, Outcome
+from audit.report.results import AuditReport, CheckOutcome
 from calibrate.errors import Refused
 from calibrate.manifest.document import PAYLOAD_TYPE, STATEMENT_TYPE, read_statement
 from calibrate.manifest.keys import (
@@ -93,7 +93,7 @@ def report_digest(report: Mapping[str, Json]) -> str:
 
 def _methods(report: AuditReport) -> tuple[str, ...]:
     """Which layers were looked at, and by which attacks and bounds."""
-    answered = (check for check in report.checks if check.outcome is not Outcome.NOT_POSSIBLE)
+    answered = (check for check in report.checks if check.outcome is not CheckOutcome.NOT_POSSIBLE)
     names = list(dict.fromkeys(f"{check.layer.value} checks" for check in answered))
     names += [f"{one.name} ({one.bound.method.value})" for one in report.attacks]
     if report.membership is not None:

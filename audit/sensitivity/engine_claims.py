@@ -59,7 +59,7 @@ from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
 from privfair.contribution import Published
 from privfair.fairness.constraints import FairnessNotion, KernelKind
-from privfair.fairness.kernels import GaussianNoise
+from privfair.fairness.kernels import GaussianSmoothing
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
@@ -380,7 +380,7 @@ def _mmd_domain(groups: int, **public: Space) -> Domain:
 
 
 def _mmd(groups: int) -> MmdFedAvg:
-    terms = MmdTerms((_MOST, _MOST), _SAMPLES, _CLIENTS, PaidCounts(), _CLIP, GaussianNoise(0.1))
+    terms = MmdTerms((_MOST, _MOST), _SAMPLES, _CLIENTS, PaidCounts(), _CLIP, GaussianSmoothing(0.1))
     own = MmdFedAvgOptions(local_rate=2.0)
     if groups > 2:
         own = replace(own, kernel=KernelKind.ENERGY, correction=NoiseCorrection.NONE, fairness=20.0)

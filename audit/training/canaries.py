@@ -30,7 +30,7 @@ _FAR_OUT = 4.0
 """The length of a rare record, in those of the others: enough to be clipped, not enough to saturate hidden units."""
 
 
-class CanaryKind(Enum):
+class TrainingCanaryKind(Enum):
     ORDINARY = "ordinary"
     """A record as it is, held out of the rest."""
     MISLABELLED = "mislabelled"
@@ -187,18 +187,18 @@ def training_data(data: object, label: str | None = None, unit: str | None = Non
 
 @final
 @dataclass(frozen=True, eq=False)
-class Canaries:
+class TrainingCanaries:
     """The records of all canaries, the unit of each record, each unit's kind, and the rest of the data."""
 
     rest: AnyData
     records: AnyData
     unit_of_record: Integers
-    kinds: tuple[CanaryKind, ...]
+    kinds: tuple[TrainingCanaryKind, ...]
 
     @classmethod
     def take(
         cls, data: AnyData, number: int | None = None, unit: str | None = None, seed: int = 0, rare: bool = False
-    ) -> Canaries:
+    ) -> TrainingCanaries:
         """`number` units drawn at random; they are not in the rest.
 
         None: a hundred, half of them rare; or, if `rare`, only such, one for each of the quietest directions.
@@ -247,7 +247,9 @@ class Canaries:
 
 def _changed(records: AnyData, rest: AnyData, kinds: NDArray[np.str_], random: np.random.Generator) -> AnyData:
     """The canaries' records, each changed as its kind says; their order stays."""
-    wrong, rare = (np.flatnonzero(kinds == kind.value) for kind in (CanaryKind.MISLABELLED, CanaryKind.RARE))
+    wrong, rare = (
+        np.flatnonzero(kinds == kind.value) for kind in (TrainingCanaryKind.MISLABELLED, TrainingCanaryKind.RARE)
+    )
     labels = records.labels.copy()
     for rows in (wrong, rare):
         labels[rows] = _other_labels(labels[rows], rest.labels, random)
@@ -272,9 +274,9 @@ def _other_labels(labels: Column, known: Column, random: np.random.Generator) ->
     return np.asarray(distinct[(place + random.integers(1, len(distinct), len(labels))) % len(distinct)])
 
 
-def _kinds(number: int, rare: int) -> tuple[CanaryKind, ...]:
-    turns = (CanaryKind.MISLABELLED, CanaryKind.ORDINARY)
-    return (CanaryKind.RARE,) * rare + tuple(turns[i % 2] for i in range(number - rare))
+def _kinds(number: int, rare: int) -> tuple[TrainingCanaryKind, ...]:
+    turns = (TrainingCanaryKind.MISLABELLED, TrainingCanaryKind.ORDINARY)
+    return (TrainingCanaryKind.RARE,) * rare + tuple(turns[i % 2] for i in range(number - rare))
 
 
 def _far_out(table: Floats, number: int, random: np.random.Generator) -> Floats:

@@ -34,7 +34,7 @@ from audit.bounds import (
 from audit.membership.in_memory import signal_of_model
 from audit.named import load_named
 from audit.report.results import Attack, AuditReport, Conclusion, Promise
-from audit.training.canaries import Canaries, CanaryKind, training_data
+from audit.training.canaries import TrainingCanaries, TrainingCanaryKind, training_data
 from audit.training.decoder import scores_of_runs
 from audit.training.watch import CROWD, Access, Watch
 from audit.verdict import is_at_ceiling, judge
@@ -55,7 +55,7 @@ _LEAST_TO_LEARN, _MOST_LESSONS = 8, 16
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingAuditOptions:
     """How hard to look at a training function."""
 
     access: Access = Access.FINAL_MODEL
@@ -84,7 +84,7 @@ class TrainingRun:
 
     train: Train | str
     """The function itself, or module:name, which each process loads for itself."""
-    canaries: Canaries
+    canaries: TrainingCanaries
     access: Access
     seed: int
     score: Score | str | None = None
@@ -166,13 +166,13 @@ def audit_training(
     nothing but the data, so that the bound is valid for every function that is private with respect to adding or
     removing one unit.
     """
-    chosen = TrainingOptions(Access(access), runs, canaries, unit, confidence, seed, budget_seconds)
+    chosen = TrainingAuditOptions(Access(access), runs, canaries, unit, confidence, seed, budget_seconds)
     promise = None
     if epsilon is not None:
         EpsilonDelta(epsilon, delta)
         promise = Promise(epsilon=float(epsilon), delta=delta, source="claimed of the training function")
     rare = chosen.access is not Access.FINAL_MODEL
-    taken = Canaries.take(training_data(data, label, unit), chosen.canaries, unit, seed, rare)
+    taken = TrainingCanaries.take(training_data(data, label, unit), chosen.canaries, unit, seed, rare)
     case = TrainingRun(train, taken, chosen.access, seed, score)
     store = _Store.of(folder, case, chosen, "runs")
     seen = _Campaign(case, chosen, executor, store, progress).run()
@@ -205,7 +205,11 @@ def _repeats_itself(case: TrainingRun, executor: Executor | None, store: _Store,
 
 
 def _attack(
-    options: TrainingOptions, bound: LowerBound, guesses: RankedGuesses, without: RankedGuesses | None, power: float
+    options: TrainingAuditOptions,
+    bound: LowerBound,
+    guesses: RankedGuesses,
+    without: RankedGuesses | None,
+    power: float,
 ) -> Attack:
     best = bound.evidence
     assert isinstance(best, GuessCounts)
@@ -256,10 +260,10 @@ class _Seen:
     lessons: int
 
 
-def _guesses(seen: _Seen, canaries: Canaries, seed: int) -> RankedGuesses:
+def _guesses(seen: _Seen, canaries: TrainingCanaries, seed: int) -> RankedGuesses:
     """Of all counted runs; how a canary looks in and out is learnt from the other runs alone."""
     coins = np.stack([canaries.coins(number, seed) for number in seen.numbers])
-    kinds = np.array([tuple(CanaryKind).index(kind) for kind in canaries.kinds])
+    kinds = np.array([tuple(TrainingCanaryKind).index(kind) for kind in canaries.kinds])
     lessons = seen.lessons
     scores = scores_of_runs(seen.signals[lessons:], seen.signals[:lessons], coins[:lessons], kinds)
     return RankedGuesses.from_scores(scores.ravel(), coins[lessons:].ravel().astype(np.int64))
@@ -271,7 +275,7 @@ class _Campaign:
     """All runs of one function; their number is fixed before the first that is counted."""
 
     run_once: TrainingRun
-    options: TrainingOptions
+    options: TrainingAuditOptions
     executor: Executor | None
     store: _Store
     progress: Progress | None
@@ -321,7 +325,7 @@ class _Store:
                 self._known[int(path.stem.split("-")[1])] = found["signals"], float(found["seconds"])
 
     @classmethod
-    def of(cls, folder: Path | str | None, case: TrainingRun, options: TrainingOptions, part: str) -> _Store:
+    def of(cls, folder: Path | str | None, case: TrainingRun, options: TrainingAuditOptions, part: str) -> _Store:
         if folder is None:
             return cls(None)
         place, mark = Path(folder) / part, _fingerprint(case, options)
@@ -348,7 +352,7 @@ class _Store:
         return seconds
 
 
-def _fingerprint(case: TrainingRun, options: TrainingOptions) -> str:
+def _fingerprint(case: TrainingRun, options: TrainingAuditOptions) -> str:
     """Of everything that decides a run: the function's own file, the data, canaries and seed."""
     parts = [
         _name_of(_loaded(case.train)),

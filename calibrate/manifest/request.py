@@ -207,7 +207,7 @@ def plain_words(document: BudgetDocument) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Change:
+class BudgetChange:
     """One thing that differs from an earlier budget; `worse` is True where it protects less, None where it depends."""
 
     what: str
@@ -233,47 +233,47 @@ def _subject(document: BudgetDocument) -> object:
     return named.label if named is not None else tuple(sorted(silo.name for silo in document.data.silos))
 
 
-def changes(before: BudgetDocument, after: BudgetDocument) -> tuple[Change, ...]:
+def changes(before: BudgetDocument, after: BudgetDocument) -> tuple[BudgetChange, ...]:
     """Everything that a reader of the earlier budget would be wrong about in the later one."""
     return tuple(_changes(before, after))
 
 
-def _changes(before: BudgetDocument, after: BudgetDocument) -> Iterator[Change]:
+def _changes(before: BudgetDocument, after: BudgetDocument) -> Iterator[BudgetChange]:
     old, new = before.guarantee, after.guarantee
     if old.kind != new.kind:
-        yield Change("kind of promise", old.kind, new.kind)
+        yield BudgetChange("kind of promise", old.kind, new.kind)
     for name in ("epsilon", "delta"):
         first, second = getattr(old, name, None), getattr(new, name, None)
         if first != second:
-            yield Change(name, _number(first), _number(second), _more(first, second))
+            yield BudgetChange(name, _number(first), _number(second), _more(first, second))
     if protected_text(old) != protected_text(new):
-        yield Change("protected", protected_text(old), protected_text(new))
+        yield BudgetChange("protected", protected_text(old), protected_text(new))
     if before.noise_source != after.noise_source:
-        yield Change("source of noise", before.noise_source.value, after.noise_source.value)
+        yield BudgetChange("source of noise", before.noise_source.value, after.noise_source.value)
     for name, first, second in (
         ("algorithm", before.algorithm, after.algorithm),
         ("rounds", str(before.rounds), str(after.rounds)),
     ):
         if first != second:
-            yield Change(name, first, second)
+            yield BudgetChange(name, first, second)
     for key in sorted({*before.parameters, *after.parameters} - {"rounds"}):
         earlier, later = before.parameters.get(key), after.parameters.get(key)
         if earlier != later:
-            yield Change(f"parameter {key.replace('_', '-')}", _number(earlier), _number(later))
+            yield BudgetChange(f"parameter {key.replace('_', '-')}", _number(earlier), _number(later))
     yield from _changed_noise(before, after)
     for lost in sorted(set(old.not_protected) - set(new.not_protected)):
-        yield Change("no longer listed as unprotected", lost, "-")
+        yield BudgetChange("no longer listed as unprotected", lost, "-")
     for gained in sorted(set(new.not_protected) - set(old.not_protected)):
-        yield Change("newly listed as unprotected", "-", gained)
+        yield BudgetChange("newly listed as unprotected", "-", gained)
     yield from _changed_binding(before, after)
 
 
-def _changed_noise(before: BudgetDocument, after: BudgetDocument) -> Iterator[Change]:
+def _changed_noise(before: BudgetDocument, after: BudgetDocument) -> Iterator[BudgetChange]:
     noises = [{one.name: _noise_of(one) for one in document.releases} for document in (before, after)]
     for name in sorted({*noises[0], *noises[1]}):
         first, second = (noise.get(name, "not published") for noise in noises)
         if first != second:
-            yield Change(f"noise on {name}", first, second)
+            yield BudgetChange(f"noise on {name}", first, second)
 
 
 def _noise_of(declared: object) -> str:
@@ -285,7 +285,7 @@ def _noise_of(declared: object) -> str:
     return f"{scale:.6g} ({getattr(declared, 'mechanism', 'noise')})"
 
 
-def _changed_binding(before: BudgetDocument, after: BudgetDocument) -> Iterator[Change]:
+def _changed_binding(before: BudgetDocument, after: BudgetDocument) -> Iterator[BudgetChange]:
     for what, first, second in (
         ("data set", _named(before), _named(after)),
         ("silos", _silos(before), _silos(after)),
@@ -297,7 +297,7 @@ def _changed_binding(before: BudgetDocument, after: BudgetDocument) -> Iterator[
         ("purpose", before.justification, after.justification),
     ):
         if first != second:
-            yield Change(what, first, second)
+            yield BudgetChange(what, first, second)
 
 
 def _named(document: BudgetDocument) -> str:

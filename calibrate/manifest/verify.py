@@ -99,7 +99,7 @@ class SiloData:
 
 
 @dataclass(frozen=True)
-class Run:
+class IntendedRun:
     """What is about to be run: the digest of the plan, the data of all silos or of one, and the user's own code.
 
     `code` has the SHA-256 of the bytes of each file of the user's own that will be run.
@@ -116,7 +116,7 @@ class VerifiedManifest:
     """An authentic manifest for exactly this plan and this data: what the ledger claims and the gate obeys."""
 
     authentic: AuthenticManifest
-    run: Run
+    run: IntendedRun
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
@@ -177,12 +177,12 @@ def authenticate(
     )
 
 
-def verify(envelope: bytes, trust: TrustFile, run: Run, at: datetime | None = None) -> VerifiedManifest:
+def verify(envelope: bytes, trust: TrustFile, run: IntendedRun, at: datetime | None = None) -> VerifiedManifest:
     """Steps 1 to 11: authentic, and for this very plan, code and data."""
     return bind(authenticate(envelope, trust, at), run)
 
 
-def bind(authentic: AuthenticManifest, run: Run) -> VerifiedManifest:
+def bind(authentic: AuthenticManifest, run: IntendedRun) -> VerifiedManifest:
     """Steps 10 and 11, for a manifest that is authentic already."""
     if authentic.for_reading:
         raise Step.VALIDITY.refuse("the budget was authenticated for reading only", "authenticate it for a run")
@@ -330,7 +330,7 @@ def _step_9_validity(document: BudgetDocument, now: datetime) -> None:
         raise Step.VALIDITY.refuse(f"the budget expired at {instant_to_text(window.not_after)}")
 
 
-def _step_10_plan(document: BudgetDocument, run: Run) -> None:
+def _step_10_plan(document: BudgetDocument, run: IntendedRun) -> None:
     if document.config_digest != run.config_digest:
         raise Step.PLAN.refuse(
             f"the budget is for the plan {document.config_digest[:12]}, not for {run.config_digest[:12]}"
@@ -347,7 +347,7 @@ def require_signed_code(document: BudgetDocument, code: Mapping[str, str]) -> No
             raise Step.PLAN.refuse(f"the plan's own code {name} {why}")
 
 
-def _step_11_data(document: BudgetDocument, run: Run) -> None:
+def _step_11_data(document: BudgetDocument, run: IntendedRun) -> None:
     signed = document.data
     match run.data:
         case DataBinding():

@@ -38,14 +38,14 @@ class MeanLoss(Enum):
     EXACT = "exact"
 
 
-class Reading(Enum):
+class TheoremReading(Enum):
     """Theorems 3 and 4 as printed (A_alpha), or with the logarithm that is meant (log A_alpha)."""
 
     PRINTED = "printed"
     LOGARITHM = "logarithm"
 
 
-class Accounting(Enum):
+class BatchesComposed(Enum):
     """How Theorem 2's composition of two independent batches is evaluated: as printed, or without loss."""
 
     RENYI = "renyi"
@@ -70,7 +70,7 @@ _DELTA = Parameter("delta", 1e-5, "delta", open_unit)
 _SIGMA = Parameter("sigma", 2.0, "noise multiplier of the gradient", positive)
 _SIGMA_LOSS = Parameter("sigma_l", 5.0, "noise multiplier of the loss", positive, ("sigma_loss",))
 _ORDERS = Parameter("largest_order", 64, "Rényi orders 2 .. this are tried", partial(count, least=2))
-_READING = Parameter("reading", Reading.PRINTED, "how Theorems 3 and 4 are read")
+_READING = Parameter("reading", TheoremReading.PRINTED, "how Theorems 3 and 4 are read")
 
 
 def _equation_13(s: Setting) -> Finding:
@@ -92,16 +92,16 @@ def _equation_13(s: Setting) -> Finding:
     return Finding(BoundComparison("largest norm of one record's contribution", clip, found), why)
 
 
-def _renyi(sigma: float, s: Setting, reading: Reading) -> Callable[[int], float]:
+def _renyi(sigma: float, s: Setting, reading: TheoremReading) -> Callable[[int], float]:
     """R(alpha) of one release after T rounds, by Theorem 3 or 4."""
     q, rounds = s.number("sampling_rate"), s.whole("rounds")
 
     def divergence(order: int) -> float:
         log_moment = poisson_log_moment(order, q, sigma)
         match reading:
-            case Reading.PRINTED:
+            case TheoremReading.PRINTED:
                 return rounds / (order - 1) * (math.exp(log_moment) if log_moment < 700 else math.inf)
-            case Reading.LOGARITHM:
+            case TheoremReading.LOGARITHM:
                 return rounds / (order - 1) * log_moment
             case _:
                 assert_never(reading)
@@ -123,10 +123,10 @@ def _true_cost(q: float, rounds: int, delta: float, sigmas: tuple[float, ...], b
 
 
 def _one_release(name: str, s: Setting) -> Finding:
-    sigma, delta, reading = s.number(name), s.number("delta"), s.choice("reading", Reading)
+    sigma, delta, reading = s.number(name), s.number("delta"), s.choice("reading", TheoremReading)
     claimed, order = best_order(_renyi(sigma, s, reading), delta, s.whole("largest_order"))
     true = _true_cost(s.number("sampling_rate"), s.whole("rounds"), delta, (sigma,), Batches.SAME)
-    read = "A_alpha where log A_alpha is meant" if reading is Reading.PRINTED else "with the logarithm"
+    read = "A_alpha where log A_alpha is meant" if reading is TheoremReading.PRINTED else "with the logarithm"
     why = (
         f"{read}, converted by Lemma 1 at its best order {order}: epsilon = {claimed:.4g};"
         f" the release itself costs {true.upper:.4g}"
@@ -136,15 +136,15 @@ def _one_release(name: str, s: Setting) -> Finding:
 
 def _theorem_2(s: Setting) -> Finding:
     q, rounds, delta = s.number("sampling_rate"), s.whole("rounds"), s.number("delta")
-    sigmas, reading = (s.number("sigma"), s.number("sigma_l")), s.choice("reading", Reading)
+    sigmas, reading = (s.number("sigma"), s.number("sigma_l")), s.choice("reading", TheoremReading)
     costs = {batches: _true_cost(q, rounds, delta, sigmas, batches) for batches in Batches}
     alone = _true_cost(q, rounds, delta, sigmas[:1], Batches.SAME)
     model, loss = (_renyi(sigma, s, reading) for sigma in sigmas)
-    match s.choice("accounting", Accounting):
-        case Accounting.RENYI:
+    match s.choice("accounting", BatchesComposed):
+        case BatchesComposed.RENYI:
             claimed, order = best_order(lambda a: model(a) + loss(a), delta, s.whole("largest_order"))
             how = f"the printed sum of Rényi curves ({reading.value}) at order {order} gives {claimed:.4g}"
-        case Accounting.TIGHT:
+        case BatchesComposed.TIGHT:
             claimed = costs[Batches.INDEPENDENT].upper
             how = f"two independent batches, composed without loss, give {claimed:.4g}"
         case other:
@@ -202,7 +202,7 @@ def _supported_rounds(one_round: dict[int, float], epsilon: float, delta: float)
     return max(0, *(math.floor(slack[a] / one_round[a]) for a in one_round))
 
 
-class Rate(Enum):
+class ConvergenceRate(Enum):
     """Equation 16 as printed, or with the factor 4 that its own proof has (beta = 2/mu squared)."""
 
     PRINTED = "printed"
@@ -221,7 +221,7 @@ def _theorem_1(s: Setting) -> Finding:
             largest = max(largest, distance)
         found, gradients = max(found, curvature / 2 * distance), max(gradients, curvature**2 * largest)
     spread = gradients * (weight**3 + 3 * weight**2) + 2 * noise
-    factor = 1.0 if s.choice("reading", Rate) is Rate.PRINTED else 4.0
+    factor = 1.0 if s.choice("reading", ConvergenceRate) is ConvergenceRate.PRINTED else 4.0
     margin = max(2 * weight - 1, 1e-9)  # where it is not positive the claim does not apply
     claimed = smooth / (2 * steps) * (factor * spread / (mu**2 * margin) + first)
     why = (
@@ -267,7 +267,7 @@ def _algorithm_2(s: Setting) -> Finding:
     """Records that all contribute C make the mean C; one more that contributes -C moves it by 2C/(b + 1), not C/b."""
     q, rounds, delta = s.number("sampling_rate"), s.whole("rounds"), s.number("delta")
     sigma, loss = s.number("sigma"), s.number("sigma_l")
-    model, other = _renyi(sigma, s, Reading.LOGARITHM), _renyi(loss, s, Reading.LOGARITHM)
+    model, other = _renyi(sigma, s, TheoremReading.LOGARITHM), _renyi(loss, s, TheoremReading.LOGARITHM)
     claimed, order = best_order(lambda a: model(a) + other(a), delta, s.whole("largest_order"))
     price = partial(_true_cost, q, rounds, delta, batches=Batches.SAME)
     match s.choice("divisor", Divisor):
@@ -310,7 +310,7 @@ def _list_text(numbers: tuple[float, ...] | list[object]) -> str:
 
 _LOGARITHM = Correction(
     "Theorems 3 and 4 print A_alpha where log A_alpha is meant: the bound is valid and far too large",
-    ("reading", Reading.LOGARITHM),
+    ("reading", TheoremReading.LOGARITHM),
 )
 _NEVER_SMALLER = (
     "A >= log A, and Lemma 1 turns every bound on the Rényi divergence into one on epsilon (docs/theorems/fedfdp.md)"
@@ -342,7 +342,7 @@ THEOREMS = (
             _SIGMA,
             _SIGMA_LOSS,
             *_CURVE,
-            Parameter("accounting", Accounting.RENYI, "how the composition is evaluated"),
+            Parameter("accounting", BatchesComposed.RENYI, "how the composition is evaluated"),
             Parameter("batch", Batches.SAME, "whether both values come from one batch"),
         ),
         compute=_theorem_2,
@@ -390,7 +390,7 @@ THEOREMS = (
             Parameter("clip", 0.1, "the clipping bound", positive, ("C",)),
             Parameter("dimension", 7850, "parameters of the model", _whole, ("d",)),
             Parameter("batch", 256.0, "the smallest batch", positive, ("B",)),
-            Parameter("reading", Rate.PRINTED, "how Equation 16 is read"),
+            Parameter("reading", ConvergenceRate.PRINTED, "how Equation 16 is read"),
         ),
         conditions=(
             Condition(
@@ -406,7 +406,7 @@ THEOREMS = (
         compute=_theorem_1,
         correction=Correction(
             "its proof takes beta = 2/mu, so that A/mu^2 is 4A/mu^2: printed is a quarter of what is proved",
-            ("reading", Rate.PROVED),
+            ("reading", ConvergenceRate.PROVED),
         ),
     ),
     Theorem(

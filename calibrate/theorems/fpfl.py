@@ -22,7 +22,7 @@ _USERS = 16280
 _whole = partial(count, least=1)
 
 
-class Neighbours(Enum):
+class NeighbourRelation(Enum):
     """How neighbouring data sets differ: by one user more, as in the paper's Definition 1, or by another user."""
 
     ADD_REMOVE = "add-remove"
@@ -32,16 +32,16 @@ class Neighbours(Enum):
 def _algorithm_1(s: Setting) -> Finding:
     """sigma by the cited accountant with sensitivity C; the truth under the paper's own relation and the other."""
     users, cohort, rounds = s.whole("users"), s.whole("cohort"), s.whole("rounds")
-    claimed, delta, asked = s.number("epsilon"), s.number("delta"), s.choice("relation", Neighbours)
+    claimed, delta, asked = s.number("epsilon"), s.number("delta"), s.choice("relation", NeighbourRelation)
     if cohort >= users:
         raise InvalidInput("cohort", cohort, "is everybody, so nothing is sampled", "use a smaller cohort")
     sigma = fixed_size_sigma(cohort / users, rounds, claimed, delta, s.whole("largest_order"))
     published = Repeated(Sampled(FixedSize(users, cohort), Gaussian(sigma)), rounds)
     costs = {
         each: best_epsilon(published, PrivacyUnit(Protected.USER, Relation(each.value)), delta).interval
-        for each in Neighbours
+        for each in NeighbourRelation
     }
-    added, replaced = costs[Neighbours.ADD_REMOVE], costs[Neighbours.REPLACE_ONE]
+    added, replaced = costs[NeighbourRelation.ADD_REMOVE], costs[NeighbourRelation.REPLACE_ONE]
     why = (
         f"the cited accountant, told that the sensitivity is C, returns sigma = {sigma:.4g}; but in a cohort of fixed"
         " size a user takes another one's place, which moves the clipped sum by 2C; added or removed, a user then costs"
@@ -68,7 +68,7 @@ def _sub_sampling(s: Setting) -> Finding:
 _FEMNIST_USERS = 3383
 
 
-class Curve(Enum):
+class RenyiForm(Enum):
     """The Rényi curve as printed, or without the sensitivity, which sigma is relative to already."""
 
     PRINTED = "printed"
@@ -78,7 +78,7 @@ class Curve(Enum):
 def _gaussian_rdp(s: Setting) -> Finding:
     order, sensitivity, sigma = s.number("order"), s.number("sensitivity"), s.number("sigma")
     deviation = sensitivity * sigma
-    divisor = sensitivity if s.choice("reading", Curve) is Curve.PRINTED else 1.0
+    divisor = sensitivity if s.choice("reading", RenyiForm) is RenyiForm.PRINTED else 1.0
     printed = order / (2 * divisor**2 * sigma**2)
     found = order * sensitivity**2 / (2 * deviation**2)
     why = (
@@ -101,7 +101,9 @@ THEOREMS = (
             Parameter("epsilon", 2.0, "the promised epsilon", positive, ("eps",)),
             Parameter("delta", 1 / _USERS, "the promised delta, 1/K in the paper", open_unit),
             Parameter("largest_order", 64, "Rényi orders 2 .. this are tried", partial(count, least=2)),
-            Parameter("relation", Neighbours.ADD_REMOVE, "how neighbouring data sets differ; the paper's Definition 1"),
+            Parameter(
+                "relation", NeighbourRelation.ADD_REMOVE, "how neighbouring data sets differ; the paper's Definition 1"
+            ),
         ),
         domain={"cohort": (200, 50, 1000), "rounds": (1000, 250, 5000), "epsilon": (2.0, 8.0)},
         compute=_algorithm_1,
@@ -118,7 +120,9 @@ THEOREMS = (
             Parameter("epsilon", 2.0, "the promised epsilon", positive, ("eps",)),
             Parameter("delta", 1 / _FEMNIST_USERS, "the promised delta, 1/K in the paper", open_unit),
             Parameter("largest_order", 64, "Rényi orders 2 .. this are tried", partial(count, least=2)),
-            Parameter("relation", Neighbours.ADD_REMOVE, "how neighbouring data sets differ; the paper's Definition 1"),
+            Parameter(
+                "relation", NeighbourRelation.ADD_REMOVE, "how neighbouring data sets differ; the paper's Definition 1"
+            ),
         ),
         domain={"epsilon": (8.0, 0.5), "cohort": (100, 2000)},
         compute=_algorithm_1,
@@ -145,12 +149,12 @@ THEOREMS = (
             Parameter("sensitivity", 2.0, "Delta; the paper's clip of the shallow network", positive, ("Delta", "C")),
             Parameter("sigma", 1.0, "noise multiplier", positive),
             Parameter("order", 2.0, "Rényi order", positive, ("alpha",)),
-            Parameter("reading", Curve.PRINTED, "how the curve is read"),
+            Parameter("reading", RenyiForm.PRINTED, "how the curve is read"),
         ),
         domain={"sensitivity": (10.0, 2.0), "order": (2.0, 32.0)},
         correction=Correction(
             "the sensitivity stands in the divisor although sigma is relative to it: alpha/(2 sigma^2) is meant",
-            ("reading", Curve.CORRECTED),
+            ("reading", RenyiForm.CORRECTED),
         ),
         compute=_gaussian_rdp,
     ),

@@ -104,7 +104,7 @@ _LEAST_NOISE = 0.2
 """Below this joint multiplier one single round already costs an epsilon in the tens."""
 
 
-class Reading(Enum):
+class LemmaReading(Enum):
     """Lemma B.1 as printed, or with the square root that its proof leaves out."""
 
     PRINTED = "printed"
@@ -181,10 +181,10 @@ def _lemma_theta(s: Setting) -> Finding:
 
 
 def _lemma(quantity: str, printed: float, found: float, s: Setting) -> Finding:
-    match s.choice("reading", Reading):
-        case Reading.PRINTED:
+    match s.choice("reading", LemmaReading):
+        case LemmaReading.PRINTED:
             claimed, read = printed, "as printed, the bound is that of the squared sensitivity"
-        case Reading.SQUARE_ROOT:
+        case LemmaReading.SQUARE_ROOT:
             claimed, read = math.sqrt(printed), "read with the missing square root"
         case other:
             assert_never(other)
@@ -372,12 +372,12 @@ _HYBRID_CHOICES: dict[str, Value] = {
     "radius": Radius.FROBENIUS,
 }
 
-_LEMMA = (_BATCH, _RHO, _GROUPS, _FREQUENCIES, Parameter("reading", Reading.PRINTED, "how the bound is read"))
+_LEMMA = (_BATCH, _RHO, _GROUPS, _FREQUENCIES, Parameter("reading", LemmaReading.PRINTED, "how the bound is read"))
 
 _LEMMA_DOMAIN = {"batch_size": (4096, 256, 16, 4), "minority_fraction": (0.5, 0.01)}
 _RELEASE_DOMAIN = {"epsilon": (1.0, 0.1, 10.0), "rounds": (1172, 10**5), "delta": (1e-5, 1e-8)}
 _SQUARE_ROOT = Correction(
-    "the proof bounds the squared sensitivity, and the square root is left out", ("reading", Reading.SQUARE_ROOT)
+    "the proof bounds the squared sensitivity, and the square root is left out", ("reading", LemmaReading.SQUARE_ROOT)
 )
 
 THEOREMS = (

@@ -23,7 +23,7 @@ from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import Role, generate
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.trust import TrustedKey, TrustFile
-from calibrate.manifest.verify import Run, VerifiedManifest, verify
+from calibrate.manifest.verify import IntendedRun, VerifiedManifest, verify
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
@@ -113,4 +113,4 @@ def _verified(document: BudgetDocument) -> VerifiedManifest:
     key = generate()
     start = datetime.now(UTC) - timedelta(days=1)
     trust = TrustFile(keys=(TrustedKey.of(key.public, Role.PRIVACY_OFFICER, start),))
-    return verify(issue(document, key), trust, Run(document.config_digest, document.data))
+    return verify(issue(document, key), trust, IntendedRun(document.config_digest, document.data))

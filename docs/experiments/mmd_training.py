@@ -30,7 +30,7 @@ from privfair.algorithms.mmd_fedavg import (
 from privfair.data.partition import split_silos
 from privfair.data.silos import Silos
 from privfair.fairness.constraints import KernelKind
-from privfair.fairness.kernels import GaussianNoise
+from privfair.fairness.kernels import GaussianSmoothing
 from privfair.models.model import Model
 
 CENTRAL = "central"
@@ -170,7 +170,7 @@ def _private(cell: Cell, setting: PrivateSetting, knob: float) -> tuple[float, f
         setting.cohort,
         PublicShares((0.5, 0.5)),
         setting.update_clip,
-        GaussianNoise(noise),
+        GaussianSmoothing(noise),
         setting.group_size,
     )
     algorithm = MmdFedAvg(cell.model, options, terms, cell.seed)

@@ -23,7 +23,7 @@ from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.batches.randomness import Indexes, WordSource, permutation, stream, subset
 from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
-from privfair.fairness.kernels import GaussianNoise, Kernel, LaplaceNoise, Noise, kernel_of
+from privfair.fairness.kernels import GaussianSmoothing, Kernel, LaplaceSmoothing, Noise, kernel_of
 from privfair.fairness.measurement import require_score, score_values
 from privfair.fairness.mmd import Strata, TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
 from privfair.models.model import ROUNDING_SLACK, Model, require_class_weights
@@ -451,9 +451,9 @@ def build(blueprint: Blueprint[MmdFedAvgOptions]) -> MmdFedAvg:
 def _signed_noise(blueprint: Blueprint[MmdFedAvgOptions]) -> Noise | None:
     match blueprint.signed(PREDICTIONS[0]):
         case mechanism.GaussianNoise(sigma=sigma):
-            return GaussianNoise(sigma)
+            return GaussianSmoothing(sigma)
         case mechanism.LaplaceNoise(scale=scale):
-            return LaplaceNoise(scale)
+            return LaplaceSmoothing(scale)
         case _:
             return None
 

@@ -17,10 +17,10 @@ from calibrate.manifest.keys import SigningKey, load_private
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.ledger import Access, Ledger
+from privfair.ledger import Ledger, LedgerAccess
 from privfair.plan.file import plan_from_flags
 from privfair.plan.issue import Issuing, promise
-from privfair.run.public import Promise, promise_of
+from privfair.run.public import RunPromise, promise_of
 from privfair.run.signed_budget import SignedBudget
 
 Key = SigningKey | str | Path
@@ -42,7 +42,7 @@ class PricedBudget:
         return self.priced.document
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> RunPromise:
         """What is promised, to whom, and what is not protected."""
         return promise_of(self.document)
 
@@ -197,7 +197,7 @@ def identity_of_ledger(ledger: str | Path | Ledger) -> str:
         return ledger.identity
     if isinstance(ledger, str) and len(ledger) == 64 and set(ledger) <= set("0123456789abcdef"):
         return ledger
-    with Ledger.open(ledger, access=Access.READ) as opened:
+    with Ledger.open(ledger, access=LedgerAccess.READ) as opened:
         return opened.identity
 
 

@@ -45,7 +45,7 @@ from privfair.plan.file import PlanFile, read_plan_file
 from privfair.plan.issue import Issuing, promise
 from privfair.run.prediction import predict
 from privfair.run.prepare import prepare_run
-from privfair.run.public import Progress, Promise, promise_of
+from privfair.run.public import Progress, RunPromise, promise_of
 from privfair.run.signed_budget import BudgetSource, SignedBudget, envelope_of
 from privfair.run.trusted_plan import FolderTrust
 from privfair.training import TrainingResult, TrustInForce, execute
@@ -469,7 +469,7 @@ class TrainedModel:
         return SignedBudget.load(self.folder / "budget.json")
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> RunPromise:
         """What is promised, to whom, and what is not protected."""
         return promise_of(self.budget.document)
 

@@ -14,7 +14,7 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.ledger import Access, Ledger
+from privfair.ledger import Ledger, LedgerAccess
 from privfair.run.public import promise_of
 from privfair.run.signed_budget import BudgetSource, envelope_of
 from privfair.run.trusted_plan import FolderTrust
@@ -121,7 +121,7 @@ def audit_run(
     options, place = AuditOptions(reruns, seed, confidence, budget_seconds), None if plan is None else Path(plan)
     if ledger is None:
         return judge_run(Path(run), options, trusted, None, progress, place)
-    with Ledger.open(ledger, None if anchor is None else Path(anchor), Access.READ) as book:
+    with Ledger.open(ledger, None if anchor is None else Path(anchor), LedgerAccess.READ) as book:
         return judge_run(Path(run), options, trusted, book, progress, place)
 
 

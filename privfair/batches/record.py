@@ -32,7 +32,7 @@ _FRONT = struct.Struct("<BQHI")
 _CHECK = struct.Struct("<I")
 
 
-class FrameKind(Enum):
+class BatchFrameKind(Enum):
     ROUND = 1
     EPOCH = 2
 
@@ -70,7 +70,7 @@ class BatchRecord:
                 f"batch record {path} cannot be read ({error.strerror}); put an untouched copy back"
             ) from error
         self.header, place = _read_header(self.path, self._content)
-        self._places: dict[tuple[FrameKind, int, int], tuple[int, int]] = {}
+        self._places: dict[tuple[BatchFrameKind, int, int], tuple[int, int]] = {}
         while (frame := _frame_at(self._content, place)) is not None:
             key, start, units, place = frame
             self._places[key] = (start, units)
@@ -84,36 +84,36 @@ class BatchRecord:
         """The units of `party` that took part in a round, as the contribution saw them."""
         sampling = self.header.sampling
         # A sensitive silo draws nothing: its rounds are recorded one by one beside the holders' epochs.
-        if not isinstance(sampling, ShuffledEpochs) or self._recorded(FrameKind.ROUND, round_number, party):
-            return self._units(FrameKind.ROUND, round_number, party)
+        if not isinstance(sampling, ShuffledEpochs) or self._recorded(BatchFrameKind.ROUND, round_number, party):
+            return self._units(BatchFrameKind.ROUND, round_number, party)
         if round_number < 0:
-            raise self._missing(FrameKind.ROUND, round_number, party)
+            raise self._missing(BatchFrameKind.ROUND, round_number, party)
         orders = self.orders_of(party) if party in self.header.parties else {}
         if not orders:
-            raise self._missing(FrameKind.EPOCH, 0, party)
+            raise self._missing(BatchFrameKind.EPOCH, 0, party)
         # Every epoch goes through all units, so any of them tells how many there are.
         epoch, place = divmod(round_number, -(-len(next(iter(orders.values()))) // sampling.size))
         return self.epoch_order(epoch, party)[place * sampling.size : (place + 1) * sampling.size]
 
     def holds_round(self, round_number: int, party: str) -> bool:
         """Whether this round's batch was recorded by itself, as a registry's is."""
-        return self._recorded(FrameKind.ROUND, round_number, party)
+        return self._recorded(BatchFrameKind.ROUND, round_number, party)
 
     def epoch_order(self, epoch: int, party: str) -> Indexes:
         """The order in which one epoch of shuffled batches goes through the units."""
-        return self._units(FrameKind.EPOCH, epoch, party)
+        return self._units(BatchFrameKind.EPOCH, epoch, party)
 
     def orders_of(self, party: str) -> dict[int, Indexes]:
         """All recorded epochs of one party."""
         number = self.header.parties.index(party)
-        wanted = sorted(epoch for kind, epoch, who in self._places if kind is FrameKind.EPOCH and who == number)
+        wanted = sorted(epoch for kind, epoch, who in self._places if kind is BatchFrameKind.EPOCH and who == number)
         return {epoch: self.epoch_order(epoch, party) for epoch in wanted}
 
-    def _recorded(self, kind: FrameKind, number: int, party: str) -> bool:
+    def _recorded(self, kind: BatchFrameKind, number: int, party: str) -> bool:
         known = party in self.header.parties
         return known and (kind, number, self.header.parties.index(party)) in self._places
 
-    def _units(self, kind: FrameKind, number: int, party: str) -> Indexes:
+    def _units(self, kind: BatchFrameKind, number: int, party: str) -> Indexes:
         if party not in self.header.parties:
             raise self._missing(kind, number, party)
         key = (kind, number, self.header.parties.index(party))
@@ -122,7 +122,7 @@ class BatchRecord:
         start, units = self._places[key]
         return np.frombuffer(self._content, dtype="<u4", count=units, offset=start).astype(np.int64)
 
-    def _missing(self, kind: FrameKind, number: int, party: str) -> Refused:
+    def _missing(self, kind: BatchFrameKind, number: int, party: str) -> Refused:
         return Refused(
             f"batch record {self.path}: no {kind.name.lower()} {number} of {party!r}; "
             "ask for a round that was drawn, or put an untouched copy back"
@@ -164,11 +164,11 @@ class BatchWriter:
 
     def write_round(self, round_number: int, party: str, units: Indexes) -> None:
         """The batch of one round, as the contribution sees it."""
-        self._write(FrameKind.ROUND, round_number, party, units)
+        self._write(BatchFrameKind.ROUND, round_number, party, units)
 
     def write_epoch(self, epoch: int, party: str, order: Indexes) -> None:
         """Durable at once: whoever resumes in the middle of an epoch must go on with this very order."""
-        self._write(FrameKind.EPOCH, epoch, party, order)
+        self._write(BatchFrameKind.EPOCH, epoch, party, order)
         self.sync()
 
     def sync(self) -> None:
@@ -179,7 +179,7 @@ class BatchWriter:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write(self, kind: FrameKind, number: int, party: str, units: Indexes) -> None:
+    def _write(self, kind: BatchFrameKind, number: int, party: str, units: Indexes) -> None:
         front = _FRONT.pack(kind.value, number, self._numbers[party], len(units))
         frame = front + units.astype("<u4").tobytes()
         write_all(self._descriptor, frame + _CHECK.pack(zlib.crc32(frame)))
@@ -209,7 +209,7 @@ def _read_header(path: Path, content: memoryview) -> tuple[BatchHeader, int]:
     return header, start + length
 
 
-def _frame_at(content: memoryview, place: int) -> tuple[tuple[FrameKind, int, int], int, int, int] | None:
+def _frame_at(content: memoryview, place: int) -> tuple[tuple[BatchFrameKind, int, int], int, int, int] | None:
     """Key, first unit's place, number of units and the next frame's place; None where no whole frame stands."""
     if place + _FRONT.size > len(content):
         return None
@@ -220,4 +220,4 @@ def _frame_at(content: memoryview, place: int) -> tuple[tuple[FrameKind, int, in
         return None
     if zlib.crc32(content[place:end]) != _CHECK.unpack_from(content, end)[0]:
         return None
-    return (FrameKind(kind), number, party), start, units, end + _CHECK.size
+    return (BatchFrameKind(kind), number, party), start, units, end + _CHECK.size

@@ -308,7 +308,7 @@ def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, con
     from audit.federated import SitesInHand
     from audit.run_audit import AuditOptions, audit_run
     from calibrate.manifest.keys import load_public
-    from privfair.ledger import Access, Ledger
+    from privfair.ledger import Ledger, LedgerAccess
 
     options = AuditOptions(flags.reruns, seed, confidence, flags.budget_seconds)
     named = dict(_by_party(text) for text in flags.ledgers)
@@ -318,7 +318,8 @@ def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, con
     keys = {party: load_public(path) for party, path in _named("--site-key", flags.keys, "PARTY=PUB").items()}
     with ExitStack() as opened:
         ledgers = {
-            party: opened.enter_context(Ledger.open(place, flags.anchor, Access.READ)) for party, place in named.items()
+            party: opened.enter_context(Ledger.open(place, flags.anchor, LedgerAccess.READ))
+            for party, place in named.items()
         }
         sites = SitesInHand(files, {party: book for party, book in ledgers.items() if party is not None}, keys)
         counted = opened.enter_context(progress_bar("auditing"))

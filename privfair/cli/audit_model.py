@@ -12,7 +12,7 @@ from privfair.cli.executors import executor_of, scheduler_option
 from privfair.cli.output import options, print_rich, print_wrapped, progress_bar
 
 if TYPE_CHECKING:
-    from audit.membership.epsilon_bound import Claim
+    from audit.membership.epsilon_bound import ClaimOnTrial
     from audit.membership.membership_audit import MembershipOptions
     from audit.membership.records import AuditedRecords, RecordTables
     from audit.membership.shadow.train import ShadowRecipe
@@ -194,14 +194,14 @@ def judge_model(flags: ModelFlags, trusted: FolderTrust, seed: int, confidence: 
     """Read the files, open the model, train shadow models, attack, judge."""
     from audit.membership.membership_audit import audit_model, audit_scores
     from audit.membership.records import RecordTables
-    from audit.membership.targets import Direction, quality_of, read_scores
+    from audit.membership.targets import MemberEnd, quality_of, read_scores
 
     assert flags.members is not None
     assert flags.nonmembers is not None
     if flags.model_path is None:
         assert flags.score is not None
         tables = RecordTables.read(flags.members, flags.nonmembers)
-        direction = Direction.SMALLER if flags.smaller_is_member else Direction.LARGER
+        direction = MemberEnd.SMALLER if flags.smaller_is_member else MemberEnd.LARGER
         scores = read_scores(tables, flags.score, direction)
         alone = flags.unit is None and set(tables.members.columns) == {flags.score}
         units = None if alone else tables.units(flags.unit)
@@ -347,16 +347,16 @@ def _recipe(flags: ModelFlags) -> ShadowRecipe | None:
     return StackedPerceptron((flags.hidden,), **epochs)
 
 
-def _claim(flags: ModelFlags, trust: TrustFile | None) -> Claim | None:
+def _claim(flags: ModelFlags, trust: TrustFile | None) -> ClaimOnTrial | None:
     """The manifest's promise, the run's own, or the auditor's words; in this order."""
-    from audit.membership.epsilon_bound import Claim
+    from audit.membership.epsilon_bound import ClaimOnTrial
     from calibrate.manifest.verify import authenticate, read_unverified
     from calibrate.privacy_unit import Relation
     from privfair.cli.output import read_bytes
     from privfair.run.folder import RunFolder
 
     if flags.epsilon is not None:
-        return Claim.said(flags.epsilon, flags.delta, Relation(flags.relation))
+        return ClaimOnTrial.said(flags.epsilon, flags.delta, Relation(flags.relation))
     path = flags.manifest_path
     if path is None and flags.model_path is not None and flags.model_path.is_dir():
         path = RunFolder.existing(flags.model_path).manifest
@@ -364,7 +364,7 @@ def _claim(flags: ModelFlags, trust: TrustFile | None) -> Claim | None:
         return None
     envelope = read_bytes(path, "--manifest")
     read = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
-    return Claim.of_manifest(read.document)
+    return ClaimOnTrial.of_manifest(read.document)
 
 
 # The attribute-inference part of `privfair audit`.

@@ -44,11 +44,11 @@ def command(
       privfair desk --ledger ledger.db --inbox inbox/ --key officer.pem --trust trust.json
     """
     from calibrate.manifest.keys import load_private
-    from privfair.integrations.desk.app import Papers, serve
+    from privfair.integrations.desk.app import DeskPapers, serve
     from privfair.integrations.desk.books import open_books
 
     open_books(ledger)  # refused here rather than on the first page
-    papers = Papers(
+    papers = DeskPapers(
         ledger=ledger,
         inbox=inbox,
         runs=runs or (() if "://" in ledger else (Path(ledger).resolve().parent,)),

@@ -76,7 +76,7 @@ def command(
 
     from calibrate.choose import Fair, Need, Observer, choose
     from calibrate.privacy_unit import EpsilonDelta, Protected
-    from privfair.data.infer import Role, look_at, schema_text
+    from privfair.data.infer import ColumnRole, look_at, schema_text
 
     EpsilonDelta(epsilon, delta)
     unit = Protected(protect or ("record" if sensitive is None else "attribute"))
@@ -91,7 +91,7 @@ def command(
             raise click.UsageError(f"{place} exists; remove it, or name another folder with --out")
     observer = Observer.MODEL if unit is Protected.USER or len(files) == 1 else Observer.COORDINATOR
     seen = look_at(files, target, sensitive, (*skip, *(() if user is None else (user,))))
-    classes = max((len(column.names) for column in seen.of(Role.TARGET)), default=2)
+    classes = max((len(column.names) for column in seen.of(ColumnRole.TARGET)), default=2)
     # A rule that is fair to groups answers yes or no.
     fair = Fair.NOTHING if sensitive is None or (unit is Protected.RECORD and classes > 2) else Fair.GROUPS
     choice = choose(Need(unit, observer, len(files), fair))
@@ -130,10 +130,10 @@ def _plan_text(
     import os
 
     from calibrate.privacy_unit import Protected
-    from privfair.data.infer import Role, toml_value
+    from privfair.data.infer import ColumnRole, toml_value
 
     files = ", ".join(toml_value(os.path.relpath(file, out)) for file in seen.files)
-    groups = max((len(column.names) for column in seen.of(Role.SENSITIVE)), default=0)
+    groups = max((len(column.names) for column in seen.of(ColumnRole.SENSITIVE)), default=0)
     privacy = choice.privacy
     if choice.algorithm in ("pay-once", "fair-plugin") and groups > 2:
         privacy = f"groups = {groups}                      # as many as schema.toml lists\n{privacy}"
@@ -170,13 +170,13 @@ def _keep(schema: str, user: str) -> str:
 
 
 def _tell(seen: SeenFiles, choice: Choice, places: dict[str, Path], to_fill_in: dict[str, int]) -> None:
-    from privfair.data.infer import Layout, Role
+    from privfair.data.infer import ColumnRole, FileLayout
 
-    notes = "; ".join(seen.layouts.usual.notes(Layout()))
+    notes = "; ".join(seen.layouts.usual.notes(FileLayout()))
     print_wrapped(f"Looked at {len(seen.files)} file(s), every record{': ' + notes if notes else ''}.")
     for name, layout in seen.layouts.exceptions.items():
         print_wrapped(f"In {name}: {'; '.join(layout.notes(seen.layouts.usual))}; noted in schema.toml.")
-    for role in Role:
+    for role in ColumnRole:
         names = [c.name + (" (has empty cells)" if c.gaps else "") for c in seen.of(role)]
         if names:
             print_wrapped(f"  {role.value:<12} {', '.join(names)}", indent=" " * 15)

@@ -50,9 +50,9 @@ def init(location: str, anchor: Path | None, bound_only: bool, as_json: bool) ->
 @json_option
 def status(location: str, anchor: Path | None, as_json: bool) -> None:
     """What was spent and is left per data set and unit, and every manifest claimed."""
-    from privfair.ledger import Access, Ledger
+    from privfair.ledger import Ledger, LedgerAccess
 
-    with Ledger.open(location, anchor, Access.READ) as ledger:
+    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
         found = ledger.status()
     if as_json:
         print_json(_status_json(location, found))
@@ -144,9 +144,9 @@ def _manifest_text(one: ManifestStatus) -> str:
 @json_option
 def verify(location: str, anchor: Path | None, as_json: bool) -> None:
     """Read every entry again by all rules, and compare the end with the anchor."""
-    from privfair.ledger import Access, Ledger
+    from privfair.ledger import Ledger, LedgerAccess
 
-    with Ledger.open(location, anchor, Access.READ) as ledger:
+    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
         entries, head = ledger.verify()
     if as_json:
         print_json({"ledger": location, "entries": entries, "head": head.hash, "intact": True})
@@ -159,9 +159,9 @@ def verify(location: str, anchor: Path | None, as_json: bool) -> None:
 @json_option
 def anchor(location: str, anchor: Path | None, as_json: bool) -> None:
     """Print the anchor (sequence and head), to be kept where the ledger's host cannot change it."""
-    from privfair.ledger import Access, Ledger
+    from privfair.ledger import Ledger, LedgerAccess
 
-    with Ledger.open(location, anchor, Access.READ) as ledger:
+    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
         found = ledger.anchor()
     if as_json:
         print_json({"seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger})
@@ -218,9 +218,9 @@ def adopt(location: str, anchor: Path, seq: int, head: str, as_json: bool) -> No
 @json_option
 def backup(location: str, anchor: Path | None, out: Path, as_json: bool) -> None:
     """Copy every entry to a new file, on whichever database the ledger is."""
-    from privfair.ledger import Access, Ledger
+    from privfair.ledger import Ledger, LedgerAccess
 
-    with Ledger.open(location, anchor, Access.READ) as ledger:
+    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
         found = ledger.backup(out)
     if as_json:
         print_json({"backup": str(out), "seq": found.head.seq, "head": found.head.hash, "ledger": found.ledger})

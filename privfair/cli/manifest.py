@@ -47,14 +47,14 @@ def _ledger(text: str) -> LedgerBinding:
     import re
 
     from calibrate.manifest.document import LedgerBinding
-    from privfair.ledger import Access, Ledger
+    from privfair.ledger import Ledger, LedgerAccess
 
     named = re.fullmatch(r"(?:([^=/:]+)=)?(.+)", text)
     if named is None:
         raise click.UsageError("--ledger: name a ledger by its path or by its id, for example --ledger ledger.db")
     silo, place = named.groups()
     if not re.fullmatch(r"[0-9a-f]{64}", place):
-        with Ledger.open(place, access=Access.READ) as ledger:
+        with Ledger.open(place, access=LedgerAccess.READ) as ledger:
             place = ledger.status().ledger
     return LedgerBinding(ledger=place, silo=silo)
 

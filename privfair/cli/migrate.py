@@ -106,7 +106,7 @@ def _look(path: Path) -> Found | None:
 def _look_at_ledger(path: Path) -> Found | None:
     from contextlib import closing
 
-    from privfair.ledger import Access, Ledger
+    from privfair.ledger import Ledger, LedgerAccess
     from privfair.ledger.store import TABLE
 
     try:
@@ -117,7 +117,7 @@ def _look_at_ledger(path: Path) -> Found | None:
         return None  # another program's database
 
     def read() -> None:
-        with Ledger.open(path, access=Access.READ) as ledger:
+        with Ledger.open(path, access=LedgerAccess.READ) as ledger:
             ledger.verify()
 
     return _read(path, "ledger", version, read)

@@ -61,11 +61,11 @@ def _finish(place: Path, answer: dict[str, object], wrong: list[str], as_json: b
 @json_option
 def add(place: Path, location: str, anchor: Path | None, note: Path | None, as_json: bool) -> None:
     """Log every claim of a ledger that LOG does not have yet, and remember the log's head."""
-    from privfair.ledger import Access, Ledger
+    from privfair.ledger import Ledger, LedgerAccess
     from privfair.ledger.witness import WitnessLog, hashed, head_of, second_uses
 
     notes = _notes(location, note)
-    with Ledger.open(location, anchor, Access.READ) as ledger:
+    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
         receipts, identity = ledger.receipts(), ledger.identity
     log = WitnessLog.at(place, identity)
     before = hashed(log.read())
@@ -105,7 +105,7 @@ def verify(
     place: Path, location: str | None, anchor: Path | None, note: Path | None, heads: tuple[str, ...], as_json: bool
 ) -> None:
     """Read LOG again: no second use, nothing taken out since a head was noted, and a ledger's claims all there."""
-    from privfair.ledger import Access, Ledger
+    from privfair.ledger import Ledger, LedgerAccess
     from privfair.ledger.book import short
     from privfair.ledger.witness import LogHead, WitnessLog, contains_head, hashed, head_of, second_uses
 
@@ -118,7 +118,7 @@ def verify(
             wrong.append(f"no log here begins with the {noted.size} receipts of root {short(noted.root)}")
     if location is not None:
         _remember(_notes(location, note), place)
-        with Ledger.open(location, anchor, Access.READ) as ledger:
+        with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
             missing = [one for one in ledger.receipts() if one not in set(receipts)]
         wrong += [f"the claim of manifest {short(one.manifest)} is not logged; add it" for one in missing]
     answer = {

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from calibrate.arrays import AnyFloats, Integers
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit
-from privfair.data.facts import DerivedFact, NoPrivacyPromised, require_allowed
+from privfair.data.facts import DerivedFact, NothingPromised, require_allowed
 from privfair.data.read import MISSING
 from privfair.data.schema import Schema
 from privfair.data.stability import Stability
@@ -135,7 +135,7 @@ class Dataset:
     def class_counts(self) -> Integers:
         return np.bincount(self.label, minlength=self.classes)
 
-    def require_allowed(self, promise: PrivacyUnit | NoPrivacyPromised) -> None:
+    def require_allowed(self, promise: PrivacyUnit | NothingPromised) -> None:
         """Refuse to be used under a promise that does not cover what was read off the data."""
         require_allowed(self.derived, promise)
 

@@ -43,7 +43,7 @@ class DerivedFact:
 
 
 @dataclass(frozen=True)
-class NoPrivacyPromised:
+class NothingPromised:
     """The explicit opposite of a privacy unit; `why` is shown wherever the run is shown."""
 
     why: str
@@ -69,14 +69,14 @@ def _forbidden(kind: FactKind, unit: PrivacyUnit) -> bool:
     return kind is not FactKind.ATTRIBUTE_IN_FEATURES
 
 
-def require_allowed(facts: tuple[DerivedFact, ...], promise: PrivacyUnit | NoPrivacyPromised) -> None:
+def require_allowed(facts: tuple[DerivedFact, ...], promise: PrivacyUnit | NothingPromised) -> None:
     """Raise `UnsupportedCombination` at the first fact that the promise does not cover.
 
     Guarantee: if this returns for a `PrivacyUnit`, none of the listed facts differs between two data sets
     that are neighbours in that unit's relation, so using them costs no budget.
     """
     match promise:
-        case NoPrivacyPromised():
+        case NothingPromised():
             return
         case PrivacyUnit():
             for fact in facts:

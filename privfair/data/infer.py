@@ -29,7 +29,7 @@ _NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar", ".": "point"}
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """How the cells of a text file are separated, and how its numbers are written."""
 
     delimiter: str = ","
@@ -42,7 +42,7 @@ class Layout:
             remedy = 'write for example delimiter = ";"'
             raise InvalidInput("delimiter", self.delimiter, "must be one character", remedy)
 
-    def notes(self, expected: Layout) -> tuple[str, ...]:
+    def notes(self, expected: FileLayout) -> tuple[str, ...]:
         """What differs from what was expected, in words."""
         said = []
         if self.delimiter != expected.delimiter:
@@ -56,10 +56,10 @@ class Layout:
 class Layouts:
     """How the files of a plan are written: most of them in one way, and by their names those that differ."""
 
-    usual: Layout = Layout()
-    exceptions: Mapping[str, Layout] = field(default_factory=dict)
+    usual: FileLayout = FileLayout()
+    exceptions: Mapping[str, FileLayout] = field(default_factory=dict)
 
-    def of(self, file: Path) -> Layout:
+    def of(self, file: Path) -> FileLayout:
         """How this file is written."""
         return self.exceptions.get(file.name, self.usual)
 
@@ -69,11 +69,11 @@ class Layouts:
         return read_table(file, layout.delimiter, layout.decimal)
 
 
-def recognise(path: Path, expected: Layout | None = None) -> Layout:
+def recognise(path: Path, expected: FileLayout | None = None) -> FileLayout:
     """The layout of a CSV file, from its first lines; `expected` wins where nothing speaks against it."""
-    known = expected or Layout()
+    known = expected or FileLayout()
     if path.suffix.lower() not in (".csv", ".txt") or not path.is_file():
-        return Layout("\t", known.decimal) if path.suffix.lower() == ".tsv" else known
+        return FileLayout("\t", known.decimal) if path.suffix.lower() == ".tsv" else known
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
         lines = [line for _, line in zip(range(_LINES), stream, strict=False)]
     candidates = (known.delimiter, *(mark for mark in _DELIMITERS if mark != known.delimiter))
@@ -81,8 +81,8 @@ def recognise(path: Path, expected: Layout | None = None) -> Layout:
     cells = [cell.strip() for row in _rows(lines, delimiter)[1:] for cell in row]
     points, commas = (sum(bool(form.fullmatch(cell)) for cell in cells) for form in (_POINT, _COMMA))
     if delimiter != "," and commas and not points:
-        return Layout(delimiter, ",")
-    return Layout(delimiter, "." if points or delimiter == "," else known.decimal)
+        return FileLayout(delimiter, ",")
+    return FileLayout(delimiter, "." if points or delimiter == "," else known.decimal)
 
 
 def _rows(lines: Sequence[str], delimiter: str) -> list[list[str]]:
@@ -98,7 +98,7 @@ def _width(lines: Sequence[str], delimiter: str) -> int:
     return widths.pop() if len(widths) == 1 else 0
 
 
-class Role(Enum):
+class ColumnRole(Enum):
     """What a column may be good for."""
 
     TARGET = "target"
@@ -113,7 +113,7 @@ class SeenColumn:
     """One column as it looks in the files. `names` are its distinct cells, for lists; never taken for public."""
 
     name: str
-    role: Role
+    role: ColumnRole
     gaps: bool
     names: tuple[str, ...] = ()
     why: str = ""
@@ -127,7 +127,7 @@ class SeenFiles:
     layouts: Layouts
     columns: tuple[SeenColumn, ...]
 
-    def of(self, role: Role) -> tuple[SeenColumn, ...]:
+    def of(self, role: ColumnRole) -> tuple[SeenColumn, ...]:
         """The columns of one role, in the files' order."""
         return tuple(column for column in self.columns if column.role is role)
 
@@ -145,7 +145,7 @@ def look_at(files: Sequence[Path], target: str, sensitive: str | None, skip: Seq
     shared = [name for name in tables[0].columns if all(name in table.columns for table in tables)]
     partly = {name for table in tables for name in table.columns} - set(shared)
     seen = [_look(name, tables, target, sensitive, skip) for name in shared]
-    seen += [SeenColumn(name, Role.LEFT_OUT, False, why="not in every file") for name in sorted(partly)]
+    seen += [SeenColumn(name, ColumnRole.LEFT_OUT, False, why="not in every file") for name in sorted(partly)]
     return SeenFiles(tuple(files), layouts, tuple(seen))
 
 
@@ -153,7 +153,7 @@ def _recognise_all(files: Sequence[Path]) -> Layouts:
     """The layout of most files (the first one's where as many differ), and those of the others."""
     layouts = [recognise(file) for file in files]
     usual = max(layouts, key=layouts.count)
-    found: dict[str, Layout] = {}
+    found: dict[str, FileLayout] = {}
     for file, layout in zip(files, layouts, strict=True):
         if found.setdefault(file.name, layout) != layout:
             rule = f"is written differently from another file called {file.name}"
@@ -166,21 +166,21 @@ def _look(name: str, tables: Sequence[RawTable], target: str, sensitive: str | N
     filled = [cell for cell in cells if cell.lower() not in MISSING]
     gaps, names = len(filled) < len(cells), tuple(sorted(set(filled)))
     if name == target:
-        return SeenColumn(name, Role.TARGET, gaps, names)
+        return SeenColumn(name, ColumnRole.TARGET, gaps, names)
     if name == sensitive:
-        return SeenColumn(name, Role.SENSITIVE, gaps, names)
+        return SeenColumn(name, ColumnRole.SENSITIVE, gaps, names)
     if name in skip:
-        return SeenColumn(name, Role.LEFT_OUT, gaps, why="you said so")
+        return SeenColumn(name, ColumnRole.LEFT_OUT, gaps, why="you said so")
     numeric = bool(filled) and all(_NUMBER.fullmatch(cell) for cell in filled)
     alone = len(filled) > 2 * _MOST_NAMES and len(names) == len(filled)
     if (alone and not (numeric and any("." in cell or "," in cell for cell in filled))) or _ID.search(name):
-        return SeenColumn(name, Role.LEFT_OUT, gaps, why="looks like an id; `predict --id` can repeat it")
+        return SeenColumn(name, ColumnRole.LEFT_OUT, gaps, why="looks like an id; `predict --id` can repeat it")
     if numeric and (len(names) > _FEW_CODES or any(len(cell.lstrip("+-")) > 2 for cell in names)):
-        return SeenColumn(name, Role.NUMERIC, gaps)
+        return SeenColumn(name, ColumnRole.NUMERIC, gaps)
     if 2 <= len(names) <= _MOST_NAMES:
-        return SeenColumn(name, Role.CATEGORICAL, gaps, names)
+        return SeenColumn(name, ColumnRole.CATEGORICAL, gaps, names)
     why = "one value only" if len(names) < 2 else f"text with more than {_MOST_NAMES} different values"
-    return SeenColumn(name, Role.LEFT_OUT, gaps, why=why)
+    return SeenColumn(name, ColumnRole.LEFT_OUT, gaps, why=why)
 
 
 def schema_text(seen: SeenFiles, public_lists: bool) -> str:
@@ -191,12 +191,12 @@ def schema_text(seen: SeenFiles, public_lists: bool) -> str:
         "version = 1",
         "",
     ]
-    for role, key in ((Role.TARGET, "classes"), (Role.SENSITIVE, "groups")):
+    for role, key in ((ColumnRole.TARGET, "classes"), (ColumnRole.SENSITIVE, "groups")):
         for column in seen.of(role):
             lines += [f"[{role.value}]", f"column = {toml_value(column.name)}", _list(key, column.names, public_lists)]
             second = "# the second class is the positive one, which rates and thresholds speak of"
-            lines += [second, ""] if role is Role.TARGET else [""]
-    for column in seen.of(Role.NUMERIC):
+            lines += [second, ""] if role is ColumnRole.TARGET else [""]
+    for column in seen.of(ColumnRole.NUMERIC):
         lines += [
             f"[numeric.{toml_key(column.name)}]",
             "bounds = []                     # FILL IN: lowest and highest, such as [0, 120]; others are cut",
@@ -206,19 +206,19 @@ def schema_text(seen: SeenFiles, public_lists: bool) -> str:
                 "# missing = { value = 0, indicator = true }   # FILL IN, drop the first #: some cells are empty"
             )
         lines.append("")
-    for column in seen.of(Role.CATEGORICAL):
+    for column in seen.of(ColumnRole.CATEGORICAL):
         lines += [f"[categorical.{toml_key(column.name)}]", _list("values", column.names, public_lists)]
         lines += ['unseen = "no-category"          # for names that appear only in records to be predicted', ""]
-    if seen.layouts.usual != Layout():
+    if seen.layouts.usual != FileLayout():
         lines += ["[file]", *_layout_lines(seen.layouts.usual)]
     for name, layout in seen.layouts.exceptions.items():
         lines += [f"[file.exceptions.{toml_value(name)}]", *_layout_lines(layout)]
-    left = seen.of(Role.LEFT_OUT)
+    left = seen.of(ColumnRole.LEFT_OUT)
     lines += [f"# left out: {toml_value(column.name)} ({column.why})" for column in left]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _layout_lines(layout: Layout) -> tuple[str, ...]:
+def _layout_lines(layout: FileLayout) -> tuple[str, ...]:
     return f"delimiter = {toml_value(layout.delimiter)}", f'decimal = "{layout.decimal}"', ""
 
 

@@ -55,7 +55,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calibrate.errors import InvalidInput
-from privfair.data.infer import Layout, Layouts
+from privfair.data.infer import FileLayout, Layouts
 from privfair.data.read import BadData
 from privfair.data.scaling import (
     NonPrivateStandardisation,
@@ -164,7 +164,7 @@ class _Silos:
 
 
 @dataclass(frozen=True)
-class _File(Layout):
+class _File(FileLayout):
     keep: Names = ()
 
 
@@ -173,10 +173,10 @@ def _file(document: Mapping[str, Any]) -> tuple[Layouts, Names]:
     table = _table(document, "file")
     usual = read_section(_File, "file", {key: value for key, value in table.items() if key != "exceptions"})
     others = {
-        name: read_section(Layout, f'file.exceptions."{name}"', one)
+        name: read_section(FileLayout, f'file.exceptions."{name}"', one)
         for name, one in _tables(table, "exceptions").items()
     }
-    return Layouts(Layout(usual.delimiter, usual.decimal), others), usual.keep
+    return Layouts(FileLayout(usual.delimiter, usual.decimal), others), usual.keep
 
 
 def load_schema(path: Path) -> OwnFormat:

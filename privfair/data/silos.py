@@ -9,7 +9,7 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.document import DataBinding
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.data.dataset import Dataset, pool, require_alike
-from privfair.data.facts import NoPrivacyPromised
+from privfair.data.facts import NothingPromised
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class Silos:
         """
         return DataBinding.of(self.schema_digest, zip(self.names, self.sizes, strict=True))
 
-    def require_allowed(self, promise: PrivacyUnit | NoPrivacyPromised) -> None:
+    def require_allowed(self, promise: PrivacyUnit | NothingPromised) -> None:
         """Refuse facts read off the data that the promise does not cover."""
         for silo in self.members:
             silo.data.require_allowed(promise)

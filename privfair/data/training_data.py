@@ -29,9 +29,9 @@ from privfair.data.attributes import (
 from privfair.data.benchmark_files import Standardisation, fit_standardisation
 from privfair.data.benchmarks import load_benchmark, load_plugin_dataset
 from privfair.data.dataset import EVERYONE, Dataset
-from privfair.data.facts import NoPrivacyPromised
+from privfair.data.facts import NothingPromised
 from privfair.data.images import ImageFeatures, oriented_gradients
-from privfair.data.infer import Layout
+from privfair.data.infer import FileLayout
 from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test, silo_name
 from privfair.data.partition import EqualAtRandom, cut_into_silos, split_silos, stability_of
 from privfair.data.scaling import NonPrivateStandardisation
@@ -70,7 +70,7 @@ class TrainingData:
     """Records that only measure; None where each site keeps all of its records for training."""
     standardisation: Standardisation | None
     users: UserRecords | None = None
-    layout: Layout = field(default_factory=Layout)
+    layout: FileLayout = field(default_factory=FileLayout)
     """How most training files are written, and so, it is supposed, the files to predict from."""
     clients: tuple[tuple[str, int], ...] = ()
     """Whose records a central party holds, one client after the other: names and sizes."""
@@ -137,7 +137,7 @@ class TrainingData:
             self.feature_shape, first.classes, first.groups, self.clients, apart, encoding=self.encoding()
         )
 
-    def require_allowed(self, promise: PrivacyUnit | NoPrivacyPromised, research: bool = False) -> None:
+    def require_allowed(self, promise: PrivacyUnit | NothingPromised, research: bool = False) -> None:
         """Refuse facts read off the data that the promise does not cover, and users or records mixed up.
 
         Research noise protects nobody, and its output says so: only then users may be copied.
@@ -196,7 +196,7 @@ def _encoding(
     features: tuple[str, ...],
     classes: tuple[str, ...],
     groups: tuple[str, ...],
-    layout: Layout,
+    layout: FileLayout,
 ) -> dict[str, Any]:
     return {
         "schema": None if schema is None else schema.as_json(),
@@ -222,7 +222,7 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
         parties=train,
         test=test,
         standardisation=None,
-        layout=Layout() if own is None else own.layouts.usual,
+        layout=FileLayout() if own is None else own.layouts.usual,
         steps=(stability.READ, *train[0].data.steps, *_encoding_steps(own), *steps, stability.BATCHES),
         at_least=plan.at_least,
         shared_with_test=_shared_with_test(plan, train, test),

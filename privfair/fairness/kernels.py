@@ -20,7 +20,7 @@ from privfair.fairness.constraints import KernelKind
 
 
 @dataclass(frozen=True)
-class GaussianNoise:
+class GaussianSmoothing:
     """N(0, deviation^2)."""
 
     deviation: float
@@ -30,7 +30,7 @@ class GaussianNoise:
 
 
 @dataclass(frozen=True)
-class LaplaceNoise:
+class LaplaceSmoothing:
     """Density exp(-|u| / scale) / (2 scale)."""
 
     scale: float
@@ -39,7 +39,7 @@ class LaplaceNoise:
         positive("scale", self.scale)
 
 
-Noise = GaussianNoise | LaplaceNoise
+Noise = GaussianSmoothing | LaplaceSmoothing
 
 
 @dataclass(frozen=True)
@@ -176,18 +176,18 @@ class SmoothedEnergyKernel:
 
     def values(self, u: AnyFloats) -> AnyFloats:
         match self.noise:
-            case GaussianNoise(deviation):
+            case GaussianSmoothing(deviation):
                 bump = deviation * math.sqrt(2 / math.pi) * np.exp(-(u**2) / (2 * deviation**2))
                 return np.asarray(-self.amplitude * (bump + u * erf(u / (deviation * math.sqrt(2)))))
-            case LaplaceNoise(scale):
+            case LaplaceSmoothing(scale):
                 a = np.abs(u)
                 return -self.amplitude * (a + scale * np.exp(-a / scale))
 
     def derivative(self, u: AnyFloats) -> AnyFloats:
         match self.noise:
-            case GaussianNoise(deviation):
+            case GaussianSmoothing(deviation):
                 return -self.amplitude * erf(u / (deviation * math.sqrt(2)))
-            case LaplaceNoise(scale):
+            case LaplaceSmoothing(scale):
                 return self.amplitude * np.sign(u) * np.expm1(-np.abs(u) / scale)
 
 

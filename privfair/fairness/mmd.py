@@ -25,10 +25,10 @@ from privfair.fairness.kernels import (
     EnergyKernel,
     GaussianKernel,
     GaussianLaplaceKernel,
-    GaussianNoise,
+    GaussianSmoothing,
     Kernel,
     LaplaceKernel,
-    LaplaceNoise,
+    LaplaceSmoothing,
     Noise,
     SharpenedGaussianKernel,
     SmoothedEnergyKernel,
@@ -55,20 +55,20 @@ def convolve(kernel: Kernel, noise: Noise) -> Kernel:
     energy kernel is unbounded and outside that proposition; it is covered by the note in docs/theorems.
     """
     match kernel, noise:
-        case GaussianKernel(width, amplitude), GaussianNoise(deviation):
+        case GaussianKernel(width, amplitude), GaussianSmoothing(deviation):
             wider = math.hypot(width, deviation)
             return GaussianKernel(wider, amplitude * width / wider)
-        case GaussianKernel(width, amplitude), LaplaceNoise(scale):
+        case GaussianKernel(width, amplitude), LaplaceSmoothing(scale):
             return GaussianLaplaceKernel(width, scale, amplitude)
-        case LaplaceKernel(width, amplitude), GaussianNoise(deviation):
+        case LaplaceKernel(width, amplitude), GaussianSmoothing(deviation):
             # The kernel is 2 * width * (Laplace density), and the density's partner is a Gaussian density.
             density = deviation * math.sqrt(2 * math.pi)
             return GaussianLaplaceKernel(deviation, width, amplitude * 2 * width / density)
-        case LaplaceKernel(width, amplitude), LaplaceNoise(scale):
+        case LaplaceKernel(width, amplitude), LaplaceSmoothing(scale):
             return TwoLaplaceKernel(width, scale, amplitude)
-        case EnergyKernel(amplitude), (GaussianNoise() | LaplaceNoise()):
+        case EnergyKernel(amplitude), (GaussianSmoothing() | LaplaceSmoothing()):
             return SmoothedEnergyKernel(noise, amplitude)
-        case SharpenedGaussianKernel(width, scale, amplitude), LaplaceNoise(other) if scale == other:
+        case SharpenedGaussianKernel(width, scale, amplitude), LaplaceSmoothing(other) if scale == other:
             return GaussianKernel(width, amplitude)
         case _:
             raise UnsupportedCombination(
@@ -86,7 +86,7 @@ def kernel_before_noise(wanted: Kernel, noise: Noise) -> Kernel:
     approaches the wanted width.
     """
     match wanted, noise:
-        case GaussianKernel(width, amplitude), GaussianNoise(deviation):
+        case GaussianKernel(width, amplitude), GaussianSmoothing(deviation):
             if deviation >= width:
                 raise InvalidInput(
                     "width",
@@ -96,7 +96,7 @@ def kernel_before_noise(wanted: Kernel, noise: Noise) -> Kernel:
                 )
             narrower = math.sqrt((width - deviation) * (width + deviation))
             return GaussianKernel(narrower, amplitude * width / narrower)
-        case GaussianKernel(width, amplitude), LaplaceNoise(scale):
+        case GaussianKernel(width, amplitude), LaplaceSmoothing(scale):
             return SharpenedGaussianKernel(width, scale, amplitude)
         case ((LaplaceKernel() | EnergyKernel()), _):
             raise UnsupportedCombination(

@@ -56,8 +56,8 @@ from privfair.federation.wire import (
     MOST_BYTES,
     MOST_STEPS,
     Code,
-    Kind,
-    Message,
+    MessageKind,
+    WireMessage,
     WireRefused,
     decode,
     greeting_message,
@@ -354,21 +354,21 @@ class Guard:
             self._log.exception("a fault of privfair or of this machine")
             return refusal("GuardFault", Code.FAULT)
 
-    def _answer(self, message: Message) -> bytes:
+    def _answer(self, message: WireMessage) -> bytes:
         match message.kind:
-            case Kind.HELLO:
+            case MessageKind.HELLO:
                 return greeting_message(self.hello())
-            case Kind.CONTRIBUTE if "steps" in message.fields:
+            case MessageKind.CONTRIBUTE if "steps" in message.fields:
                 self._forget_before(message.whole("step"))
                 return published_steps(self.advance(message.whole("step"), message.arrays, message.whole("steps")))
-            case Kind.CONTRIBUTE:
+            case MessageKind.CONTRIBUTE:
                 step = message.whole("step")
                 self._forget_before(step)
                 values = self.contribute(step, message.arrays, read_batches(message))
                 return published(values, self._sealed_batch(step, values))
-            case Kind.REPLY:
+            case MessageKind.REPLY:
                 return published(self.reply(message.whole("step"), read_values(message)))
-            case Kind.FINISH:
+            case MessageKind.FINISH:
                 return receipt_message(self.finish())
             case _:
                 raise WireRefused(Code.MALFORMED, f"{message.kind.value} is an answer, not a question")

@@ -22,9 +22,9 @@ from privfair.federation.party import Greeting, PublicFacts, PublicState, Receip
 from privfair.federation.sockets import GuardUnreachable
 from privfair.federation.wire import (
     Code,
-    Kind,
-    Message,
+    MessageKind,
     Transport,
+    WireMessage,
     WireRefused,
     ask_contribution,
     ask_finish,
@@ -139,7 +139,7 @@ class RemoteParties:
 
     def hello(self) -> dict[str, Greeting]:
         """Every party's greeting, by name."""
-        answers = self._ask_all(ask_hello(self._run), Kind.GREETING)
+        answers = self._ask_all(ask_hello(self._run), MessageKind.GREETING)
         found = {name: read_greeting(answer) for name, answer in answers.items()}
         for name, greeting in found.items():
             if (greeting.party, greeting.manifest) != (name, self._run):
@@ -181,7 +181,7 @@ class RemoteParties:
 
     def finish(self) -> tuple[Receipt, ...]:
         """End the run at every party."""
-        answers = self._ask_all(ask_finish(self._run), Kind.RECEIPT)
+        answers = self._ask_all(ask_finish(self._run), MessageKind.RECEIPT)
         found = {name: read_receipt(answer) for name, answer in answers.items()}
         for name, receipt in found.items():
             if (receipt.party, receipt.manifest) != (name, self._run):
@@ -193,19 +193,19 @@ class RemoteParties:
         if not self._registries:
             return self._values(question)
         holders = [name for name in self._parties if name not in self._registries]
-        answers = self._ask(dict.fromkeys(holders, question), Kind.PUBLISHED)
+        answers = self._ask(dict.fromkeys(holders, question), MessageKind.PUBLISHED)
         sealed = {name: answer.text("batch") for name, answer in answers.items() if "batch" in answer.fields}
         told = ask_contribution(self._run, step, state, batches=sealed)
-        answers |= self._ask(dict.fromkeys(self._registries, told), Kind.PUBLISHED)
+        answers |= self._ask(dict.fromkeys(self._registries, told), MessageKind.PUBLISHED)
         return {name: self._own(name, read_values(answers[name])) for name in self._parties}
 
     def _values(self, question: bytes) -> Received:
-        answers = self._ask_all(question, Kind.PUBLISHED)
+        answers = self._ask_all(question, MessageKind.PUBLISHED)
         return {name: self._own(name, read_values(answer)) for name, answer in answers.items()}
 
     def _several(self, step: int, question: bytes) -> dict[int, tuple[str, Received]]:
         (name,) = self._parties
-        found = read_steps(self._ask_all(question, Kind.PUBLISHED)[name])
+        found = read_steps(self._ask_all(question, MessageKind.PUBLISHED)[name])
         return {step + n: (digest, {name: self._own(name, values)}) for n, (digest, values) in enumerate(found)}
 
     def _own(self, name: str, found: Received) -> Mapping[str, Published]:
@@ -214,15 +214,15 @@ class RemoteParties:
             raise WireRefused(Code.MALFORMED, f"{name!r} sent what is not its own, or of another shape")
         return values
 
-    def _ask_all(self, question: bytes, kind: Kind) -> dict[str, Message]:
+    def _ask_all(self, question: bytes, kind: MessageKind) -> dict[str, WireMessage]:
         return self._ask(dict.fromkeys(self._parties, question), kind)
 
-    def _ask(self, questions: Mapping[str, bytes], kind: Kind) -> dict[str, Message]:
+    def _ask(self, questions: Mapping[str, bytes], kind: MessageKind) -> dict[str, WireMessage]:
         answers = self._transport(questions)
-        found: dict[str, Message] = {}
+        found: dict[str, WireMessage] = {}
         for name in questions:
             message = decode(answers[name])
-            if message.kind is Kind.REFUSED:
+            if message.kind is MessageKind.REFUSED:
                 raise _refusal(name, message)
             if message.kind is not kind:
                 raise WireRefused(Code.MALFORMED, f"{name!r} answered with a {message.kind.value}")
@@ -230,7 +230,7 @@ class RemoteParties:
         return found
 
 
-def _refusal(party: str, message: Message) -> Refused:
+def _refusal(party: str, message: WireMessage) -> Refused:
     error, code = message.text("error"), message.text("code")
     known = Code(code) if code in {one.value for one in Code} else Code.FAULT
     if known is Code.SPENT:
@@ -337,7 +337,7 @@ class EngineNodes(Generic[Node]):
             unknown = [node for node in self._present() if node not in self._nodes.values()]
             for node, content in self._exchange(dict.fromkeys(unknown, question)) if unknown else ():
                 message = decode(content[_DIGEST_BYTES:])
-                if message.kind is Kind.GREETING:
+                if message.kind is MessageKind.GREETING:
                     party = read_greeting(message).party
                     self._nodes.setdefault(party, node)
                     self._greetings.setdefault(party, (question, content))

@@ -48,7 +48,7 @@ _MOST_SIDES = 8
 _LONGEST_NAME = 200
 
 
-class Kind(Enum):
+class MessageKind(Enum):
     """What a message is: four questions and their answers."""
 
     HELLO = "hello"
@@ -87,10 +87,10 @@ class WireRefused(Refused):
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
+class WireMessage:
     """One message, taken apart."""
 
-    kind: Kind
+    kind: MessageKind
     fields: Mapping[str, Json] = field(default_factory=dict)
     arrays: Mapping[str, Floats] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class Message:
         return value
 
 
-def encode(message: Message) -> bytes:
+def encode(message: WireMessage) -> bytes:
     """The bytes of a message."""
     head = {
         "kind": message.kind.value,
@@ -122,7 +122,7 @@ def encode(message: Message) -> bytes:
     return b"".join((_FRONT.pack(_MAGIC, VERSION, len(written)), written, *numbers))
 
 
-def decode(content: bytes) -> Message:
+def decode(content: bytes) -> WireMessage:
     """The message of exactly these bytes; everything else is refused."""
     if len(content) > MOST_BYTES:
         raise WireRefused(Code.TOO_LONG, f"{len(content)} bytes")
@@ -145,7 +145,7 @@ def decode(content: bytes) -> Message:
         count = prod(shape)
         arrays[name] = np.frombuffer(content, dtype="<f8", count=count, offset=start).reshape(shape)
         start += 8 * count
-    return Message(Kind(head["kind"]), head["fields"], arrays)
+    return WireMessage(MessageKind(head["kind"]), head["fields"], arrays)
 
 
 def _head(written: bytes) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _head(written: bytes) -> dict[str, Any]:
         raise WireRefused(Code.MALFORMED, "its head has other fields than a head has")
     if not isinstance(head["fields"], dict) or not isinstance(head["arrays"], list):
         raise WireRefused(Code.MALFORMED, "its head is not made like a head")
-    if head["kind"] not in {kind.value for kind in Kind}:
+    if head["kind"] not in {kind.value for kind in MessageKind}:
         raise WireRefused(Code.MALFORMED, "its kind is not known")
     return head
 
@@ -186,7 +186,7 @@ def _no_constant(text: str) -> None:
 
 def ask_hello(run: str) -> bytes:
     """Who are you, and how far? `run` is the manifest's digest, here and below."""
-    return encode(Message(Kind.HELLO, {"run": run}))
+    return encode(WireMessage(MessageKind.HELLO, {"run": run}))
 
 
 def ask_contribution(
@@ -199,10 +199,10 @@ def ask_contribution(
     more: dict[str, Json] = {} if steps == 1 else {"steps": steps}
     if batches is not None:
         more["batches"] = dict(batches)
-    return encode(Message(Kind.CONTRIBUTE, {"run": run, "step": step, **more}, state))
+    return encode(WireMessage(MessageKind.CONTRIBUTE, {"run": run, "step": step, **more}, state))
 
 
-def read_batches(message: Message) -> dict[str, str]:
+def read_batches(message: WireMessage) -> dict[str, str]:
     """What holders sealed, by holder; none where the question has none."""
     given = message.fields.get("batches", {})
     if not isinstance(given, dict) or not all(isinstance(sealed, str) for sealed in given.values()):
@@ -214,12 +214,12 @@ def ask_reply(run: str, step: int, received: Received) -> bytes:
     """What follows from what all parties published in this step?"""
     values = (value for of_party in received.values() for value in of_party.values())
     fields, arrays = _listed(values)
-    return encode(Message(Kind.REPLY, {"run": run, "step": step, **fields}, arrays))
+    return encode(WireMessage(MessageKind.REPLY, {"run": run, "step": step, **fields}, arrays))
 
 
 def ask_finish(run: str) -> bytes:
     """The message that asks a party to finish a run and to hand over its receipt."""
-    return encode(Message(Kind.FINISH, {"run": run}))
+    return encode(WireMessage(MessageKind.FINISH, {"run": run}))
 
 
 def published(values: Mapping[str, Published], batch: str | None = None) -> bytes:
@@ -228,17 +228,19 @@ def published(values: Mapping[str, Published], batch: str | None = None) -> byte
     `batch` is what a holder of records seals for the registries.
     """
     fields, arrays = _listed(values[name] for name in sorted(values))
-    return encode(Message(Kind.PUBLISHED, fields if batch is None else {**fields, "batch": batch}, arrays))
+    return encode(WireMessage(MessageKind.PUBLISHED, fields if batch is None else {**fields, "batch": batch}, arrays))
 
 
 def published_steps(steps: Sequence[tuple[str, Mapping[str, Published]]]) -> bytes:
     """The answer to a question for several steps: each one's values, and the digest of the state they are for."""
     fields, arrays = _listed(values[name] for _, values in steps for name in sorted(values))
     lengths: list[Json] = [len(values) for _, values in steps]
-    return encode(Message(Kind.PUBLISHED, {**fields, "lengths": lengths, "states": [one for one, _ in steps]}, arrays))
+    return encode(
+        WireMessage(MessageKind.PUBLISHED, {**fields, "lengths": lengths, "states": [one for one, _ in steps]}, arrays)
+    )
 
 
-def read_steps(message: Message) -> list[tuple[str, Received]]:
+def read_steps(message: WireMessage) -> list[tuple[str, Received]]:
     """What `published_steps` wrote: for each step the digest of its state, and its values by party and name."""
     lengths, states, of = (message.fields.get(name) for name in ("lengths", "states", "of"))
     if not (isinstance(lengths, list) and isinstance(states, list) and isinstance(of, list)):
@@ -250,7 +252,7 @@ def read_steps(message: Message) -> list[tuple[str, Received]]:
     for length, state in zip(whole, states, strict=True):
         places = range(start, start + length)
         arrays = {str(n): message.arrays[str(place)] for n, place in enumerate(places) if str(place) in message.arrays}
-        part = Message(message.kind, {"of": of[start : start + length]}, arrays)
+        part = WireMessage(message.kind, {"of": of[start : start + length]}, arrays)
         found.append((str(state), read_values(part)))
         start += length
     return found
@@ -258,7 +260,7 @@ def read_steps(message: Message) -> list[tuple[str, Received]]:
 
 def refusal(error: str, code: Code) -> bytes:
     """A class name and a code; never a text, which could quote a record or a measured norm."""
-    return encode(Message(Kind.REFUSED, {"error": error, "code": code.value}))
+    return encode(WireMessage(MessageKind.REFUSED, {"error": error, "code": code.value}))
 
 
 def _listed(values: Iterable[Published]) -> tuple[dict[str, Json], dict[str, Floats]]:
@@ -267,7 +269,7 @@ def _listed(values: Iterable[Published]) -> tuple[dict[str, Json], dict[str, Flo
     return {"of": of}, {str(place): value.values for place, value in enumerate(listed)}
 
 
-def read_values(message: Message) -> Received:
+def read_values(message: WireMessage) -> Received:
     """The published values in a message, by party and name; a value without numbers, or twice, is refused."""
     of = message.fields.get("of")
     if not isinstance(of, list) or len(of) != len(message.arrays):
@@ -286,20 +288,20 @@ def read_values(message: Message) -> Received:
 
 def greeting_message(greeting: Greeting) -> bytes:
     """The answer to hello."""
-    return encode(Message(Kind.GREETING, _GREETING.dump_python(greeting, mode="json")))
+    return encode(WireMessage(MessageKind.GREETING, _GREETING.dump_python(greeting, mode="json")))
 
 
 def receipt_message(receipt: Receipt) -> bytes:
     """The answer to finish."""
-    return encode(Message(Kind.RECEIPT, _RECEIPT.dump_python(receipt, mode="json")))
+    return encode(WireMessage(MessageKind.RECEIPT, _RECEIPT.dump_python(receipt, mode="json")))
 
 
-def read_greeting(message: Message) -> Greeting:
+def read_greeting(message: WireMessage) -> Greeting:
     """The greeting in a message; anything else is refused."""
     return _read(_GREETING, message)
 
 
-def read_receipt(message: Message) -> Receipt:
+def read_receipt(message: WireMessage) -> Receipt:
     """The receipt in a message; anything else is refused."""
     return _read(_RECEIPT, message)
 
@@ -308,7 +310,7 @@ _GREETING, _RECEIPT = TypeAdapter(Greeting), TypeAdapter(Receipt)
 Answer = TypeVar("Answer", Greeting, Receipt)
 
 
-def _read(kind: TypeAdapter[Answer], message: Message) -> Answer:
+def _read(kind: TypeAdapter[Answer], message: WireMessage) -> Answer:
     try:
         return kind.validate_json(json.dumps(message.fields), strict=True)
     except (ValidationError, ValueError):

@@ -42,7 +42,7 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.sampling import FixedSize, Poisson, RandomAllocation, Sampling, ShuffledEpochs, WithReplacement
 from privfair.batches.participation import declared_sampling
 from privfair.run.budgeted import BudgetedRound, BudgetedRun
-from privfair.run.public import Promise
+from privfair.run.public import RunPromise
 from privfair.run.signed_budget import BudgetSource, SignedBudget, envelope_of
 
 ClippingMode = Literal["per-sample", "ghost"]
@@ -423,7 +423,7 @@ class SignedPrivacyEngine:
         return self._run
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> RunPromise:
         """What is promised, to whom, and what is not protected; however far the training got."""
         return self.run.promise
 

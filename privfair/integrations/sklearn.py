@@ -28,7 +28,7 @@ from privfair.models.fair_rule import FairRule
 from privfair.plan.model import build_model
 from privfair.plan.training import read_training_plan
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.public import Promise
+from privfair.run.public import RunPromise
 from privfair.run.signed_budget import BudgetSource
 
 try:
@@ -274,7 +274,7 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _keep(self, trained: TrainedModel) -> None:
         self.model_: TrainedModel | None = trained
-        self.promise_: Promise = trained.promise
+        self.promise_: RunPromise = trained.promise
         self.manifest_: BudgetDocument = trained.budget.document
         plan = read_training_plan(RunFolder(trained.folder).plan)
         self._model = build_model(plan.model, (self.n_features_in_,), len(self.classes_))

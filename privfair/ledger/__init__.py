@@ -26,12 +26,11 @@ from privfair.ledger.entries import (
 )
 from privfair.ledger.ledger import Ledger
 from privfair.ledger.status import ClaimState, DataBudgetStatus, LedgerStatus, ManifestStatus
-from privfair.ledger.store import Access
+from privfair.ledger.store import LedgerAccess
 from privfair.ledger.terms import ClaimToken, ManifestTerms, Release
 
 __all__ = [
     "DEFAULT_BLOCK",
-    "Access",
     "AlreadyClaimed",
     "AlreadyReleased",
     "Anchor",
@@ -45,6 +44,7 @@ __all__ = [
     "DataBudgetStatus",
     "Head",
     "Ledger",
+    "LedgerAccess",
     "LedgerStatus",
     "ManifestStatus",
     "ManifestTerms",

@@ -31,7 +31,7 @@ from privfair.ledger.entries import (
     decode,
     link,
 )
-from privfair.ledger.store import Access, Store
+from privfair.ledger.store import LedgerAccess, Store
 from privfair.ledger.terms import timestamp
 
 Draft = Callable[..., Entry]
@@ -46,7 +46,9 @@ def fresh_identity() -> str:
 class Journal:
     """The entries of one open ledger."""
 
-    def __init__(self, store: Store, anchor: AnchorFile | None, access: Access, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, store: Store, anchor: AnchorFile | None, access: LedgerAccess, now: Callable[[], datetime]
+    ) -> None:
         self.store = store
         self.lock = threading.RLock()
         self._anchor = anchor
@@ -97,10 +99,10 @@ class Journal:
 
     def begin(self) -> None:
         """Verify the whole ledger and hold it against its anchor."""
-        if self._access is Access.WRITE and not self.store.exists():
+        if self._access is LedgerAccess.WRITE and not self.store.exists():
             check_anchor(self.anchor_file.read(), Book())
         self.store.check()
-        if self._access is Access.READ:
+        if self._access is LedgerAccess.READ:
             self.refresh()
             return
         _, state = self.refresh()
@@ -124,7 +126,7 @@ class Journal:
         """
         with self.lock:
             self.require_own_process()
-            if self._access is Access.READ:
+            if self._access is LedgerAccess.READ:
                 raise Unavailable(self.store.label, "it was opened for reading only", "open it for writing")
             links: list[Link] = []
             with self._forgetting_on_error(), self.store.writing() as connection:

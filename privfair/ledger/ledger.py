@@ -41,7 +41,7 @@ from privfair.ledger.journal import Draft, Journal
 from privfair.ledger.postgres import PostgresTable
 from privfair.ledger.sqlite import SqliteFile
 from privfair.ledger.status import LedgerStatus, ManifestStatus, describe, describe_manifest
-from privfair.ledger.store import Access, Backend, Store
+from privfair.ledger.store import Backend, LedgerAccess, Store
 from privfair.ledger.terms import ClaimToken, ManifestTerms, Release, claimant_here, label, promise, timestamp
 from privfair.ledger.witness import ClaimReceipt
 
@@ -50,7 +50,7 @@ from privfair.ledger.witness import ClaimReceipt
 _DRIVER = "postgresql+psycopg"
 
 
-def backend_for(location: str | Path, access: Access) -> Backend:
+def backend_for(location: str | Path, access: LedgerAccess) -> Backend:
     """The database behind a location."""
     if not _is_url(location):
         if not Path(location).name:
@@ -65,14 +65,14 @@ def backend_for(location: str | Path, access: Access) -> Backend:
     return PostgresTable(url.set(drivername=_DRIVER))
 
 
-def default_anchor(location: str | Path, access: Access) -> Path | None:
+def default_anchor(location: str | Path, access: LedgerAccess) -> Path | None:
     """Beside a file; nowhere for a server, which is refused where the ledger is to be written."""
     if not _is_url(location):
         path = Path(location)
         if not path.name:
             raise _bad_location(location)
         return path.with_name(f"{path.name}.anchor")
-    if access is Access.WRITE:
+    if access is LedgerAccess.WRITE:
         raise InvalidInput(
             "anchor", None, "a PostgreSQL ledger needs an anchor on this side", "name a file, kept for good"
         )
@@ -127,7 +127,7 @@ class Ledger:
         cls,
         location: str | Path,
         anchor: Path | None = None,
-        access: Access = Access.WRITE,
+        access: LedgerAccess = LedgerAccess.WRITE,
         now: Callable[[], datetime] = _utc_now,
     ) -> Ledger:
         """Open the ledger that was made at a file path or a PostgreSQL URL, verify all of it, and check its anchor.
@@ -154,7 +154,9 @@ class Ledger:
 
         location: The path or the URL. anchor: Its anchor file. now: The clock.
         """
-        return cls._with_journal(location, anchor, Access.WRITE, now, partial(Journal.create, bound_only=bound_only))
+        return cls._with_journal(
+            location, anchor, LedgerAccess.WRITE, now, partial(Journal.create, bound_only=bound_only)
+        )
 
     @classmethod
     def restore(
@@ -171,14 +173,14 @@ class Ledger:
         backup: What `backup` wrote. location: The new path or URL. anchor: Its new anchor file. now: The clock.
         """
         rows, book = read_backup(backup)
-        path = default_anchor(location, Access.WRITE) if anchor is None else Path(anchor)
+        path = default_anchor(location, LedgerAccess.WRITE) if anchor is None else Path(anchor)
         assert path is not None
         found = AnchorFile(path).read()
         if found is not None and found.ledger not in book.identities:
             check_anchor(found, book)
         complete = found is not None and found.head == book.head
         return cls._with_journal(
-            location, path, Access.WRITE, now, lambda journal: journal.restore(rows, complete=complete)
+            location, path, LedgerAccess.WRITE, now, lambda journal: journal.restore(rows, complete=complete)
         )
 
     @classmethod
@@ -186,7 +188,7 @@ class Ledger:
         cls,
         location: str | Path,
         anchor: Path | None,
-        access: Access,
+        access: LedgerAccess,
         now: Callable[[], datetime],
         begin: Callable[[Journal], None],
     ) -> Ledger:
@@ -209,7 +211,7 @@ class Ledger:
 
         location: The path or the URL. anchor: The new anchor file.
         """
-        with cls.open(location, anchor, Access.READ) as found:
+        with cls.open(location, anchor, LedgerAccess.READ) as found:
             found._journal.require(expected)
             found._journal.move_anchor()
         return cls.open(location, anchor)

@@ -18,7 +18,7 @@ from sqlalchemy.pool import QueuePool
 
 from calibrate.errors import InvalidInput
 from privfair.ledger.entries import GENESIS, NotIntact, RolledBack, Unavailable
-from privfair.ledger.store import TABLE, Access
+from privfair.ledger.store import TABLE, LedgerAccess
 
 _WAIT_SECONDS = 120.0
 _SETTINGS = {"journal_mode": "delete", "synchronous": 3, "trusted_schema": 0}
@@ -40,7 +40,7 @@ _SCHEMA = {
 class SqliteFile:
     """A ledger in one file; final."""
 
-    def __init__(self, path: Path, access: Access) -> None:
+    def __init__(self, path: Path, access: LedgerAccess) -> None:
         if not path.parent.is_dir():
             raise InvalidInput("ledger", str(path), "must lie in an existing folder", "create the folder first")
         self._path = path
@@ -66,7 +66,7 @@ class SqliteFile:
 
     def _connect(self) -> sqlite3.Connection:
         # A reader that may, has to undo the half-written commit of a killed writer like anybody else.
-        mode = "rw" if self._access is Access.WRITE or os.access(self._path, os.W_OK) else "ro"
+        mode = "rw" if self._access is LedgerAccess.WRITE or os.access(self._path, os.W_OK) else "ro"
         connection = sqlite3.connect(
             f"file:{quote(os.fsencode(self._path.absolute()))}?mode={mode}",
             uri=True,
@@ -78,7 +78,7 @@ class SqliteFile:
         connection.execute("PRAGMA synchronous=EXTRA")
         connection.execute("PRAGMA fullfsync=ON")  # macOS only: fsync alone leaves bytes in the drive there
         connection.execute("PRAGMA trusted_schema=OFF")
-        if self._access is Access.WRITE:
+        if self._access is LedgerAccess.WRITE:
             connection.execute("PRAGMA journal_mode=DELETE")
         else:
             connection.execute("PRAGMA query_only=ON")

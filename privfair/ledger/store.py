@@ -23,7 +23,7 @@ _ROWS = Table(
 )
 
 
-class Access(Enum):
+class LedgerAccess(Enum):
     """READ adds nothing, not even to the anchor."""
 
     WRITE = "write"

@@ -56,7 +56,7 @@ class Route(Enum):
 
 @final
 @dataclass(frozen=True)
-class Trial:
+class ModuleTrial:
     """What was found out about a module."""
 
     classes: int
@@ -84,7 +84,7 @@ def trace(
             assert_never(route)
 
 
-def try_module(module: nn.Module, layout: ParameterLayout, theta: Tensor, example: Tensor) -> Trial:
+def try_module(module: nn.Module, layout: ParameterLayout, theta: Tensor, example: Tensor) -> ModuleTrial:
     """Refuse a module whose records are not isolated; else the fastest route that is right."""
     parameters = layout.split(_stir(theta))
     require_isolated(module, parameters, example)
@@ -109,7 +109,7 @@ def try_module(module: nn.Module, layout: ParameterLayout, theta: Tensor, exampl
             continue
         if _agree(alone, parts.norms(), parts.weighted(weights), weights):
             held = passed.values_held + parts.values_held
-            return Trial(int(classes), route, units, max(1, held // len(example)))
+            return ModuleTrial(int(classes), route, units, max(1, held // len(example)))
     raise _no_route(module, "neither route gives the gradients that each record has alone")
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from calibrate.claims import Norm
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.errors import InvalidInput, count
 from privfair.noise.lattice_sampler import exact_positive, real_array
@@ -23,11 +23,6 @@ LARGEST_STEPS = 1 << 52
 """Largest size of a value in steps; with noise of at most as much the sum is still exact in a double."""
 
 _LARGEST_STEP_EXPONENT = 900
-
-
-class Norm(Enum):
-    L1 = "l1"
-    L2 = "l2"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ Categories = NDArray[np.int64]
 EXACT_LABEL = "exact-discrete aes-256-ctr os-keyed"
 
 
-class NoiseSource(Protocol):
+class NoiseAdder(Protocol):
     """Adds noise. `label` says of which kind and is recorded in manifest and transcript."""
 
     @property

@@ -32,7 +32,7 @@ from calibrate.manifest.document import BudgetDocument, plan_digest
 from calibrate.manifest.mechanism import NoiseSource
 from calibrate.manifest.strict_json import Step, digest
 from calibrate.manifest.trust import TrustFile
-from calibrate.manifest.verify import Run, SiloData, VerifiedManifest, authenticate, bind
+from calibrate.manifest.verify import IntendedRun, SiloData, VerifiedManifest, authenticate, bind
 from calibrate.plans.plan import AlgorithmName
 from privfair.algorithms.algorithm import Message
 from privfair.batches.participation import Participation, declared_sampling, require_population, word_source
@@ -46,7 +46,7 @@ from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, C
 from privfair.plan.training import block_for
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import claim_terms
-from privfair.run.public import Promise, Status, promise_of
+from privfair.run.public import RunPromise, Status, promise_of
 from privfair.run.replay import Session, append_session
 from privfair.run.signed_budget import BudgetSource, envelope_of
 from privfair.run.summary import Ran, receipts, require_same_run, summary
@@ -190,7 +190,7 @@ class BudgetedRun:
         return self._manifest.document
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> RunPromise:
         """What is promised, to whom, and what is not protected."""
         return promise_of(self.document)
 
@@ -295,7 +295,7 @@ class BudgetedRun:
             raise Step.PLAN.refuse("the budget was issued from a plan file, and none was given", "give plan=...")
         self.party = _party(document, party)
         data = SiloData(self.party, count("units", units), digest(None))
-        return bind(authentic, Run(config, data, code))
+        return bind(authentic, IntendedRun(config, data, code))
 
 
 @dataclass(eq=False)

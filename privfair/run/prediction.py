@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from calibrate.errors import InvalidInput, Refused
 from privfair.data.benchmark_files import Standardisation
-from privfair.data.infer import Layout, recognise
+from privfair.data.infer import FileLayout, recognise
 from privfair.data.own_files import load_own_features
 from privfair.data.read import RawTable, read_table
 from privfair.data.schema import schema_from_json
@@ -75,11 +75,11 @@ class _Encoding(BaseModel):
     decimal: Literal[".", ","] = "."
 
 
-def _read_encoding(folder: RunFolder) -> tuple[_Encoding, Layout]:
+def _read_encoding(folder: RunFolder) -> tuple[_Encoding, FileLayout]:
     """How records become features, and how most training files were written."""
     try:
         encoding = _Encoding.model_validate(folder.read_json(folder.encoding))
-        return encoding, Layout(encoding.delimiter, encoding.decimal)
+        return encoding, FileLayout(encoding.delimiter, encoding.decimal)
     except (ValidationError, InvalidInput):
         raise Refused(f"{folder.encoding} is not what a run writes; put an untouched copy back") from None
 

@@ -15,12 +15,12 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.manifest.trust import TrustFile
-from calibrate.manifest.verify import Run, SiloData, VerifiedManifest, bind
+from calibrate.manifest.verify import IntendedRun, SiloData, VerifiedManifest, bind
 from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.participation import declared_sampling, require_population
-from privfair.data.facts import NoPrivacyPromised as NothingToCover
+from privfair.data.facts import NothingPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_site_data, load_training_data, site_facts
 from privfair.federation.local_party import PartySetup, require_declared
 from privfair.federation.party import PublicFacts
@@ -31,7 +31,7 @@ from privfair.plan.data import AttributesAtSites
 from privfair.plan.privacy import require_signed
 from privfair.plan.training import TrainingPlan
 from privfair.run.metrics import HeldOutRecords
-from privfair.run.public import Promise, SignedPlan, promise_of, read_signed_plan
+from privfair.run.public import RunPromise, SignedPlan, promise_of, read_signed_plan
 
 
 def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
@@ -79,7 +79,7 @@ class PlannedRun:
     silos: tuple[SiloTensors, ...]
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> RunPromise:
         return promise_of(self.document)
 
     @property
@@ -186,7 +186,7 @@ def prepare_site(plan_path: Path, envelope: bytes, trust: TrustFile, party: str,
 
 def _prepare(signed: SignedPlan, data: TrainingData, own: DataBinding | SiloData, facts: PublicFacts) -> PreparedRun:
     plan, document = signed.plan, signed.document
-    manifest = bind(signed.manifest, Run(plan.file.digest, own, plan.code_digests()))
+    manifest = bind(signed.manifest, IntendedRun(plan.file.digest, own, plan.code_digests()))
     research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
     data.require_allowed(facts_covered(document), research)
     model, algorithm = signed.build(facts)

@@ -35,7 +35,7 @@ from privfair.run.folder import RUN_VERSION
 
 
 @dataclass(frozen=True)
-class Promise:
+class RunPromise:
     """`epsilon` is None where nothing finite is promised; `claimed_epsilon` is what a paper claims of its own noise."""
 
     kind: str
@@ -66,7 +66,7 @@ class Promise:
         }
 
 
-def promise_of(document: BudgetDocument) -> Promise:
+def promise_of(document: BudgetDocument) -> RunPromise:
     """The promise of a manifest; seeded research noise turns every promise into none."""
     guarantee = document.guarantee
     research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
@@ -86,7 +86,7 @@ def promise_of(document: BudgetDocument) -> Promise:
     if research:
         true = None
         text = f"UNSAFE RESEARCH NOISE, nobody is protected (the noise would otherwise mean: {text})"
-    return Promise(
+    return RunPromise(
         kind=guarantee.kind,
         text=text,
         unit=guarantee.privacy_unit(),

@@ -14,7 +14,7 @@ from calibrate.manifest.keys import PublicKey, Role
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import read_unverified
-from privfair.run.public import Promise, promise_of
+from privfair.run.public import RunPromise, promise_of
 
 _ALWAYS = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
@@ -54,7 +54,7 @@ class SignedBudget:
         return read_unverified(self.envelope).document
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> RunPromise:
         """What is promised, to whom, and what is not protected."""
         return promise_of(self.document)
 

@@ -80,6 +80,20 @@ def test_no_small_module_has_a_single_importer() -> None:
     assert not small, "merge these into their importers: " + "; ".join(small)
 
 
+TWO_MEANINGS = {"Plan": "what is priced in calibrate, and what is trained in Python: each is its package's word"}
+"""Names that two classes share nevertheless, with the reason."""
+
+
+def test_one_name_for_one_type() -> None:
+    places: dict[str, list[str]] = {}
+    for module in modules():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name not in TWO_MEANINGS:
+                places.setdefault(node.name, []).append(module.name)
+    twice = [f"{name} ({', '.join(found)})" for name, found in places.items() if len(found) > 1]
+    assert not twice, "rename one of: " + "; ".join(twice)
+
+
 def _names(target: ast.expr) -> set[str]:
     return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
 

@@ -17,7 +17,17 @@ from audit.noise import check_noise, noise_power
 from audit.probes.sensitivity import check_every_unit
 from audit.probes.setting import ProbeSetting
 from audit.report.figures import draw_figures
-from audit.report.results import Attack, BoundPower, Check, Conclusion, Layer, Outcome, Promise, Standing, passed_if
+from audit.report.results import (
+    Attack,
+    BoundPower,
+    Check,
+    CheckOutcome,
+    Conclusion,
+    Layer,
+    Promise,
+    Standing,
+    passed_if,
+)
 from audit.run_audit import AuditOptions, audit_run, until_decided
 from audit.transcript.coin_audit import coin_audit
 from audit.verdict import judge, on_trial
@@ -83,13 +93,13 @@ def test_one_record_of_hundreds_that_is_not_clipped_is_found(workshop: Workshop)
     evidence = workshop.clean(Engine.SECRET_BATCHES).evidence()
     setting = ProbeSetting.of(evidence)
     (clean,) = check_every_unit(setting, evidence.silos, 0)
-    assert clean.outcome is Outcome.PASSED
+    assert clean.outcome is CheckOutcome.PASSED
     assert clean.bound_power is not None
     assert clean.bound_power.tried == clean.bound_power.units == sum(len(silo) for silo in evidence.silos)
     one = float(evidence.silos[1].x[7, 1])
     with _one_record_unclipped(one):
         (found,) = check_every_unit(setting, evidence.silos, 0)
-    assert found.outcome is Outcome.FAILED
+    assert found.outcome is CheckOutcome.FAILED
     assert found.finding.startswith("1.5")
 
 
@@ -140,7 +150,7 @@ def test_epochs_sorted_by_the_attribute_are_never_called_consistent(workshop: Wo
     with fixed_randomness(5), sorted_by_attribute(), workshop.trained(engine) as trained:
         evidence = trained.evidence()
         checks = check_noise(evidence)
-        assert Outcome.FAILED not in {check.outcome for check in checks}
+        assert CheckOutcome.FAILED not in {check.outcome for check in checks}
         promise = on_trial(evidence.document)
         assert promise is not None
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import privfair as pf
-from audit.training.canaries import Canaries, CanaryKind, training_data
+from audit.training.canaries import TrainingCanaries, TrainingCanaryKind, training_data
 from audit.training.training_audit import audit_training
 from audit.training.watch import Access, Watch
 from calibrate.errors import InvalidInput
@@ -92,14 +92,14 @@ def test_people_share_one_coin() -> None:
     frame["text"] = np.where(np.arange(300) % 7 == 0, "seldom", "often")
     frame["label"], frame["person"] = y, np.arange(300) // 3
     data = training_data(frame, "label", "person")
-    canaries = Canaries.take(data, 20, "person", 3)
+    canaries = TrainingCanaries.take(data, 20, "person", 3)
     assert len(canaries.records) == 60
     coins = canaries.coins(0, 3)
     used = canaries.dataset(coins, 0, 3).given
     people = used[used["person"].isin(canaries.records.given["person"])]
     assert people.groupby("person").size().eq(3).all()
     assert len(used) == 240 + 3 * coins.sum()
-    rare = [kind is CanaryKind.RARE for kind in canaries.kinds]
+    rare = [kind is TrainingCanaryKind.RARE for kind in canaries.kinds]
     marks = canaries.records.given[np.array(rare)[canaries.unit_of_record]]
     assert set(marks["text"]) == {"seldom"}
     assert np.linalg.norm(marks[[f"c{i}" for i in range(8)]], axis=1).min() > 5
@@ -107,11 +107,11 @@ def test_people_share_one_coin() -> None:
 
 def test_mislabelled_canaries_have_another_label_and_quantities_the_far_end() -> None:
     x, y = CENSUS
-    canaries = Canaries.take(training_data((x, y)), 40, None, 0)
-    assert set(canaries.kinds) == set(CanaryKind)
+    canaries = TrainingCanaries.take(training_data((x, y)), 40, None, 0)
+    assert set(canaries.kinds) == set(TrainingCanaryKind)
     amounts = np.linspace(0.0, 1.0, len(y))
-    wrong = Canaries.take(training_data((x, amounts)), 40, None, 0)
-    marked = np.array([kind is CanaryKind.MISLABELLED for kind in wrong.kinds])[wrong.unit_of_record]
+    wrong = TrainingCanaries.take(training_data((x, amounts)), 40, None, 0)
+    marked = np.array([kind is TrainingCanaryKind.MISLABELLED for kind in wrong.kinds])[wrong.unit_of_record]
     assert set(wrong.records.labels[marked]) <= {wrong.rest.labels.min(), wrong.rest.labels.max()}
 
 

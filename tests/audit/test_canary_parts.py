@@ -11,7 +11,15 @@ from audit.bounds import LowerBound
 from audit.bounds.lower_bound import GuessCounts, Method
 from audit.bounds.trade_off import CurveFamily
 from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
-from audit.canaries.decoder import CoinMeaning, Decoder, Interference, Reading, Seen, coin_meaning, quiet_directions
+from audit.canaries.decoder import (
+    CoinMeaning,
+    Decoder,
+    Interference,
+    Seen,
+    SignalReading,
+    coin_meaning,
+    quiet_directions,
+)
 from audit.report.results import Attack, Conclusion, CurveTest, Promise
 from audit.verdict import judge, manifest_curve
 from calibrate.errors import InvalidInput, UnsupportedCombination
@@ -121,12 +129,12 @@ def _toy(noise: np.ndarray, coins: np.ndarray, rate: float, other: np.ndarray | 
     return Seen(values[..., None, None], levels, rate, None if other is None else 5.0 + other[..., None, None])
 
 
-@pytest.mark.parametrize("reading", [Reading.BETWEEN_ROUNDS, Reading.BETWEEN_SILOS])
-def test_repeated_noise_is_subtracted_from_itself(reading: Reading) -> None:
+@pytest.mark.parametrize("reading", [SignalReading.BETWEEN_ROUNDS, SignalReading.BETWEEN_SILOS])
+def test_repeated_noise_is_subtracted_from_itself(reading: SignalReading) -> None:
     """Noise far above the signal hides a coin, unless the same noise is used again."""
     random = np.random.default_rng(5)
     coins = random.integers(0, 2, 60)
-    if reading is Reading.BETWEEN_ROUNDS:
+    if reading is SignalReading.BETWEEN_ROUNDS:
         noise = np.repeat(random.normal(0, 30, (60, 1)), 40, axis=1)
         seen = _toy(noise, coins, 0.2)
     else:
@@ -150,7 +158,7 @@ def test_a_unit_that_joins_one_round_per_epoch_is_read_as_such() -> None:
     background, deviation = np.zeros_like(levels[0]), np.full((1, 1), noise)
     seen = Seen(values[..., None, None], levels, 1 / batches)
     decoders = [
-        Decoder(0, Reading.PLAIN, background, deviation, levels, 1 / batches, epoch) for epoch in (batches, 0, 40)
+        Decoder(0, SignalReading.PLAIN, background, deviation, levels, 1 / batches, epoch) for epoch in (batches, 0, 40)
     ]
     allocated, independent, begun = (decoder.scores((seen,))[:, 0] for decoder in decoders)
     ratio = np.exp((values - 0.5) / noise**2)
@@ -166,7 +174,7 @@ def test_fresh_noise_is_read_plainly_and_as_well_as_theory_allows() -> None:
     coins = random.integers(0, 2, 2000)
     seen = _toy(random.normal(0, 4, (2000, 40)), coins, 1.0)
     decoder = Decoder.fit((seen,))
-    assert decoder.reading is Reading.PLAIN
+    assert decoder.reading is SignalReading.PLAIN
     assert decoder.deviation[0, 0] == pytest.approx(4, rel=0.02)
     right = ((decoder.scores((seen,))[:, 0] > 0) == (coins == 1)).mean()
     assert right == pytest.approx(norm.cdf(np.sqrt(40) / 4), abs=0.02)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from audit.noise import ALL_MEASURED
-from audit.report.results import FLOOR, AuditReport, Conclusion, Outcome
+from audit.report.results import FLOOR, AuditReport, CheckOutcome, Conclusion
 from audit.run_audit import AuditOptions, audit_run
 from calibrate.manifest import keys as signature
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
@@ -75,7 +75,7 @@ def test_random_allocation_goes_from_the_plan_to_a_consistent_audit(tmp_path: Pa
     verdict = _audited(desk)
     assert verdict.verdict is Conclusion.CONSISTENT, verdict.why
     assert any("look RandomAllocation" in check.finding for check in verdict.checks)
-    assert not [check for check in verdict.checks if check.outcome is Outcome.FAILED]
+    assert not [check for check in verdict.checks if check.outcome is CheckOutcome.FAILED]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from scipy.special import ndtr
 from sklearn.linear_model import LogisticRegression
 
 import privfair as pf
-from audit.membership.epsilon_bound import Trial
+from audit.membership.epsilon_bound import BoundTerms
 from audit.membership.exposure import exposed_records, exposure_of_groups, grouping_column, learn_rule
 from audit.membership.records import Coins
 from audit.membership.signals import Signals
@@ -85,7 +85,7 @@ def test_bounds_of_groups_hold_together() -> None:
     """Each coin is betrayed by randomised response: no group's bound may exceed the true epsilon."""
     random, epsilon, cases = np.random.default_rng(2), 1.0, 120
     marks = {"by": np.repeat(["a", "b", "c"], [60, 200, 200])}
-    trial = Trial(Assignment.COINS, Relation.ADD_REMOVE, 0.0)
+    trial = BoundTerms(Assignment.COINS, Relation.ADD_REMOVE, 0.0)
     missed = 0
     for _ in range(cases):
         is_member = random.integers(0, 2, 460) == 1

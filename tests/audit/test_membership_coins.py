@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 from audit.bounds import CurveFamily, ProfileCurve
-from audit.membership.epsilon_bound import Claim, Trial, bound_of, power_of
+from audit.membership.epsilon_bound import BoundTerms, ClaimOnTrial, bound_of, power_of
 from audit.membership.membership_audit import MembershipOptions, audit_scores
 from audit.membership.records import AuditedRecords, Coins
-from audit.report.results import Assignment, Conclusion, Outcome, Promise
+from audit.report.results import Assignment, CheckOutcome, Conclusion, Promise
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Relation
 from tests.end_to_end.command_line import privfair
 
-CLAIM = Claim.said(1.0, 1e-5, Relation.ADD_REMOVE)
+CLAIM = ClaimOnTrial.said(1.0, 1e-5, Relation.ADD_REMOVE)
 BY_COINS = MembershipOptions(0, assignment=Assignment.COINS)
 AT_RANDOM = MembershipOptions(0, assignment=Assignment.EXCHANGEABLE)
-TRIALS = [Trial(assignment, Relation.ADD_REMOVE, 1e-5) for assignment in Assignment]
+TRIALS = [BoundTerms(assignment, Relation.ADD_REMOVE, 1e-5) for assignment in Assignment]
 REPLICATIONS = 200
 
 
@@ -54,14 +54,16 @@ def test_fair_coins_are_believed() -> None:
 def test_uneven_numbers_that_coins_may_give_are_no_head_start() -> None:
     """With 1070 of 2000 members a guess is right more often than not, without any look at the model."""
     member = np.arange(2000) < 1070
-    trial = Trial(Assignment.COINS, Relation.ADD_REMOVE, 1e-5)
+    trial = BoundTerms(Assignment.COINS, Relation.ADD_REMOVE, 1e-5)
     assert share_above_zero(lambda random: bound_of(random.normal(size=2000), member, trial).epsilon) <= ALLOWED
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("distinct", "copies"), [(200, 5), (100, 10)])
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.assignment.value)
-def test_copies_of_a_record_do_not_make_a_bound_surer_than_it_says(distinct: int, copies: int, trial: Trial) -> None:
+def test_copies_of_a_record_do_not_make_a_bound_surer_than_it_says(
+    distinct: int, copies: int, trial: BoundTerms
+) -> None:
     units = np.repeat(np.arange(distinct), copies)
 
     def bounded(random: np.random.Generator, told: bool = True) -> float:
@@ -80,7 +82,7 @@ def test_files_of_unequal_size_keep_the_coverage(members: int, nonmembers: int) 
     member = np.arange(members + nonmembers) < members
 
     def bounded(random: np.random.Generator) -> float:
-        trial = Trial(Assignment.EXCHANGEABLE, Relation.ADD_REMOVE, 1e-5)
+        trial = BoundTerms(Assignment.EXCHANGEABLE, Relation.ADD_REMOVE, 1e-5)
         return bound_of(random.normal(size=len(member)), random.permutation(member), trial).epsilon
 
     assert share_above_zero(bounded) <= ALLOWED
@@ -94,7 +96,7 @@ def test_one_unit_in_both_files_is_counted_and_left_out_and_more_are_refused() -
     assert len(coins.is_member) == 798
     assert coins.unit_of_row[0] == coins.unit_of_row[400] == -1
     assert "1 units stand among members and non-members" in coins.check.finding
-    assert coins.check.outcome is Outcome.PASSED
+    assert coins.check.outcome is CheckOutcome.PASSED
     units[400:405] = np.arange(5)
     with pytest.raises(InvalidInput, match=r"5 of 400 units in common"):
         Coins.of(units, member)
@@ -143,7 +145,7 @@ def test_a_release_known_to_be_gaussian_is_bounded_further() -> None:
     is_member = random.integers(0, 2, 2000) == 1
     scores = random.normal(size=2000) + is_member
     bounds = {
-        family: bound_of(scores, is_member, Trial(Assignment.COINS, Relation.ADD_REMOVE, 1e-5, family=family))
+        family: bound_of(scores, is_member, BoundTerms(Assignment.COINS, Relation.ADD_REMOVE, 1e-5, family=family))
         for family in CurveFamily
     }
     gaussian = bounds[CurveFamily.GAUSSIAN]
@@ -151,7 +153,7 @@ def test_a_release_known_to_be_gaussian_is_bounded_further() -> None:
     assert gaussian.mu is not None
     assert gaussian.mu < 1
     assert bounds[CurveFamily.EPSILON_DELTA].epsilon < gaussian.epsilon
-    pairs = Trial(Assignment.EXCHANGEABLE, Relation.ADD_REMOVE, 1e-5, family=CurveFamily.GAUSSIAN)
+    pairs = BoundTerms(Assignment.EXCHANGEABLE, Relation.ADD_REMOVE, 1e-5, family=CurveFamily.GAUSSIAN)
     assert 0 < bound_of(scores, is_member, pairs).epsilon < gaussian.epsilon
     assert 0 < power_of(1.0, pairs, 500, ((0.9, 0.9, 0.9),)) <= 1
 
@@ -162,7 +164,7 @@ def test_the_gaussian_reading_holds_at_its_level() -> None:
     above = 0
     for _ in range(200):
         is_member = random.integers(0, 2, 300) == 1
-        trial = Trial(Assignment.COINS, Relation.ADD_REMOVE, 1e-5, family=CurveFamily.GAUSSIAN)
+        trial = BoundTerms(Assignment.COINS, Relation.ADD_REMOVE, 1e-5, family=CurveFamily.GAUSSIAN)
         bound = bound_of(random.normal(size=300) + 0.5 * is_member, is_member, trial)
         assert bound.mu is not None
         above += bound.mu > 0.5
@@ -174,7 +176,7 @@ def test_a_manifests_own_curve_refutes_what_one_point_of_it_does_not() -> None:
     deltas = (0.4, 0.3, 0.2, 0.14, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 3e-3, 1e-3, 1e-4, 1e-5)
     points = tuple((gaussian_epsilon(0.5, delta) * 1.0001, delta) for delta in deltas)
     promise = Promise(epsilon=points[-1][0], delta=1e-5, source="promised by the manifest")
-    claim = Claim(promise, Relation.ADD_REMOVE, ProfileCurve.of(points))
+    claim = ClaimOnTrial(promise, Relation.ADD_REMOVE, ProfileCurve.of(points))
     random = np.random.default_rng(11)
     is_member = random.integers(0, 2, 2000) == 1
     leaking, honest = (mu * is_member + random.normal(size=2000) for mu in (1.3, 0.5))
@@ -190,9 +192,9 @@ def test_a_manifests_own_curve_refutes_what_one_point_of_it_does_not() -> None:
 
 def test_pairs_read_a_curve_point_by_point() -> None:
     curve = ProfileCurve.of(((0.5, 1e-3), (3.0, 1e-6)))
-    paired = Trial(Assignment.EXCHANGEABLE, Relation.ADD_REMOVE, 1e-5).own_curve(curve).points()
+    paired = BoundTerms(Assignment.EXCHANGEABLE, Relation.ADD_REMOVE, 1e-5).own_curve(curve).points()
     assert {(round(one.epsilon, 9), one.delta) for one in paired} == {
         (1.0, (1 + np.exp(0.5)) * 1e-3),
         (6.0, (1 + np.exp(3.0)) * 1e-6),
     }
-    assert Trial(Assignment.COINS, Relation.ADD_REMOVE, 1e-5).own_curve(curve) is curve
+    assert BoundTerms(Assignment.COINS, Relation.ADD_REMOVE, 1e-5).own_curve(curve) is curve

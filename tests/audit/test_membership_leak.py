@@ -8,7 +8,7 @@ from torch import nn
 
 from audit.membership.attacks import LiraOffline, LiraOnline, LossThreshold, Rmia
 from audit.membership.blind import blind_rule
-from audit.membership.epsilon_bound import Claim
+from audit.membership.epsilon_bound import ClaimOnTrial
 from audit.membership.membership_audit import MembershipOptions, audit_model, audit_scores
 from audit.membership.records import AuditedRecords
 from audit.membership.roc import area_value
@@ -22,7 +22,7 @@ from calibrate.privacy_unit import Relation
 from tests.audit.membership_worlds import CLASSES, FEATURES, OVERFIT, audited, noisy_records
 
 RECORDS = 800
-CLAIM = Claim.said(1.0, 1e-5, Relation.REPLACE_ONE)
+CLAIM = ClaimOnTrial.said(1.0, 1e-5, Relation.REPLACE_ONE)
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def test_marks_must_fit_the_scores() -> None:
 
 def test_a_promise_beyond_reach_is_inconclusive() -> None:
     records = audited(noisy_records(200, seed=8), 100, 100)
-    claim = Claim.said(1000.0, 1e-5, Relation.ADD_REMOVE)
+    claim = ClaimOnTrial.said(1000.0, 1e-5, Relation.ADD_REMOVE)
     found = audit_model(TorchTarget(nn.Linear(FEATURES, CLASSES)), records, MembershipOptions(4, OVERFIT), claim)
     assert found.verdict is Conclusion.INCONCLUSIVE
 

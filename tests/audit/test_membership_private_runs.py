@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.membership.epsilon_bound import Claim
+from audit.membership.epsilon_bound import ClaimOnTrial
 from audit.membership.membership_audit import MembershipOptions, audit_model
 from audit.membership.records import RecordTables
 from audit.membership.shadow.stacked_perceptron import StackedPerceptron
@@ -73,7 +73,7 @@ def audit(folder: Path, seed: int, shadow_models: int) -> AuditReport:
     run = private_run(folder, seed)
     target = RunTarget.open(run)
     records = target.encode(RecordTables.read(folder / "members.csv", folder / "nonmembers.csv"))
-    claim = Claim.of_manifest(read_unverified(target.folder.manifest.read_bytes()).document)
+    claim = ClaimOnTrial.of_manifest(read_unverified(target.folder.manifest.read_bytes()).document)
     return audit_model(target, records, MembershipOptions(shadow_models, OVERFIT, seed=seed), claim)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from audit.bounds import CurveFamily, GuessCounts, LowerBound, Method
 from audit.noise import Residuals, all_measured, judge_residuals
-from audit.report.results import STATED_BREACH, Attack, Check, Conclusion, Outcome, Promise, Standing
+from audit.report.results import STATED_BREACH, Attack, Check, CheckOutcome, Conclusion, Promise, Standing
 from audit.verdict import is_at_ceiling, judge
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise
@@ -33,14 +33,14 @@ def _checks(document: BudgetDocument, rows: np.ndarray) -> tuple[Check, ...]:
 
 def test_a_dozen_residuals_with_half_the_noise_do_not_speak_for_the_promise(document: BudgetDocument) -> None:
     checks = _checks(document, 0.5 * np.random.default_rng(0).normal(size=(4, 3)))
-    assert Outcome.FAILED not in {check.outcome for check in checks}
+    assert CheckOutcome.FAILED not in {check.outcome for check in checks}
     assert judge(PROMISE, checks, (), 0.95).verdict is Conclusion.INCONCLUSIVE
     assert "12 values" in checks[-1].finding
 
 
 def test_many_residuals_do(document: BudgetDocument) -> None:
     checks = _checks(document, np.random.default_rng(0).normal(size=(40, 5)))
-    assert {check.outcome for check in checks} == {Outcome.PASSED}
+    assert {check.outcome for check in checks} == {CheckOutcome.PASSED}
     assert judge(PROMISE, checks, (), 0.95).verdict is Conclusion.CONSISTENT
 
 
@@ -48,7 +48,7 @@ def test_noise_that_would_hardly_be_missed_at_eight_tenths_does_not_speak_for_th
     document: BudgetDocument,
 ) -> None:
     checks = _checks(document, np.random.default_rng(0).normal(size=(20, 5)))
-    assert {check.outcome for check in checks} == {Outcome.PASSED}
+    assert {check.outcome for check in checks} == {CheckOutcome.PASSED}
     found = judge(PROMISE, checks, (), 0.95)
     assert found.verdict is Conclusion.INCONCLUSIVE
     assert found.noise_noticed is not None
@@ -62,7 +62,7 @@ def test_the_smallest_breach_that_is_named_is_noticed_half_of_the_time(document:
     share = math.floor(100 * found.noise_noticed) / 100
     assert f"noise x {share:.2f}, not x {share + 0.01:.2f}" in found.why
     flagged = [
-        Outcome.FAILED in {check.outcome for check in _checks(document, share * random.normal(size=(60, 5)))}
+        CheckOutcome.FAILED in {check.outcome for check in _checks(document, share * random.normal(size=(60, 5)))}
         for _ in range(100)
     ]
     assert np.mean(flagged) > 0.5 - 3 * math.sqrt(0.25 / 100)
@@ -86,9 +86,9 @@ def test_an_attack_as_right_as_without_noise_is_not_outvoted_by_measured_noise(d
 
 def test_where_it_is_said_that_half_would_be_noticed_it_is(document: BudgetDocument) -> None:
     random = np.random.default_rng(1)
-    enough = next(n for n in range(2, 200) if _checks(document, np.ones((n, 1)))[-1].outcome is Outcome.PASSED)
+    enough = next(n for n in range(2, 200) if _checks(document, np.ones((n, 1)))[-1].outcome is CheckOutcome.PASSED)
     flagged = [
-        Outcome.FAILED in {check.outcome for check in _checks(document, 0.5 * random.normal(size=(enough, 1)))}
+        CheckOutcome.FAILED in {check.outcome for check in _checks(document, 0.5 * random.normal(size=(enough, 1)))}
         for _ in range(200)
     ]
     assert np.mean(flagged) > 0.4
@@ -99,5 +99,5 @@ def test_a_value_whose_noise_was_never_measured_is_named(document: BudgetDocumen
     assert isinstance(other, GaussianNoise)
     wider = document.model_copy(update={"releases": (*document.releases, other)})
     last = _checks(wider, np.random.default_rng(0).normal(size=(20, 5)))[-1]
-    assert last.outcome is Outcome.NOT_POSSIBLE
+    assert last.outcome is CheckOutcome.NOT_POSSIBLE
     assert "losses" in last.finding

@@ -10,7 +10,7 @@ import torch
 
 from audit.noise import Residuals, grid_step, judge_residuals, off_grid
 from audit.probes.fresh_noise import _responses, _truth, _variances
-from audit.report.results import Outcome
+from audit.report.results import CheckOutcome
 from audit.rerun import Sending
 from calibrate.manifest.mechanism import GaussianNoise, NoiseSampler, RandomizedCategory
 from privfair.noise import ExactNoise
@@ -25,14 +25,14 @@ def test_true_noise_is_flagged_at_most_as_often_as_stated(shape: tuple[int, int]
     random, runs, alarms = np.random.default_rng(5), 150, 0
     for _ in range(runs):
         found = tuple(Residuals(silo, "value", random.normal(size=shape)) for silo in ("north", "south", "west"))
-        alarms += any(one.outcome is Outcome.FAILED for one in judge_residuals(found, ALPHA))
+        alarms += any(one.outcome is CheckOutcome.FAILED for one in judge_residuals(found, ALPHA))
     assert alarms <= runs * ALPHA + 3 * np.sqrt(runs * ALPHA)
 
 
 def test_a_little_less_noise_everywhere_is_seen_in_all_values_together() -> None:
     random = np.random.default_rng(6)
     found = tuple(Residuals(f"silo {n}", "value", 0.93 * random.normal(size=(10, 60))) for n in range(10))
-    wrong = [one.name for one in judge_residuals(found, 1e-3) if one.outcome is Outcome.FAILED]
+    wrong = [one.name for one in judge_residuals(found, 1e-3) if one.outcome is CheckOutcome.FAILED]
     assert wrong == ["variance of all values"]
 
 
@@ -123,8 +123,8 @@ def test_untrue_answers_that_are_not_any_other_alike_are_seen() -> None:
         one = Sending(0, "north", torch.arange(3000), 0, {"s": truth}, {"s": (truth + lied * shift) % 3})
         document = SimpleNamespace(releases=(value,))
         (check,) = _responses(SimpleNamespace(document=document, sendings=(one,)), 1e-6)  # type: ignore[arg-type]
-        assert (check.outcome is Outcome.FAILED) is seen
+        assert (check.outcome is CheckOutcome.FAILED) is seen
 
 
 def _failed(found: tuple[Residuals, ...]) -> set[str]:
-    return {one.name for one in judge_residuals(found, 1e-3) if one.outcome is Outcome.FAILED}
+    return {one.name for one in judge_residuals(found, 1e-3) if one.outcome is CheckOutcome.FAILED}

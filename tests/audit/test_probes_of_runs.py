@@ -8,8 +8,8 @@ import pytest
 
 from audit.evidence import RunEvidence
 from audit.probes.check_probes import check_probes
-from audit.report.results import Check, Layer, Outcome
-from privfair.ledger import Access, Ledger
+from audit.report.results import Check, CheckOutcome, Layer
+from privfair.ledger import Ledger, LedgerAccess
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.planted_bugs.workshop import DATA, FAIR_PLUGIN, MMD, PAY_ONCE, TARGET
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk
@@ -47,7 +47,7 @@ def probed(folder: Path, plan: str) -> tuple[Check, ...]:
     manifest = desk.budget()
     with fixed_randomness(11):
         run = desk.train(manifest).run
-        with Ledger.open(desk.ledger, None, Access.READ) as ledger:
+        with Ledger.open(desk.ledger, None, LedgerAccess.READ) as ledger:
             return check_probes(RunEvidence.read(run, plan_path=desk.plan), ledger)
 
 
@@ -55,12 +55,12 @@ def probed(folder: Path, plan: str) -> tuple[Check, ...]:
 @pytest.mark.parametrize("name", PLANS)
 def test_a_clean_run_passes_every_probe(name: str, tmp_path: Path) -> None:
     checks = probed(tmp_path, PLANS[name])
-    assert [f"{one.name}: {one.finding}" for one in checks if one.outcome is Outcome.FAILED] == []
+    assert [f"{one.name}: {one.finding}" for one in checks if one.outcome is CheckOutcome.FAILED] == []
     assert all(one.layer is Layer.PROBE for one in checks)
     assert len(checks) >= 8
 
 
 def test_a_run_that_promises_nothing_has_nothing_to_probe(tmp_path: Path) -> None:
     (only,) = probed(tmp_path, FEDSGD.format(rounds=3, more=""))
-    assert only.outcome is Outcome.NOT_POSSIBLE
+    assert only.outcome is CheckOutcome.NOT_POSSIBLE
     assert "no privacy is promised" in only.finding

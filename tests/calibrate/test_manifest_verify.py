@@ -21,7 +21,7 @@ from calibrate.manifest.keys import KeyAlgorithm, Role, SigningKey, generate
 from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile
 from calibrate.manifest.verify import (
     AuthenticManifest,
-    Run,
+    IntendedRun,
     SiloData,
     VerifiedManifest,
     authenticate,
@@ -119,14 +119,14 @@ def test_a_silo_that_sees_only_itself_checks_itself(officer: SigningKey) -> None
     envelope, trust = samples.signed(PAYLOAD, officer), trust_in(entry(officer, Role.PRIVACY_OFFICER))
     schema = samples.DATA.schema_digest
     mine = SiloData("south hospital", 7600, schema)
-    assert verify(envelope, trust, Run(samples.PLAN_DIGEST, mine, samples.CODE), NOW).run.data == mine
+    assert verify(envelope, trust, IntendedRun(samples.PLAN_DIGEST, mine, samples.CODE), NOW).run.data == mine
     for wrong in (
         SiloData("south hospital", 7599, schema),
         SiloData("north hospital", 7600, schema),
         SiloData("south hospital", 7600, "00" * 32),
     ):
         with pytest.raises(ManifestRefused) as refusal:
-            verify(envelope, trust, Run(samples.PLAN_DIGEST, wrong, samples.CODE), NOW)
+            verify(envelope, trust, IntendedRun(samples.PLAN_DIGEST, wrong, samples.CODE), NOW)
         assert step_of(refusal) == 11
 
 
@@ -136,7 +136,7 @@ def test_nobody_else_can_make_a_verified_manifest(verified: VerifiedManifest) ->
     with pytest.raises(TypeError, match="authenticate"):
         AuthenticManifest(samples.document(), "", "", (), (), NOW, for_reading=False, seal=None)
     with pytest.raises((TypeError, ValueError), match="seal"):  # which of the two depends on the version of Python
-        dataclasses.replace(verified, run=Run("00" * 32, samples.DATA))
+        dataclasses.replace(verified, run=IntendedRun("00" * 32, samples.DATA))
     with pytest.raises(TypeError, match="never pickled"):
         pickle.dumps(verified)
     with pytest.raises(TypeError, match="never pickled"):
@@ -145,7 +145,7 @@ def test_nobody_else_can_make_a_verified_manifest(verified: VerifiedManifest) ->
 
 def test_a_verified_manifest_cannot_be_changed(verified: VerifiedManifest) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        verified.run = Run("00" * 32, samples.DATA)  # type: ignore[misc]
+        verified.run = IntendedRun("00" * 32, samples.DATA)  # type: ignore[misc]
     with pytest.raises(ValidationError):
         verified.document.rounds = 10**6
 

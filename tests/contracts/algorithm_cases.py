@@ -57,7 +57,7 @@ from privfair.batches.randomness import SeededWords
 from privfair.contribution import BoundedContribution, Published
 from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriterion
 from privfair.fairness.fermi import Independence
-from privfair.fairness.kernels import GaussianNoise
+from privfair.fairness.kernels import GaussianSmoothing
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
@@ -140,7 +140,7 @@ def _fpfl(clip: float | None, notion: FairnessNotion) -> Callable[[Model], Fpfl]
 
 def _mmd(private: bool, criterion: MmdCriterion) -> Callable[[Model], MmdFedAvg]:
     counts = PaidCounts() if private else CountsInTheClear()
-    noise = GaussianNoise(0.3) if private else None
+    noise = GaussianSmoothing(0.3) if private else None
     terms = MmdTerms((RECORDS // CLIENTS,) * CLIENTS, 3, 2, counts, 0.2 if private else None, noise)
     return lambda model: MmdFedAvg(model, MmdFedAvgOptions(criterion=criterion), terms)
 

@@ -14,7 +14,7 @@ import pytest
 
 from audit.bounds import Selection
 from audit.membership.attacks import LiraOffline, LiraOnline, LossThreshold, MembershipAttack, Rmia
-from audit.membership.epsilon_bound import Trial, bound_of, rankings_of
+from audit.membership.epsilon_bound import BoundTerms, bound_of, rankings_of
 from audit.membership.roc import area
 from audit.membership.signals import Signals
 from audit.membership.targets import UserScore
@@ -115,7 +115,7 @@ def test_signals_that_are_no_numbers_are_refused(bad: float) -> None:
     with pytest.raises(InvalidInput, match="finite"):
         Signals(spoilt, signals.shadow, signals.included)
     with pytest.raises(InvalidInput, match="finite"):
-        bound_of(spoilt, np.arange(RECORDS) < 9, Trial(Assignment.COINS, Relation.ADD_REMOVE, 1e-5))
+        bound_of(spoilt, np.arange(RECORDS) < 9, BoundTerms(Assignment.COINS, Relation.ADD_REMOVE, 1e-5))
 
 
 def test_signals_of_different_sizes_are_refused() -> None:
@@ -131,7 +131,7 @@ def test_signals_of_different_sizes_are_refused() -> None:
 # --- the bounds on epsilon ----------------------------------------------------------------------------------------
 
 TRIALS = {
-    f"{assignment.value}/{relation.value}": Trial(assignment, relation, 1e-5)
+    f"{assignment.value}/{relation.value}": BoundTerms(assignment, relation, 1e-5)
     for assignment in Assignment
     for relation in (Relation.ADD_REMOVE, Relation.REPLACE_ONE)
 }
@@ -148,7 +148,7 @@ def members(random: np.random.Generator, assignment: Assignment, records: int) -
     return random.permutation(records) < records // 2
 
 
-def truth(trial: Trial, shift: float) -> float:
+def truth(trial: BoundTerms, shift: float) -> float:
     """One score a record, normal, shifted by `shift` for members: a Gaussian release for each record.
 
     Adding a record changes its own score by one Gaussian of parameter `shift`. Replacing one changes two scores:
@@ -158,7 +158,7 @@ def truth(trial: Trial, shift: float) -> float:
     return gaussian_epsilon(parameter, trial.delta) if shift else 0.0
 
 
-def _refutes(scores: np.ndarray, member: np.ndarray, trial: Trial, limit: float) -> bool:
+def _refutes(scores: np.ndarray, member: np.ndarray, trial: BoundTerms, limit: float) -> bool:
     """Whether the bound exceeds the limit; coins that fell so unevenly that they are not believed refute nothing."""
     try:
         return bound_of(scores, member, trial).refutes(limit)
@@ -168,7 +168,7 @@ def _refutes(scores: np.ndarray, member: np.ndarray, trial: Trial, limit: float)
         return False
 
 
-def share_above(trial: Trial, shift: float, replications: int) -> float:
+def share_above(trial: BoundTerms, shift: float, replications: int) -> float:
     above, limit = 0, truth(trial, shift)
     for seed in range(replications):
         random = np.random.default_rng((seed, 77))
@@ -180,14 +180,14 @@ def share_above(trial: Trial, shift: float, replications: int) -> float:
 
 @every_trial
 @pytest.mark.parametrize("shift", [0.0, 0.6])
-def test_a_bound_exceeds_the_truth_at_most_as_often_as_it_says(trial: Trial, shift: float) -> None:
+def test_a_bound_exceeds_the_truth_at_most_as_often_as_it_says(trial: BoundTerms, shift: float) -> None:
     assert share_above(trial, shift, 100) <= allowed(100)
 
 
 @pytest.mark.slow
 @every_trial
 @pytest.mark.parametrize("shift", [0.0, 0.6, 1.5])
-def test_the_same_with_two_thousand_replications(trial: Trial, shift: float) -> None:
+def test_the_same_with_two_thousand_replications(trial: BoundTerms, shift: float) -> None:
     assert share_above(trial, shift, FULL) <= allowed(FULL)
 
 
@@ -203,7 +203,7 @@ def test_every_attack_keeps_the_coverage_without_a_leak(attack: MembershipAttack
 
 
 @every_trial
-def test_the_best_number_of_guesses_read_off_the_data_would_fail(trial: Trial) -> None:
+def test_the_best_number_of_guesses_read_off_the_data_would_fail(trial: BoundTerms) -> None:
     """The gate can fail: the share of right guesses, taken where it is largest, refutes the truth far too often."""
     above = 0
     for seed in range(200):
@@ -217,7 +217,7 @@ def test_the_best_number_of_guesses_read_off_the_data_would_fail(trial: Trial) -
 
 
 @every_trial
-def test_a_plain_leak_is_bounded_away_from_zero(trial: Trial) -> None:
+def test_a_plain_leak_is_bounded_away_from_zero(trial: BoundTerms) -> None:
     random = np.random.default_rng(4)
     member = members(random, trial.assignment, 1000)
     bound = bound_of(random.normal(size=1000) + 5.0 * member, member, trial)
@@ -228,7 +228,7 @@ def test_a_plain_leak_is_bounded_away_from_zero(trial: Trial) -> None:
 
 
 @every_trial
-def test_equal_scores_prove_nothing_whatever_the_order_of_the_files(trial: Trial) -> None:
+def test_equal_scores_prove_nothing_whatever_the_order_of_the_files(trial: BoundTerms) -> None:
     """Members come first in every table; a tie that is broken by position would find them all."""
     member = np.arange(2000) < 1000
     for scores in (np.zeros(2000), np.arange(2000) % 2.0):
@@ -239,8 +239,8 @@ def test_pairs_are_drawn_by_the_seed() -> None:
     random = np.random.default_rng(1)
     member = np.arange(400) < 200
     scores = random.normal(size=400) + member
-    first = Trial(Assignment.EXCHANGEABLE, Relation.REPLACE_ONE, 1e-5, seed=1)
-    other = Trial(Assignment.EXCHANGEABLE, Relation.REPLACE_ONE, 1e-5, seed=2)
+    first = BoundTerms(Assignment.EXCHANGEABLE, Relation.REPLACE_ONE, 1e-5, seed=1)
+    other = BoundTerms(Assignment.EXCHANGEABLE, Relation.REPLACE_ONE, 1e-5, seed=2)
     assert bound_of(scores, member, first) == bound_of(scores, member, first)
     assert rankings_of(scores, member, first)[0].strength.tolist() != (
         rankings_of(scores, member, other)[0].strength.tolist()
@@ -259,7 +259,7 @@ def test_add_remove_pays_for_two_steps() -> None:
 
 def test_a_promise_about_an_attribute_is_not_on_trial() -> None:
     with pytest.raises(UnsupportedCombination, match="attribute"):
-        Trial(Assignment.EXCHANGEABLE, Relation.REPLACE_ATTRIBUTE, 1e-5)
+        BoundTerms(Assignment.EXCHANGEABLE, Relation.REPLACE_ATTRIBUTE, 1e-5)
 
 
 @pytest.mark.parametrize("member", [np.zeros(50, dtype=bool), np.ones(50, dtype=bool), np.zeros(49, dtype=bool)])

@@ -16,7 +16,7 @@ from audit.canaries.decoder import CanaryKind, CoinMeaning
 from audit.canaries.insertion import ReplayedRound, Scaling, alone
 from audit.evidence import RunEvidence
 from audit.noise import check_noise_floor
-from audit.report.results import AuditReport, Conclusion, Outcome
+from audit.report.results import AuditReport, CheckOutcome, Conclusion
 from audit.verdict import judge, on_trial
 from calibrate.manifest.mechanism import GaussianNoise
 from privfair.algorithms.algorithm import SiloTensors
@@ -131,20 +131,20 @@ def test_missing_noise_is_violated(audited: RunEvidence, monkeypatch: pytest.Mon
 
 def test_the_noise_floor_sees_missing_noise_in_the_run_itself(evidence: RunEvidence) -> None:
     """A clean transcript is not flagged; held against three times the noise, the same one is."""
-    assert not [check for check in check_noise_floor(evidence) if check.outcome is Outcome.FAILED]
+    assert not [check for check in check_noise_floor(evidence) if check.outcome is CheckOutcome.FAILED]
     louder = tuple(
         value.model_copy(update={"sigma": 3 * value.sigma}) if isinstance(value, GaussianNoise) else value
         for value in evidence.document.releases
     )
     claimed = replace(evidence, document=evidence.document.model_copy(update={"releases": louder}))
-    assert [check for check in check_noise_floor(claimed) if check.outcome is Outcome.FAILED]
+    assert [check for check in check_noise_floor(claimed) if check.outcome is CheckOutcome.FAILED]
 
 
 @pytest.mark.slow
 def test_twenty_calibrated_runs_are_never_violated(case: CanaryCase, tmp_path: Path) -> None:
     for seed in range(20):
         evidence = trained(case, tmp_path / str(seed), seed)
-        assert not [check for check in check_noise_floor(evidence) if check.outcome is Outcome.FAILED]
+        assert not [check for check in check_noise_floor(evidence) if check.outcome is CheckOutcome.FAILED]
         verdict = _judge(evidence, runs=20, seed=seed)
         assert verdict.verdict is not Conclusion.VIOLATED, (seed, verdict.why)
 

@@ -14,11 +14,11 @@ from calibrate.manifest.from_budget import Terms, document_from_budget, valid_fo
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import SigningKey, generate
 from calibrate.manifest.request import request_bytes
-from calibrate.manifest.verify import Run, read_unverified, verify
+from calibrate.manifest.verify import IntendedRun, read_unverified, verify
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
-from privfair.integrations.desk.access import Access
-from privfair.integrations.desk.app import Desk, Papers
+from privfair.integrations.desk.access import DeskSecrets
+from privfair.integrations.desk.app import Desk, DeskPapers
 from privfair.run.prepare import claim_terms
 from tests.privfair.ledgers import open_ledger
 from tests.privfair.small_runs import trusting
@@ -33,8 +33,8 @@ class World:
     """The papers and the secrets of one desk."""
 
     folder: Path
-    papers: Papers
-    access: Access
+    papers: DeskPapers
+    access: DeskSecrets
     key: SigningKey
 
     def desk(self) -> Desk:
@@ -67,7 +67,7 @@ def make_world(folder: Path, port: int = PORT) -> World:
     for number, epsilon in enumerate((2.0, 2.5), start=1):
         document = priced(epsilon, f"ward {number} {ATTACK}").document
         envelope = issue(document, key)
-        verified = verify(envelope, trusting(key), Run(document.config_digest, document.data))
+        verified = verify(envelope, trusting(key), IntendedRun(document.config_digest, document.data))
         claim = ledger.claim(claim_terms(verified), claimant=ATTACK)
         claim.charge(3)
         _write_run(runs / f"run-{number}", envelope, number)
@@ -77,16 +77,16 @@ def make_world(folder: Path, port: int = PORT) -> World:
     (inbox / "first.json").write_bytes(request_bytes(priced(2.0, "the first"), "Eng"))
     (inbox / "second.json").write_bytes(request_bytes(priced(2.5, ATTACK), ATTACK))
     (inbox / "broken <b>.json").write_bytes(b'{"a": 1}')
-    papers = Papers(str(folder / "ledger.db"), inbox, (runs,), key, trusting(key))
-    return World(folder, papers, Access(port), key)
+    papers = DeskPapers(str(folder / "ledger.db"), inbox, (runs,), key, trusting(key))
+    return World(folder, papers, DeskSecrets(port), key)
 
 
 def copy_world(world: World, folder: Path, signs: bool = True, port: int = PORT) -> World:
     """The same papers in another folder with fresh secrets: a test may then write on them."""
     shutil.copytree(world.folder, folder, dirs_exist_ok=True)
     key = world.key if signs else None
-    papers = Papers(str(folder / "ledger.db"), folder / "inbox", (folder / "runs",), key, world.papers.trust)
-    return World(folder, papers, Access(port), world.key)
+    papers = DeskPapers(str(folder / "ledger.db"), folder / "inbox", (folder / "runs",), key, world.papers.trust)
+    return World(folder, papers, DeskSecrets(port), world.key)
 
 
 def _write_run(path: Path, envelope: bytes, number: int) -> None:

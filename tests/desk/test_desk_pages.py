@@ -202,10 +202,10 @@ def test_the_planner_makes_a_request_that_waits_in_the_inbox(world: World, insid
 )
 def test_the_planner_says_what_calibrate_says(algorithm: str) -> None:
     small = {"algorithm": algorithm, "rounds": "20", "people": "4000", "sites": "2", "batch": "200"}
-    setting = planner.Setting.from_query(small)
+    setting = planner.PlannerSetting.from_query(small)
     shown = planner.answer(setting)
     assert setting.command().startswith(f"privfair calibrate {algorithm} --epsilon 1 --delta 1e-05")
-    assert planner.Setting.from_query(dict(_pairs(setting.query))) == setting
+    assert planner.PlannerSetting.from_query(dict(_pairs(setting.query))) == setting
     assert float(shown.upper) >= shown.budget.certified.upper
     assert shown.expected
     assert {row["method"] for row in shown.expected} == {planner._METHOD[setting.algorithm]}

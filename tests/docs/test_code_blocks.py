@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 from calibrate.manifest.keys import Role, generate, load_private, save
 from calibrate.manifest.trust import read_trust
-from calibrate.manifest.verify import Run, read_unverified, verify
+from calibrate.manifest.verify import IntendedRun, read_unverified, verify
 from privfair.run.prepare import claim_terms
 from privfair.transcript import ValueSpec
 from tests.docs.blocks import ROOT, World, blocks, commands, pages, run_page
@@ -77,7 +77,7 @@ def _trained(folder: Path) -> None:
 def _claim(folder: Path) -> dict[str, object]:
     """The signed budget as terms of a claim, and what a party would publish under it."""
     names = _signed(folder)
-    run = Run(str(names["plan_digest"]), read_unverified((folder / "budget.json").read_bytes()).document.data)
+    run = IntendedRun(str(names["plan_digest"]), read_unverified((folder / "budget.json").read_bytes()).document.data)
     trust = read_trust((folder / "trust.json").read_bytes())
     verified = verify((folder / "budget.json").read_bytes(), trust, run)
     return {

@@ -13,7 +13,7 @@ from scipy import sparse
 
 from audit.evidence import RunEvidence
 from audit.noise import check_noise, judge_residuals, residuals
-from audit.report.results import Outcome
+from audit.report.results import CheckOutcome
 from audit.transcript.decoder import fitted_deviation, log_odds
 from tests.end_to_end.command_line import Outcome as CommandOutcome
 from tests.end_to_end.command_line import privfair
@@ -151,13 +151,13 @@ def test_each_way_of_spoiling_noise_is_seen(clean: Audited, name: str, spoil) ->
     rows = np.random.default_rng(7).normal(size=(200, 60))
     template = residuals(clean.evidence())[0]
     good = judge_residuals((replace(template, rows=rows, steps=None),), 1e-6)
-    assert all(check.outcome is Outcome.PASSED for check in good)
+    assert all(check.outcome is CheckOutcome.PASSED for check in good)
     bad = judge_residuals((replace(template, rows=spoil(rows), steps=None),), 1e-6)
-    assert any(check.name.startswith(name) and check.outcome is Outcome.FAILED for check in bad)
+    assert any(check.name.startswith(name) and check.outcome is CheckOutcome.FAILED for check in bad)
 
 
 def test_noise_of_the_clean_run_passes(clean: Audited) -> None:
-    assert {check.outcome for check in check_noise(clean.evidence())} == {Outcome.PASSED}
+    assert {check.outcome for check in check_noise(clean.evidence())} == {CheckOutcome.PASSED}
 
 
 def test_the_decoder_reads_coins_where_noise_is_small() -> None:

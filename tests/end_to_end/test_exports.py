@@ -11,7 +11,7 @@ import yaml
 
 from audit.report.exports import CardFacts, model_card, result_statement
 from audit.report.page import ReportContent
-from audit.report.results import AuditReport, Check, Conclusion, Layer, Outcome
+from audit.report.results import AuditReport, Check, CheckOutcome, Conclusion, Layer
 from audit.report.schemas import published_schemas
 from calibrate.errors import InvalidInput
 from calibrate.manifest.keys import open_envelope
@@ -92,22 +92,24 @@ def test_a_card_is_of_a_run() -> None:
 
 
 CHECKS = (
-    Check(layer=Layer.PROBE, name="bounds", outcome=Outcome.PASSED, finding="they hold"),
-    Check(layer=Layer.NOISE, name="noise", outcome=Outcome.NOT_POSSIBLE, finding="the data hide it"),
+    Check(layer=Layer.PROBE, name="bounds", outcome=CheckOutcome.PASSED, finding="they hold"),
+    Check(layer=Layer.NOISE, name="noise", outcome=CheckOutcome.NOT_POSSIBLE, finding="the data hide it"),
 )
 
 
 @pytest.mark.parametrize(
     ("verdict", "outcome", "result"),
     [
-        (Conclusion.CONSISTENT, Outcome.PASSED, "PASSED"),
-        (Conclusion.CONSISTENT, Outcome.NOT_POSSIBLE, "WARNED"),
-        (Conclusion.INCONCLUSIVE, Outcome.PASSED, "WARNED"),
-        (Conclusion.VIOLATED, Outcome.FAILED, "FAILED"),
-        (Conclusion.LEAKS, Outcome.PASSED, "FAILED"),
+        (Conclusion.CONSISTENT, CheckOutcome.PASSED, "PASSED"),
+        (Conclusion.CONSISTENT, CheckOutcome.NOT_POSSIBLE, "WARNED"),
+        (Conclusion.INCONCLUSIVE, CheckOutcome.PASSED, "WARNED"),
+        (Conclusion.VIOLATED, CheckOutcome.FAILED, "FAILED"),
+        (Conclusion.LEAKS, CheckOutcome.PASSED, "FAILED"),
     ],
 )
-def test_a_test_result_never_says_more_than_the_verdict(verdict: Conclusion, outcome: Outcome, result: str) -> None:
+def test_a_test_result_never_says_more_than_the_verdict(
+    verdict: Conclusion, outcome: CheckOutcome, result: str
+) -> None:
     checks = (CHECKS[0], CHECKS[1].model_copy(update={"outcome": outcome}))
     report = AuditReport(
         verdict=verdict, why="so it is", epsilon_lower=None, confidence=0.95, promised=None, checks=checks, attacks=()

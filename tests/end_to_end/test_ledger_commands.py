@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import Access, Ledger, ManifestTerms
+from privfair.ledger import Ledger, LedgerAccess, ManifestTerms
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import GAUSSIAN, Desk
 
@@ -138,7 +138,7 @@ def test_a_budget_trained_under_twice_is_seen_by_who_compares_logs(desk: Desk, t
     assert privfair("ledger", "witness", "prove", shared, "--out", proof).code == 2
 
     assert privfair("ledger", "init", second).code == 0
-    with Ledger.open(second) as ledger, Ledger.open(desk.ledger, access=Access.READ) as first:
+    with Ledger.open(second) as ledger, Ledger.open(desk.ledger, access=LedgerAccess.READ) as first:
         claimed = first.status().manifests[0]
         ledger.claim(
             ManifestTerms(

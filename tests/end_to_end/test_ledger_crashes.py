@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import Access, Claim, ClaimEnded, ClaimToken, Ledger, ManifestTerms, UnknownClaim
+from privfair.ledger import Claim, ClaimEnded, ClaimToken, Ledger, LedgerAccess, ManifestTerms, UnknownClaim
 from privfair.transcript import Ending, Transcript, TranscriptHeader, TranscriptWriter, ValueSpec
 from tests.privfair.ledgers import DATASET, open_ledger
 
@@ -136,7 +136,7 @@ def observed(folder: Path) -> dict[tuple[int, int, str], str]:
 
 def check_charged(folder: Path) -> None:
     """Everything the observer has was charged, and no manifest gave more than was signed."""
-    with Ledger.open(folder / "ledger.db", access=Access.READ) as ledger:
+    with Ledger.open(folder / "ledger.db", access=LedgerAccess.READ) as ledger:
         ledger.verify()
         charged = {status.manifest_digest: status.charged for status in ledger.status().manifests}
     assert all(count <= ROUNDS for count in charged.values())
@@ -147,7 +147,7 @@ def check_charged(folder: Path) -> None:
 def check_transcripts(folder: Path, numbers: range) -> None:
     """The transcript holds all the observer has, and ledger and transcript agree."""
     seen = observed(folder)
-    with Ledger.open(folder / "ledger.db", access=Access.READ) as ledger:
+    with Ledger.open(folder / "ledger.db", access=LedgerAccess.READ) as ledger:
         for number in numbers:
             place = folder / f"transcript {number}"
             if not place.exists():

@@ -23,7 +23,6 @@ from sqlalchemy.exc import DBAPIError
 
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import (
-    Access,
     AlreadyClaimed,
     AnchorState,
     BudgetExceeded,
@@ -31,6 +30,7 @@ from privfair.ledger import (
     ClaimToken,
     Head,
     Ledger,
+    LedgerAccess,
     ManifestTerms,
     NotIntact,
     RolledBack,
@@ -70,8 +70,8 @@ class Place:
     location: str
     anchor: Path
 
-    def open(self, access: Access = Access.WRITE) -> Ledger:
-        if access is Access.READ:
+    def open(self, access: LedgerAccess = LedgerAccess.WRITE) -> Ledger:
+        if access is LedgerAccess.READ:
             return Ledger.open(self.location, self.anchor, access)
         return open_ledger(self.location, self.anchor)
 
@@ -168,7 +168,7 @@ def claim_one(ledger: Ledger, number: int) -> str:
 def test_one_of_eight_trainers_wins_a_manifest(place: Place) -> None:
     results = race(place, claim_one)
     assert results.count("lost") == PROCESSES - 1
-    with place.open(Access.READ) as ledger:
+    with place.open(LedgerAccess.READ) as ledger:
         (status,) = ledger.status().manifests
         assert status.claimant in results
 
@@ -176,7 +176,7 @@ def test_one_of_eight_trainers_wins_a_manifest(place: Place) -> None:
 def test_of_eight_processes_that_make_the_ledger_at_once_one_does(place: Place) -> None:
     made = race(place, lambda number: make(place), opened=False)
     assert made.count(True) == 1
-    with place.open(Access.READ) as ledger:
+    with place.open(LedgerAccess.READ) as ledger:
         assert ledger.verify()[0] == 1
 
 
@@ -237,7 +237,7 @@ def test_a_data_sets_budget_is_granted_exactly(place: Place) -> None:
     with place.open() as ledger:
         ledger.set_budget(DATASET, UNIT, epsilon=0.3, delta=1e-3)
     assert race(place, claim_within_budget).count(True) == 3
-    with place.open(Access.READ) as ledger:
+    with place.open(LedgerAccess.READ) as ledger:
         assert ledger.status().budgets[0].claimed_epsilon == 0.3
 
 
@@ -278,7 +278,7 @@ def test_postgres_edits_and_cut_ends_are_found(postgres: Place) -> None:
         postgres.open()
     change_rows(postgres, "UPDATE privfair_ledger SET body = replace(body, '40', '90') WHERE seq = 2")
     with pytest.raises(NotIntact, match="entry 2"):
-        postgres.open(Access.READ)
+        postgres.open(LedgerAccess.READ)
 
 
 def test_postgres_guards_are_checked_at_every_open(postgres: Place) -> None:
@@ -306,7 +306,7 @@ def test_a_dropped_postgres_table_is_not_silently_begun_anew(postgres: Place) ->
     with pytest.raises(RolledBack, match="it is empty"):
         postgres.open()
     with pytest.raises(Unavailable, match="no ledger here"):
-        postgres.open(Access.READ)
+        postgres.open(LedgerAccess.READ)
 
 
 def test_two_schemas_of_one_database_are_two_ledgers(postgres: Place, server: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import pytest
 
 import privfair.training  # noqa: F401  loaded here once, for all forks
 from privfair.cli import main
-from privfair.ledger import Access, Ledger
+from privfair.ledger import Ledger, LedgerAccess
 from privfair.transcript import Ending, Transcript
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk
 
@@ -88,7 +88,7 @@ def _signal_at(until: int, send: signal.Signals, torn: bool) -> None:
 def spent_once(desk: Desk) -> Transcript:
     """The transcript and the ledger agree, every value stands there once, and no round beyond the signed ones."""
     transcript = Transcript.read(desk.folder / "run" / "transcript.bin")
-    with Ledger.open(desk.ledger, access=Access.READ) as ledger:
+    with Ledger.open(desk.ledger, access=LedgerAccess.READ) as ledger:
         agreement = transcript.verify_against(ledger)
         (status,) = ledger.status().manifests
     assert len(set(transcript.keys)) == len(transcript.keys)

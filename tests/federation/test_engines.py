@@ -35,7 +35,16 @@ from privfair.federation.trial import (
     write_app,
     write_job,
 )
-from privfair.federation.wire import Code, Kind, Message, WireRefused, ask_contribution, decode, encode, published_steps
+from privfair.federation.wire import (
+    Code,
+    MessageKind,
+    WireMessage,
+    WireRefused,
+    ask_contribution,
+    decode,
+    encode,
+    published_steps,
+)
 from privfair.ledger import Ledger
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
@@ -141,7 +150,7 @@ def test_what_a_party_says_of_several_steps_is_not_believed_unless_it_fits() -> 
         parties.contribute(1, {"theta": np.ones(2)})
     fields = decode(good).fields
     for spoilt in ({"lengths": [1, 2]}, {"lengths": [2, 0]}, {"lengths": 2}, {"states": []}, {"lengths": []}):
-        answer = encode(Message(Kind.PUBLISHED, {**fields, **spoilt}, decode(good).arrays))
+        answer = encode(WireMessage(MessageKind.PUBLISHED, {**fields, **spoilt}, decode(good).arrays))
         other = RemoteParties("run", ("one",), lambda _, answer=answer: {"one": answer}, 2, 3)
         with pytest.raises(WireRefused, match="step"):
             other.contribute(0, state)
@@ -167,7 +176,7 @@ def test_a_guard_of_several_parties_answers_one_step_at_a_time(tmp_path: Path) -
         asked = {steps: ask_contribution(run.manifest.digest, 0, state, steps) for steps in (2, 0, 10**9)}
         answers = {steps: decode(guard.answer(question)) for steps, question in asked.items()}
         guard.close()
-    assert {answer.kind for answer in answers.values()} == {Kind.REFUSED}
+    assert {answer.kind for answer in answers.values()} == {MessageKind.REFUSED}
     assert answers[2].fields["code"] == Code.STEP.value
     assert answers[0].fields["code"] == answers[10**9].fields["code"] == Code.MALFORMED.value
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from audit.federated import SitesInHand
-from audit.report.results import AuditReport, Outcome
+from audit.report.results import AuditReport, CheckOutcome
 from audit.run_audit import AuditOptions, audit_run
 from calibrate.errors import InvalidInput, Refused
 from calibrate.manifest.keys import Role, SigningKey, generate, load_public, save
 from privfair.federation.gather import gather_run, parties_of
 from privfair.federation.guard import GuardOptions
-from privfair.ledger import Access, Ledger
+from privfair.ledger import Ledger, LedgerAccess
 from privfair.run.federated import train_over
 from privfair.run.trusted_plan import FolderTrust
 from privfair.training import TrustInForce
@@ -51,7 +51,7 @@ class Finished:
 
     def in_hand(self, *, files: bool) -> SitesInHand:
         silos = {party: self.sites.folder / f"{party}.csv" for party in self.folders} if files else {}
-        ledgers = {party: Ledger.open(self.sites.ledger(party), access=Access.READ) for party in self.folders}
+        ledgers = {party: Ledger.open(self.sites.ledger(party), access=LedgerAccess.READ) for party in self.folders}
         return SitesInHand(silos, ledgers, dict.fromkeys(self.folders, load_public(self.public)))
 
     def audit(self, run: Path, *, files: bool = False) -> AuditReport:
@@ -69,11 +69,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 def _failed(report: AuditReport) -> list[str]:
-    return [check.name for check in report.checks if check.outcome is Outcome.FAILED]
+    return [check.name for check in report.checks if check.outcome is CheckOutcome.FAILED]
 
 
 def _passed(report: AuditReport) -> set[str]:
-    return {check.name for check in report.checks if check.outcome is Outcome.PASSED}
+    return {check.name for check in report.checks if check.outcome is CheckOutcome.PASSED}
 
 
 def test_the_papers_of_a_gathered_run_name_one_another(finished: Finished) -> None:
@@ -96,7 +96,7 @@ def test_with_the_records_of_all_sites_the_whole_audit_is_possible(finished: Fin
 
 
 def test_each_site_audits_its_own_half_alone(finished: Finished) -> None:
-    with Ledger.open(finished.sites.ledger("north"), access=Access.READ) as ledger:
+    with Ledger.open(finished.sites.ledger("north"), access=LedgerAccess.READ) as ledger:
         own = SitesInHand({"north": finished.sites.folder / "north.csv"}, {"north": ledger})
         report = audit_run(finished.folders["north"], NO_RERUNS, finished.trusted, sites=own)
     assert not _failed(report)
@@ -133,7 +133,7 @@ def test_a_receipt_about_another_transcript_is_found(finished: Finished, tmp_pat
 
 
 def test_a_ledger_of_another_site_is_found(finished: Finished) -> None:
-    with Ledger.open(finished.sites.ledger("south"), access=Access.READ) as south:
+    with Ledger.open(finished.sites.ledger("south"), access=LedgerAccess.READ) as south:
         report = audit_run(finished.run, NO_RERUNS, finished.trusted, sites=SitesInHand(ledgers={"north": south}))
     assert _failed(report) == ["ledger, north"]
 

@@ -20,7 +20,7 @@ from privfair.contribution import Published
 from privfair.federation import wire
 from privfair.federation.guard import Guard
 from privfair.federation.sockets import SocketServer, frame
-from privfair.federation.wire import Code, Kind, decode
+from privfair.federation.wire import Code, MessageKind, decode
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import PreparedRun
@@ -88,7 +88,7 @@ def asked(north: PreparedRun, tmp_path: Path) -> Iterator[Asked]:
 
 def _refused(answer: bytes) -> tuple[str, str]:
     message = decode(answer)
-    assert message.kind is Kind.REFUSED
+    assert message.kind is MessageKind.REFUSED
     assert not message.arrays
     assert set(message.fields) == {"error", "code"}, "a refusal carries no text"
     return str(message.fields["error"]), str(message.fields["code"])
@@ -127,7 +127,7 @@ def test_a_state_of_another_run_is_refused(asked: Asked) -> None:
 def test_rounds_beyond_the_signed_ones_are_refused(asked: Asked) -> None:
     signed, names = asked.run.document.rounds, len(asked.run.algorithm.shapes())
     answers = [asked.contribute(step) for step in range(signed)]
-    assert {decode(answer).kind for answer in answers} == {Kind.PUBLISHED}
+    assert {decode(answer).kind for answer in answers} == {MessageKind.PUBLISHED}
     for step in (signed, signed, signed + 1):
         error, code = _refused(asked.contribute(step))
         assert (error, code) in {("RoundsSpent", "spent"), ("StepRefused", "step")}
@@ -138,7 +138,7 @@ def test_rounds_beyond_the_signed_ones_are_refused(asked: Asked) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_states_that_are_not_finite_are_refused_and_bind_nothing(asked: Asked, bad: float) -> None:
     assert _refused(asked.contribute(0, bad)) == ("StateRefused", "state")
-    assert decode(asked.contribute(0)).kind is Kind.PUBLISHED, "an honest state is still answered"
+    assert decode(asked.contribute(0)).kind is MessageKind.PUBLISHED, "an honest state is still answered"
 
 
 def test_states_of_another_shape_or_name_are_refused(asked: Asked) -> None:
@@ -162,7 +162,7 @@ def test_a_contribution_that_fails_is_the_last_until_somebody_looked(
         patched.setattr(type(asked.run.algorithm), "contribution", fail)
         assert _refused(asked.contribute(0)) == ("GuardFault", "fault")
     assert _refused(asked.contribute(0)) == ("GuardHalted", "halted")
-    assert decode(asked.again().contribute(0)).kind is Kind.PUBLISHED
+    assert decode(asked.again().contribute(0)).kind is MessageKind.PUBLISHED
 
 
 def test_a_gradient_that_no_clipping_can_bound_is_the_last_too(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,21 +187,21 @@ def test_a_gradient_that_no_clipping_can_bound_is_the_last_too(asked: Asked, mon
 def test_states_beyond_all_training_are_refused_before_a_record_is_touched(asked: Asked, number: float) -> None:
     """Whether a product with them overflows would be an answer about records without noise."""
     assert _refused(asked.contribute(0, number)) == ("StateRefused", "state")
-    assert decode(asked.contribute(0)).kind is Kind.PUBLISHED, "an honest state is still answered"
+    assert decode(asked.contribute(0)).kind is MessageKind.PUBLISHED, "an honest state is still answered"
     values = {"south": {"g": Published(0, "south", "g", np.full(3, number))}}
     assert _refused(asked.guard.answer(wire.ask_reply(asked.digest, 0, values))) == ("StateRefused", "state")
 
 
 def test_answers_sent_as_questions_and_questions_without_a_step_are_malformed(asked: Asked) -> None:
     run = {"run": asked.digest}
-    bad: list[wire.Message] = [
-        wire.Message(Kind.PUBLISHED, run),
-        wire.Message(Kind.CONTRIBUTE, run),
-        wire.Message(Kind.CONTRIBUTE, {**run, "step": -1}),
-        wire.Message(Kind.CONTRIBUTE, {**run, "step": True}),
-        wire.Message(Kind.REPLY, {**run, "step": 0}),
-        wire.Message(Kind.REPLY, {**run, "step": 0, "of": [["north", "x"]]}, {"0": np.zeros(1)}),
-        wire.Message(Kind.REPLY, {**run, "step": 0, "of": [["a", "x", 0]]}, {"0": np.full(1, np.nan)}),
+    bad: list[wire.WireMessage] = [
+        wire.WireMessage(MessageKind.PUBLISHED, run),
+        wire.WireMessage(MessageKind.CONTRIBUTE, run),
+        wire.WireMessage(MessageKind.CONTRIBUTE, {**run, "step": -1}),
+        wire.WireMessage(MessageKind.CONTRIBUTE, {**run, "step": True}),
+        wire.WireMessage(MessageKind.REPLY, {**run, "step": 0}),
+        wire.WireMessage(MessageKind.REPLY, {**run, "step": 0, "of": [["north", "x"]]}, {"0": np.zeros(1)}),
+        wire.WireMessage(MessageKind.REPLY, {**run, "step": 0, "of": [["a", "x", 0]]}, {"0": np.full(1, np.nan)}),
     ]
     for message in bad:
         assert _refused(asked.guard.answer(wire.encode(message)))[1] == "malformed"
@@ -242,7 +242,7 @@ def _broken_messages() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", _broken_messages())
 def test_broken_messages_are_refused_and_the_guard_goes_on(asked: Asked, name: str) -> None:
     assert _refused(asked.guard.answer(_broken_messages()[name]))[1] == "malformed"
-    assert decode(asked.guard.answer(wire.ask_hello(asked.digest))).kind is Kind.GREETING
+    assert decode(asked.guard.answer(wire.ask_hello(asked.digest))).kind is MessageKind.GREETING
 
 
 def test_whatever_is_changed_in_a_message_one_step_is_published_once(asked: Asked) -> None:
@@ -273,7 +273,7 @@ def test_whatever_is_changed_in_a_message_one_step_is_published_once(asked: Aske
         assert decode(asked.guard.answer(bytes(message))).fields.get("error") in allowed
     releases = Transcript.read(asked.folder / "transcript.bin").releases()
     assert {release.round for release in releases} <= {0}
-    assert decode(asked.guard.answer(wire.ask_hello(asked.digest))).kind is Kind.GREETING
+    assert decode(asked.guard.answer(wire.ask_hello(asked.digest))).kind is MessageKind.GREETING
 
 
 def test_another_version_is_told_apart(asked: Asked) -> None:
@@ -288,7 +288,7 @@ def test_a_killed_guards_successor_sends_the_same_bytes_and_refuses_another_stat
     assert successor.contribute(1, 0.25) == second
     assert successor.contribute(0) == first
     assert _refused(successor.contribute(1)) == ("StepRefused", "step")
-    assert decode(successor.contribute(2)).kind is Kind.PUBLISHED
+    assert decode(successor.contribute(2)).kind is MessageKind.PUBLISHED
     greeting = wire.read_greeting(decode(successor.guard.answer(wire.ask_hello(asked.digest))))
     assert (greeting.session, greeting.step) == (2, 3)
     successor.guard.close()
@@ -333,7 +333,7 @@ def test_hostile_frames_at_the_socket_stop_nobody(sites: Sites) -> None:
             assert _refused(_received(noise)[4:])[1] == "malformed"
         question = wire.ask_hello(run)
         answers = transport(dict.fromkeys(sites.parties, question))
-        assert {decode(answer).kind for answer in answers.values()} == {Kind.GREETING}
+        assert {decode(answer).kind for answer in answers.values()} == {MessageKind.GREETING}
         for one in hung:
             one.close()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from audit.federated import SitesInHand, _asked_records, _asked_too_often, read_site_papers
-from audit.report.results import Outcome
+from audit.report.results import CheckOutcome
 from audit.run_audit import AuditOptions, audit_run
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.sampling import Poisson, ShuffledEpochs
@@ -22,8 +22,8 @@ from privfair.federation import wire
 from privfair.federation.gather import gather_run
 from privfair.federation.guard import Guard, GuardOptions
 from privfair.federation.registries import SitesKey, most_participations
-from privfair.federation.wire import Kind, Message, decode
-from privfair.ledger import Access, Ledger
+from privfair.federation.wire import MessageKind, WireMessage, decode
+from privfair.ledger import Ledger, LedgerAccess
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import PreparedRun, prepare_site
@@ -189,7 +189,7 @@ def test_a_registry_sums_over_what_the_holders_drew(finished: Finished) -> None:
 
 def test_a_gathered_run_with_registries_is_audited(finished: Finished) -> None:
     gather_run(finished.run, {party: finished.sites.folder / party for party in PARTIES})
-    ledgers = {party: Ledger.open(finished.sites.ledger(party), access=Access.READ) for party in PARTIES}
+    ledgers = {party: Ledger.open(finished.sites.ledger(party), access=LedgerAccess.READ) for party in PARTIES}
     files = {party: finished.sites.folder / f"{party}.csv" for party in PARTIES}
     trust = FolderTrust(TrustInForce(finished.sites.desk.trust).file)
     in_hand = SitesInHand(ledgers=ledgers, files=files)
@@ -198,7 +198,7 @@ def test_a_gathered_run_with_registries_is_audited(finished: Finished) -> None:
     for ledger in ledgers.values():
         ledger.close()
     assert papers is not None
-    assert [check.outcome for check in _asked_records(papers, in_hand)] == [Outcome.PASSED, Outcome.PASSED]
+    assert [check.outcome for check in _asked_records(papers, in_hand)] == [CheckOutcome.PASSED, CheckOutcome.PASSED]
     record = finished.run / "parties" / "census" / "batches.bin"
     header, right = (
         BatchRecord.read(record).header,
@@ -215,7 +215,7 @@ def test_a_gathered_run_with_registries_is_audited(finished: Finished) -> None:
         "step 2 is not what the holders drew",
         f"{ROUNDS} steps",
     ]
-    assert not [check.name for check in report.checks if check.outcome is Outcome.FAILED]
+    assert not [check.name for check in report.checks if check.outcome is CheckOutcome.FAILED]
     assert "batches of census" in [check.name for check in report.checks]
     assert _asked_too_often({0: np.arange(3), 1: np.array([2])}, 5, 2) is None
     assert "2 times, and 1" in str(_asked_too_often({0: np.arange(3), 1: np.array([2])}, 5, 1))
@@ -231,7 +231,7 @@ class Alone:
     ledger: Ledger
     guard: Guard
 
-    def ask(self, step: int, batches: dict[str, str] | None = None, shift: float = 0.0) -> Message:
+    def ask(self, step: int, batches: dict[str, str] | None = None, shift: float = 0.0) -> WireMessage:
         state = self.run.algorithm.checkpoint(self.run.algorithm.start())
         moved = {name: values + (shift if name == "theta" else 0.0) for name, values in state.items()}
         question = wire.ask_contribution(self.run.manifest.digest, step, moved, batches=batches)
@@ -281,27 +281,29 @@ def test_no_record_takes_part_more_often_than_was_priced(census: Alone) -> None:
     """Two epochs were priced; a holder that asks for its victim in every step gets it twice, over restarts too."""
     assert most_participations(ShuffledEpochs(60, 20), ROUNDS) == 2
     victim = ["north-1"]
-    assert census.ask(0, census.sealed(0, victim)).kind is Kind.PUBLISHED
-    assert census.ask(0, census.sealed(0, victim)).kind is Kind.PUBLISHED, "asked again it is the same step"
+    assert census.ask(0, census.sealed(0, victim)).kind is MessageKind.PUBLISHED
+    assert census.ask(0, census.sealed(0, victim)).kind is MessageKind.PUBLISHED, "asked again it is the same step"
     census.again()
-    assert census.ask(1, census.sealed(1, ["north-2", "north-1"])).kind is Kind.PUBLISHED
+    assert census.ask(1, census.sealed(1, ["north-2", "north-1"])).kind is MessageKind.PUBLISHED
     census.again()
     for _ in range(2):
         refused = census.ask(2, census.sealed(2, victim))
         assert refused.fields == {"error": "BatchRefused", "code": "batch"}
         census.again()
-    assert census.ask(2, census.sealed(2, ["north-2"])).kind is Kind.PUBLISHED, "others have a time left"
+    assert census.ask(2, census.sealed(2, ["north-2"])).kind is MessageKind.PUBLISHED, "others have a time left"
     assert census.ask(3, census.sealed(3, ["north-2"])).fields["code"] == "batch"
-    assert census.ask(1, census.sealed(1, ["north-2", "north-1"])).kind is Kind.PUBLISHED, "old steps are sent again"
+    assert census.ask(1, census.sealed(1, ["north-2", "north-1"])).kind is MessageKind.PUBLISHED, (
+        "old steps are sent again"
+    )
 
 
 def test_a_lost_record_of_batches_counts_for_everybody(census: Alone) -> None:
     for step in range(2):
-        assert census.ask(step, census.sealed(step, ["north-1"])).kind is Kind.PUBLISHED
+        assert census.ask(step, census.sealed(step, ["north-1"])).kind is MessageKind.PUBLISHED
     (census.folder / "batches.bin").unlink()
     census.again()
     assert census.ask(2, census.sealed(2, ["north-5"])).fields["code"] == "batch"
-    assert census.ask(2, census.sealed(2, [])).kind is Kind.PUBLISHED
+    assert census.ask(2, census.sealed(2, [])).kind is MessageKind.PUBLISHED
 
 
 def test_only_what_the_holders_sealed_for_this_step_of_this_run_is_used(census: Alone) -> None:
@@ -323,7 +325,7 @@ def test_only_what_the_holders_sealed_for_this_step_of_this_run_is_used(census: 
     question = wire.ask_contribution(census.run.manifest.digest, 0, {}, batches={"north": 3})  # type: ignore[dict-item]
     assert decode(census.guard.answer(question)).fields["code"] == "malformed"
     first = census.ask(0, good)
-    assert first.kind is Kind.PUBLISHED
+    assert first.kind is MessageKind.PUBLISHED
     assert "batch" not in first.fields, "a registry tells nobody"
     assert census.ask(0, census.sealed(0, ["north-2"])).fields == {"error": "StepRefused", "code": "step"}
 

@@ -22,7 +22,7 @@ from privfair.federation.guard import Guard
 from privfair.federation.policy import Policy, PolicyRefused, read_policy
 from privfair.federation.remote import GuardRefused, RemoteParties, read_guards
 from privfair.federation.sockets import GuardUnreachable, SocketTransport
-from privfair.federation.wire import Code, Kind, decode
+from privfair.federation.wire import Code, MessageKind, decode
 from privfair.ledger import Ledger
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
@@ -113,7 +113,7 @@ def test_a_policy_refuses_new_rounds_and_sends_old_ones_again(sites: Sites, tmp_
     with Ledger.create(tmp_path / "ledger.db") as ledger:
         guard = Guard(run, RunFolder(tmp_path), ledger, logging.getLogger("test"), Policy(rounds_per_day=1))
         first = guard.answer(question)
-        assert decode(first).kind is Kind.PUBLISHED
+        assert decode(first).kind is MessageKind.PUBLISHED
         refused = decode(guard.answer(wire.ask_contribution(run.manifest.digest, 1, state)))
         assert refused.fields == {"error": "PolicyRefused", "code": "policy"}
         assert guard.answer(question) == first
@@ -141,7 +141,7 @@ def test_a_step_that_was_begun_and_never_answered_needs_the_policy_as_well(
         assert decode(again.answer(question)).fields == {"error": "PolicyRefused", "code": "policy"}
         again.close()
         looser = Guard(run, RunFolder(tmp_path), ledger, logging.getLogger("test"))
-        assert decode(looser.answer(question)).kind is Kind.PUBLISHED
+        assert decode(looser.answer(question)).kind is MessageKind.PUBLISHED
         looser.close()
 
 
@@ -181,7 +181,7 @@ def test_answers_take_whole_multiples_of_the_policys_seconds(
             decode(guard.answer(wire.ask_contribution(run.manifest.digest, step, state))).kind for step in (0, 0, 1)
         ]
         guard.close()
-    assert kinds == [Kind.PUBLISHED, Kind.PUBLISHED, Kind.REFUSED]
+    assert kinds == [MessageKind.PUBLISHED, MessageKind.PUBLISHED, MessageKind.REFUSED]
     assert [seconds for seconds in waited if seconds] == [1.75, 1.75]
 
 
@@ -247,7 +247,7 @@ def test_a_guard_that_is_not_there_is_waited_for_until_the_deadline(sites: Sites
 def test_what_a_guard_answers_is_not_believed() -> None:
     run = "ab" * 32
 
-    def answering(message: wire.Message) -> RemoteParties:
+    def answering(message: wire.WireMessage) -> RemoteParties:
         parties = RemoteParties(run, ("north",), lambda messages: {"north": wire.encode(message)})
         parties.expect({"x": (1,)})
         return parties
@@ -255,17 +255,19 @@ def test_what_a_guard_answers_is_not_believed() -> None:
     import numpy as np
 
     for bad in (
-        wire.Message(Kind.PUBLISHED, {"of": [["south", "x", 0]]}, {"0": np.zeros(1)}),
-        wire.Message(Kind.PUBLISHED, {"of": [["north", "x", 0]]}, {"0": np.zeros(2)}),
-        wire.Message(Kind.PUBLISHED, {"of": [["north", "y", 0]]}, {"0": np.zeros(1)}),
-        wire.Message(Kind.GREETING, {}),
+        wire.WireMessage(MessageKind.PUBLISHED, {"of": [["south", "x", 0]]}, {"0": np.zeros(1)}),
+        wire.WireMessage(MessageKind.PUBLISHED, {"of": [["north", "x", 0]]}, {"0": np.zeros(2)}),
+        wire.WireMessage(MessageKind.PUBLISHED, {"of": [["north", "y", 0]]}, {"0": np.zeros(1)}),
+        wire.WireMessage(MessageKind.GREETING, {}),
     ):
         with pytest.raises(PrivfairError):
             answering(bad).contribute(0, {})
     with pytest.raises(GuardRefused, match="halted"):
-        answering(wire.Message(Kind.REFUSED, {"error": "GuardHalted", "code": Code.HALTED.value})).contribute(0, {})
+        answering(
+            wire.WireMessage(MessageKind.REFUSED, {"error": "GuardHalted", "code": Code.HALTED.value})
+        ).contribute(0, {})
     with pytest.raises(GuardRefused, match="unknown"):
-        answering(wire.Message(Kind.REFUSED, {"error": "two words", "code": "nonsense"})).hello()
+        answering(wire.WireMessage(MessageKind.REFUSED, {"error": "two words", "code": "nonsense"})).hello()
 
 
 def test_another_user_of_the_machine_reaches_the_socket_and_no_file(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -298,7 +300,7 @@ def test_another_user_of_the_machine_reaches_the_socket_and_no_file(tmp_path_fac
                 denied = [_denied(path) for path in hidden]
                 transport = SocketTransport({"north": sites.socket("north")}, deadline=120)
                 answer = transport({"north": wire.ask_hello(sites.signed().manifest.digest)})
-                code = 0 if all(denied) and decode(answer["north"]).kind is Kind.GREETING else 2
+                code = 0 if all(denied) and decode(answer["north"]).kind is MessageKind.GREETING else 2
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

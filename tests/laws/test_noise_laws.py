@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from calibrate.claims import Norm
 from calibrate.discrete_noise import (
     STEPS_PER_SCALE,
     combined,
@@ -18,7 +19,7 @@ from calibrate.discrete_noise import (
     profile_slack,
 )
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.noise import ExactNoise, Grid, NoiseScale, Norm, ResponseLaw
+from privfair.noise import ExactNoise, Grid, NoiseScale, ResponseLaw
 from privfair.noise.lattice_sampler import exponential_enclosure
 
 scales = st.floats(min_value=1e-200, max_value=1e200)

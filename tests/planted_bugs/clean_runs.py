@@ -20,8 +20,8 @@ from audit.conformance import check_conformance
 from audit.noise import check_noise, check_noise_floor
 from audit.probes import rehearsal
 from audit.probes.check_probes import check_rehearsal
-from audit.report.results import Check, Outcome
-from privfair.ledger import Access, Ledger
+from audit.report.results import Check, CheckOutcome
+from privfair.ledger import Ledger, LedgerAccess
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.planted_bugs.workshop import Engine, Workshop
 
@@ -33,11 +33,11 @@ def flagged(workshop: Workshop, engine: Engine, seed: int) -> list[str]:
     """What the statistical questions have against one clean run."""
     with fixed_randomness(seed), workshop.trained(engine) as trained:
         evidence = trained.evidence()
-        with Ledger.open(trained.ledger, None, Access.READ) as ledger:
+        with Ledger.open(trained.ledger, None, LedgerAccess.READ) as ledger:
             checks: tuple[Check, ...] = check_conformance(evidence, ledger)
         checks += check_noise(evidence) if evidence.batches_known else check_noise_floor(evidence)
         checks += check_rehearsal(evidence)
-    return [f"{one.name}: {one.finding}" for one in checks if one.outcome is Outcome.FAILED]
+    return [f"{one.name}: {one.finding}" for one in checks if one.outcome is CheckOutcome.FAILED]
 
 
 def most_alarms(runs: int) -> int:

@@ -11,13 +11,13 @@ from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
 from audit.noise import check_noise, check_noise_floor
 from audit.probes.check_probes import check_probes
-from audit.report.results import Attack, Check, Conclusion, Outcome
+from audit.report.results import Attack, Check, CheckOutcome, Conclusion
 from audit.sensitivity import catalogue
 from audit.sensitivity.falsify import Search
 from audit.transcript.coin_audit import coin_audit
 from audit.verdict import judge, on_trial
 from calibrate.privacy_unit import Relation
-from privfair.ledger import Access, Ledger
+from privfair.ledger import Ledger, LedgerAccess
 from tests.planted_bugs.bug import Bug, Caught
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.planted_bugs.workshop import Engine, Trained, Workshop
@@ -61,12 +61,12 @@ def needs_a_run(layer: Caught, bug: Bug) -> bool:
 
 
 def _failed(checks: tuple[Check, ...]) -> list[str]:
-    return [f"{one.name}: {one.finding}" for one in checks if one.outcome is Outcome.FAILED]
+    return [f"{one.name}: {one.finding}" for one in checks if one.outcome is CheckOutcome.FAILED]
 
 
 @contextmanager
 def _ledger(trained: Trained) -> Iterator[Ledger]:
-    with Ledger.open(trained.ledger, None, Access.READ) as ledger:
+    with Ledger.open(trained.ledger, None, LedgerAccess.READ) as ledger:
         yield ledger
 
 

@@ -17,7 +17,7 @@ from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import Role, SigningKey, generate, load_private
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
 from calibrate.manifest.trust import TrustedKey, TrustFile
-from calibrate.manifest.verify import Run, VerifiedManifest, verify
+from calibrate.manifest.verify import IntendedRun, VerifiedManifest, verify
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.gate import Gate, open_gate
@@ -183,7 +183,7 @@ def trusting(key: SigningKey) -> TrustFile:
 def verified(document: BudgetDocument) -> VerifiedManifest:
     """The document, signed by a fresh key and verified."""
     key = generate()
-    return verify(issue(document, key), trusting(key), Run(document.config_digest, document.data))
+    return verify(issue(document, key), trusting(key), IntendedRun(document.config_digest, document.data))
 
 
 def document_of(

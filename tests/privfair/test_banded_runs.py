@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from audit.evidence import RunEvidence
 from audit.noise import check_noise, residuals
 from audit.probes.batches import ALPHA, _wrong_cycle
-from audit.report.results import Outcome
+from audit.report.results import CheckOutcome
 from calibrate.banded import banded_strategy
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.sampling import Cyclic
@@ -145,7 +145,7 @@ def test_a_finished_run_shows_independent_noise_to_an_auditor(desk: Desk) -> Non
     assert result.summary["rounds"]["steps"] == ROUNDS
     evidence = evidence_of(desk, "noisy")
     assert evidence.batches_known
-    assert [check.name for check in check_noise(evidence) if check.outcome is Outcome.FAILED] == []
+    assert [check.name for check in check_noise(evidence) if check.outcome is CheckOutcome.FAILED] == []
 
 
 _SLOW = pytest.mark.slow

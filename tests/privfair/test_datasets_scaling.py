@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.data.benchmark_files import fit_standardisation
-from privfair.data.facts import DerivedFact, FactKind, NoPrivacyPromised, require_allowed
+from privfair.data.facts import DerivedFact, FactKind, NothingPromised, require_allowed
 from privfair.data.own_files import load_own_silos
 from privfair.data.partition import split_silos
 from privfair.data.scaling import PaidScaling, PublicBounds, PublicMeanScale, Transform, Unscaled
@@ -64,7 +64,7 @@ _USER = PrivacyUnit(Protected.USER, Relation.ADD_REMOVE)
 )
 def test_which_promise_refuses_which_fact(kind: FactKind, refused_by: tuple[PrivacyUnit, ...]) -> None:
     facts = (DerivedFact(kind, "x"),)
-    require_allowed(facts, NoPrivacyPromised("a baseline"))
+    require_allowed(facts, NothingPromised("a baseline"))
     for unit in (_ATTRIBUTE, _RECORD, _USER):
         if unit in refused_by:
             with pytest.raises(UnsupportedCombination, match=r"column 'x'"):

@@ -17,10 +17,10 @@ from privfair.fairness.kernels import (
     EnergyKernel,
     GaussianKernel,
     GaussianLaplaceKernel,
-    GaussianNoise,
+    GaussianSmoothing,
     Kernel,
     LaplaceKernel,
-    LaplaceNoise,
+    LaplaceSmoothing,
     Noise,
     SharpenedGaussianKernel,
     TwoLaplaceKernel,
@@ -35,11 +35,13 @@ from privfair.fairness.mmd import (
 )
 
 KERNELS = [GaussianKernel(0.7, 2.0), LaplaceKernel(0.5, 3.0), EnergyKernel(1.5)]
-NOISES = [GaussianNoise(0.4), LaplaceNoise(0.3), LaplaceNoise(0.5), LaplaceNoise(0.8)]
+NOISES = [GaussianSmoothing(0.4), LaplaceSmoothing(0.3), LaplaceSmoothing(0.5), LaplaceSmoothing(0.8)]
 
 
 def _by_quadrature(kernel: Kernel, noise: Noise, u: float) -> float:
-    law = stats.norm(scale=noise.deviation) if isinstance(noise, GaussianNoise) else stats.laplace(scale=noise.scale)
+    law = (
+        stats.norm(scale=noise.deviation) if isinstance(noise, GaussianSmoothing) else stats.laplace(scale=noise.scale)
+    )
 
     def integrand(xi: float) -> float:
         return float(kernel.values(np.array([u + xi]))[0] * law.pdf(xi))
@@ -60,13 +62,13 @@ def test_convolution_by_quadrature(kernel: Kernel, noise: Noise) -> None:
 
 def test_corollary_5_3_with_its_amplitude() -> None:
     """Gaussian stays Gaussian: variance s^2 + t^2, and the amplitude shrinks by s / sqrt(s^2 + t^2)."""
-    after = convolve(GaussianKernel(0.3), GaussianNoise(0.4))
+    after = convolve(GaussianKernel(0.3), GaussianSmoothing(0.4))
     assert isinstance(after, GaussianKernel)
     assert (after.width, after.amplitude) == (pytest.approx(0.5), pytest.approx(0.6))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "noise"), [(0.5, GaussianNoise(0.4)), (0.5, LaplaceNoise(0.4)), (0.5, LaplaceNoise(2))]
+    ("wanted", "noise"), [(0.5, GaussianSmoothing(0.4)), (0.5, LaplaceSmoothing(0.4)), (0.5, LaplaceSmoothing(2))]
 )
 def test_the_chosen_kernel_becomes_the_wanted_one(wanted: float, noise: Noise) -> None:
     kernel = GaussianKernel(wanted, 1.7)
@@ -81,15 +83,15 @@ def test_the_chosen_kernel_becomes_the_wanted_one(wanted: float, noise: Noise) -
 
 def test_impossible_wishes_are_refused() -> None:
     with pytest.raises(InvalidInput, match="noise only ever widens"):
-        kernel_before_noise(GaussianKernel(0.4), GaussianNoise(0.4))
+        kernel_before_noise(GaussianKernel(0.4), GaussianSmoothing(0.4))
     for wanted in (LaplaceKernel(1.0), EnergyKernel()):
         with pytest.raises(UnsupportedCombination, match="rounds off every kink"):
-            kernel_before_noise(wanted, GaussianNoise(0.1))
+            kernel_before_noise(wanted, GaussianSmoothing(0.1))
     with pytest.raises(UnsupportedCombination, match="no closed form"):
-        convolve(TwoLaplaceKernel(1, 1), GaussianNoise(1))
+        convolve(TwoLaplaceKernel(1, 1), GaussianSmoothing(1))
     with pytest.raises(UnsupportedCombination, match="no closed form"):
-        convolve(SharpenedGaussianKernel(1, 2), LaplaceNoise(1))
-    for make in (GaussianKernel, LaplaceKernel, EnergyKernel, GaussianNoise, LaplaceNoise):
+        convolve(SharpenedGaussianKernel(1, 2), LaplaceSmoothing(1))
+    for make in (GaussianKernel, LaplaceKernel, EnergyKernel, GaussianSmoothing, LaplaceSmoothing):
         with pytest.raises(InvalidInput, match="greater than 0"):
             make(0.0)
 
@@ -97,7 +99,7 @@ def test_impossible_wishes_are_refused() -> None:
 ALL = [
     *KERNELS,
     *(convolve(kernel, noise) for kernel in KERNELS for noise in NOISES),
-    kernel_before_noise(GaussianKernel(0.6), LaplaceNoise(0.4)),
+    kernel_before_noise(GaussianKernel(0.6), LaplaceSmoothing(0.4)),
 ]
 
 
@@ -203,7 +205,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_proposition_5_2_by_simulation(kernel: Kernel) -> None:
     """The witness on noisy scores has, on average, the value of the convolved kernel on clean scores."""
     rng = np.random.default_rng(6)
-    y0, y1, z, noise = rng.random(8), rng.random(6), np.array([0.1, 0.8]), GaussianNoise(0.3)
+    y0, y1, z, noise = rng.random(8), rng.random(6), np.array([0.1, 0.8]), GaussianSmoothing(0.3)
     draws = np.array([witness(z, y0 + rng.normal(0, 0.3, 8), y1 + rng.normal(0, 0.3, 6), kernel) for _ in range(4000)])
     expected = witness(z, y0, y1, convolve(kernel, noise))
     assert (np.abs(draws.mean(axis=0) - expected) < 4.5 * draws.std(axis=0) / math.sqrt(len(draws))).all()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import Access, AnchorState, Claim, Head, Ledger, ManifestTerms, RolledBack, Unavailable
+from privfair.ledger import AnchorState, Claim, Head, Ledger, LedgerAccess, ManifestTerms, RolledBack, Unavailable
 from tests.privfair.ledgers import DATASET, open_ledger
 
 
@@ -49,7 +49,7 @@ def test_an_old_copy_put_back_is_refused_and_told_apart(path: Path, claim: Claim
     shutil.copy(path, tmp_path / "backup.db")
     claim.charge(8)
     shutil.copy(tmp_path / "backup.db", path)
-    for access in Access:
+    for access in LedgerAccess:
         with pytest.raises(RolledBack, match=r"ends at entry 3, but its anchor has seen entry 4.*old copy") as e:
             Ledger.open(path, access=access)
     assert "treat every manifest claimed in it as spent" in str(e.value)
@@ -102,7 +102,7 @@ def test_a_crash_between_commit_and_anchor_is_fine(path: Path, claim: Claim) -> 
     claim.charge(2)
     after = anchor_of(path).read_bytes()
     anchor_of(path).write_bytes(before)
-    with Ledger.open(path, access=Access.READ) as reader:
+    with Ledger.open(path, access=LedgerAccess.READ) as reader:
         assert reader.status().anchor is AnchorState.BEHIND
     assert anchor_of(path).read_bytes() == before
     with open_ledger(path) as ledger:
@@ -126,13 +126,13 @@ def test_a_missing_anchor_stops_writing_but_not_reading(path: Path, claim: Claim
     anchor_of(path).unlink()
     with pytest.raises(RolledBack, match=r"2 entries but its anchor .* is missing"):
         open_ledger(path)
-    with Ledger.open(path, access=Access.READ) as reader:
+    with Ledger.open(path, access=LedgerAccess.READ) as reader:
         assert reader.status().anchor is AnchorState.ABSENT
         reader.verify()
 
 
 def test_a_ledger_is_adopted_only_with_an_end_it_had(path: Path, claim: Claim, tmp_path: Path) -> None:
-    noted = Ledger.open(path, access=Access.READ).anchor().head
+    noted = Ledger.open(path, access=LedgerAccess.READ).anchor().head
     claim.charge(3)
     elsewhere = tmp_path / "other host.anchor"
     with pytest.raises(RolledBack, match=r"entry 2 .* is not there"):

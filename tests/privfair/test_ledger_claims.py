@@ -14,7 +14,6 @@ import pytest
 from calibrate.errors import InvalidInput, LedgerRefused
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import (
-    Access,
     AlreadyClaimed,
     AlreadyReleased,
     ClaimEnded,
@@ -22,6 +21,7 @@ from privfair.ledger import (
     ClaimSuperseded,
     ClaimToken,
     Ledger,
+    LedgerAccess,
     ManifestTerms,
     Release,
     RoundNotHeld,
@@ -273,7 +273,7 @@ def test_an_expired_manifest_can_neither_be_claimed_nor_charged(ledger: Ledger, 
 def test_a_reader_changes_nothing(ledger: Ledger, tmp_path: Path) -> None:
     ledger.claim(terms())
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with Ledger.open(tmp_path / "ledger.db", access=Access.READ) as reader:
+    with Ledger.open(tmp_path / "ledger.db", access=LedgerAccess.READ) as reader:
         assert reader.status().manifests == ledger.status().manifests
         with pytest.raises(Unavailable, match="reading only"):
             reader.claim(terms("other"))
@@ -282,7 +282,7 @@ def test_a_reader_changes_nothing(ledger: Ledger, tmp_path: Path) -> None:
 
 def test_a_reader_does_not_create_a_ledger(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no ledger here"):
-        Ledger.open(tmp_path / "none.db", access=Access.READ)
+        Ledger.open(tmp_path / "none.db", access=LedgerAccess.READ)
     assert list(tmp_path.iterdir()) == []
 
 

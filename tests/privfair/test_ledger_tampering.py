@@ -15,7 +15,7 @@ import rfc8785
 
 from calibrate.errors import LedgerRefused
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.ledger import Access, Ledger, ManifestTerms, NotIntact, RolledBack, Unavailable
+from privfair.ledger import Ledger, LedgerAccess, ManifestTerms, NotIntact, RolledBack, Unavailable
 from tests.privfair.ledgers import DATASET, open_ledger
 
 TABLE = "privfair_ledger"
@@ -91,7 +91,7 @@ def bodies(path: Path) -> list[dict[str, object]]:
 
 
 def assert_refused_by_everyone(path: Path, kind: type[LedgerRefused], match: str | None = None) -> None:
-    for access in Access:
+    for access in LedgerAccess:
         with pytest.raises(kind, match=match):
             Ledger.open(path, access=access)
 
@@ -259,7 +259,7 @@ def test_a_ledger_switched_to_the_write_ahead_log_is_switched_back(path: Path) -
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
     with pytest.raises(Unavailable, match="journal_mode is 'wal'"):
-        Ledger.open(path, access=Access.READ)
+        Ledger.open(path, access=LedgerAccess.READ)
     open_ledger(path).verify()
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)

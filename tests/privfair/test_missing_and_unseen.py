@@ -13,7 +13,7 @@ from calibrate.errors import InvalidInput
 from privfair.api.frames import toml_text
 from privfair.cli.init import _keep
 from privfair.data import stability
-from privfair.data.infer import Layout, Role, look_at, recognise, schema_text
+from privfair.data.infer import ColumnRole, FileLayout, look_at, recognise, schema_text
 from privfair.data.own_files import load_own_features, load_own_silo, load_own_silos
 from privfair.data.read import BadData
 from privfair.data.schema import schema_from_json
@@ -131,16 +131,16 @@ def test_a_number_with_a_comma_or_without_a_value_names_the_remedy(folder: Path)
 @pytest.mark.parametrize(
     ("text", "layout"),
     [
-        ("a,b\n1,2.5\n", Layout()),
-        ("a;b\n1;2,5\n", Layout(";", ",")),
-        ("a;b\n1;2.5\n", Layout(";", ".")),
-        ("a\tb\n1\t2\n", Layout("\t", ".")),
-        ("a|b\nx|y\n", Layout("|", ".")),
-        ('a,b\n1,"2,5"\n', Layout()),
-        ("only\n1\n", Layout()),
+        ("a,b\n1,2.5\n", FileLayout()),
+        ("a;b\n1;2,5\n", FileLayout(";", ",")),
+        ("a;b\n1;2.5\n", FileLayout(";", ".")),
+        ("a\tb\n1\t2\n", FileLayout("\t", ".")),
+        ("a|b\nx|y\n", FileLayout("|", ".")),
+        ('a,b\n1,"2,5"\n', FileLayout()),
+        ("only\n1\n", FileLayout()),
     ],
 )
-def test_the_layout_is_recognised(tmp_path: Path, text: str, layout: Layout) -> None:
+def test_the_layout_is_recognised(tmp_path: Path, text: str, layout: FileLayout) -> None:
     path = tmp_path / "file.csv"
     path.write_text(text, encoding="utf-8")
     assert recognise(path) == layout
@@ -155,9 +155,9 @@ def test_columns_are_sorted_by_what_they_look_like(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("more," + header + "\n".join(f"1,{row}" for row in rows), encoding="utf-8")
     seen = look_at([tmp_path / "a.csv", tmp_path / "b.csv"], "late", "sex", ["stage"])
     roles = {column.name: column.role for column in seen.columns}
-    assert roles["age"] is Role.NUMERIC
-    assert roles["ward"] is Role.CATEGORICAL
-    assert {name for name, role in roles.items() if role is Role.LEFT_OUT} == {
+    assert roles["age"] is ColumnRole.NUMERIC
+    assert roles["ward"] is ColumnRole.CATEGORICAL
+    assert {name for name, role in roles.items() if role is ColumnRole.LEFT_OUT} == {
         *("person", "stage", "remark", "site", "more")
     }
     text = schema_text(seen, public_lists=False)
@@ -185,8 +185,8 @@ def test_files_that_are_written_differently_are_read_each_in_its_way(folder: Pat
     (folder / "two.csv").write_text(ROWS.replace(",", ".").replace(";", ","), encoding="utf-8")
     files = [folder / "one.csv", folder / "two.csv"]
     seen = look_at([*files, folder / "one.csv"], "y", "s")
-    assert seen.layouts.usual == Layout(";", ",")
-    assert seen.layouts.exceptions == {"two.csv": Layout()}
+    assert seen.layouts.usual == FileLayout(";", ",")
+    assert seen.layouts.exceptions == {"two.csv": FileLayout()}
     written = schema_text(seen, public_lists=True)
     declared = SCHEMA + written[written.index("[file.exceptions") :]
     one, two = load_own_silos(files, parse_schema(declared))

@@ -28,7 +28,7 @@ from privfair.algorithms.mmd_fedavg import (
 from privfair.batches.randomness import SeededWords
 from privfair.contribution import Published
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
-from privfair.fairness.kernels import GaussianKernel, GaussianNoise, LaplaceNoise
+from privfair.fairness.kernels import GaussianKernel, GaussianSmoothing, LaplaceSmoothing
 from privfair.fairness.measurement import score_values
 from privfair.fairness.mmd import TrackedPenalty, cell_of_rows, mmd_squared_v
 from privfair.models.linear import LogisticRegression
@@ -195,7 +195,7 @@ def test_corollary_5_3_with_its_amplitude() -> None:
     in expectation over the noise, exactly the penalty's slope for the wanted kernel of width w and amplitude 1."""
     wanted, deviation = 0.5, 0.3
     silo = _silo()
-    noise = GaussianNoise(deviation)
+    noise = GaussianSmoothing(deviation)
     terms = {"noise": noise, "counts": PublicShares((0.5, 0.5)), "update_clip": 1.0}
     algorithm = _algorithm(silo, terms=terms, kernel_width=wanted)
     assert isinstance(algorithm.kernel, GaussianKernel)
@@ -345,7 +345,7 @@ def test_one_record_moves_one_prediction_by_at_most_one() -> None:
 def test_paid_counts_are_published_once_and_used_from_then_on() -> None:
     silo = _silo(60)
     algorithm = _algorithm(
-        silo, terms={"counts": PaidCounts(), "noise": GaussianNoise(0.2), "update_clip": 1.0}, least_share=0.05
+        silo, terms={"counts": PaidCounts(), "noise": GaussianSmoothing(0.2), "update_clip": 1.0}, least_share=0.05
     )
     state, batch = algorithm.start(), torch.cat((torch.arange(8), 60 + torch.arange(CLIENTS)))
     first = algorithm.contribution(state, 0, silo, batch)
@@ -374,13 +374,13 @@ def test_paid_counts_are_published_once_and_used_from_then_on() -> None:
     ],
 )
 def test_what_a_private_run_may_not_do(options: dict[str, object], terms: dict[str, object], names: str) -> None:
-    private = {"noise": LaplaceNoise(0.2), "counts": PaidCounts()} | terms
+    private = {"noise": LaplaceSmoothing(0.2), "counts": PaidCounts()} | terms
     with pytest.raises(UnsupportedCombination, match=names):
         _algorithm(_silo(), terms=private, **options)
 
 
 def test_a_kernel_narrower_than_the_noise_is_refused() -> None:
-    private = {"noise": GaussianNoise(0.6), "counts": PaidCounts()}
+    private = {"noise": GaussianSmoothing(0.6), "counts": PaidCounts()}
     with pytest.raises(InvalidInput, match="width"):
         _algorithm(_silo(), terms=private, kernel_width=0.5)
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency
 
-from privfair.noise import ExactNoise, NoiseSource, UnsafeNoiseWarning, UnsafeSeededResearchNoise
+from privfair.noise import ExactNoise, NoiseAdder, UnsafeNoiseWarning, UnsafeSeededResearchNoise
 
 PER_WORLD = 40_000
 FALSE_ALARM = 1e-12
@@ -23,7 +23,7 @@ CHANCE_MARGIN = 7.2 * 0.5 / math.sqrt(PER_WORLD)
 """7.2 standard errors of the balanced accuracy on a held-out half of both worlds: false alarm 6e-13."""
 
 
-def _published(source: NoiseSource, x: float, adder: str) -> np.ndarray:
+def _published(source: NoiseAdder, x: float, adder: str) -> np.ndarray:
     published = getattr(source, adder)(np.full(16 * PER_WORLD, x), 1.0)
     inside = published[np.abs(published) < 0.25]
     assert inside.size >= PER_WORLD
@@ -47,7 +47,7 @@ def _held_out_accuracy(zero: np.ndarray, one: np.ndarray) -> float:
     return float((right_on_zero.mean() + right_on_one.mean()) / 2)
 
 
-def _floating_point() -> NoiseSource:
+def _floating_point() -> NoiseAdder:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeNoiseWarning)
         return UnsafeSeededResearchNoise(seed=2024)

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from calibrate.claims import Norm
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.errors import InvalidInput
 from privfair.noise import (
@@ -16,9 +17,8 @@ from privfair.noise import (
     UNSAFE_LABEL,
     ExactNoise,
     Grid,
+    NoiseAdder,
     NoiseScale,
-    NoiseSource,
-    Norm,
     UnsafeNoiseWarning,
     UnsafeSeededResearchNoise,
 )
@@ -148,7 +148,7 @@ def test_research_noise_needs_a_seed() -> None:
 
 
 def test_research_noise_repeats_with_its_seed_and_trusted_noise_never() -> None:
-    def everything(source: NoiseSource) -> bytes:
+    def everything(source: NoiseAdder) -> bytes:
         parts = (
             source.gaussian(np.zeros(20), 2.0),
             source.laplace(np.zeros(20), 2.0),

@@ -16,7 +16,7 @@ import pytest
 from audit.conformance import check_conformance
 from audit.evidence import RunEvidence
 from audit.noise import check_noise
-from audit.report.results import Check, Conclusion, Outcome
+from audit.report.results import Check, CheckOutcome, Conclusion
 from audit.run_audit import _unseen
 from audit.verdict import judge, on_trial
 from calibrate.errors import InvalidInput, Refused
@@ -137,10 +137,10 @@ def _conformance(noisy: Desk, run: Path) -> dict[str, Check]:
 
 def test_an_audit_checks_what_is_kept_and_says_how_much_that_is(noisy: Desk, audited: Path) -> None:
     checks = _conformance(noisy, audited)
-    assert not [check for check in checks.values() if check.outcome is Outcome.FAILED]
+    assert not [check for check in checks.values() if check.outcome is CheckOutcome.FAILED]
     assert checks["retention"].finding.startswith("3 of 9 steps are kept in full")
     assert checks["kept steps lead to the next state"].finding.startswith("2 states")
-    assert checks["model follows from the transcript"].outcome is Outcome.PASSED
+    assert checks["model follows from the transcript"].outcome is CheckOutcome.PASSED
     assert "that are kept" in checks["published on the signed grid"].finding
     evidence = RunEvidence.read(audited, plan_path=noisy.plan)
     assert evidence.seen == (0, 4, 8)
@@ -149,7 +149,7 @@ def test_an_audit_checks_what_is_kept_and_says_how_much_that_is(noisy: Desk, aud
     assert verdict.verdict is Conclusion.CONSISTENT
     assert "the values that are kept were measured" in verdict.why
     assert "keeps 3 of 9 steps in full and digests of the rest" in verdict.why
-    assert pooled.outcome is Outcome.PASSED
+    assert pooled.outcome is CheckOutcome.PASSED
     assert pooled.noise_power is not None
     numbers = 3 * 3 * evidence.model.size
     assert 0 < 1 - pooled.noise_power.noticed < 8 / np.sqrt(2 * numbers), (
@@ -164,7 +164,7 @@ def test_a_changed_state_is_refused(noisy: Desk, audited: Path, tmp_path: Path) 
     with pytest.raises(Refused, match="is not what was published from"):
         _conformance(noisy, run)
     states[1].unlink()
-    assert _conformance(noisy, run)["retention"].outcome is Outcome.FAILED
+    assert _conformance(noisy, run)["retention"].outcome is CheckOutcome.FAILED
 
 
 def test_the_manifest_says_what_is_kept(noisy: Desk) -> None:

@@ -41,7 +41,7 @@ CSRF_FIELD = "csrf"
 
 
 @dataclass
-class Access:
+class DeskSecrets:
     """The secrets of one desk, made anew whenever it starts."""
 
     port: int
@@ -115,7 +115,7 @@ def refusal(why: str, status: int = 403) -> Response:
 class Guarded:
     """Stands before every page of the desk."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: DeskSecrets) -> None:
         self.app = app
         self.access = access
 

@@ -27,10 +27,10 @@ from calibrate.manifest.request import plain_words, request_bytes
 from calibrate.manifest.trust import TrustFile
 from calibrate.privacy_unit import Protected
 from privfair.integrations.desk import planner
-from privfair.integrations.desk.access import REPORT_POLICY, Access, Guarded
+from privfair.integrations.desk.access import REPORT_POLICY, DeskSecrets, Guarded
 from privfair.integrations.desk.books import open_books
 from privfair.integrations.desk.inbox import decline_letter, drop_letter, open_inbox, sign_letter
-from privfair.integrations.desk.planner import Setting
+from privfair.integrations.desk.planner import PlannerSetting
 from privfair.integrations.desk.runs import Runs, open_runs
 from privfair.ledger.status import unit_in_words
 
@@ -40,7 +40,7 @@ Page = Callable[["Desk", Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
-class Papers:
+class DeskPapers:
     """What lies on the desk: the ledger, the inbox, the runs, and the key if the officer put it there."""
 
     ledger: str
@@ -69,7 +69,7 @@ def _sentences(page: Page) -> Page:
 class Desk:
     """The pages, each a method; what they show is read anew for every request."""
 
-    def __init__(self, papers: Papers, access: Access) -> None:
+    def __init__(self, papers: DeskPapers, access: DeskSecrets) -> None:
         self.papers = papers
         self.access = access
         self.templates = Environment(
@@ -125,7 +125,7 @@ class Desk:
         return self.page("chooser.html.j2", _chosen(request.query_params))
 
     async def plan(self, request: Request) -> Response:
-        setting = Setting.from_query(request.query_params)
+        setting = PlannerSetting.from_query(request.query_params)
         asked = {
             "setting": setting,
             "algorithms": planner.algorithms(),
@@ -136,18 +136,18 @@ class Desk:
         return self.page("planner.html.j2", {**asked, **answered, **await run_in_threadpool(_drawn, setting)})
 
     async def plan_answer(self, request: Request) -> Response:
-        setting = Setting.from_query(request.query_params)
+        setting = PlannerSetting.from_query(request.query_params)
         return self.page("answer.html.j2", await run_in_threadpool(_answered, setting))
 
     async def plan_curves(self, request: Request) -> Response:
-        setting = Setting.from_query(request.query_params)
+        setting = PlannerSetting.from_query(request.query_params)
         return self.page("curves.html.j2", await run_in_threadpool(_drawn, setting))
 
     async def plan_request(self, request: Request) -> Response:
         form = await self.access.form(request)
         if isinstance(form, Response):
             return form
-        setting, why = Setting.from_query(form), " ".join(form.get("why", "").split())
+        setting, why = PlannerSetting.from_query(form), " ".join(form.get("why", "").split())
         if not why:
             raise InvalidInput("purpose", why, "is needed: it is what the officer signs", "say what the model is for")
         content = await run_in_threadpool(self._asked, setting, why, form.get("by", ""))
@@ -157,7 +157,7 @@ class Desk:
         path = drop_letter(self.papers.inbox, f"planned-{setting.algorithm.value}", content)
         return RedirectResponse(f"/requests/{path.name}", status_code=303)
 
-    def _asked(self, setting: Setting, why: str, asked_by: str) -> bytes:
+    def _asked(self, setting: PlannerSetting, why: str, asked_by: str) -> bytes:
         """The request for a setting, bound to this ledger; data are declared by the names and sizes of sites alone."""
         from privfair.plan.file import plan_from_flags
         from privfair.plan.issue import Issuing, promise  # loads the engine, which reading does without
@@ -263,7 +263,7 @@ def _chosen(query: Mapping[str, str]) -> Mapping[str, object]:
         return shown | {"wrong": str(error)}
 
 
-def _answered(setting: Setting) -> Mapping[str, object]:
+def _answered(setting: PlannerSetting) -> Mapping[str, object]:
     """What the page says of a setting, or the sentence that says what is wrong with it."""
     try:
         return {"answer": planner.answer(setting), "command": setting.command(), "query": setting.query, "wrong": None}
@@ -271,7 +271,7 @@ def _answered(setting: Setting) -> Mapping[str, object]:
         return {"answer": None, "command": "", "query": setting.query, "wrong": str(error)}
 
 
-def _drawn(setting: Setting) -> Mapping[str, object]:
+def _drawn(setting: PlannerSetting) -> Mapping[str, object]:
     try:
         shown = planner.curves(setting)
         return {"curves": shown, "alternatives": planner.assumptions(setting.plan(), setting.target())}
@@ -279,7 +279,7 @@ def _drawn(setting: Setting) -> Mapping[str, object]:
         return {"curves": (), "alternatives": ()}
 
 
-def serve(papers: Papers, port: int, say: Callable[[str], None]) -> None:
+def serve(papers: DeskPapers, port: int, say: Callable[[str], None]) -> None:
     """Serve the desk on 127.0.0.1 until Ctrl-C.
 
     papers: What lies on the desk. port: 0 for any free one. say: Called with the address once it can be opened.
@@ -292,7 +292,7 @@ def serve(papers: Papers, port: int, say: Callable[[str], None]) -> None:
             listening.bind(("127.0.0.1", port))
         except OSError as error:
             raise InvalidInput("--port", port, f"cannot be used ({error.strerror})", "give another, or 0") from error
-        access = Access(listening.getsockname()[1])
+        access = DeskSecrets(listening.getsockname()[1])
         application = Desk(papers, access).application()
         config = uvicorn.Config(application, log_level="warning", access_log=False, server_header=False, lifespan="off")
         listening.listen()

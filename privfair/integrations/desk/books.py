@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from audit.report.charts import Axis, Series, line_chart
 from calibrate.compose import cost_for, rounded_up
-from privfair.ledger import Access, Ledger, LedgerStatus
+from privfair.ledger import Ledger, LedgerAccess, LedgerStatus
 from privfair.ledger.anchor import AnchorState
 from privfair.ledger.entries import UNIT_OF_TEXT
 from privfair.ledger.status import ClaimState, DataBudgetStatus, ManifestStatus, unit_in_words
@@ -21,7 +21,7 @@ _SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True)
-class Account:
+class AccountHistory:
     """One data set and unit: the claims that spend its budget, in time, and the curve of what is spent."""
 
     budget: DataBudgetStatus
@@ -34,19 +34,19 @@ class Account:
 @dataclass(frozen=True)
 class Books:
     status: LedgerStatus
-    accounts: tuple[Account, ...]
+    accounts: tuple[AccountHistory, ...]
     warnings: tuple[str, ...]
 
 
 def open_books(location: str) -> Books:
     """The whole ledger, read anew and verified; what it refuses is raised as it is."""
-    with Ledger.open(location, access=Access.READ) as ledger:
+    with Ledger.open(location, access=LedgerAccess.READ) as ledger:
         status = ledger.status()
     accounts = tuple(_account(status, budget) for budget in status.budgets)
     return Books(status, accounts, tuple(_warnings(status, accounts)))
 
 
-def _account(status: LedgerStatus, budget: DataBudgetStatus) -> Account:
+def _account(status: LedgerStatus, budget: DataBudgetStatus) -> AccountHistory:
     unit, total = UNIT_OF_TEXT[budget.unit], Fraction(0)
     claims, spent = [], []
     for claim in sorted(status.manifests, key=lambda one: one.claimed_at):
@@ -60,7 +60,7 @@ def _account(status: LedgerStatus, budget: DataBudgetStatus) -> Account:
             total += cost.epsilon
             spent.append((claim.claimed_at, rounded_up(total)))
     bounded = budget.claimed_epsilon is not None
-    return Account(budget, tuple(claims), tuple(spent), _curve(budget, spent) if spent and bounded else None)
+    return AccountHistory(budget, tuple(claims), tuple(spent), _curve(budget, spent) if spent and bounded else None)
 
 
 def _curve(budget: DataBudgetStatus, spent: list[tuple[str, float]]) -> Markup:
@@ -87,7 +87,7 @@ def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def _warnings(status: LedgerStatus, accounts: tuple[Account, ...]) -> Iterator[str]:
+def _warnings(status: LedgerStatus, accounts: tuple[AccountHistory, ...]) -> Iterator[str]:
     if status.anchor is not AnchorState.CURRENT:
         yield f"The anchor of this ledger is {status.anchor.value}: an older copy could not be told from the newest."
     for account in accounts:

@@ -10,8 +10,8 @@ from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.keys import SigningKey
 from calibrate.manifest.request import (
+    BudgetChange,
     BudgetRequest,
-    Change,
     Declined,
     changes,
     decline_request,
@@ -53,7 +53,7 @@ class Letter:
     def answer(self) -> Path:
         return answer_path(self.path, signed=self.state is not State.DECLINED)
 
-    def changes(self) -> tuple[Change, ...] | None:
+    def changes(self) -> tuple[BudgetChange, ...] | None:
         """What is different from the last budget for the same data; None if there is no such budget here."""
         return None if self.earlier is None else changes(self.earlier, self.request.document)
 

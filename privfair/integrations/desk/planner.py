@@ -84,7 +84,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlannerSetting:
     """What the page asks about, as text; parsed when it is priced, so that every mistake is said on the page."""
 
     algorithm: AlgorithmName | PluginName
@@ -92,7 +92,7 @@ class Setting:
     more: Mapping[str, str]
 
     @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> Setting:
+    def from_query(cls, query: Mapping[str, str]) -> PlannerSetting:
         """The setting that a link holds; what is not given has its first value."""
         algorithm = algorithm_named(query.get("algorithm", AlgorithmName.GAUSSIAN.value)[:_LONGEST])
         common = {name: query.get(name, first)[:_LONGEST].strip() for name, (first, *_) in COMMON.items()}
@@ -220,7 +220,7 @@ class Answer:
     expected: tuple[dict[str, Any], ...]
 
 
-def answer(setting: Setting) -> Answer:
+def answer(setting: PlannerSetting) -> Answer:
     """The noise that keeps the promise, and what it costs and means; `PrivfairError` where there is none."""
     budget = _calibrated(setting.plan(), setting.target())
     certified = budget.certified
@@ -265,13 +265,13 @@ def assumptions(plan: Plan, target: EpsilonDelta) -> tuple[Alternative, ...]:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurveFigure:
     caption: str
     chart: Markup
     reading: str
 
 
-def curves(setting: Setting) -> tuple[Curve, ...]:
+def curves(setting: PlannerSetting) -> tuple[CurveFigure, ...]:
     """Epsilon against rounds at the noise found, and noise against epsilon; none where rounds are free."""
     plan, target = setting.plan(), setting.target()
     budget = _calibrated(plan, target)
@@ -280,7 +280,7 @@ def curves(setting: Setting) -> tuple[Curve, ...]:
     return _epsilon_by_rounds(setting, budget.factor), _noise_by_epsilon(plan, target)
 
 
-def _epsilon_by_rounds(setting: Setting, factor: float) -> Curve:
+def _epsilon_by_rounds(setting: PlannerSetting, factor: float) -> CurveFigure:
     parameters, delta = setting.parameters(), setting.target().delta
     rounds = setting.plan().rounds
     counts = sorted({max(1, round(rounds * share)) for share in (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)})
@@ -297,10 +297,10 @@ def _epsilon_by_rounds(setting: Setting, factor: float) -> Curve:
     kept = Series("the promise", (x.low, x.high), (setting.target().epsilon,) * 2, dashed=True)
     chart = line_chart("Certified epsilon against rounds", x, y, (drawn, kept))
     reading = "With the noise found above: more rounds than planned cost more than was promised."
-    return Curve("What rounds cost", Markup(chart), reading)
+    return CurveFigure("What rounds cost", Markup(chart), reading)
 
 
-def _noise_by_epsilon(plan: Plan, target: EpsilonDelta) -> Curve:
+def _noise_by_epsilon(plan: Plan, target: EpsilonDelta) -> CurveFigure:
     grid = sorted({*_EPSILONS, target.epsilon})
     budgets = [_calibrated(plan, EpsilonDelta(epsilon, target.delta)) for epsilon in grid]
     names = [value.name for value in budgets[0].values if not isinstance(value, RandomizedValue)]
@@ -310,7 +310,7 @@ def _noise_by_epsilon(plan: Plan, target: EpsilonDelta) -> Curve:
     low, high = 10 ** math.floor(math.log10(min(every))), 10 ** math.ceil(math.log10(max(every)))
     chart = line_chart("Noise against epsilon", x, Axis("sigma", low, max(high, 10 * low), Scale.LOG), lines)
     reading = "A stronger promise (to the left) needs more noise. Both axes are logarithmic."
-    return Curve("What the promise costs", Markup(chart), reading)
+    return CurveFigure("What the promise costs", Markup(chart), reading)
 
 
 @cache

@@ -22,7 +22,7 @@ from calibrate.manifest.document import (
 )
 from calibrate.manifest.keys import SigningKey
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSampler, NoiseSource, PrivateGuarantee
-from calibrate.manifest.verify import Run
+from calibrate.manifest.verify import IntendedRun
 from calibrate.privacy_unit import EpsilonInterval, Protected, Relation
 from calibrate.releases import Gaussian, InSequence, NonPrivate, Repeated, Sampled, Together
 from calibrate.sampling import ShuffledEpochs
@@ -38,7 +38,7 @@ EVENT = InSequence(
 DATA = DataBinding.of("ab" * 32, [("north hospital", 7500), ("south hospital", 7600)])
 PLAN_DIGEST = "cd" * 32
 CODE = {"net.py": "0c" * 32}
-RUN = Run(PLAN_DIGEST, DATA, CODE)
+RUN = IntendedRun(PLAN_DIGEST, DATA, CODE)
 
 
 def _interval(lower: float | None, upper: float | None) -> EpsilonInterval:
