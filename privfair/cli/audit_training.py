@@ -154,7 +154,7 @@ def _require_columns(path: Path, label: str, unit: str | None, arrays: bool) -> 
         names = [name.strip() for name in next(csv.reader(file, skipinitialspace=True), [])]
     for option, name in (("--label", label), ("--unit", unit)):
         if name is not None and name not in names:
-            raise InvalidInput(option, name, "is not in the data", f"name one of {', '.join(names)}")
+            raise InvalidInput(option, name, "is not in the data", f"name one of its {len(names)} columns")
 
 
 def _read(path: Path, label: str, unit: str | None, arrays: bool) -> tuple[Any, str | None]:
@@ -167,11 +167,11 @@ def _read(path: Path, label: str, unit: str | None, arrays: bool) -> tuple[Any, 
     if not arrays:
         return frame, label
     if label not in frame.columns:
-        raise click.UsageError(f"--label {label}: the columns are {', '.join(map(str, frame.columns))}")
+        raise InvalidInput("--label", label, "is not in the data", f"name one of its {len(frame.columns)} columns")
     try:
         features = frame.drop(columns=[label]).to_numpy("float64")
-    except ValueError as error:
-        raise click.UsageError(f"--arrays takes numbers only ({error}); leave it out, or encode the texts") from error
+    except ValueError:
+        raise click.UsageError("--arrays takes numbers only: leave it out, or encode the texts") from None
     return (features, frame[label].to_numpy()), None
 
 

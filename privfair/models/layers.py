@@ -66,8 +66,11 @@ class OuterProducts:
         """The same in place; float32 within `at_once` records and float64 beyond, unless inputs are too large."""
         right, (weight, bias) = self.right * coefficients[:, None], into
         torch.sum(right, dim=0, out=bias)
-        least, most = torch.aminmax(self.left)
-        if not at_once or max(float(most), -float(least)) > _LARGEST_INPUT:
+        if (
+            not at_once
+            or not self.left.numel()
+            or float(torch.stack(torch.aminmax(self.left)).abs().max()) > _LARGEST_INPUT
+        ):
             torch.mm(right.T, self.left.to(EXACT), out=weight)
             return
         single = torch.split(right.to(self.left.dtype), at_once)

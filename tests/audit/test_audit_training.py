@@ -217,6 +217,8 @@ def test_a_column_of_numbers_arrives_as_numbers_and_an_own_mistake_is_no_fault_o
     assert "secret" not in done.err
     Path("data.csv").write_text("a secret cell,1\nanother,0\n")
     assert "secret" not in privfair(*asked).err, "in a file without a header line, the names of columns are cells"
+    Path("data.csv").write_text("a,y\na secret cell,1\nanother,0\n")
+    assert "secret" not in privfair(*asked, "--arrays").err
 
 
 def test_data_of_no_known_kind_are_refused() -> None:
