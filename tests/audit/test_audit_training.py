@@ -329,7 +329,8 @@ def test_honest_opacus_loops_are_not_refuted(epsilon: float) -> None:
 @pytest.mark.timeout(1800)
 @OPACUS
 @pytest.mark.filterwarnings("ignore")
-def test_the_tutorial_says_what_happens() -> None:
+def test_the_tutorial_says_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs/tutorials/audit-opacus.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "tutorial"}
     for block in page.split("```python\n")[1:]:
