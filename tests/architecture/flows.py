@@ -17,25 +17,9 @@ from types import FrameType
 
 from tests.architecture.tree import PACKAGES, ROOT
 from tests.end_to_end.command_line import privfair
-from tests.privfair.small_runs import write_silos
+from tests.privfair.small_runs import steffle_plan, write_silos
 
-_PLAN = """algorithm = "steffle"
-[target]
-epsilon = 2.0
-delta = 1e-5
-[privacy]
-silo-size = 120
-batch-size = 20
-rounds = 24
-minority-fraction = 0.5
-lipschitz = 1.0
-w-radius = 0.5
-[data]
-files = ["north.csv", "south.csv", "west.csv"]
-schema = "schema.toml"
-[training]
-group-frequencies = [0.5, 0.5]
-"""
+_PLAN = steffle_plan(24)
 
 
 @contextmanager

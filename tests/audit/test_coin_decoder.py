@@ -10,27 +10,7 @@ import pytest
 from audit.evidence import RunEvidence
 from audit.rerun import coin_runs
 from audit.transcript.decoder import decode
-from tests.privfair.small_runs import Desk
-
-PLAN = """algorithm = "steffle"
-[target]
-epsilon = 2.0
-delta = 1e-5
-[privacy]
-silo-size = 120
-batch-size = 20
-rounds = 120
-minority-fraction = 0.25
-lipschitz = 1.0
-w-radius = 0.5
-[data]
-files = ["north.csv", "south.csv", "west.csv"]
-schema = "schema.toml"
-[training]
-notion = "{notion}"
-group-frequencies = {shares}
-measure-every = 200
-"""
+from tests.privfair.small_runs import Desk, steffle_plan
 
 
 @pytest.mark.parametrize(
@@ -43,7 +23,8 @@ measure-every = 200
 )
 def test_coins_are_read_off_messages_without_noise(notion: str, blocks: int, tmp_path: Path) -> None:
     shares = [0.25 if notion != "demographic-parity" else 0.5] * 2 * blocks
-    desk = Desk.at(tmp_path, PLAN.format(notion=notion, shares=shares))
+    plan = steffle_plan(120, f'notion = "{notion}"\nmeasure-every = 200', minority=0.25, shares=tuple(shares))
+    desk = Desk.at(tmp_path, plan)
     desk.train(desk.budget(research_noise=True))
     evidence = RunEvidence.read(desk.folder / "run", plan_path=desk.plan)
     (run,) = ((one.coins, decode(one)) for one in coin_runs(desk.plan, evidence.document, 1, seed=0))

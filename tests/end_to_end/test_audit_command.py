@@ -17,26 +17,9 @@ from audit.report.results import CheckOutcome
 from audit.transcript.decoder import fitted_deviation, log_odds
 from tests.end_to_end.command_line import Outcome as CommandOutcome
 from tests.end_to_end.command_line import privfair
-from tests.privfair.small_runs import write_silos
+from tests.privfair.small_runs import steffle_plan, write_silos
 
-STEFFLE = """algorithm = "steffle"
-[target]
-epsilon = 2.0
-delta = 1e-5
-[privacy]
-silo-size = 120
-batch-size = 20
-rounds = 120
-minority-fraction = 0.5
-lipschitz = 1.0
-w-radius = 0.5
-[data]
-files = ["north.csv", "south.csv", "west.csv"]
-schema = "schema.toml"
-[training]
-group-frequencies = [0.5, 0.5]
-measure-every = 40
-"""
+STEFFLE = steffle_plan(120, "measure-every = 40")
 
 
 class Audited:

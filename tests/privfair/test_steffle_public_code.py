@@ -16,7 +16,7 @@ from privfair.fairness.fermi import Independence
 from privfair.models.linear import LogisticRegression
 from privfair.plan.file import read_plan_file
 from privfair.plan.issue import Issuing, as_printed, promise
-from tests.privfair.small_runs import Desk
+from tests.privfair.small_runs import Desk, steffle_plan
 from tests.privfair.steffle_cases import silo_of, without_noise
 
 CLIP, SHARES = 0.05, {Independence.DEMOGRAPHIC_PARITY: (0.3,), Independence.EQUALISED_ODDS: (0.3, 0.6)}
@@ -94,24 +94,7 @@ def test_the_sum_grows_with_the_batch_and_the_first_record_names_the_group() -> 
     assert not np.allclose(sent(SiloTensors("north", silo.x, silo.y, other)), sent(silo), rtol=0.5)
 
 
-PLAN = """algorithm = "steffle"
-[target]
-epsilon = 4.0
-delta = 1e-5
-[privacy]
-silo-size = 120
-batch-size = 40
-rounds = 6
-minority-fraction = 0.3
-lipschitz = 0.5
-w-radius = 0.3
-[data]
-files = ["north.csv", "south.csv", "west.csv"]
-schema = "schema.toml"
-[training]
-variant = "public-code"
-group-frequencies = [0.5, 0.5]
-"""
+PLAN = steffle_plan(6, 'variant = "public-code"', epsilon=4.0, batch=40, minority=0.3, lipschitz=0.5, radius=0.3)
 
 
 def test_it_is_refused_under_any_promise_and_trains_without_one(tmp_path: Path) -> None:

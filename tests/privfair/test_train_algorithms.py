@@ -21,26 +21,9 @@ from privfair.run.folder import RunFolder
 from privfair.run.replay import read_sessions, replay
 from privfair.training import prepare
 from privfair.transcript import Transcript
-from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk
+from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk, steffle_plan
 
-STEFFLE = """algorithm = "steffle"
-[target]
-epsilon = 8.0
-delta = 1e-5
-[privacy]
-silo-size = 120
-batch-size = 40
-rounds = 30
-minority-fraction = 0.4
-lipschitz = 1.0
-w-radius = 0.5
-[data]
-files = ["north.csv", "south.csv", "west.csv"]
-schema = "schema.toml"
-[training]
-group-frequencies = [0.5, 0.5]
-learning-rate = 0.5
-"""
+STEFFLE = steffle_plan(30, "learning-rate = 0.5", epsilon=8.0, batch=40, minority=0.4)
 PAY_ONCE = """algorithm = "pay-once"
 [target]
 epsilon = 2.0
