@@ -15,6 +15,7 @@ from audit.probes.setting import (
     ProbeSetting,
     ReachedState,
     Record,
+    in_the_same_set,
     message_values,
     record_at,
     rows_of,
@@ -118,7 +119,8 @@ def _difference(setting: ProbeSetting, place: _Place, crowd: SiloTensors, base: 
     if setting.unit.relation is Relation.REPLACE_ATTRIBUTE:
         other = with_attribute(crowd, row, 1 - own.s if own.s < 2 else 0)
     else:
-        other = with_record(crowd, place.unit, Record(2.0 * own.x.flip(-1) + 1.0, own.y, own.s))
+        x = in_the_same_set(setting, 2.0 * own.x.flip(-1) + 1.0, own.x)
+        other = with_record(crowd, place.unit, Record(x, own.y, own.s))
     one = message_values(setting, place.reached, crowd, place.batch, base.seen)
     two = message_values(setting, place.reached, other, place.batch, base.seen)
     return {name: two.noisy[name] - one.noisy[name] for name in one.noisy if name in setting.bounded}
@@ -133,7 +135,7 @@ def _others_altered(setting: ProbeSetting, place: _Place) -> SiloTensors:
         kept |= silo.client_of_row == silo.client_of_row[rows[0]]
     x = torch.where(kept.reshape(-1, *(1,) * (silo.x.ndim - 1)), silo.x, 3.0 * silo.x.flip(-1) + 1.0)
     s = torch.where(kept, silo.s, silo.s.flip(0)) if not setting.algorithm.draws else silo.s
-    return replace(silo, x=x, s=s)
+    return replace(silo, x=in_the_same_set(setting, x, silo.x), s=s)
 
 
 def _pure(setting: ProbeSetting, random: np.random.Generator) -> Check:

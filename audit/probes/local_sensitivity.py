@@ -7,6 +7,7 @@ privacy is a promise for every data set, and these numbers are functions of the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import (
     ProbeSetting,
     ReachedState,
+    in_the_same_set,
     message_values,
     record_at,
     rows_of,
@@ -111,4 +113,6 @@ def _neighbour(
         # A record's cell decides its place in a draw; neighbours of one draw differ in what stands there.
         alike = (silo.y == silo.y[rows[0]]) & (silo.s == silo.s[rows[0]])
         candidates = alike.nonzero()[:, 0].numpy()
-    return with_record(silo, unit, record_at(silo, int(random.choice(candidates)))), batch
+    given = record_at(silo, int(random.choice(candidates)))
+    given = replace(given, x=in_the_same_set(setting, given.x, silo.x[rows[0]]))
+    return with_record(silo, unit, given), batch

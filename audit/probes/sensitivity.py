@@ -22,6 +22,7 @@ from audit.probes.setting import (
     ReachedState,
     Record,
     crowd_of,
+    in_the_same_set,
     message_values,
     record_at,
     rows_of,
@@ -232,7 +233,7 @@ def _of_batch(
         given = extremes(setting, reached, context, facing)
         if drawing:
             # A record's cell decides its place in a draw; neighbours of one draw differ in what stands there.
-            given = tuple(Record(record.x, own.y, own.s) for record in given)
+            given = tuple(Record(in_the_same_set(setting, record.x, own.x), own.y, own.s) for record in given)
         yield from _pairs(setting, reached, context, batch, unit, (own, *given), f"{where} of {among}")
 
 

@@ -172,6 +172,18 @@ def record_at(silo: SiloTensors, row: int) -> Record:
     return Record(silo.x[row].clone(), int(silo.y[row]), int(silo.s[row]))
 
 
+def in_the_same_set(setting: ProbeSetting, changed: Tensor, own: Tensor) -> Tensor:
+    """Changed features, but for those that decide for which set of a draw a record is taken: these stay its own."""
+    kept = list(setting.algorithm.deciding_features())
+    if not kept:
+        return changed
+    out = changed.clone()
+    # Views of contiguous tensors: one row per record, or one record alone.
+    flat, old = (each.reshape(-1) if each.ndim == 1 else each.flatten(1) for each in (out, own))
+    flat[..., kept] = old[..., kept].to(flat.dtype)
+    return out
+
+
 def with_record(silo: SiloTensors, unit: int, record: Record) -> SiloTensors:
     """The silo in which every record of the unit is this one."""
     rows = rows_of(silo, unit)

@@ -7,6 +7,7 @@ part that suits them, so every contradiction is named and the document refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, assert_never
@@ -17,14 +18,17 @@ from calibrate.errors import InvalidInput
 from calibrate.filters import Spent, fixed_total
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
+    DeclaredRelease,
     GaussianNoise,
     InTheClear,
+    LaplaceNoise,
     NoiseSampler,
     NoiseSource,
     NoPrivacyPromised,
     PrivateGuarantee,
 )
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
+from calibrate.plans.plan import AlgorithmName
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, Relation
 from calibrate.releases import (
     Gaussian,
     Laplace,
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
 
 
 _ROUNDING = 1e-9
+_TOUCHED = 2
+"""Of disjoint sets, those that a replaced unit can touch: the one it leaves and the one it enters."""
 
 Primitive = Gaussian | Laplace | RandomizedResponse | NonPrivate
 
@@ -61,6 +67,7 @@ def contradictions(document: BudgetDocument) -> tuple[str, ...]:
     """Every contradiction found, each in one clause; empty if the document is consistent."""
     return (
         *_names(document),
+        *_families(document),
         *_noise_against_event(document),
         *_sampling_against_event(document),
         *_strategies_against_event(document),
@@ -97,10 +104,17 @@ def _noise_against_event(document: BudgetDocument) -> Iterator[str]:
     """No release with other noise than priced, and none published more often than priced.
 
     Each priced value is a slot that holds as many publications as the event repeats it; releases are put
-    into slots of exactly their noise, the most frequent first.
+    into slots of exactly their noise, the most frequent first. Of a family only as many need a slot as one unit
+    touches; its members have the same noise and frequency (`_families`), so it does not matter which.
     """
     slots, left = _room(document)
+    paid: Counter[str] = Counter()
     for declared in sorted(document.releases, key=lambda release: -release.publications):
+        family = _family(declared)
+        if family is not None:
+            paid[family] += 1
+            if paid[family] > _TOUCHED:
+                continue
         wanted = declared.primitive()
         fitting = [i for i, priced in enumerate(slots) if priced == wanted]
         if isinstance(declared, InTheClear):
@@ -115,6 +129,25 @@ def _noise_against_event(document: BudgetDocument) -> Iterator[str]:
                 f"{declared.name} with {wanted} published {declared.publications} times"
                 " is not covered by the priced event"
             )
+
+
+def _family(declared: DeclaredRelease) -> str | None:
+    return declared.family if isinstance(declared, GaussianNoise | LaplaceNoise) else None
+
+
+def _families(document: BudgetDocument) -> Iterator[str]:
+    """A family is of disjoint sets, so that a *replaced* unit touches two at most; all its members are alike."""
+    members: dict[str, list[DeclaredRelease]] = {}
+    for declared in document.releases:
+        family = _family(declared)
+        if family is not None:
+            members.setdefault(family, []).append(declared)
+    known = document.algorithm == AlgorithmName.MMD_FEDAVG.value
+    if members and not (known and document.guarantee.adjacency is Relation.REPLACE_ONE):
+        yield "families of disjoint sets are proved for mmd-fedavg and a record that is replaced, and for nothing else"
+    for family, own in members.items():
+        if len({(one.primitive(), one.publications) for one in own}) > 1:
+            yield f"the values of the family {family} differ in their noise or in how often they are published"
 
 
 def _sampling_against_event(document: BudgetDocument) -> Iterator[str]:

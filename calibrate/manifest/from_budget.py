@@ -354,6 +354,7 @@ def _declare(value: NoisyValue | RandomizedValue, rounds: int, terms: Terms) -> 
         "clip": terms.clips.get(value.name),
         "noise_multiplier": float(value.noise_multiplier),
         "sampler": sampler_for(terms.noise_source, NoiseSampler.DISCRETE_GRID),
+        "family": value.family,
     }
     match value.kind:
         case NoiseKind.GAUSSIAN:

@@ -199,6 +199,8 @@ class _Noisy(_Published):
     clip: Positive | None = None
     noise_multiplier: Positive
     sampler: NoiseSampler
+    family: Name | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Values of one family are of disjoint sets of units: a replaced unit touches at most two, whose price is paid."""
 
     @property
     def slack(self) -> ProfileSlack:

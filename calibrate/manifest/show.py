@@ -217,6 +217,7 @@ def _relative(declared: GaussianNoise | LaplaceNoise) -> str:
     return (
         f", which is {_at_least(declared.noise_multiplier)} times one unit's largest {declared.norm} contribution "
         f"({_at_most(declared.sensitivity)}{clip})"
+        + ("" if declared.family is None else f"; of the family {declared.family} a record touches two at most")
     )
 
 

@@ -35,6 +35,9 @@ def prediction_names(groups: int) -> tuple[str, ...]:
 
 
 PREDICTIONS = prediction_names(2)
+"""The names where there are two groups, and as many sets as a replaced record touches where there are more."""
+PREDICTED = "predictions"
+"""The family of more than two groups' sets."""
 UPDATES = "client_updates"
 HALF_RANGE = 0.5
 """Predictions lie in [0, 1]: within 1/2 of the centre, and replaced by one at most twice that away."""
@@ -46,8 +49,8 @@ class MmdFedavgPlan(Plan):
 
     Guarantee: replacing one record, its group included, takes one value out of one group's predictions and puts
     one into (perhaps) another's. Each group's set is dominated by a fixed-size sample under replace-one
-    whose values lie within 1/2 of a centre; a round is charged for every set, though no record touches more than
-    two. A record belongs to one client, whose clipped update moves by at most twice the clip
+    whose values lie within 1/2 of a centre; a round is charged for two sets, because no record touches more,
+    however many groups there are. A record belongs to one client, whose clipped update moves by at most twice the clip
     (docs/theorems/mmd-fedavg.md). Unit: one record, replaced.
     """
 
@@ -114,7 +117,8 @@ class MmdFedavgPlan(Plan):
 
     def values(self) -> tuple[NoisyValue, ...]:
         names = prediction_names(self.groups)
-        predictions = tuple(NoisyValue(name, HALF_RANGE, kind=self.mechanism) for name in names)
+        family = PREDICTED if self.groups > len(PREDICTIONS) else None
+        predictions = tuple(NoisyValue(name, HALF_RANGE, kind=self.mechanism, family=family) for name in names)
         if self.update_clip is None:
             return predictions
         return (*predictions, NoisyValue(UPDATES, self.update_clip, self.update_noise_ratio))
@@ -125,7 +129,8 @@ class MmdFedavgPlan(Plan):
         return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        one_round = InSequence(tuple(self._release_of(value) for value in values))
+        touched = [value for value in values if value.family is None or value.name in PREDICTIONS]
+        one_round = InSequence(tuple(self._release_of(value) for value in touched))
         return with_once(Repeated(one_round, self.rounds), once)
 
     def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release | None:
@@ -170,12 +175,18 @@ class MmdFedavgPlan(Plan):
         )
         return (
             "The protected unit is one record, replaced by any other, its group included.",
+            *self._family_assumption(),
             "Predictions are clipped to [0, 1] before independent noise is added to each of them.",
             drawn,
             "Each group's predictions are published in a uniformly random order that does not depend on the records.",
             secret,
             *self._update_assumptions(),
         )
+
+    def _family_assumption(self) -> tuple[str, ...]:
+        if self.groups <= len(PREDICTIONS):
+            return ()
+        return (f"A record is in one group: replacing it touches two of the {self.groups} sets, the price of a round.",)
 
     def _update_assumptions(self) -> tuple[str, ...]:
         if self.update_clip is None:

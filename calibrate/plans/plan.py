@@ -77,6 +77,8 @@ class NoisyValue:
     numbers: int = MOST_NUMBERS
     bands: int = 1
     """Over how many rounds in a row its sums are mixed before they get their noise; 1 where they are not."""
+    family: str | None = None
+    """Values of one family are of disjoint sets of units: a unit that is replaced touches at most two of them."""
 
     def __post_init__(self) -> None:
         positive(f"sensitivity of {self.name}", self.sensitivity)
@@ -109,6 +111,7 @@ class NoisyValue:
             "mechanism": self.kind.value,
             "published": "every round" if self.every_round else "once",
             **({"bands": self.bands} if self.bands > 1 else {}),
+            **({} if self.family is None else {"family": self.family}),
         }
 
 

@@ -123,6 +123,10 @@ class Algorithm(ABC, Generic[State]):
         """A fresh batch; all its randomness comes from `source`. Asked only where `draws`."""
         raise NotImplementedError(f"{type(self).__name__} leaves its batches to the engine")
 
+    def deciding_features(self) -> tuple[int, ...]:
+        """The features that, with class and group, decide for which set a record is drawn; an audit keeps them."""
+        return ()
+
     @abstractmethod
     def update(self, state: State, received: Received) -> State:
         """The next state, from published values alone."""

@@ -174,12 +174,6 @@ class MmdTerms:
                 "it is unbounded, so no noise is enough",
                 'use score = "probability" (or "miss" for risk parity), which lie in [0, 1]',
             )
-        if options.criterion is MmdCriterion.CONDITIONAL_PARITY:
-            raise UnsupportedCombination(
-                "a private run with conditional parity",
-                "a record's features then decide to which set it belongs, which no probe of the audit follows yet",
-                "condition on classes, or train without a promise",
-            )
         if self.counts_in_the_clear:
             raise UnsupportedCombination(
                 "a private run with exact group counts",
@@ -308,6 +302,9 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
             parts.append(rows[permutation(source, len(rows))[: self.terms.samples]])
         parts.append(len(silo) + subset(source, len(self.terms.clients), self.terms.cohort))
         return np.concatenate(parts).astype(np.int64)
+
+    def deciding_features(self) -> tuple[int, ...]:
+        return () if self.options.condition_feature is None else (self.options.condition_feature,)
 
     def contribution(self, state: MmdFedAvgState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         rows = batch[batch < len(silo)]

@@ -30,10 +30,13 @@ notion = "equalised-odds"
 SCAFFOLD = GAUSSIAN.format(rate=0.2, rounds=12, more='method = "scaffold"\nlocal-steps = 2')
 REPLACED = GAUSSIAN.format(rate=0.2, rounds=12, more="").replace("clip = 1.0", 'clip = 1.0\nrelation = "replace-one"')
 LAPLACE = MMD.replace("rounds = 10", 'rounds = 10\nmechanism = "laplace"').replace("8.0", "200.0")
+CONDITIONAL = MMD.replace("group-size = 100", "group-size = 20").replace("8.0", "20.0")
+CONDITIONAL += 'criterion = "conditional-parity"\ncondition-feature = 0\ncondition-cut = 0.5\n'
 PLANS = {
     "fpfl": FPFL,
     "mmd": MMD,
     "mmd-laplace": LAPLACE,
+    "mmd-conditional": CONDITIONAL,
     "pay-once": PAY_ONCE,
     "fair-plugin": FAIR_PLUGIN,
     "steffle-histogram": PAID_HISTOGRAM,

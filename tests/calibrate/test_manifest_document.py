@@ -76,6 +76,26 @@ def test_json_round_trip() -> None:
     assert BudgetDocument.from_json(document.to_json()) == document
 
 
+def test_a_family_of_disjoint_sets_needs_two_slots() -> None:
+    """Of sets of which a replaced record touches two, two are paid; nobody else may call values a family."""
+    event = Repeated(InSequence((Gaussian(2.0), Gaussian(2.0))), 50)
+    values = [noisy(name, 2.0, 50, family="sets") for name in ("a", "b", "c")]
+    unit = {"unit": Protected.RECORD, "adjacency": Relation.REPLACE_ONE}
+    replaced = samples.document().guarantee.model_copy(update=unit)
+    mmd = {"algorithm": "mmd-fedavg", "guarantee": replaced}
+    document = priced(event, *values, **mmd)
+    assert BudgetDocument.from_json(document.to_json()) == document
+    for refused, why in (
+        ((values, {"guarantee": replaced}), "proved for mmd-fedavg"),
+        ((values, {"algorithm": "mmd-fedavg"}), "proved for mmd-fedavg"),
+        (([*values, noisy("d", 2.0, 50)], mmd), "d with .* is not covered by the priced event"),
+        (([*values[:2], noisy("c", 1.9, 50, family="sets")], mmd), "differ in their noise"),
+        (([*values[:2], noisy("c", 2.0, 51, family="sets")], mmd), "differ in their noise or in how often"),
+    ):
+        with pytest.raises(ValidationError, match=why):
+            priced(event, *refused[0], **refused[1])
+
+
 @pytest.mark.parametrize("publications", [100, 99, 1])
 def test_no_more_publications_than_priced(publications: int) -> None:
     priced(Repeated(Gaussian(2.0), 100), noisy("a", 2.0, publications))

@@ -70,3 +70,25 @@ def test_the_pair_is_reached_when_all_others_predict_zero_and_the_record_comes_f
     absent = gaussian(0.0, sigma)
     mixed = 0.5 * absent + 0.5 * gaussian(1.0, sigma)
     assert reached == pytest.approx(hockey_stick(mixed, absent, epsilon), rel=1e-6)
+
+
+def test_three_groups_sets_together_cost_two_of_them() -> None:
+    """One prediction of each of three groups, as a density in space: a record goes from the first to the third."""
+    sigma, here, there = 0.8, [[1.0, 0.0], [0.3, 0.6], [0.0, 0.0]], [[0.0], [0.3, 0.6], [0.0, 0.0, 1.0]]
+    coarse = slice(None, None, 4)
+
+    def law(groups: list[list[float]]) -> np.ndarray:
+        first, second, third = (published(group, 1, sigma)[coarse] for group in groups)
+        return np.einsum("i,j,k->ijk", first, second, third)
+
+    def divergence(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+        return float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * (4 * STEP) ** p.ndim)
+
+    absent, present = gaussian(0.0, sigma)[coarse], gaussian(1.0, sigma)[coarse]
+    left, entered = 0.5 * (absent + present), (2 * absent + present) / 3
+    charged = (np.multiply.outer(left, absent), np.multiply.outer(absent, entered))
+    for epsilon in (0.0, 0.3, 1.0):
+        two_sets = divergence(*charged, epsilon)
+        assert divergence(law(here), law(there), epsilon) == pytest.approx(two_sets, abs=1e-9)
+        one_set = divergence(left, absent, epsilon)
+        assert two_sets > one_set + 0.01

@@ -112,11 +112,13 @@ def test_mmd_charges_both_groups_every_round_and_reaches_one() -> None:
     assert {value.sensitivity for value in plan.values()} == {0.5}
 
 
-def test_mmd_charges_every_groups_set() -> None:
-    """More than the proof needs (a record touches two), because every published set has a price of its own."""
-    five = MmdFedavgPlan(2000, 50, 100, groups=5)
-    assert multiplicities(five.template()) == {Sampled(FixedSize(2000, 50), Gaussian(1.0)): 500}
+def test_mmd_charges_two_sets_however_many_groups_there_are() -> None:
+    two, five = MmdFedavgPlan(2000, 50, 100), MmdFedavgPlan(2000, 50, 100, groups=5)
+    assert five.template() == two.template()
     assert [value.name for value in five.values()] == [f"predictions_group_{number}" for number in range(5)]
+    assert {value.family for value in five.values()} == {"predictions"}
+    assert {value.family for value in two.values()} == {None}
+    assert any("touches two of the 5 sets" in said for said in five.assumptions())
 
 
 def test_mmd_prices_laplace_noise_without_amplification_and_claims_no_lower_end() -> None:

@@ -36,6 +36,7 @@ from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 
 FEATURES, RECORDS, CLIENTS = 3, 18, 3
+CONDITIONAL = {"criterion": MmdCriterion.CONDITIONAL_PARITY, "condition_feature": 0}
 
 
 def _silo(records: int = RECORDS, seed: int = 0) -> SiloTensors:
@@ -342,6 +343,23 @@ def test_one_record_moves_one_prediction_by_at_most_one() -> None:
     assert any((one.values != other.values).any() for one, other in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize("options", [{}, CONDITIONAL], ids=["five groups", "conditional"])
+def test_a_replaced_record_touches_two_sets_of_a_draw_and_no_more(options: dict[str, object]) -> None:
+    """Whatever a record becomes, group and features included: everybody else is drawn from the same sets as before."""
+    silo = replace(_silo(60), s=torch.arange(60) % 5)
+    algorithm = replace(_algorithm(silo, **options), groups=5)
+    strata = algorithm.options.strata
+    before = cell_of_rows(algorithm.given, strata.of(silo.x, silo.y), silo.s)
+    touched = set()
+    for group, feature, label in itertools.product(range(5), (-1e6, 1e6), (0, 1)):
+        x, y, s = silo.x.clone(), silo.y.clone(), silo.s.clone()
+        x[7], y[7], s[7] = feature, label, group
+        after = cell_of_rows(algorithm.given, strata.of(x, y), s)
+        assert (after != before).nonzero()[:, 0].tolist() in ([], [7])
+        touched.add(int(after[7]))
+    assert touched == set(algorithm.cells), "every set can be entered"
+
+
 def test_paid_counts_are_published_once_and_used_from_then_on() -> None:
     silo = _silo(60)
     algorithm = _algorithm(
@@ -368,7 +386,6 @@ def test_paid_counts_are_published_once_and_used_from_then_on() -> None:
         ({"score": Score.LOGIT}, {}, "probability"),
         ({"criterion": MmdCriterion.RISK_PARITY, "score": Score.LOG_LOSS}, {}, "miss"),
         ({"kernel": KernelKind.ENERGY}, {}, "Gaussian kernel"),
-        ({"criterion": MmdCriterion.CONDITIONAL_PARITY, "condition_feature": 0}, {}, "conditional parity"),
         ({}, {"counts": CountsInTheClear()}, "histogram-noise-ratio"),
         ({"kernel": KernelKind.LAPLACE}, {}, "Gaussian kernel"),
     ],
