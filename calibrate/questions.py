@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from calibrate.theorems.theorem import Theorem
     from calibrate.theorems.verdict import Verdict
 
-LEAST_NOISE = 0.01
+LEAST_NOISE, MOST_NOISE = 0.01, 1e100
 MOST_ROUNDS = 10**12
 
 Rate = float | str | Fraction
@@ -69,6 +69,9 @@ class NoisyRounds:
             if positive("noise multiplier", multiplier) < LEAST_NOISE:
                 rule = f"is below {LEAST_NOISE:g}, which protects nobody: epsilon is in the thousands"
                 raise InvalidInput("noise_multiplier", multiplier, rule, f"give {LEAST_NOISE:g} or more")
+            if multiplier > MOST_NOISE:
+                rule = f"is above {MOST_NOISE:g}, where nothing is left of the data"
+                raise InvalidInput("noise_multiplier", multiplier, rule, f"give at most {MOST_NOISE:g}")
         if count("rounds", self.rounds) > MOST_ROUNDS:
             raise InvalidInput("rounds", self.rounds, f"exceeds {MOST_ROUNDS:,}", "give fewer rounds")
 

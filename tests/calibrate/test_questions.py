@@ -67,6 +67,7 @@ def test_shuffled_epochs_are_counted_in_batches() -> None:
     [
         ({"noise_multiplier": 1.0, "delta": 2.0}, "delta"),
         ({"noise_multiplier": 1e-3, "delta": 1e-5}, "noise_multiplier"),
+        ({"noise_multiplier": 1e200, "delta": 1e-5}, "noise_multiplier"),
         ({"noise_multiplier": (), "delta": 1e-5}, "noise_multiplier"),
         ({"noise_multiplier": "loud", "delta": 1e-5}, "noise multiplier"),
         ({"noise_multiplier": math.nan, "delta": 1e-5}, "noise multiplier"),

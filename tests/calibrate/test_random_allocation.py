@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +17,7 @@ from calibrate import questions
 from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
-from calibrate.accountants.losses.random_allocation import RandomAllocationLoss
+from calibrate.accountants.losses.random_allocation import Points, RandomAllocationLoss, _sum
 from calibrate.accountants.opinions.renyi import RenyiAccountant
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.encoding import decode_sampling, encode_sampling
@@ -222,3 +223,38 @@ def test_the_cost_of_an_epoch_vanishes_as_batches_become_many() -> None:
     costs = [_epsilon(3.0, batches, 1, 1e-5).upper for batches in (1, 10, 300)]
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] < 0.1
+
+
+@pytest.mark.parametrize("z", [1e8, 1e16, 1e100])
+def test_noise_beyond_all_measure_costs_next_to_nothing(z: float) -> None:
+    interval = _epsilon(z, 1000, 3, 1e-12)
+    assert interval.lower == 0
+    assert interval.upper < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sum_lies_between_its_two_laws_in_convex_order(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    spread = (0.01, 0.3, 3.0)[seed % 3]
+    levels = np.array([0.0, 0.5, 1.0, 2.0, 3.0, 6.0, 9.0])
+    first, second = (
+        Points(np.exp(np.sort(spread * random.normal(size=size))), random.dirichlet(np.full(size, 0.05)), 0.0)
+        for size in (40, 57)
+    )
+    for other in (second, first):  # a sum of two laws, and of a law with itself
+        values = np.add.outer(first.values, other.values).ravel()
+        masses = np.outer(first.masses, other.masses).ravel()
+        ends = []
+        for upper, sign in ((False, -1), (True, 1)):
+            law = _sum(first, other, (levels, levels), upper)
+            ends.append(replace(law, values=law.values * (1 + sign * law.stretch)))
+        strikes = np.concatenate([values[::97], *(each.values for each in ends)])
+        below, above = (
+            np.array([math.fsum(each.masses * np.maximum(each.values - strike, 0)) for strike in strikes])
+            for each in ends
+        )
+        exact = np.array([math.fsum(masses * np.maximum(values - strike, 0)) for strike in strikes])
+        assert np.all(below <= exact * (1 + 1e-12))
+        assert np.all(exact <= above * (1 + 1e-12))
+        for each in ends:
+            assert each.masses @ each.values == pytest.approx(masses @ values, rel=1e-11)

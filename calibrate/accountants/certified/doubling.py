@@ -23,8 +23,8 @@ from scipy.optimize import brentq
 
 from calibrate.accountants.losses.directions import Composition, Side
 from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Nodes, PrivacyLossLaw
-from calibrate.accountants.losses.random_allocation import Points, quantile_cells, sums_of_pairs
-from calibrate.arrays import Floats
+from calibrate.accountants.losses.random_allocation import Points
+from calibrate.arrays import Floats, Integers
 from calibrate.errors import NotCertified
 
 _CUT = 12.0
@@ -158,8 +158,8 @@ def _sum(first: Points, second: Points, cells: _Cells, upper: bool) -> Points:
     """The sum of two independent losses, in cells that follow its quantiles."""
     if len(first.values) * len(second.values) > _MOST_PAIRS:
         raise NotCertified("epsilon could not be certified point by point; use more noise, or fewer rounds")
-    values, masses = sums_of_pairs(first, second, cells.negligible)
-    edges, start = quantile_cells(values, masses, cells.lower, cells.upper)
+    values, masses = _sums_of_pairs(first, second, cells.negligible)
+    edges, start = _quantile_cells(values, masses, cells.lower, cells.upper)
     bases = edges[:-1]
     if not upper and edges[-1] == values[-1]:  # the largest loss is merged with no other
         bases, start = edges, np.append(start, np.searchsorted(values, edges[-1]))
@@ -177,3 +177,37 @@ def _sum(first: Points, second: Points, cells: _Cells, upper: bool) -> Points:
     kept = mass > 0
     left = np.minimum(offset[kept] / mass[kept], 1.0) * (1 - 2 * rounding)
     return Points(bases[kept] - np.log1p(-left), mass[kept] * (1 - rounding), stretch)
+
+
+def _sums_of_pairs(first: Points, second: Points, negligible: float) -> tuple[Floats, Floats]:
+    """All sums of two values in ascending order with their masses, but for those of a `negligible` mass or less."""
+    if first is second:
+        i, j = np.triu_indices(len(first.values))
+        masses = 2 * first.masses[i] * first.masses[j]
+        masses[i == j] /= 2
+        if negligible > 0:
+            kept = masses > negligible
+            i, j, masses = i[kept], j[kept], masses[kept]
+        values = first.values[i] + first.values[j]
+    else:
+        values = (first.values[:, None] + second.values).ravel()
+        masses = (first.masses[:, None] * second.masses).ravel()
+        if negligible > 0:
+            kept = masses > negligible
+            values, masses = values[kept], masses[kept]
+    order = np.argsort(values, kind="stable")  # merges the rows, which ascend already
+    return values[order], masses[order]
+
+
+def _quantile_cells(values: Floats, masses: Floats, lower: Floats, upper: Floats) -> tuple[Floats, Integers]:
+    """Edges of cells at the quantiles of the given tail masses, and where each cell starts among the values.
+
+    Where exactly the edges lie decides tightness only, never validity.
+    """
+    last = len(values) - 1
+    low = np.searchsorted(np.cumsum(masses), lower)
+    high = last - np.searchsorted(np.cumsum(masses[::-1]), upper)
+    edges = np.unique(values[np.clip(np.concatenate(([0], low, high, [last])), 0, last)])
+    if len(edges) == 1:
+        edges = np.array([edges[0], np.nextafter(edges[0], math.inf)])
+    return edges, np.searchsorted(values, edges[:-1])

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Buckets, Nodes, PrivacyLossLaw, normal_masses
-from calibrate.arrays import Floats, Integers
+from calibrate.arrays import Floats
 
 _REACH = 13.0
 """Deviations of a single log-normal that are kept; what lies beyond, below 1e-38 on each side, counts as lost."""
@@ -34,8 +34,11 @@ _BULK, _TAIL, _DEEP = 0.03, 0.2, 8.0
 """Width of cells in deviations; how much a tail may shrink within a cell (log); from where on cells may be wider."""
 _HEAVY_TAIL = 0.13
 """The same for little noise (s > 1), where one batch alone makes the tail of the sum, and each sum adds its error."""
-
-
+_DIGITS, _COARSER, _MOST_BINS, _PAIRS_AT_ONCE = 11, 16, 1 << 17, 1 << 17
+"""Binary digits by which sums are told apart before they are put into cells; the width of the lowest bins, which only
+makes them fewer; most bins; and pairs in one go."""
+_MOST_NOISE = 1e7
+"""More noise is priced as this much (it costs less), and as nothing from below."""
 _WORST_CENTRE = 1e-9
 """From below, the mean of a log-normal cell is known to this relative error, or the cell is dropped."""
 
@@ -109,15 +112,19 @@ class RandomAllocationLoss(PrivacyLossLaw):
         law = _allocation_law(self.noise_multiplier, self.batches, self.drawn, self.upper)
         away = law.stretch if self.upper else -law.stretch
         log_ratio = np.log(law.values)
-        if self.removal:
-            return log_ratio + away, law.values * law.masses
-        return -log_ratio[::-1] + away, law.masses[::-1]
+        if not self.removal:
+            return -log_ratio[::-1] + away, law.masses[::-1]
+        masses = law.values * law.masses
+        kept = masses > 0
+        return log_ratio[kept] + away, masses[kept]
 
 
 @lru_cache(maxsize=16)
 def _allocation_law(noise_multiplier: float, batches: int, drawn: int, upper: bool) -> Points:
     """The law of S (eq. 1), from above or from below in convex order."""
-    s = 1 / noise_multiplier
+    if noise_multiplier > _MOST_NOISE and not upper:
+        return Points(np.ones(1), np.ones(1), 0.0)  # S = 1, its mean, lies below every law of S
+    s = 1 / min(noise_multiplier, _MOST_NOISE)
     levels = _levels(s)
     power, total, rest = _lognormal(s, levels, upper), None, drawn
     while True:
@@ -179,50 +186,75 @@ def _at_ends(mass: Floats, share: Floats, doubt: Floats) -> Floats:
 
 def _sum(first: Points, second: Points, levels: tuple[Floats, Floats], upper: bool) -> Points:
     """The sum of two independent variables, in cells that follow its quantiles."""
-    values, masses = sums_of_pairs(first, second)
-    edges, start = quantile_cells(values, masses, ndtr(-levels[0]), ndtr(-levels[1]))
-    sizes = np.diff(np.append(start, len(values)))
-    mass = np.add.reduceat(masses, start)
-    offset = np.add.reduceat(masses * (values - np.repeat(edges[:-1], sizes)), start)
-    rounding = (int(sizes.max()) + 8) * UNIT_ROUNDOFF
-    stretch = max(first.stretch, second.stretch) + 2 * UNIT_ROUNDOFF
+    bins = _Bins.of_sums(first, second)
+    # Cells are runs of bins; where they are cut decides tightness only, never validity.
+    low = np.searchsorted(np.cumsum(bins.masses), ndtr(-levels[0]))
+    high = len(bins.masses) - np.searchsorted(np.cumsum(bins.masses[::-1]), ndtr(-levels[1]))
+    cuts = np.unique(np.clip(np.concatenate(([0], low, high, [len(bins.masses)])), 0, len(bins.masses)))
+    start, ends, sizes = cuts[:-1], bins.edges[cuts], np.diff(cuts)
+    mass = np.add.reduceat(bins.masses, start)
+    offset = np.add.reduceat(bins.offsets + bins.masses * (bins.edges[:-1] - np.repeat(ends[:-1], sizes)), start)
+    rounding = (bins.roundings + int(sizes.max()) + 8) * UNIT_ROUNDOFF
+    stretch = max(first.stretch, second.stretch) + 8 * UNIT_ROUNDOFF
+    values = bins.origin + ends
+    values[0] = first.values[0] + second.values[0]
     if upper:
-        share = np.clip(offset / np.diff(edges), 0.0, mass)
-        return Points(edges, _at_ends(mass, share, rounding * mass), stretch)
+        share = np.clip(offset / np.diff(ends), 0.0, mass)
+        return Points(values, _at_ends(mass, share, rounding * mass), stretch)
     kept = mass > 0
-    centre = edges[:-1][kept] + offset[kept] / mass[kept]
+    centre = values[:-1][kept] + offset[kept] / mass[kept]
     return Points(centre, mass[kept] * (1 - rounding), stretch + 2 * rounding)
 
 
-def sums_of_pairs(first: Points, second: Points, negligible: float = 0.0) -> tuple[Floats, Floats]:
-    """All sums of two values in ascending order with their masses, but for those of a `negligible` mass or less."""
-    if first is second:
-        i, j = np.triu_indices(len(first.values))
-        masses = 2 * first.masses[i] * first.masses[j]
-        masses[i == j] /= 2
-        if negligible > 0:
-            kept = masses > negligible
-            i, j, masses = i[kept], j[kept], masses[kept]
-        values = first.values[i] + first.values[j]
-    else:
-        values = (first.values[:, None] + second.values).ravel()
-        masses = (first.masses[:, None] * second.masses).ravel()
-        if negligible > 0:
-            kept = masses > negligible
-            values, masses = values[kept], masses[kept]
-    order = np.argsort(values, kind="stable")  # merges the rows, which ascend already
-    return values[order], masses[order]
+@dataclass(frozen=True, eq=False)
+class _Bins:
+    """All sums of two values, by their distance from `origin`, in the bins that floating-point numbers have anyway.
 
-
-def quantile_cells(values: Floats, masses: Floats, lower: Floats, upper: Floats) -> tuple[Floats, Integers]:
-    """Edges of cells at the quantiles of the given tail masses, and where each cell starts among the values.
-
-    Where exactly the edges lie decides tightness only, never validity.
+    Distances that share exponent and leading binary digits are in one bin, which is far quicker than sorting. The
+    origin lies below every sum of two values that are not the smallest of their law; lower sums are in the first bin.
+    `edges` are distances, `offsets` sum up mass times distance from the bin's lower edge, and no entry is the sum of
+    more than `roundings` terms.
     """
-    last = len(values) - 1
-    low = np.searchsorted(np.cumsum(masses), lower)
-    high = last - np.searchsorted(np.cumsum(masses[::-1]), upper)
-    edges = np.unique(values[np.clip(np.concatenate(([0], low, high, [last])), 0, last)])
-    if len(edges) == 1:
-        edges = np.array([edges[0], np.nextafter(edges[0], math.inf)])
-    return edges, np.searchsorted(values, edges[:-1])
+
+    origin: float
+    edges: Floats
+    masses: Floats
+    offsets: Floats
+    roundings: int
+
+    @classmethod
+    def of_sums(cls, first: Points, second: Points) -> _Bins:
+        (x, p), (y, q) = (first.values, first.masses), (second.values, second.masses)
+        low, largest = float(x[1] + y[1]), float(x[-1] + y[-1])
+        narrowest = min(float(x[2] - x[1]), float(y[2] - y[1]))
+        gap = 2.0 ** math.floor(math.log2(min(low / 2, max(1e-12 * low, _COARSER * narrowest))))
+        origin = low - 1.5 * gap
+        octaves = math.frexp(largest - origin)[1] - math.frexp(gap)[1] + 1
+        dropped = 52 - min(_DIGITS, (_MOST_BINS // octaves).bit_length() - 1)
+        before, last = (int(np.float64(end).view(np.int64)) >> dropped for end in (gap, largest - origin))
+        edges = (np.arange(before - 1, last + 3) << dropped).view(np.float64)
+        edges[0] = x[0] + y[0] - origin
+        masses, offsets, numbers = np.zeros((3, len(edges) - 1))
+
+        def add(distances: Floats, weights: Floats) -> None:
+            place = distances.view(np.int64) >> dropped
+            beyond = distances - (place << dropped).view(np.float64)
+            place -= before - 1
+            masses[:] += np.bincount(place, weights, len(masses))
+            offsets[:] += np.bincount(place, weights * beyond, len(masses))
+            numbers[:] += np.bincount(place, minlength=len(masses))
+
+        rows = max(1, _PAIRS_AT_ONCE // len(y))
+        for i in range(1, len(x), rows):
+            from_here = slice(i if first is second else 1, None)
+            weights = q[from_here].copy()
+            if first is second:
+                weights[rows:] *= 2  # for the pairs the other way round
+            sums = (x[i : i + rows, None] - origin) + y[from_here]
+            add(sums.ravel(), (p[i : i + rows, None] * weights).ravel())
+        sums, weights = np.append(x[0] + y, x[1:] + y[0]), np.append(p[0] * q, p[1:] * q[0])
+        lower = sums - origin < gap
+        add((sums - origin)[~lower], weights[~lower])
+        masses[0], numbers[0] = weights[lower].sum(), lower.sum()
+        offsets[0] = weights[lower] @ (sums[lower] - sums[0])
+        return cls(origin, edges, masses, offsets, int(numbers.max()) + len(x) // rows + 4)
