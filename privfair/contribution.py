@@ -10,6 +10,7 @@ import numpy as np
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
+from privfair.rounding import RunningTotal
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class RecentRounds:
 
 
 def _weighted(weights: Sequence[float], vectors: Sequence[Floats], like: Floats) -> Floats:
-    total = np.zeros(np.shape(like))
+    total = RunningTotal(np.zeros(np.shape(like)))
     for weight, vector in zip(weights, reversed(vectors), strict=False):
-        total += weight * vector
-    return total
+        total.add(weight * vector)
+    return total.value

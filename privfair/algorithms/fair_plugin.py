@@ -41,6 +41,7 @@ from privfair.models.fair_rule import FairRule
 from privfair.models.layers import coefficients_of
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model, clipped_to, decide_each_alone
+from privfair.rounding import sum_in_blocks
 
 _STAYS, _REST = 0, 1
 """The first cells of the histogram: answered 1 at every tau, and answered 0 at every tau."""
@@ -369,7 +370,8 @@ def _clipped_users(name: str, vectors: Tensor, clip: float) -> BoundedContributi
     norms = torch.linalg.vector_norm(vectors, dim=1)
     factors = coefficients_of(clipped_to(clip), norms, norms)
     largest = float((factors * norms).max()) if len(norms) else 0.0
-    return BoundedContribution(name, (factors @ vectors).numpy(), clip, largest)
+    total = sum_in_blocks(len(vectors), lambda rows: factors[rows] @ vectors[rows])
+    return BoundedContribution(name, total.numpy(), clip, largest)
 
 
 def _sum(received: Received, name: str) -> Tensor:

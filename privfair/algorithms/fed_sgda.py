@@ -28,7 +28,7 @@ from calibrate.errors import InvalidInput, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, tensor
 from privfair.contribution import BoundedContribution
-from privfair.models.model import ROUNDING_SLACK
+from privfair.rounding import ROUNDING_SLACK, RunningTotal, terms_per_block
 
 OF_THETA, OF_W = "value_1", "value_2"
 """The names a `gaussian` plan gives to its two values."""
@@ -89,17 +89,17 @@ class FedSgda(Algorithm[FedSgdaState]):
     def contribution(self, state: FedSgdaState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta, w = state.descent.theta, state.w
         each = vmap(grad(self.loss, argnums=(0, 1)), in_dims=(None, None, 0, 0, 0))
-        totals = [torch.zeros_like(theta), torch.zeros_like(w)]
-        largest = [0.0, 0.0]
-        for rows in torch.split(batch, self.chunk) if len(batch) else ():
+        totals = [RunningTotal(torch.zeros_like(theta)), RunningTotal(torch.zeros_like(w))]
+        largest, at_once = [0.0, 0.0], min(self.chunk, terms_per_block(len(batch)))
+        for rows in torch.split(batch, at_once) if len(batch) else ():
             gradients = each(theta, w, silo.x[rows].to(theta.dtype), silo.y[rows], silo.s[rows])
             for place, (parts, limit) in enumerate(zip(gradients, (self.theta_clip, self.w_clip), strict=True)):
                 clipped = self._clip(parts, limit)
-                totals[place] += clipped.sum(dim=0)
+                totals[place].add(clipped.sum(dim=0))
                 largest[place] = max(largest[place], float(torch.linalg.vector_norm(clipped, dim=1).max()))
         return Message(
             noisy=tuple(
-                BoundedContribution(name, total.numpy(), self.clip, measured)
+                BoundedContribution(name, total.value.numpy(), self.clip, measured)
                 for name, total, measured in zip((OF_THETA, OF_W), totals, largest, strict=True)
             )
         )

@@ -29,6 +29,7 @@ from privfair.fairness.clipping import (
     mean_of_losses,
     next_loss_clip,
     optimal_fairness,
+    sum_of_losses,
 )
 from privfair.models.model import Model, require_class_weights, shrunk_by_class
 from privfair.plan.privacy import Unpriced, needed
@@ -198,7 +199,7 @@ class FedFdp(Algorithm[FedFdpState]):
         return Message(
             noisy=(
                 BoundedContribution(GRADIENT, gradient, self.clips.gradient, found.largest_part),
-                BoundedContribution(LOSS, np.array([float(losses.sum())]), self.clips.loss, largest),
+                BoundedContribution(LOSS, np.array([sum_of_losses(losses)]), self.clips.loss, largest),
             )
         )
 

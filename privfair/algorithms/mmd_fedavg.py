@@ -26,8 +26,9 @@ from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
 from privfair.fairness.kernels import GaussianSmoothing, Kernel, LaplaceSmoothing, Noise, kernel_of
 from privfair.fairness.measurement import require_score, score_values
 from privfair.fairness.mmd import Strata, TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
-from privfair.models.model import ROUNDING_SLACK, Model, require_class_weights
+from privfair.models.model import Model, require_class_weights
 from privfair.plan.privacy import Unpriced, needed
+from privfair.rounding import ROUNDING_SLACK, RunningTotal
 
 
 class NoiseCorrection(Enum):
@@ -341,15 +342,16 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
             self.options.class_weight,
             self.options.strata,
         )
-        total, largest = torch.zeros(self.model.size, dtype=torch.float64), 0.0
+        running, largest = RunningTotal(torch.zeros(self.model.size, dtype=torch.float64)), 0.0
         for client in (batch[batch >= len(silo)] - len(silo)).tolist():
             change = self._change(state.theta, penalty, silo, client, step)
             norm = float(change.norm())
             if self.terms.update_clip is not None and norm > 0:
                 factor = min(1.0, self.terms.update_clip / (1.0 + ROUNDING_SLACK) / norm)
                 change, norm = change * factor, norm * factor
-            total += change
+            running.add(change)
             largest = max(largest, norm)
+        total = running.value
         if self.terms.update_clip is None:
             return Message(clear={UPDATES: total.numpy()})
         return Message(noisy=(BoundedContribution(UPDATES, total.numpy(), self.terms.update_clip, largest),))

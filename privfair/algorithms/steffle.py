@@ -39,6 +39,7 @@ from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.models.model import Model, class_means, require_class_weights
+from privfair.rounding import ROUNDING_SLACK
 
 
 class WCenter(Enum):
@@ -151,8 +152,11 @@ def silo_weights(sizes: Mapping[str, int], silo_size: int, law: BatchLaw) -> dic
 LOSS_GRADIENT, H_THETA, H_W, HISTOGRAM = "g", "h_theta", "h_W", "attribute_histogram"
 """The names of a SteFFLe plan."""
 
-_UNDER_THE_BOUND = 1.0 / (1.0 + 2.0**-16)
-"""Parts are held this far under their bound: it covers scores and slopes computed in single precision."""
+_UNDER_THE_BOUND = 1.0 / ((1.0 + 2.0**-16) * (1.0 + ROUNDING_SLACK))
+"""Parts are held this far under their bound: it covers scores and slopes in single precision, and the sum of parts."""
+
+_MOST_STEPS, _EXACT_BITS = 30, 52
+"""Probabilities are cut off to 2^30 steps, or so many fewer that a batch's add up within 2^52: without any rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -382,12 +386,14 @@ class Steffle(Algorithm[SteffleState]):
     def _h_w(self, state: SteffleState, x: Tensor, s: Tensor, block: Tensor) -> BoundedContribution:
         frequencies, size = self._frequencies(state), self.bounds.batch_size
         probabilities = self.model.probabilities(state.descent.theta, x).to(torch.float64)
-        # Single precision may leave a sum above 1, and a vector longer than 1, by a rounding error.
-        probabilities = probabilities / probabilities.sum(dim=1, keepdim=True)
+        # A record's may sum to more than 1 by a rounding error; cut off they don't, so no vector is longer than 1.
+        steps = 2.0 ** min(_MOST_STEPS, _EXACT_BITS - len(x).bit_length())
+        probabilities = (probabilities / probabilities.sum(dim=1, keepdim=True)).mul_(steps).floor_().div_(steps)
         members = one_hot(s, self.groups).to(torch.float64)
         joint = fermi.joint_distribution(probabilities, members, block, self.blocks)
-        gradient = fermi.weight_gradient(self.w(state), joint, joint.sum(dim=1), frequencies) / size
-        measured = fermi.largest_w_distance(probabilities, block, frequencies) / size
+        divisor = size * (1.0 + ROUNDING_SLACK)
+        gradient = fermi.weight_gradient(self.w(state), joint, joint.sum(dim=1), frequencies) / divisor
+        measured = fermi.largest_w_distance(probabilities, block, frequencies) / divisor
         return BoundedContribution(H_W, _floats(gradient), self.bounds.h_w, measured)
 
     def _mean_gradient(self, state: SteffleState, x: Tensor, slopes: Tensor) -> Floats:

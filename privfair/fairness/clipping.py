@@ -15,7 +15,8 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from calibrate.errors import InvalidInput, positive
-from privfair.models.model import ROUNDING_SLACK, Weigh, clipped_after
+from privfair.models.model import Weigh, clipped_after
+from privfair.rounding import ROUNDING_SLACK, sum_in_blocks
 
 # Fair clipping: FedFDP's factor of a record's loss and the clip, in one coefficient; and the loss's own clip.
 #
@@ -49,6 +50,11 @@ def clipped_losses(losses: Tensor, current: float, signed: float) -> Tensor:
     if bool(torch.isnan(losses).any()):
         raise InvalidInput("losses", "nan", "must be numbers", "lower the step size: the model diverged")
     return losses.clamp(0.0, current) / current * (signed / (1.0 + ROUNDING_SLACK))
+
+
+def sum_of_losses(clipped: Tensor) -> float:
+    """The sum of clipped losses; adding or removing a record moves it by at most the signed bound."""
+    return float(sum_in_blocks(len(clipped), lambda rows: clipped[rows].sum()))
 
 
 def mean_of_losses(published_sum: float, current: float, signed: float, expected: float) -> float:

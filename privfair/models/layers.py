@@ -7,7 +7,7 @@ outputs gives, for each record, the two things its weight gradients are made of.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NoReturn, Protocol, final
@@ -20,6 +20,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from calibrate.errors import CheckFailed
 from privfair.models.model import EXACT, ParameterLayout, Weigh, WeightedGradient
+from privfair.rounding import blocks_of, terms_per_block, total_of
 
 # The records' gradients of one back-propagation, measured and summed with weights, mostly without being stored.
 #
@@ -56,8 +57,12 @@ class OuterProducts:
         norms: Tensor = came_back * (went_in.add_(1.0) if self.intercept else went_in)
         return norms
 
-    def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:
-        """The weighted sums for the weight (outputs, inputs) and the intercept."""
+    def some(self, rows: slice) -> OuterProducts:
+        """Of a run of the records."""
+        return replace(self, left=self.left[rows], right=self.right[rows])
+
+    def weighted(self, coefficients: Tensor, records: int) -> tuple[Tensor, ...]:
+        """The weighted sums for the weight (outputs, inputs) and the intercept, of one block of records."""
         right = self.right * coefficients[:, None]
         weight = right.T @ self.left.to(EXACT)
         return (weight, right.sum(dim=0)) if self.intercept else (weight,)
@@ -180,6 +185,8 @@ _ROWS_IN_CACHE = 8
 _BLOCK, _BLOCK_SLACK = 128, 2.0**-16
 _MOST_PLACES = 2**20
 """Of a layer's patches that are remembered: 8 MB."""
+_CANCELLING = 64
+"""How much of one record's gradient may cancel between positions before it counts as longer than it is."""
 _RECORDS_IN_CACHE = 32
 """Convolutions of more records at once are slower: their gradients fall out of the processor's cache."""
 
@@ -189,8 +196,12 @@ class LayerParts(Protocol):
 
     def squared_norms(self) -> Tensor: ...
 
-    def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:
-        """sum_i c_i grad_i, one tensor for each parameter, in the layer's order."""
+    def some(self, rows: slice) -> LayerParts:
+        """Of a run of the records."""
+        ...
+
+    def weighted(self, coefficients: Tensor, records: int) -> tuple[Tensor, ...]:
+        """sum_i c_i grad_i, one tensor for each parameter, in the layer's order; of one block of `records` records."""
         ...
 
     @property
@@ -209,7 +220,10 @@ class StoredGradients:
     def squared_norms(self) -> Tensor:
         return torch.stack([squares_of_rows(gradient.flatten(1)) for gradient in self.gradients]).sum(dim=0)
 
-    def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:
+    def some(self, rows: slice) -> StoredGradients:
+        return StoredGradients(tuple(gradient[rows] for gradient in self.gradients))
+
+    def weighted(self, coefficients: Tensor, records: int) -> tuple[Tensor, ...]:
         return tuple(_weighted_rows(coefficients, gradient) for gradient in self.gradients)
 
     @property
@@ -256,7 +270,10 @@ class GhostProducts:
     intercept: bool
 
     def squared_norms(self) -> Tensor:
-        """Not below the true squares: terms of either sign may cancel, so the worst rounding error is added."""
+        """Not below the true squares: terms of either sign may cancel, so the worst rounding error is added.
+
+        Nor below the squared sum of the positions' own norms over `_CANCELLING`: what cancels is rounded all the same.
+        """
         inputs = self.left @ self.left.transpose(1, 2)
         if self.intercept:
             inputs += 1.0
@@ -267,12 +284,16 @@ class GhostProducts:
         roundings = self.left.shape[2] + self.right.shape[2] + inputs.shape[1] ** 2 + 8
         worst = roundings * _UNIT * lengths.sum(dim=1).square()
         worst += underflow(self.right) * inputs.diagonal(dim1=1, dim2=2).sqrt().sum(dim=1).square()
-        return squares.clamp_min(0.0) + worst
+        return torch.maximum(squares.clamp_min(0.0) + worst, lengths.sum(dim=1).div_(_CANCELLING).square_())
 
-    def weighted(self, coefficients: Tensor) -> tuple[Tensor, ...]:
-        right = (self.right * coefficients[:, None, None]).flatten(0, 1)
-        weight = (right.T @ self.left.flatten(0, 1)).view(self.weight_shape)
-        return (weight, right.sum(dim=0)) if self.intercept else (weight,)
+    def some(self, rows: slice) -> GhostProducts:
+        return replace(self, left=self.left[rows], right=self.right[rows])
+
+    def weighted(self, coefficients: Tensor, records: int) -> tuple[Tensor, ...]:
+        right, left = (self.right * coefficients[:, None, None]).flatten(0, 1), self.left.flatten(0, 1)
+        blocks = list(blocks_of(len(right), terms_per_block(records, _CANCELLING)))
+        weight = total_of(right[terms].T @ left[terms] for terms in blocks).view(self.weight_shape)
+        return (weight, total_of(right[terms].sum(dim=0) for terms in blocks)) if self.intercept else (weight,)
 
     @property
     def values_held(self) -> int:
@@ -431,10 +452,16 @@ class ModuleParts:
         return torch.stack([parts.squared_norms() for _, parts in self.layers]).sum(dim=0).sqrt()
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        found: dict[str, Tensor] = {}
-        for names, parts in self.layers:
-            found.update(zip(names, parts.weighted(coefficients), strict=True))
-        return self.layout.join(found)
+        return total_of(self.sums(coefficients, len(coefficients)))
+
+    def sums(self, coefficients: Tensor, records: int) -> Iterator[Tensor]:
+        """sum_i c_i grad_i, block by block; these are some of a batch of `records` records."""
+        for rows in blocks_of(len(coefficients), terms_per_block(records)):
+            found: dict[str, Tensor] = {}
+            for names, parts in self.layers:
+                own = parts if rows.stop >= len(coefficients) and rows.start == 0 else parts.some(rows)
+                found.update(zip(names, own.weighted(coefficients[rows], records), strict=True))
+            yield self.layout.join(found)
 
     @property
     def values_held(self) -> int:

@@ -25,6 +25,7 @@ from privfair.models.model import (
     in_working_precision,
     through_softmax,
 )
+from privfair.rounding import sum_in_blocks
 
 # The clipped step of two-class logistic regression, in numpy: the same formulas at half of torch's overhead.
 #
@@ -55,10 +56,15 @@ def binary_weighted_gradient(theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) 
     coefficients = _weigh(weigh, norms, losses)
     residual *= sign
     residual *= coefficients
-    total = np.empty(len(weights))
-    np.dot(residual, features, out=total[:-1])
-    total[-1] = np.add.reduce(residual)
+
+    def sum_of(rows: slice) -> Floats:
+        total = np.empty(len(weights))
+        np.dot(residual[rows], features[rows], out=total[:-1])
+        total[-1] = np.add.reduce(residual[rows])
+        return total
+
     wrap = torch.from_numpy
+    total = sum_in_blocks(len(residual), sum_of)
     return WeightedGradient(wrap(total), wrap(norms), wrap(losses), wrap(coefficients))
 
 
@@ -126,7 +132,8 @@ class LogisticRegression:
     def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
         flat = x.flatten(1)
         pulled = through_softmax(self.probabilities(theta, flat), coefficients.to(flat.dtype))
-        return _sum(flat.to(EXACT), self._free(pulled).to(EXACT))
+        right = self._free(pulled).to(EXACT)
+        return sum_in_blocks(len(flat), lambda rows: _sum(flat[rows].to(EXACT), right[rows]))
 
     def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
         flat = x.flatten(1)
@@ -172,11 +179,15 @@ class _LinearParts:
 
     def weighted(self, coefficients: Tensor) -> Tensor:
         right = self.right * (coefficients if self.right.ndim == 1 else coefficients[:, None])
+        return sum_in_blocks(len(right), lambda rows: self._sum_of(self.left[rows], right[rows]))
+
+    def _sum_of(self, left: Tensor, right: Tensor) -> Tensor:
+        """Of one block of records."""
         if len(right) <= _ROWS:
-            return _sum(self.left.to(EXACT), right)
-        total = right.new_zeros((self.left.shape[1] + 1) * right[0].numel())
+            return _sum(left.to(EXACT), right)
+        total = right.new_zeros((left.shape[1] + 1) * right[0].numel())
         for rows in _blocks(len(right)):
-            total += _sum(self.left[rows].to(EXACT), right[rows])
+            total += _sum(left[rows].to(EXACT), right[rows])
         return total
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrate.errors import InvalidInput, count, positive
+from privfair.rounding import ROUNDING_SLACK
 
 # The choices a model leaves open, as types.
 
@@ -119,15 +120,6 @@ def through_softmax(probabilities: Tensor, coefficients: Tensor) -> Tensor:
 Weigh = Callable[[Tensor, Tensor], Tensor]
 """From gradient norms and losses of the records of a batch to their coefficients; float64 throughout."""
 
-ROUNDING_SLACK = 2.0**-21
-"""By how much (relatively) parts are held under their bound, so that rounding can't carry a sum over its sensitivity.
-
-Three things round. A norm is off by at most about (values summed + 3) u, with u = 2^-53; its coefficient by 3 u; both
-are below 1e-9 up to eight million parameters. And the sum over n records, in whatever order, is off by at most
-(n + 3) u times the sum of the parts' norms, n times the bound: the sums of two neighbouring batches then differ by at
-most bound * (1 + 2 n (n + 3) u), which 2^-21 covers up to n = 46,000 records in a batch.
-"""
-
 SMALLEST_BOUND = 1e-100
 """With norms whose squares are finite, no coefficient then falls among the subnormal numbers, which round coarsely."""
 
@@ -196,7 +188,7 @@ def clipped_to(bound: float) -> ClippedTo:
     """min(1, bound / norm), nudged down by `ROUNDING_SLACK`.
 
     Guarantee: no record's part c_i grad_i is longer than `bound`, rounding included, and adding or removing a record
-    moves the computed sum of up to 46,000 parts by at most `bound` (docs/models.md, "What rounding can do").
+    moves the computed sum by at most `bound`, up to 2^31 parts in it (docs/models.md, "What rounding can do").
     """
     if positive("bound", bound) < SMALLEST_BOUND:
         raise InvalidInput(

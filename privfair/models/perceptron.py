@@ -28,6 +28,7 @@ from privfair.models.model import (
     in_working_precision,
     through_softmax,
 )
+from privfair.rounding import sum_in_blocks, terms_per_block
 
 
 @final
@@ -157,9 +158,18 @@ class _LayeredParts:
         return went_in.add_(1.0).mul_(came_back.square_().add_(lost)).sum(dim=0).sqrt_()
 
     def weighted(self, coefficients: Tensor, at_once: int = 0) -> Tensor:
+        if len(coefficients) <= terms_per_block(len(coefficients)):
+            return self._sum(self.layers, coefficients, at_once)
+        return sum_in_blocks(
+            len(coefficients),
+            lambda rows: self._sum(tuple(layer.some(rows) for layer in self.layers), coefficients[rows], at_once),
+        )
+
+    def _sum(self, layers: tuple[OuterProducts, ...], coefficients: Tensor, at_once: int) -> Tensor:
+        """Of one block of records."""
         total = torch.empty(self.layout.size, dtype=EXACT)
         places = list(self.layout.split(total).values())
-        for layer, weight, bias in zip(self.layers, places[::2], places[1::2], strict=True):
+        for layer, weight, bias in zip(layers, places[::2], places[1::2], strict=True):
             layer.write_weighted(coefficients, (weight, bias), at_once)
         return total
 

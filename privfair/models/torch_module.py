@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from privfair.models.model import (
     through_softmax,
 )
 from privfair.models.record_isolation import first_sentence, refuse_by_name, require_isolated
+from privfair.rounding import total_of
 
 # Before a module sees data it is tried on made-up records: which route gives each record's own gradient?
 #
@@ -234,19 +236,24 @@ class TorchModule:
             all_losses = _join([losses for losses, _ in measured])
             norms = _join([norms for _, norms in measured])
             coefficients = coefficients_of(weigh, norms, all_losses)
-            total = torch.zeros(self.size, dtype=EXACT)
-            for piece, own in zip(pieces, self._pieces(coefficients, like=x), strict=True):
-                total += back(*piece)[1].weighted(own)
+            sums = (
+                one
+                for piece, own in zip(pieces, self._pieces(coefficients, like=x), strict=True)
+                for one in back(*piece)[1].sums(own, len(x))
+            )
+            total = total_of(itertools.chain((torch.zeros(self.size, dtype=EXACT),), sums))
         return WeightedGradient(total, norms, all_losses, coefficients)
 
     def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
-        total = torch.zeros(self.size, dtype=EXACT)
-        with self._turn:
+        def sums() -> Iterator[Tensor]:
+            yield torch.zeros(self.size, dtype=EXACT)
             for piece, rows in zip(self._pieces(x), self._pieces(coefficients, like=x), strict=True):
                 passed = self._trace(theta, piece)
                 pulled = through_softmax(torch.softmax(passed.logits, dim=1), rows.to(passed.logits.dtype))
-                total += passed.parts(pulled).weighted(torch.ones(len(piece), dtype=EXACT))
-        return total
+                yield from passed.parts(pulled).sums(torch.ones(len(piece), dtype=EXACT), len(x))
+
+        with self._turn:
+            return total_of(sums())
 
     def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
         rows = [torch.zeros(0, len(directions), dtype=EXACT)]

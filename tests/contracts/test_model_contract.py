@@ -260,4 +260,4 @@ def test_clipping_leaves_short_gradients_alone(case: ModelCase) -> None:
     middle = float(free.norms.median())
     clipped = model.weighted_gradient(theta, x, y, clipped_to(middle))
     assert (clipped.coefficients < 1).sum() in (2, 3)
-    assert 0.999999 * middle <= clipped.largest_part <= middle
+    assert 0.99998 * middle <= clipped.largest_part <= middle

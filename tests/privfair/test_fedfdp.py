@@ -24,8 +24,8 @@ from privfair.algorithms.registry import recipe_named
 from privfair.contribution import Published
 from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_losses, next_loss_clip
 from privfair.models.linear import LogisticRegression
-from privfair.models.model import ROUNDING_SLACK
 from privfair.plan.privacy import Unpriced
+from privfair.rounding import ROUNDING_SLACK
 
 FEATURES = 4
 SIZES = {"north": 30, "south": 10}

@@ -18,8 +18,9 @@ from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
 from privfair.fairness.constraints import FairnessNotion, RateSums, RateValue, rates_of, violations
 from privfair.models.linear import LogisticRegression
-from privfair.models.model import ROUNDING_SLACK, Model
+from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
+from privfair.rounding import ROUNDING_SLACK
 
 FEATURES, USERS = 3, 20
 
@@ -155,7 +156,7 @@ def test_the_whole_vector_of_each_user_is_clipped() -> None:
     assert min(norms) < clip < max(norms)
     (sent,) = clipped.contribution(state, 0, silo, torch.arange(USERS)).noisy
     np.testing.assert_allclose(sent.values, total, rtol=1e-9)
-    assert clip * (1 - 1e-6) < sent.measured <= clip
+    assert clip * (1 - 2e-5) < sent.measured <= clip
 
 
 def test_one_user_moves_the_sum_by_at_most_the_clip() -> None:

@@ -37,7 +37,7 @@ def test_a_sum_in_single_precision_is_as_far_off_as_proved(at_once: int) -> None
     left, right = torch.randn(64, 50, generator=generator), torch.randn(64, 20, generator=generator) * 1e-3
     weights = torch.rand(64, generator=generator, dtype=torch.float64)
     parts = OuterProducts(left, right)
-    exact, bias = parts.weighted(weights)
+    exact, bias = parts.weighted(weights, len(weights))
     found, same = torch.empty_like(exact), torch.empty_like(bias)
     parts.write_weighted(weights, (found, same), at_once)
     sizes = float((weights * parts.squared_norms().sqrt()).sum())
@@ -48,7 +48,7 @@ def test_a_sum_in_single_precision_is_as_far_off_as_proved(at_once: int) -> None
 def test_inputs_too_large_for_it_are_summed_exactly() -> None:
     left, right = torch.full((4, 3), 1e30), torch.full((4, 2), 1e-38)
     parts, weights = OuterProducts(left, right), torch.full((4,), 1e-5, dtype=torch.float64)
-    exact, bias = parts.weighted(weights)
+    exact, bias = parts.weighted(weights, len(weights))
     found, same = torch.empty_like(exact), torch.empty_like(bias)
     parts.write_weighted(weights, (found, same), 4)
     assert torch.equal(found, exact)

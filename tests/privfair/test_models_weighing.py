@@ -15,7 +15,8 @@ from torch import Tensor
 from calibrate.errors import CheckFailed, InvalidInput
 from privfair.models.layers import GhostProducts, OuterProducts
 from privfair.models.linear import LogisticRegression
-from privfair.models.model import ROUNDING_SLACK, SMALLEST_BOUND, clipped_after, clipped_to, mean_over
+from privfair.models.model import SMALLEST_BOUND, clipped_after, clipped_to, mean_over
+from privfair.rounding import ROUNDING_SLACK
 
 norms_lists = st.lists(st.floats(0, 1e154, allow_subnormal=True), min_size=1, max_size=20)
 bounds = st.floats(SMALLEST_BOUND, 1e100)
@@ -89,12 +90,6 @@ def test_a_size_is_a_positive_count() -> None:
         mean_over(0)
 
 
-def test_the_slack_covers_what_its_docstring_says() -> None:
-    """2 n (n + 3) u for the two sums, and the norm's and the coefficient's own roundings."""
-    n, unit = 46_000, 2.0**-53
-    assert 2 * n * (n + 3) * unit + (8_000_000 + 6) * unit <= ROUNDING_SLACK
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 60), st.integers(0, 2**16), st.floats(-6, 6))
 def test_the_sum_in_floating_point_is_as_far_off_as_proved(records: int, seed: int, size: float) -> None:
@@ -103,7 +98,7 @@ def test_the_sum_in_floating_point_is_as_far_off_as_proved(records: int, seed: i
     left = torch.randn(records, 3, generator=generator, dtype=torch.float64) * 10.0**size
     right = torch.randn(records, 2, generator=generator, dtype=torch.float64)
     weights = torch.rand(records, generator=generator, dtype=torch.float64)
-    weight, bias = OuterProducts(left, right).weighted(weights)
+    weight, bias = OuterProducts(left, right).weighted(weights, records)
     sizes = sum(
         abs(c) * math.hypot(*r) * math.hypot(1.0, *a)
         for c, r, a in zip(weights.tolist(), right.tolist(), left.tolist(), strict=True)
@@ -124,7 +119,7 @@ def test_the_sum_in_floating_point_is_as_far_off_as_proved(records: int, seed: i
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**16), st.integers(0, 15), st.booleans())
 def test_ghost_norms_are_never_below_the_true_ones(positions: int, seed: int, cancelling: int, intercept: bool) -> None:
-    """Also where positions cancel to almost nothing, so that the Gram sum keeps few digits."""
+    """Also where positions cancel to almost nothing: then 1/64 of the sum of their own norms stands in."""
     generator = torch.Generator().manual_seed(seed)
     left = torch.randn(1, positions, 3, generator=generator, dtype=torch.float64)
     right = torch.randn(1, positions, 2, generator=generator, dtype=torch.float64)
@@ -141,7 +136,7 @@ def test_ghost_norms_are_never_below_the_true_ones(positions: int, seed: int, ca
             exact += entry**2
     found = Fraction(float(parts.squared_norms()[0]))
     sizes = (left.norm(dim=2).add(1) * right.norm(dim=2)).sum() ** 2
-    assert exact <= found <= exact + Fraction(float(sizes)) * Fraction(1, 10**12)
+    assert exact <= found <= max(exact, Fraction(float(sizes)) / 64**2) + Fraction(float(sizes)) * Fraction(1, 10**12)
 
 
 @pytest.mark.parametrize("size", [1e-140, 1e-155, 1e-160, 1e-170, 1e-200])
@@ -155,13 +150,3 @@ def test_squares_that_vanish_do_not_hide_a_part(size: float) -> None:
         GhostProducts(left[:, None], right[:, None], (2, 3), intercept=False).squared_norms(),
     ):
         assert Fraction(float(squared[0])) * (1 + Fraction(1, 10**9)) >= exact
-
-
-def test_a_batch_of_thousands_keeps_its_sensitivity() -> None:
-    """The worst batch found for rounding: all parts alike, all at the bound."""
-    model, n = LogisticRegression(3), 46_000
-    x = torch.full((n, 3), 1.1, dtype=torch.float64)
-    y = torch.zeros(n, dtype=torch.int64)
-    whole = model.weighted_gradient(model.initial(0), x, y, clipped_to(0.7)).total
-    without = model.weighted_gradient(model.initial(0), x[1:], y[1:], clipped_to(0.7)).total
-    assert float((whole - without).norm()) <= 0.7

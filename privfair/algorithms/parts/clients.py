@@ -20,7 +20,7 @@ from calibrate.errors import InvalidInput, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors, State
 from privfair.algorithms.parts.local_models import LocalModels, drawn_rows, place_of
 from privfair.contribution import BoundedContribution, Published
-from privfair.fairness.clipping import clipped_losses, mean_of_losses
+from privfair.fairness.clipping import clipped_losses, mean_of_losses, sum_of_losses
 from privfair.models.model import Model, WeightedGradient, clipped_to, mean_over, shrunk_by_class
 
 PLAIN, NOISY = "gradient", "value_1"
@@ -193,7 +193,7 @@ def pair_message(sending: PairSending, model: Model, theta: Tensor, silo: SiloTe
     return Message(
         noisy=(
             BoundedContribution(GRADIENT, total, sending.clip, found.largest_part),
-            BoundedContribution(LOSS, np.array([float(losses.sum())]), sending.loss_clip, largest),
+            BoundedContribution(LOSS, np.array([sum_of_losses(losses)]), sending.loss_clip, largest),
         )
     )
 

@@ -18,15 +18,8 @@ from calibrate.arrays import Floats
 from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import Received, SiloTensors
 from privfair.fairness.constraints import Rate, RateValue, counted_values
-from privfair.models.model import (
-    ROUNDING_SLACK,
-    Model,
-    class_factors,
-    class_means,
-    cross_entropy,
-    predict_each_alone,
-    through_softmax,
-)
+from privfair.models.model import Model, class_factors, class_means, cross_entropy, predict_each_alone, through_softmax
+from privfair.rounding import ROUNDING_SLACK, RunningTotal, blocks_of, terms_per_block
 
 _BLOCK = 2**23
 """Gradient entries held at once."""
@@ -112,7 +105,8 @@ class Statistics:
         """
         if clip is None:
             return self._sum_unclipped(theta, silo, rows_of_users(silo, cohort)[0]), 0.0
-        total, largest = torch.zeros(self.layout.size, dtype=torch.float64), 0.0
+        total, largest = RunningTotal(torch.zeros(self.layout.size, dtype=torch.float64)), 0.0
+        at_once = terms_per_block(len(cohort))
         for rows, owner, users in self._blocks(silo, cohort):
             vectors = self._vectors(theta, silo, rows, owner, users)
             norms = torch.linalg.vector_norm(vectors, dim=1)
@@ -123,9 +117,10 @@ class Statistics:
                 )
             factors = (clip / (1.0 + ROUNDING_SLACK) / norms).clamp_max(1.0)
             vectors, norms = vectors * factors[:, None], norms * factors
-            total += vectors.sum(dim=0)
+            for some in blocks_of(users, at_once):
+                total.add(vectors[some].sum(dim=0))
             largest = max(largest, float(norms.max()))
-        return total, largest
+        return total.value, largest
 
     def _sum_unclipped(self, theta: Tensor, silo: SiloTensors, rows: Tensor) -> Tensor:
         out, layout = torch.zeros(self.layout.size, dtype=torch.float64), self.layout
