@@ -27,7 +27,6 @@ from calibrate.manifest.mechanism import (
     NoPrivacyPromised,
     PrivateGuarantee,
 )
-from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, Relation
 from calibrate.releases import (
     Gaussian,
@@ -59,6 +58,8 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-9
 _TOUCHED = 2
 """Of disjoint sets, those that a replaced unit can touch: the one it leaves and the one it enters."""
+_WITH_FAMILIES = "mmd-fedavg"
+"""The only algorithm whose sets are proved to be disjoint; by name, because a reader of manifests loads no plan."""
 
 Primitive = Gaussian | Laplace | RandomizedResponse | NonPrivate
 
@@ -142,7 +143,7 @@ def _families(document: BudgetDocument) -> Iterator[str]:
         family = _family(declared)
         if family is not None:
             members.setdefault(family, []).append(declared)
-    known = document.algorithm == AlgorithmName.MMD_FEDAVG.value
+    known = document.algorithm == _WITH_FAMILIES
     if members and not (known and document.guarantee.adjacency is Relation.REPLACE_ONE):
         yield "families of disjoint sets are proved for mmd-fedavg and a record that is replaced, and for nothing else"
     for family, own in members.items():

@@ -62,6 +62,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "mmd laplace": ("mmd-fedavg", {"group_size": 1000, "samples_per_group": 50, "rounds": 10, "mechanism": "laplace"}),
     "full batches": ("gaussian", {"noise": (1.0, 2.0), "sampling_rate": 1.0, "rounds": 9, "relation": "replace-one"}),
     "pay once": ("pay-once", {"groups": 3}),
+    "five groups": ("mmd-fedavg", {"group_size": 400, "samples_per_group": 20, "rounds": 5, "groups": 5}),
 }
 TARGET = EpsilonDelta(1.0, 1e-5)
 
