@@ -49,7 +49,7 @@ def binary_weighted_gradient(theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) 
     sign = _SIGN.take(labels)
     # By how much the score speaks against the true class: losses and residuals then never cancel. Row by row, not as
     # one product: a matrix library may round a record otherwise when another one joins the batch.
-    against = np.vecdot(features, weights[:-1])
+    against: Floats = np.vecdot(features, weights[:-1])
     against += weights.item(-1)
     against *= sign
     losses = np.logaddexp(0.0, against)
