@@ -1,7 +1,7 @@
 """Error against fairness for SteFFLe and pay-once, with controls: `make experiments NAME=steffle`.
 
 About twenty minutes of one core. Needs the extras train, data and plot. Writes steffle.md (from steffle-template.md),
-one figure per data set beside this file, and its rows into data/; a split that is there is not run again.
+one figure per data set beside this file, and its rows into data/; a method that has rows of a split is not run again.
 """
 
 from __future__ import annotations
@@ -40,24 +40,23 @@ def _run(chosen: argparse.Namespace) -> None:
     from seed_intervals import load_rows, save_rows
     from steffle_ablation import SPLITS, run_ablation
     from steffle_settings import HETEROGENEITY, SETTINGS
-    from steffle_split import Job, Row, run_job
+    from steffle_split import TRAINERS, Job, Row, missing_methods, run_job, with_found
     from sweep import results
 
     place = chosen.out / _RESULTS
     rows = load_rows(Row, place)
-    done = {(row.setting, row.h, row.split) for row in rows if row.odds is not None}
-    jobs = [
-        Job(setting.name, h, split)
+    wanted = [
+        missing_methods(Job(setting.name, h, split, tuple(TRAINERS)), rows)
         for h in HETEROGENEITY
         for setting in SETTINGS
         for split in range(min(setting.splits, chosen.splits or setting.splits))
-        if (setting.name, h, split) not in done and setting.name in (chosen.setting or [setting.name])
+        if setting.name in (chosen.setting or [setting.name])
     ]
+    jobs = [job for job in wanted if job.methods]
     for number, found in enumerate(results(chosen, run_job, jobs), start=1):
-        own = jobs[number - 1]
-        rows = [row for row in rows if (row.setting, row.h, row.split) != (own.setting, own.h, own.split)] + found
+        rows = with_found(rows, found)
         save_rows(rows, place)
-        print(f"{number}/{len(jobs)} {own}, {time.process_time():.0f} s", file=sys.stderr, flush=True)
+        print(f"{number}/{len(jobs)} {jobs[number - 1]}, {time.process_time():.0f} s", file=sys.stderr, flush=True)
     if not chosen.setting and not (chosen.out / _ABLATION).exists():
         found = [row for part in results(chosen, run_ablation, SPLITS[: chosen.splits]) for row in part]
         save_rows(found, chosen.out / _ABLATION)

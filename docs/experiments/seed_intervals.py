@@ -6,9 +6,9 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from scipy.stats import t as student
@@ -46,7 +46,7 @@ class Interval:
 
 def save_rows(rows: Sequence[Any], path: Path) -> None:
     """Every measured model, one line each; dataclasses of one kind. The same rows give the same bytes."""
-    lines = ",\n".join(json.dumps([_rounded(value) for value in asdict(row).values()]) for row in rows)
+    lines = ",\n".join(json.dumps(list(asdict(rounded(row)).values())) for row in rows)
     names = json.dumps(list(asdict(rows[0])))
     text = f'{{"columns": {names},\n"rows": [\n{lines}\n]}}\n'.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,5 +64,7 @@ def load_rows(kind: type[_Row], path: Path) -> list[_Row]:
     return [kind(*values) for values in told["rows"]]
 
 
-def _rounded(value: object) -> object:
-    return round(value, 5) if isinstance(value, float) else value
+def rounded(row: _Row) -> _Row:
+    """The row as it is kept: five digits behind the point."""
+    values = (getattr(row, one.name) for one in fields(cast(Any, row)))
+    return type(row)(*(round(value, 5) if isinstance(value, float) else value for value in values))

@@ -1,4 +1,4 @@
-"""SteFFLe, pay-once and descents of the fair plug-in for many runs at once: logistic, two groups, two classes, parity.
+"""SteFFLe, pay-once and descents of the fair plug-in for many runs at once: logistic, two groups, two classes.
 
 The same rounds as `privfair.algorithms.steffle.Steffle` and `privfair.algorithms.pay_once.PayOnce`, for a whole row of
 fairness weights and noise levels in one matrix product (tests/privfair/test_experiment_stacked.py holds the two against
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from scipy.special import expit
 
 from calibrate.arrays import Floats
 from privfair.algorithms.parts.descent import DescentRule
+from privfair.fairness.fermi import Independence
 
 Wide = NDArray[np.float64]
 _UNDER_THE_BOUND = 1.0 / (1.0 + 2.0**-16)
@@ -58,18 +59,22 @@ class Descent:
 
 @dataclass(frozen=True, eq=False)
 class SteffleColumns:
-    """One run a column: its fairness weight, its noise, its W step; and what all columns share."""
+    """One run per column: its fairness weight, its noise, its W step; and what all columns share.
+
+    `frequencies` are the groups' shares, block by block of `notion`.
+    """
 
     fairness: Wide
     sigma_theta: Wide
     sigma_w: Wide
     w_step: Wide
-    frequencies: tuple[float, float]
+    frequencies: tuple[tuple[float, float], ...]
     minority_fraction: float
     batch_size: int
     lipschitz: float
     w_radius: float
     around_independence: bool = True
+    notion: Independence = Independence.DEMOGRAPHIC_PARITY
 
     @property
     def reach(self) -> float:
@@ -77,9 +82,21 @@ class SteffleColumns:
         bound = 2 * math.sqrt(2) * self.lipschitz * self.w_radius / math.sqrt(self.minority_fraction)
         return bound * _UNDER_THE_BOUND
 
+    def blocks(self, y: Floats) -> list[slice | NDArray[np.bool_]]:
+        """The records of each block."""
+        match self.notion:
+            case Independence.DEMOGRAPHIC_PARITY:
+                return [slice(None)]
+            case Independence.EQUALISED_ODDS:
+                return [y < 0.5, y > 0.5]
+            case Independence.EQUAL_OPPORTUNITY:
+                return [y > 0.5]
+            case _:
+                assert_never(self.notion)
+
 
 @dataclass(eq=False)
-class _Theta:
+class Theta:
     """Columns of parameters on their way."""
 
     rule: Descent
@@ -116,10 +133,10 @@ def steffle(
     """
     noise = np.random.default_rng(seed)
     runs = len(columns.fairness)
-    theta = _Theta(rule, _columns_from(start, silos[0].x.shape[1], runs))
+    theta = Theta(rule, _columns_from(start, silos[0].x.shape[1], runs))
     frequencies = np.array(columns.frequencies)
-    centre = np.sqrt(frequencies)[:, None] * np.ones((1, 2)) * columns.around_independence
-    deviation = np.zeros((runs, 2, 2))
+    centre = np.sqrt(frequencies)[:, :, None] * np.ones((1, 2)) * columns.around_independence
+    deviation = np.zeros((runs, len(frequencies), 2, 2))
     lengths = [np.linalg.norm(silo.x, axis=1).astype(np.float32) for silo in silos]
     for step in range(rule.rounds):
         w = centre + deviation
@@ -131,10 +148,10 @@ def steffle(
             g, h_theta, h_w = _steffle_message(part, own, theta.values, w, frequencies, columns)
             clear += g / len(silos)
             noisy += (h_theta + noise.normal(size=h_theta.shape) * columns.sigma_theta) / len(silos)
-            of_w += (h_w + noise.normal(size=h_w.shape) * columns.sigma_w[:, None, None]) / len(silos)
+            of_w += (h_w + noise.normal(size=h_w.shape) * columns.sigma_w[:, None, None, None]) / len(silos)
         theta.advance(step, clear + columns.fairness * noisy)
-        deviation = deviation + columns.w_step[:, None, None] * of_w
-        norms = np.sqrt(np.square(deviation).sum(axis=(1, 2), keepdims=True))
+        deviation = deviation + columns.w_step[:, None, None, None] * of_w
+        norms = np.sqrt(np.square(deviation).sum(axis=(2, 3), keepdims=True))
         inside = columns.w_radius * (1 - 2.0**-40)
         deviation = deviation * (inside / np.maximum(norms, inside))
     return theta.values
@@ -147,26 +164,34 @@ def _steffle_message(
     m, x = columns.batch_size, silo.x
     probability = sigmoid(x @ theta.astype(np.float32))
     steepness = probability * (1 - probability)
-    # Only differences of the two classes' slopes act on the score.
-    slopes = 2 * (w[:, :, 1] - w[:, :, 0]) / np.sqrt(frequencies)
-    mean = slopes @ (frequencies / frequencies.sum())
-    common = np.square(w[:, :, 0]).sum(axis=1) - np.square(w[:, :, 1]).sum(axis=1) + mean
-    apart = np.abs(slopes[:, 0] - slopes[:, 1]).astype(np.float32)
-    distances = steepness * lengths[:, None] * apart
-    reach = np.float32(columns.reach)
-    own = (slopes - mean[:, None]).T.astype(np.float32)[silo.s]
-    pull = steepness * own * (reach / np.maximum(distances, reach))
-    free = probability - silo.y[:, None] + steepness * (columns.fairness * common).astype(np.float32)
-    of_one = np.stack([probability[silo.s == group].sum(axis=0, dtype=np.float64) for group in (0, 1)], axis=1)
-    counts = np.array([(silo.s == group).sum() for group in (0, 1)], dtype=np.float64)
-    joint = np.stack((counts - of_one, of_one), axis=2)
-    h_w = 2 * joint / np.sqrt(frequencies)[:, None] - 2 * w * joint.sum(axis=1)[:, None, :]
+    free, pull, h_w = probability - silo.y[:, None], np.zeros_like(probability), np.zeros_like(w)
+    for number, rows in enumerate(columns.blocks(silo.y)):
+        of_block, shares, s = w[:, number], frequencies[number], silo.s[rows]
+        # Only differences of the two classes' slopes act on the score.
+        slopes = 2 * (of_block[:, :, 1] - of_block[:, :, 0]) / np.sqrt(shares)
+        mean = slopes @ (shares / shares.sum())
+        squares = np.square(of_block).sum(axis=1)
+        common = squares[:, 0] - squares[:, 1] + mean
+        apart = np.abs(slopes[:, 0] - slopes[:, 1]).astype(np.float32)
+        distances = steepness[rows] * lengths[rows, None] * apart
+        reach = np.float32(columns.reach)
+        own = (slopes - mean[:, None]).T.astype(np.float32)[s]
+        pull[rows] = steepness[rows] * own * (reach / np.maximum(distances, reach))
+        free[rows] += steepness[rows] * (columns.fairness * common).astype(np.float32)
+        inside = probability[rows]
+        of_one = np.stack([inside[s == group].sum(axis=0, dtype=np.float64) for group in (0, 1)], axis=1)
+        counts = np.array([(s == group).sum() for group in (0, 1)], dtype=np.float64)
+        joint = np.stack((counts - of_one, of_one), axis=2)
+        h_w[:, number] = 2 * joint / np.sqrt(shares)[:, None] - 2 * of_block * joint.sum(axis=1)[:, None, :]
     return (x.T @ free).astype(np.float64) / m, (x.T @ pull).astype(np.float64) / m, h_w / m
 
 
 @dataclass(frozen=True, eq=False)
 class PublicCodeColumns:
-    """SteFFLe's public code, one run per column: the noise on its sum in theta and on its mean in W; what all share."""
+    """SteFFLe's public code, one run per column: the noise on its sum in theta and on its mean in W; what all share.
+
+    `first` is the group that counts as the first one; None for that of each silo's first record, as in the code.
+    """
 
     fairness: Wide
     sigma_theta: Wide
@@ -175,6 +200,7 @@ class PublicCodeColumns:
     clip: float
     w_radius: float
     w_step: float = 1e-5
+    first: int | None = None
 
 
 def public_code(
@@ -186,12 +212,13 @@ def public_code(
 ) -> Wide:
     """The last theta of every column, as `privfair.algorithms.baselines.steffle_public_code` computes it, and noise."""
     fairness = columns.fairness
-    theta = _Theta(rule, np.zeros((silos[0].x.shape[1], len(fairness))))
+    theta = Theta(rule, np.zeros((silos[0].x.shape[1], len(fairness))))
     w, random, scale = np.zeros(len(fairness)), np.random.default_rng((seed, 7)), columns.first_share**-0.5
     for step in range(rule.rounds):
         moved, lifted = np.zeros_like(theta.values), np.zeros_like(w)
         for silo, rows in zip(silos, next(batches), strict=True):
-            x, first = silo.x[rows], (silo.s[rows] == silo.s[0])[:, None]
+            group = silo.s[0] if columns.first is None else columns.first
+            x, first = silo.x[rows], (silo.s[rows] == group)[:, None]
             p = sigmoid(x @ theta.values.astype(np.float32))
             pull = fairness * (2 * w * first * scale - w * w) * p * (1 - p)
             lengths = np.abs(pull) * np.linalg.norm(x, axis=1)[:, None]
@@ -226,7 +253,7 @@ def pay_once(
     levels, level_of = np.unique(columns.keep, return_inverse=True)
     members = [_memberships(silo.s, levels, draw) for silo in silos]
     total = sum(len(silo) for silo in silos)
-    theta = _Theta(rule, _columns_from(start, silos[0].x.shape[1], len(columns.fairness)))
+    theta = Theta(rule, _columns_from(start, silos[0].x.shape[1], len(columns.fairness)))
     pull = None
     for step in range(rule.rounds):
         gradient, ones = np.zeros_like(theta.values), np.zeros((len(columns.fairness), 2))

@@ -14,11 +14,14 @@ from functools import lru_cache
 import numpy as np
 
 from calibrate.budget import calibrate_plan, price_plan
+from calibrate.plans.gaussian import GaussianPlan
+from calibrate.plans.plan import NoisyValue
 from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.theorems.printed import printed_noise
 from privfair.data.benchmark_files import BenchmarkScaling
 from privfair.data.benchmarks import Benchmark
+from privfair.fairness.fermi import Independence
 
 SILOS = 3
 EPSILONS = (1.0, 3.0, 9.0)
@@ -44,8 +47,8 @@ class Setting:
     scaling: BenchmarkScaling
     splits: int
     heterogeneity: tuple[float, ...]
-    frequencies: tuple[float, float]
-    """Public group shares, rounded: they could have been known without the data."""
+    frequencies: tuple[tuple[float, float], ...]
+    """Public group shares, rounded, block by block of `notion`: they could have been known without the data."""
     minority_fraction: float
     steffle_fairness: tuple[float, ...]
     pay_once_fairness: tuple[float, ...]
@@ -54,6 +57,8 @@ class Setting:
     learning_rate: float = 4.0
     pay_once_rate: float = 4.0
     """The learning rate of pay-once: small where large fairness weights make the objective steep."""
+    notion: Independence = Independence.DEMOGRAPHIC_PARITY
+    """What SteFFLe is trained for; pay-once only for parity."""
 
     @property
     def plain_fairness(self) -> tuple[float, ...]:
@@ -70,7 +75,7 @@ SETTINGS = (
         BenchmarkScaling.PUBLIC,
         12,
         HETEROGENEITY,
-        (0.4, 0.6),
+        ((0.4, 0.6),),
         0.35,
         (0.0, 8.0, 16.0, 32.0, 64.0, 128.0),
         (0.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0),
@@ -85,7 +90,7 @@ SETTINGS = (
         BenchmarkScaling.PUBLIC,
         12,
         HETEROGENEITY,
-        (0.325, 0.675),
+        ((0.325, 0.675),),
         0.3,
         (0.0, 1.0, 2.0, 3.0, 5.0, 8.0),
         (0.0, 1.0, 2.0, 4.0, 6.0, 7.0, 10.0),
@@ -99,7 +104,7 @@ SETTINGS = (
         BenchmarkScaling.PUBLIC_WITH_STEPS,
         12,
         HETEROGENEITY,
-        (0.325, 0.675),
+        ((0.325, 0.675),),
         0.3,
         (0.0, 2.0, 4.0, 6.0, 9.0, 13.0),
         (0.0, 1.0, 2.0, 4.0, 7.0, 10.0, 14.0),
@@ -129,6 +134,16 @@ def calibrated_noise(setting: Setting, silo_size: int, epsilon: float) -> Noise:
         setting.w_radius,
         SteffleSampling.FULL,
     )
+    return _noise_of(plan, epsilon)
+
+
+@lru_cache
+def printed_but_paid(setting: Setting, silo_size: int, epsilon: float) -> Noise:
+    """What Algorithm 1 as printed would have to add for a true epsilon."""
+    return _noise_of(_printed_plan(setting, silo_size), epsilon)
+
+
+def _noise_of(plan: StefflePlan, epsilon: float) -> Noise:
     budget = calibrate_plan(plan, EpsilonDelta(epsilon, DELTA))
     theta, w = budget.value(H_THETA).sigma, budget.value(H_W).sigma
     assert theta is not None
@@ -141,10 +156,8 @@ def printed_rounds(silo_size: int) -> int:
     return math.ceil(PRINTED_EPOCHS * silo_size / PRINTED_BATCH)
 
 
-@lru_cache
-def noise_as_printed(setting: Setting, silo_size: int, epsilon: float) -> Noise:
-    """Theorem 3.3's noise, and the certified epsilon of the transcript it is added to."""
-    plan = StefflePlan(
+def _printed_plan(setting: Setting, silo_size: int) -> StefflePlan:
+    return StefflePlan(
         silo_size,
         PRINTED_BATCH,
         printed_rounds(silo_size),
@@ -153,7 +166,23 @@ def noise_as_printed(setting: Setting, silo_size: int, epsilon: float) -> Noise:
         PRINTED_RADIUS,
         SteffleSampling.SHUFFLED,
     )
+
+
+@lru_cache
+def noise_as_printed(setting: Setting, silo_size: int, epsilon: float) -> Noise:
+    """Theorem 3.3's noise, and the certified epsilon of the transcript it is added to."""
+    plan = _printed_plan(setting, silo_size)
     multipliers = printed_noise(plan, EpsilonDelta(epsilon, DELTA)).noise_multipliers
     theta, w = plan.claims()
     true = price_plan(plan, DELTA, noise_multipliers=multipliers).upper
     return Noise(multipliers[H_THETA] * theta.bound, multipliers[H_W] * w.bound, true)
+
+
+@lru_cache
+def gaussian_multiplier(rounds: int, epsilon: float) -> tuple[float, float]:
+    """Of one Gaussian value in each of so many full-batch rounds, and the certified epsilon."""
+    budget = calibrate_plan(GaussianPlan(1.0, rounds), EpsilonDelta(epsilon, DELTA))
+    (value,) = budget.values
+    assert isinstance(value, NoisyValue)
+    assert value.noise_multiplier is not None
+    return value.noise_multiplier, budget.certified.upper

@@ -39,10 +39,8 @@ def executor_of(workers: int, scheduler: str | None, threads: bool = False) -> I
         yield None
         return
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-    from multiprocessing import get_context
 
-    # Fresh processes: in the fork of one in which torch has threads, its next parallel computation never ends.
-    pool = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    pool = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers)
     try:
         yield pool
     finally:

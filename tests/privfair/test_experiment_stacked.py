@@ -6,6 +6,7 @@ import importlib.util
 import math
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -62,10 +63,12 @@ def _warm(silos: list[SiloTensors]) -> np.ndarray:
 @pytest.mark.parametrize("warm", [0, 20])
 @pytest.mark.parametrize("center", list(WCenter))
 @pytest.mark.parametrize("batch_size", [80, 32])
-def test_steffle(center, batch_size, warm) -> None:
-    silos, rounds, shares = _silos(), 7, (0.45, 0.55)
+@pytest.mark.parametrize("notion", list(Independence))
+def test_steffle(notion, center, batch_size, warm) -> None:
+    silos, rounds, shares = _silos(), 7, ((0.45, 0.55), (0.6, 0.4))[: notion.blocks(2)]
     options = SteffleOptions(
-        group_frequencies=shares,
+        notion=notion,
+        group_frequencies=tuple(chain.from_iterable(shares)),
         learning_rate=1.0,
         momentum=0.8,
         decay=0.5,
@@ -86,6 +89,7 @@ def test_steffle(center, batch_size, warm) -> None:
         0.3,
         0.2,
         around_independence=center is WCenter.INDEPENDENCE,
+        notion=notion,
     )
     rule = stacked.Descent(rounds, 1.0, 0.8, 0.5, 3)
     batches = None if batch_size == 80 else stacked.shuffled_batches((80, 80), batch_size, 5)
@@ -117,7 +121,7 @@ def test_noise_has_the_asked_deviation() -> None:
     """One silo, one round, nothing but noise: theta is minus the rate times fairness times the noise."""
     silo = stacked.StackedSilo.of(np.zeros((4, 400)), np.array([0, 1, 0, 1]), np.array([0, 1, 0, 1]))
     columns = stacked.SteffleColumns(
-        np.array([2.0]), np.array([0.3]), np.array([0.5]), np.array([1.0]), (0.5, 0.5), 0.5, 4, 1.0, 10.0
+        np.array([2.0]), np.array([0.3]), np.array([0.5]), np.array([1.0]), ((0.5, 0.5),), 0.5, 4, 1.0, 10.0
     )
     theta = stacked.steffle((silo,), columns, stacked.Descent(1, 1.0, 0.0), 3)
     assert theta[:-1].std() == pytest.approx(0.6, rel=0.15)
@@ -176,7 +180,7 @@ def test_pay_once(epsilon, warm) -> None:
 
 
 def test_the_bound_is_the_signed_one() -> None:
-    columns = stacked.SteffleColumns(np.ones(1), np.ones(1), np.ones(1), np.ones(1), (0.5, 0.5), 0.4, 80, 0.3, 0.2)
+    columns = stacked.SteffleColumns(np.ones(1), np.ones(1), np.ones(1), np.ones(1), ((0.5, 0.5),), 0.4, 80, 0.3, 0.2)
     assert columns.reach / 80 == pytest.approx(SteffleBounds(80, 0.4, 0.3, 0.2).h_theta, rel=1e-4)
     assert math.isfinite(columns.reach)
 
