@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: a fork of a process with its threads may never end
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: many short computations are faster so
 
 import pytest
 from hypothesis import settings
@@ -19,6 +20,15 @@ from privfair.noise import random_stream
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+def _one_thread_in_a_fork() -> None:
+    """In the fork of a process in which torch has threads, its next parallel computation never ends."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_one_thread_in_a_fork)
 
 
 class _Entropy:

@@ -39,8 +39,10 @@ def executor_of(workers: int, scheduler: str | None, threads: bool = False) -> I
         yield None
         return
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+    from multiprocessing import get_context
 
-    pool = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers)
+    # Fresh processes: in the fork of one in which torch has threads, its next parallel computation never ends.
+    pool = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
         yield pool
     finally:

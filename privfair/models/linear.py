@@ -37,14 +37,19 @@ _SIGN = np.array((1.0, -1.0))
 
 
 def binary_weighted_gradient(theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
-    """sum_i c_i grad_i for the scores x theta[:-1] + theta[-1] of class 1; tensors in the CPU's memory."""
+    """sum_i c_i grad_i for the scores x theta[:-1] + theta[-1] of class 1; tensors in the CPU's memory.
+
+    Guarantee: a record's loss, norm, coefficient and residual are functions of the record and of theta alone, to the
+    last bit, as long as its coefficient is.
+    """
     features = x.numpy() if x.dtype is EXACT else x.numpy().astype(np.float64)
     weights, labels = theta.numpy(), y.numpy()
     if np.bitwise_or.reduce(labels) not in (0, 1):  # a negative label sets the sign bit, a larger one a higher bit
         raise InvalidInput("y", _strangest(labels), "must be class 0 or 1", "number the classes 0 and 1")
     sign = _SIGN.take(labels)
-    # By how much the score speaks against the true class: losses and residuals then never cancel.
-    against = features.dot(weights[:-1])
+    # By how much the score speaks against the true class: losses and residuals then never cancel. Row by row, not as
+    # one product: a matrix library may round a record otherwise when another one joins the batch.
+    against: Floats = np.vecdot(features, weights[:-1])
     against += weights.item(-1)
     against *= sign
     losses = np.logaddexp(0.0, against)

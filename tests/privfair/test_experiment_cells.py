@@ -63,7 +63,7 @@ def test_fair_plugin() -> None:
     ],
 )
 def test_steffle(name: str, run: str, method: str, silos: int) -> None:
-    """The stored rows, digit by digit; these cells start at zero, so that no last digit of a warm start moves a record."""
+    """The stored rows, digit by digit: these cells start at zero, and no last digit of a warm start moves a record."""
     module, function = run.split(".")
     steffle, rows = _module("steffle_split"), _module("seed_intervals")
     job = steffle.Job("credit-card", 0.0, 0, (method,), silos)

@@ -131,6 +131,22 @@ def test_neighbouring_sums_of_a_linear_model(made: Callable[[int], Floats], reco
     assert _distance(sums, records, 1) <= Fraction(CLIP)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("features", [1, 3, 8, 33, 85, 130])
+def test_a_record_of_a_linear_model_is_computed_alike_in_every_batch(features: int, dtype: torch.dtype) -> None:
+    """To the last bit, whatever its place and whoever else is there; a matrix product does not keep that."""
+    generator = torch.Generator().manual_seed(features)
+    x = torch.randn(257, features, generator=generator, dtype=torch.float64).to(dtype)
+    y = torch.randint(0, 2, (257,), generator=generator)
+    theta = torch.randn(features + 1, generator=generator, dtype=torch.float64)
+    model = LogisticRegression(features)
+    whole = model.weighted_gradient(theta, x, y, clipped_to(CLIP))
+    for first, last in ((0, 1), (1, 257), (3, 20), (101, 103), (256, 257)):
+        some = model.weighted_gradient(theta, x[first:last].clone(), y[first:last], clipped_to(CLIP))
+        for name in ("losses", "norms", "coefficients"):
+            assert torch.equal(getattr(some, name), getattr(whole, name)[first:last])
+
+
 def test_the_attack_finds_a_sloppy_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same batch, its blocks added up in single precision: neighbours are further apart than was signed."""
     model, y = LogisticRegression(3), torch.zeros(MANY, dtype=torch.int64)
