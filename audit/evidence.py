@@ -38,7 +38,7 @@ from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import PlannedRun, Sites, load_data
-from privfair.run.public import build
+from privfair.run.public import build, refuse_search
 from privfair.run.replay import KeptStep, Session, finished_steps, kept_steps, read_sessions, replay
 from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
 from privfair.transcript import Transcript
@@ -120,6 +120,7 @@ class RunEvidence(PlannedRun):
             _require_same_plan(folder, plan_path)
         found = read_folder_plan(folder, trusted, plan_path)
         plan, document = found.plan, found.document
+        refuse_search(plan)
         if plan_path is None:
             _require_files_here(plan)
         plan_path = plan_path or folder.plan

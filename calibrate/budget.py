@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from calibrate.accountants.registry import Priced, best_epsilon
+from calibrate.accountants.registry import AccountantName, Priced, best_epsilon, priced_by
 from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
-from calibrate.errors import InvalidInput, NotCertified, positive
+from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination, positive
 from calibrate.meaning import Meaning
 from calibrate.plans.plan import NoisyValue, Plan, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import Release, scale_noise
+from calibrate.search_cost import price_search, solve_search
 from calibrate.solve_noise import solve_noise
+from calibrate.tries import DRAW_ERROR, RandomTries
 
 _LARGEST_TARGET = 1000.0
 _ROOM_FOR_ROUNDING = 1 - 1e-11
@@ -44,6 +46,8 @@ class CertifiedBudget:
     values: tuple[NoisyValue | RandomizedValue, ...]
     factor: float | None = None
     factor_lower: float = 0.0
+    tries: RandomTries | None = None
+    """How many tries of `release` are made where the best one is shown; None for a single run."""
 
     @property
     def continuous(self) -> EpsilonDelta:
@@ -114,11 +118,14 @@ class CertifiedBudget:
             "accountant": self.first.accountant_name.value,
             "optimality_gap": self.optimality_gap,
             "parameters": self.plan.parameters(),
+            **({} if self.tries is None else {"tries": {"mean": self.tries.mean, "shape": self.tries.shape}}),
         }
 
 
-def calibrate_plan(plan: Plan, target: EpsilonDelta, numbers: Mapping[str, int] | None = None) -> CertifiedBudget:
-    """The smallest noise with which the plan meets the target.
+def calibrate_plan(
+    plan: Plan, target: EpsilonDelta, numbers: Mapping[str, int] | None = None, tries: RandomTries | None = None
+) -> CertifiedBudget:
+    """The smallest noise with which the plan meets the target; with `tries`, a search over runs of it does.
 
     `numbers` says how many numbers one publication of a value has at most, by name; a value that is not named may
     have 16.7 million. Guarantee: as `CertifiedBudget` states it. The noise of all values keeps the
@@ -132,6 +139,12 @@ def calibrate_plan(plan: Plan, target: EpsilonDelta, numbers: Mapping[str, int] 
             "ask for a target below 10, or train without privacy openly (--no-privacy)",
         )
     value = plan.at(target.epsilon * _ROOM_FOR_ROUNDING)
+    if value is not None and tries is not None:
+        raise UnsupportedCombination(
+            f"a search over runs of {plan.algorithm.value}",
+            "its attribute is randomised once, and whatever is tried afterwards costs nothing more",
+            "drop [search], and try settings on the randomised attribute",
+        )
     if value is not None:
         first = best_epsilon(value.response, plan.unit, target.delta)
         return CertifiedBudget(plan, target, NO_SLACK, value.response, first, (value,))
@@ -140,10 +153,18 @@ def calibrate_plan(plan: Plan, target: EpsilonDelta, numbers: Mapping[str, int] 
         replace(value, numbers=known.get(value.name, value.numbers)) for value in (*plan.values(), *plan.once())
     )
     slack = combined(value.slack(plan.rounds) for value in values)
+    if tries is not None:
+        slack = slack.over_tries(tries.mean, DRAW_ERROR)
     continuous = slack.continuous(target)
     aim = EpsilonDelta(continuous.epsilon * _ROOM_FOR_ROUNDING, continuous.delta)
-    solved = solve_noise(plan.template(), plan.unit, aim)
-    factor, first = _priced_within(plan, solved.factor, continuous)
+    if tries is not None:
+        factor, lower = solve_search(plan.template(), plan.unit, aim, tries), 0.0
+        release = scale_noise(plan.template(), factor)
+        first = priced_by(AccountantName.RENYI, price_search(release, plan.unit, continuous.delta, tries))
+    else:
+        solved = solve_noise(plan.template(), plan.unit, aim)
+        factor, first = _priced_within(plan, solved.factor, continuous)
+        lower = solved.factor_lower
     return CertifiedBudget(
         plan=plan,
         target=target,
@@ -152,7 +173,8 @@ def calibrate_plan(plan: Plan, target: EpsilonDelta, numbers: Mapping[str, int] 
         first=first,
         values=tuple(replace(value, noise_multiplier=value.noise_multiplier * factor) for value in values),
         factor=factor,
-        factor_lower=solved.factor_lower,
+        factor_lower=lower,
+        tries=tries,
     )
 
 

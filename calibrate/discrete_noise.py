@@ -86,6 +86,16 @@ class ProfileSlack:
             )
         return EpsilonDelta(epsilon, delta)
 
+    def over_tries(self, mean: float, drawing: float) -> ProfileSlack:
+        """The slack of the best of a random number of tries, `mean` on average, whose number is drawn up to `drawing`.
+
+        Guarantee: D and R of one try are within total variation exp(epsilon) - 1 + exp(epsilon) mass; coupled try by
+        try, the two searches differ with at most `mean` times that probability, plus the error of the draw
+        (docs/theorems/hyperparameter-search.md, equation 5).
+        """
+        distance = math.expm1(self.epsilon) + math.exp(self.epsilon) * self.mass
+        return ProfileSlack(0.0, _up(mean * distance + drawing))
+
 
 NO_SLACK = ProfileSlack(0.0, 0.0)
 

@@ -180,9 +180,10 @@ def epsilon(
     drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units, bands)
     asked = noisy_rounds(multipliers, rounds, *drawn)
     if tries is not None:
-        from calibrate.search_cost import RandomTries, price_search
+        from calibrate.search_cost import price_search
+        from calibrate.tries import RandomTries
 
-        return price_search(asked.published, asked.unit, delta, RandomTries(tries))
+        return price_search(asked.published, asked.unit, delta, RandomTries.with_mean(tries))
     return price(asked, delta)[0]
 
 

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from calibrate.errors import InvalidInput, PrivfairError
+from calibrate.errors import InvalidInput, PrivfairError, Refused
 from calibrate.manifest.keys import load_public
 from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
 from calibrate.manifest.verify import AuthenticManifest, require_still_signed
@@ -34,6 +34,7 @@ from privfair.run.folder import RunFolder, load_theta
 from privfair.run.metrics import HeldOutRecords, MetricsLog
 from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.run.public import Progress, SignedPlan, read_signed_plan
+from privfair.run.search import run_search
 from privfair.run.session import RunSession
 
 
@@ -195,7 +196,7 @@ def prepare(
 ) -> PreparedRun:
     """Read and verify everything, spending nothing."""
     trusted = trust if isinstance(trust, TrustInForce) else TrustInForce(trust, root)
-    return prepare_run(Path(plan), _read("manifest", Path(manifest)), trusted.file)
+    return prepare_run(Path(plan), _read("manifest", Path(manifest)), trusted.file, searching=True)
 
 
 def execute(
@@ -214,6 +215,10 @@ def execute(
 
     With `trust`, the ledger remembers the trust file, and the run stops at the next block after a key was revoked.
     """
+    if resume and prepared.search is not None:
+        raise Refused(
+            "a search does not go on after it stopped: its tries are gone and its budget is spent; sign a new budget"
+        )
     going_on = resume and RunFolder(Path(out)).begun
     folder = RunFolder(Path(out)) if going_on else RunFolder.create(Path(out), resume=resume)
     anchor_path = None if anchor is None else Path(anchor)
@@ -222,7 +227,10 @@ def execute(
         session = RunSession(prepared, folder, book, progress, trust)
         try:
             folder.write_json(folder.origin, {"plan": str((file.folder / file.name).absolute())})
-            summary = session.resume() if going_on else session.begin()
+            if prepared.search is not None:
+                summary = run_search(prepared, folder, book, trust)
+            else:
+                summary = session.resume() if going_on else session.begin()
             decision = _decide(prepared, folder, threshold)
         except OSError as error:
             raise RunStopped(

@@ -73,8 +73,13 @@ def get(name: AccountantName | str) -> Accountant[Any]:
 
 def price(name: AccountantName, release: Release, unit: PrivacyUnit, delta: float) -> Priced:
     """The answer of the accountant called `name` for `release`, the protected `unit` and `delta` in (0, 1)."""
+    return priced_by(name, epsilon_of(get(name), release, unit, delta))
+
+
+def priced_by(name: AccountantName, interval: EpsilonInterval) -> Priced:
+    """An interval that the accountant called `name` computed, with the library behind it."""
     library = _LIBRARIES.get(name, "privfair")
-    return Priced(epsilon_of(get(name), release, unit, delta), name, library, _version(library))
+    return Priced(interval, name, library, _version(library))
 
 
 def best_epsilon(release: Release, unit: PrivacyUnit, delta: float) -> Priced:

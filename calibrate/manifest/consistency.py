@@ -50,6 +50,7 @@ from calibrate.sampling import (
     rounds_of,
     whole,
 )
+from calibrate.tries import DRAW_ERROR
 
 if TYPE_CHECKING:
     from calibrate.manifest.document import BudgetDocument
@@ -77,6 +78,7 @@ def contradictions(document: BudgetDocument) -> tuple[str, ...]:
         *_noise_source(document),
         *_bindings(document),
         *_retention(document),
+        *_search(document),
     )
 
 
@@ -84,6 +86,11 @@ def _retention(document: BudgetDocument) -> Iterator[str]:
     mixed = [one.name for one in document.releases if isinstance(one, GaussianNoise) and one.strategy is not None]
     if document.retention is not None and mixed:
         yield f"retention keeps single steps, but {mixed[0]!r} mixes several, so that its noise could not be measured"
+
+
+def _search(document: BudgetDocument) -> Iterator[str]:
+    if document.accounting.search is not None and not isinstance(document.guarantee, PrivateGuarantee):
+        yield "a search is priced, but nothing is promised for it"
 
 
 def could_both_be_right(first: EpsilonInterval, second: EpsilonInterval) -> bool:
@@ -227,6 +234,8 @@ def _renyi(document: BudgetDocument) -> Iterator[str]:
 def _discreteness(document: BudgetDocument, promise: EpsilonDelta) -> Iterator[str]:
     """The promise must also cover what the accountants do not see: that published noise is discrete."""
     accounting, needed = document.accounting, combined(declared.slack for declared in document.releases)
+    if accounting.search is not None:
+        needed = needed.over_tries(accounting.search.tries.mean, DRAW_ERROR)
     stated = accounting.discrete_noise
     if stated.epsilon < needed.epsilon or stated.mass < needed.mass:
         yield f"the slack for discrete noise is at least ({needed.epsilon}, {needed.mass}), not {stated}"

@@ -37,6 +37,7 @@ from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, diges
 from calibrate.privacy_unit import EpsilonInterval
 from calibrate.releases import Release
 from calibrate.sampling import Sampling
+from calibrate.tries import RandomTries
 
 PREDICATE_TYPE = "urn:privfair:budget:v2"
 """Names the meaning of the fields below; a change of meaning gets a new version, never the same one."""
@@ -122,6 +123,17 @@ class Opinion(StrictModel):
     interval: Enclosure
 
 
+class SearchTerms(StrictModel):
+    """The law of the number of tries of a search (calibrate/tries.py, equation 1), as it was priced."""
+
+    gamma: OpenUnit
+    shape: Annotated[float, Field(ge=0, le=10)]
+
+    @property
+    def tries(self) -> RandomTries:
+        return RandomTries(self.gamma, self.shape)
+
+
 class Accounting(Opinion):
     """The price, what exactly was priced, and a second accountant's independent price of the same event.
 
@@ -134,6 +146,8 @@ class Accounting(Opinion):
     """How much dearer discrete noise may be than the continuous noise that was priced."""
     assumptions: tuple[Text, ...]
     second_opinion: Opinion | None
+    search: SearchTerms | None = Field(default=None, exclude_if=_is_none)
+    """Where the best of a random number of tries of the event is published; None for a single run."""
     renyi: RenyiPoints | None = Field(default=None, exclude_if=_is_none)
     """Renyi divergences (order, upper bound) of the event, which totals are kept by; None in documents without."""
 

@@ -24,6 +24,7 @@ from calibrate.manifest.document import (
     LedgerBinding,
     OwnCode,
     SamplingDeclaration,
+    SearchTerms,
     Validity,
     plan_digest,
 )
@@ -44,10 +45,13 @@ from calibrate.manifest.strict_json import in_our_words
 from calibrate.plans.plan import AlgorithmName, NoisyValue, PlainValue, Plan, PluginName, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected
 from calibrate.releases import InSequence, Release, Sampled, multiplicities
+from calibrate.tries import RandomTries
 
 # What the people behind a budget decide, beside the noise: for which data, until when, and why.
 
 ALWAYS_UNPROTECTED = "Timing, message sizes and the number of rounds."
+TIMING_OF_TRIES = "Whoever sees how long the search takes learns how many tries there were, which must stay secret."
+_SECRET_TRIES = "All tries but the best, and their number, stay secret, and the number is drawn apart from the data."
 DEFAULT_LIFETIME = timedelta(days=90)
 
 
@@ -211,12 +215,14 @@ def document_from_budget(budget: CertifiedBudget, terms: Terms) -> PricedDocumen
     event = with_clear(budget.release, terms.clear)
     # What does not depend on the unit is free, so the budget's own price is that of the whole event.
     first = None if any(release.depends_on_unit for release in terms.clear) else budget.first
-    checked = cross_check(event, plan.unit, continuous.delta, continuous.epsilon, first)
-    guarantee = PrivateGuarantee(
-        **_scope(plan, budget.values, terms), epsilon=budget.target.epsilon, delta=budget.target.delta
-    )
+    checked = cross_check(event, plan.unit, continuous.delta, continuous.epsilon, first, budget.tries)
+    scope = _scope(plan, budget.values, terms)
+    if budget.tries is not None:
+        scope["covered"] = (f"The best of a secret random number of tries, shown alone. {scope['covered'][0]}",)
+        scope["not_protected"] = (*scope["not_protected"], TIMING_OF_TRIES)
+    guarantee = PrivateGuarantee(**scope, epsilon=budget.target.epsilon, delta=budget.target.delta)
     declared = tuple(_declare(value, plan.rounds, terms) for value in budget.values)
-    return _document(plan, guarantee, declared, event, checked, continuous.delta, budget.slack, terms)
+    return _document(plan, guarantee, declared, event, checked, continuous.delta, budget.slack, terms, budget.tries)
 
 
 @in_our_words("document")
@@ -274,7 +280,9 @@ def _document(
     delta: float,
     slack: ProfileSlack,
     terms: Terms,
+    tries: RandomTries | None = None,
 ) -> PricedDocument:
+    searched = () if tries is None else (f"{_SECRET_TRIES} There are {tries.mean:.4g} on average.",)
     document = checked_document(
         terms,
         algorithm=plan.algorithm.value,
@@ -288,9 +296,10 @@ def _document(
             event=event,
             delta=delta,
             discrete_noise=slack,
-            assumptions=(*plan.assumptions(), *(() if terms.config_digest else (NO_PLAN_FILE,))),
+            assumptions=(*plan.assumptions(), *searched, *(() if terms.config_digest else (NO_PLAN_FILE,))),
             second_opinion=checked.second,
-            renyi=renyi_points(event, plan.unit),
+            search=None if tries is None else SearchTerms(gamma=tries.gamma, shape=tries.shape),
+            renyi=renyi_points(event, plan.unit, tries),
         ),
         config_digest=terms.config_digest or plan_digest(plan.algorithm.value, plan.parameters()),
     )

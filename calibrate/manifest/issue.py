@@ -17,11 +17,14 @@ from calibrate.manifest.strict_json import Step
 from calibrate.manifest.verify import read_unverified
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from calibrate.releases import Release
+from calibrate.tries import RandomTries
 
 if TYPE_CHECKING:
     from calibrate.accountants.registry import Priced
 
 _SEAL = object()
+_QUADRATURE = 1.02
+"""By how much the second price of a search may exceed the first: quadrature, and laws that are rounded up."""
 _ROUNDING = 1e-9
 """By how much two machines may differ in one divergence; a curve is an upper bound by more than that."""
 
@@ -40,16 +43,24 @@ class CrossCheck:
 
 
 def cross_check(
-    release: Release, unit: PrivacyUnit, delta: float, epsilon: float | None, first: Priced | None = None
+    release: Release,
+    unit: PrivacyUnit,
+    delta: float,
+    epsilon: float | None,
+    first: Priced | None = None,
+    tries: RandomTries | None = None,
 ) -> CrossCheck:
     """Prices a release twice; raises `ManifestRefused` unless both agree and the price is within `epsilon`.
 
     `epsilon` is None where nothing finite is promised: a paper's own noise, priced to show what it costs. `first` is
-    the best accountant's price of this very release at this delta, if it is known already.
+    the best accountant's price of this very release at this delta, if it is known already. With `tries`, what is priced
+    is a search over tries of the release.
     """
     # Imported when used: accountants load numerical libraries that reading a manifest must not need.
     from calibrate.accountants import registry
 
+    if tries is not None:
+        return _cross_check_search(release, unit, delta, epsilon, tries)
     first = first or registry.best_epsilon(release, unit, delta)
     second = registry.second_opinion(release, unit, delta, first)
     if not registry.agree(first, second):
@@ -60,6 +71,30 @@ def cross_check(
     if epsilon is not None and first.interval.upper > epsilon:
         raise Step.PRICE.refuse(f"the certified epsilon {first.interval.upper} exceeds the promised {epsilon}")
     return CrossCheck(_opinion(first), _opinion(second))
+
+
+def _cross_check_search(
+    release: Release, unit: PrivacyUnit, delta: float, epsilon: float | None, tries: RandomTries
+) -> CrossCheck:
+    """A search is priced from closed divergences, and again from divergences by quadrature that must not be larger."""
+    from calibrate.accountants.registry import AccountantName, priced_by
+    from calibrate.search_cost import price_search, second_price
+
+    first = _opinion(priced_by(AccountantName.RENYI, price_search(release, unit, delta, tries)))
+    second = Opinion(
+        accountant="renyi by quadrature",
+        library=first.library,
+        version=first.version,
+        interval=second_price(release, unit, delta, tries),
+    )
+    if second.interval.upper > first.interval.upper * _QUADRATURE:
+        raise Step.PRICE.refuse(
+            f"the search costs {first.interval.upper} by closed formulas and {second.interval.upper} by quadrature",
+            "report the event as a bug; until it is fixed, sign single runs",
+        )
+    if epsilon is not None and first.interval.upper > epsilon:
+        raise Step.PRICE.refuse(f"the certified epsilon {first.interval.upper} exceeds the promised {epsilon}")
+    return CrossCheck(first, second)
 
 
 def _opinion(priced: Priced) -> Opinion:
@@ -125,7 +160,8 @@ def recompute(document: BudgetDocument) -> CrossCheck | None:
             if guarantee.epsilon is not None:
                 promise = EpsilonDelta(guarantee.epsilon, guarantee.delta)
                 most = accounting.discrete_noise.continuous(promise).epsilon
-            fresh = cross_check(accounting.event, guarantee.privacy_unit(), delta, most)
+            tries = None if accounting.search is None else accounting.search.tries
+            fresh = cross_check(accounting.event, guarantee.privacy_unit(), delta, most, tries=tries)
         case _:
             assert_never(guarantee)
     printed = accounting.interval
@@ -138,30 +174,40 @@ def recompute(document: BudgetDocument) -> CrossCheck | None:
     return fresh
 
 
-def renyi_points(event: Release, unit: PrivacyUnit) -> tuple[tuple[float, float], ...] | None:
+def renyi_points(
+    event: Release, unit: PrivacyUnit, tries: RandomTries | None = None
+) -> tuple[tuple[float, float], ...] | None:
     """Finite Renyi divergences of an event at the orders of `calibrate.filters`; None where none is proved."""
-    from calibrate.accountants.accountant import total_cost
-    from calibrate.accountants.opinions.renyi import RenyiAccountant
-
     try:
-        curve = total_cost(RenyiAccountant(ORDERS), event, unit)
+        curve = _divergences(event, unit, ORDERS, tries)
     except (UnsupportedCombination, NotCertified):
         return None
-    points = tuple((order, value) for order, value in zip(ORDERS, curve.values, strict=True) if value < math.inf)
+    points = tuple((order, value) for order, value in zip(ORDERS, curve, strict=True) if value < math.inf)
     return points or None
+
+
+def _divergences(
+    event: Release, unit: PrivacyUnit, orders: tuple[float, ...], tries: RandomTries | None
+) -> tuple[float, ...]:
+    """Of one run of the event, or of a whole search over tries of it."""
+    from calibrate.accountants.accountant import total_cost
+    from calibrate.accountants.opinions.renyi import RenyiAccountant
+    from calibrate.search_cost import search_divergences
+
+    if tries is not None:
+        return search_divergences(event, unit, orders, tries)
+    return total_cost(RenyiAccountant(orders), event, unit).values
 
 
 def _require_renyi(document: BudgetDocument) -> None:
     """Refuse a document that prints a smaller Renyi divergence than its event has."""
-    from calibrate.accountants.accountant import total_cost
-    from calibrate.accountants.opinions.renyi import RenyiAccountant
-
-    printed = document.accounting.renyi
+    accounting = document.accounting
+    printed, search = accounting.renyi, accounting.search
     if printed is None:
         return
-    accountant = RenyiAccountant(tuple(order for order, _ in printed))
-    fresh = total_cost(accountant, document.accounting.event, document.guarantee.privacy_unit())
-    for (order, value), true in zip(printed, fresh.values, strict=True):
+    orders, unit = tuple(order for order, _ in printed), document.guarantee.privacy_unit()
+    fresh = _divergences(accounting.event, unit, orders, None if search is None else search.tries)
+    for (order, value), true in zip(printed, fresh, strict=True):
         if value < true * (1 - _ROUNDING):
             raise Step.PRICE.refuse(f"the document prints a Renyi divergence of {value} at order {order}, not {true}")
 

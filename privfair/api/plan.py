@@ -304,7 +304,7 @@ class Plan:
         if ledger is None:
             Ledger.create(book).close()
         with self._in_words_of_frames():
-            prepared = prepare_run(self._path, own.envelope, trusted.file)
+            prepared = prepare_run(self._path, own.envelope, trusted.file, searching=True)
         result = execute(prepared, place, book, anchor, resume, progress, trusted)
         if result.warning is not None:
             warnings.warn(result.warning, EmptyModel, stacklevel=2)

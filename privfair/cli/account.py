@@ -131,9 +131,13 @@ def command(
     if tries is None:
         interval, name = price(asked, delta, accountant)
     else:
-        from calibrate.search_cost import RandomTries, price_search
+        from calibrate.search_cost import price_search
+        from calibrate.tries import RandomTries
 
-        interval, name = price_search(asked.published, asked.unit, delta, RandomTries(tries, tries_shape)), "renyi"
+        interval, name = (
+            price_search(asked.published, asked.unit, delta, RandomTries.with_mean(tries, tries_shape)),
+            "renyi",
+        )
     if as_json:
         print_json({"epsilon": {"lower": interval.lower, "upper": interval.upper}, "accountant": name})
     else:

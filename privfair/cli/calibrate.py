@@ -194,7 +194,11 @@ def _run(
         _solve_other(file, target, noise_multiplier, solve, as_json)
         return
     if manifest["out"] is None:
-        budget = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), target)
+        from privfair.plan.search import search_plan
+
+        search = search_plan(file)
+        plan = plan_from_mapping(file.algorithm, file.privacy)
+        budget = calibrate_plan(plan, target, tries=None if search is None else search.tries)
     else:
         from privfair.cli.manifest import issuing_from_flags, write_manifest
         from privfair.plan.issue import promise

@@ -140,7 +140,7 @@ def _short(value: Any) -> Any:
     return "(a table)" if isinstance(value, Mapping) else value
 
 
-_SECTIONS = ("target", "privacy", "data", "training")
+_SECTIONS = ("target", "privacy", "data", "training", "search")
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,8 @@ class PlanFile:
     on_file: bool = True
     """Whether `digest` is of a file's bytes (and flags over it), and not of flags alone."""
     name: str = "plan.toml"
+    search: Mapping[str, Any] | None = None
+    """Settings to try, where the best of a secret random number of tries is to be shown (privfair/plan/search.py)."""
 
     def target(self, epsilon: float | None = None, delta: float | None = None) -> EpsilonDelta:
         """The promise asked for: the given numbers, else the file's."""
@@ -192,22 +194,16 @@ def read_plan_file(path: Path) -> PlanFile:
     for key, value in parsed.items():
         if key == "algorithm":
             continue
-        if key == "search":
-            raise InvalidInput(
-                "[search]",
-                "a section",
-                "cannot be signed: every run of the engine is shown, and so every try is charged by itself",
-                "sign one budget per try (`privfair compose` adds them up); `privfair account --tries` prices a search "
-                "of your own that keeps the losing tries and their number secret",
-            )
         if key not in _SECTIONS or not isinstance(value, dict):
             known = ", ".join(f"[{section}]" for section in _SECTIONS)
             raise InvalidInput(f"{path}: {key}", value, "is not part of a plan", f"use algorithm and {known}")
     if "algorithm" not in parsed:
         raise InvalidInput(f"{path}: algorithm", None, "is needed", 'write algorithm = "steffle" at the top')
-    target, privacy, data, training = (parsed.get(section, {}) for section in _SECTIONS)
-    digest = hashlib.sha256(content).hexdigest()
-    return PlanFile(str(parsed["algorithm"]), target, privacy, data, training, digest, path.parent, name=path.name)
+    target, privacy, data, training, search = (parsed.get(section, {}) for section in _SECTIONS)
+    digest, algorithm = hashlib.sha256(content).hexdigest(), str(parsed["algorithm"])
+    return PlanFile(
+        algorithm, target, privacy, data, training, digest, path.parent, name=path.name, search=search or None
+    )
 
 
 def plan_from_flags(algorithm: str, path: Path | None, flags: Mapping[str, Any]) -> PlanFile:

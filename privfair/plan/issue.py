@@ -37,6 +37,7 @@ from privfair.federation.party import PublicFacts
 from privfair.plan.data import DataPlan, SiteSource, read_data_plan
 from privfair.plan.file import PlanFile
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
+from privfair.plan.search import SearchPlan, search_plan
 from privfair.plan.training import TrainingPlan, plugin_digests, training_plan
 from privfair.run.public import build
 
@@ -75,6 +76,7 @@ class _Subject:
     not_protected: tuple[str, ...] = ()
     given_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     retention: int | None = None
+    facts: PublicFacts | None = None
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -89,13 +91,30 @@ def promise(file: PlanFile, target: EpsilonDelta, issuing: Issuing) -> tuple[Cer
     _require_covered(subject)
     # Smaller shapes are not made use of, so that the noise is what `calibrate` shows for the same plan without data.
     numbers = {name: max(MOST_NUMBERS, math.prod(shape)) for name, shape in subject.shapes.items()}
-    budget = calibrate_plan(plan, target, numbers)
+    search = search_plan(file)
+    budget = calibrate_plan(plan, target, numbers, None if search is None else search.tries)
     terms = _terms(file, issuing, subject, _clear_values(subject, plan.rounds), _clips(plan))
-    return budget, _require_fit(document_from_budget(budget, terms), subject)
+    priced = _require_fit(document_from_budget(budget, terms), subject)
+    if search is not None:
+        _require_tries_fit(search, priced, subject, plan)
+    return budget, priced
+
+
+def _require_tries_fit(search: SearchPlan, priced: PricedDocument, subject: _Subject, plan: Plan) -> None:
+    """Better refused here than by a try, once the whole search is charged."""
+    if subject.facts is None:
+        raise InvalidInput(
+            "[search]", "(a table)", "needs [data] and [training]", "say what the tries train, and on what"
+        )
+    for setting in search.plans:
+        training = training_plan(setting)
+        training.refuse_unpromised_keys()
+        require_declared(build(training, subject.facts, plan, subject.binding)[1], priced.document)
 
 
 def as_printed(file: PlanFile, target: EpsilonDelta, issuing: Issuing) -> PricedDocument:
     """The document of a paper's own noise for the target: its claim beside what it truly costs."""
+    _refuse_search(file)
     plan = plan_from_mapping(file.algorithm, file.privacy)
     printed = printed_noise(plan, target)
     subject = _subject(file, issuing, plan)
@@ -109,6 +128,7 @@ def without_promise(file: PlanFile, reason: str, issuing: Issuing) -> PricedDocu
     """The document of a run that protects nobody, so that it cannot be taken for a private one."""
     if not reason.strip():
         raise InvalidInput("--no-privacy", reason, "needs a reason, which all outputs show", "give one")
+    _refuse_search(file)
     plan = training_plan(file)
     rounds, parameters = plan.planned_rounds, None
     if not plan.recipe.baseline:
@@ -130,6 +150,11 @@ def without_promise(file: PlanFile, reason: str, issuing: Issuing) -> PricedDocu
     terms = replace(_terms(file, issuing, subject, clear, {}), parameters=signed)
     document = document_without_promise(file.algorithm, plan.recipe.unit, rounds, reason, file.digest, terms)
     return _require_fit(document, subject)
+
+
+def _refuse_search(file: PlanFile) -> None:
+    if file.search is not None:
+        raise InvalidInput("[search]", "(a table)", "belongs to a promise of this plan's own", "drop it, try by hand")
 
 
 def _subject(
@@ -167,6 +192,7 @@ def _subject(
         _own_code(training.code_digests()),
         known,
         retention=training.training.retention,
+        facts=facts,
     )
 
 

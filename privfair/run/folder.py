@@ -49,6 +49,7 @@ RUN_VERSION = 1
 #     decision.json   the threshold that predictions use
 #     origin.json     where the plan lay, for an audit on the same machine
 #     receipts.json   the ledger's entries about this run
+#     search.json     of a search alone: the setting and the score of the best try (and no transcript)
 
 
 @final
@@ -73,6 +74,7 @@ class RunFolder:
         self.frontier = self.path / "frontier.json"
         self.decision = self.path / "decision.json"
         self.origin = self.path / "origin.json"
+        self.search = self.path / "search.json"
         self._lock = self.path / "lock"
 
     @classmethod

@@ -6,7 +6,7 @@ The manifest is authenticated before any record is read (`run.public`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from privfair.ledger.terms import undeclared_dataset
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
 from privfair.plan.privacy import require_signed
-from privfair.plan.training import TrainingPlan
+from privfair.plan.search import SearchPlan, search_plan
+from privfair.plan.training import TrainingPlan, training_plan
 from privfair.run.metrics import HeldOutRecords
 from privfair.run.public import RunPromise, SignedPlan, promise_of, read_signed_plan
 
@@ -115,6 +116,10 @@ class PreparedRun(PlannedRun):
 
     manifest: VerifiedManifest
     updates: int
+    search: SearchPlan | None = None
+    """Where the best of several tries is to be shown; None for a run."""
+    tries: tuple[PreparedRun, ...] = ()
+    """The same run with each setting of the search."""
 
     @cached_property
     def held_out(self) -> HeldOutRecords | None:
@@ -150,17 +155,37 @@ Sites = Mapping[str, Path]
 """Each silo's file, for a plan that names silos and no files."""
 
 
-def prepare_run(plan_path: Path, envelope: bytes, trust: TrustFile, sites: Sites | None = None) -> PreparedRun:
+def prepare_run(
+    plan_path: Path, envelope: bytes, trust: TrustFile, sites: Sites | None = None, *, searching: bool = False
+) -> PreparedRun:
     """Verify and build; raises `Refused` or `InvalidInput`, and has spent nothing by then.
 
-    `sites` are the files of all silos in one place, for an auditor who has them.
+    `sites` are the files of all silos in one place, for an auditor who has them. With `searching` the plan may have a
+    [search].
     """
-    signed = read_signed_plan(plan_path, envelope, trust)
+    signed = read_signed_plan(plan_path, envelope, trust, searching=searching)
     data = load_data(signed.plan, signed.document, sites or {})
     prepared = _prepare(signed, data, data.binding, data.facts)
     if not sites:
         _ = prepared.held_out  # refused now, before anything is spent
-    return prepared
+    search = search_plan(signed.plan.file)
+    return prepared if search is None else _with_tries(prepared, signed, search)
+
+
+def _with_tries(prepared: PreparedRun, signed: SignedPlan, search: SearchPlan) -> PreparedRun:
+    """The run with a run for each setting of its search, all of them over the same records."""
+    if prepared.held_out is None:
+        raise InvalidInput(
+            "[search]", "(a table)", "needs held-out records to judge tries by", "add test-files or a held-out share"
+        )
+    data = prepared.data
+    tries = tuple(
+        replace(
+            _prepare(replace(signed, plan=training_plan(file)), data, data.binding, data.facts), silos=prepared.silos
+        )
+        for file in search.plans
+    )
+    return replace(prepared, search=search, tries=tries)
 
 
 def load_data(plan: TrainingPlan, document: BudgetDocument, sites: Sites) -> TrainingData:

@@ -164,8 +164,11 @@ class SignedPlan:
         return build(self.plan, facts, parameters, self.document.data, self.document)
 
 
-def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile) -> SignedPlan:
-    """Authenticate the manifest, compare the plan's bytes with the signed digest, and only then parse them."""
+def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching: bool = False) -> SignedPlan:
+    """Authenticate the manifest, compare the plan's bytes with the signed digest, and only then parse them.
+
+    A plan with a [search] is refused unless `searching`: whoever shows a run would show a try.
+    """
     authentic = authenticate(envelope, trust)
     try:
         content = path.read_bytes()
@@ -174,7 +177,20 @@ def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile) -> SignedPla
     signed, given = authentic.document.config_digest, hashlib.sha256(content).hexdigest()
     if given != signed:
         raise Step.PLAN.refuse(f"the budget is for the plan {signed[:12]}, not for {given[:12]}")
-    return SignedPlan(read_training_plan(path), content, envelope, authentic)
+    plan = read_training_plan(path)
+    if not searching:
+        refuse_search(plan)
+    return SignedPlan(plan, content, envelope, authentic)
+
+
+def refuse_search(plan: TrainingPlan) -> None:
+    """Raise where the plan has a [search]: for whoever needs to see every message of a run."""
+    if plan.file.search is not None:
+        raise UnsupportedCombination(
+            "a plan with a [search] outside of `privfair train` in one process",
+            "only the best try may be shown, so there are neither guards nor a transcript to audit",
+            "train it with --ledger, and audit its model with `privfair audit --model`",
+        )
 
 
 # What ran, as run.json tells it.

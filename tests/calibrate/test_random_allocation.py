@@ -19,7 +19,7 @@ from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
 from calibrate.accountants.losses.random_allocation import Points, RandomAllocationLoss, _sum
 from calibrate.accountants.opinions.renyi import RenyiAccountant
-from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled, multiplicities
@@ -230,6 +230,13 @@ def test_noise_beyond_all_measure_costs_next_to_nothing(z: float) -> None:
     interval = _epsilon(z, 1000, 3, 1e-12)
     assert interval.lower == 0
     assert interval.upper < 1e-6
+
+
+@pytest.mark.parametrize("batches", [2, 1000])
+def test_next_to_no_noise_is_refused_by_name(batches: int) -> None:
+    with pytest.raises(NotCertified, match=r"at least 0\.05"):
+        _epsilon(0.01, batches, 1, 1e-5)
+    assert _epsilon(0.05, batches, 1, 1e-5).upper > 50
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -285,7 +285,7 @@ def _tilt(law: LatticeLaw, step: float, tilt: float) -> tuple[Floats, float]:
     weights = law.mass * np.exp(exponent - top)
     total = float(weights.sum())
     if not 0 < total < math.inf:
-        raise NotCertified("a loss law lost all its mass on the lattice; ask for more precision")
+        raise NotCertified("nearly every loss is too large to be held; use more noise, or a larger delta")
     return weights / total, math.log(total) + top
 
 

@@ -27,6 +27,7 @@ from scipy.special import ndtr
 
 from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Buckets, Nodes, PrivacyLossLaw, normal_masses
 from calibrate.arrays import Floats
+from calibrate.errors import NotCertified
 
 _REACH = 13.0
 """Deviations of a single log-normal that are kept; what lies beyond, below 1e-38 on each side, counts as lost."""
@@ -37,8 +38,9 @@ _HEAVY_TAIL = 0.13
 _DIGITS, _COARSER, _MOST_BINS, _PAIRS_AT_ONCE = 11, 16, 1 << 17, 1 << 17
 """Binary digits by which sums are told apart before they are put into cells; the width of the lowest bins, which only
 makes them fewer; most bins; and pairs in one go."""
-_MOST_NOISE = 1e7
-"""More noise is priced as this much (it costs less), and as nothing from below."""
+_LEAST_NOISE, _MOST_NOISE = 0.05, 1e7
+"""Less noise has ratios that no double can hold; more noise is priced as this much (it costs less), and as nothing from
+below."""
 _WORST_CENTRE = 1e-9
 """From below, the mean of a log-normal cell is known to this relative error, or the cell is dropped."""
 
@@ -122,6 +124,11 @@ class RandomAllocationLoss(PrivacyLossLaw):
 @lru_cache(maxsize=16)
 def _allocation_law(noise_multiplier: float, batches: int, drawn: int, upper: bool) -> Points:
     """The law of S (eq. 1), from above or from below in convex order."""
+    if noise_multiplier < _LEAST_NOISE:
+        raise NotCertified(
+            "so little noise leaves an epsilon in the hundreds, which random allocation is not priced for; use a noise "
+            f"multiplier of at least {_LEAST_NOISE:g}"
+        )
     if noise_multiplier > _MOST_NOISE and not upper:
         return Points(np.ones(1), np.ones(1), 0.0)  # S = 1, its mean, lies below every law of S
     s = 1 / min(noise_multiplier, _MOST_NOISE)
