@@ -15,7 +15,7 @@ from calibrate.manifest.verify import read_unverified
 from calibrate.tries import RandomTries
 from privfair.ledger import AlreadyClaimed, Ledger
 from privfair.plan.file import read_plan_file
-from privfair.plan.search import TryScore, SearchPlan, search_plan
+from privfair.plan.search import SearchPlan, TryScore, search_plan
 from privfair.run import search as searching
 from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.training import TrustInForce
