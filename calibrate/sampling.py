@@ -132,8 +132,8 @@ class TruncatedPoisson:
             raise InvalidInput(
                 "batch-limit",
                 self.limit,
-                f"cuts no batch of at most {self.population} units (most-units)",
-                "use sampling poisson, or give a smaller limit",
+                f"is not below most-units = {self.population}, so no batch would ever be cut",
+                "use poisson sampling, which is the same thing here, or give a smaller limit",
             )
         if self.batch is Batch.REVEALED:
             raise InvalidInput("batch", "revealed", "is not priced for truncated batches", "use Poisson batches")

@@ -79,6 +79,6 @@ def leave_room(target: EpsilonDelta, chance: float) -> EpsilonDelta:
         return ProfileSlack(0.0, chance).continuous(target)
     except InvalidInput:
         raise NotCertified(
-            f"a batch is cut with probability {chance:.3g} in all rounds, which uses up delta = {target.delta:g}; "
+            f"some batch is cut with probability {min(1.0, chance):.3g}, which uses up delta = {target.delta:g}; "
             "raise the batch limit, or sample less"
         ) from None

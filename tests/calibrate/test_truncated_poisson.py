@@ -112,7 +112,7 @@ def test_too_small_a_batch_is_refused_with_the_remedy() -> None:
 
 
 def test_a_limit_that_cuts_nothing_is_answered_with_poisson() -> None:
-    with pytest.raises(InvalidInput, match=r"batch-limit = 250: cuts no batch .* 250 units .*; use sampling poisson"):
+    with pytest.raises(InvalidInput, match=r"batch-limit = 250: is not below most-units = 250.*; use poisson sampling"):
         GaussianPlan(
             sampling_rate=0.2, rounds=5, sampling=BatchSampling.TRUNCATED_POISSON, batch_limit=250, most_units=250
         ).template()
