@@ -22,6 +22,7 @@ from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import RandomizedResponse, Release, Repeated
 
 SCORES, GROUPS, RATES, FLIPS = "score_gradient", "group_gradient", "rate_counts", "flip_counts"
+TREE = "score_tree"
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class FairPluginPlan(Plan):
         if self.protect is Protected.ATTRIBUTE:
             return (
                 "Features and labels, and whatever they alone tell about the attribute: gradients expose them.",
+                "Records' features and labels in the splits and leaves of trees, where trees are grown.",
                 "The rule guesses the attribute from the features when it predicts.",
                 search,
             )

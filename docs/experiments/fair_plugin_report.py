@@ -21,7 +21,9 @@ AIM = {"adult-steps": 0.067, "credit-card": 0.01}
 """The target gap of each data set in the newcomer's table."""
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 TREES = "fair-plugin, boosted trees"
-"""With each silo's trees in the clear as one more column: for attributes alone."""
+"""With trees in the clear as the model of the outcome: for attributes alone."""
+DISTILLED = "fair-plugin, boosted trees, distilled"
+"""Trees that learnt the rule's answers, and guess no attribute."""
 _NEAR = 0.01
 """A mean gap that misses its target by less is called about the target."""
 _BEGIN, _END = "<!-- newcomer: begin -->", "<!-- newcomer: end -->"

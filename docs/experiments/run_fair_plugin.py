@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is loaded
 
 import numpy as np
 import torch
-from fair_plugin_report import TREES, Row, write_page
+from fair_plugin_report import DISTILLED, TREES, Row, write_page
 from stacked import logistic_descents
 from steffle_settings import SETTINGS, SILOS
 from steffle_split import _whole
@@ -90,9 +90,19 @@ Last = tuple[FairPluginState, Received]
 
 
 def train(
-    silos: list[SiloTensors], protect: Protected, epsilons: tuple[float | None, ...], seed: int
+    silos: list[SiloTensors],
+    protect: Protected,
+    epsilons: tuple[float | None, ...],
+    seed: int,
+    *,
+    scored: bool = False,
+    rounds: int = ROUNDS,
 ) -> Iterator[tuple[FairPlugin, Last]]:
-    """All epsilons side by side: the descents stacked in float32, the histograms by the production code."""
+    """All epsilons side by side: the descents stacked in float32, the histograms by the production code.
+
+    `scored`: the last column is the log-odds of the outcome, so no model of it is trained, and the group's leaves it
+    out.
+    """
     x = np.concatenate([silo.x.numpy() for silo in silos])
     y, s = (np.concatenate([t.numpy() for t in column]) for column in zip(*((o.y, o.s) for o in silos), strict=True))
     known, random = [plan_and_noise(protect, one) for one in epsilons], np.random.default_rng((seed, 17))
@@ -104,12 +114,14 @@ def train(
         for a, c in zip(answers, channels, strict=True)
     ]
     own = FairPluginOptions()
-    rule = DescentRule(own.learning_rate, own.momentum, rounds=ROUNDS - 1 - attribute, cosine=True)
-    targets = {SCORES: np.repeat(y[:, None], len(known), axis=1), GROUPS: np.stack(members, axis=1)}
+    rule = DescentRule(own.learning_rate, own.momentum, rounds=rounds - 1 - attribute, cosine=True)
+    targets = {GROUPS: np.stack(members, axis=1)}
+    if not scored:
+        targets = {SCORES: np.repeat(y[:, None], len(known), axis=1)} | targets
     clips = {SCORES: plan.clip, GROUPS: plan.group_clip}
     kept = {
         name: logistic_descents(
-            x,
+            x[:, :-1] if scored else x,
             target.astype(np.float32),
             None if attribute else clips[name],
             np.array([noise.get(name, 0.0) for _, noise, _ in known]) * math.sqrt(SILOS),
@@ -118,13 +130,16 @@ def train(
         )
         for name, target in targets.items()
     }
+    if scored:
+        given = np.eye(x.shape[1] + 1)[:, [-2] * len(known)]
+        kept = {SCORES: (given, given), GROUPS: tuple(np.insert(one, -1, 0.0, axis=0) for one in kept[GROUPS])}
     for place, (_, noise, _) in enumerate(known):
         algorithm = FairPlugin(
             LogisticRegression(x.shape[1]),
             LogisticRegression(x.shape[1]),
             FairPluginOptions(),
             len(x),
-            ROUNDS,
+            rounds,
             None if attribute else Clips(plan.clip, plan.group_clip, plan.count_clip),
             channels[place],
             max(len(silo) for silo in silos),
@@ -135,7 +150,7 @@ def train(
         )
         start = replace(algorithm.start(), responses=responses if attribute else {})
         before, received = start, dict[str, dict[str, Published]]()
-        for number, step in enumerate((ROUNDS - 2, ROUNDS - 1)):
+        for number, step in enumerate((rounds - 2, rounds - 1)):
             theta = torch.from_numpy(np.concatenate([kept[name][number][:, place] for name in (SCORES, GROUPS)]))
             descent = replace(start.descent, theta=theta, kept=theta, kept_times=1)
             rates = sum((torch.from_numpy(np.array(sent[RATES].values)) for sent in received.values()), start.rates)
@@ -171,7 +186,7 @@ def main() -> None:
     rows = read_rows(path)
     jobs = [] if chosen.again else [(setting, split) for split in range(chosen.splits) for setting in TARGETS]
     for setting, split in jobs:
-        if (setting, split) in {(row[0], row[1]) for row in rows if row[3] != TREES}:
+        if (setting, split) in {(row[0], row[1]) for row in rows if row[3] not in (TREES, DISTILLED)}:
             continue
         if chosen.minutes is not None and time.process_time() > 60 * chosen.minutes:
             break

@@ -6,7 +6,8 @@ favoured. In the last it counts, by group, at which strength tau of the rule eac
 coordinator reads the gap of every tau at once, and takes the weakest that keeps the target gap (`FairRule`).
 
 Records and users: everything is noisy. Attributes: the group leaves once, through randomised response, and all that
-follows is computed from features, labels and responses, in the clear, as in pay-once.
+follows is computed from features, labels and responses, in the clear, as in pay-once. There eta may be boosted trees:
+in each round one silo, in turn, grows a tree on the residuals of all trees so far, and sends it in the clear.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from torch.nn.functional import one_hot
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import RandomizedCategory
-from calibrate.plans.fair_plugin import FLIPS, GROUPS, RATES, SCORES, FairPluginPlan
+from calibrate.plans.fair_plugin import FLIPS, GROUPS, RATES, SCORES, TREE, FairPluginPlan
 from calibrate.plans.pay_once import ATTRIBUTE
 from calibrate.privacy_unit import Protected
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
 from privfair.algorithms.parts.local_models import drawn_rows
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
+from privfair.algorithms.parts.tree_growing import Grower
 from privfair.algorithms.parts.user_statistics import Layout, Statistics, rows_of_users
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
@@ -40,7 +42,8 @@ from privfair.fairness.penalty import ResponseChannel
 from privfair.models.fair_rule import FairRule
 from privfair.models.layers import coefficients_of
 from privfair.models.linear import LogisticRegression
-from privfair.models.model import Model, clipped_to, decide_each_alone
+from privfair.models.model import Decide, Model, clipped_to, decide_each_alone
+from privfair.models.trees import VALUE, BoostedTrees
 from privfair.rounding import sum_in_blocks
 
 _STAYS, _REST = 0, 1
@@ -58,6 +61,8 @@ class FairPluginOptions(Options):
     target_gap: AtLeastZero = 0.05
     learning_rate: Positive = 12.0
     momentum: BelowOne = 0.9
+    tree_rate: Positive = 0.1
+    """What of a tree's leaves is added to the score, where trees are grown."""
     bins: Count = 24
     """How many strengths of the rule are tried, evenly spaced from 0 to `reach`."""
     reach: Positive | None = None
@@ -73,12 +78,14 @@ class FairPluginState:
     """All of it published, or computed from what was. `responses` are empty unless attributes are protected."""
 
     descent: Descent
-    """Of the score's parameters and the group's, one after the other."""
+    """Of the score's parameters (none where trees are grown) and the group's, one after the other."""
     rates: Tensor
     """(groups, 2): the noisy numbers of records that eta alone answers 0 and 1; zero before they are published."""
     pulls: Tensor
     """One per group; zero before the last round."""
     responses: Mapping[str, Tensor]
+    trees: Tensor
+    """The trees so far, scaled by the rate, zeros after them; none unless trees are grown."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,8 @@ class FairPlugin(Algorithm[FairPluginState]):
     Guarantee: with `clips`, one unit (a record, or a user where rows have owners) adds at most the signed clip to each
     sum and to each histogram, rounding included (docs/theorems/fair-plugin.md, equations 1 to 3); the manifest prices
     the noisy values. With a `channel` instead, true attributes are read in the first round alone, and
-    leave it through randomised response; the rest is post-processing (equation 5).
+    leave it through randomised response; the rest is post-processing (equation 5). Trees are grown of features and
+    labels alone, and only with a channel.
 
     Sums are divided by `units`, the signed number of all units, never by a realised one.
     """
@@ -112,6 +120,8 @@ class FairPlugin(Algorithm[FairPluginState]):
     channel: ResponseChannel | None = None
     largest_silo: int = 0
     seed: int = 0
+    parties: tuple[str, ...] = ()
+    """The silos in the order in which they grow trees."""
 
     def __post_init__(self) -> None:
         if (self.clips is None) == (self.channel is None):
@@ -123,7 +133,29 @@ class FairPlugin(Algorithm[FairPluginState]):
                 "has two gaps at once, which one rule strength can't close",
                 "use equal-opportunity",
             )
+        if self.forest is not None:
+            self._require_trees(self.forest)
         _ = self.rule
+
+    def _require_trees(self, forest: BoostedTrees) -> None:
+        if self.channel is None:
+            rule = 'would show features and labels, which are promised to be protected; they are for "attribute" alone'
+            raise InvalidInput("[training.model] kind", "trees", rule, 'use "logistic", or protect = "attribute"')
+        if forest.trees > self.rounds - 2:
+            rule = f"are more than one for each of {self.rounds} rounds but the first and the last"
+            raise InvalidInput("[training.model] trees", forest.trees, rule, f"write rounds = {forest.trees + 2}")
+        if not self.parties:
+            raise InvalidInput("parties", (), "are needed to grow trees in turn", "name the silos")
+
+    @property
+    def forest(self) -> BoostedTrees | None:
+        """The model of the outcome where it is made of trees."""
+        return self.model if isinstance(self.model, BoostedTrees) else None
+
+    @cached_property
+    def _grower(self) -> Grower:
+        assert self.forest is not None
+        return Grower(self.forest)
 
     @cached_property
     def rule(self) -> FairRule:
@@ -154,11 +186,13 @@ class FairPlugin(Algorithm[FairPluginState]):
         if self.channel is None:
             return ()
         why = "Computed from features, labels and the published responses; post-processing of the first round."
-        return tuple(ClearValue(name, why, depends_on_unit=False) for name in (SCORES, GROUPS, RATES, FLIPS))
+        grown = "Grown of features and labels alone, which are not protected; no attribute enters."
+        first = ClearValue(SCORES, why, False) if self.forest is None else ClearValue(TREE, grown, False)
+        return (first, *(ClearValue(name, why, depends_on_unit=False) for name in (GROUPS, RATES, FLIPS)))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {
-            SCORES: (self.model.size,),
+            **({SCORES: (self.model.size,)} if self.forest is None else {TREE: (self.forest.nodes, 4)}),
             GROUPS: (self.group_model.size,),
             RATES: (self.groups, 2),
             FLIPS: (self.groups, 2 + 2 * self.options.bins),
@@ -168,21 +202,26 @@ class FairPlugin(Algorithm[FairPluginState]):
     def start(self) -> FairPluginState:
         score, group, pulls = self.rule.split(self.rule.initial(self.seed))
         zeros = torch.zeros(self.groups, 2, dtype=torch.float64)
-        return FairPluginState(self.steps.start(torch.cat((score, group))), zeros, pulls, {})
+        if self.forest is None:
+            return FairPluginState(self.steps.start(torch.cat((score, group))), zeros, pulls, {}, torch.zeros(0, 0, 4))
+        trees = score.reshape(-1, self.forest.nodes, 4)
+        return FairPluginState(self.steps.start(group), zeros, pulls, {}, trees)
 
     def contribution(self, state: FairPluginState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if self.channel is not None and not state.responses:
             return Message(randomized={ATTRIBUTE: self._fill_up(silo)})
         seen = self._seen(state, silo, batch)
-        score, group = torch.split(state.descent.theta, [self.model.size, self.group_model.size])
+        group = state.descent.theta[-self.group_model.size :]
         inside = seen.only(block_of(self.options.notion, seen.y, self.options.positive_class) != OUTSIDE)
-        parts = [self._score_sum(score, seen), self._group_sum(group, inside)]
+        parts = [self._group_sum(group, inside)]
+        if self.forest is None:
+            parts.insert(0, self._score_sum(state.descent.theta[: self.model.size], seen))
         if step == self.rounds - 2:
             parts.append(self._counts(RATES, inside, self._answers(state, inside), 2))
         if step == self.rounds - 1:
             parts.append(self._counts(FLIPS, inside, self._flips(state, inside), 2 + 2 * self.options.bins))
         if self.clips is None:
-            return Message(clear={part.name: part.values for part in parts})
+            return Message(clear=self._tree(state, silo, seen) | {part.name: part.values for part in parts})
         return Message(noisy=tuple(parts))
 
     def update(self, state: FairPluginState, received: Received) -> FairPluginState:
@@ -192,16 +231,33 @@ class FairPlugin(Algorithm[FairPluginState]):
         names = set().union(*received.values())
         if FLIPS in names:  # the histogram is of the models as they are, so they stay
             return replace(state, pulls=self._pulls(state, _sum(received, FLIPS)))
-        gradient = torch.cat((_sum(received, SCORES), _sum(received, GROUPS))) / self.units
+        gradients = [_sum(received, name) for name in ((GROUPS,) if self.forest else (SCORES, GROUPS))]
         rates = _sum(received, RATES) if RATES in names else state.rates
-        return replace(state, descent=self.steps.advance(state.descent, gradient), rates=rates)
+        descent = self.steps.advance(state.descent, torch.cat(gradients) / self.units)
+        return replace(state, descent=descent, rates=rates, trees=self._with_tree(state, received))
+
+    def _with_tree(self, state: FairPluginState, received: Received) -> Tensor:
+        place = state.descent.step
+        grown = received.get(self._whose_turn(place), {}) if self.forest is not None else {}
+        if self.forest is None or TREE not in grown:
+            return state.trees
+        tree, trees = tensor(grown[TREE].values), state.trees.clone()
+        self.forest.require_trees(tree[None])
+        tree[:, VALUE] *= self.options.tree_rate
+        trees[place] = tree
+        return trees
+
+    def _whose_turn(self, place: int) -> str:
+        """The silo that grows this tree."""
+        return self.parties[place % len(self.parties)]
 
     def theta(self, state: FairPluginState) -> Tensor:
-        return torch.cat((self.steps.model(state.descent), state.pulls))
+        return torch.cat((state.trees.flatten(), self.steps.model(state.descent), state.pulls))
 
     def restore(self, arrays: Mapping[str, Floats]) -> FairPluginState:
         state = super().restore(arrays)
-        return replace(state, responses={party: given.long() for party, given in state.responses.items()})
+        responses = {party: given.long() for party, given in state.responses.items()}
+        return replace(state, responses=responses, trees=state.trees.to(torch.float64))
 
     # What a silo computes on its records.
 
@@ -219,6 +275,23 @@ class FairPlugin(Algorithm[FairPluginState]):
         x, y, s = drawn_rows(batch, silo.x, silo.y, silo.s)
         return _Seen(x, y, s, one_hot(s, self.groups).to(torch.float64))
 
+    def _tree(self, state: FairPluginState, silo: SiloTensors, seen: _Seen) -> dict[str, Floats]:
+        """The next tree, of features and labels alone; one that adds nothing, from a silo whose turn it is not."""
+        place = state.descent.step
+        if self.forest is None or place >= self.forest.trees:
+            return {}
+        if silo.name != self._whose_turn(place):
+            return {TREE: np.zeros((self.forest.nodes, 4))}
+        whole = len(seen.x) == len(silo)  # then the silo's own tensor, which the grower may have seen before
+        x, y = (silo.x, silo.y) if whole else (seen.x, seen.y)
+        return {TREE: self._grower.next_tree(silo.name, state.trees[:place], x, y)}
+
+    def _decide(self, x: Tensor, theta: Tensor, decide: Decide) -> Tensor:
+        """Each record's cell, alone where its count is priced; in the clear nothing depends on how it is rounded."""
+        if self.clips is None:
+            return decide(x, torch.zeros(len(x), dtype=torch.float64))[0]
+        return decide_each_alone(x, theta, decide)
+
     def _score_sum(self, theta: Tensor, seen: _Seen) -> BoundedContribution:
         clip = None if self.clips is None else self.clips.scores
         return _gradient_sum(SCORES, self.model, theta, seen, None, seen.y, clip)
@@ -235,7 +308,7 @@ class FairPlugin(Algorithm[FairPluginState]):
             margin, _ = self.rule.margin_and_groups(theta, x)
             return (margin > 0).long(), margin.to(torch.float64).abs() <= 2 * moved
 
-        return decide_each_alone(inside.x, theta, decide)
+        return self._decide(inside.x, theta, decide)
 
     def _flips(self, state: FairPluginState, inside: _Seen) -> Tensor:
         """The cell of each record: the bin of tau in which it leaves the ones or joins them, or that it never flips."""
@@ -259,7 +332,7 @@ class FairPlugin(Algorithm[FairPluginState]):
                 unsure |= (pull.abs() <= 4 * off) | ((scaled - scaled.round()).abs() <= edge)
             return cell, unsure
 
-        return decide_each_alone(inside.x, theta, decide)
+        return self._decide(inside.x, theta, decide)
 
     def _counts(self, name: str, inside: _Seen, cell: Tensor, cells: int) -> BoundedContribution:
         """How many records of each group are in each cell; a user's counts are clipped as a whole."""
@@ -396,6 +469,7 @@ def build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin:
         channel=ResponseChannel.of_epsilon(plan.groups, epsilon) if attribute else None,
         largest_silo=max(size for _, size in blueprint.parties),
         seed=blueprint.seed,
+        parties=tuple(name for name, _ in blueprint.parties),
     )
 
 

@@ -10,7 +10,6 @@ demographic parity; for equal opportunity w = eta, and rho is the group among th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -18,19 +17,17 @@ import torch
 from torch import Tensor
 
 from calibrate.errors import InvalidInput
-from privfair.models.layers import coefficients_of
+from privfair.models.differentiated import Differentiated
 from privfair.models.linear import LogisticRegression
-from privfair.models.model import EXACT, Model, Weigh, WeightedGradient, cross_entropy
+from privfair.models.model import EXACT, Model
 
 _LEAST = 1e-6
 """No probability comes closer to 0 or 1, so that scores stay finite."""
-_BLOCK = 2**22
-"""Gradient entries held at once."""
 
 
 @final
 @dataclass(frozen=True)
-class FairRule:
+class FairRule(Differentiated):
     """theta is [the score's parameters, the group's, one pull per group]; no pull leaves the score as it is.
 
     The probability of the positive class is eta - w pull / 2, cut to (0, 1): one half is where the rule decides.
@@ -79,48 +76,8 @@ class FairRule:
         zero = torch.zeros_like(score)
         return torch.stack((zero, score) if self.positive else (score, zero), dim=1)
 
-    def probabilities(self, theta: Tensor, x: Tensor) -> Tensor:
-        return torch.softmax(self.logits(theta, x), dim=1)
-
-    def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
-        losses = cross_entropy(self.logits(theta, x), y)[0].detach().to(EXACT)
-        one_hot = torch.nn.functional.one_hot(y, 2)
-        norms = self._norms(theta, x, lambda scores, code: -(torch.log_softmax(scores, dim=0) * code).sum(), one_hot)
-        coefficients = coefficients_of(weigh, norms, losses)
-        moving = theta.detach().clone().requires_grad_(True)
-        weighed = (coefficients * cross_entropy(self.logits(moving, x), y)[0]).sum()
-        (total,) = torch.autograd.grad(weighed, moving)
-        return WeightedGradient(total.to(EXACT), norms, losses, coefficients)
-
-    def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
-        moving = theta.detach().clone().requires_grad_(True)
-        (total,) = torch.autograd.grad((coefficients * self.probabilities(moving, x)).sum(), moving)
-        return total.to(EXACT)
-
-    def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
-        found = [
-            self._norms(
-                theta, x, lambda scores, code: (torch.softmax(scores, dim=0) * code).sum(), one.expand(len(x), -1)
-            )
-            for one in directions
-        ]
-        return torch.stack(found, dim=1)
-
     def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
         score, group, pulls = self.split(theta)
         named = {f"score.{name}": value for name, value in self.score.named_parameters(score).items()}
         named |= {f"group.{name}": value for name, value in self.group.named_parameters(group).items()}
         return named | {"pull": pulls}
-
-    def _norms(self, theta: Tensor, x: Tensor, value: Callable[[Tensor, Tensor], Tensor], codes: Tensor) -> Tensor:
-        """For each record the norm of the gradient of value(scores, code) in theta."""
-
-        def one(parameters: Tensor, features: Tensor, code: Tensor) -> Tensor:
-            return value(self.logits(parameters, features[None])[0], code)
-
-        of_each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))
-        pieces = [
-            torch.linalg.vector_norm(of_each(theta, features, code).to(EXACT), dim=1)
-            for features, code in zip(*(torch.split(t, max(1, _BLOCK // self.size)) for t in (x, codes)), strict=True)
-        ]
-        return torch.cat(pieces) if pieces else torch.zeros(0, dtype=EXACT)

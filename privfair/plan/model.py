@@ -32,6 +32,7 @@ from privfair.models.model import Activation, CnnArchitecture, Model
 from privfair.models.perceptron import Perceptron
 from privfair.models.record_isolation import made_up_records
 from privfair.models.torch_module import TorchModule
+from privfair.models.trees import BoostedTrees
 from privfair.plan.file import key_names, nearest, read_section, refuse_unknown
 from privfair.plan.own_code import UserFunction
 
@@ -40,10 +41,12 @@ from privfair.plan.own_code import UserFunction
 # ::
 #
 #     [training.model]
-#     kind = "perceptron"        # logistic | perceptron | cnn | module | plugin
+#     kind = "perceptron"        # logistic | perceptron | cnn | trees | module | plugin
 #     hidden = [64, 32]          # perceptron: sizes of the hidden layers
 #     activation = "relu"        # perceptron: relu | tanh
 #     # architecture = "compact" # cnn: compact | strided | fedavg | fedavg-unpadded
+#     # trees = 150              # trees: how many, one per round; for fair-plugin with protect = "attribute"
+#     # leaves = 15              # trees: of each tree, at most
 #     # file = "net.py"          # module: a Python file beside the plan ...
 #     # function = "build"       # ... and the function in it that makes a torch.nn.Module
 #     # sha256 = "..."           # module: if given, the file must have this digest
@@ -54,6 +57,7 @@ class ModelKind(Enum):
     LOGISTIC = "logistic"
     PERCEPTRON = "perceptron"
     CNN = "cnn"
+    TREES = "trees"
     MODULE = "module"
     PLUGIN = "plugin"
 
@@ -62,6 +66,7 @@ _KEYS = {
     ModelKind.LOGISTIC: (),
     ModelKind.PERCEPTRON: ("hidden", "activation"),
     ModelKind.CNN: ("architecture",),
+    ModelKind.TREES: ("trees", "leaves"),
     ModelKind.MODULE: ("file", "function", "sha256"),
     ModelKind.PLUGIN: ("name",),
 }
@@ -97,6 +102,8 @@ class ModelPlan:
     hidden: tuple[int, ...] = (64,)
     activation: Activation = Activation.RELU
     architecture: CnnArchitecture = CnnArchitecture.COMPACT
+    trees: int = 150
+    leaves: int = 15
     file: str | None = None
     function: str = "build"
     sha256: str | None = None
@@ -108,8 +115,8 @@ class ModelPlan:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Double precision for linear models, where it costs nothing; single precision for networks."""
-        return torch.float64 if self.kind is ModelKind.LOGISTIC else torch.float32
+        """Double precision for linear models and trees, where it costs nothing; single precision for networks."""
+        return torch.float64 if self.kind in (ModelKind.LOGISTIC, ModelKind.TREES) else torch.float32
 
 
 def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
@@ -153,12 +160,23 @@ def _build_plain(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) 
                 )
             channels, height, width = feature_shape
             return convolutional(plan.architecture, (channels, height, width), classes)
+        case ModelKind.TREES:
+            return _trees(plan, prod(feature_shape), classes)
         case ModelKind.MODULE:
             return _module(plan, feature_shape, classes)
         case ModelKind.PLUGIN:
             return _plugin_module(plan.name or "", feature_shape, classes)
         case _:
             assert_never(plan.kind)
+
+
+def _trees(plan: ModelPlan, features: int, classes: int) -> Model:
+    if plan.rule is None:
+        rule, remedy = "are grown by fair-plugin alone", 'use algorithm = "fair-plugin", or another model'
+        raise InvalidInput("[training.model] kind", "trees", rule, remedy)
+    if classes != 2:
+        raise InvalidInput("classes", classes, "must be 2 for trees", "use data with two classes")
+    return BoostedTrees(features, plan.trees, plan.leaves)
 
 
 def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Model:

@@ -64,6 +64,7 @@ from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 from privfair.models.record_isolation import made_up_records
 from privfair.models.torch_module import TorchModule
+from privfair.models.trees import BoostedTrees
 
 FEATURES, RECORDS, USERS, CLIENTS, ROUNDS = 3, 40, 16, 4, 4
 SHARES = {"north": 0.5, "south": 0.5}
@@ -270,6 +271,16 @@ CASES = (
     Case(
         "fair-plugin, attributes",
         _fair_plugin(Protected.ATTRIBUTE, Independence.DEMOGRAPHIC_PARITY),
+        (None,),
+        kinds=("logistic",),
+    ),
+    Case(
+        "fair-plugin, trees",
+        lambda model: replace(
+            _fair_plugin(Protected.ATTRIBUTE, Independence.DEMOGRAPHIC_PARITY)(model),
+            model=BoostedTrees(FEATURES, ROUNDS - 2, 4),
+            parties=tuple(SHARES),
+        ),
         (None,),
         kinds=("logistic",),
     ),

@@ -248,6 +248,12 @@ CASES = {
         'at-least = 12\n[data.users]\nkind = "column"\ncolumn = "user"\n',
     ),
     "fair-plugin, attributes": Case("fair-plugin", 'rounds = 3\nprotect = "attribute"\n', attributes_replaced),
+    "fair-plugin, trees": Case(
+        "fair-plugin",
+        'rounds = 5\nprotect = "attribute"\n',
+        attributes_replaced,
+        training='[training.model]\nkind = "trees"\ntrees = 3\n',
+    ),
     "gaussian, classes weighed": Case(
         "gaussian", POISSON, records_added_or_removed, AT_LEAST, "class-weight = [1.0, 4.0]\n"
     ),

@@ -1,0 +1,146 @@
+"""How a silo grows one boosted tree on its own records: best split first, from sums of gradients left of every cut.
+
+These are the trees of scikit-learn's HistGradientBoosting (a test holds the two against each other), grown from any
+score that was published before: scikit-learn can't be given one, and so can't continue what another silo began.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import expit
+from torch import Tensor
+
+from calibrate.arrays import Floats
+from privfair.models.trees import FEATURE, LEFT, THRESHOLD, VALUE, BoostedTrees
+
+LEAST_RECORDS, RIDGE = 30, 1.0
+"""Of a leaf; and what is added to a leaf's second derivatives."""
+_ALL_CUTS, _QUANTILES = 255, 64
+"""A feature with at most so many distinct values is cut between all of them; any other at so many quantiles."""
+_ROWS = 4096
+"""Records whose sides of all cuts are held as numbers at once."""
+_LEAST_GAIN = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """Where the features of some records may be cut, and on which side of each cut every record lies."""
+
+    feature: NDArray[np.int64]
+    threshold: Floats
+    is_left: NDArray[np.bool_]
+    """(records, cuts)"""
+
+    @classmethod
+    def of(cls, x: Floats) -> Cuts:
+        places = [_thresholds(column) for column in x.T]
+        sides = [column[:, None] <= cut for column, cut in zip(x.T, places, strict=True)]
+        feature = np.repeat(np.arange(x.shape[1]), [len(cut) for cut in places])
+        return cls(feature, np.concatenate(places), np.concatenate(sides, axis=1))
+
+    def sums(self, rows: NDArray[np.int64], values: NDArray[np.float32]) -> Floats:
+        """(cuts, columns of `values`): the sum over the given records that lie left of each cut."""
+        total = np.zeros((len(self.feature), values.shape[1]))
+        for block in np.split(rows, range(_ROWS, len(rows), _ROWS)):
+            total += self.is_left[block].T.astype(np.float32) @ values[block]
+        return total
+
+
+def _thresholds(column: Floats) -> Floats:
+    """Between neighbouring values, as many as are worth it; none where all are the same."""
+    values = np.unique(column)
+    between: Floats = values[:-1] + (values[1:] - values[:-1]) / 2
+    if len(between) <= _ALL_CUTS:
+        return between
+    at = np.quantile(column, np.arange(1, _QUANTILES) / _QUANTILES, method="lower")
+    chosen: Floats = between[np.unique(np.searchsorted(values, at).clip(0, len(between) - 1))]
+    return chosen
+
+
+@dataclass(frozen=True, eq=False, order=False)
+class _Leaf:
+    """The records in a leaf, and its best split."""
+
+    node: int
+    rows: NDArray[np.int64]
+    left_sums: Floats
+    total: Floats
+    gain: float = field(init=False)
+    cut: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        (g, h, n), (all_g, all_h, all_n) = self.left_sums.T, self.total
+        gain = g**2 / (h + RIDGE) + (all_g - g) ** 2 / (all_h - h + RIDGE) - all_g**2 / (all_h + RIDGE)
+        gain = np.where(np.minimum(n, all_n - n) < LEAST_RECORDS, 0.0, gain)
+        object.__setattr__(self, "cut", int(gain.argmax()) if len(gain) else 0)
+        object.__setattr__(self, "gain", float(gain[self.cut]) if len(gain) else 0.0)
+
+    def __lt__(self, other: _Leaf) -> bool:
+        return (-self.gain, self.node) < (-other.gain, other.node)
+
+
+def grow_tree(cuts: Cuts, gradient: Floats, curvature: Floats, leaves: int) -> Floats:
+    """A tree's table (`BoostedTrees`) for the loss with these first and second derivatives in the score."""
+    values = np.stack((gradient, curvature, np.ones_like(gradient)), axis=1).astype(np.float32)
+    everybody = np.arange(len(gradient))
+    table, used = np.zeros((2 * leaves - 1, 4)), 1
+    heap = [_Leaf(0, everybody, cuts.sums(everybody, values), values.sum(axis=0, dtype=np.float64))]
+    while heap[0].gain > _LEAST_GAIN and len(heap) < leaves:
+        leaf = heapq.heappop(heap)
+        table[leaf.node, [FEATURE, THRESHOLD, LEFT]] = cuts.feature[leaf.cut], cuts.threshold[leaf.cut], used
+        goes_left = cuts.is_left[leaf.rows, leaf.cut]
+        sides = [leaf.rows[goes_left], leaf.rows[~goes_left]]
+        small = int(len(sides[1]) < len(sides[0]))
+        own = cuts.sums(sides[small], values), values[sides[small]].sum(axis=0, dtype=np.float64)
+        rest = leaf.left_sums - own[0], leaf.total - own[1]
+        for side, rows in enumerate(sides):
+            heapq.heappush(heap, _Leaf(used + side, rows, *(own if side == small else rest)))
+        used += 2
+    for leaf in heap:
+        table[leaf.node, VALUE] = -leaf.total[0] / (leaf.total[1] + RIDGE)
+    return table
+
+
+@dataclass(eq=False)
+class Grower:
+    """Grows a silo's next tree; remembers cuts and scores of records that it has seen, which changes no result."""
+
+    model: BoostedTrees
+    _seen: dict[str, _Records] = field(default_factory=dict)
+
+    def next_tree(self, name: str, forest: Tensor, x: Tensor, y: Tensor) -> Floats:
+        """The tree that lowers the cross-entropy of y most, given the trees so far, by one Newton step per leaf."""
+        records = self._seen.get(name)
+        if records is None or records.x is not x:
+            records = self._seen[name] = _Records(self.model, x)
+        chance = expit(records.scores(forest))
+        return grow_tree(records.cuts, chance - (y == 1).numpy(), chance * (1 - chance), self.model.leaves)
+
+
+@dataclass(eq=False)
+class _Records:
+    """Some records, and their scores by the trees of which they were last asked."""
+
+    model: BoostedTrees
+    x: Tensor
+    _forest: Tensor | None = None
+    _scores: Tensor | None = None
+
+    @cached_property
+    def cuts(self) -> Cuts:
+        return Cuts.of(self.x.flatten(1).double().numpy())
+
+    def scores(self, forest: Tensor) -> Floats:
+        old = 0 if self._forest is None else len(self._forest)
+        if self._forest is None or not torch.equal(forest[:old], self._forest):
+            self._scores, old = None, 0
+        self._scores = self.model.scores(forest[old:], self.x, self._scores)
+        self._forest = forest.clone()
+        found: Floats = self._scores.numpy()
+        return found
