@@ -10,11 +10,34 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from fpfl_settings import EVERYBODY, MMDM, RUNGS, SGD, TOLERANCE, Rung
+from fpfl_settings import (
+    AS_PRINTED,
+    DEEP_LADDER,
+    EVERYBODY,
+    FPFL,
+    LADDER,
+    MAJORITY,
+    MMDM,
+    PFL,
+    RUNGS,
+    SELECTED,
+    SGD,
+    STEPS,
+    TOLERANCE,
+    Rung,
+)
 from fpfl_training import Row
 from seed_intervals import Interval
 
 _LARGEST_GAP, _LARGEST_LOSS = 0.025, 0.005
+_GAPS = {
+    "fnr_gap": "FNR gap",
+    "fnr_gap_training": "FNR gap, training",
+    "equalised_odds_gap": "EO gap",
+    "demographic_parity_gap": "parity gap",
+    "predictive_parity_gap": "predictive parity gap",
+}
+_HEAD = ("", "epsilon, added", "epsilon, replaced", "splits", "accuracy", *_GAPS.values())
 
 
 @dataclass(frozen=True)
@@ -25,7 +48,12 @@ class Point:
     rows: tuple[Row, ...]
 
     def over(self, column: str) -> Interval:
-        return Interval.of(getattr(row, column) for row in self.rows)
+        return over(self.rows, column)
+
+
+def over(rows: Sequence[Row], column: str) -> Interval:
+    """The mean of a column over splits; a gap that is undefined on a split is left out."""
+    return Interval.of(value for row in rows if (value := getattr(row, column)) is not None)
 
 
 def points_of(rows: list[Row]) -> list[Point]:
@@ -38,15 +66,21 @@ def points_of(rows: list[Row]) -> list[Point]:
 
 def write_report(rows: list[Row], template: Path, page: Path) -> Path:
     points = points_of(rows)
+    of = {(p.rung.name, p.rung.cohort): p.rows for p in points}
+    deep = [p for p in points if p.rung in DEEP_LADDER]
     marks = {
-        "central": _table([p for p in points if p.rung.cohort is None]),
+        "central": _table([p for p in points if p.rung.cohort is None and p.rung in LADDER]),
         "verdict": _verdict(points),
         "private": _private(points),
         "ladder": "\n\n".join(
-            f"m = {cohort}:\n\n" + _table([p for p in points if p.rung.cohort == cohort])
-            for cohort in sorted({p.rung.cohort for p in points if p.rung.cohort is not None})
+            f"m = {cohort}:\n\n" + _table([p for p in points if p.rung.cohort == cohort and p.rung in LADDER])
+            for cohort in (200, 1000)
         ),
+        "deep": _table(deep),
+        "deep-reading": _deep_reading(of),
+        "printed": _table([p for p in points if p.rung in AS_PRINTED]),
         "tolerance": _tolerance(points),
+        "selected": _apart(of[SELECTED.name, 1000], of[FPFL.name, 1000]),
         "everybody": _everybody(rows),
         "splits": str(len({row.split for row in rows})),
         "users": f"{rows[0].users:,}",
@@ -59,23 +93,30 @@ def write_report(rows: list[Row], template: Path, page: Path) -> Path:
     return page
 
 
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cells(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    """A row of every table: what it costs under both relations, and what it reaches."""
+    costs = (rows[0].true_epsilon, rows[0].replaced_epsilon)
+    gaps = [over(rows, gap) if any(getattr(r, gap) is not None for r in rows) else None for gap in _GAPS]
+    return (
+        name,
+        *("none" if cost is None else f"{cost:.3f}" for cost in costs),
+        str(len(rows)),
+        over(rows, "accuracy").text(),
+        *("" if gap is None else gap.text() for gap in gaps),
+    )
+
+
 def _table(points: list[Point]) -> str:
-    lines = [
-        "| | true epsilon | splits | accuracy | FNR gap | FNR gap, training | EO gap | parity gap | paper | its gap |",
-        "|" + "---|" * 10,
-    ]
+    head = (*_HEAD, "paper", "its gap")
+    lines = [_line(head), "|" + "---|" * len(head)]
     for point in points:
-        cost = point.rows[0].true_epsilon
         paper = ("", "") if point.rung.paper is None else tuple(f"{value:.3f}" for value in point.rung.paper)
-        columns = ("accuracy", "fnr_gap", "fnr_gap_training", "equalised_odds_gap", "demographic_parity_gap")
-        cells = (
-            point.rung.name,
-            "none" if cost is None else f"{cost:.3f}",
-            str(len(point.rows)),
-            *(point.over(column).text() for column in columns),
-            *paper,
-        )
-        lines.append("| " + " | ".join(cells) + " |")
+        name = point.rung.name if point.rung in LADDER else point.rung.title
+        lines.append(_line((*_cells(name, point.rows), *paper)))
     return "\n".join(lines)
 
 
@@ -96,9 +137,18 @@ def _private(points: list[Point]) -> str:
     lines = []
     for cohort in (200, 1000):
         pfl, fpfl = (
-            next(p for p in points if (p.rung.name, p.rung.cohort) == (name, cohort)) for name in ("PFL", "FPFL")
+            next(p for p in points if (p.rung.name, p.rung.cohort) == (name, cohort)) for name in (PFL.name, FPFL.name)
         )
         lines.append(f"* m = {cohort}, FPFL minus PFL, split by split: {_apart(fpfl.rows, pfl.rows)}.")
+    return "\n".join(lines)
+
+
+def _deep_reading(of: dict[tuple[str, int | None], tuple[Row, ...]]) -> str:
+    """Deep against shallow, rung by rung, on the splits that both were trained on."""
+    lines = []
+    for name, cohort in (("MMDM", None), ("FFL", 200), ("PFL", 200), ("FPFL", 200), ("PFL", 1000), ("FPFL", 1000)):
+        title = name if cohort is None else f"{name}, m = {cohort}"
+        lines.append(f"* {title}, deep minus shallow: {_apart(of[f'{name}, deep', cohort], of[name, cohort])}.")
     return "\n".join(lines)
 
 
@@ -108,12 +158,12 @@ def _apart(mine: Sequence[Row], theirs: Sequence[Row]) -> str:
     pairs = [(row, others[row.split]) for row in mine if row.split in others]
     accuracy = Interval.of(one.accuracy - other.accuracy for one, other in pairs)
     gap = Interval.of(one.fnr_gap - other.fnr_gap for one, other in pairs)
-    return f"accuracy {accuracy.text(4, signed=True)}, gap {gap.text(3, signed=True)} ({len(pairs)} splits)"
+    return f"accuracy {accuracy.text(4, signed=True)}, FNR gap {gap.text(3, signed=True)} ({len(pairs)} splits)"
 
 
 def _tolerance(points: list[Point]) -> str:
     """Whether FPFL with m = 1000 keeps the tolerance, in the mean and split by split."""
-    (point,) = (p for p in points if (p.rung.name, p.rung.cohort) == ("FPFL", 1000))
+    (point,) = (p for p in points if p.rung == FPFL)
     gap, kept = point.over("fnr_gap"), sum(row.fnr_gap <= TOLERANCE for row in point.rows)
     words = "keeps the tolerance" if gap.high <= TOLERANCE else "is not shown to keep the tolerance"
     if gap.low > TOLERANCE:
@@ -125,32 +175,30 @@ def _tolerance(points: list[Point]) -> str:
 
 
 def _everybody(rows: list[Row]) -> str:
-    """All users in every round, beside FPFL with and without the steps."""
-    lines = ["| | true epsilon | splits | accuracy | FNR gap | FNR gap, training | parity gap |", "|" + "---|" * 7]
-    kinds = [("FPFL", 1000), ("FPFL, steps", 1000), *((how.name, None) for how in EVERYBODY)]
-    found = {}
+    """All users in every round, beside FPFL with and without the steps, and the controls."""
+    names = [how.name if how.name == MAJORITY else how.at(b) for how in EVERYBODY for b in how.thresholds]
+    kinds = [(FPFL.name, FPFL.cohort), (STEPS.name, STEPS.cohort), *((name, None) for name in names)]
+    found = {name: [row for row in rows if row.rung == name and cohort in (None, row.cohort)] for name, cohort in kinds}
+    lines = [_line(_HEAD), "|" + "---|" * len(_HEAD)]
     for name, cohort in kinds:
-        own = [row for row in rows if row.rung == name and cohort in (None, row.cohort)]
-        if own:
-            found[name] = own
-            columns = ("accuracy", "fnr_gap", "fnr_gap_training", "demographic_parity_gap")
-            cells = [Interval.of(getattr(row, column) for row in own).text() for column in columns]
-            title = name if cohort is None else f"{name}, m = {cohort}"
-            lines.append(f"| {title} | {own[0].true_epsilon:.3f} | {len(own)} | {' | '.join(cells)} |")
+        if found[name]:
+            lines.append(_line(_cells(name if cohort is None else f"{name}, m = {cohort}", found[name])))
     lines.append("")
+    plain, weighted, without = EVERYBODY[0].name, EVERYBODY[1].name, EVERYBODY[2].name
     for mine, theirs in (
-        ("FPFL, steps", "FPFL"),
-        ("everybody, weighted", "FPFL"),
-        ("everybody, weighted, steps", "FPFL"),
-        ("everybody, weighted, steps", "FPFL, steps"),
+        (STEPS.name, FPFL.name),
+        (plain, FPFL.name),
+        (weighted, FPFL.name),
+        (weighted, STEPS.name),
+        (weighted, without),
     ):
-        if mine in found and theirs in found:
+        if found[mine] and found[theirs]:
             lines.append(f"* {mine} minus {theirs}, split by split: {_apart(found[mine], found[theirs])}.")
     return "\n".join(lines)
 
 
 def _settings(points: list[Point]) -> str:
-    lines = ["| | rounds | clip | step | smoothing | noise multiplier | seconds a run |", "|" + "---|" * 7]
+    lines = ["| | rounds | clip | step | smoothing | noise multiplier | CPU seconds per run |", "|" + "---|" * 7]
     for point in points:
         rung, noise = point.rung, point.rows[0].noise_multiplier
         cells = (
@@ -160,9 +208,9 @@ def _settings(points: list[Point]) -> str:
             f"{rung.learning_rate:g}",
             f"{rung.smoothing:g}",
             "none" if noise is None else f"{noise:.3f}",
-            f"{point.over('seconds').mean:.0f}",
+            "" if point.rows[0].seconds is None else f"{point.over('seconds').mean:.0f}",
         )
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(_line(cells))
     return "\n".join(lines)
 
 
@@ -172,7 +220,7 @@ def draw(rows: list[Row], path: Path) -> Path:
     figure, axes = plt.subplots(1, 3, figsize=(14, 4.5), sharex=True, sharey=True)
     points = points_of(rows)
     for panel, cohort in zip(axes, (None, 200, 1000), strict=True):
-        for place, point in enumerate(p for p in points if p.rung.cohort == cohort):
+        for place, point in enumerate(p for p in points if p.rung.cohort == cohort and p.rung in LADDER):
             gap, accuracy, colour = point.over("fnr_gap"), point.over("accuracy"), f"C{place}"
             panel.errorbar(
                 gap.mean,
@@ -186,6 +234,11 @@ def draw(rows: list[Row], path: Path) -> Path:
             )
             if point.rung.paper is not None:
                 panel.plot(point.rung.paper[1], point.rung.paper[0], "o", mfc="none", color=colour)
+        for how in EVERYBODY[:2] if cohort == 1000 else ():
+            found = [row for row in rows if row.rung == how.name]
+            gap, accuracy = over(found, "fnr_gap"), over(found, "accuracy")
+            errors = {"xerr": gap.half, "yerr": accuracy.half, "elinewidth": 0.7}
+            panel.errorbar(gap.mean, accuracy.mean, fmt="s", label=how.name, **errors)
         panel.axvline(0.02, color="0.6", linestyle="--", linewidth=0.8)
         panel.set_title("records in one place" if cohort is None else f"m = {cohort}")
         panel.set_xlabel("gap of the false negative rate")

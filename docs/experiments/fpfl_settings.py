@@ -6,14 +6,15 @@ that choice is charged to nobody; on private data it would have to be.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from privfair.algorithms.fpfl import ModelChoice
 
 EPSILON = 2.0
 TEST_FRACTION = 1 / 3
 """The paper trains on 32,561 records and tests on 16,281."""
-HIDDEN = 10
+SHALLOW, DEEP = (10,), (16, 8, 8)
+"""Hidden units of the paper's two networks."""
 TOLERANCE = 0.02
 RECORDS_PER_USER = 2.0
 CENTRAL_BATCH = 400
@@ -38,6 +39,9 @@ class Rung:
     choice: ModelChoice = ModelChoice.SMOOTHED
     steps: bool = False
     """Whether the model also sees the 44 public indicators of round values."""
+    hidden: tuple[int, ...] = SHALLOW
+    printed: bool = False
+    """Noise by the paper's own formula, cohorts of fixed size: what it calls epsilon = 2."""
 
     @property
     def title(self) -> str:
@@ -47,8 +51,12 @@ class Rung:
 SGD = Rung("SGD", None, 1000, False, None, False, 0.1, 0.01, (0.857, 0.071))
 MMDM = Rung("MMDM", None, 1000, True, None, False, 0.1, 0.01, (0.855, 0.019))
 LAST = Rung("MMDM, last model", None, 1000, True, None, False, 0.1, 0.01, choice=ModelChoice.LAST)
+PFL = Rung("PFL", 1000, 150, False, 1.3, True, 0.8, 0.03, (0.847, 0.148))
+FPFL = Rung("FPFL", 1000, 150, True, 2.0, True, 0.8, 0.03, (0.851, 0.001), damping=1.0)
+SELECTED = replace(FPFL, name="FPFL, selected", choice=ModelChoice.BEST_PUBLISHED, paper=None)
+STEPS = replace(FPFL, name="FPFL, steps", steps=True, clip=4.0, paper=None)
 
-RUNGS = (
+LADDER = (
     SGD,
     MMDM,
     LAST,
@@ -62,12 +70,56 @@ RUNGS = (
     Rung("FFL", 1000, 250, True, None, False, 0.4, 0.03),
     Rung("FL + clip", 1000, 150, False, 1.3, False, 0.8, 0.03),
     Rung("FFL + clip", 1000, 150, True, 2.0, False, 0.8, 0.03, damping=1.0),
-    Rung("PFL", 1000, 150, False, 1.3, True, 0.8, 0.03, (0.847, 0.148)),
-    Rung("FPFL", 1000, 150, True, 2.0, True, 0.8, 0.03, (0.851, 0.001), damping=1.0),
-    Rung("FPFL, steps", 1000, 150, True, 2.0, True, 0.8, 0.03, damping=1.0, steps=True),
+    PFL,
+    FPFL,
+    SELECTED,
+    STEPS,
 )
-FIRST_SEEDS = 5
-"""Splits on which every rung is trained; the private rungs of m = 1000 and those below are trained on all."""
+_DEEP_PAPER = {
+    ("SGD", None): (0.858, 0.070),
+    ("MMDM", None): (0.854, 0.020),
+    ("FL", 200): (0.853, 0.078),
+    ("FFL", 200): (0.854, 0.001),
+    ("FL + clip", 200): (0.848, 0.160),
+    ("FFL + clip", 200): (0.852, 0.008),
+    ("PFL", 200): (0.849, 0.123),
+    ("FPFL", 200): (0.804, 0.079),
+    ("PFL", 1000): (0.847, 0.167),
+    ("FPFL", 1000): (0.848, 0.027),
+}
+
+
+def _deep(rung: Rung) -> Rung:
+    """The same rung with the paper's second network and the clips it gives for it."""
+    clip = None if rung.clip is None else 2.4 if rung.fair else 2.0
+    paper = _DEEP_PAPER[rung.name, rung.cohort]
+    return replace(rung, name=f"{rung.name}, deep", hidden=DEEP, clip=clip, paper=paper)
+
+
+def _printed(rung: Rung) -> Rung:
+    """The paper's own schedule, its noise for a nominal epsilon of 2, and its choice of the model."""
+    return replace(
+        rung,
+        name=f"{rung.name}, as printed",
+        rounds=250 if rung.fair else 1000,
+        learning_rate=0.1,
+        damping=2.0,
+        choice=ModelChoice.BEST_PUBLISHED,
+        printed=True,
+    )
+
+
+DEEP_LADDER = tuple(_deep(rung) for rung in LADDER if (rung.name, rung.cohort) in _DEEP_PAPER)
+AS_PRINTED = tuple(_printed(rung) for rung in DEEP_LADDER if rung.private and (rung.fair or rung.cohort == 200))
+"""But for PFL with m = 1000, a thousand rounds of which take half a minute per split."""
+RUNGS = (*LADDER, *DEEP_LADDER, *AS_PRINTED)
+ALL_SPLITS = (PFL, FPFL, SELECTED, STEPS)
+"""Trained on all splits, like `EVERYBODY`; the rest of the ladder on five, deep and printed ones on three."""
+
+
+def splits_of(rung: Rung) -> int:
+    """On how many splits a rung is trained."""
+    return SEEDS if rung in ALL_SPLITS else 5 if rung in LADDER else 3
 
 
 @dataclass(frozen=True)
@@ -81,6 +133,23 @@ class Everybody:
     clip: float = 6.0
     learning_rate: float = 2.0
     momentum: float = 0.9
+    private: bool = True
+    thresholds: tuple[float, ...] = (0.0,)
+    """Log-odds above which the answer is yes, for everybody alike; each is measured on the same model."""
+    splits: int = SEEDS
+
+    def at(self, threshold: float) -> str:
+        """The name of its row at this threshold."""
+        return self.name if threshold == 0 else f"{self.name}, yes above {threshold:g}"
 
 
-EVERYBODY = (Everybody("everybody, weighted", False), Everybody("everybody, weighted, steps", True))
+MAJORITY = "always no"
+EVERYBODY = (
+    Everybody("everybody, weighted", False),
+    Everybody("everybody, weighted, steps", True),
+    Everybody("everybody, weighted, steps, no noise", True, private=False, splits=5),
+    Everybody("everybody, steps, no noise", True, 1.0, private=False, thresholds=(0.0, -0.5, -1.0), splits=5),
+    Everybody(MAJORITY, True, 1.0, rounds=1, private=False, thresholds=(1e9,), splits=5),
+)
+"""Two methods and their controls: the same without noise, without weights, with a threshold that is blind to the group,
+and always the answer of the majority."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from time import perf_counter, process_time
+from time import process_time
 
 import numpy as np
 import torch
 from engine_run import Signed, promised, train, unpromised
-from fpfl_settings import CENTRAL_BATCH, EPSILON, HIDDEN, RECORDS_PER_USER, TEST_FRACTION, TOLERANCE, Everybody, Rung
+from fpfl_settings import CENTRAL_BATCH, EPSILON, MAJORITY, RECORDS_PER_USER, TEST_FRACTION, TOLERANCE, Everybody, Rung
 from scipy.special import expit
 
-from calibrate.budget import CertifiedBudget, calibrate_plan
+from calibrate.accountants.registry import best_epsilon
+from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
-from calibrate.privacy_unit import EpsilonDelta
+from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 from calibrate.sampling import Batch, FixedSize, Poisson
+from calibrate.theorems.printed import fixed_size_sigma
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
 from privfair.algorithms.parts.descent import DescentRule, Iterate
@@ -29,6 +31,9 @@ from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 from privfair.plan.data import BenchmarkSource, DataPlan, PoissonUsers
+
+_LARGEST_ORDER = 64
+"""Of the Renyi orders that the paper's accountant tries."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,11 @@ class Row:
     fnr_gap_training: float
     equalised_odds_gap: float
     demographic_parity_gap: float
-    seconds: float
+    predictive_parity_gap: float | None
+    replaced_epsilon: float | None
+    """The certified upper bound if a user is replaced instead of added or removed."""
+    seconds: float | None
+    """Of the processor; None in rows that are older than this column and than predictive parity."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,49 +89,61 @@ def load_split(seed: int, steps: bool = False) -> Split:
 
 def run_rung(rung: Rung, split: Split, seed: int) -> Row:
     """Train one rung and measure its model."""
-    start, (algorithm, silo) = perf_counter(), _built(rung, split, seed)
+    start, (algorithm, silo) = process_time(), _built(rung, split, seed)
     budget = _budget(split.number_of_users, rung) if rung.private else None
     signed = _signed(algorithm, rung, split, silo, budget)
     theta = train(algorithm, signed, (silo,), seed)
-    test, own = split.measure(algorithm.model, theta)
-    true = None if budget is None else budget.certified.upper
-    multiplier = None if budget is None else budget.values[0].noise_multiplier
-    users = split.number_of_users
-    return _row(rung.name, rung.cohort, seed, users, true, multiplier, test, own, perf_counter() - start)
+    return _row(rung.name, rung.cohort, seed, split, budget, split.measure(algorithm.model, theta), start)
 
 
 def _row(
     name: str,
     cohort: int | None,
     seed: int,
-    users: int,
-    true: float | None,
-    multiplier: float | None,
-    test: Measurement,
-    own: Measurement,
-    seconds: float,
+    split: Split,
+    budget: CertifiedBudget | None,
+    measured: tuple[Measurement, Measurement],
+    start: float,
 ) -> Row:
+    test, own = measured
+    added, replaced = (None, None) if budget is None else _costs(budget)
+    precision = test.predictive_parity
     return Row(
         rung=name,
         cohort=cohort,
         split=seed,
-        users=users,
-        true_epsilon=true,
-        noise_multiplier=multiplier,
+        users=split.number_of_users,
+        true_epsilon=added,
+        noise_multiplier=None if budget is None else budget.values[0].noise_multiplier,
         accuracy=test.accuracy,
         fnr_gap=test.false_negative_gap.value,
         fnr_gap_training=own.false_negative_gap.value,
         equalised_odds_gap=test.equalised_odds.value,
         demographic_parity_gap=test.demographic_parity.value,
-        seconds=seconds,
+        predictive_parity_gap=precision.value if precision.defined else None,
+        replaced_epsilon=replaced,
+        seconds=process_time() - start,
     )
 
 
-def run_everybody(how: Everybody, split: Split, seed: int) -> Row:
+@lru_cache
+def _costs(budget: CertifiedBudget) -> tuple[float, float]:
+    """What the budget's noise costs a user who is added or removed, and one who is replaced."""
+    delta = budget.continuous.delta
+    added, replaced = (
+        budget.certified.upper
+        if relation is budget.plan.unit.relation
+        else best_epsilon(budget.release, PrivacyUnit(Protected.USER, relation), delta).interval.upper
+        for relation in (Relation.ADD_REMOVE, Relation.REPLACE_ONE)
+    )
+    return added, replaced
+
+
+def run_everybody(how: Everybody, split: Split, seed: int) -> list[Row]:
     """Full participation: `rounds` sums over all users, each user's gradient clipped as a whole, noise on the sum."""
     start, users = process_time(), split.number_of_users
-    budget = calibrate_plan(FpflPlan(users, users, how.rounds, how.clip, CohortSampling.POISSON), _target(users))
-    sigma = budget.values[0].sigma
+    budget = _everybody_budget(users, how) if how.private else None
+    sigma = 0.0 if budget is None else budget.values[0].sigma
     assert sigma is not None
     x, y, s = split.users.x.numpy(), split.users.y.numpy().astype(np.float32), split.users.s.numpy()
     assert split.users.unit_of_row is not None
@@ -140,9 +161,19 @@ def run_everybody(how: Everybody, split: Split, seed: int) -> Row:
         total = np.minimum(1, how.clip / np.maximum(lengths, 1e-9)) @ of_users
         noisy = total + random.normal(0, sigma, len(total))
         at = rule.advance(at, torch.from_numpy(noisy / users))
-    test, own = split.measure(LogisticRegression(x.shape[1]), rule.model(at))
-    multiplier = budget.values[0].noise_multiplier
-    return _row(how.name, users, seed, users, budget.certified.upper, multiplier, test, own, process_time() - start)
+    rows = []
+    for threshold in how.thresholds:
+        theta = rule.model(at).clone()
+        theta[-1] -= threshold
+        measured = split.measure(LogisticRegression(x.shape[1]), theta)
+        name = how.name if how.name == MAJORITY else how.at(threshold)
+        rows.append(_row(name, users, seed, split, budget, measured, start))
+    return rows
+
+
+@lru_cache
+def _everybody_budget(users: int, how: Everybody) -> CertifiedBudget:
+    return calibrate_plan(FpflPlan(users, users, how.rounds, how.clip, CohortSampling.POISSON), _target(users))
 
 
 def _target(users: int) -> EpsilonDelta:
@@ -161,7 +192,7 @@ def _built(rung: Rung, split: Split, seed: int) -> tuple[Fpfl, SiloTensors]:
         smoothing=rung.smoothing,
         records_per_user=1.0 if central else RECORDS_PER_USER,
     )
-    model = Perceptron(split.users.x.shape[1], (HIDDEN,))
+    model = Perceptron(split.users.x.shape[1], rung.hidden)
     cohort = float(CENTRAL_BATCH if rung.cohort is None else rung.cohort)
     # In one place every record is on its own.
     silo = replace(split.users, unit_of_row=None) if central else split.users
@@ -172,8 +203,14 @@ def _built(rung: Rung, split: Split, seed: int) -> tuple[Fpfl, SiloTensors]:
 def _budget(users: int, rung: Rung) -> CertifiedBudget:
     assert rung.cohort is not None
     assert rung.clip is not None
-    plan = FpflPlan(users, rung.cohort, rung.rounds, rung.clip, CohortSampling.POISSON)
-    return calibrate_plan(plan, _target(users))
+    if not rung.printed:
+        return calibrate_plan(
+            FpflPlan(users, rung.cohort, rung.rounds, rung.clip, CohortSampling.POISSON), _target(users)
+        )
+    sigma = fixed_size_sigma(rung.cohort / users, rung.rounds, EPSILON, 1 / users, _LARGEST_ORDER)
+    plan = FpflPlan(users, rung.cohort, rung.rounds, rung.clip, CohortSampling.FIXED)
+    cost = price_plan(plan, 1 / users, noise_multipliers={plan.values()[0].name: sigma}).upper
+    return calibrate_plan(plan, EpsilonDelta(cost, 1 / users))
 
 
 def _signed(algorithm: Fpfl, rung: Rung, split: Split, silo: SiloTensors, budget: CertifiedBudget | None) -> Signed:

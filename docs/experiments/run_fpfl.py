@@ -31,23 +31,25 @@ def main() -> None:
 
 
 def _run(seeds: int | None, results: Path) -> None:
-    """Split by split; what stands in the file already is not trained again, so an interrupted run goes on."""
-    from fpfl_settings import EVERYBODY, FIRST_SEEDS, RUNGS, SEEDS
+    """What all splits are trained on first; what stands in the file is not trained again, so a broken run goes on."""
+    from fpfl_settings import ALL_SPLITS, EVERYBODY, LADDER, RUNGS, SEEDS, Everybody, splits_of
     from fpfl_training import Row, load_split, run_everybody, run_rung
     from seed_intervals import load_rows, save_rows
 
     rows = load_rows(Row, results)
-    for seed in range(seeds or SEEDS):
-        done = {(row.rung, row.cohort) for row in rows if row.split == seed}
-        wanted = [rung for rung in RUNGS if seed < FIRST_SEEDS or (rung.private and rung.cohort == 1000)]
-        for rung in (rung for rung in wanted if (rung.name, rung.cohort) not in done):
-            rows.append(run_rung(rung, load_split(seed, rung.steps), seed))
-            save_rows(rows, results)
-            print(f"{seed} {rung.title}: {rows[-1]}", file=sys.stderr, flush=True)
-        for how in (how for how in EVERYBODY if how.name not in {name for name, _ in done}):
-            rows.append(run_everybody(how, load_split(seed, how.steps), seed))
-            save_rows(rows, results)
-            print(f"{seed} {how.name}: {rows[-1]}", file=sys.stderr, flush=True)
+    done = {(row.split, row.rung, row.cohort) for row in rows} | {(row.split, row.rung, None) for row in rows}
+    wanted = [(seed, how) for seed in range(SEEDS) for how in (*ALL_SPLITS, *EVERYBODY[:2])]
+    wanted += [(seed, how) for seed in range(SEEDS) for how in EVERYBODY[2:] if seed < how.splits]
+    rest = [(seed, how) for seed in range(SEEDS) for how in RUNGS if how not in ALL_SPLITS and seed < splits_of(how)]
+    wanted += sorted(rest, key=lambda job: (job[1] in LADDER and not job[1].private, job[1].printed, job[0]))
+    for seed, how in wanted:
+        everybody = isinstance(how, Everybody)
+        if seed >= (seeds or SEEDS) or (seed, how.name, None if everybody else how.cohort) in done:
+            continue
+        split = load_split(seed, how.steps)
+        rows += run_everybody(how, split, seed) if everybody else [run_rung(how, split, seed)]
+        save_rows(sorted(rows, key=lambda row: row.split), results)
+        print(f"{seed} {how.name}: {rows[-1]}", file=sys.stderr, flush=True)
 
 
 def _write(results: Path, out: Path) -> None:

@@ -60,7 +60,7 @@ def load_entries(place: Path = HERE / "data" / "matrix.csv") -> list[Entry]:
 def seconds_per_run() -> dict[str, float]:
     """Of each kind of run, from the seconds that stand in the experiments' rows."""
     net = np.mean([row["seconds"] for row in _records("fedfdp.json")]) / 24 * _NET_RATE / 0.04
-    rungs = _records("data/fpfl.json.gz")
+    rungs = [row for row in _records("data/fpfl.json.gz") if row["seconds"] is not None]
     central = np.mean([row["seconds"] for row in rungs if row["cohort"] is None])
     federated = np.mean([row["seconds"] for row in rungs if row["cohort"] is not None])
     return {

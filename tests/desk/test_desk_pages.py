@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from html import escape
 from html.parser import HTMLParser
@@ -280,16 +279,11 @@ def test_the_planner_page_works_without_script(inside: TestClient) -> None:
     assert 'href="/planner?algorithm=gaussian&amp;epsilon=1' in page
 
 
-def test_the_table_of_experiments_is_the_one_in_the_docs() -> None:
-    root = Path(__file__).parents[2]
-    rows = json.loads((root / "docs/experiments/comparison.json").read_text())
-    page = (root / "docs/experiments/comparison.md").read_text()
-    for row in planner._table():
-        same = [one for one in rows if all(one[key] == row[key] for key in ("data", "method", "epsilon", "unit"))]
-        assert row["runs"] == len(same)
-        assert row["accuracy"] == pytest.approx(1 - sum(one["error"] for one in same) / len(same), abs=1e-4)
-        assert row["parity_gap"] == pytest.approx(sum(one["demographic_parity"] for one in same) / len(same), abs=1e-4)
-        assert f"{1 - row['majority']:.3f}"[1:] in page
+def test_every_algorithm_of_the_planner_has_measured_rows() -> None:
+    """That they are those of the experiments is checked beside the experiments."""
+    rows = planner._table()
+    assert {row["method"] for row in rows} == set(planner._METHOD.values())
+    assert all(row["runs"] >= 5 and row["accuracy"] > row["majority"] for row in rows)
 
 
 def test_the_ledger_page_says_what_is_spent_and_what_needs_a_look(world: World, inside: TestClient) -> None:

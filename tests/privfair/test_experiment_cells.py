@@ -1,4 +1,4 @@
-"""Re-running the smallest cell of a page gives the numbers on it, and the README's figures are those of the rows."""
+"""Re-running the smallest cell of a page gives the numbers on it; figures elsewhere are those of the rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -37,9 +37,11 @@ def _module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def test_the_readme_tells_what_the_rows_say() -> None:
+def test_the_readme_and_the_planner_tell_what_the_rows_say() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
-    assert _module("run_headlines").with_headlines(text) == text
+    headlines = _module("run_headlines")
+    assert headlines.with_headlines(text) == text
+    assert headlines.EXPECTED.read_text("utf-8") == headlines.expected(), "make experiments NAME=headlines"
 
 
 @needs_benchmarks
@@ -79,12 +81,26 @@ def test_steffle(name: str, run: str, method: str, silos: int) -> None:
 def test_fpfl() -> None:
     training, settings, rows = _module("fpfl_training"), _module("fpfl_settings"), _module("seed_intervals")
     kept = rows.load_rows(training.Row, EXPERIMENTS / "data" / "fpfl.json.gz")
-    how = settings.EVERYBODY[1]
-    found = training.run_everybody(how, training.load_split(0, how.steps), 0)
-    (own,) = (row for row in kept if (row.rung, row.split) == (how.name, 0))
-    assert abs(found.accuracy - own.accuracy) < TINY
-    assert abs(found.fnr_gap - own.fnr_gap) < 6 * TINY
-    assert found.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-5)
+    how, (rung,) = settings.EVERYBODY[1], (r for r in settings.LADDER if r.title == "FPFL, m = 200")
+    rerun = training.run_everybody(how, training.load_split(0, how.steps), 0)
+    for found in (*rerun, training.run_rung(rung, training.load_split(0), 0)):
+        (own,) = (row for row in kept if (row.rung, row.cohort, row.split) == (found.rung, found.cohort, 0))
+        assert abs(found.accuracy - own.accuracy) < TINY
+        assert abs(found.fnr_gap - own.fnr_gap) < 6 * TINY
+        assert found.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-5)
+        assert found.replaced_epsilon == pytest.approx(own.replaced_epsilon, abs=1e-4)
+
+
+@needs_benchmarks
+@pytest.mark.slow
+def test_banded() -> None:
+    runner, rows = _module("run_banded"), _module("seed_intervals")
+    kept = rows.load_rows(runner.Row, EXPERIMENTS / "banded.json")
+    data = replace(runner.adult(), name="Adult, 1000 records", most=1000)
+    own = [row for row in kept if (row.data, row.epsilon, row.seed) == (data.name, 1.0, 0)]
+    assert {row.method for row in own} == {runner.INDEPENDENT, runner.CHOSEN, runner.WHOLE}
+    for row in own:
+        assert abs(runner.train(data, 1.0, row.bands, row.learning_rate, 0) - row.accuracy) < TINY
 
 
 @pytest.mark.slow

@@ -59,13 +59,13 @@ _SIZED: dict[AlgorithmName | PluginName, tuple[str, ...]] = {
 _METHOD: dict[AlgorithmName | PluginName, str] = {
     AlgorithmName.STEFFLE: "SteFFLe",
     AlgorithmName.FEDFDP: "FedFDP",
-    AlgorithmName.FPFL: "FPFL, parity",
+    AlgorithmName.FPFL: "FPFL",
     AlgorithmName.MMD_FEDAVG: "MMD-FedAvg",
-    AlgorithmName.GAUSSIAN: "DP-FedSGD",
+    AlgorithmName.GAUSSIAN: "DP-SGD",
     AlgorithmName.PAY_ONCE: "pay-once",
     AlgorithmName.FAIR_PLUGIN: "fair-plugin",
 }
-"""The row of docs/experiments/comparison.md that trained under such a plan."""
+"""The rows of `expected.json` that trained under such a plan; docs/experiments/run_headlines.py writes them."""
 
 
 def algorithms() -> tuple[str, ...]:
