@@ -464,5 +464,5 @@ def _series(evidence: RunEvidence) -> list[_Series]:
 def _directions(entries: int, sampled: Floats | None) -> Floats:
     """Where single units move the value least; where that is unknown, its first entries as they are."""
     if sampled is None:
-        return np.eye(entries)[:_ENTRIES]
+        return np.eye(min(_ENTRIES, entries), entries)
     return quiet_directions(sampled, min(_DIRECTIONS, math.ceil(entries / 2)), seed=0)

@@ -139,6 +139,13 @@ and the fewer others there are, the less they hide a canary."""
 _SAMPLED_UNITS = 64
 _INPUT_KNOTS = 6
 _RARE = 8.0
+_MOST_NUMBERS = 2**25
+"""Of units' and of canaries' parts that are held at once, 256 MB each: of a large model fewer of them are looked at."""
+
+
+def affordable(wanted: int, numbers_each: int) -> int:
+    """`wanted`, or as many as `_MOST_NUMBERS` leaves room for; two at least."""
+    return min(wanted, max(2, _MOST_NUMBERS // max(1, numbers_each)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,18 +242,19 @@ def _knots(rounds: int, kind: CanaryKind) -> list[int]:
 def _canaries_per_silo(evidence: RunEvidence, kind: CanaryKind) -> int:
     parties = len(evidence.silos)
     smallest = min(silo.size for silo in evidence.document.data.silos)
+    parameters = _trained(evidence).size
     match kind:
         case CanaryKind.GRADIENT:
-            room = _trained(evidence).size // 2 // parties
+            room = parameters // 2 // parties
         case CanaryKind.RARE_INPUT:
             room = evidence.silos[0].x[0].numel() // parties
         case CanaryKind.MISLABELLED:
-            room = _trained(evidence).size // 2
+            room = parameters // 2
         case _:
             assert_never(kind)
     if isinstance(evidence.algorithm, MmdFedAvg):
         room = min(room, len(evidence.algorithm.terms.clients) // 2)
-    return max(1, min(room, _MOST_PER_SILO, smallest // 2))
+    return max(1, min(room, affordable(_MOST_PER_SILO, parties * parameters), smallest // 2))
 
 
 def _background(evidence: RunEvidence, silo: SiloTensors, canaries: int) -> tuple[SiloTensors, int]:
@@ -275,7 +283,9 @@ def sampled_units(
     """What some ordinary units add to each value, at the start and at the end of the run."""
     by_row = silo.unit_of_row is None or isinstance(evidence.algorithm, MmdFedAvg)
     units = torch.arange(len(silo)) if by_row else torch.unique(silo.unit_of_row)
-    places = units[torch.linspace(0, len(units) - 1, min(len(units), _SAMPLED_UNITS)).long()]
+    held = len(replayed) * len(evidence.silos) * _trained(evidence).size
+    number = affordable(min(len(units), _SAMPLED_UNITS), held)
+    places = units[torch.linspace(0, len(units) - 1, number).long()]
     found = [alone(evidence.algorithm, scaling, at, silo, place) for at in replayed for place in places.tolist()]
     return tuple(np.stack(of_value) for of_value in zip(*found, strict=True))
 

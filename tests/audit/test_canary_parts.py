@@ -11,6 +11,7 @@ from audit.bounds import LowerBound
 from audit.bounds.lower_bound import GuessCounts, Method
 from audit.bounds.trade_off import CurveFamily
 from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
+from audit.canaries.choice import affordable
 from audit.canaries.decoder import (
     CoinMeaning,
     Decoder,
@@ -20,6 +21,7 @@ from audit.canaries.decoder import (
     coin_meaning,
     quiet_directions,
 )
+from audit.noise import _directions
 from audit.report.results import Attack, Conclusion, CurveTest, Promise
 from audit.verdict import judge, manifest_curve
 from calibrate.errors import InvalidInput, UnsupportedCombination
@@ -65,9 +67,9 @@ def test_ordinary_records_are_left_as_they_are(model: CanaryModel) -> None:
     assert torch.allclose(found.losses[plain], usual.losses.to(found.losses.dtype))
     assert torch.allclose(found.coefficients[plain], usual.coefficients)
     parts = found.total - usual.total
-    expected = 0.3 * -(model.directions[0] + model.directions[3])
+    expected = -clip.reach * (model.directions[0] + model.directions[3])
     assert torch.allclose(parts, expected.to(parts.dtype), atol=1e-6)
-    assert found.largest_part == pytest.approx(0.3, rel=1e-5)
+    assert found.largest_part == pytest.approx(clip.reach)
     assert torch.allclose(model.probabilities(theta, x)[plain], model.inner.probabilities(theta, x[plain]))
 
 
@@ -200,3 +202,17 @@ def test_a_refuted_curve_is_a_violation_though_epsilon_is_not_exceeded() -> None
     assert strong.verdict is Conclusion.VIOLATED
     assert "signed noise" in strong.why
     assert strong.to_json()["attacks"][0]["curve"]["refuted"] is True
+
+
+def test_of_a_large_model_fewer_parts_are_held_at_once() -> None:
+    """Ten silos of a net with 582,026 parameters: all canaries, or all sampled units, would take gigabytes."""
+    assert affordable(12, 10 * 600) == 12
+    assert affordable(12, 10 * 582_026) * 10 * 582_026 * 8 <= 2**28
+    assert affordable(12, 10**9) == 2
+    assert affordable(1, 10**9) == 1
+
+
+def test_the_first_entries_of_a_long_value_are_picked_without_a_square_matrix() -> None:
+    picked = _directions(2**22, None)
+    assert picked.shape[1] == 2**22
+    assert np.array_equal(picked @ picked.T, np.eye(len(picked)))
