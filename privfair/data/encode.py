@@ -124,7 +124,8 @@ def _merge_names(table: RawTable, column: CodedColumn, gaps: bool = False) -> ND
             raise BadData(
                 table.file,
                 "has no value",
-                "fill or drop these records, or list the name as a value of its own",
+                "fill or drop these records"
+                + (', or list "" (or "NA", as it is written) among its values' if column.values else ""),
                 column=column.name,
                 line=table.line(record),
             )

@@ -208,6 +208,8 @@ def schema_text(seen: SeenFiles, public_lists: bool) -> str:
         lines.append("")
     for column in seen.of(ColumnRole.CATEGORICAL):
         lines += [f"[categorical.{toml_key(column.name)}]", _list("values", column.names, public_lists)]
+        if column.gaps:
+            lines.append('# some cells are empty: list "" (or "NA", as it is written) as a value too, or fill them')
         lines += ['unseen = "no-category"          # for names that appear only in records to be predicted', ""]
     if seen.layouts.usual != FileLayout():
         lines += ["[file]", *_layout_lines(seen.layouts.usual)]

@@ -163,6 +163,20 @@ def test_columns_are_sorted_by_what_they_look_like(tmp_path: Path) -> None:
     text = schema_text(seen, public_lists=False)
     assert '# FILL IN; the files have: "a", "b"' in text
     assert 'values = ["a", "b"]' in schema_text(seen, public_lists=True)
+    assert "some cells are empty" not in text
+
+
+def test_empty_cells_of_a_column_of_names_say_what_to_do_and_it_works(tmp_path: Path) -> None:
+    rows = [f"{'ab'[i % 2] if i else ''},{i % 60 + 18},{'ny'[i % 2]}" for i in range(90)]
+    (tmp_path / "a.csv").write_text("ward,age,late\n" + "\n".join(rows), encoding="utf-8")
+    text = schema_text(look_at([tmp_path / "a.csv"], "late", None), public_lists=True)
+    filled = text.replace("bounds = []", "bounds = [0, 100]")
+    assert '# some cells are empty: list ""' in text
+    with pytest.raises(BadData, match=r"'ward', line 2: has no value; fill or drop these records, or list \"\" "):
+        load_own_silos([tmp_path / "a.csv"], parse_schema(filled))
+    listed = filled.replace('values = ["a", "b"]', 'values = ["a", "b", ""]')
+    (silo,) = load_own_silos([tmp_path / "a.csv"], parse_schema(listed))
+    assert len(silo.data.features) == 90
 
 
 def test_a_columns_name_writes_nothing_into_the_schema_but_itself(tmp_path: Path) -> None:
