@@ -31,7 +31,13 @@ RelationName = Literal["add-remove", "replace-one", "replace-attribute"]
 
 @dataclass(frozen=True)
 class PricedBudget:
-    """A budget that two accountants agree on and nobody has signed yet; no engine accepts it."""
+    """A budget that two accountants agree on and nobody has signed yet; no engine accepts it.
+
+    >>> import privfair as pf
+    >>> priced = pf.budget(1.0, 1e-5, units=1000, rounds=10, sampling_rate=0.05, shapes={"gradient": (3,)})
+    >>> priced.promise.epsilon, priced.promise.delta
+    (1.0, 1e-05)
+    """
 
     certified: CertifiedBudget = field(repr=False)
     priced: PricedDocument = field(repr=False)

@@ -60,6 +60,12 @@ def explain(
 def compose(budgets: Iterable[BudgetSource], *, silos: int | None = None) -> UnitPromise:
     """What several budgets promise together to one person who is in all of them; signatures are not checked.
 
+    >>> import privfair as pf
+    >>> priced = pf.budget(1.0, 1e-5, units=1000, rounds=10, sampling_rate=0.05, shapes={"gradient": (3,)})
+    >>> signed = priced.sign(pf.generate_key())
+    >>> 1.0 < pf.compose([signed, signed]).epsilon < 2.0
+    True
+
     Args:
         budgets: signed budgets.
         silos: in at most how many silos of each budget the person's data are; every silo unless given.

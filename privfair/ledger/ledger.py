@@ -117,6 +117,13 @@ class Ledger:
     than were signed. So the releases of a manifest, for the unit and data its (epsilon, delta) speak of,
     stay within the composition that the accountant priced. This rests on the database keeping what it
     committed, and on the anchor for telling an old copy from the newest one.
+
+    >>> import privfair as pf, tempfile
+    >>> path = tempfile.mkdtemp() + "/ledger.db"
+    >>> pf.Ledger.create(path).close()
+    >>> with pf.Ledger.open(path) as ledger:
+    ...     ledger.receipts()  # what was claimed from it so far
+    ()
     """
 
     def __init__(self, journal: Journal) -> None:

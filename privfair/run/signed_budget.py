@@ -25,6 +25,13 @@ class SignedBudget:
 
     `envelope` are the signed bytes, as `privfair calibrate --out` writes them to a file. `signer` is the public half of
     the key that signed it in this process; None for a budget that was read from elsewhere.
+
+    >>> import privfair as pf, tempfile
+    >>> priced = pf.budget(1.0, 1e-5, units=1000, rounds=10, sampling_rate=0.05, shapes={"gradient": (3,)})
+    >>> signed = priced.sign(pf.generate_key())
+    >>> path = signed.save(tempfile.mkdtemp() + "/budget.json")
+    >>> pf.SignedBudget.load(path).document == signed.document
+    True
     """
 
     envelope: bytes = field(repr=False)
