@@ -77,13 +77,14 @@ class RunWatch(RoundObserver):
             one.round = rounds.get(one.step, one.round)
         return tuple(one for one in self.sendings.values() if one.round >= 0)
 
-    def rows(self, *, noise: bool) -> dict[tuple[str, str], Floats]:
-        """By party and name one row per publication: as published, or (for a control) before the noise."""
-        found: dict[tuple[str, str], list[NDArray[Any]]] = {}
-        for sending in self.sendings.values():
-            for name, values in (sending.published if noise else sending.clean).items():
-                found.setdefault((sending.party, name), []).append(values.ravel())
-        return {key: np.stack(rows).astype(np.float64, copy=False) for key, rows in found.items()}
+    def rows(self, party: str, name: str, size: int, *, noise: bool) -> Floats:
+        """A party's value in every step: as published, or (for a control) before the noise; zeros if it was not sent."""
+        steps = [sending for sending in self.sendings.values() if sending.party == party]
+        found = np.zeros((len(steps), size))
+        for row, sending in zip(found, steps, strict=True):
+            values = (sending.published if noise else sending.clean).get(name)
+            row[:] = 0.0 if values is None else values.ravel()
+        return found
 
 
 @dataclass(frozen=True, eq=False)

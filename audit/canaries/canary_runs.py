@@ -181,8 +181,7 @@ def _time_one_run(design: CanaryDesign, engine: _Engine, seed: int) -> float:
 
 def _look(design: CanaryDesign, watch: RunWatch, *, noise: bool) -> _Looks:
     """Each silo's looks at each silo's messages that a decoder may need: its own, and those of the next one."""
-    rows = watch.rows(noise=noise)
-    messages = {silo.name: design.scaling.rows(silo.name, rows, noise=noise) for silo in design.silos}
+    messages = {silo.name: design.scaling.rows(silo.name, watch, noise=noise) for silo in design.silos}
     out = {}
     for name, following in zip(messages, _next(messages), strict=True):
         for view, signals in enumerate(design.signals[name]):

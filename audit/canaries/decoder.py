@@ -240,7 +240,8 @@ def _readings(seen: Seen) -> tuple[SignalReading, ...]:
 
 
 def _least_deviation(seen: Seen) -> Floats:
-    return np.asarray(_LEAST_DEVIATION * np.abs(seen.levels).max(axis=(0, 1)))
+    """Above zero too where canaries move nothing, as in values that were not sent."""
+    return np.asarray(np.maximum(_LEAST_DEVIATION * np.abs(seen.levels).max(axis=(0, 1)), _LEAST_MOVED))
 
 
 def _typical(decoder: Decoder) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from audit.canaries.decoder import CoinMeaning
 from audit.evidence import RoundEvidence, RunEvidence
+from audit.rerun import RunWatch
 from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise
@@ -35,6 +37,8 @@ class Scaling:
 
     names: tuple[str, ...]
     sigmas: tuple[float, ...]
+    sizes: tuple[int, ...]
+    """Numbers in each."""
     columns: tuple[tuple[float, ...], ...]
     """How each value's rounds are mixed before the noise; (1.0,) where they are not."""
 
@@ -45,34 +49,37 @@ class Scaling:
         MMD-FedAvg's predictions stand in a random order, so a record has no place of its own in them; they are left
         to the updates, which the same record moves.
         """
-        read = (UPDATES,) if isinstance(evidence.algorithm, MmdFedAvg) else evidence.algorithm.shapes()
+        shapes = evidence.algorithm.shapes()
+        read = (UPDATES,) if isinstance(evidence.algorithm, MmdFedAvg) else shapes
         rounds, values = evidence.document.rounds, []
         for name in read:
             declared = evidence.document.release(name)
             if isinstance(declared, GaussianNoise) and declared.publications == rounds:
-                values.append((name, declared.sigma, declared.strategy or (1.0,)))
+                values.append((name, declared.sigma, math.prod(shapes[name]), declared.strategy or (1.0,)))
         if not values:
             return None
-        return cls(tuple(n for n, _, _ in values), tuple(s for _, s, _ in values), tuple(c for _, _, c in values))
+        names, sigmas, sizes, columns = zip(*values, strict=True)
+        return cls(names, sigmas, sizes, columns)
 
-    def rows(self, party: str, series: Mapping[tuple[str, str], Floats], *, noise: bool) -> tuple[Floats, ...]:
+    def rows(self, party: str, watch: RunWatch, *, noise: bool) -> tuple[Floats, ...]:
         """All rounds of a party, one row each; one array per value.
 
         A published value whose rounds were mixed is correlated with its column, which collects a unit's part at its
         round with its full size, under noise of the signed size.
         """
         found = []
-        for name, sigma, column in zip(self.names, self.sigmas, self.columns, strict=True):
-            rows = series[party, name] / sigma
+        for name, sigma, size, column in zip(self.names, self.sigmas, self.sizes, self.columns, strict=True):
+            rows = watch.rows(party, name, size, noise=noise) / sigma
             if noise and len(column) > 1:
                 rows = np.asarray(lfilter(column, [1.0], rows[::-1], axis=0)[::-1])
             found.append(rows)
         return tuple(found)
 
     def one(self, message: Message) -> tuple[Floats, ...]:
-        """One message before its noise; one vector per value."""
+        """One message before its noise; one vector per value, of zeros where nothing is sent."""
         values = {value.name: value.values.ravel() for value in message.noisy}
-        return tuple(values[name] / sigma for name, sigma in zip(self.names, self.sigmas, strict=True))
+        each = zip(self.names, self.sigmas, self.sizes, strict=True)
+        return tuple(values[name] / sigma if name in values else np.zeros(size) for name, sigma, size in each)
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,7 +63,7 @@ def _check_unpredictable(rehearsal: Rehearsal) -> tuple[Check, ...]:
     first = {(one.party, one.name): one.rows for one in _residuals(rehearsal, rehearsal.sendings)}
     second = {(one.party, one.name): one.rows for one in _residuals(rehearsal, rehearsal.again)}
     same = {}
-    for (party, name), rows in second.items():
+    for (party, name), rows in ((key, rows) for key, rows in second.items() if key in first):
         apart = np.abs(first[party, name][: len(rows)] - rows)
         if rows.shape[1] < _SHORTEST:
             apart = apart.reshape(1, -1)

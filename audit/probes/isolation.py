@@ -105,7 +105,7 @@ def _apart(setting: ProbeSetting, random: np.random.Generator) -> Check:
         crowds = (place.silo, _others_altered(setting, place))
         base = message_values(setting, place.reached, crowds[0], place.batch)
         differences = [_difference(setting, place, crowd, base) for crowd in crowds]
-        for name in differences[0]:
+        for name in differences[0].keys() & differences[1].keys():
             apart = setting.distance(name, differences[0][name], differences[1][name]) / setting.allowed(name)
             if apart > worst:
                 worst, where = apart, f" ({name}, step {place.reached.step})"
@@ -123,7 +123,8 @@ def _difference(setting: ProbeSetting, place: _Place, crowd: SiloTensors, base: 
         other = with_record(crowd, place.unit, Record(x, own.y, own.s))
     one = message_values(setting, place.reached, crowd, place.batch, base.seen)
     two = message_values(setting, place.reached, other, place.batch, base.seen)
-    return {name: two.noisy[name] - one.noisy[name] for name in one.noisy if name in setting.bounded}
+    both = setting.bounded.keys() & one.noisy.keys() & two.noisy.keys()
+    return {name: two.noisy[name] - one.noisy[name] for name in sorted(both)}
 
 
 def _others_altered(setting: ProbeSetting, place: _Place) -> SiloTensors:
@@ -145,7 +146,9 @@ def _pure(setting: ProbeSetting, random: np.random.Generator) -> Check:
         first = message_values(setting, place.reached, place.silo, place.batch)
         message_values(setting, place.reached, _others_altered(setting, place), place.batch, first.seen)
         again = message_values(setting, place.reached, place.silo, place.batch, first.seen)
-        changed |= {name for name, values in first.values.items() if not np.array_equal(values, again.values[name])}
+        changed |= first.values.keys() ^ again.values.keys()
+        both = first.values.keys() & again.values.keys()
+        changed |= {name for name in both if not np.array_equal(first.values[name], again.values[name])}
     text = f"{', '.join(sorted(changed))} changed" if changed else "the same messages when asked again"
     return passed_if(Layer.PROBE, "messages carry nothing over", not changed, text)
 

@@ -93,7 +93,7 @@ def _of_batch(
         other, rest = _neighbour(setting, silo, batch, unit, random)
         moved = message_values(setting, reached, other, rest, base.seen)
         for name, values in base.noisy.items():
-            if name in setting.bounded:
+            if name in setting.bounded and name in moved.noisy:
                 yield name, setting.distance(name, values, moved.noisy[name]) / setting.allowed(name)
 
 

@@ -122,20 +122,24 @@ class _Reach:
 
 
 def check_sensitivity(setting: ProbeSetting, seed: int = 0, silos: Sequence[SiloTensors] = ()) -> tuple[Check, ...]:
-    """One check per bounded value, one for values in the clear, one for randomised ones.
+    """One check per bounded value, one for values in the clear, one for randomised ones, one for what is sent at all.
 
     `silos` are the run's own, of which whole batches are tried too.
     """
     reach = {name: _Reach() for name in setting.bounded}
     moved, changed, pairs = set[str](), 0, 0
+    left_out, where = set[str](), ""
     for pair in chain(neighbours(setting, seed), _in_whole_batches(setting, silos, seed)):
         pairs += 1
+        if (unlike := pair.one.values.keys() ^ pair.other.values.keys()) - left_out:
+            left_out, where = left_out | unlike, pair.where
         for name in pair.one.noisy:
-            if name in reach:
+            if name in reach and name in pair.other.noisy:
                 distance = setting.distance(name, pair.one.noisy[name], pair.other.noisy[name])
                 reach[name].add(distance / setting.allowed(name), pair.where)
-        moved |= {name for name in setting.independent & set(pair.one.clear) if _differs(pair, name)}
-        for name in setting.randomised & set(pair.one.randomised):
+        both = pair.one.values.keys() & pair.other.values.keys()
+        moved |= {name for name in setting.independent & set(pair.one.clear) & both if _differs(pair, name)}
+        for name in setting.randomised & set(pair.one.randomised) & both:
             entries = int((pair.one.randomised[name] != pair.other.randomised[name]).sum())
             changed = max(changed, entries)
     checks = [_check_bound(name, one) for name, one in reach.items()]
@@ -146,6 +150,10 @@ def check_sensitivity(setting: ProbeSetting, seed: int = 0, silos: Sequence[Silo
     if setting.randomised:
         text = f"one unit changes at most {changed} of the randomised entries"
         checks.append(passed_if(Layer.PROBE, "randomised values", changed <= 1, text))
+    text = f"no value was sent by one of two neighbours alone, in {pairs} pairs"
+    if left_out:
+        text = f"{', '.join(sorted(left_out))} sent by one of two neighbours and not by the other ({where})"
+    checks.append(passed_if(Layer.PROBE, "what is sent at all", not left_out, text))
     return tuple(checks)
 
 
@@ -312,16 +320,18 @@ def check_every_unit(
             break
         silo, unit = everybody[place]
         reached = setting.at(int(random.integers(last + 1)))
-        tried += 1
         alone = _alone(silo, unit)
         if len(alone) == 0:
+            tried += 1
             continue  # a user without records
         try:
             base = message_values(setting, reached, alone, torch.tensor([0]))
             other, batch = _other_side(setting, alone, empty)
             moved = message_values(setting, reached, other, batch, base.seen)
         except PrivfairError:
+            tried += 1
             continue  # refused outright: nothing would have been sent
+        tried += bool(base.noisy)  # an algorithm that sends nothing of a unit alone shows nothing of its bound
         for name in setting.bounded.keys() & base.noisy.keys() & moved.noisy.keys():
             ratio = setting.distance(name, base.noisy[name], moved.noisy[name]) / setting.allowed(name)
             reach.add(ratio, f"a unit of {silo.name} at step {reached.step}")

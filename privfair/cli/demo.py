@@ -11,7 +11,7 @@ import click
 
 from calibrate.errors import PrivfairError
 from privfair.cli.output import checks_text, json_option, number_text, print_json, table_lines, threads_option
-from privfair.cli.pipeline import Pipeline, audit_confidence
+from privfair.cli.pipeline import Pipeline, audit_confidence, leave_if_refuted
 
 # The plans `privfair demo` runs: real data, sized so that training and the audit take about a minute.
 
@@ -446,7 +446,8 @@ def command(algorithm: str, engine: str, as_printed: bool, out: Path, verbose: b
     """Calibrate, sign, train, and look at what came of it, on real data.
 
     Each step is a privfair command; all of them stand in commands.sh, with what they printed in log.txt, so that
-    they can be repeated by hand. A used and a tampered budget are shown to be refused.
+    they can be repeated by hand. A used and a tampered budget are shown to be refused. Exit code 1 if the audit refutes
+    the promise; with --as-printed that is what the demo is to show, and it ends with 0.
     """
 
     if as_printed and algorithm != "steffle":
@@ -456,3 +457,5 @@ def command(algorithm: str, engine: str, as_printed: bool, out: Path, verbose: b
     result = Demo(out, as_json, verbose and not as_json, engine).run(algorithm, as_printed)
     if as_json:
         print_json(result)
+    if not as_printed:
+        leave_if_refuted(result["audit"])

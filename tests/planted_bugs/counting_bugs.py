@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -238,21 +239,18 @@ def _groups_by_first_appearance() -> AbstractContextManager[Any]:
     return sending(Steffle, wrong)
 
 
-def _small_batches_skipped() -> AbstractContextManager[Any]:
-    """A batch below 24 records is not worth a message, and the coordinator goes on without: everybody sees its size.
-
-    Those of the other probes, of twelve records at most, are let through.
-    """
+def _small_batches_skipped(fewest: int) -> Callable[[], AbstractContextManager[Any]]:
+    """A smaller batch is not worth a message, and the coordinator goes on without: everybody sees its size."""
     right = DpFedSgd.update
 
     def wrong(contribution: Any, self: Any, state: Any, round: int, silo: Any, batch: Any) -> Any:
-        return Message() if 12 < len(batch) < 24 else contribution(self, state, round, silo, batch)
+        return Message() if len(batch) < fewest else contribution(self, state, round, silo, batch)
 
     def update(self: Any, state: Any, received: Any) -> Any:
         there = {party: values for party, values in received.items() if values}
         return right(self, state, there) if there else state
 
-    return together(sending(DpFedSgd, wrong), patch.object(DpFedSgd, "update", update))
+    return lambda: together(sending(DpFedSgd, wrong), patch.object(DpFedSgd, "update", update))
 
 
 def _views_of_more() -> AbstractContextManager[Any]:
@@ -298,7 +296,8 @@ COUNTING_BUGS = (
     Bug("eight batches in turn, secret batches", _SECRET, _every_eighth_alike, _PROBE),
     Bug("one allocation for all epochs", Engine.ALLOCATED, _one_allocation, _PROBE),
     Bug("groups of the cycle by position", Engine.BANDED, _groups_by_position, _PROBE),
-    Bug("small batches send nothing, secret batches", _SECRET, _small_batches_skipped, _PROBE),
+    Bug("small batches send nothing, secret batches", _SECRET, _small_batches_skipped(24), _PROBE),
+    Bug("a record alone sends nothing, secret batches", _SECRET, _small_batches_skipped(2), _PROBE),
     Bug("the model file holds more than the model", _SECRET, _views_of_more, (Caught.CONFORMANCE,)),
     Bug("a record comes back within the bands", Engine.BANDED, _back_too_soon, _PROBE),
     Bug("epochs sorted by the attribute", _STEFFLE, sorted_by_attribute, _PROBE),

@@ -98,6 +98,15 @@ def test_every_bug_has_a_layer_and_a_name_of_its_own() -> None:
     assert all(bug.by for bug in BUGS)
 
 
+@pytest.mark.parametrize("name", ["small batches send nothing", "a record alone sends nothing"])
+def test_where_nothing_is_sent_for_one_record_every_layer_still_answers(name: str, workshop: Workshop) -> None:
+    """Noise and attack look at what single records add; nothing is then zero, not a missing key."""
+    (bug,) = (one for one in BUGS if one.name == f"{name}, secret batches")
+    assert findings_of(bug, Caught.NOISE, workshop) == []
+    with patch("tests.planted_bugs.layers.CANARY_RUNS", 8):
+        assert findings_of(bug, Caught.ATTACK, workshop) == []
+
+
 @pytest.mark.slow
 def test_the_attack_does_not_refute_the_clean_engine(workshop: Workshop) -> None:
     with fixed_randomness(4):
