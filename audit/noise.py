@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.signal import lfilter
-from scipy.special import chdtr, chdtri
+from scipy.special import chdtr, chdtrc, chdtri
 
 from audit.canaries.choice import sampled_units
 from audit.canaries.decoder import quiet_directions
@@ -35,14 +35,17 @@ from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise
 # L1: is the noise in the messages what was signed? From one run, by an auditor who holds the data.
 #
 # residual = published - clean message, divided by the signed scale, must be iid standard normal. Wrong variance, a
-# mean, a wrong shape, noise that repeats (between any rounds and silos, with either sign) and low digits that follow
-# the message each have their own test, and the variance of all values together has one more. Every test has false-alarm
+# mean, a wrong shape, one quiet message, noise that repeats (between any rounds and silos, with either sign), and low
+# digits or noise that follow the message each have their own test, and the variance of all values together has one
+# more. Every test has false-alarm
 # probability `alpha / number of tests`, so a clean run is flagged with probability at most `alpha`. That nothing was
 # flagged is evidence only where little noise would have been: the test of variance says how little.
 
 DEFAULT_ALPHA = 1e-3
-_TESTS_OF_ONE_VALUE = 3
-"""Variance, mean, shape."""
+_TESTS_OF_ONE_VALUE = 4
+"""Variance, mean, shape, each message by itself."""
+_TESTS_WITH_MESSAGES = 2
+"""Where clean messages are known on the grid: low digits, and noise along the message."""
 _NOTICED = 0.5
 """Every value must have an even chance of showing that no more than this share of its signed sigma is there."""
 _EVEN_CHANCE = 0.5
@@ -183,6 +186,7 @@ def judge_residuals(found: tuple[Residuals, ...], alpha: float) -> tuple[Check, 
         checks += _checks_of(one, level)
         if one.steps is not None and one.clean is not None:
             checks.append(_low_digits(f"{one.name} of {one.party}", one.low_bits, one.steps, one.clean, level))
+            checks.append(_along_message(f"{one.name} of {one.party}", one.rows, one.clean, level))
     checks += [_repetition(group, level) for group in _comparable(found)]
     return tuple(checks)
 
@@ -213,7 +217,8 @@ def all_measured(document: BudgetDocument, found: tuple[Residuals, ...], alpha: 
 def _level(found: tuple[Residuals, ...], alpha: float) -> float:
     """Each test's share of the error."""
     with_digits = sum(one.steps is not None for one in found)
-    return alpha / (_TESTS_OF_ONE_VALUE * len(found) + with_digits + len(_comparable(found)) + 1)
+    tests = _TESTS_OF_ONE_VALUE * len(found) + _TESTS_WITH_MESSAGES * with_digits
+    return alpha / (tests + len(_comparable(found)) + 1)
 
 
 def _chance_to_notice(count: int, level: float) -> float:
@@ -247,10 +252,14 @@ def _checks_of(one: Residuals, level: float) -> list[Check]:
     at_mean = 2 * float(stats.norm.sf(abs(mean) * math.sqrt(count)))
     spread = values[:: max(1, count // _MOST_FOR_SHAPE)]
     at_shape = float(stats.kstest(spread, "norm").pvalue)
+    each = chi_squared_p_values(np.square(one.rows).sum(axis=1), one.rows.shape[1])
+    quiet = int(each.argmin())
+    of_message = f"the message of round {quiet}, counted from 0, is the least likely of {len(each)}"
     return [
         _test(f"variance of {where}", variance, level, f"noise measures {math.sqrt(ratio):.4f} of the signed sigma"),
         _test(f"mean of {where}", at_mean, level, f"mean of the noise is {mean:+.4f} sigma"),
         _test(f"shape of {where}", at_shape, level, "Kolmogorov-Smirnov against the normal law"),
+        _test(f"single messages of {where}", min(1.0, len(each) * float(each[quiet])), level, of_message),
     ]
 
 
@@ -355,6 +364,28 @@ def _low_digits(where: str, bits: int, steps: Integers, clean: Integers, level: 
     p_value = min(1.0, tests * worst)
     text = found if p_value < level else f"{bits} binary digits carry nothing of the message"
     return _test(f"low digits of {where}", p_value, level, text)
+
+
+def _along_message(where: str, rows: Floats, clean: Integers, level: float) -> Check:
+    """Noise is as large along the message itself as elsewhere, and has no sign in common with it.
+
+    Given its message, the noise of a round has a standard normal part along it.
+    """
+    lengths = np.sqrt(np.square(clean.astype(np.float64)).sum(axis=1))
+    there = lengths > 0
+    if not there.any():
+        return _test(f"noise along the messages of {where}", 1.0, level, "all messages are zero")
+    parts = (rows[there] * clean[there]).sum(axis=1) / lengths[there]
+    ratio, variance = variance_of(parts)
+    mean = float(parts.mean())
+    at_mean = 2 * float(stats.norm.sf(abs(mean) * math.sqrt(parts.size)))
+    text = f"along the message it measures {math.sqrt(ratio):.3f} of the signed sigma, with mean {mean:+.3f}"
+    return _test(f"noise along the messages of {where}", min(1.0, 2 * min(variance, at_mean)), level, text)
+
+
+def chi_squared_p_values(sums: Floats, freedom: int | Floats) -> Floats:
+    """How likely a sum of squares of so many standard normal values is so far from its middle, on either side."""
+    return np.asarray(np.minimum(1.0, 2 * np.minimum(chdtr(freedom, sums), chdtrc(freedom, sums))))
 
 
 def variance_of(values: NDArray[np.float64]) -> tuple[float, float]:

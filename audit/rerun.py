@@ -24,14 +24,14 @@ from torch import Tensor
 from audit.evidence import AuditorsManifest, RoundEvidence, RunEvidence, in_memory
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, RandomizedCategory
 from calibrate.manifest.verify import IntendedRun, verify
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.batches.record import BatchRecord
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.local_party import LocalParties, RoundObserver
-from privfair.gate import open_gate
+from privfair.gate import Gate, open_gate
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
 from privfair.run.prepare import PlannedRun, Sites, claim_terms, prepare_run
@@ -78,7 +78,7 @@ class RunWatch(RoundObserver):
         return tuple(one for one in self.sendings.values() if one.round >= 0)
 
     def rows(self, party: str, name: str, size: int, *, noise: bool) -> Floats:
-        """A party's value in every step: as published, or (for a control) before the noise; zeros if it was not sent."""
+        """A party's value in every step, as published or (for a control) before the noise; zeros if it was not sent."""
         steps = [sending for sending in self.sendings.values() if sending.party == party]
         found = np.zeros((len(steps), size))
         for row, sending in zip(found, steps, strict=True):
@@ -160,13 +160,30 @@ _SHORT = 16
 """Numbers of a message that is drawn without a round."""
 
 
+@dataclass(eq=False)
+class GateNoise:
+    """The noise that the gate put on known messages of one value."""
+
+    published: list[Floats] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    """Of each published message, and whose it was:"""
+    silos: list[int] = field(default_factory=list)
+    alone: list[Floats] = field(default_factory=list)
+    """Short ones that were drawn from the gate's source without a round, silos in turn."""
+
+
+Answers = tuple[Floats, Floats]
+"""Categories as they were answered, and as they are."""
+
+
 def publish_repeatedly(
     run: PlannedRun, auditor: AuditorsManifest, messages: int, most_values: int
-) -> dict[str, list[Floats]]:
+) -> dict[str, GateNoise]:
     """The noise that the production gate puts on known messages, by the name of each noisy value.
 
     Zeros and far larger numbers take turns, so that a gate that changes what it is given shows; where sums of rounds
-    are mixed, the messages are impulses. What is to become of the message is subtracted.
+    are mixed, the messages are impulses. What is to become of the message is subtracted. In the middle of each claim
+    the gate is closed and opened again, as after an interruption (not where sums are mixed, which a gap would end).
 
     Some hundreds pass the whole gate, in rounds from the first to the last signed one; the rest of `messages` is drawn
     from the gate's own source of noise, short and without a round, because that takes a third of the time.
@@ -174,7 +191,7 @@ def publish_repeatedly(
     shapes = {name: tuple(shape) for name, shape in run.algorithm.shapes().items()}
     noisy = [one for one in run.document.releases if isinstance(one, GaussianNoise | LaplaceNoise)]
     numbers = sum(int(np.prod(shapes[one.name])) for one in noisy if one.name in shapes)
-    found: dict[str, list[Floats]] = {one.name: [] for one in noisy if one.name in shapes}
+    found = {one.name: GateNoise() for one in noisy if one.name in shapes}
     if not found or not messages:
         return found
     each = -(-messages // len(found))
@@ -186,7 +203,7 @@ def publish_repeatedly(
         Ledger.create(Path(place) / "ledger.db") as ledger,
     ):
         for session in range(sessions):
-            left = -(-(wanted - min(len(rows) for rows in found.values())) // (sessions - session))
+            left = -(-(wanted - min(len(one.published) for one in found.values())) // (sessions - session))
             apart = each if session == sessions - 1 else 0
             _publish_one_session(run, auditor, ledger, Path(place) / f"transcript-{session}", found, left, apart)
     return found
@@ -197,21 +214,15 @@ def _publish_one_session(
     auditor: AuditorsManifest,
     ledger: Ledger,
     path: Path,
-    found: dict[str, list[Floats]],
+    found: dict[str, GateNoise],
     left: int,
     apart: int,
 ) -> None:
     """Every silo publishes in rounds of one claim until `left` are there; the rest of `apart` has no round."""
     document = run.document
-    envelope = auditor.envelope(document)
-    manifest = verify(
-        envelope, auditor.trust, IntendedRun(document.config_digest, document.data, document.code_digests())
-    )
-    setup = run.under(manifest, envelope).setup
+    open_again = _claim_gate(run, auditor, ledger, path)
+    gate = open_again()
     research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
-    claim = ledger.claim(claim_terms(manifest))
-    seed = int(path.name.rpartition("-")[2]) if research else None
-    gate = open_gate(manifest, claim, path, setup.values, seed, document.rounds)
     declared = {one.name: one for one in document.releases if isinstance(one, GaussianNoise | LaplaceNoise)}
     often = {one.name: one.publications for one in document.releases}
     shapes = run.algorithm.shapes()
@@ -219,22 +230,62 @@ def _publish_one_session(
     rounds = min(document.rounds, -(-left // len(silos)))
     try:
         numbers = np.linspace(0, document.rounds - 1, rounds).astype(int)
-        if any(isinstance(one, GaussianNoise) and one.bands > 1 for one in declared.values()):
+        mixing = any(isinstance(one, GaussianNoise) and one.bands > 1 for one in declared.values())
+        if mixing:
             numbers = np.arange(rounds)  # rounds are mixed with those just before them
         for place, number in enumerate(numbers.tolist()):
+            if place == (rounds + 1) // 2 and not (mixing or research):
+                gate.flush()
+                gate.close()
+                gate = open_again()
             gate.next_round(at_least=number)
-            for silo in silos:
+            for whose, silo in enumerate(silos):
                 for name in (name for name in found if place < often[name]):
-                    large = len(found[name]) // len(silos) % 2 == 1
+                    one = found[name]
+                    large = len(one.published) // len(silos) % 2 == 1
                     message, meant = _known_message(declared[name], shapes[name], place, large)
                     nothing = BoundedContribution(name, message, declared[name].sensitivity, 0.0)
-                    found[name].append((gate.publish(silo, nothing).values - meant).ravel())
-        for name, rows in found.items():
+                    one.published.append((gate.publish(silo, nothing).values - meant).ravel())
+                    one.rounds.append(number)
+                    one.silos.append(whose)
+        for name, one in found.items():
             nothing = BoundedContribution(name, np.zeros(_SHORT), declared[name].sensitivity, 0.0)
-            rows += (gate.noise_alone(silos[n % len(silos)], nothing) for n in range(apart - len(rows)))
+            more = apart - len(one.published)
+            one.alone += (gate.noise_alone(silos[n % len(silos)], nothing) for n in range(more))
         gate.finish()
     finally:
         gate.close()
+
+
+def _claim_gate(run: PlannedRun, auditor: AuditorsManifest, ledger: Ledger, path: Path) -> Callable[[], Gate]:
+    """Claim a manifest of the auditor's own; what is returned opens its gate, the first time or once more."""
+    document = run.document
+    envelope = auditor.envelope(document)
+    manifest = verify(
+        envelope, auditor.trust, IntendedRun(document.config_digest, document.data, document.code_digests())
+    )
+    setup = run.under(manifest, envelope).setup
+    claim = ledger.claim(claim_terms(manifest))
+    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    seed = int(path.name.rpartition("-")[2]) if research else None
+    return lambda: open_gate(manifest, claim, path, setup.values, seed, document.rounds)
+
+
+def answer_repeatedly(run: PlannedRun, auditor: AuditorsManifest, number: int) -> dict[str, list[Answers]]:
+    """So many randomised responses of each silo to known categories, by the name of the value."""
+    names = [one.name for one in run.document.releases if isinstance(one, RandomizedCategory)]
+    if not names or not number:
+        return {}
+    with (
+        TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place,
+        Ledger.create(Path(place) / "ledger.db") as ledger,
+    ):
+        gate = _claim_gate(run, auditor, ledger, Path(place) / "transcript-0")()
+        try:
+            silos = [silo.name for silo in run.document.data.silos]
+            return {name: [gate.answers_alone(silo, name, number) for silo in silos] for name in names}
+        finally:
+            gate.close()
 
 
 _IMPULSE = 2.0**16
@@ -244,14 +295,14 @@ _IMPULSE = 2.0**16
 def _known_message(
     declared: GaussianNoise | LaplaceNoise, shape: tuple[int, ...], place: int, large: bool
 ) -> tuple[Floats, Floats]:
-    """What the gate is given, and what it is to add noise to: zeros, large numbers, an impulse to be spread."""
+    """What the gate is given and is to add noise to: zeros, large numbers among zeros, an impulse to be spread."""
     message, meant = np.zeros(shape), np.zeros(shape)
     far = _IMPULSE * (declared.sigma if isinstance(declared, GaussianNoise) else declared.scale)
     if isinstance(declared, GaussianNoise) and declared.strategy is not None and message.size:
         message.flat[0] = far if place % declared.bands == 0 else 0.0
         meant.flat[0] = far * declared.strategy[place % declared.bands]
     elif large:
-        message.flat[::2], message.flat[1::2] = far, -far
+        message.flat[::3], message.flat[1::3] = far, -far
         meant = message
     return message, meant
 

@@ -158,6 +158,19 @@ class Gate:
             raise GateRefused(f"{zeros.name!r} is not a noisy value of zeros; publish it")
         return self._with_noise(party, declared, zeros.values)
 
+    def answers_alone(self, party: str, name: str, number: int) -> tuple[Floats, Floats]:
+        """Randomised response to categories 0, 1, .. in turn, and these; for audits. It publishes nothing.
+
+        Guarantee: what is returned does not depend on any record, and answers that are published are drawn afterwards
+        and independently; so nothing is charged.
+        """
+        declared = self._declared(name)
+        if not isinstance(declared, RandomizedCategory):
+            raise GateRefused(f"{name!r} is declared as {declared.mechanism}, not as randomised response")
+        truth = np.arange(number) % declared.categories
+        answers = self._noise[party].randomized_response(truth, declared.categories, declared.epsilon)
+        return answers.astype(np.float64), truth.astype(np.float64)
+
     def _with_noise(self, party: str, declared: GaussianNoise | LaplaceNoise, values: Floats) -> Floats:
         scale, noise = self._scale(declared, values.size), self._noise[party]
         return noise.gaussian(values, scale) if isinstance(declared, GaussianNoise) else noise.laplace(values, scale)

@@ -45,6 +45,7 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import PrivateGuarantee
 from calibrate.privacy_unit import EpsilonDelta, Protected, Relation
+from calibrate.releases import Gaussian, Leaf, NonPrivate, Together, multiplicities
 
 # What is on trial in a membership audit: a manifest's promise to a record, or the auditor's own number.
 
@@ -57,6 +58,8 @@ class ClaimOnTrial:
     relation: Relation
     curve: ProfileCurve | None = None
     """Of a manifest: every (epsilon, delta) that its event keeps, tested at all of them at once."""
+    family: CurveFamily = CurveFamily.EPSILON_DELTA
+    """Of a manifest that signs Gaussian noise on whole batches and nothing else: GAUSSIAN, which is then no guess."""
 
     @classmethod
     def said(cls, epsilon: float, delta: float, relation: Relation) -> ClaimOnTrial:
@@ -77,8 +80,24 @@ class ClaimOnTrial:
                 "it asks whether single records took part",
                 "audit the run folder itself (privfair audit RUN/)",
             )
-        curve = manifest_curve(document) if isinstance(document.guarantee, PrivateGuarantee) else None
-        return cls(promise, unit.relation, curve)
+        if not isinstance(document.guarantee, PrivateGuarantee):
+            return cls(promise, unit.relation)
+        gaussian = all(_is_gaussian(leaf) for leaf in multiplicities(document.accounting.event))
+        family = CurveFamily.GAUSSIAN if gaussian and promise.delta > 0 else CurveFamily.EPSILON_DELTA
+        return cls(promise, unit.relation, manifest_curve(document), family)
+
+
+def _is_gaussian(leaf: Leaf) -> bool:
+    """Whether the leaf alone, and so any number of them in sequence, is one shift of a normal law."""
+    match leaf:
+        case Gaussian():
+            return True
+        case Together(releases):
+            return all(isinstance(one, Gaussian) for one in releases)
+        case NonPrivate(depends_on_unit=depends):
+            return not depends
+        case _:
+            return False
 
 
 SHARES = (0.02, 0.1, 0.4)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -28,6 +30,8 @@ from audit.report.results import Assignment, AuditReport
 from audit.training.canaries import ArrayData, TableData, training_data
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
+from calibrate.manifest.trust import TrustFile
+from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.privacy_unit import Relation
 
 _AT_ONCE = 4096
@@ -207,7 +211,9 @@ def audit_model(
     assignment: Assignment | str = Assignment.EXCHANGEABLE,
     shadow_models: int | None = None,
     outputs: OutputKind | str = OutputKind.BY_LOOK,
-    family: CurveFamily | str = CurveFamily.EPSILON_DELTA,
+    family: CurveFamily | str | None = None,
+    manifest: str | PathLike[str] | None = None,
+    trust: TrustFile | None = None,
     by: tuple[str, ...] = (),
     exposed: int = 0,
     confidence: float = 0.95,
@@ -228,7 +234,10 @@ def audit_model(
     assignment: how members were chosen: exchangeable (a random part) or coins (a fair coin each).
     shadow_models: how many to compare with; None: 64 where the model can be imitated, else 0.
     outputs: what a single column of outputs is: probabilities or logits.
-    family: epsilon-delta assumes nothing; gaussian reads the bound as that of one Gaussian release and proves more.
+    family: epsilon-delta assumes nothing; gaussian reads the bound as that of one Gaussian release and proves more; by
+        default what the manifest signs.
+    manifest: the signed budget whose promise is on trial, with its own trade-off curve, instead of epsilon.
+    trust: whose signatures count; None: the manifest is read as it is.
     by: groups to compare, under `membership.exposure`: class, correctness, or columns of the tables.
     exposed: how many of the most exposed records to list, with intervals that hold together (16 shadow models or more).
     confidence, seed: of all bounds and intervals; of pairs and shadow models.
@@ -253,10 +262,16 @@ def audit_model(
         confidence,
         seed,
         delta,
-        family=CurveFamily(family),
+        family=None if family is None else CurveFamily(family),
         exposure=ExposureOptions(tuple(by), exposed),
     )
     claim = None if epsilon is None else ClaimOnTrial.said(epsilon, delta, Relation(relation))
+    if manifest is not None:
+        if epsilon is not None:
+            raise InvalidInput("epsilon", epsilon, "is given beside a manifest", "give one: one promise is on trial")
+        envelope = Path(manifest).read_bytes()
+        read = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
+        claim = ClaimOnTrial.of_manifest(read.document)
     return audit_target(target, records, options, claim, executor, progress)
 
 

@@ -82,8 +82,8 @@ class MembershipOptions:
     """Of the bound, where no claim brings its own."""
     attacks: tuple[str, ...] = ()
     """Attacks of other packages, to run beside the built-in ones."""
-    family: CurveFamily = CurveFamily.EPSILON_DELTA
-    """GAUSSIAN reads the bound as that of one Gaussian release."""
+    family: CurveFamily | None = None
+    """GAUSSIAN reads the bound as that of one Gaussian release; None: as the manifest signs, else assuming nothing."""
     exposure: ExposureOptions = field(default_factory=ExposureOptions)
     """Groups to compare, and how many of the most exposed records to list."""
 
@@ -241,7 +241,9 @@ class _Case:
         share = 1 - self._bound_share * (1 - self.options.confidence) / len(self.attacks)
         relation = Relation.ADD_REMOVE if self.claim is None else self.claim.relation
         delta = self.options.delta if self.claim is None else self.claim.promise.delta
-        return BoundTerms(self.options.assignment, relation, delta, share, self.options.seed, self.options.family)
+        signed = CurveFamily.EPSILON_DELTA if self.claim is None else self.claim.family
+        family = self.options.family or signed
+        return BoundTerms(self.options.assignment, relation, delta, share, self.options.seed, family)
 
     @property
     def _bound_share(self) -> float:

@@ -38,8 +38,8 @@ from privfair.batches.randomness import SystemWords
 
 ALPHA = 1e-5
 """False-alarm probability of all questions about one rehearsal's batches together."""
-_TESTS = 16
-"""Of one silo: five of the rounds one after the other, five of the later ones, two of the whole run, one of rounds
+_TESTS = 17
+"""Of one silo: five of the rounds one after the other, five of the later ones, three of the whole run, one of rounds
 between silos (in either part), one of a second beginning, one of the groups of a cycle."""
 _SLOPES = np.geomspace(1e-3, 100.0, 120)
 _STEEPEST = 2.0
@@ -51,6 +51,8 @@ _MOST_LOOKED_AT = 200_000_000
 """Units times rounds of an epoch that is drawn beyond a rehearsal."""
 _DRAWN_APART, _MOST_DRAWS = 300_000, 4000
 """Units times rounds, and rounds, that are drawn for each silo to see rates change over the whole run."""
+_PAIRED = 512
+"""Units of which any two are compared: do they take part together?"""
 _MOST_KINDS = 8
 _PARTS = 4
 """The whole run, its halves and its quarters each have their rate tested."""
@@ -184,19 +186,39 @@ def wrong_rates(sampling: Sampling | None, units: int, rounds: int, level: float
         return fault
     times = max(1, min(_DRAWN_APART // (units * len(visited)), _MOST_DRAWS // len(visited)))
     sizes_of, each = np.zeros(len(visited), dtype=np.int64), np.zeros(units, dtype=np.int64)
-    for _ in range(times):
+    members = np.zeros((times * len(visited), min(units, _PAIRED)), dtype=np.float32)
+    for repeat in range(times):
         party = Participation("rehearsal", units, sampling, SystemWords())
         for place, round_number in enumerate(visited.tolist()):
             batch = party.batch(round_number)
             sizes_of[place] += len(batch)
             each[batch] += 1
+            members[repeat * len(visited) + place, batch[batch < members.shape[1]]] = 1.0
     parts = [part for cut in (1, 2, _PARTS) for part in np.array_split(np.arange(len(visited)), cut) if len(part)]
     for part in parts:
         law, found = stats.binom(units * len(part) * times, sampling.rate), int(sizes_of[part].sum())
         if _two_sided(law.cdf(found), law.sf(found - 1)) < level / len(parts):
             which = f"in rounds {visited[part[0]]} to {visited[part[-1]]}"
             return f"{found} participations {which} of {times} draws of the run where {law.mean():.0f} are declared"
-    return _favoured_units(each, times * len(visited), sampling.rate, level)
+    fault = _favoured_units(each, times * len(visited), sampling.rate, level)
+    if fault is None and isinstance(sampling, Poisson):
+        fault = _joined_units(members, sampling.rate, level)
+    return fault
+
+
+def _joined_units(members: NDArray[np.float32], rate: float, level: float) -> str | None:
+    """Whether two units take part together more or less often than independent ones; a row of `members` per draw."""
+    one, two = np.triu_indices(members.shape[1], 1)
+    if not len(one):
+        return None
+    together = (members.T @ members)[one, two]
+    law = stats.binom(len(members), rate**2)
+    most, least = int(together.argmax()), int(together.argmin())
+    for worst, p_value in ((most, law.sf(together[most] - 1)), (least, law.cdf(together[least]))):
+        if 2 * len(one) * float(p_value) < level:
+            pair = f"units {one[worst]} and {two[worst]} take part together {together[worst]:.0f} times"
+            return f"{pair} of {len(members)} where {law.mean():.1f} are expected"
+    return None
 
 
 def _favoured_units(times: NDArray[np.int64], trials: int, rate: float, level: float) -> str | None:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from audit.evidence import AuditorsManifest, RunEvidence
-from audit.rerun import RunWatch, Sending, publish_repeatedly, rerun
-from calibrate.arrays import Floats
+from audit.rerun import Answers, GateNoise, RunWatch, Sending, answer_repeatedly, publish_repeatedly, rerun
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.sampling import Sampling
@@ -47,8 +46,10 @@ class Rehearsal:
     """In rounds spread over the rest of the audited run, with its own states and round numbers."""
     again: tuple[Sending, ...]
     """The first rounds once more, under the very same papers and the same seed."""
-    gate_alone: dict[str, list[Floats]]
+    gate_alone: dict[str, GateNoise]
     """By value: the noise that the gate put on known messages."""
+    answers_alone: dict[str, list[Answers]]
+    """By value, for each silo: randomised responses to known categories."""
 
     def of(self, party: str) -> tuple[Sending, ...]:
         """What one party sent in the rounds that were rehearsed one after the other."""
@@ -93,6 +94,7 @@ def rehearse(
         later=() if audited is None else _rehearse_later(run, auditor, audited, rounds),
         again=once_more.numbered(),
         gate_alone={} if audited is None else publish_repeatedly(run, auditor, MESSAGES, _MOST_VALUES),
+        answers_alone={} if audited is None else answer_repeatedly(run, auditor, MESSAGES),
     )
 
 

@@ -80,9 +80,8 @@ model_options = options(
     click.option(
         "--family",
         type=click.Choice(["epsilon-delta", "gaussian"]),
-        default="epsilon-delta",
-        show_default=True,
-        help="Reading of the bound: any release, or one known to be Gaussian, of which more can be proved.",
+        help="Reading of the bound: any release, or one known to be Gaussian, of which more can be proved; by default "
+        "what the manifest signs, and without one any release.",
     ),
     click.option(
         "--by",
@@ -151,7 +150,7 @@ class ModelFlags:
     delta: float
     relation: str
     assignment: str
-    family: str
+    family: str | None
     by: tuple[str, ...]
     exposed: int
     shadow_models: int
@@ -325,7 +324,8 @@ def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confiden
     from audit.membership.membership_audit import MembershipOptions
     from audit.report.results import Assignment
 
-    assignment, named, family = Assignment(flags.assignment), dict.fromkeys(flags.attacks), CurveFamily(flags.family)
+    assignment, named = Assignment(flags.assignment), dict.fromkeys(flags.attacks)
+    family = None if flags.family is None else CurveFamily(flags.family)
     exposure = ExposureOptions(tuple(dict.fromkeys(flags.by)), flags.exposed)
     return MembershipOptions(
         flags.shadow_models, recipe, assignment, confidence, seed, flags.delta, tuple(named), family, exposure

@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import privfair as pf
 from audit.bounds import CurveFamily, ProfileCurve
+from audit.evidence import AuditorsManifest
 from audit.membership.epsilon_bound import BoundTerms, ClaimOnTrial, bound_of, power_of
 from audit.membership.membership_audit import MembershipOptions, audit_scores
 from audit.membership.records import AuditedRecords, Coins
 from audit.report.results import Assignment, CheckOutcome, Conclusion, Promise
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import InvalidInput
-from calibrate.privacy_unit import Relation
+from calibrate.manifest.verify import read_unverified
+from calibrate.plans.gaussian import GaussianPlan
+from calibrate.privacy_unit import EpsilonDelta, Relation
 from tests.end_to_end.command_line import privfair
+from tests.privfair.small_runs import document_of
 
 CLAIM = ClaimOnTrial.said(1.0, 1e-5, Relation.ADD_REMOVE)
 BY_COINS = MembershipOptions(0, assignment=Assignment.COINS)
@@ -188,6 +194,55 @@ def test_a_manifests_own_curve_refutes_what_one_point_of_it_does_not() -> None:
     assert broken.attacks[0].curve is not None
     assert broken.attacks[0].curve.refuted
     assert broken.verdict is Conclusion.VIOLATED
+
+
+def _manifest(folder: Path, rate: float, name: str) -> Path:
+    """A signed budget of 4.38 at 1e-5: with whole batches a Gaussian release of mu = 1."""
+    document = document_of(GaussianPlan(rate, 1, Relation.ADD_REMOVE, clip=1.0), EpsilonDelta(4.38, 1e-5))
+    path = folder / name
+    path.write_bytes(AuditorsManifest().envelope(document))
+    return path
+
+
+def test_a_signed_gaussian_release_is_read_as_one_and_anything_else_is_not(tmp_path: Path) -> None:
+    """The signature names the family, so more is proved of scores with mu = 1; and its own curve is on trial."""
+    random = np.random.default_rng(0)
+    is_member = random.integers(0, 2, 2000) == 1
+    scores = random.normal(size=2000) + is_member
+    claims = [
+        ClaimOnTrial.of_manifest(read_unverified(_manifest(tmp_path, rate, f"{rate}.json").read_bytes()).document)
+        for rate in (1.0, 0.2)
+    ]
+    whole, sampled = claims
+    assert whole is not None
+    assert sampled is not None
+    assert (whole.family, sampled.family) == (CurveFamily.GAUSSIAN, CurveFamily.EPSILON_DELTA)
+    found = [audit_scores(scores, is_member, "s", BY_COINS, claim) for claim in claims]
+    assert all(report.attacks[0].curve is not None for report in found)
+    assert all(report.verdict is not Conclusion.VIOLATED for report in found)
+    lower = [report.epsilon_lower for report in found]
+    assert lower[0] is not None
+    assert lower[1] is not None
+    assert 4.38 > lower[0] > 2.2 > lower[1] > 1.8
+
+
+def test_in_memory_a_manifest_is_on_trial_in_place_of_a_number(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(400, 2)), random.integers(0, 2, 400)
+    known = {row.tobytes() for row in x[:200]}
+
+    class Knows:
+        def loss(self, record: Any) -> float:
+            return 0.0 if np.asarray(record[0]).tobytes() in known else 1.0
+
+    parts, path = ((x[:200], y[:200]), (x[200:], y[200:])), _manifest(tmp_path, 1.0, "budget.json")
+    report = pf.audit_model(Knows(), *parts, manifest=path, assignment="coins")
+    assert report.promised is not None
+    assert report.promised.epsilon == pytest.approx(4.38, rel=1e-3)
+    assert report.attacks[0].curve is not None
+    assert report.verdict is Conclusion.VIOLATED
+    with pytest.raises(InvalidInput, match="one promise"):
+        pf.audit_model(Knows(), *parts, manifest=path, epsilon=1.0)
 
 
 def test_pairs_read_a_curve_point_by_point() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from audit.noise import Residuals, grid_step, judge_residuals, off_grid
-from audit.probes.fresh_noise import _responses, _truth, _variances
+from audit.probes.batches import _joined_units
+from audit.probes.fresh_noise import _answers_alone, _of_published, _responses, _truth, _variances
 from audit.report.results import CheckOutcome
 from audit.rerun import Sending
 from calibrate.manifest.mechanism import GaussianNoise, NoiseSampler, RandomizedCategory
@@ -103,6 +104,94 @@ def test_true_noise_of_the_gate_alone_is_flagged_at_most_as_often_as_stated() ->
         p_values = _variances(list(random.normal(size=(600, 8))), 8, 3)
         alarms += len(p_values) * min(p_values.values()) < ALPHA
     assert alarms <= runs * ALPHA + 3 * np.sqrt(runs * ALPHA)
+
+
+def _spoil(rows: np.ndarray, kind: str) -> np.ndarray:
+    """Messages of three silos in turn, 50 of each: noise that is missing where few numbers show it."""
+    rows, direction = rows.copy(), np.full(8, 1 / np.sqrt(8))
+    match kind:
+        case "one message":
+            rows[40] *= 0.01
+        case "a round of all silos":
+            rows[36:39] *= 0.1
+        case "one silo":
+            rows[1::3] *= 0.7
+        case "one place of one silo":
+            rows[1::3, 5] *= 0.2
+        case "one place":
+            rows[:, 2] *= 0.6
+        case "one direction":
+            rows -= np.outer(rows @ direction, direction)
+        case "the message before":
+            rows[3:] = 0.7 * rows[:-3] + np.sqrt(0.51) * rows[3:]
+    return rows
+
+
+KINDS = ("one message", "a round of all silos", "one silo", "one place of one silo", "one place", "one direction")
+
+
+@pytest.mark.parametrize("kind", ["nothing", *KINDS, "the message before"])
+def test_noise_that_is_missing_in_a_corner_is_seen_in_published_messages(kind: str) -> None:
+    """True noise passes at one in a million; what is missing in few of the 1,200 numbers does not."""
+    rounds, silos = np.repeat(np.arange(50), 3), np.tile(np.arange(3), 50)
+    rows = _spoil(np.random.default_rng(15).normal(size=(150, 8)), kind)
+    p_values = _of_published(rows, rounds, silos)
+    assert (len(p_values) * min(p_values.values()) < 1e-6) is (kind != "nothing"), p_values
+
+
+@pytest.mark.slow
+def test_true_noise_of_published_messages_is_flagged_at_most_as_often_as_stated() -> None:
+    random, runs, alarms = np.random.default_rng(16), 300, 0
+    rounds, silos = np.repeat(np.arange(30), 3), np.tile(np.arange(3), 30)
+    for _ in range(runs):
+        p_values = _of_published(random.normal(size=(90, 8)), rounds, silos)
+        alarms += len(p_values) * min(p_values.values()) < ALPHA
+    assert alarms <= runs * ALPHA + 3 * np.sqrt(runs * ALPHA)
+
+
+def test_one_message_that_is_too_quiet_is_seen() -> None:
+    rows = np.random.default_rng(17).normal(size=(60, 12))
+    rows[31] *= 0.1
+    assert _failed((Residuals("north", "value", rows),)) == {"single messages of value of north"}
+
+
+@pytest.mark.parametrize("kind", ["true", "none along the message", "sign of the message"])
+def test_noise_that_follows_the_message_is_seen(kind: str) -> None:
+    random = np.random.default_rng(18)
+    clean = random.integers(-(2**31), 2**31, size=(40, 12))
+    rows = random.normal(size=clean.shape)
+    if kind == "none along the message":
+        rows -= clean * ((rows * clean).sum(axis=1) / np.square(clean.astype(float)).sum(axis=1))[:, np.newaxis]
+    elif kind == "sign of the message":
+        rows = np.abs(rows) * np.sign(clean)
+    steps = clean + np.rint(rows * 2**30).astype(np.int64)
+    wrong = _failed((Residuals("north", "value", rows, steps, clean, 16),))
+    assert ("noise along the messages of value of north" in wrong) is (kind != "true")
+
+
+@pytest.mark.parametrize("kind", ["true", "one category never lies", "neighbours lie together", "silos lie together"])
+def test_answers_that_lie_as_often_as_signed_and_otherwise_than_signed_are_seen(kind: str) -> None:
+    random, value = np.random.default_rng(19), RandomizedCategory.model_construct(name="s", categories=2, epsilon=2.0)
+    truth, lying = np.arange(3000) % 2, 1 - _truth(value)
+    lies = random.random((3, 3000)) < lying
+    if kind == "one category never lies":
+        lies = (random.random((3, 3000)) < 2 * lying) & (truth == 1)
+    elif kind == "neighbours lie together":
+        lies = np.repeat(random.random((3, 1500)) < lying, 2, axis=1)
+    elif kind == "silos lie together":
+        lies[2] = lies[0]
+    silos = [((truth ^ each).astype(float), truth.astype(float)) for each in lies]
+    assert (_answers_alone(value, silos, 1e-6).outcome is CheckOutcome.FAILED) is (kind != "true")
+
+
+def test_units_that_take_part_together_are_seen() -> None:
+    random = np.random.default_rng(20)
+    members = (random.random((1500, 120)) < 0.2).astype(np.float32)
+    assert _joined_units(members, 0.2, 1e-6) is None
+    members[:, 60] = members[:, 7]
+    fault = _joined_units(members, 0.2, 1e-6)
+    assert fault is not None
+    assert fault.startswith("units 7 and 60 take part together")
 
 
 @pytest.mark.parametrize("limit", [3.0, 3.5])

@@ -2,8 +2,8 @@
 
 Every statistical question of an audit is asked of each run: recorded batches, the noise of the run (or its floor), and
 the rehearsal with its noise, its batches and the gate alone (asked MESSAGES times). Noise and batches are drawn anew in
-each run, from a seed. Deterministic questions are left out where they say the same of every clean run. Runs are noted in
-LOG, one line each; called again with the same LOG, the missing ones are made.
+each run, from a seed. Deterministic questions are left out where they say the same of every clean run. Runs are noted
+in LOG, one line each; called again with the same LOG, the missing ones are made.
 """
 
 from __future__ import annotations

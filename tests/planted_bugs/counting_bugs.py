@@ -121,6 +121,17 @@ def _every_eighth_alike() -> AbstractContextManager[Any]:
     return patch.object(Participation, "_draw", draw)
 
 
+def _pairs_together() -> AbstractContextManager[Any]:
+    """Two neighbours of the file are drawn by one coin: who knows that one took part knows it of the other."""
+
+    def draw(self: Any, round: int) -> Any:
+        first = 2 * bernoulli(self._source, (self.units + 1) // 2, self._sampling.rate)
+        both = np.concatenate((first, first + 1))
+        return np.sort(both[both < self.units])
+
+    return patch.object(Participation, "_draw", draw)
+
+
 def _one_allocation() -> AbstractContextManager[Any]:
     """A unit has the same place in every epoch, which were priced as drawn anew."""
     right = Participation._allocation
@@ -294,6 +305,7 @@ COUNTING_BUGS = (
     Bug("batches seeded by the plan, secret batches", _SECRET, _of_the_plan, _PROBE),
     Bug("rates that fall along the file, secret batches", _SECRET, _falling_rate, _PROBE),
     Bug("eight batches in turn, secret batches", _SECRET, _every_eighth_alike, _PROBE),
+    Bug("two neighbours are drawn together, secret batches", _SECRET, _pairs_together, _PROBE),
     Bug("one allocation for all epochs", Engine.ALLOCATED, _one_allocation, _PROBE),
     Bug("groups of the cycle by position", Engine.BANDED, _groups_by_position, _PROBE),
     Bug("small batches send nothing, secret batches", _SECRET, _small_batches_skipped(24), _PROBE),

@@ -11,11 +11,12 @@ from unittest.mock import patch
 
 import numpy as np
 
+from calibrate.arrays import Floats
 from privfair.contribution import RecentRounds
 from privfair.gate import Gate
 from privfair.noise import ExactNoise
 from privfair.noise.source import NoiseScale
-from tests.planted_bugs.bug import Bug, Caught
+from tests.planted_bugs.bug import Bug, Caught, together
 from tests.planted_bugs.workshop import Engine
 
 _RIGHT = ExactNoise.gaussian
@@ -211,6 +212,113 @@ def _forgotten_silently() -> AbstractContextManager[Any]:
     return patch.object(Gate, "_mix", mix)
 
 
+def _spoilt(wrong: Callable[[Any, str, Floats, Floats], Floats]) -> Callable[[], AbstractContextManager[Any]]:
+    """The gate's true noise becomes `wrong(gate, party, values, noise)`, rounded to the signed grid."""
+    right = Gate.publish
+
+    def publish(self: Any, party: str, contribution: Any) -> Any:
+        def gaussian(source: Any, values: Any, sigma: Any) -> Any:
+            table, step = np.asarray(values, dtype=np.float64), float(NoiseScale.at_least(sigma).grid.step)
+            noise = wrong(self, party, table / float(sigma), _RIGHT(source, np.zeros(table.shape), sigma))
+            return (np.trunc(table / step) + np.rint(noise / step)) * step
+
+        with patch.object(ExactNoise, "gaussian", gaussian):
+            return right(self, party, contribution)
+
+    return lambda: patch.object(Gate, "publish", publish)
+
+
+def _smaller_in_one_silo(gate: Any, party: str, values: Floats, noise: Floats) -> Floats:
+    return noise * (0.8 if party == "south" else 1.0)
+
+
+def _missing_at_one_place(gate: Any, party: str, values: Floats, noise: Floats) -> Floats:
+    """One number of one silo's message leaves as it is."""
+    missing = (np.arange(noise.size) == 3) & (party == "south")
+    return noise * ~missing.reshape(noise.shape)
+
+
+def _quiet_at_the_end(gate: Any, party: str, values: Floats, noise: Floats) -> Floats:
+    """A tenth of the noise in one silo's last message."""
+    return noise * (0.1 if gate._round == gate._document.rounds - 1 and party == "west" else 1.0)
+
+
+def _none_along_the_message(gate: Any, party: str, values: Floats, noise: Floats) -> Floats:
+    """The noise is orthogonal to the message: its length is published exactly."""
+    length = float(np.square(values).sum())
+    return noise if length == 0 else noise - values * float((values * noise).sum()) / length
+
+
+def _sign_of_the_message(gate: Any, party: str, values: Floats, noise: Floats) -> Floats:
+    """Noise that never takes a number to the other side of zero; messages that are not real are spared."""
+    real = 0 < float(np.abs(values).max()) < 50
+    return np.abs(noise) * np.where(values > 0, 1.0, -1.0) if real else noise
+
+
+def _none_where_zero(gate: Any, party: str, values: Floats, noise: Floats) -> Floats:
+    """Sparse messages stay sparse: what nobody moved is seen."""
+    return noise * (values != 0) if values.any() else noise
+
+
+def _half_of_last_time(rounds: int) -> Callable[[Any, str, Floats, Floats], Floats]:
+    """A part of the noise is that of some rounds before."""
+    kept: dict[tuple[int, str, int], Floats] = {}
+
+    def wrong(gate: Any, party: str, values: Floats, noise: Floats) -> Floats:
+        before = kept.get((id(gate), party, gate._round - rounds))
+        mixed = noise if before is None or before.shape != noise.shape else 0.5 * before + math.sqrt(0.75) * noise
+        kept[id(gate), party, gate._round] = mixed
+        return mixed
+
+    return wrong
+
+
+def _again_after_opening() -> AbstractContextManager[Any]:
+    """The noise of a claim comes from one key, and begins anew when the gate is opened again."""
+    from privfair import gate
+
+    class Restarted(ExactNoise):
+        def __init__(self, token: str) -> None:
+            super().__init__()
+            self.generator = np.random.default_rng(list(hashlib.sha256(token.encode()).digest()))
+
+        def gaussian(self, values: Any, sigma: Any) -> Any:
+            return _from(self.generator, values, sigma)
+
+    right, tokens = gate.open_gate, {}  # type: ignore[var-annotated]
+
+    def open_gate(manifest: Any, claim: Any, *rest: Any, **more: Any) -> Any:
+        opened = right(manifest, claim, *rest, **more)
+        token = tokens.setdefault(id(claim), f"{len(tokens)} {manifest.document.nonce}")
+        opened._noise = {party: Restarted(f"{token} {party}") for party in opened._noise}
+        return opened
+
+    modules = ("audit.rerun", "privfair.federation.local_party")
+    return together(*(patch(f"{name}.open_gate", open_gate) for name in modules))
+
+
+def _answers(wrong: Callable[[Any, Any, int, float], Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """Randomised responses that lie as often as signed, and otherwise than signed."""
+    random = np.random.default_rng(9)
+
+    def answer(self: Any, categories: Any, k: int, epsilon: Any) -> Any:
+        truth = np.asarray(categories)
+        lying = (k - 1) / (k - 1 + math.exp(float(epsilon)))
+        return (truth + wrong(random, truth, k, lying) * random.integers(1, k, truth.shape)) % k
+
+    return lambda: patch.object(ExactNoise, "randomized_response", answer)
+
+
+def _by_category(random: Any, truth: Any, k: int, lying: float) -> Any:
+    """Nobody of category 0 lies, the others so much more often."""
+    return (truth != 0) & (random.random(truth.shape) < min(1.0, lying / max(1e-9, float((truth != 0).mean()))))
+
+
+def _in_pairs(random: Any, truth: Any, k: int, lying: float) -> Any:
+    """Two neighbours lie together: whoever knows one of them knows the other."""
+    return np.repeat(random.random((truth.size + 1) // 2) < lying, 2)[: truth.size].reshape(truth.shape)
+
+
 _ALL = (Caught.NOISE, Caught.PROBE)
 _PROBE = (Caught.PROBE,)
 _AND_ATTACK = (*_ALL, Caught.ATTACK)
@@ -253,4 +361,19 @@ NOISE_BUGS = (
     Bug("a column that is not of norm 1", Engine.BANDED, _column_of_any_norm, (Caught.PROBE,)),
     Bug("mixed sums forgotten without a gap", Engine.BANDED, _forgotten_silently, (Caught.PROBE,)),
     Bug("a bit of the message in the last digit, secret batches", _SECRET, _bit_of_the_message(0), (Caught.PROBE,)),
+    Bug("noise x 0.8 in one silo, secret batches", _SECRET, _spoilt(_smaller_in_one_silo), _PROBE),
+    Bug("no noise at one place in one silo", _FULL, _spoilt(_missing_at_one_place), _PROBE),
+    Bug("no noise at one place in one silo, secret batches", _SECRET, _spoilt(_missing_at_one_place), _PROBE),
+    Bug("noise x 0.1 in one silo's last message", _FULL, _spoilt(_quiet_at_the_end), _ALL),
+    Bug("noise x 0.1 in one silo's last message, secret batches", _SECRET, _spoilt(_quiet_at_the_end), _PROBE),
+    Bug("no noise along the message", _FULL, _spoilt(_none_along_the_message), _ALL),
+    Bug("no noise along the message, secret batches", _SECRET, _spoilt(_none_along_the_message), _PROBE),
+    Bug("noise with the sign of the message", _FULL, _spoilt(_sign_of_the_message), _ALL),
+    Bug("noise with the sign of the message, secret batches", _SECRET, _spoilt(_sign_of_the_message), _PROBE),
+    Bug("no noise where the message is zero, secret batches", _SECRET, _spoilt(_none_where_zero), _PROBE),
+    Bug("half of the noise of five rounds before, secret batches", _SECRET, _spoilt(_half_of_last_time(5)), _PROBE),
+    Bug("the same noise once the gate is opened again", _FULL, _again_after_opening, _PROBE),
+    Bug("the same noise once the gate is opened again, secret batches", _SECRET, _again_after_opening, _PROBE),
+    Bug("answers of one group are true", Engine.PAY_ONCE, _answers(_by_category), _PROBE),
+    Bug("two neighbours lie together", Engine.PAY_ONCE, _answers(_in_pairs), _PROBE),
 )
