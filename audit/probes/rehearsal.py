@@ -23,6 +23,8 @@ from privfair.run.prepare import PlannedRun, Sites, prepare_run
 DEFAULT_ROUNDS, SPREAD_ROUNDS, _AGAIN = 32, 16, 4
 MESSAGES, _MOST_VALUES = 10_000, 200_000
 """Of the gate alone: enough for seeds of 16 bits to come back for certain, and for 22 bits most of the time."""
+ANSWERS = 10_000
+"""Randomised responses of each silo to known categories."""
 _BLOCK = 8
 
 
@@ -94,7 +96,7 @@ def rehearse(
         later=() if audited is None else _rehearse_later(run, auditor, audited, rounds),
         again=once_more.numbered(),
         gate_alone={} if audited is None else publish_repeatedly(run, auditor, MESSAGES, _MOST_VALUES),
-        answers_alone={} if audited is None else answer_repeatedly(run, auditor, MESSAGES),
+        answers_alone={} if audited is None else answer_repeatedly(run, auditor, ANSWERS),
     )
 
 
