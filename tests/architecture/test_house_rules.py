@@ -14,7 +14,7 @@ import privfair
 from tests.architecture.tree import ROOT, Module, importers, modules
 
 MOST_FILES = 396
-MOST_LINES = 51_700
+MOST_LINES = 51_900
 MOST_LINES_PER_FILE = 600
 MOST_MODULES_AT_THE_ROOT = 8
 LEAST_LINES_FOR_ONE_IMPORTER = 60
