@@ -115,7 +115,7 @@ def write_page(rows: list[Row], swept: list[Row], out: Path) -> None:
         "splits": _measured_splits(curves),
         "headlines": _headlines(curves),
         "first": _first_groups(curves),
-        "sweeps": "\n\n".join(sweeps(rows, swept)),
+        "sweeps": "\n\n".join(sweeps([*rows, *swept])),
         "tables": "\n\n".join(_tables(curves)),
     }
     text = (HERE / "steffle-axes-template.md").read_text("utf-8")
@@ -123,7 +123,7 @@ def write_page(rows: list[Row], swept: list[Row], out: Path) -> None:
         text = text.replace(f"{{{{{mark}}}}}", value)
     (out / "steffle-axes.md").write_text(text, encoding="utf-8")
     _draw(curves, out / "steffle-axes.svg")
-    draw_sweeps(rows, swept, out / "steffle-sweeps.svg")
+    draw_sweeps([*rows, *swept], out / "steffle-sweeps.svg")
 
 
 def _cells(curves: Curves, room: int = 1) -> Iterable[Cell]:

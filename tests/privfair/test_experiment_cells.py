@@ -62,6 +62,7 @@ def test_fair_plugin() -> None:
     [
         ("steffle", "steffle_split.run_job", "SteFFLe as printed", 3),
         ("steffle-axes", "steffle_axes.run_axes", "FedFDP", 3),
+        ("steffle-sweeps", "steffle_axes.run_axes", "SteFFLe as printed", 12),
     ],
 )
 def test_steffle(name: str, run: str, method: str, silos: int) -> None:

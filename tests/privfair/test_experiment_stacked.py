@@ -150,6 +150,20 @@ def test_the_public_code() -> None:
         np.testing.assert_allclose(found[:, column], algorithm.theta(state).numpy(), rtol=1e-3, atol=1e-4)
 
 
+def test_the_public_code_with_a_group_that_is_named() -> None:
+    """That of the first record gives what the code gives; the other one does not."""
+    (silo,) = _silos(silos=1)
+    nothing, own = np.zeros(3), int(silo.s[0])
+
+    def theta(first: int | None) -> np.ndarray:
+        columns = stacked.PublicCodeColumns(FAIRNESS, nothing, nothing, 0.4, 1.0, 0.6, w_step=0.3, first=first)
+        batches = stacked.shuffled_batches((80,), 30, 5)
+        return stacked.public_code(_stack([silo]), columns, stacked.Descent(8, 0.25, 0.0), batches, 0)
+
+    np.testing.assert_array_equal(theta(own), theta(None))
+    assert np.abs(theta(1 - own) - theta(None))[:, 1:].max() > 0.01
+
+
 @pytest.mark.parametrize("warm", [0, 20])
 @pytest.mark.parametrize("epsilon", [None, 1.0])
 def test_pay_once(epsilon, warm) -> None:
