@@ -10,9 +10,11 @@ import hashlib
 import inspect
 import os
 import random as standard_random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, as_completed
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -94,16 +96,18 @@ class TrainingRun:
 
         The generators of Python, numpy and torch start anew in every run, so that runs in forked processes do not share
         their noise. A function that seeds itself does share it; that is the function's own doing, and counts. Another
-        `beginning` of the generators is for the same run once more.
+        `beginning` of the generators is for the same run once more. What the function prints goes to standard error:
+        standard output is the command's own.
         """
         _seed_generators(self.seed, number, beginning)
         data = self.canaries.dataset(self.canaries.coins(number, self.seed), number, self.seed).given
         watch = Watch(self.access, self.canaries.records.given, self.canaries.crowd(CROWD).given)
         start = time.perf_counter()
-        train = _loaded(self.train)
-        model = train(data, watch) if _takes_watch(train) else train(data)
-        seconds = time.perf_counter() - start
-        signals = [self._of_model(model)] if self.access is Access.FINAL_MODEL else watch.steps
+        with redirect_stdout(sys.stderr):
+            train = _loaded(self.train)
+            model = train(data, watch) if _takes_watch(train) else train(data)
+            seconds = time.perf_counter() - start
+            signals = [self._of_model(model)] if self.access is Access.FINAL_MODEL else watch.steps
         if not signals:
             rule = f"never called watch with its {self.access.value}, or only once"
             raise InvalidInput("train", _name_of(train), rule, "see docs/audit-training.md, or audit its final model")

@@ -6,7 +6,7 @@ import csv
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,9 +102,10 @@ def command(
     open_unit("--confidence", confidence)
     EpsilonDelta(1.0 if epsilon is None else epsilon, delta)
     _require_columns(data_path, label, unit, arrays)
-    for named in (function, control, score):
-        if named is not None:
-            load_named(named)
+    with redirect_stdout(sys.stderr):  # a module of one's own may print
+        for named in (function, control, score):
+            if named is not None:
+                load_named(named)
 
     from audit.training.training_audit import audit_training
     from privfair.cli.audit import show_report
@@ -152,6 +153,8 @@ def _require_columns(path: Path, label: str, unit: str | None, arrays: bool) -> 
         return
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         names = [name.strip() for name in next(csv.reader(file, skipinitialspace=True), [])]
+    if not names:
+        raise InvalidInput("--data", str(path), "is empty", "give a file with a header line and records")
     for option, name in (("--label", label), ("--unit", unit)):
         if name is not None and name not in names:
             raise InvalidInput(option, name, "is not in the data", f"name one of its {len(names)} columns")

@@ -221,6 +221,32 @@ def test_a_column_of_numbers_arrives_as_numbers_and_an_own_mistake_is_no_fault_o
     assert "secret" not in privfair(*asked, "--arrays").err
 
 
+def test_a_function_that_prints_leaves_the_json_alone_and_an_empty_file_is_called_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("data.csv").write_text("a,y\n" + "".join(f"{n / 7:.3f},{n % 2}\n" for n in range(60)))
+    Path("talkative.py").write_text(
+        "print('imported')\n"
+        "class Model:\n"
+        "    def loss(self, record):\n"
+        "        print('asked')\n"
+        "        return 0.0\n"
+        "def train(data):\n"
+        "    print('training')\n"
+        "    return Model()\n"
+    )
+    asked = ("audit", "training", "talkative:train", "--data", "data.csv", "--label", "y", "--runs", 2)
+    done = privfair(*asked, "--canaries", 8, "--epsilon", 1, "--json")
+    assert done.code == 0, done.err
+    assert done.json()["verdict"] == "inconclusive"
+    assert all(word in done.err for word in ("imported", "asked", "training"))
+    Path("data.csv").write_text("")
+    assert "is empty" in privfair(*asked).err
+
+
 def test_data_of_no_known_kind_are_refused() -> None:
     for data, match in (("text", "pandas table or a pair"), ((CENSUS[0], CENSUS[1][:5]), "one label per record")):
         with pytest.raises(InvalidInput, match=match):
