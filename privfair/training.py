@@ -52,6 +52,8 @@ class TrainingResult:
     summary: dict[str, Any]
     decision: dict[str, Any] = field(default_factory=lambda: dict(UNDECIDED))
     """The threshold that predictions use, and what it does on the held-out records (`run.decision`)."""
+    best: dict[str, Any] | None = None
+    """Of a search: the setting of the best try, and its score; None for a run."""
 
     @property
     def accuracy(self) -> float | None:
@@ -87,6 +89,7 @@ class TrainingResult:
             "metrics_are_private": False,
             "manifest": self.summary["manifest"]["digest"],
             "transcript": self.summary["transcript"],
+            **({} if self.best is None else {"best": self.best}),
         }
 
     @property
@@ -239,7 +242,8 @@ def execute(
             ) from error
         finally:
             session.close()
-    return TrainingResult(folder.path, summary, decision)
+    best = None if prepared.search is None else folder.read_json(folder.search)
+    return TrainingResult(folder.path, summary, decision, best)
 
 
 def _decide(prepared: PreparedRun, folder: RunFolder, rule: ThresholdRule) -> dict[str, Any]:

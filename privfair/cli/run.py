@@ -48,6 +48,7 @@ def command(
     Example:
       privfair run plan.toml --target-gap 0.05
     """
+    _refuse_search(plan)
     folder = out or _free(plan)
     pipeline = Pipeline(folder, as_json, verbose and not as_json)
     pipeline.say("A budget for this plan, signed with a key of one's own")
@@ -90,6 +91,16 @@ def _conclude(pipeline: Pipeline, trained: dict[str, Any], verdict: dict[str, An
     run = pipeline.path("run")
     pipeline.tell(f"Open  {report}", f"Type  privfair predict {run} --input NEW.csv --out predictions.csv")
     pipeline.tell(f"      privfair frontier {run} --plot frontier.svg")
+
+
+def _refuse_search(plan: Path) -> None:
+    """Before anything is written: a search has no transcript, and `run` audits what it trains."""
+    from calibrate.errors import InvalidInput
+    from privfair.plan.file import read_plan_file
+
+    if read_plan_file(plan).search is not None:
+        rule = "shows its best try alone, and no run that could be audited"
+        raise InvalidInput("[search]", "(a table)", rule, "use `privfair calibrate` and `privfair train`")
 
 
 def _free(plan: Path) -> Path:

@@ -316,4 +316,7 @@ def _show(result: TrainingResult, document: dict[str, Any], verbose: bool) -> No
             print_wrapped(*group_lines(measured))
     if decision["not_reached"] is not None:
         print_wrapped(f"WARNING  {decision['not_reached']}; the threshold stays at {decision['threshold']:g}")
+    if result.best is not None:
+        setting = ", ".join(f"{name} = {value}" for name, value in result.best["setting"].items())
+        print_wrapped("", f"the best try of the search, by {result.best['score']}: {setting}")
     print_wrapped("", f"run folder: {document['run']}")

@@ -59,9 +59,13 @@ def run_search(run: PreparedRun, folder: RunFolder, ledger: Ledger, trust: Trust
         folder.write_json(folder.summary, document)
         return document
 
-    if trust is not None:
-        trust.require_signed(run.manifest.authentic)
-        ledger.remember_trust(trust.seen)
+    try:
+        if trust is not None:
+            trust.require_signed(run.manifest.authentic)
+            ledger.remember_trust(trust.seen)
+    except Refused:
+        folder.discard()
+        raise
     replace_file(folder.plan, run.plan_bytes)
     replace_file(folder.manifest, run.envelope)
     folder.write_json(folder.encoding, run.data.encoding())

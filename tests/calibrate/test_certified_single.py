@@ -163,3 +163,26 @@ def test_merging_the_bulk_never_raises_the_profile(rate: float, z: float, step: 
     for epsilon in (1e-9, 1e-6, step / 3, step, 3.3 * step, 0.3 * span[1], 0.8 * span[1]):
         profile = float(merged.mass @ np.maximum(-np.expm1(epsilon - losses), 0.0))
         assert profile <= exact_delta(pair, epsilon) * (1 + 1e-9)
+
+
+def _replaced(rate: float, z: float, epsilon: float) -> mp.mpf:
+    """delta of one Poisson batch under replace-one, with 60 digits: the losses at a threshold found by halving."""
+    with mp.workdps(60):
+        q, mu, log_factor = mp.mpf(rate), 1 / mp.mpf(z), mp.mpf(epsilon)
+        low, high = mp.mpf(0), mp.mpf(10) ** 5
+        for _ in range(260):
+            u = (low + high) / 2
+            above, below = (1 - q + q * mp.exp(sign * mu * u - mu * mu / 2) for sign in (1, -1))
+            low, high = (u, high) if mp.log(above) - mp.log(below) < log_factor else (low, u)
+        tail, near, far = (mp.erfc((low + shift) / mp.sqrt(2)) / 2 for shift in (0, -mu, mu))
+        with_unit, without = q * near + (1 - q) * tail, q * far + (1 - q) * tail
+        return with_unit - mp.exp(log_factor) * without
+
+
+@pytest.mark.parametrize("z", [0.01, 0.02, 0.05, 0.5])
+@pytest.mark.parametrize(("rate", "delta"), [(0.1, 1e-30), (1e-6, 1e-30), (0.9, 1e-5)])
+def test_a_replaced_unit_with_next_to_no_noise_is_not_priced_too_low(z: float, rate: float, delta: float) -> None:
+    interval = single_interval(SubsampledReplacePair(rate, z), delta)
+    assert _replaced(rate, z, interval.upper) <= delta
+    assert _replaced(rate, z, interval.lower) >= delta
+    assert interval.upper - interval.lower <= 1e-9 * interval.upper

@@ -140,7 +140,11 @@ TRAINED = (
 )
 
 
-@pytest.mark.parametrize("release", TRAINED, ids=["poisson", "random-allocation", "full"])
+@pytest.mark.parametrize(
+    "release",
+    [TRAINED[0], pytest.param(TRAINED[1], marks=pytest.mark.slow), TRAINED[2]],
+    ids=["poisson", "random-allocation", "full"],
+)
 def test_the_noise_of_a_search_is_as_little_as_its_price_allows(release: Release) -> None:
     target, tries = EpsilonDelta(2.0, 1e-5), RandomTries.with_mean(10.0)
     factor = solve_search(release, ADD_REMOVE, target, tries)

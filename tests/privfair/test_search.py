@@ -68,6 +68,7 @@ def test_the_best_try_is_shown_and_nothing_of_the_others(desk: Desk, monkeypatch
     chosen = json.loads((result.run / "search.json").read_text("utf-8"))
     assert chosen["setting"]["learning-rate"] in (0.001, 2.0)
     assert chosen["value"] == result.accuracy
+    assert result.to_json()["best"] == chosen
     assert result.summary["rounds"]["steps"] == ROUNDS
     with Ledger.open(desk.ledger) as ledger:
         (claimed,) = ledger.status().manifests

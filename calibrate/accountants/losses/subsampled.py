@@ -24,6 +24,9 @@ from calibrate.accountants.losses.law import (
 )
 from calibrate.arrays import Floats
 
+_LARGE = 40.0
+"""Above this sinh(x) is exp(x) / 2 in double precision."""
+
 # The two directions of a Poisson-subsampled Gaussian under add-remove (equation 3 of the proofs).
 #
 # With z the noise multiplier, r(x) = 1 - q + q exp((2x - 1) / (2 z^2)) is the likelihood ratio of the mixture
@@ -127,7 +130,8 @@ class SubsampledReplacement(PrivacyLossLaw):
         log_factor = math.log1p(-self.rate) - math.log(self.rate) + 0.5 / self.noise_multiplier**2
         size = np.abs(loss) / 2
         with np.errstate(divide="ignore", over="ignore"):
-            log_argument = log_factor + np.log(np.sinh(size))
+            log_sinh = np.where(size < _LARGE, np.log(np.sinh(np.minimum(size, _LARGE))), size - math.log(2))
+            log_argument = log_factor + log_sinh
             moderate = np.arcsinh(np.exp(np.minimum(log_argument, 300.0)))
         far = log_argument + math.log(2)  # asinh(s) = log(2 s) up to s^-2 / 4
         steps = size + np.where(log_argument <= 300.0, moderate, far)
