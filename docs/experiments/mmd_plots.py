@@ -8,12 +8,15 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 from mmd_report import Point, points_of
 from mmd_settings import ABLATION_WEIGHT, REAL, Method
+from mmd_stacked import CurvePoint
 from mmd_training import Row
 
 _LOOKS = {
     Method.OURS.value: ("tab:green", "o"),
+    Method.BLIND.value: ("0.7", "x"),
     Method.CENTRAL.value: ("0.3", "+"),
     Method.LOCAL.value: ("tab:red", "s"),
     Method.FAIRFED.value: ("tab:orange", "^"),
@@ -39,6 +42,24 @@ def draw_synthetic(rows: list[Row], path: Path) -> Path:
     axes[1][1].set_xlabel(f"heterogeneity (0.5: all clients alike), weight {ABLATION_WEIGHT:g}")
     axes[0][0].legend(fontsize=7)
     return _saved(figure, "Synthetic task: means over seeds, bars are 95% intervals", path)
+
+
+def draw_curve(curve: list[CurvePoint], path: Path) -> Path:
+    """Loss and squared MMD over the rounds, on training and on test records: the mean over seeds and a deviation."""
+    plt.rcParams["svg.hashsalt"] = "mmd"
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4))
+    rounds = sorted({point.round for point in curve})
+    for panel, part in zip(axes, ("loss", "mmd"), strict=True):
+        for kind, colour in (("train", "tab:blue"), ("test", "tab:orange")):
+            values = np.array([[getattr(p, f"{kind}_{part}") for p in curve if p.round == number] for number in rounds])
+            mean, spread = values.mean(axis=1), values.std(axis=1)
+            panel.plot(rounds, mean, color=colour, label=kind)
+            panel.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.2)
+        panel.set_xlabel("round")
+        panel.set_ylabel("cross-entropy" if part == "loss" else "squared MMD")
+        panel.legend(fontsize=8)
+        panel.grid(alpha=0.3)
+    return _saved(figure, f"Communities & Crime, weight {curve[0].weight:g}: mean and deviation over seeds", path)
 
 
 def draw_fronts(rows: list[Row], path: Path) -> Path:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmd_settings import PRIVATE, REAL, Method
+import numpy as np
+from mmd_cells import SYNTHETIC_TASK, UNEQUAL_TASK
+from mmd_settings import ABLATION_WEIGHT, FEWER_SAMPLES, PRIVATE, REAL, Method, RealTask
+from mmd_stacked import CurvePoint
 from mmd_training import Row
+from scipy.stats import t as student
 from seed_intervals import Interval
+from stacked import Wide
 
-_LIMITS = (0.30, 0.20, 0.15, 0.10, 0.05)
-"""Parity gaps at which methods are compared."""
-_COMPARED = (Method.OURS, Method.LOCAL, Method.FAIRFED, Method.FEDFB, Method.AGNOSTIC)
+_COMPARED = (Method.OURS, Method.LOCAL, Method.FAIRFED, Method.FEDFB, Method.AGNOSTIC, Method.BLIND, Method.CENTRAL)
+_SHOWN_ROUNDS = (0, 1, 5, 10, 25)
+_WORDS = ("ahead", "behind", "undecided", "not reached")
 
 
 @dataclass(frozen=True)
@@ -41,23 +47,77 @@ def points_of(rows: list[Row]) -> list[Point]:
     return [Point(*key, tuple(sorted(own, key=lambda row: row.seed))) for key, own in groups.items()]
 
 
-def write_report(rows: list[Row], template: Path, page: Path) -> Path:
+@dataclass(frozen=True, eq=False)
+class Front:
+    """One method on one task: accuracies and gaps, a row per seed and a column per weight."""
+
+    seeds: tuple[int, ...]
+    accuracy: Wide
+    gap: Wide
+
+    @classmethod
+    def of(cls, rows: list[Row], task: str, method: Method) -> Front | None:
+        points = points_of([row for row in rows if (row.task, row.method) == (task, method.value)])
+        if not points:
+            return None
+        seeds = tuple(row.seed for row in points[0].rows)
+        assert all(tuple(row.seed for row in point.rows) == seeds for point in points)
+        columns = [[[getattr(row, name) for row in p.rows] for p in points] for name in ("accuracy", "parity_gap")]
+        return cls(seeds, *(np.array(column).T for column in columns))
+
+    def on(self, seeds: tuple[int, ...]) -> Front:
+        rows = [self.seeds.index(seed) for seed in seeds]
+        return Front(seeds, self.accuracy[rows], self.gap[rows])
+
+    def at(self, limit: float) -> float | None:
+        """The best mean accuracy at a mean gap of at most `limit`, mixing two weights; None if no gap is that small.
+
+        Answers of two models, mixed by a coin, have the mixed accuracy and at most the mixed gap: so between the means
+        of two weights everything on the line can be had.
+        """
+        gap, accuracy = self.gap.mean(axis=0), self.accuracy.mean(axis=0)
+        kept = list(accuracy[gap <= limit])
+        for low in np.flatnonzero(gap <= limit):
+            for high in np.flatnonzero(gap > limit):
+                share = (limit - gap[low]) / (gap[high] - gap[low])
+                kept.append((1 - share) * accuracy[low] + share * accuracy[high])
+        return float(max(kept)) if kept else None
+
+
+def difference_at(one: Front, other: Front, limit: float) -> Interval | None:
+    """How far apart two fronts are at the same mean gap: by the jackknife over the seeds that both have."""
+    seeds = tuple(seed for seed in one.seeds if seed in other.seeds)
+    left_out = [tuple(seed for seed in seeds if seed != out) for out in seeds]
+    found = [[front.on(part).at(limit) for front in (one, other)] for part in (seeds, *left_out)]
+    if any(value is None for pair in found for value in pair):
+        return None
+    whole, *parts = (mine - theirs for mine, theirs in found)  # type: ignore[operator]
+    number = len(seeds)
+    deviation = math.sqrt((number - 1) / number * sum((part - sum(parts) / number) ** 2 for part in parts))
+    return Interval(whole, float(student.ppf(0.975, number - 1)) * deviation)
+
+
+def write_report(rows: list[Row], curve: list[CurvePoint], template: Path, page: Path) -> Path:
     points = points_of(rows)
-    synthetic = [p for p in points if p.task == "synthetic"]
+    synthetic = [p for p in points if p.task == SYNTHETIC_TASK]
     private = {method.value for method in PRIVATE}
     marks = {
         "synthetic-seeds": str(max(len(p.rows) for p in synthetic)),
-        "real-seeds": str(max(len(p.rows) for p in points if p.task != "synthetic")),
+        "real-seeds": str(max(len(p.rows) for p in points if p.task not in (SYNTHETIC_TASK, UNEQUAL_TASK))),
         "synthetic": _table([p for p in synthetic if p.own == 1.0 and p.method not in private], "knob"),
-        "ablation": _table([p for p in synthetic if p.knob == 50.0 and p.method not in private], "own"),
+        "ablation": _table([p for p in synthetic if p.knob == ABLATION_WEIGHT and p.method not in private], "own"),
+        "unequal": _table([p for p in points if p.task == UNEQUAL_TASK], "own"),
         "private": _private([p for p in synthetic if p.method in private]),
         "synthetic-verdict": _kept(synthetic),
-        "reading": "\n".join(_reading(points)),
+        "reading": "\n".join(_reading(rows)),
+        "fewer-scores": _fewer(points),
+        "curve": _curve(curve),
     }
     for task in REAL:
         own = [p for p in points if p.task == task.name]
         marks[task.name] = _table(own, "knob")
-        marks[f"{task.name}-verdict"] = _limits(own)
+        marks[f"{task.name}-verdict"] = _limits(rows, task)
+        marks[f"{task.name}-majority"] = _majority(own)
     text = template.read_text("utf-8")
     for mark, value in marks.items():
         text = text.replace(f"{{{{{mark}}}}}", value)
@@ -98,53 +158,80 @@ def _kept(points: list[Point]) -> str:
     return "For weights of 1 and more: " + "; ".join(said) + "."
 
 
-def _limits(points: list[Point]) -> str:
-    """The best mean accuracy of each method among its knobs whose mean gap keeps a limit."""
+def _majority(points: list[Point]) -> str:
+    """The better of the two constant answers."""
+    constant = [p for p in points if p.method == Method.BLIND.value and p.knob in (0.0, 1.01)]
+    return max(constant, key=lambda p: p.accuracy.mean).accuracy.text()
+
+
+def _limits(rows: list[Row], task: RealTask) -> str:
+    """Each method's accuracy at a mean gap, and how far function tracking is ahead of it there."""
+    fronts = {method: Front.of(rows, task.name, method) for method in _COMPARED}
+    ours = fronts[Method.OURS]
     lines = [
         "| parity gap at most | " + " | ".join(method.value for method in _COMPARED) + " |",
         "|---|" + "---|" * len(_COMPARED),
     ]
-    for limit in _LIMITS:
-        best = [_best(points, method, limit) for method in _COMPARED]
-        cells = ["not reached" if p is None else f"{p.accuracy.text()} (weight {p.knob:g})" for p in best]
+    for limit in task.limits:
+        cells = []
+        for method, front in fronts.items():
+            reached = None if front is None else front.at(limit)
+            if front is None or ours is None or reached is None:
+                cells.append("not reached")
+                continue
+            apart = None if method is Method.OURS else difference_at(ours, front, limit)
+            unsure = "" if method is Method.OURS else "; too few seeds reach it (undecided)"
+            cells.append(f"{reached:.3f}" + (unsure if apart is None else f"; {_verdict(apart)}"))
         lines.append(f"| {limit:g} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _best(points: list[Point], method: Method, limit: float) -> Point | None:
-    fair = [p for p in points if p.method == method.value and p.parity_gap.mean <= limit]
-    return max(fair, key=lambda p: p.accuracy.mean, default=None)
+def _verdict(apart: Interval) -> str:
+    word = "ahead" if apart.low > 0 else "behind" if apart.high < 0 else "undecided"
+    return f"{apart.text(3, signed=True)} ({word})"
 
 
-def _reading(points: list[Point]) -> list[str]:
-    """Function tracking against each other method at every limit, accuracy compared seed by seed."""
-    lines: list[str] = []
-    for task in REAL:
-        own = [p for p in points if p.task == task.name]
-        for limit in _LIMITS:
-            ours = _best(own, Method.OURS, limit)
-            if ours is None:
-                lines.append(f"* {task.title}, gap at most {limit:g}: function tracking does not reach it.")
-                continue
-            said = []
-            for method in _COMPARED[1:]:
-                other = _best(own, method, limit)
-                said.append(f"{method.value} {_against(ours, other)}")
-            lines.append(f"* {task.title}, gap at most {limit:g}, function tracking against " + "; ".join(said) + ".")
-    text = " ".join(lines)
-    counts = {word: text.count(f"({word})") for word in ("ahead", "behind", "undecided", "not reached")}
-    summary = (
-        f"Of {sum(counts.values())} comparisons at equal limits, function tracking is ahead in {counts['ahead']} and"
-        f" behind in {counts['behind']}; {counts['undecided']} are undecided with so few splits; in"
-        f" {counts['not reached']} the other method never keeps the limit. Difference of accuracy, split by split:"
-    )
-    return [summary, "", *lines]
+def _reading(rows: list[Row]) -> list[str]:
+    """How often function tracking is ahead of each method, over all limits and both data sets."""
+    lines, everything = list[str](), Counter[str]()
+    for place, method in enumerate(_COMPARED[1:], start=2):
+        cells = [line.split("|")[place + 1] for task in REAL for line in _limits(rows, task).splitlines()[2:]]
+        counts = Counter(word for cell in cells for word in _WORDS if word in cell)
+        everything.update(counts)
+        told = ", ".join(f"{counts[word]} {word}" for word in _WORDS if counts[word])
+        lines.append(f"* against {method.value}: {told}.")
+    summary = ", ".join(f"{everything[word]} {word}" for word in _WORDS if everything[word])
+    return [f"Function tracking, {sum(everything.values())} comparisons at equal gap: {summary}.", "", *lines]
 
 
-def _against(ours: Point, other: Point | None) -> str:
-    if other is None:
-        return "(not reached)"
-    theirs = {row.seed: row.accuracy for row in other.rows}
-    difference = Interval.of(row.accuracy - theirs[row.seed] for row in ours.rows if row.seed in theirs)
-    verdict = "ahead" if difference.low > 0 else "behind" if difference.high < 0 else "undecided"
-    return f"{difference.text(3, signed=True)} ({verdict})"
+def _against(ours: Point, other: Point) -> str:
+    """Differences of accuracy and gap, seed by seed."""
+    theirs = {row.seed: row for row in other.rows}
+    pairs = [(row, theirs[row.seed]) for row in ours.rows if row.seed in theirs]
+    accuracy = Interval.of(one.accuracy - another.accuracy for one, another in pairs)
+    gap = Interval.of(one.parity_gap - another.parity_gap for one, another in pairs)
+    return f"{accuracy.text(3, signed=True)}, gap {gap.text(3, signed=True)}"
+
+
+def _fewer(points: list[Point]) -> str:
+    """Figure 5: function tracking with fewer published scores, beside the usual number, seed by seed."""
+    of = {(p.method, p.knob): p for p in points if p.task == REAL[0].name}
+    lines = ["| scores per group | weight | accuracy | parity gap | against 100 scores |", "|" + "---|" * 5]
+    for name, samples in {Method.OURS.value: 100, **FEWER_SAMPLES}.items():
+        for weight in REAL[0].weights:
+            mine, usual = of[name, weight], of[Method.OURS.value, weight]
+            beside = "" if mine is usual else _against(mine, usual)
+            cells = (str(samples), f"{weight:g}", mine.accuracy.text(), mine.parity_gap.text(), beside)
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _curve(curve: list[CurvePoint]) -> str:
+    """Figures 6 and 7: both parts of the objective, on training and on test records."""
+    columns = ("train_loss", "test_loss", "train_mmd", "test_mmd")
+    lines = ["| round | loss, training | loss, test | MMD, training | MMD, test |", "|" + "---|" * 5]
+    for number in _SHOWN_ROUNDS:
+        own = [point for point in curve if point.round == number]
+        cells = [Interval.of(getattr(point, column) for point in own).text(4) for column in columns]
+        lines.append(f"| {number} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -90,10 +90,12 @@ class Clients:
         sizes = torch.tensor(tuple(self.sizes.values()))
         return SiloTensors(CENTRAL, *columns, None, torch.repeat_interleave(torch.arange(len(sizes)), sizes))
 
-    def measure(self, model: Model, theta: torch.Tensor) -> tuple[float, float]:
-        """Accuracy, and the gap between the groups' rates of positive predictions."""
+    def measure(self, model: Model, theta: torch.Tensor, threshold: float | None = None) -> tuple[float, float]:
+        """Accuracy, and the gap between the groups' rates of positive predictions; the likelier class unless told."""
         with torch.no_grad():
-            positive = model.logits(theta, self.x).argmax(dim=1).numpy() == 1
+            logits = model.logits(theta, self.x)
+            likely = logits.argmax(dim=1) == 1 if threshold is None else torch.softmax(logits, dim=1)[:, 1] >= threshold
+            positive = likely.numpy()
         rates = [positive[self.s == group].mean() for group in (0, 1)]
         return float((positive == (self.y == 1)).mean()), float(abs(rates[0] - rates[1]))
 
@@ -124,22 +126,27 @@ def run_cell(cell: Cell, method: Method, knob: float) -> tuple[float | None, flo
 
 def _algorithm(cell: Cell, method: Method, knob: float) -> Algorithm:
     model, clients, seed = cell.model, cell.clients, cell.seed
-    epochs, batch, rate = cell.schedule.epochs, cell.schedule.batch, cell.schedule.rate
+    epochs, batch, rate, factor = cell.schedule.epochs, cell.schedule.batch, cell.schedule.rate, cell.schedule.factor
     match method:
         case Method.OURS:
             options = MmdFedAvgOptions(
-                local_rate=rate, local_epochs=epochs, local_batch=batch, fairness=knob, kernel=KernelKind.ENERGY
+                local_rate=rate,
+                local_rate_factor=factor,
+                local_epochs=epochs,
+                local_batch=batch,
+                fairness=knob,
+                kernel=KernelKind.ENERGY,
             )
             terms = MmdTerms(tuple(clients.sizes.values()), SAMPLES, len(clients.train), CountsInTheClear())
             return MmdFedAvg(model, options, terms, seed)
         case Method.CENTRAL:
-            own = LocalMmdOptions(learning_rate=rate, local_epochs=epochs, local_batch=None, fairness=knob)
+            own = LocalMmdOptions(rate, epochs, None, factor, fairness=knob)
             return LocalMmd(model, own, {CENTRAL: 1.0}, seed)
         case Method.LOCAL:
-            own = LocalMmdOptions(learning_rate=rate, local_epochs=epochs, local_batch=batch, fairness=knob)
+            own = LocalMmdOptions(rate, epochs, batch, factor, fairness=knob)
             return LocalMmd(model, own, clients.shares, seed)
         case Method.FAIRFED:
-            fair = FairFedOptions(learning_rate=rate, local_epochs=epochs, local_batch=batch, fairness=knob)
+            fair = FairFedOptions(rate, epochs, batch, factor, fairness=knob)
             return FairFed(model, fair, clients.shares, seed)
         case Method.FEDFB:
             weighed = FedFbOptions(learning_rate=rate, local_epochs=epochs, local_batch=batch, weight_rate=knob)

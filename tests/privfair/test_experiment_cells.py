@@ -94,6 +94,30 @@ def test_fpfl() -> None:
 
 @needs_benchmarks
 @pytest.mark.slow
+def test_mmd() -> None:
+    """A private and a plain run of the engine; and runs side by side, which are the engine's and those on file."""
+    cells, training, rows = _module("mmd_cells"), _module("mmd_training"), _module("seed_intervals")
+    stacked, method = _module("mmd_stacked"), _module("mmd_settings").Method
+    kept = rows.load_rows(training.Row, EXPERIMENTS / "data" / "mmd.json.gz")
+    small = (method.OURS, method.PRIVATE_SMALL)
+    found = [row for one in small for row in cells.run_job(cells.Job(cells.SYNTHETIC_TASK, one, 10.0, 1.0, 0))]
+    cell, kinds = cells.real_cell("compas", 0), ((method.OURS, 100), (method.LOCAL, 0), (method.FAIRFED, 0))
+    for one, samples in kinds:  # at larger weights the kernel's sign makes much of how a sum is rounded
+        ((accuracy, gap),) = stacked.run_columns(cell, (stacked.Column(one, 1.0, samples),))
+        engine = training.run_cell(cell, one, 1.0)
+        assert accuracy == pytest.approx(engine[1], abs=3 * TINY)
+        assert gap == pytest.approx(engine[2], abs=6 * TINY)
+        found.append(training.Row("compas", one.value, 1.0, 1.0, 0, None, accuracy, gap))
+    for mine in found:
+        key = (mine.task, mine.method, mine.knob, mine.own, mine.seed)
+        (own,) = (r for r in kept if (r.task, r.method, r.knob, r.own, r.seed) == key)
+        assert abs(mine.accuracy - own.accuracy) < 3 * TINY
+        assert abs(mine.parity_gap - own.parity_gap) < 6 * TINY
+        assert mine.true_epsilon == (None if own.true_epsilon is None else pytest.approx(own.true_epsilon, abs=1e-5))
+
+
+@needs_benchmarks
+@pytest.mark.slow
 def test_banded() -> None:
     runner, rows = _module("run_banded"), _module("seed_intervals")
     kept = rows.load_rows(runner.Row, EXPERIMENTS / "banded.json")
