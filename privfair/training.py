@@ -110,8 +110,8 @@ class TrainingResult:
 
     @property
     def warning(self) -> str | None:
-        """Why the model is worth nothing at the threshold in use; None if it tells records apart."""
-        return emptiness(self.measured)
+        """Why the model is worth nothing at the threshold in use, or what training did not reach; else None."""
+        return emptiness(self.measured) or "; ".join(self.summary.get("remarks", ())) or None
 
     def _repr_html_(self) -> str:
         """How a notebook shows it: the promise first, then how far the run got and how well it does."""

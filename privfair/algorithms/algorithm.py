@@ -135,6 +135,10 @@ class Algorithm(ABC, Generic[State]):
     def theta(self, state: State) -> Tensor:
         """The model's parameter vector."""
 
+    def remarks(self, state: State) -> tuple[str, ...]:
+        """What whoever uses the model must know about how training ended, from published values alone."""
+        return ()
+
     def checkpoint(self, state: State) -> dict[str, Floats]:
         """The state as named arrays, one per field; it holds published values and what follows from them alone."""
         return _arrays(state)

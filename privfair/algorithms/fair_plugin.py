@@ -7,7 +7,7 @@ coordinator reads the gap of every tau at once, and takes the weakest that keeps
 
 Records and users: everything is noisy. Attributes: the group leaves once, through randomised response, and all that
 follows is computed from features, labels and responses, in the clear, as in pay-once. There eta may be boosted trees:
-in each round one silo, in turn, grows a tree on the residuals of all trees so far, and sends it in the clear.
+in each round one silo, in turn, grows a tree (`Turns`) and sends it in the clear.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Receiv
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
 from privfair.algorithms.parts.local_models import drawn_rows
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
-from privfair.algorithms.parts.tree_growing import Grower
+from privfair.algorithms.parts.tree_growing import Grower, Turns
 from privfair.algorithms.parts.user_statistics import Layout, Statistics, rows_of_users
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
@@ -61,7 +61,7 @@ class FairPluginOptions(Options):
     target_gap: AtLeastZero = 0.05
     learning_rate: Positive = 12.0
     momentum: BelowOne = 0.9
-    tree_rate: Positive = 0.1
+    tree_rate: Positive = 0.15
     """What of a tree's leaves is added to the score, where trees are grown."""
     bins: Count = 24
     """How many strengths of the rule are tried, evenly spaced from 0 to `reach`."""
@@ -86,6 +86,8 @@ class FairPluginState:
     responses: Mapping[str, Tensor]
     trees: Tensor
     """The trees so far, scaled by the rate, zeros after them; none unless trees are grown."""
+    told_gap: Tensor
+    """What the noisy counts say that the chosen rule leaves; zero before the last round."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,11 @@ class FairPlugin(Algorithm[FairPluginState]):
         """The model of the outcome where it is made of trees."""
         return self.model if isinstance(self.model, BoostedTrees) else None
 
+    @property
+    def turns(self) -> Turns:
+        """Who grows which tree."""
+        return Turns(self.parties)
+
     @cached_property
     def _grower(self) -> Grower:
         assert self.forest is not None
@@ -203,9 +210,10 @@ class FairPlugin(Algorithm[FairPluginState]):
         score, group, pulls = self.rule.split(self.rule.initial(self.seed))
         zeros = torch.zeros(self.groups, 2, dtype=torch.float64)
         if self.forest is None:
-            return FairPluginState(self.steps.start(torch.cat((score, group))), zeros, pulls, {}, torch.zeros(0, 0, 4))
+            begun = self.steps.start(torch.cat((score, group)))
+            return FairPluginState(begun, zeros, pulls, {}, torch.zeros(0, 0, 4), torch.zeros(()))
         trees = score.reshape(-1, self.forest.nodes, 4)
-        return FairPluginState(self.steps.start(group), zeros, pulls, {}, trees)
+        return FairPluginState(self.steps.start(group), zeros, pulls, {}, trees, torch.zeros(()))
 
     def contribution(self, state: FairPluginState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if self.channel is not None and not state.responses:
@@ -217,9 +225,10 @@ class FairPlugin(Algorithm[FairPluginState]):
         if self.forest is None:
             parts.insert(0, self._score_sum(state.descent.theta[: self.model.size], seen))
         if step == self.rounds - 2:
-            parts.append(self._counts(RATES, inside, self._answers(state, inside), 2))
+            parts.append(self._counts(RATES, inside, self._answers(self._counting_theta(state, silo), inside), 2))
         if step == self.rounds - 1:
-            parts.append(self._counts(FLIPS, inside, self._flips(state, inside), 2 + 2 * self.options.bins))
+            cells = self._flips(self._counting_theta(state, silo), state.rates, inside)
+            parts.append(self._counts(FLIPS, inside, cells, 2 + 2 * self.options.bins))
         if self.clips is None:
             return Message(clear=self._tree(state, silo, seen) | {part.name: part.values for part in parts})
         return Message(noisy=tuple(parts))
@@ -230,7 +239,8 @@ class FairPlugin(Algorithm[FairPluginState]):
             return replace(state, responses=given)
         names = set().union(*received.values())
         if FLIPS in names:  # the histogram is of the models as they are, so they stay
-            return replace(state, pulls=self._pulls(state, _sum(received, FLIPS)))
+            pulls, gap = self._choose_pulls(state, _sum(received, FLIPS))
+            return replace(state, pulls=pulls, told_gap=gap)
         gradients = [_sum(received, name) for name in ((GROUPS,) if self.forest else (SCORES, GROUPS))]
         rates = _sum(received, RATES) if RATES in names else state.rates
         descent = self.steps.advance(state.descent, torch.cat(gradients) / self.units)
@@ -238,21 +248,24 @@ class FairPlugin(Algorithm[FairPluginState]):
 
     def _with_tree(self, state: FairPluginState, received: Received) -> Tensor:
         place = state.descent.step
-        grown = received.get(self._whose_turn(place), {}) if self.forest is not None else {}
+        grown = received.get(self.turns.grower(place), {}) if self.forest is not None else {}
         if self.forest is None or TREE not in grown:
             return state.trees
         tree, trees = tensor(grown[TREE].values), state.trees.clone()
         self.forest.require_trees(tree[None])
-        tree[:, VALUE] *= self.options.tree_rate
+        tree[:, VALUE] *= self.options.tree_rate / self.turns.strands
         trees[place] = tree
         return trees
 
-    def _whose_turn(self, place: int) -> str:
-        """The silo that grows this tree."""
-        return self.parties[place % len(self.parties)]
-
     def theta(self, state: FairPluginState) -> Tensor:
         return torch.cat((state.trees.flatten(), self.steps.model(state.descent), state.pulls))
+
+    def remarks(self, state: FairPluginState) -> tuple[str, ...]:
+        told, target = float(state.told_gap), self.options.target_gap
+        if told <= target:
+            return ()
+        why = f"no rule that was tried keeps the target gap of {target:g} by the noisy counts"
+        return (f"{why}: the one taken leaves {told:.3f}; allow a larger gap or epsilon, or try more bins or reach",)
 
     def restore(self, arrays: Mapping[str, Floats]) -> FairPluginState:
         state = super().restore(arrays)
@@ -280,11 +293,17 @@ class FairPlugin(Algorithm[FairPluginState]):
         place = state.descent.step
         if self.forest is None or place >= self.forest.trees:
             return {}
-        if silo.name != self._whose_turn(place):
+        if silo.name != self.turns.grower(place):
             return {TREE: np.zeros((self.forest.nodes, 4))}
         whole = len(seen.x) == len(silo)  # then the silo's own tensor, which the grower may have seen before
         x, y = (silo.x, silo.y) if whole else (seen.x, seen.y)
-        return {TREE: self._grower.next_tree(silo.name, state.trees[:place], x, y)}
+        return {TREE: self._grower.next_tree(silo.name, self.turns.before(state.trees, place), x, y)}
+
+    def _counting_theta(self, state: FairPluginState, silo: SiloTensors) -> Tensor:
+        """The model by which a silo's records are counted: that of the run, but for trees that saw them."""
+        if self.forest is None:
+            return self.theta(state)
+        return self.theta(replace(state, trees=self.turns.unseen(state.trees, silo.name)))
 
     def _decide(self, x: Tensor, theta: Tensor, decide: Decide) -> Tensor:
         """Each record's cell, alone where its count is priced; in the clear nothing depends on how it is rounded."""
@@ -300,9 +319,8 @@ class FairPlugin(Algorithm[FairPluginState]):
         clip = None if self.clips is None else self.clips.groups
         return _gradient_sum(GROUPS, self.group_model, theta, inside, inside.members, inside.s, clip)
 
-    def _answers(self, state: FairPluginState, inside: _Seen) -> Tensor:
+    def _answers(self, theta: Tensor, inside: _Seen) -> Tensor:
         """Whether eta alone answers 1."""
-        theta = self.theta(state)
 
         def decide(x: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
             margin, _ = self.rule.margin_and_groups(theta, x)
@@ -310,9 +328,9 @@ class FairPlugin(Algorithm[FairPluginState]):
 
         return self._decide(inside.x, theta, decide)
 
-    def _flips(self, state: FairPluginState, inside: _Seen) -> Tensor:
+    def _flips(self, theta: Tensor, rates: Tensor, inside: _Seen) -> Tensor:
         """The cell of each record: the bin of tau in which it leaves the ones or joins them, or that it never flips."""
-        theta, direction, bins = self.theta(state), self._direction(state.rates), self.options.bins
+        direction, bins = self._direction(rates), self.options.bins
 
         def decide(x: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
             margin, groups = (part.to(torch.float64) for part in self.rule.margin_and_groups(theta, x))
@@ -371,8 +389,8 @@ class FairPlugin(Algorithm[FairPluginState]):
         widest = away.abs().max()
         return away / (widest if float(widest) > 0 else 1.0) * shares.min() / shares
 
-    def _pulls(self, state: FairPluginState, counts: Tensor) -> Tensor:
-        """The weakest rule whose gap, as counted, keeps the target; where none does, the one with the smallest gap."""
+    def _choose_pulls(self, state: FairPluginState, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """The weakest rule whose gap, as counted, keeps the target, else that with the smallest gap; and that gap."""
         bins = self.options.bins
         cumulated = torch.cumsum(counts[:, 2:].reshape(self.groups, 2, bins), dim=2)
         leaves, joins = torch.nn.functional.pad(cumulated, (1, 0)).unbind(dim=1)
@@ -381,7 +399,7 @@ class FairPlugin(Algorithm[FairPluginState]):
         gaps = rates.amax(dim=0) - rates.amin(dim=0)
         kept = (gaps <= self.options.target_gap).nonzero()[:, 0]
         place = int(kept[0]) if len(kept) else int(gaps.argmin())
-        return self._direction(state.rates) * (self.reach * place / bins)
+        return self._direction(state.rates) * (self.reach * place / bins), gaps[place]
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,7 @@ from privfair.api.frames import (
 )
 from privfair.api.reading import audit_run, report
 from privfair.data.read import BadData, RawTable, from_arrow
+from privfair.fairness.gaps import emptiness
 from privfair.ledger import Ledger
 from privfair.ledger.terms import claimant_here
 from privfair.plan.file import PlanFile, read_plan_file
@@ -307,7 +308,8 @@ class Plan:
             prepared = prepare_run(self._path, own.envelope, trusted.file, searching=True)
         result = execute(prepared, place, book, anchor, resume, progress, trusted)
         if result.warning is not None:
-            warnings.warn(result.warning, EmptyModel, stacklevel=2)
+            kind = UserWarning if emptiness(result.measured) is None else EmptyModel
+            warnings.warn(result.warning, kind, stacklevel=2)
         return TrainedModel(place, trusted.file, self, result, book, None if anchor is None else Path(anchor), keeper)
 
     def _repr_html_(self) -> str:

@@ -45,7 +45,7 @@ from privfair.plan.own_code import UserFunction
 #     hidden = [64, 32]          # perceptron: sizes of the hidden layers
 #     activation = "relu"        # perceptron: relu | tanh
 #     # architecture = "compact" # cnn: compact | strided | fedavg | fedavg-unpadded
-#     # trees = 150              # trees: how many, one per round; for fair-plugin with protect = "attribute"
+#     # trees = 240              # trees: how many, one per round; for fair-plugin with protect = "attribute"
 #     # leaves = 15              # trees: of each tree, at most
 #     # file = "net.py"          # module: a Python file beside the plan ...
 #     # function = "build"       # ... and the function in it that makes a torch.nn.Module
@@ -102,7 +102,7 @@ class ModelPlan:
     hidden: tuple[int, ...] = (64,)
     activation: Activation = Activation.RELU
     architecture: CnnArchitecture = CnnArchitecture.COMPACT
-    trees: int = 150
+    trees: int = 240
     leaves: int = 15
     file: str | None = None
     function: str = "build"

@@ -211,14 +211,15 @@ class RunSession:
     def _end(self, position: Position[Any]) -> dict[str, Any]:
         self._measure(position, last=True)
         self._folder.write_json(self._folder.receipts, receipts(self._ledger, self._run.manifest.digest))
-        return self._write_summary(Status.FINISHED, position.step)
+        return self._write_summary(Status.FINISHED, position.step, self._run.algorithm.remarks(position.state))
 
-    def _write_summary(self, status: Status, steps: int) -> dict[str, Any]:
+    def _write_summary(self, status: Status, steps: int, remarks: tuple[str, ...] = ()) -> dict[str, Any]:
         status_now = None
         if status is not Status.BEGUN:
             status_now = self._ledger.manifest_status(self._run.manifest.digest)
         ran = Ran(self._run.manifest, self._run.sampling, self._run.updates)
         document = summary(status, ran, self._folder, self._ledger_id, steps, self._log.last, status_now)
+        document["remarks"] = list(remarks)
         self._folder.write_json(self._folder.summary, document)
         return document
 

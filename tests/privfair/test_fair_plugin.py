@@ -180,6 +180,21 @@ def test_what_has_no_meaning_is_refused() -> None:
         FairPluginPlan(2)
 
 
+def test_a_target_out_of_reach_is_said(tmp_path: Path) -> None:
+    """Counts that leave every tried rule above the target: the rule with the smallest gap is taken, and it is said."""
+    short = plugin(FairPluginOptions(target_gap=0.0, reach=0.05, bins=2))
+    _, state = trained(short, people())
+    (said,) = short.remarks(state)
+    assert said.startswith(
+        "no rule that was tried keeps the target gap of 0 by the noisy counts: the one taken leaves 0."
+    )
+    assert short.remarks(short.start()) == ()
+    text = PLAN.format(privacy="", data="at-least = 100", training="reach = 0.001\nbins = 1")
+    desk = Desk.at(tmp_path, text.replace("target-gap = 0.05", "target-gap = 0.0"))
+    result = desk.train(desk.budget())
+    assert result.summary["remarks"] == [result.to_json()["warning"]]
+
+
 def test_the_shares_are_shares_of_the_squared_budget() -> None:
     budget = calibrate_plan(
         FairPluginPlan(100, group_share=0.3, rate_share=0.05, flip_share=0.05), EpsilonDelta(1, 1e-5)

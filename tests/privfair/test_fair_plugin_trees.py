@@ -17,7 +17,7 @@ from calibrate.plans.fair_plugin import FLIPS, GROUPS, RATES, TREE
 from calibrate.plans.pay_once import ATTRIBUTE
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions, FairPluginState
-from privfair.algorithms.parts.tree_growing import LEAST_RECORDS, RIDGE, Cuts, Grower, grow_tree
+from privfair.algorithms.parts.tree_growing import LEAST_RECORDS, RIDGE, Cuts, Grower, Turns, grow_tree
 from privfair.contribution import Published
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
@@ -153,6 +153,20 @@ def test_leaves_have_gradients() -> None:
     theta = algorithm.theta(run(algorithm)[-1])
     found = algorithm.rule.weighted_gradient(theta, silo.x[:20], silo.y[:20], mean_over(20))
     assert float(found.norms.min()) > 0
+
+
+def test_each_silo_counts_by_trees_that_never_saw_its_records() -> None:
+    turns = Turns(("a", "b", "c", "d"))
+    assert [turns.grower(place) for place in range(8)] == ["a", "b", "c", "d", "b", "c", "a", "b"]
+    forest = torch.ones(8, 3, 4, dtype=torch.float64)
+    for party in turns.parties:
+        unseen = turns.unseen(forest, party)
+        mine = [place for place in range(8) if turns.grower(place) == party]
+        assert not bool(unseen[mine].any())
+        assert float(unseen[:6, 0, VALUE].sum()) == pytest.approx(6.0)
+    assert torch.equal(Turns(("a",)).unseen(forest, "a"), forest)
+    assert float(turns.before(forest, 7)[:, 0, VALUE].sum()) == 6.0
+    assert len(turns.before(forest, 1)) == 0
 
 
 def test_odd_silos_grow_trees_all_the_same() -> None:

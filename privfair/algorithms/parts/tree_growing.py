@@ -26,6 +26,7 @@ _ALL_CUTS, _QUANTILES = 255, 64
 _ROWS = 4096
 """Records whose sides of all cuts are held as numbers at once."""
 _LEAST_GAIN = 1e-6
+_STRANDS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +106,44 @@ def grow_tree(cuts: Cuts, gradient: Floats, curvature: Floats, leaves: int) -> F
     for leaf in heap:
         table[leaf.node, VALUE] = -leaf.total[0] / (leaf.total[1] + RIDGE)
     return table
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Who grows which tree. Silos are dealt to up to three strands, and the score is the mean of the strands' scores.
+
+    Within a strand silos take turns, each on the residuals of the strand's trees alone: the mean then varies less than
+    one long strand, and every silo has trees that never saw its records, by which it can count without bias.
+    """
+
+    parties: tuple[str, ...]
+
+    @property
+    def strands(self) -> int:
+        return min(_STRANDS, len(self.parties))
+
+    def grower(self, place: int) -> str:
+        """The silo that grows this tree."""
+        own = self.parties[place % self.strands :: self.strands]
+        return own[place // self.strands % len(own)]
+
+    def before(self, forest: Tensor, place: int) -> Tensor:
+        """The trees of a strand before this one, whose scores add up to the strand's."""
+        return _scaled(forest[place % self.strands : place : self.strands], self.strands)
+
+    def unseen(self, forest: Tensor, party: str) -> Tensor:
+        """The forest without this silo's strand, scaled to a mean again; all of it if there is no other strand."""
+        if self.strands == 1:
+            return forest
+        others = _scaled(forest, self.strands / (self.strands - 1))
+        others[self.parties.index(party) % self.strands :: self.strands] = 0.0
+        return others
+
+
+def _scaled(forest: Tensor, factor: float) -> Tensor:
+    scaled = forest.clone()
+    scaled[:, :, VALUE] *= factor
+    return scaled
 
 
 @dataclass(eq=False)
