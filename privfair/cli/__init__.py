@@ -173,7 +173,7 @@ def _code_of(stop: SystemExit) -> int | str | None:
         return stop.code
     click.echo(
         f"privfair: {file!a} ended the process (SystemExit: {stop.code!a}); code of one's own must not exit, "
-        "remove the call and go on with --resume",
+        "remove the call and run the command again (train goes on with --resume)",
         err=True,
     )
     return USAGE
