@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is loaded
 
 import numpy as np
 import torch
-from fair_plugin_report import DISTILLED, TREES, Row, write_page
+from fair_plugin_report import DISTILLED, GROWN, TREES, Row, write_page
 from stacked import logistic_descents
 from steffle_settings import SETTINGS, SILOS
 from steffle_split import _whole
@@ -186,7 +186,7 @@ def main() -> None:
     rows = read_rows(path)
     jobs = [] if chosen.again else [(setting, split) for split in range(chosen.splits) for setting in TARGETS]
     for setting, split in jobs:
-        if (setting, split) in {(row[0], row[1]) for row in rows if row[3] not in (TREES, DISTILLED)}:
+        if (setting, split) in {(row[0], row[1]) for row in rows if row[3] not in (TREES, GROWN, DISTILLED)}:
             continue
         if chosen.minutes is not None and time.process_time() > 60 * chosen.minutes:
             break
@@ -201,7 +201,7 @@ def _with_trees(rows: list[Row], path: Path, chosen: argparse.Namespace) -> list
     """The splits with boosted trees that are missing."""
     from fair_plugin_trees import run_trees
 
-    done = {(row[0], row[1]) for row in rows if row[3] == TREES}
+    done = {(row[0], row[1]) for row in rows if row[3] == GROWN}
     for setting, split in () if chosen.again else [(s, k) for s in TARGETS for k in range(chosen.splits)]:
         late = chosen.minutes is not None and time.process_time() > 60 * chosen.minutes
         if (setting, split) not in done and not late:

@@ -195,6 +195,31 @@ def test_a_target_out_of_reach_is_said(tmp_path: Path) -> None:
     assert result.summary["remarks"] == [result.to_json()["warning"]]
 
 
+@pytest.mark.parametrize("epsilon", [None, 1e-3, 50.0], ids=["record", "tiny", "huge"])
+@pytest.mark.parametrize("target", [0.0, 1.0])
+def test_odd_data_give_a_finite_rule(epsilon: float | None, target: float) -> None:
+    """One group alone, one class alone, constant features, a feature that is the group: nothing divides by zero."""
+    channel = None if epsilon is None else ResponseChannel.of_epsilon(2, epsilon)
+    algorithm = replace(plugin(FairPluginOptions(target_gap=target), channel=channel), rounds=6, largest_silo=300)
+    silo = people(300)
+    everybody = torch.zeros_like(silo.s)
+    shown = silo.x.clone()
+    shown[:, 2] = silo.s.double()
+    for odd in (
+        replace(silo, s=everybody),
+        replace(silo, y=everybody),
+        replace(silo, x=torch.ones_like(silo.x)),
+        replace(silo, x=shown),
+    ):
+        _, state = trained(algorithm, odd)
+        theta = algorithm.theta(state)
+        assert bool(torch.isfinite(theta).all())
+        assert bool(torch.isfinite(algorithm.rule.logits(theta, odd.x)).all())
+        assert not (algorithm.remarks(state) and float(state.told_gap) <= target)
+        if target == 1.0 and epsilon != 1e-3:
+            assert not bool(state.pulls.any())  # nothing had to be done
+
+
 def test_the_shares_are_shares_of_the_squared_budget() -> None:
     budget = calibrate_plan(
         FairPluginPlan(100, group_share=0.3, rate_share=0.05, flip_share=0.05), EpsilonDelta(1, 1e-5)
