@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from random import Random
 
 import dp_accounting
@@ -112,6 +112,7 @@ def account_part(settings: list[Setting], compared: int, timed: Timed) -> tuple[
     seconds: list[float] = []
     refused: list[Setting] = []
     answers: list[tuple[Setting, EpsilonInterval]] = []
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the peak of the peers before
     for number, setting in enumerate(settings):
         _progress("account", number, len(settings), seconds)
         start = time.process_time()
@@ -120,7 +121,7 @@ def account_part(settings: list[Setting], compared: int, timed: Timed) -> tuple[
         except NotCertified:
             refused.append(setting)
         seconds.append(time.process_time() - start)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    memory = _peak_memory()
     widths = sorted(_width(interval) for _, interval in answers)
     wide = [sum(width > most for width in widths) for most in (0.01, 0.05, 0.1)]
     widest = [(setting, interval) for setting, interval in answers if _width(interval) > 0.1]
@@ -159,6 +160,12 @@ def account_part(settings: list[Setting], compared: int, timed: Timed) -> tuple[
     return lines, contradicted == 0 and quick
 
 
+def _peak_memory() -> float:
+    """GiB that this process held at most since its peak was forgotten."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
+
+
 def paragraph(text: str) -> list[str]:
     """Lines of a page, and the empty one after them."""
     return [*textwrap.wrap(text, 118), ""]
@@ -176,7 +183,7 @@ def _against_dp_accounting(
         each
         for each in answers
         # Each of its rounds rounds by about 1e-16 of the whole mass; where that shows beside delta it bounds nothing.
-        if each[0].rounds * _THEIR_ROUNDING < 0.01 * each[0].delta and each[0].rounds < 10**6 and each[1].upper < 100
+        if each[0].rounds * _THEIR_ROUNDING < 1e-4 * each[0].delta and each[0].rounds < 10**6 and each[1].upper < 100
     ]
     contradicted = agreed = stopped = 0
     for setting, interval in Random(1).sample(comparable, min(compared, len(comparable))):
