@@ -1,137 +1,231 @@
-"""The experiment's page and figure, from the measured rows."""
+"""The page and the figure of FedFDP's tables and sweeps, from the measured rows."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 
-import matplotlib
-from fedfdp_rounds import Afforded
-from fedfdp_settings import (
-    BETA,
-    CLIENTS,
-    COMMUNICATIONS,
-    LEAST,
-    LOCAL_STEPS,
-    PRINTED,
-    SAMPLING_RATE,
-    STEPS,
-    TARGET,
-    Method,
+import numpy as np
+from fedfdp_cells import (
+    DELTA,
+    FASHION,
+    FEDFDP,
+    FIGURE_3,
+    FIGURE_4,
+    FIGURE_5,
+    LOSS_NOISE,
+    PRINTED_ROUNDS,
+    RATE,
+    TABLE_2,
+    TABLE_4,
+    TABLE_5,
+    TABLE_6,
+    FedfdpRow,
+    afforded_rounds,
 )
-from fedfdp_training import Row
+from images_report import TITLES
+from seed_intervals import Interval
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from calibrate.budget import price_plan
+from calibrate.plans.fedfdp import GRADIENT, LOSS, FedfdpPlan
+from calibrate.questions import rounds
 
-_PLACE = "{{measured}}"
+HERE = Path(__file__).parent
+PRINTED: dict[str, dict[str, tuple[str, str, str]]] = {
+    TABLE_4: {
+        "FedFDP": ("95.13", "85.99", "54.21"),
+        "DP-FedAvg": ("93.40", "84.15", "52.61"),
+        "DP-q-FFL": ("93.74", "83.13", "48.46"),
+        "ALI-DPFL": ("90.89", "83.65", "52.05"),
+    },
+    TABLE_2: {
+        "FedAvg": ("98.67", "87.05", "62.03"),
+        "SCAFFOLD": ("98.45", "86.77", "62.21"),
+        "FedProx": ("98.70", "87.30", "62.13"),
+        "FedDyn": ("98.40", "87.48", "62.33"),
+        "q-FFL": ("98.72", "87.35", "63.33"),
+        "FedFair": ("98.75", "87.70", "62.38"),
+    },
+}
+"""Accuracies of the paper's nets on MNIST, Fashion-MNIST and CIFAR-10."""
+_ORDER = ("mnist", "fashion-mnist", "cifar-10")
 
 
-def write_report(rows: list[Row], afforded: list[Afforded], methods: tuple[Method, ...], out: Path) -> Path:
-    """fedfdp.md from its template, with the numbers of those seeds that every method has run."""
-    ran = {seed: {row.method for row in rows if row.seed == seed} for seed in {row.seed for row in rows}}
-    rows = [row for row in rows if ran[row.seed] >= {method.name for method in methods}]
-    text = (Path(__file__).parent / "fedfdp-template.md").read_text("utf-8")
-    page = out / "fedfdp.md"
-    filled = text.replace("{{setting}}", _setting(rows)).replace(_PLACE, _table(rows, methods))
-    filled = filled.replace("{{paired}}", _paired(rows, methods)).replace("{{rounds}}", _rounds(afforded))
-    filled = filled.replace("{{longer}}", _longer(rows))
-    page.write_text(filled, "utf-8")
-    _draw(rows, methods, out / "fedfdp.svg")
-    return page
+@dataclass(frozen=True)
+class NetRow:
+    """The paper's net after so many rounds."""
+
+    step: int
+    accuracy: float
+    worst: float
+    spread: float
+    psi: float
+    loss: float
 
 
-def _setting(rows: list[Row]) -> str:
-    seeds = sorted({row.seed for row in rows})
+def write_page(rows: list[FedfdpRow], net: list[NetRow], out: Path) -> None:
+    """fedfdp.md and fedfdp.svg into `out`."""
+    marks = {
+        "table-4": _methods(rows, TABLE_4),
+        "paired": _paired(rows, FEDFDP, TABLE_4),
+        "net": _net(net),
+        "table-2": _methods(rows, TABLE_2),
+        "paired-2": _paired(rows, "FedFair", TABLE_2),
+        "table-5": _settings(rows, TABLE_5, "clients", lambda r: f"{r.clients} by Dirichlet({r.beta:g})"),
+        "table-6": _settings(rows, TABLE_6, "rounds", lambda r: str(r.rounds)),
+        "lambda": _sweep(rows, FIGURE_3, "lambda", lambda row: row.fairness),
+        "clip": _sweep(rows, FIGURE_4, "C", lambda row: row.clip),
+        "sigma": _sweep(rows, FIGURE_5, "sigma", lambda row: round(row.noise_multiplier or 0.0, 2)),
+        "rounds": _afforded(),
+    }
+    text = (HERE / "fedfdp-template.md").read_text("utf-8")
+    for mark, value in marks.items():
+        text = text.replace(f"{{{{{mark}}}}}", value)
+    (out / "fedfdp.md").write_text(text, encoding="utf-8")
+    _draw(rows, net, out / "fedfdp.svg")
+
+
+def _lines(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    found = [" | ".join(cells) for cells in body]
+    if not found:
+        return "Not run yet."
+    return "\n".join([f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *(f"| {line} |" for line in found)])
+
+
+_SCORES = ("seeds", "accuracy, %", "worst client, %", "spread, points", "Psi")
+
+
+def _scores(rows: list[FedfdpRow]) -> tuple[str, ...]:
     return (
-        f"{CLIENTS} clients, each class of the 70,000 images shared out by Dirichlet({BETA:g}), every client with at"
-        f" least {LEAST:,} images, a quarter of them held out; seeds {', '.join(map(str, seeds))} (of partition,"
-        f" first model, batches, noise). {STEPS} noisy steps on Poisson batches of rate {SAMPLING_RATE:g}; epsilon"
-        f" {TARGET.epsilon:g} at delta {TARGET.delta:g} for one record, added or removed. Aggregated after every step:"
-        f" FedFDP, DP-FedAvg, DP-q-FFL; after {LOCAL_STEPS} steps: DP-FedProx, DP-SCAFFOLD (with one step both are"
-        f" DP-FedAvg); ALI-DPFL: at most {COMMUNICATIONS} aggregations."
+        str(len(rows)),
+        Interval.of(100 * row.accuracy for row in rows).text(2),
+        Interval.of(100 * row.worst for row in rows).text(1),
+        Interval.of(100 * row.spread for row in rows).text(1),
+        Interval.of(row.psi for row in rows).text(4),
     )
 
 
-def _table(rows: list[Row], methods: tuple[Method, ...]) -> str:
-    lines = [
-        "| method | sigma | true epsilon | accuracy, % | worst client, % | loss | Psi | CPU s | paper: accuracy, Psi |",
-        "|---|---|---|---|---|---|---|---|---|",
+def _methods(rows: list[FedfdpRow], item: str) -> str:
+    """Every data set and method of a table, beside the paper's accuracies."""
+    body = []
+    for dataset, title in TITLES.items():
+        at = [row for row in rows if (row.item, row.dataset) == (item, dataset)]
+        for method in dict.fromkeys(row.method for row in at):
+            own = [row for row in at if row.method == method]
+            noise = own[0].noise_multiplier
+            promised = () if noise is None else (f"{noise:.3f}", f"{own[0].true_epsilon:.3f}")
+            printed = PRINTED[item].get(method)
+            told = "" if printed is None else printed[_ORDER.index(dataset)]
+            body.append((title, method, *promised, *_scores(own), f"{np.mean([r.seconds for r in own]):.0f}", told))
+    promised = ("sigma", "true epsilon") if item == TABLE_4 else ()
+    return _lines(("data", "method", *promised, *_SCORES, "CPU s", "paper's net, %"), body)
+
+
+def _paired(rows: list[FedfdpRow], method: str, item: str) -> str:
+    """One method minus each other one, seed by seed."""
+    body = []
+    for dataset, title in TITLES.items():
+        at = [row for row in rows if (row.item, row.dataset) == (item, dataset)]
+        ours = {row.seed: row for row in at if row.method == method}
+        for other in dict.fromkeys(row.method for row in at if row.method != method):
+            pairs = [(ours[row.seed], row) for row in at if row.method == other and row.seed in ours]
+            if len(pairs) > 1:
+                accuracy = Interval.of(100 * (mine.accuracy - row.accuracy) for mine, row in pairs)
+                worst = Interval.of(100 * (mine.worst - row.worst) for mine, row in pairs)
+                apart = Interval.of(mine.psi - row.psi for mine, row in pairs)
+                told = (accuracy.text(2, signed=True), worst.text(1, signed=True), apart.text(4, signed=True))
+                body.append((title, other, str(len(pairs)), *told))
+    return _lines(("data", f"{method} minus", "seeds", "accuracy, points", "worst client, points", "Psi"), body)
+
+
+def _settings(rows: list[FedfdpRow], item: str, head: str, words: Callable[[FedfdpRow], str]) -> str:
+    """Rows of a table whose settings differ."""
+    body, at = [], [row for row in rows if row.item == item]
+    settings = dict.fromkeys((row.dataset, row.method, row.epsilon, row.rounds, row.clients, row.beta) for row in at)
+    for setting in settings:
+        own = [r for r in at if (r.dataset, r.method, r.epsilon, r.rounds, r.clients, r.beta) == setting]
+        told = (TITLES[own[0].dataset], words(own[0]), own[0].method, f"{own[0].true_epsilon:.3f}")
+        body.append((*told, *_scores(own)))
+    return _lines(("data", head, "method", "true epsilon", *_SCORES), body)
+
+
+def _swept(
+    rows: list[FedfdpRow], item: str, value: Callable[[FedfdpRow], float]
+) -> list[tuple[float, list[FedfdpRow]]]:
+    """The rows of a sweep by the value that is swept; Table IV's are the middle of those at epsilon 3.52."""
+    own = [row for row in rows if row.item == item]
+    if own and item != FIGURE_5:
+        seeds = {row.seed for row in own}
+        at = (TABLE_4, FASHION, FEDFDP)
+        own += [row for row in rows if (row.item, row.dataset, row.method) == at and row.seed in seeds]
+    return [(one, [row for row in own if value(row) == one]) for one in sorted({value(row) for row in own})]
+
+
+def _sweep(rows: list[FedfdpRow], item: str, head: str, value: Callable[[FedfdpRow], float]) -> str:
+    body = [
+        (f"{one:g}", str(own[0].rounds), f"{own[0].true_epsilon:.3f}", *_scores(own), f"{own[0].loss:.3f}")
+        for one, own in _swept(rows, item, value)
     ]
-    for method in methods:
-        own = [row for row in rows if row.method == method.name]
-        if not own:
-            continue
-        accuracy, fair = PRINTED[method.name]
-        cells = (
-            method.name,
-            f"{own[0].sigma:.3f}",
-            f"{own[0].true_epsilon:.2f}",
-            _spread([100 * row.accuracy for row in own], ".2f"),
-            _spread([100 * row.worst for row in own], ".1f"),
-            _spread([row.loss for row in own], ".3f"),
-            _spread([row.psi for row in own], ".3f"),
-            f"{mean(row.seconds for row in own):.0f}",
-            f"{accuracy}, {fair}",
+    return _lines((head, "rounds", "true epsilon", *_SCORES, "loss"), body)
+
+
+def _net(net: list[NetRow]) -> str:
+    """About ten lines of the net's run, the last one among them."""
+    every = max(1, len(net) // 8)
+    body = [
+        (
+            str(row.step),
+            f"{100 * row.accuracy:.2f}",
+            f"{100 * row.worst:.1f}",
+            f"{100 * row.spread:.1f}",
+            f"{row.psi:.4f}",
+            f"{row.loss:.3f}",
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _paired(rows: list[Row], methods: tuple[Method, ...]) -> str:
-    """FedFDP minus each other method, seed by seed."""
-    ours = {row.seed: row for row in rows if row.method == "FedFDP"}
-    lines = ["| FedFDP minus | accuracy, points | Psi |", "|---|---|---|"]
-    for method in methods:
-        own = [row for row in rows if row.method == method.name and row.seed in ours]
-        if method.name == "FedFDP" or not own:
-            continue
-        accuracy = _spread([100 * (ours[row.seed].accuracy - row.accuracy) for row in own], "+.2f")
-        fair = _spread([ours[row.seed].psi - row.psi for row in own], "+.3f")
-        lines.append(f"| {method.name} | {accuracy} | {fair} |")
-    return "\n".join(lines)
-
-
-def _longer(rows: list[Row]) -> str:
-    """The share of gradients longer than the clip, at FedFDP's and DP-FedAvg's trained models."""
-    shares = [row.longer for row in rows if row.method in ("FedFDP", "DP-FedAvg")]
-    low, high = f"{100 * min(shares):.1f}%", f"{100 * max(shares):.1f}%"
-    return low if low == high else f"{low} to {high}"
-
-
-def _rounds(afforded: list[Afforded]) -> str:
-    lines = [
-        "| sigma | printed rounds | sigma alone affords | with the loss charged | true epsilon of the printed rounds |",
-        "|---|---|---|---|---|",
+        for place, row in enumerate(net)
+        if (len(net) - 1 - place) % every == 0
     ]
-    lines += [f"| {a.sigma:g} | {a.printed} | {a.alone} | {a.charged} | {a.epsilon:.3f} |" for a in afforded]
-    return "\n".join(lines)
+    return _lines(("rounds", *_SCORES[1:], "loss"), body)
 
 
-def _spread(values: list[float], form: str) -> str:
-    """Mean and standard deviation over seeds."""
-    if len(values) < 2:
-        return format(mean(values), form)
-    return f"{mean(values):{form}} ± {stdev(values):{form.replace('+', '')}}"
+def _afforded() -> str:
+    """One line for each printed sigma; certified, so that one round more is not promised."""
+    promise = {"epsilon": 2.0, "delta": DELTA, "sampling_rate": RATE}
+    body = []
+    for sigma, printed in PRINTED_ROUNDS.items():
+        plan = FedfdpPlan(RATE, printed, 0.1, 2.5, LOSS_NOISE / sigma)
+        truly = price_plan(plan, DELTA, noise_multipliers={GRADIENT: sigma, LOSS: LOSS_NOISE}).upper
+        alone, charged = rounds(**promise, noise_multiplier=sigma), afforded_rounds(2.0, sigma)
+        body.append((f"{sigma:g}", str(printed), str(alone), str(charged), f"{truly:.3f}"))
+    heads = ("sigma", "printed rounds", "sigma alone affords", "with the loss charged")
+    return _lines((*heads, "true epsilon of the printed rounds"), body)
 
 
-def _draw(rows: list[Row], methods: tuple[Method, ...], path: Path) -> None:
-    plt.rcParams["svg.hashsalt"] = "fedfdp"
-    figure, panel = plt.subplots(figsize=(7, 4.5))
-    for number, method in enumerate(methods):
-        own = [row for row in rows if row.method == method.name and math.isfinite(row.psi)]
-        if not own:
-            continue
-        psi, accuracy = [row.psi for row in own], [100 * row.accuracy for row in own]
-        colour = f"C{number}"
-        panel.scatter(psi, accuracy, s=18, alpha=0.45, color=colour)
-        panel.scatter([mean(psi)], [mean(accuracy)], s=70, marker="D", color=colour, label=method.name)
-    panel.set_xlabel("Psi (Equation 2) on held-out images: smaller is fairer")
-    panel.set_ylabel("accuracy, %")
-    panel.set_title(f"Fashion-MNIST, true epsilon {TARGET.epsilon:g}: seeds (dots) and their mean", fontsize=10)
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+def _draw(rows: list[FedfdpRow], net: list[NetRow], place: Path) -> None:
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    rcParams["svg.hashsalt"] = "fedfdp"
+    figure = Figure(figsize=(9, 5.6), layout="constrained")
+    panels = figure.subplots(2, 2).flatten()
+    sweeps = (
+        (FIGURE_3, "lambda (Figure 3)", lambda row: row.fairness, "linear"),
+        (FIGURE_4, "C (Figure 4)", lambda row: row.clip, "log"),
+        (FIGURE_5, "sigma, epsilon 2 (Figure 5)", lambda row: round(row.noise_multiplier or 0.0, 2), "linear"),
+    )
+    for panel, (item, title, value, scale) in zip(panels, sweeps, strict=False):
+        found = _swept(rows, item, value)
+        _panel(panel, [(one, [(row.accuracy, row.psi) for row in own]) for one, own in found], title, scale)
+    _panel(panels[3], [(row.step, [(row.accuracy, row.psi)]) for row in net], "rounds of the paper's net", "linear")
+    figure.savefig(place, metadata={"Date": None})
+
+
+def _panel(panel: object, points: list[tuple[float, list[tuple[float, float]]]], title: str, scale: str) -> None:
+    at = [one for one, _ in points]
+    accuracy = [100 * np.mean([pair[0] for pair in pairs]) for _, pairs in points]
+    fair = [np.mean([pair[1] for pair in pairs]) for _, pairs in points]
+    panel.plot(at, accuracy, "o-", markersize=4)
+    panel.set(xlabel=title, ylabel="accuracy, %", xscale=scale)
+    beside = panel.twinx()
+    beside.plot(at, fair, "x:", color="C1")
+    beside.set_ylabel("Psi", color="C1")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from seed_intervals import Interval
+from seed_intervals import Interval, load_rows
 
 HERE = Path(__file__).parent
 TITLES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar-10": "CIFAR-10"}
@@ -15,7 +14,7 @@ PAPER = {"fashion-mnist": 85.99, "mnist": 95.13, "cifar-10": 54.21}
 """Table IV, FedFDP, at a nominal 3.52."""
 PAPER_BY_EPSILON = {1.0: 63.36, 2.0: 83.15, 4.0: 86.97}
 """Table VI, FedFDP."""
-LINEAR = "DP-FedAvg, linear"
+LINEAR, FREE, MAJORITY = "DP-FedAvg, linear", "without privacy", "always the majority"
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,10 @@ def _epsilons(rows: list[ImageRow]) -> str:
     lines = ["| true epsilon | seeds | accuracy, % | worst client, % | paper: FedFDP at this nominal epsilon |"]
     lines.append("|---|---|---|---|---|")
     own = [row for row in rows if row.dataset == "fashion-mnist" and row.method == LINEAR]
-    for epsilon in sorted({row.epsilon for row in own if row.epsilon is not None}):
+    epsilons = sorted({row.epsilon for row in own if row.epsilon is not None})
+    if len(epsilons) < 2:
+        return "Not run yet."
+    for epsilon in epsilons:
         at = [row for row in own if row.epsilon == epsilon]
         paper = PAPER_BY_EPSILON.get(epsilon)
         told = "" if paper is None else f"{paper:.2f}"
@@ -89,18 +91,21 @@ def _epsilons(rows: list[ImageRow]) -> str:
 
 
 def _paired(rows: list[ImageRow]) -> str:
-    """Against the nets of fedfdp.json, which were trained on the same partitions for 24 steps."""
-    nets = json.loads((HERE / "fedfdp.json").read_text("utf-8"))
-    mine = {row.seed: row for row in rows if (row.dataset, row.method, row.epsilon) == ("fashion-mnist", LINEAR, 3.52)}
-    lines = ["| minus | seeds | accuracy, points | worst client, points | Psi |", "|---|---|---|---|---|"]
-    for method in dict.fromkeys(net["method"] for net in nets):
-        pairs = [(mine[net["seed"]], net) for net in nets if net["method"] == method and net["seed"] in mine]
+    """Against the methods of the FedFDP page, which see the same features of the same partitions."""
+    from fedfdp_cells import TABLE_4, FedfdpRow
+
+    others = [row for row in load_rows(FedfdpRow, HERE / "data" / "fedfdp.json.gz") if row.item == TABLE_4]
+    mine = {(row.dataset, row.seed): row for row in rows if (row.method, row.epsilon) == (LINEAR, 3.52)}
+    lines = ["| data | minus | seeds | accuracy, points | worst client, points | Psi |", "|---|---|---|---|---|---|"]
+    for dataset, method in dict.fromkeys((row.dataset, row.method) for row in others):
+        own = [row for row in others if (row.dataset, row.method) == (dataset, method)]
+        pairs = [(mine[dataset, row.seed], row) for row in own if (dataset, row.seed) in mine]
         if len(pairs) > 1:
-            accuracy = Interval.of(100 * (own.accuracy - net["accuracy"]) for own, net in pairs)
-            worst = Interval.of(100 * (own.worst - net["worst"]) for own, net in pairs)
-            apart = Interval.of(own.psi - net["psi"] for own, net in pairs)
-            cells = (accuracy.text(1, signed=True), worst.text(1, signed=True), apart.text(3, signed=True))
-            lines.append(f"| {method}, net | {len(pairs)} | {' | '.join(cells)} |")
+            accuracy = Interval.of(100 * (one.accuracy - other.accuracy) for one, other in pairs)
+            worst = Interval.of(100 * (one.worst - other.worst) for one, other in pairs)
+            apart = Interval.of(one.psi - other.psi for one, other in pairs)
+            cells = (accuracy.text(2, signed=True), worst.text(1, signed=True), apart.text(4, signed=True))
+            lines.append(f"| {TITLES[dataset]} | {method} | {len(pairs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
-"""FedFDP and its baselines on Fashion-MNIST at one true epsilon: `python docs/experiments/run_fedfdp.py`.
+"""FedFDP and its baselines on three image sets at true epsilons: `make experiments NAME=fedfdp`.
 
-About half an hour of one core. Needs the extras train and plot, and Debian's dataset-fashion-mnist. Writes fedfdp.md
-(from fedfdp-template.md), fedfdp.json and fedfdp.svg beside this file; an interrupted run goes on where it stopped.
+About half a minute of one core per cell; a cell that is in data/fedfdp.json.gz is not run again. The one run of the
+paper's net is `python -m tests.benchmarks.large_model_speed --whole FOLDER` (about 40 minutes of one core);
+`--net FOLDER` takes its measurements into data/fedfdp-net.json.gz.
 """
 
 from __future__ import annotations
@@ -10,59 +11,68 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import asdict
+import time
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is loaded
+
+from fedfdp_cells import FedfdpRow, cells, run
+from fedfdp_report import NetRow, write_page
+from image_clients import PACKAGES, add_flags, federation, folder_of
+from seed_intervals import load_rows, save_rows
+
+from privfair.data.benchmarks import Benchmark
+
 HERE = Path(__file__).parent
+SEEDS = 5
+
+
+def net_rows(metrics: Path) -> list[NetRow]:
+    """What a run's metrics.jsonl says of its clients."""
+    found = []
+    for line in metrics.read_text("utf-8").splitlines():
+        told = json.loads(line)
+        overall, clients = told["overall"], told["clients"]
+        found.append(
+            NetRow(
+                step=told["step"],
+                accuracy=overall["accuracy"],
+                worst=clients["worst"]["accuracy"],
+                spread=clients["accuracy_deviation"],
+                psi=clients["psi"],
+                loss=overall["loss"],
+            )
+        )
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--afresh", action="store_true", help="forget the rows in fedfdp.json")
-    parser.add_argument("--again", action="store_true", help="only write page and figure, from fedfdp.json")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--item", action="append", help="only this table or figure, 'Table IV'; may be repeated")
+    parser.add_argument("--net", type=Path, help="the folder of the net's run, to take its measurements from")
+    add_flags(parser, HERE)
     chosen = parser.parse_args()
-    for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(threads, "1")  # before numpy is loaded
-    sys.path.insert(0, str(HERE))
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    results = chosen.out / "fedfdp.json"
-    if chosen.afresh:
-        results.unlink(missing_ok=True)
-    if not chosen.again:
-        _run(results)
-    _write(results, chosen.out)
-
-
-def _run(results: Path) -> None:
-    """Seed by seed, every method; each row is on disk before the next begins."""
-    from fedfdp_settings import SEEDS, methods
-    from fedfdp_training import federation, run
-
-    rows = _rows(results)
-    for seed in SEEDS:
-        missing = [m for m in methods() if not any((r.method, r.seed) == (m.name, seed) for r in rows)]
-        on = federation(seed) if missing else None
-        for method in missing:
-            assert on is not None
-            rows.append(run(method, on, seed))
-            lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
-            results.write_text(f"[\n{lines}\n]\n", "utf-8")
-            print(rows[-1], file=sys.stderr, flush=True)
-
-
-def _rows(results: Path) -> list:
-    from fedfdp_training import Row
-
-    return [Row(**row) for row in json.loads(results.read_text("utf-8"))] if results.exists() else []
-
-
-def _write(results: Path, out: Path) -> None:
-    from fedfdp_report import write_report
-    from fedfdp_rounds import afforded_rounds
-    from fedfdp_settings import methods
-
-    print(write_report(_rows(results), afforded_rounds(), methods(), out))
+    place, net = chosen.out / "data" / "fedfdp.json.gz", chosen.out / "data" / "fedfdp-net.json.gz"
+    if chosen.net is not None:
+        save_rows(net_rows(chosen.net / "run" / "metrics.jsonl"), net)
+    rows = load_rows(FedfdpRow, place)
+    done = {row.cell for row in rows}
+    for cell in () if chosen.again else cells(chosen.seeds):
+        benchmark = Benchmark(cell.dataset)
+        if cell in done or (chosen.dataset and cell.dataset not in chosen.dataset):
+            continue
+        if chosen.item and cell.item not in chosen.item:
+            continue
+        if chosen.minutes is not None and time.process_time() > 60 * chosen.minutes:
+            break
+        folder = folder_of(benchmark, chosen.cache)
+        if folder is None and benchmark in PACKAGES:
+            continue
+        rows.append(run(cell, federation(benchmark, folder, cell.seed, cell.clients, cell.beta)))
+        save_rows(rows, place)
+        print(f"{rows[-1]}, {time.process_time():.0f} s", file=sys.stderr, flush=True)
+    write_page(rows, load_rows(NetRow, net), chosen.out)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
+from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.images import DEBIAN_FOLDER
 
 ROOT = Path(__file__).parents[2]
@@ -129,8 +131,11 @@ def test_banded() -> None:
         assert abs(runner.train(data, 1.0, row.bands, row.learning_rate, 0) - row.accuracy) < TINY
 
 
+needs_fashion = pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="apt install dataset-fashion-mnist")
+
+
+@needs_fashion
 @pytest.mark.slow
-@pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="apt install dataset-fashion-mnist")
 def test_images() -> None:
     runner, rows = _module("run_images"), _module("seed_intervals")
     kept = rows.load_rows(runner.ImageRow, EXPERIMENTS / "data" / "images.json.gz")
@@ -139,6 +144,53 @@ def test_images() -> None:
     (own,) = (r for r in kept if (r.dataset, r.method, r.seed, r.epsilon) == ("fashion-mnist", runner.LINEAR, 0, 3.52))
     assert abs(found.accuracy - own.accuracy) < TINY
     assert found.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-5)
+
+
+@needs_fashion
+@pytest.mark.slow
+def test_fedfdp() -> None:
+    """Its smallest cell: sigma = 1 of Figure 5, for which a certified 2 affords 17 rounds."""
+    runner, rows = _module("run_fedfdp"), _module("seed_intervals")
+    kept = rows.load_rows(runner.FedfdpRow, EXPERIMENTS / "data" / "fedfdp.json.gz")
+    own = min((row for row in kept if row.epsilon is not None), key=lambda row: row.rounds)
+    assert own.rounds == 17
+    found = runner.run(own.cell, runner.federation(runner.Benchmark(own.dataset), None, own.seed))
+    assert abs(found.accuracy - own.accuracy) < TINY
+    assert abs(found.psi - own.psi) < TINY
+    assert found.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_every_cell_of_the_fedfdp_page_trains() -> None:
+    """One of each method, on a few made-up records; a cell comes back from its row as it went in."""
+    cells, clients = _module("fedfdp_cells"), _module("image_clients")
+    draws = np.random.default_rng(0)
+    label = draws.integers(0, 10, 300)
+    features = ((draws.normal(size=(300, 12)) + label[:, None]) / 30).astype(np.float32)
+    records = Dataset(
+        features, label, np.zeros(300, dtype=np.int64), tuple("abcdefghijkl"), tuple("abcdefghij"), EVERYONE, "0"
+    )
+    on = clients.shared_out(records, clients.DirichletByLabel(3, 5.0), 0)
+    wanted = {cell.method: cell for cell in cells.cells(1)} | {
+        method: cells.Cell(cells.TABLE_4, cells.FASHION, method, 0)
+        for method in (cells.FEDPROX, cells.SCAFFOLD, cells.FEDDYN)
+    }
+    assert len(wanted) == len(cells.PRIVATE) + len(cells.FREE) + 3
+    for cell in wanted.values():
+        small = replace(cell, rounds=4, step=0.1)
+        row = cells.run(small, on)
+        assert row.cell == small
+        assert (row.true_epsilon is None) == (cell.method in cells.FREE)
+        assert 0 <= row.worst <= row.accuracy <= 1
+
+
+@pytest.mark.slow
+def test_the_cells_of_a_page_are_distinct_and_have_a_price() -> None:
+    cells = _module("fedfdp_cells")
+    wanted = list(cells.cells(2))
+    assert len(set(wanted)) == len(wanted)
+    assert all((cell.epsilon is None) == (cell.method in cells.FREE) for cell in wanted)
+    assert cells.afforded_rounds(3.52) == cells.ROUNDS
 
 
 def _same(kept: list[tuple], found: list[tuple], key: int) -> None:
