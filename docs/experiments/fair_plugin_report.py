@@ -21,9 +21,7 @@ AIM = {"adult-steps": 0.067, "credit-card": 0.01}
 """The target gap of each data set in the newcomer's table."""
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 TREES = "fair-plugin, boosted trees"
-"""With each silo's trees in the clear as one more column: for attributes alone; measured before `GROWN` was there."""
-GROWN = "fair-plugin, trees in the algorithm"
-"""With trees as the algorithm's own model of the outcome."""
+"""With trees as the algorithm's own model of the outcome, for attributes alone."""
 DISTILLED = "fair-plugin, boosted trees, distilled"
 """Trees that learnt the rule's answers, and guess no attribute."""
 _NEAR = 0.01
@@ -36,8 +34,7 @@ def write_page(rows: list[Row], out: Path) -> None:
     """fair-plugin.md and fair-plugin.svg into `out`; the table into README.md where it has the place for it."""
     template = (HERE / "fair-plugin-template.md").read_text("utf-8")
     page = template.replace("{{tables}}", "\n".join(_tables(rows))).replace("{{paired}}", _paired(rows))
-    page = page.replace("{{trees}}", _trees(rows, TREES)).replace("{{grown}}", _trees(rows, GROWN))
-    page = page.replace("{{apart}}", _apart(rows))
+    page = page.replace("{{trees}}", _trees(rows)).replace("{{distilled}}", _distilled(rows))
     page = page.replace("{{free}}", _record_means(rows, False)).replace("{{cost}}", _record_means(rows, True))
     page = page.replace("{{splits}}", ", ".join(f"{len(_splits(rows, one))} of {NAMES[one]}" for one in NAMES))
     (out / "fair-plugin.md").write_text(page, encoding="utf-8")
@@ -49,7 +46,8 @@ def write_page(rows: list[Row], out: Path) -> None:
 
 
 def _splits(rows: Iterable[Row], setting: str) -> list[int]:
-    return sorted({row[1] for row in rows if row[0] == setting})
+    """The splits of all rows but those with trees, which have splits of their own."""
+    return sorted({row[1] for row in rows if row[0] == setting and row[3] not in (TREES, DISTILLED)})
 
 
 def _pick(
@@ -136,34 +134,31 @@ def _record_means(rows: list[Row], cost: bool) -> str:
     return " and ".join(shown)
 
 
-def _apart(rows: list[Row]) -> str:
-    """Paired by split at epsilon 1: trees in the algorithm beside trees as a column, and distilled beside the rule."""
-    lines = ["| data | target | compared | splits | error | gap |", "|---|---|---|---|---|---|"]
-    pairs = (("in the algorithm minus as a column", GROWN, TREES), ("distilled minus the rule", DISTILLED, GROWN))
+def _distilled(rows: list[Row]) -> str:
+    """Distilled trees beside the rule, paired by split at epsilon 1."""
+    lines = ["| data | target | splits | error | gap |", "|---|---|---|---|---|"]
     for setting, name in NAMES.items():
-        for target in sorted({row[5] for row in rows if row[0] == setting and row[3] == GROWN}, reverse=True):
-            for told, one, other in pairs:
-                left, right = (
-                    {r[1]: r for r in _pick(rows, setting, "attribute", kind, 1.0, target)} for kind in (one, other)
-                )
-                both = sorted(set(left) & set(right))
-                if len(both) > 1:
-                    error, gap = (Interval.of(left[k][at] - right[k][at] for k in both) for at in (6, 7))
-                    goal = "no rule" if target == 1.0 else f"{target:g}"
-                    shown = f"{error.text(4, signed=True)} | {gap.text(signed=True)}"
-                    lines.append(f"| {name} | {goal} | {told} | {len(both)} | {shown} |")
+        for target in sorted({row[5] for row in rows if row[0] == setting and row[3] == DISTILLED}, reverse=True):
+            left, right = (
+                {r[1]: r for r in _pick(rows, setting, "attribute", kind, 1.0, target)} for kind in (DISTILLED, TREES)
+            )
+            both = sorted(set(left) & set(right))
+            if len(both) > 1:
+                error, gap = (Interval.of(left[k][at] - right[k][at] for k in both) for at in (6, 7))
+                shown = f"{error.text(4, signed=True)} | {gap.text(signed=True)}"
+                lines.append(f"| {name} | {target:g} | {len(both)} | {shown} |")
     return "\n".join(lines)
 
 
-def _trees(rows: list[Row], method: str) -> str:
+def _trees(rows: list[Row]) -> str:
     """Error and gap with trees as the score, and paired with pay-once at the same gap and epsilon."""
     lines = ["| data | epsilon | target | splits | error at gap | minus pay-once | |", "|---|---|---|---|---|---|---|"]
     for setting, name in NAMES.items():
-        at = [row for row in rows if row[0] == setting and row[3] == method]
+        at = [row for row in rows if row[0] == setting and row[3] == TREES]
         for epsilon in sorted({row[4] for row in at if row[4] is not None}):
             curves = _pay_once(setting, epsilon)
             for target in sorted({row[5] for row in at}, reverse=True):
-                own = _pick(rows, setting, "attribute", method, epsilon, target)
+                own = _pick(rows, setting, "attribute", TREES, epsilon, target)
                 found = [(row[6], _error_at(curves[row[1]], row[7])) for row in own if row[1] in curves]
                 apart = [mine - theirs for mine, theirs in found if theirs is not None]
                 told = Interval.of(apart).text(4, signed=True) if len(apart) > 1 else ""
