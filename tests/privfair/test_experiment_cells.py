@@ -48,14 +48,14 @@ def test_the_readme_and_the_planner_tell_what_the_rows_say() -> None:
 
 @needs_benchmarks
 @pytest.mark.slow
-def test_fair_plugin() -> None:
+@pytest.mark.parametrize(("split", "trees"), [(0, False), (2, True)], ids=["linear", "trees"])
+def test_fair_plugin(split: int, trees: bool) -> None:
     runner = _module("run_fair_plugin")
-    kept = [
-        row for row in runner.read_rows(EXPERIMENTS / "data" / "fair-plugin.csv.gz") if row[:2] == ("credit-card", 0)
-    ]
-    found = list(runner.run_split("credit-card", 0))
-    trees = (runner.TREES, runner.DISTILLED)
-    _same([row for row in kept if row[3] not in trees], found, key=6)
+    stored = runner.read_rows(EXPERIMENTS / "data" / "fair-plugin.csv.gz")
+    kept = [row for row in stored if row[:2] == ("credit-card", split)]
+    with_trees = (runner.TREES, runner.DISTILLED)
+    run = _module("fair_plugin_trees").run_trees if trees else runner.run_split
+    _same([row for row in kept if (row[3] in with_trees) is trees], list(run("credit-card", split)), key=6)
 
 
 @needs_benchmarks
