@@ -112,7 +112,6 @@ def account_part(settings: list[Setting], compared: int, timed: Timed) -> tuple[
     seconds: list[float] = []
     refused: list[Setting] = []
     answers: list[tuple[Setting, EpsilonInterval]] = []
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the peak of the peers before
     for number, setting in enumerate(settings):
         _progress("account", number, len(settings), seconds)
         start = time.process_time()
@@ -161,7 +160,7 @@ def account_part(settings: list[Setting], compared: int, timed: Timed) -> tuple[
 
 
 def _peak_memory() -> float:
-    """GiB that this process held at most since its peak was forgotten."""
+    """GiB that this process has held at most so far."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) / 2**20
 
