@@ -19,6 +19,7 @@ from fpfl_settings import (
     MAJORITY,
     MMDM,
     PFL,
+    PLUG_IN,
     RUNGS,
     SELECTED,
     SGD,
@@ -177,6 +178,7 @@ def _tolerance(points: list[Point]) -> str:
 def _everybody(rows: list[Row]) -> str:
     """All users in every round, beside FPFL with and without the steps, and the controls."""
     names = [how.name if how.name == MAJORITY else how.at(b) for how in EVERYBODY for b in how.thresholds]
+    names[2:2] = [PLUG_IN.name, PLUG_IN.without_rule]
     kinds = [(FPFL.name, FPFL.cohort), (STEPS.name, STEPS.cohort), *((name, None) for name in names)]
     found = {name: [row for row in rows if row.rung == name and cohort in (None, row.cohort)] for name, cohort in kinds}
     lines = [_line(_HEAD), "|" + "---|" * len(_HEAD)]
@@ -190,6 +192,10 @@ def _everybody(rows: list[Row]) -> str:
         (plain, FPFL.name),
         (weighted, FPFL.name),
         (weighted, STEPS.name),
+        (PLUG_IN.name, FPFL.name),
+        (PLUG_IN.name, STEPS.name),
+        (PLUG_IN.name, weighted),
+        (PLUG_IN.name, PLUG_IN.without_rule),
         (weighted, without),
     ):
         if found[mine] and found[theirs]:
@@ -234,7 +240,7 @@ def draw(rows: list[Row], path: Path) -> Path:
             )
             if point.rung.paper is not None:
                 panel.plot(point.rung.paper[1], point.rung.paper[0], "o", mfc="none", color=colour)
-        for how in EVERYBODY[:2] if cohort == 1000 else ():
+        for how in (*EVERYBODY[:2], PLUG_IN) if cohort == 1000 else ():
             found = [row for row in rows if row.rung == how.name]
             gap, accuracy = over(found, "fnr_gap"), over(found, "accuracy")
             errors = {"xerr": gap.half, "yerr": accuracy.half, "elinewidth": 0.7}

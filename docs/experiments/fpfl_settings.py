@@ -153,3 +153,30 @@ EVERYBODY = (
 )
 """Two methods and their controls: the same without noise, without weights, with a threshold that is blind to the group,
 and always the answer of the majority."""
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """The package's `fair-plugin` for whole users and equal opportunity: a logistic model, all users in every round."""
+
+    name: str
+    steps: bool
+    target_gap: float = 0.04
+    """Between the two groups; measured against all records, most of whose positives are men, it is about 0.034."""
+    rounds: int = 100
+    learning_rate: float = 4.0
+    clip: float = 6.0
+    group_clip: float = 3.0
+    count_clip: float = 1.0
+    shares: tuple[float, float, float] = (0.15, 0.05, 0.3)
+    """Of the squared budget for the model of the group, for the groups' rates and for the rule's histogram."""
+    bins: int = 12
+    reach: float = 1.5
+
+    @property
+    def without_rule(self) -> str:
+        """The name of the row of its model of the outcome alone."""
+        return f"{self.name}, no rule"
+
+
+PLUG_IN = PlugIn("fair-plugin, steps", True)

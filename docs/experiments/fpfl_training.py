@@ -9,22 +9,35 @@ from time import process_time
 import numpy as np
 import torch
 from engine_run import Signed, promised, train, unpromised
-from fpfl_settings import CENTRAL_BATCH, EPSILON, MAJORITY, RECORDS_PER_USER, TEST_FRACTION, TOLERANCE, Everybody, Rung
+from fpfl_settings import (
+    CENTRAL_BATCH,
+    EPSILON,
+    MAJORITY,
+    RECORDS_PER_USER,
+    TEST_FRACTION,
+    TOLERANCE,
+    Everybody,
+    PlugIn,
+    Rung,
+)
 from scipy.special import expit
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
+from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 from calibrate.sampling import Batch, FixedSize, Poisson
 from calibrate.theorems.printed import fixed_size_sigma
 from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
 from privfair.algorithms.parts.descent import DescentRule, Iterate
 from privfair.data.benchmark_files import BenchmarkScaling
 from privfair.data.benchmarks import Benchmark
 from privfair.data.training_data import USERS, TrainingData, load_training_data
 from privfair.fairness.constraints import FairnessNotion
+from privfair.fairness.fermi import Independence
 from privfair.fairness.gaps import Comparison, Measure, count_confusion
 from privfair.fairness.measurement import Measurement
 from privfair.models.linear import LogisticRegression
@@ -85,6 +98,13 @@ def load_split(seed: int, steps: bool = False) -> Split:
     source = BenchmarkSource(Benchmark.ADULT, scaling=scaling)
     plan = DataPlan(source, users=PoissonUsers(RECORDS_PER_USER), seed=seed, test_fraction=TEST_FRACTION)
     return Split(load_training_data(plan))
+
+
+def run_one(how: Rung | Everybody | PlugIn, split: Split, seed: int) -> list[Row]:
+    """Train one way of any kind and measure what it gives."""
+    if isinstance(how, Everybody):
+        return run_everybody(how, split, seed)
+    return run_plug_in(how, split, seed) if isinstance(how, PlugIn) else [run_rung(how, split, seed)]
 
 
 def run_rung(rung: Rung, split: Split, seed: int) -> Row:
@@ -169,6 +189,38 @@ def run_everybody(how: Everybody, split: Split, seed: int) -> list[Row]:
         name = how.name if how.name == MAJORITY else how.at(threshold)
         rows.append(_row(name, users, seed, split, budget, measured, start))
     return rows
+
+
+def run_plug_in(how: PlugIn, split: Split, seed: int) -> list[Row]:
+    """The engine's run of `fair-plugin` for users: its rule, and its model of the outcome without the rule."""
+    start, users = process_time(), split.number_of_users
+    budget, algorithm = _plug_in_budget(users, how), plug_in(how, split, seed)
+    theta = train(algorithm, promised(algorithm, budget, {USERS: users}), (split.users,), seed)
+    alone = theta.clone()
+    alone[-algorithm.groups :] = 0.0
+    return [
+        _row(name, users, seed, split, budget, split.measure(algorithm.rule, found), start)
+        for name, found in ((how.name, theta), (how.without_rule, alone))
+    ]
+
+
+def plug_in(how: PlugIn, split: Split, seed: int) -> FairPlugin:
+    """The algorithm as `how` sets it up for the users of this split."""
+    options = FairPluginOptions(
+        notion=Independence.EQUAL_OPPORTUNITY,
+        target_gap=how.target_gap,
+        learning_rate=how.learning_rate,
+        bins=how.bins,
+        reach=how.reach,
+    )
+    model, clips = LogisticRegression(split.users.x.shape[1]), Clips(how.clip, how.group_clip, how.count_clip)
+    return FairPlugin(model, model, options, split.number_of_users, how.rounds, clips, seed=seed)
+
+
+@lru_cache
+def _plug_in_budget(users: int, how: PlugIn) -> CertifiedBudget:
+    clips = (how.clip, how.group_clip, how.count_clip)
+    return calibrate_plan(FairPluginPlan(how.rounds, Protected.USER, 2, *clips, *how.shares), _target(users))
 
 
 @lru_cache
