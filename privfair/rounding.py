@@ -31,6 +31,8 @@ MOST_RECORDS = 2**31
 _LARGEST_BLOCK = 4096
 _MOST_ROUNDINGS = 2**34
 """n (b + 5) is at most this: 2 * 2^34 u = 2^-18."""
+_MOST_MIXED = 2**32
+"""Records in a sum times rounds that it is mixed over (docs/theorems/banded.md, section 4)."""
 
 Array = TypeVar("Array", "Tensor", Floats)
 
@@ -48,6 +50,15 @@ def terms_per_block(records: int, cancelling: int = 1) -> int:
             "draw batches, or split the records into more silos"
         )
     return min(_LARGEST_BLOCK, _MOST_ROUNDINGS // cancelling // max(1, records) - 5)
+
+
+def require_mixable(records: int, bands: int) -> None:
+    """Refuse to mix sums over so many records across so many rounds if rounding is not proved to stay in its room."""
+    if records * bands > _MOST_MIXED:
+        raise CheckFailed(
+            f"sums over more than {_MOST_MIXED // bands:,} records, mixed over {bands:,} rounds, are not proved "
+            "to keep their sensitivity in floating point; use fewer bands, more batches per cycle, or independent noise"
+        )
 
 
 def blocks_of(terms: int, per_block: int) -> Iterator[slice]:

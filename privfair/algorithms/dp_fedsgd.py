@@ -29,6 +29,7 @@ from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution, RecentRounds
 from privfair.models.model import Model, require_class_weights
 from privfair.plan.model import MinMaxPlan
+from privfair.rounding import require_mixable
 
 
 class StepMethod(Enum):
@@ -117,6 +118,8 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         return DpFedSgdState(theta, 0, descent=None if self.rule is None else self.rule.start(theta))
 
     def contribution(self, state: DpFedSgdState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
+        if self.strategy is not None:
+            require_mixable(len(batch), len(self.strategy))
         if len(batch) == 0 and self.limit is None:
             nothing = np.zeros(self.model.size)
             return Message(noisy=(BoundedContribution(NOISY, nothing, self.clip, 0.0),))

@@ -16,7 +16,9 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_plugin import _clipped_users
+from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.parts.user_statistics import Layout, Statistics
 from privfair.contribution import RecentRounds
 from privfair.fairness.clipping import clipped_losses, sum_of_losses
@@ -54,6 +56,15 @@ def test_the_slack_pays_for_every_size_that_is_taken() -> None:
 def test_larger_sums_are_refused(records: int, cancelling: int) -> None:
     with pytest.raises(CheckFailed, match="is not proved to keep its sensitivity"):
         terms_per_block(records, cancelling)
+
+
+def test_sums_over_too_many_records_are_not_mixed_across_rounds() -> None:
+    """The expanded batch takes no memory: what is refused is refused before any record is looked at."""
+    algorithm = DpFedSgd(LogisticRegression(2), GradientOptions(), CLIP, 1.0, strategy=(0.8, 0.5, 0.33))
+    label = torch.zeros(1, dtype=torch.long)
+    silo, batch = SiloTensors("north", torch.zeros(1, 2), label, label), label.expand(2**31)
+    with pytest.raises(CheckFailed, match="mixed over 3 rounds, are not proved to keep their sensitivity"):
+        algorithm.contribution(algorithm.start(), 0, silo, batch)
 
 
 @settings(max_examples=200, deadline=None)
