@@ -29,6 +29,7 @@ from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Receiv
 from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
 from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Positive, Whole
+from privfair.algorithms.parts.unit_sums import attributes_to_randomise
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
@@ -144,7 +145,9 @@ class PayOnce(Algorithm[PayOnceState]):
 
     def contribution(self, state: PayOnceState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if not state.responses:
-            return Message(randomized={ATTRIBUTE: self._fill_up(silo)}, clear=self._warm(state, silo))
+            return Message(
+                randomized={ATTRIBUTE: attributes_to_randomise(silo, self.largest_silo)}, clear=self._warm(state, silo)
+            )
         if silo.name not in state.responses:
             raise InvalidInput("silo", silo.name, "published no responses in round 0", "let every silo take part in it")
         public = _PublicRecords(silo.x, silo.y, state.responses[silo.name][: len(silo)])
@@ -178,18 +181,6 @@ class PayOnce(Algorithm[PayOnceState]):
         if self.options.warm_start == 0:
             return state.descent
         return self.rule.start(state.descent.theta - self._sum(received, GRADIENT))
-
-    def _fill_up(self, silo: SiloTensors) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        if len(silo) > self.largest_silo:
-            raise InvalidInput(
-                f"records of {silo.name}",
-                len(silo),
-                f"exceed the signed {self.largest_silo}",
-                "have the largest silo's size signed",
-            )
-        filled = np.zeros(self.largest_silo, dtype=np.int64)
-        filled[: len(silo)] = silo.s.numpy()
-        return filled
 
     def _rows(self, step: int, silo: str, batch: Tensor, size: int) -> Tensor:
         """The engine's batch, or this round's part of the silo's shuffled order, which is public."""

@@ -90,9 +90,9 @@ def test_the_histogram_tells_the_rates_of_every_rule_exactly(notion: Independenc
         if one.name == FLIPS
     )
     assert counts.sum() == among.sum()
-    direction, bins = algorithm._direction(before.rates), algorithm.options.bins
+    direction, bins = algorithm.strength.direction(before.rates), algorithm.options.bins
     for place in (0, 1, 7, bins):
-        strong = replace(before, pulls=direction * (algorithm.reach * place / bins))
+        strong = replace(before, pulls=direction * (algorithm.strength.reach * place / bins))
         told = (
             counts[:, 0]
             + counts[:, 2 + place : 2 + bins].sum(dim=1)

@@ -7,6 +7,7 @@ score that was published before: scikit-learn can't be given one, and so can't c
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,6 +18,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput
 from privfair.models.trees import FEATURE, LEFT, THRESHOLD, VALUE, BoostedTrees
 
 LEAST_RECORDS, RIDGE = 30, 1.0
@@ -160,6 +162,43 @@ class Grower:
             records = self._seen[name] = _Records(self.model, x)
         chance = expit(records.scores(forest))
         return grow_tree(records.cuts, chance - (y == 1).numpy(), chance * (1 - chance), self.model.leaves)
+
+
+@dataclass(frozen=True, eq=False)
+class TreesInTurn:
+    """A forest that silos grow in turn, one tree per round; a forest not yet whole has empty trees at its end."""
+
+    model: BoostedTrees
+    turns: Turns
+    rate: float
+    """What of a tree's leaves is added to its strand's score."""
+    _grower: Grower = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.turns.parties:
+            raise InvalidInput("parties", (), "are needed to grow trees in turn", "name the silos")
+        object.__setattr__(self, "_grower", Grower(self.model))
+
+    def start(self) -> Tensor:
+        """A forest of empty trees."""
+        return self.model.initial(0).reshape(-1, self.model.nodes, 4)
+
+    def next_tree(self, forest: Tensor, place: int, party: str, x: Tensor, y: Tensor) -> Floats:
+        """What a silo sends for this place: its tree, or an empty one where it is another's turn."""
+        if party != self.turns.grower(place):
+            return np.zeros((self.model.nodes, 4))
+        return self._grower.next_tree(party, self.turns.before(forest, place), x, y)
+
+    def with_tree(self, forest: Tensor, place: int, sent: Mapping[str, Floats]) -> Tensor:
+        """The forest with the tree of the silo whose turn it was, if it sent one; refused if that is not a tree."""
+        grower = self.turns.grower(place)
+        if grower not in sent:
+            return forest
+        tree, grown = torch.from_numpy(np.array(sent[grower], dtype=np.float64)), forest.clone()
+        self.model.require_trees(tree[None])
+        tree[:, VALUE] *= self.rate / self.turns.strands
+        grown[place] = tree
+        return grown
 
 
 @dataclass(eq=False)
