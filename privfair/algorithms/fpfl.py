@@ -17,7 +17,8 @@ from calibrate.errors import InvalidInput, count, positive
 from calibrate.plans.fpfl import FpflPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
-from privfair.algorithms.parts.options import AtLeastZero, Options, Positive, Rate, Whole
+from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
+from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Options, Positive, Rate, Whole
 from privfair.algorithms.parts.user_statistics import (
     HITS,
     RECORDS,
@@ -40,7 +41,7 @@ from privfair.fairness.constraints import (
     violations,
 )
 from privfair.fairness.constraints import Rate as GroupRate
-from privfair.models.model import Model, require_class_weights
+from privfair.models.model import Model, require_class_weights, require_group_weights
 from privfair.plan.privacy import Unpriced, needed
 
 STATISTICS = "user_statistics"
@@ -56,6 +57,8 @@ class ModelChoice(Enum):
     SMOOTHED = "smoothed"
     """An exponential mean of the models (at first a plain one): the last steps' noise, of batches as of the gate,
     averages out."""
+    TAIL_AVERAGE = "tail-average"
+    """The mean of the models of the last quarter of the rounds."""
 
 
 class UserMethod(Enum):
@@ -75,6 +78,9 @@ class FpflOptions(Options):
 
     method: UserMethod = UserMethod.FPFL
     learning_rate: Positive = 0.1
+    momentum: BelowOne = 0.0
+    cosine: bool = False
+    """Whether the step falls to zero along half a cosine."""
     notion: FairnessNotion = FairnessNotion.FALSE_NEGATIVE_RATE
     tolerance: AtLeastZero = 0.02
     multiplier_rate: Positive = 0.01
@@ -91,21 +97,21 @@ class FpflOptions(Options):
     positive_class: Whole = 1
     class_weight: tuple[Positive, ...] = ()
     """How often each class counts in a user's loss, before the user's vector is clipped."""
+    group_weight: tuple[tuple[Positive, ...], ...] = ()
+    """The same for each class (a list each) and group: public numbers of the plan, never of a true count."""
 
 
 @dataclass(frozen=True, eq=False)
 class FpflState:
     """All of it follows from published values."""
 
-    theta: Tensor
+    descent: Descent
     multipliers: Floats
     """(rates, groups)"""
     best: Tensor
     """The most accurate fair model so far, by published statistics; or the smoothed model, if that is wanted."""
     best_accuracy: float
     """Below zero as long as there is none."""
-    steps: int = 0
-    """Updates made so far."""
 
 
 @final
@@ -114,8 +120,9 @@ class Fpfl(Algorithm[FpflState]):
     """Rodriguez-Galvez et al. (arXiv:2109.08604), Algorithm 1; one party, the trusted aggregator of all users.
 
     Guarantee: with a clip, each user's whole vector [grad L, group sums, group counts, their gradients] is scaled to
-    norm `clip` at most before it is added, which is what an FPFL manifest prices. The rest of the round (division
-    by noisy counts, multipliers, choice of the model) is post-processing. Unit: all data of one user.
+    norm `clip` at most before it is added, which is what an FPFL manifest prices, whatever weights its records
+    have in it (docs/theorems/fpfl.md, "Weights"). The rest of the round (division by noisy counts, multipliers,
+    momentum, choice of the model) is post-processing. Unit: all data of one user.
 
     The ladder of the paper: FL is the notion "none" without a clip; FFL has a notion; the two with a clip and no
     noise are FL+clip and FFL+clip; with noise, PFL and FPFL. Noise is the manifest's, never chosen here.
@@ -128,10 +135,13 @@ class Fpfl(Algorithm[FpflState]):
     """The (expected) number of users per round, which is public."""
     clip: float | None = None
     seed: int = 0
+    rounds: int = 1
+    """The planned updates, which a cosine and a tail are measured by."""
 
     def __post_init__(self) -> None:
         count("groups", self.groups)
         require_class_weights(self.options.class_weight, self.model.classes)
+        require_group_weights(self.options.group_weight, self.model.classes, self.groups)
         positive("expected cohort", self.expected_cohort)
         if self.clip is not None:
             positive("clip", self.clip)
@@ -148,7 +158,24 @@ class Fpfl(Algorithm[FpflState]):
         chosen = self.options.choice is ModelChoice.BEST_PUBLISHED
         extra = selection_entries(self.rates, self.options.rate_value) if chosen else ()
         layout = Layout(self.model.size, self.groups, len(self.rates), extra)
-        return Statistics(self.model, layout, self.rates, self.options.rate_value, self.options.class_weight)
+        return Statistics(self.model, layout, self.rates, self.options.rate_value, self._weights())
+
+    def _weights(self) -> tuple[tuple[float, ...], ...]:
+        """How often each class and group counts in the loss; empty where all count alike."""
+        of_class, of_group = self.options.class_weight, self.options.group_weight
+        if not of_class and not of_group:
+            return ()
+        of_class = of_class or (1.0,) * self.model.classes
+        of_group = of_group or ((1.0,) * self.groups,) * self.model.classes
+        return tuple(tuple(one * each for each in row) for one, row in zip(of_class, of_group, strict=True))
+
+    @cached_property
+    def steps(self) -> DescentRule:
+        """How the noisy direction becomes the next model."""
+        own = self.options
+        tail = own.choice is ModelChoice.TAIL_AVERAGE
+        iterate = Iterate.TAIL_AVERAGE if tail else Iterate.LAST
+        return DescentRule(own.learning_rate, own.momentum, iterate=iterate, rounds=self.rounds, cosine=own.cosine)
 
     def clear_values(self) -> tuple[ClearValue, ...]:
         if self.clip is not None:
@@ -160,10 +187,10 @@ class Fpfl(Algorithm[FpflState]):
 
     def start(self) -> FpflState:
         theta = self.model.initial(self.seed)
-        return FpflState(theta, np.zeros((len(self.rates), self.groups)), theta, _NONE_YET)
+        return FpflState(self.steps.start(theta), np.zeros((len(self.rates), self.groups)), theta, _NONE_YET)
 
     def contribution(self, state: FpflState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
-        total, largest = self.statistics.summed(state.theta, silo, batch, self.clip)
+        total, largest = self.statistics.summed(state.descent.theta, silo, batch, self.clip)
         if self.clip is None:
             return Message(clear={STATISTICS: total.numpy()})
         return Message(noisy=(BoundedContribution(STATISTICS, total.numpy(), self.clip, largest),))
@@ -181,18 +208,19 @@ class Fpfl(Algorithm[FpflState]):
         for j, violated in enumerate(found):
             multipliers[j] = ascend(multipliers[j], violated, self.options.multiplier_rate)
             direction = descent(direction, multipliers[j], self.options.damping, violated)
-        step = torch.from_numpy(direction).to(state.theta.dtype) * self.options.learning_rate
-        theta, steps = state.theta - step, state.steps + 1
+        at = self.steps.advance(state.descent, torch.from_numpy(direction))
         if self.options.choice is ModelChoice.SMOOTHED:
-            best = best + max(self.options.smoothing, 1 / steps) * (theta - best)
-        return FpflState(theta, multipliers, best, accuracy, steps)
+            best = best + max(self.options.smoothing, 1 / at.step) * (at.theta - best)
+        return FpflState(at, multipliers, best, accuracy)
 
     def theta(self, state: FpflState) -> Tensor:
         match self.options.choice:
             case ModelChoice.LAST:
-                return state.theta
+                return state.descent.theta
+            case ModelChoice.TAIL_AVERAGE:
+                return self.steps.model(state.descent)
             case ModelChoice.BEST_PUBLISHED:
-                return state.best if state.best_accuracy > _NONE_YET else state.theta
+                return state.best if state.best_accuracy > _NONE_YET else state.descent.theta
             case ModelChoice.SMOOTHED:
                 return state.best
             case _:
@@ -220,7 +248,7 @@ class Fpfl(Algorithm[FpflState]):
         fair = all(bool((each.gaps <= self.options.tolerance).all()) for each in found)
         accuracy = float(np.clip(selection[1] / selection[0], 0.0, 1.0))
         if fair and accuracy > state.best_accuracy:
-            return state.theta, accuracy
+            return state.descent.theta, accuracy
         return state.best, state.best_accuracy
 
 
@@ -243,17 +271,19 @@ def build(blueprint: Blueprint[FpflOptions]) -> Fpfl | TranMultipliers:
         return TranMultipliers(
             blueprint.model, _tran(blueprint.options), blueprint.groups, expected, clip, blueprint.seed
         )
-    return Fpfl(blueprint.model, blueprint.options, blueprint.groups, expected, clip, blueprint.seed)
+    rounds = blueprint.rounds
+    return Fpfl(blueprint.model, blueprint.options, blueprint.groups, expected, clip, blueprint.seed, rounds)
 
 
 def _tran(options: FpflOptions) -> TranOptions:
-    """The options that basic multipliers share; a choice of models and weights of classes they do not have."""
-    if options.choice is not ModelChoice.LAST or options.class_weight or options.notion is FairnessNotion.NONE:
+    """The options that basic multipliers share; a choice of models, momentum and weights they do not have."""
+    weighs, plain = options.class_weight or options.group_weight, options.momentum == 0 and not options.cosine
+    if options.choice is not ModelChoice.LAST or weighs or not plain or options.notion is FairnessNotion.NONE:
         raise InvalidInput(
             "[training] method",
             options.method.value,
-            "ends with its last model, weighs classes alike and needs a notion",
-            "drop choice, class-weight and notion = 'none'",
+            "ends with its last model, takes plain steps, weighs all alike and needs a notion",
+            "drop choice, momentum, cosine, class-weight, group-weight and notion = 'none'",
         )
     shared = {field.name for field in fields(TranOptions)} - {"cohort"}
     return TranOptions(**{name: getattr(options, name) for name in shared})

@@ -148,6 +148,14 @@ def class_factors(weights: Sequence[float], labels: Tensor, classes: int) -> Ten
     return torch.tensor(weights, dtype=torch.float64)[labels]
 
 
+def require_group_weights(weights: Sequence[Sequence[float]], classes: int, groups: int) -> None:
+    """Refuse weights that are not one per class and group; no weights at all count everybody alike."""
+    if weights and [len(of_class) for of_class in weights] != [groups] * classes:
+        rule = f"must be one list of {groups} numbers, one for each group, for each of the {classes} classes"
+        remedy = "write group-weight = [[1.0, 1.0], [1.3, 1.0]], for example, with classes and groups as in the schema"
+        raise InvalidInput("group-weight", tuple(map(tuple, weights)), rule, remedy)
+
+
 def class_means(weights: Sequence[float], labels: Tensor, classes: int, size: int) -> Weigh:
     """The mean over `size` records in which each class counts as often as its weight says; nothing is clipped."""
     if not weights:

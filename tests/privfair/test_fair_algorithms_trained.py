@@ -89,6 +89,13 @@ start-distance = 4.0
 loss-excess = [0.4, 0.4]
 """
 
+WEIGHTED = """notion = "none"
+group-weight = [[1.0, 1.0], [1.3, 1.0]]
+momentum = 0.9
+cosine = true
+choice = "tail-average"
+"""
+
 PLANS = {
     "fedprox, private": _plan("gaussian", GAUSSIAN, 'method = "fedprox"\nlocal-steps = 3\n'),
     "scaffold, private": _plan("gaussian", GAUSSIAN, 'method = "scaffold"\nlocal-steps = 3\n'),
@@ -103,6 +110,9 @@ PLANS = {
     "fpfl, fixed": _plan("fpfl", FPFL.format(rounds=12, sampling="fixed"), 'choice = "best-published"\n', users=True),
     "fpfl, poisson": _plan(
         "fpfl", FPFL.format(rounds=12, sampling="poisson"), 'notion = "equalised-odds"\n', users=True
+    ),
+    "fpfl, everybody weighted": _plan(
+        "fpfl", FPFL.format(rounds=12, sampling="poisson").replace("cohort = 40", "cohort = 200"), WEIGHTED, users=True
     ),
     "mmd, gaussian": _plan(
         "mmd-fedavg", MMD.format(rounds=8, mechanism="gaussian"), 'correction = "none"\nkernel-width = 1.0\n'
@@ -266,6 +276,25 @@ def test_paying_for_statistics_that_nobody_publishes_is_refused(tmp_path: Path) 
         tmp_path, _plan("fedfdp", FEDFDP.format(rounds=4) + "normalisation-noise-ratio = 2.0\n", "seed = 0\n")
     )
     with pytest.raises(InvalidInput, match="normalisation-noise-ratio"):
+        desk.budget()
+
+
+@pytest.mark.parametrize(
+    ("training", "says"),
+    [
+        ("group-weight = [[1.0, 1.3]]\n", "for each of the 2 classes"),
+        ("group-weight = [[1.0, 1.0], [-1.3, 1.0]]\n", "group-weight"),
+        ('group-weight = "counts"\n', "group-weight"),
+        ('method = "tran"\nnotion = "accuracy"\ngroup-weight = [[1.0, 1.0], [1.3, 1.0]]\n', "weighs all alike"),
+        ('method = "tran"\nnotion = "accuracy"\nmomentum = 0.5\n', "plain steps"),
+    ],
+)
+def test_weights_of_groups_that_cannot_be_used_are_refused_before_signing(
+    training: str, says: str, tmp_path: Path
+) -> None:
+    """Weights are numbers of the plan, one per class and group; there is no way to have them counted."""
+    desk = Desk.at(tmp_path, _plan("fpfl", FPFL.format(rounds=4, sampling="poisson"), training, users=True))
+    with pytest.raises(InvalidInput, match=says):
         desk.budget()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from calibrate.errors import CheckFailed, InvalidInput
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.baselines.fedsgd import GRADIENT, FedSgd
 from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflOptions, FpflState, ModelChoice
+from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
 from privfair.fairness.constraints import FairnessNotion, RateSums, RateValue, rates_of, violations
@@ -50,6 +52,10 @@ def _fpfl(model: Model | None = None, groups: int = 2, clip: float | None = None
         float(USERS),
         clip,  # type: ignore[arg-type]
     )
+
+
+def _state(theta: Tensor, multipliers: np.ndarray, best: Tensor, best_accuracy: float) -> FpflState:
+    return FpflState(DescentRule().start(theta), multipliers, best, best_accuracy)
 
 
 def _step(algorithm: Fpfl, state: FpflState, silo: SiloTensors, cohort: Tensor) -> FpflState:
@@ -97,7 +103,7 @@ def test_the_step_is_the_gradient_of_the_augmented_lagrangian(notion: FairnessNo
     generator = torch.Generator().manual_seed(3)
     theta = model.initial(1) + 0.5 * torch.randn(model.size, generator=generator, dtype=torch.float64)
     multipliers = np.linspace(0.1, 0.9, len(algorithm.rates) * groups).reshape(-1, groups)
-    state = FpflState(theta, multipliers, theta, -1.0)
+    state = _state(theta, multipliers, theta, -1.0)
     following = _step(algorithm, state, silo, torch.arange(USERS))
     assert (following.multipliers > multipliers).any()
     step = 1e-6
@@ -108,14 +114,14 @@ def test_the_step_is_the_gradient_of_the_augmented_lagrangian(notion: FairnessNo
             _lagrangian(algorithm, theta + sign * shift, following.multipliers, silo, notion) for sign in (1, -1)
         )
         slope = float(up - down) / (2 * step)
-        assert float(theta[place] - following.theta[place]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
+        assert float(theta[place] - following.descent.theta[place]) == pytest.approx(slope, rel=1e-5, abs=1e-8)
 
 
 def test_multipliers_ascend_by_the_violations() -> None:
     silo, notion = _silo(), FairnessNotion.DEMOGRAPHIC_PARITY
     algorithm = _fpfl(notion=notion, rate_value=RateValue.PREDICTIONS, tolerance=0.05, multiplier_rate=0.3)
     theta = torch.tensor([1.0, -0.5, 0.2, 0.1], dtype=torch.float64)
-    following = _step(algorithm, FpflState(theta, np.zeros((1, 2)), theta, -1.0), silo, torch.arange(USERS))
+    following = _step(algorithm, _state(theta, np.zeros((1, 2)), theta, -1.0), silo, torch.arange(USERS))
     positive = (algorithm.model.probabilities(theta, silo.x)[:, 1] > 0.5).double()
     gaps = np.array([abs(float(positive.mean() - positive[silo.s == a].mean())) for a in (0, 1)])
     assert (gaps > 0.05).any()
@@ -147,7 +153,7 @@ def test_the_whole_vector_of_each_user_is_clipped() -> None:
     clipped = _fpfl(choice=ModelChoice.BEST_PUBLISHED, clip=clip)
     total, norms = np.zeros(plain.shapes()[STATISTICS]), []
     for user in range(USERS):
-        state = FpflState(theta, np.zeros((1, 2)), theta, -1.0)
+        state = _state(theta, np.zeros((1, 2)), theta, -1.0)
         alone = plain.contribution(state, 0, silo, torch.tensor([user])).clear
         assert alone is not None
         norm = float(np.linalg.norm(alone[STATISTICS]))
@@ -248,13 +254,13 @@ def test_the_model_is_chosen_from_published_statistics() -> None:
     state = algorithm.start()
     models = []
     for rates, accuracy in (((0.5, 0.1), 0.99), ((0.3, 0.31), 0.8), ((0.3, 0.29), 0.9), ((0.3, 0.3), 0.7)):
-        models.append(state.theta)
+        models.append(state.descent.theta)
         state = algorithm.update(state, _published(algorithm, rates, accuracy))
-        state = FpflState(state.theta + 1.0, state.multipliers, state.best, state.best_accuracy)
+        state = replace(state, descent=replace(state.descent, theta=state.descent.theta + 1.0))
     np.testing.assert_array_equal(algorithm.theta(state), models[2])
     assert state.best_accuracy == pytest.approx(0.9)
     last = _fpfl(choice=ModelChoice.LAST)
-    np.testing.assert_array_equal(last.theta(state), state.theta)
+    np.testing.assert_array_equal(last.theta(state), state.descent.theta)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +292,7 @@ def test_the_vector_holds_nothing_that_follows_from_the_rest(
     cells = len(algorithm.rates) * 2
     assert algorithm.shapes()[STATISTICS] == (4 * (1 + cells) + 2 * cells + entries,)
     theta = torch.tensor([1.0, -0.5, 0.2, 0.1], dtype=torch.float64)
-    state = FpflState(theta, np.zeros((len(algorithm.rates), 2)), theta * 0, -1.0)
+    state = _state(theta, np.zeros((len(algorithm.rates), 2)), theta * 0, -1.0)
     cohort = torch.arange(3, 12)
     mine = torch.isin(silo.unit_of_row, cohort)
     right = algorithm.model.logits(theta, silo.x).argmax(dim=1) == silo.y
@@ -329,7 +335,7 @@ def test_multipliers_close_a_gap_that_plain_learning_leaves() -> None:
         state = algorithm.start()
         for _ in range(300):
             state = _step(algorithm, state, silo, torch.arange(USERS))
-        positive = algorithm.model.probabilities(state.theta, silo.x)[:, 1]
+        positive = algorithm.model.probabilities(state.descent.theta, silo.x)[:, 1]
         gaps[notion] = max(abs(float(positive.mean() - positive[silo.s == a].mean())) for a in (0, 1))
     assert gaps[FairnessNotion.NONE] > 0.1
     assert gaps[FairnessNotion.DEMOGRAPHIC_PARITY] < 0.03
@@ -342,11 +348,74 @@ def test_wrong_settings_are_refused_by_name() -> None:
         _fpfl(positive_class=2)
     with pytest.raises(InvalidInput, match="tolerance"):
         FpflOptions(tolerance=-0.1)
+    for weights in (((1.0, 1.0),), ((1.0,), (1.0,)), ((1.0, 1.0), (1.0, 1.0, 1.0))):
+        with pytest.raises(InvalidInput, match="one for each group, for each of the 2 classes"):
+            _fpfl(group_weight=weights)
+    with pytest.raises(InvalidInput, match="group-weight"):
+        FpflOptions(group_weight=((1.0, 1.0), (0.0, 1.0)))
     silo = _silo()
     broken = SiloTensors("users", silo.x * torch.inf, silo.y, silo.s, silo.unit_of_row)
     algorithm = _fpfl(clip=1.0)
     with pytest.raises(CheckFailed, match="not finite"):
         algorithm.contribution(algorithm.start(), 0, broken, torch.arange(3))
+
+
+@pytest.mark.parametrize("clip", [None, 1e9])
+def test_a_weighted_group_counts_in_the_loss_as_if_its_records_came_more_often(clip: float | None) -> None:
+    """Positive records of group 0 three times and class 1 twice: six times where both hold; the rates are as before."""
+    silo = replace(_silo(), unit_of_row=None)
+    model, everybody = LogisticRegression(FEATURES), torch.arange(len(silo))
+    weighted = _fpfl(model, clip=clip, group_weight=((1.0, 1.0), (3.0, 1.0)), class_weight=(1.0, 2.0))
+    often = torch.where(silo.y == 0, 1, torch.where(silo.s == 0, 6, 2))
+    plain = _fpfl(model, clip=clip)
+    sums = []
+    for algorithm, cohort in ((weighted, everybody), (plain, everybody.repeat_interleave(often)), (plain, everybody)):
+        message = algorithm.contribution(algorithm.start(), 0, silo, cohort)
+        sums.append(message.noisy[0].values if message.clear is None else message.clear[STATISTICS])
+    np.testing.assert_allclose(sums[0][: model.size], sums[1][: model.size], rtol=1e-12)
+    np.testing.assert_array_equal(sums[0][model.size :], sums[2][model.size :])
+    assert not np.allclose(sums[0][: model.size], sums[2][: model.size])
+
+
+@pytest.mark.parametrize("kind", ["logistic", "perceptron"])
+def test_no_weight_carries_a_user_over_the_clip(kind: str) -> None:
+    """A group that counts a thousand times: leaving any user out moves the sum by at most the signed clip."""
+    model: Model = Perceptron(FEATURES, (4,)) if kind == "perceptron" else LogisticRegression(FEATURES)
+    silo, clip, everybody = _silo(), 0.7, torch.arange(USERS)
+    algorithm = _fpfl(model, clip=clip, group_weight=((1.0, 1e3), (1e3, 1e-3)))
+    state = algorithm.start()
+    (whole,) = algorithm.contribution(state, 0, silo, everybody).noisy
+    moved = []
+    for user in range(USERS):
+        (rest,) = algorithm.contribution(state, 0, silo, everybody[everybody != user]).noisy
+        moved.append(float(np.linalg.norm(whole.values - rest.values)))
+    assert 0.99 * clip < max(moved) <= clip
+    assert whole.measured <= clip
+
+
+def test_momentum_cosine_and_the_mean_of_the_tail_are_those_of_the_descent_rule() -> None:
+    """Eight rounds by hand, through checkpoints; the model is the mean of the last quarter."""
+    silo, rate, momentum, rounds = _silo(), 0.5, 0.9, 8
+    options = FpflOptions(
+        learning_rate=rate,
+        momentum=momentum,
+        cosine=True,
+        notion=FairnessNotion.NONE,
+        choice=ModelChoice.TAIL_AVERAGE,
+        records_per_user=3.0,
+    )
+    algorithm = Fpfl(LogisticRegression(FEATURES), options, 2, float(USERS), 2.0, rounds=rounds)
+    state = algorithm.start()
+    theta, velocity, models = algorithm.theta(state), torch.zeros(4, dtype=torch.float64), []
+    for step in range(rounds):
+        (sent,) = algorithm.contribution(state, step, silo, torch.arange(USERS)).noisy
+        velocity = momentum * velocity + torch.from_numpy(sent.values) / (3.0 * USERS)
+        theta = theta - rate * (1 + math.cos(math.pi * step / rounds)) / 2 * (1 - momentum) * velocity
+        models.append(theta)
+        state = _step(algorithm, state, silo, torch.arange(USERS))
+        state = algorithm.restore(algorithm.checkpoint(state))
+        np.testing.assert_allclose(state.descent.theta, theta, rtol=1e-12)
+    np.testing.assert_allclose(algorithm.theta(state), (models[-1] + models[-2]) / 2, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["logistic", "perceptron", "three groups"])
@@ -371,7 +440,7 @@ def test_the_smoothed_model_is_a_plain_mean_at_first_and_an_exponential_one_late
     state, models = algorithm.start(), []
     for _ in range(6):
         state = _step(algorithm, state, silo, torch.arange(USERS))
-        models.append(state.theta)
+        models.append(state.descent.theta)
         state = algorithm.restore(algorithm.checkpoint(state))
         if len(models) == 4:
             np.testing.assert_allclose(algorithm.theta(state), torch.stack(models).mean(dim=0), rtol=1e-12)

@@ -18,7 +18,7 @@ from calibrate.arrays import Floats
 from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import Received, SiloTensors
 from privfair.fairness.constraints import Rate, RateValue, counted_values
-from privfair.models.model import Model, class_factors, class_means, cross_entropy, predict_each_alone, through_softmax
+from privfair.models.model import Model, cross_entropy, predict_each_alone, through_softmax
 from privfair.rounding import ROUNDING_SLACK, RunningTotal, blocks_of, terms_per_block
 
 _BLOCK = 2**23
@@ -92,8 +92,8 @@ class Statistics:
     layout: Layout
     rates: tuple[Rate, ...]
     rate_value: RateValue
-    class_weight: tuple[float, ...] = ()
-    """How often each class counts in the loss; left out, all count alike."""
+    weights: tuple[tuple[float, ...], ...] = ()
+    """How often the records of each class (a row each) and group count in the loss; left out, all count alike."""
 
     def summed(self, theta: Tensor, silo: SiloTensors, cohort: Tensor, clip: float | None) -> tuple[Tensor, float]:
         """The cohort's vectors, each clipped as a whole, added up; and the largest norm after clipping.
@@ -128,9 +128,8 @@ class Statistics:
             return out
         x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
         loss, values, counts, gradients, selection = layout.split(out)
-        loss += self.model.weighted_gradient(
-            theta, x, y, class_means(self.class_weight, y, self.model.classes, 1)
-        ).total
+        factors = self._factors(y, s)
+        loss += self.model.weighted_gradient(theta, x, y, lambda norms, losses: factors.to(norms.dtype)).total
         probabilities = self.model.probabilities(theta, x)
         predicted = probabilities.argmax(dim=1)
         counted = counted_values(probabilities, predicted, self.rate_value)
@@ -172,9 +171,7 @@ class Statistics:
         p, cells = layout.parameters, layout.cells
         logits = self.model.logits(theta, x)
         probabilities = torch.softmax(logits, dim=1)
-        slopes = cross_entropy(logits, y)[1]
-        if self.class_weight:
-            slopes = slopes * class_factors(self.class_weight, y, self.model.classes).to(slopes.dtype)[:, None]
+        slopes = cross_entropy(logits, y)[1] * self._factors(y, s).to(logits.dtype)[:, None]
         out[:, :p].index_add_(0, owner, self._gradients(theta, x, slopes))
         predicted = self._predicted(theta, x)
         counted = counted_values(probabilities, predicted, self.rate_value)
@@ -194,6 +191,12 @@ class Statistics:
         for column, name in enumerate(layout.selection, start=layout.size - len(layout.selection)):
             out[:, column].index_add_(0, owner, hits if name == HITS else torch.ones_like(hits))
         return out
+
+    def _factors(self, y: Tensor, s: Tensor) -> Tensor:
+        """How often each record counts in the loss, by its own class and group alone."""
+        if not self.weights:
+            return torch.ones(len(y), dtype=torch.float64)
+        return torch.tensor(self.weights, dtype=torch.float64)[y, s]
 
     def _predicted(self, theta: Tensor, x: Tensor) -> Tensor:
         """Each record's predicted class, which no other record decides; zeros where no prediction is counted."""
