@@ -187,6 +187,8 @@ _MOST_PLACES = 2**20
 """Of a layer's patches that are remembered: 8 MB."""
 _CANCELLING = 64
 """How much of one record's gradient may cancel between positions before it counts as longer than it is."""
+_PATCHES_IN_CACHE = 2**20
+"""Numbers of the patches that are gathered at once: 4 MB are still in the cache when they are multiplied."""
 _RECORDS_IN_CACHE = 32
 """Convolutions of more records at once are slower: their gradients fall out of the processor's cache."""
 
@@ -335,10 +337,13 @@ def _convolution(layer: Convolution, went_in: Tensor, came_back: Tensor) -> Laye
     positions = math.prod(came_back.shape[2:])
     outputs = came_back.flatten(2)
     if type(layer) is nn.Conv2d and layer.groups == 1:
-        patches = _patches(layer, went_in)
-        if _ghost_is_cheaper(positions, math.prod(shape[1:]), shape[0]):
-            return GhostProducts(patches.to(EXACT), outputs.transpose(1, 2).to(EXACT), shape, intercept)
-        weight = (outputs @ patches).view(-1, *shape)
+        inputs = math.prod(shape[1:])
+        if _ghost_is_cheaper(positions, inputs, shape[0]):
+            patches = _patches(layer, went_in).to(EXACT)
+            return GhostProducts(patches, outputs.transpose(1, 2).to(EXACT), shape, intercept)
+        weight = went_in.new_empty((len(went_in), *shape))
+        for rows in blocks_of(len(went_in), max(1, _PATCHES_IN_CACHE // (positions * inputs))):
+            torch.bmm(outputs[rows], _patches(layer, went_in[rows]), out=weight[rows].view(-1, shape[0], inputs))
     else:
         weight = _convolution_weights(layer, went_in, came_back)
     return StoredGradients((weight, *((outputs.sum(dim=2),) if intercept else ())))

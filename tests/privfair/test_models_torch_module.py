@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrate.errors import InvalidInput
+from privfair.models import layers
 from privfair.models.convolutional import CnnBuilder, convolutional
 from privfair.models.layers import GhostProducts, OuterProducts, StoredGradients, layer_parts
 from privfair.models.model import CnnArchitecture, clipped_to
@@ -91,6 +92,20 @@ def test_the_cheaper_way_is_taken(
 ) -> None:
     parts = layer_parts(layer, dict(layer.named_parameters()), torch.zeros(went_in), torch.zeros(came_back))
     assert isinstance(parts, kind)
+
+
+def test_patches_gathered_for_a_few_records_at_a_time_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Conv2d(2, 4, 3, stride=2, padding=1)
+    went_in, came_back = torch.randn(7, 2, 12, 12), torch.randn(7, 4, 6, 6)
+    whole = layer_parts(layer, dict(layer.named_parameters()), went_in, came_back)
+    monkeypatch.setattr(layers, "_PATCHES_IN_CACHE", 3 * 36 * 18)
+    cut = layer_parts(layer, dict(layer.named_parameters()), went_in, came_back)
+    assert isinstance(whole, StoredGradients)
+    assert isinstance(cut, StoredGradients)
+    for mine, theirs in zip(cut.gradients, whole.gradients, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    alone = torch.nn.grad.conv2d_weight(went_in[3:4], layer.weight.shape, came_back[3:4], 2, 1)
+    torch.testing.assert_close(cut.gradients[0][3], alone)
 
 
 def test_frozen_parameters_stay_and_are_not_trained() -> None:
