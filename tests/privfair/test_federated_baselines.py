@@ -16,7 +16,9 @@ from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
 from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
 from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
 from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
-from privfair.algorithms.parts.clients import GRADIENT, LOSS, NOISY, ClippedPairs, ClippedSums
+from privfair.algorithms.dp_fedsgd import DpFedSgd
+from privfair.algorithms.parts.clients import GRADIENT, LOSS, NOISY, PLAIN, ClippedPairs, ClippedSums, LocalSteps
+from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression
 
@@ -221,3 +223,57 @@ def test_with_a_wide_clip_the_private_form_takes_the_same_steps(kind: str) -> No
     )
     assert private.clear_values() == ()
     assert set(private.shapes()) == ({NOISY} if kind in ("fedprox", "scaffold", "feddyn") else {GRADIENT, LOSS})
+
+
+def _published(values: dict[str, np.ndarray], name: str) -> dict[str, dict[str, Published]]:
+    return {party: {name: Published(0, party, name, own)} for party, own in values.items()}
+
+
+def test_with_one_step_per_message_proximal_terms_and_control_variates_vanish() -> None:
+    """Whatever clients publish, noise included: FedProx and SCAFFOLD are DP-FedSGD, FedDyn is descent with momentum.
+
+    FedDyn's weighted mean of the d_k is h, so with a = eta alpha: h' = h + a (g - h) and w' = w - eta / a (2 h' - h).
+    """
+    generator, rate, alpha = np.random.default_rng(5), 0.4, 0.25
+    expected = {name: 100 * share for name, share in WEIGHTS.items()}
+    sums = ClippedSums(1.0, expected)
+    plain = DpFedSgd(MODEL, GradientOptions(rate), 1.0, 100.0)
+    prox = FedProx(MODEL, FedProxOptions(rate, 1, proximal=7.0), WEIGHTS, sums)
+    variates = Scaffold(MODEL, ScaffoldOptions(rate, 1), WEIGHTS, sums)
+    dynamic = FedDyn(MODEL, FedDynOptions(rate, 1, alpha), WEIGHTS, sums)
+    states: dict[Any, Any] = {algorithm: algorithm.start() for algorithm in (plain, prox, variates, dynamic)}
+    momentum, walked = np.zeros(MODEL.size), dynamic.theta(dynamic.start()).numpy()
+    for _ in range(30):
+        values = {name: generator.normal(0, 20, MODEL.size) for name in WEIGHTS}
+        states = {one: one.update(state, _published(values, NOISY)) for one, state in states.items()}
+        before, gradient = momentum, sum(values.values()) / 100
+        momentum = momentum + rate * alpha * (gradient - momentum)
+        walked = walked - (2 * momentum - before) / alpha
+    reached = plain.theta(states[plain])
+    assert float(reached.norm()) > 0.1
+    for same in (prox, variates):
+        np.testing.assert_allclose(same.theta(states[same]), reached, rtol=1e-9)
+    np.testing.assert_allclose(dynamic.theta(states[dynamic]), walked, rtol=1e-9)
+
+
+def test_corrected_steps_reach_the_optimum_that_averaged_local_steps_miss() -> None:
+    """Clients with the losses |A_k (w - b_k)|^2 / 2: the best model is not where FedAvg stands still."""
+    curvatures = {"north": np.array([1.0, 0.2, 0.5, 0.1]), "south": np.array([0.1, 1.0, 0.3, 0.9])}
+    centres = {"north": np.array([1.0, -2.0, 0.5, 1.0]), "south": np.array([-1.0, 3.0, 0.0, -2.0])}
+    weighted = {name: WEIGHTS[name] * curvatures[name] for name in WEIGHTS}
+    best = sum(weighted[name] * centres[name] for name in WEIGHTS) / sum(weighted.values())
+
+    def distance(algorithm: LocalSteps[Any]) -> float:
+        state = algorithm.start()
+        for _ in range(6000):
+            models = algorithm.local_models(state)
+            slopes = {
+                name: curvatures[name] * (models.of(place).numpy() - centres[name])
+                for place, name in enumerate(WEIGHTS)
+            }
+            state = algorithm.update(state, _published(slopes, PLAIN))
+        return float(np.linalg.norm(algorithm.theta(state).numpy() - best))
+
+    assert distance(FedProx(MODEL, FedProxOptions(0.2, 10, proximal=0.0), WEIGHTS)) > 0.1
+    assert distance(Scaffold(MODEL, ScaffoldOptions(0.2, 10), WEIGHTS)) < 1e-9
+    assert distance(FedDyn(MODEL, FedDynOptions(0.2, 10, 0.3), WEIGHTS)) < 1e-9
