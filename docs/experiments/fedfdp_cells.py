@@ -45,14 +45,27 @@ LOSS_CLIP = 2.5
 PRINTED_ROUNDS = {1.0: 6, 1.5: 115, 2.0: 268, 2.5: 463, 3.0: 708}
 """Section VIII: what each sigma is said to support at epsilon 2."""
 FEDFDP, FEDAVG, Q_FFL, ALI_DPFL = "FedFDP", "DP-FedAvg", "DP-q-FFL", "ALI-DPFL"
-FEDPROX, SCAFFOLD, FEDDYN = "DP-FedProx", "DP-SCAFFOLD", "DP-FedDyn"
-STEP = 128.0
+FEDDYN = "DP-FedDyn"
+"""DP-FedProx and DP-SCAFFOLD are DP-FedAvg where every message is averaged (the page has the proof)."""
+STEPS = {FEDFDP: 128.0, FEDAVG: 128.0, Q_FFL: 128.0, ALI_DPFL: 128.0, FEDDYN: 12.8}
 LOCAL_STEPS, COMMUNICATIONS = 2, ROUNDS // 2
-"""Of the methods that average models now and then."""
-FREE = ("FedAvg", "SCAFFOLD", "FedProx", "FedDyn", "q-FFL", "FedFair")
+"""Of ALI-DPFL, which averages models now and then."""
+MAIN, BESIDE = (FEDFDP, FEDAVG, Q_FFL), (FEDDYN, ALI_DPFL)
+EQUAL_STEPS = "FedAvg, equal steps"
+"""FedProx without its term: as many local steps for every client, as the corrected methods make."""
 FREE_ROUNDS, FREE_BATCH = 20, 0.05
 """Without privacy: aggregations, each after one pass of every client over its images in 20 mini-batches."""
-FREE_STEP = 4.0
+FREE_STEPS = {
+    "FedAvg": 4.0,
+    EQUAL_STEPS: 4.0,
+    "SCAFFOLD": 4.0,
+    "FedProx": 4.0,
+    "FedDyn": 4.0,
+    "q-FFL": 4.0,
+    "FedFair": 4.0,
+}
+TUNING_SEED = 100
+"""Of the partition on which rates are chosen; never measured."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ class Cell:
     loss_ratio: float = LOSS_NOISE / SIGMA
     """The loss's noise multiplier over the gradient's."""
     step: float = 0.0
-    """The rate; 0 is STEP, or FREE_STEP without privacy."""
+    """The rate; 0 is the method's own of STEPS or FREE_STEPS."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,7 @@ def afforded_rounds(epsilon: float, sigma: float = SIGMA) -> int:
 def run(cell: Cell, on: Federation) -> FedfdpRow:
     """Train and measure."""
     start = time.process_time()
-    if cell.method in FREE:
+    if cell.method in FREE_STEPS:
         theta, found = _train_without_privacy(cell, on), None
     else:
         assert cell.epsilon is not None
@@ -131,7 +144,7 @@ def run(cell: Cell, on: Federation) -> FedfdpRow:
 
 def _private(cell: Cell, on: Federation, signed: CertifiedBudget) -> Algorithm[Any]:
     model, shares, expected, seed = on.model, on.shares, on.expected(RATE), cell.seed
-    step, sums = cell.step or STEP, ClippedSums(cell.clip, expected)
+    step, sums = cell.step or STEPS[cell.method], ClippedSums(cell.clip, expected)
     match cell.method:
         case "FedFDP":
             options = FedFdpOptions(learning_rate=step, fairness=cell.fairness)
@@ -145,12 +158,8 @@ def _private(cell: Cell, on: Federation, signed: CertifiedBudget) -> Algorithm[A
             sigma = signed.value(NOISY).sigma
             assert sigma is not None
             return AliDpfl(model, own, shares, sums, sigma, cell.rounds, seed)
-        case "DP-FedProx":
-            return FedProx(model, FedProxOptions(step, LOCAL_STEPS, 0.1 / step), shares, sums, seed)
-        case "DP-SCAFFOLD":
-            return Scaffold(model, ScaffoldOptions(step, LOCAL_STEPS), shares, sums, seed)
         case "DP-FedDyn":
-            return FedDyn(model, FedDynOptions(step, LOCAL_STEPS, 0.1 / step), shares, sums, seed)
+            return FedDyn(model, FedDynOptions(step, 1, 0.1 / step), shares, sums, seed)
     raise ValueError(cell.method)
 
 
@@ -176,7 +185,7 @@ def _train_without_privacy(cell: Cell, on: Federation) -> Tensor:
 
 def _free(cell: Cell, on: Federation) -> Algorithm[Any]:
     model, shares, seed = on.model, on.shares, cell.seed
-    step, local = cell.step or FREE_STEP, round(1 / FREE_BATCH)
+    step, local = cell.step or FREE_STEPS[cell.method], round(1 / FREE_BATCH)
     batch = max(1, round(FREE_BATCH * sum(on.sizes.values()) / len(on.silos)))
     match cell.method:
         case "FedAvg":
@@ -184,8 +193,9 @@ def _free(cell: Cell, on: Federation) -> Algorithm[Any]:
         case "FedFair":
             own = FedFairOptions(learning_rate=step, local_batch=batch, fairness=cell.fairness)
             return FedFair(model, own, shares, seed)
-        case "FedProx":
-            return FedProx(model, FedProxOptions(step, local, 0.1 / step), shares, seed=seed)
+        case "FedProx" | "FedAvg, equal steps":
+            proximal = 0.0 if cell.method == EQUAL_STEPS else 0.1 / step
+            return FedProx(model, FedProxOptions(step, local, proximal), shares, seed=seed)
         case "SCAFFOLD":
             return Scaffold(model, ScaffoldOptions(step, local), shares, seed=seed)
         case "FedDyn":
@@ -195,47 +205,72 @@ def _free(cell: Cell, on: Federation) -> Algorithm[Any]:
     raise ValueError(cell.method)
 
 
-TABLE_2, TABLE_4, TABLE_5, TABLE_6 = "Table II", "Table IV", "Table V", "Table VI"
+RATES = "Rates"
+TABLE_2, TABLE_3, TABLE_4, TABLE_5, TABLE_6 = "Table II", "Table III", "Table IV", "Table V", "Table VI"
 FIGURE_3, FIGURE_4, FIGURE_5 = "Figure 3", "Figure 4", "Figure 5"
-PRIVATE = (FEDFDP, FEDAVG, Q_FFL, ALI_DPFL)
 FASHION, DIGITS, COLOUR = "fashion-mnist", "mnist", "cifar-10"
+_WITHOUT: dict[str, Any] = {"epsilon": None, "rounds": FREE_ROUNDS}
 _OTHER_CLIENTS: tuple[dict[str, Any], ...] = (
-    {"dataset": DIGITS, "beta": 0.5},
     {"dataset": FASHION, "beta": 1.0},
+    {"dataset": DIGITS, "beta": 0.5},
     {"dataset": COLOUR, "clients": 20},
     {"dataset": COLOUR, "clients": 50},
 )
 
 
 def cells(seeds: int) -> Iterator[Cell]:
-    """What the page shows, the most wanted first; tables over `seeds` seeds, sweeps over one."""
-    table = [Cell(TABLE_4, FASHION, method, seed) for seed in range(seeds) for method in PRIVATE]
-    yield from table[: 3 * len(PRIVATE)]
-    yield from figures(0)
-    yield from table[3 * len(PRIVATE) :]
-    yield from (Cell(TABLE_4, DIGITS, method, seed) for seed in range(seeds) for method in PRIVATE)
-    yield from (Cell(TABLE_4, COLOUR, method, seed) for seed in range(seeds) for method in PRIVATE)
-    for dataset in (FASHION, DIGITS, COLOUR):
-        free = {"epsilon": None, "rounds": FREE_ROUNDS}
-        yield from (Cell(TABLE_2, dataset, method, seed, **free) for seed in range(seeds) for method in FREE)
-    for epsilon in (1.0, 2.0, 3.0, 4.0):
-        sigma = 1.65 if epsilon == 4.0 else SIGMA
-        own = {
-            "epsilon": epsilon,
-            "rounds": afforded_rounds(epsilon, sigma),
-            "loss_ratio": round(LOSS_NOISE / sigma, 5),
-        }
-        yield from (Cell(TABLE_6, FASHION, method, 0, **own) for method in PRIVATE)
-    for setting in _OTHER_CLIENTS:
-        yield from (Cell(TABLE_5, method=method, seed=0, **setting) for method in PRIVATE)
+    """What the page shows, the most wanted first: everything over three seeds, then over `seeds`."""
+    yield from tuning()
+    for span in (range(min(3, seeds)), range(3, seeds)):
+        yield from epsilons(span, MAIN)
+        yield from _without_privacy(FASHION, span)
+        yield from _at_printed_epsilon(FASHION, span, tuple(STEPS))
+        yield from _without_privacy(DIGITS, span)
+        yield from _at_printed_epsilon(DIGITS, span, MAIN)
+        yield from (cell for seed in span for cell in figures(seed))
+        yield from _without_privacy(COLOUR, span)
+        yield from _at_printed_epsilon(COLOUR, span, MAIN)
+        yield from epsilons(span, BESIDE)
+        for dataset in (DIGITS, COLOUR):
+            yield from _at_printed_epsilon(dataset, span, BESIDE)
+        for own in _OTHER_CLIENTS:
+            without = own | _WITHOUT
+            yield from (Cell(TABLE_3, method=method, seed=seed, **without) for seed in span for method in FREE_STEPS)
+            yield from (Cell(TABLE_5, method=method, seed=seed, **own) for seed in span for method in STEPS)
+
+
+def _without_privacy(dataset: str, span: range) -> Iterator[Cell]:
+    return (Cell(TABLE_2, dataset, method, seed, **_WITHOUT) for seed in span for method in FREE_STEPS)
+
+
+def _at_printed_epsilon(dataset: str, span: range, methods: tuple[str, ...]) -> Iterator[Cell]:
+    return (Cell(TABLE_4, dataset, method, seed) for seed in span for method in methods)
+
+
+def tuning() -> Iterator[Cell]:
+    """Rates on a partition that is not measured."""
+    for method, steps in ((FEDDYN, (4.0, 12.8, 40.0)), (ALI_DPFL, (8.0, 64.0))):
+        yield from (Cell(RATES, FASHION, method, TUNING_SEED, step=step) for step in steps)
+    for method in FREE_STEPS:
+        steps = (0.5, 2.0, 8.0) if method in ("FedAvg", "FedFair") else (2.0, 8.0)
+        yield from (Cell(RATES, FASHION, method, TUNING_SEED, step=step, **_WITHOUT) for step in steps)
+
+
+def epsilons(span: range, methods: tuple[str, ...]) -> Iterator[Cell]:
+    """Table VI: as many rounds as each epsilon affords."""
+    for seed in span:
+        for epsilon, sigma in ((1.0, SIGMA), (2.0, SIGMA), (3.0, SIGMA), (4.0, 1.65)):
+            own = _afforded(epsilon, sigma)
+            yield from (Cell(TABLE_6, FASHION, method, seed, epsilon=epsilon, **own) for method in methods)
 
 
 def figures(seed: int) -> Iterator[Cell]:
-    """FedFDP's sweeps of lambda, of C and of sigma; each but the last has its middle in Table IV."""
+    """FedFDP's sweeps of lambda, of C and of sigma; their middles are in Tables IV and VI."""
     for sigma in PRINTED_ROUNDS:
-        yield Cell(FIGURE_5, FASHION, FEDFDP, seed, epsilon=2.0, **_afforded(2.0, sigma))
+        if sigma != SIGMA:
+            yield Cell(FIGURE_5, FASHION, FEDFDP, seed, epsilon=2.0, **_afforded(2.0, sigma))
     yield from (Cell(FIGURE_4, FASHION, FEDFDP, seed, clip=clip) for clip in (0.01, 1.0, 5.0, 10.0))
-    yield from (Cell(FIGURE_3, FASHION, FEDFDP, seed, fairness=fairness) for fairness in (0.0, 0.1, 1.0, 5.0))
+    yield from (Cell(FIGURE_3, FASHION, FEDFDP, seed, fairness=fairness) for fairness in (0.0, 1.0, 5.0))
 
 
 def _afforded(epsilon: float, sigma: float) -> dict[str, Any]:

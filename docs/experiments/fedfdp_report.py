@@ -14,10 +14,14 @@ from fedfdp_cells import (
     FIGURE_3,
     FIGURE_4,
     FIGURE_5,
+    FREE_STEPS,
     LOSS_NOISE,
     PRINTED_ROUNDS,
     RATE,
+    RATES,
+    STEPS,
     TABLE_2,
+    TABLE_3,
     TABLE_4,
     TABLE_5,
     TABLE_6,
@@ -32,13 +36,17 @@ from calibrate.plans.fedfdp import GRADIENT, LOSS, FedfdpPlan
 from calibrate.questions import rounds
 
 HERE = Path(__file__).parent
-PRINTED: dict[str, dict[str, tuple[str, str, str]]] = {
-    TABLE_4: {
-        "FedFDP": ("95.13", "85.99", "54.21"),
-        "DP-FedAvg": ("93.40", "84.15", "52.61"),
-        "DP-q-FFL": ("93.74", "83.13", "48.46"),
-        "ALI-DPFL": ("90.89", "83.65", "52.05"),
-    },
+_DATA = ("mnist", "fashion-mnist", "cifar-10")
+_OTHERS = (("fashion-mnist", 10), ("mnist", 10), ("cifar-10", 20), ("cifar-10", 50))
+_PLACES: dict[str, Callable[[FedfdpRow], int]] = {
+    TABLE_2: lambda row: _DATA.index(row.dataset),
+    TABLE_3: lambda row: _OTHERS.index((row.dataset, row.clients)),
+    TABLE_4: lambda row: _DATA.index(row.dataset),
+    TABLE_5: lambda row: _OTHERS.index((row.dataset, row.clients)),
+    TABLE_6: lambda row: round(row.epsilon or 0.0) - 1,
+}
+"""Where a row's setting stands among the printed accuracies."""
+PRINTED: dict[str, dict[str, tuple[str, ...]]] = {
     TABLE_2: {
         "FedAvg": ("98.67", "87.05", "62.03"),
         "SCAFFOLD": ("98.45", "86.77", "62.21"),
@@ -47,9 +55,37 @@ PRINTED: dict[str, dict[str, tuple[str, str, str]]] = {
         "q-FFL": ("98.72", "87.35", "63.33"),
         "FedFair": ("98.75", "87.70", "62.38"),
     },
+    TABLE_3: {
+        "FedAvg": ("89.41", "98.37", "60.89", "59.78"),
+        "SCAFFOLD": ("86.39", "98.51", "59.48", "58.64"),
+        "FedProx": ("88.33", "98.35", "60.33", "61.31"),
+        "FedDyn": ("88.26", "98.36", "61.35", "62.52"),
+        "q-FFL": ("89.03", "98.61", "60.63", "59.65"),
+        "FedFair": ("89.60", "98.72", "61.58", "62.90"),
+    },
+    TABLE_4: {
+        "FedFDP": ("95.13", "85.99", "54.21"),
+        "DP-FedAvg": ("93.40", "84.15", "52.61"),
+        "DP-q-FFL": ("93.74", "83.13", "48.46"),
+        "DP-FedDyn": ("91.42", "84.04", "52.14"),
+        "ALI-DPFL": ("90.89", "83.65", "52.05"),
+    },
+    TABLE_5: {
+        "FedFDP": ("86.77", "94.56", "54.52", "56.49"),
+        "DP-FedAvg": ("85.60", "94.17", "51.58", "55.90"),
+        "DP-q-FFL": ("85.20", "93.86", "51.12", "49.83"),
+        "DP-FedDyn": ("85.21", "93.08", "50.21", "51.86"),
+        "ALI-DPFL": ("83.66", "93.98", "38.35", "33.46"),
+    },
+    TABLE_6: {
+        "FedFDP": ("63.36", "83.15", "85.59", "86.97"),
+        "DP-FedAvg": ("61.68", "82.69", "84.07", "86.83"),
+        "DP-q-FFL": ("58.99", "80.24", "82.92", "85.01"),
+        "DP-FedDyn": ("62.38", "82.43", "83.29", "84.51"),
+        "ALI-DPFL": ("61.78", "83.01", "84.12", "85.58"),
+    },
 }
-"""Accuracies of the paper's nets on MNIST, Fashion-MNIST and CIFAR-10."""
-_ORDER = ("mnist", "fashion-mnist", "cifar-10")
+"""Accuracies of the paper's nets."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +102,15 @@ class NetRow:
 
 def write_page(rows: list[FedfdpRow], net: list[NetRow], out: Path) -> None:
     """fedfdp.md and fedfdp.svg into `out`."""
-    marks = {
-        "table-4": _methods(rows, TABLE_4),
-        "paired": _paired(rows, FEDFDP, TABLE_4),
+    tables = {"2": TABLE_2, "3": TABLE_3, "4": TABLE_4, "5": TABLE_5, "6": TABLE_6}
+    marks = {f"table-{number}": _methods(rows, item) for number, item in tables.items()}
+    marks |= {
+        f"paired-{number}": _paired(rows, "FedFair" if item in (TABLE_2, TABLE_3) else FEDFDP, item)
+        for number, item in tables.items()
+    }
+    marks |= {
         "net": _net(net),
-        "table-2": _methods(rows, TABLE_2),
-        "paired-2": _paired(rows, "FedFair", TABLE_2),
-        "table-5": _settings(rows, TABLE_5, "clients", lambda r: f"{r.clients} by Dirichlet({r.beta:g})"),
-        "table-6": _settings(rows, TABLE_6, "rounds", lambda r: str(r.rounds)),
+        "rates": _rates(rows),
         "lambda": _sweep(rows, FIGURE_3, "lambda", lambda row: row.fairness),
         "clip": _sweep(rows, FIGURE_4, "C", lambda row: row.clip),
         "sigma": _sweep(rows, FIGURE_5, "sigma", lambda row: round(row.noise_multiplier or 0.0, 2)),
@@ -106,27 +143,39 @@ def _scores(rows: list[FedfdpRow]) -> tuple[str, ...]:
     )
 
 
+def _settings(rows: list[FedfdpRow], item: str) -> dict[str, list[FedfdpRow]]:
+    """The rows of a table by the words for data set, clients and epsilon."""
+    found: dict[str, list[FedfdpRow]] = {}
+    for row in sorted(
+        (row for row in rows if row.item == item), key=lambda row: (list(TITLES).index(row.dataset), row.clients)
+    ):
+        words = TITLES[row.dataset]
+        if item in (TABLE_3, TABLE_5):
+            words += f", {row.clients} clients by Dirichlet({row.beta:g})"
+        if item == TABLE_6:
+            words = f"epsilon {row.epsilon:g}, {row.rounds} rounds"
+        found.setdefault(words, []).append(row)
+    return {words: found[words] for words in (sorted(found) if item == TABLE_6 else found)}
+
+
 def _methods(rows: list[FedfdpRow], item: str) -> str:
-    """Every data set and method of a table, beside the paper's accuracies."""
-    body = []
-    for dataset, title in TITLES.items():
-        at = [row for row in rows if (row.item, row.dataset) == (item, dataset)]
-        for method in dict.fromkeys(row.method for row in at):
+    """Every setting and method of a table, beside the paper's accuracies."""
+    body, private = [], item in (TABLE_4, TABLE_5, TABLE_6)
+    for words, at in _settings(rows, item).items():
+        for method in (one for one in (*STEPS, *FREE_STEPS) if any(row.method == one for row in at)):
             own = [row for row in at if row.method == method]
-            noise = own[0].noise_multiplier
-            promised = () if noise is None else (f"{noise:.3f}", f"{own[0].true_epsilon:.3f}")
+            promised = (f"{own[0].noise_multiplier:.3f}", f"{own[0].true_epsilon:.3f}") if private else ()
             printed = PRINTED[item].get(method)
-            told = "" if printed is None else printed[_ORDER.index(dataset)]
-            body.append((title, method, *promised, *_scores(own), f"{np.mean([r.seconds for r in own]):.0f}", told))
-    promised = ("sigma", "true epsilon") if item == TABLE_4 else ()
-    return _lines(("data", "method", *promised, *_SCORES, "CPU s", "paper's net, %"), body)
+            told = "" if printed is None else printed[_PLACES[item](own[0])]
+            body.append((words, method, *promised, *_scores(own), f"{np.mean([r.seconds for r in own]):.0f}", told))
+    promised = ("sigma", "true epsilon") if private else ()
+    return _lines(("setting", "method", *promised, *_SCORES, "CPU s", "paper's net, %"), body)
 
 
 def _paired(rows: list[FedfdpRow], method: str, item: str) -> str:
     """One method minus each other one, seed by seed."""
     body = []
-    for dataset, title in TITLES.items():
-        at = [row for row in rows if (row.item, row.dataset) == (item, dataset)]
+    for words, at in _settings(rows, item).items():
         ours = {row.seed: row for row in at if row.method == method}
         for other in dict.fromkeys(row.method for row in at if row.method != method):
             pairs = [(ours[row.seed], row) for row in at if row.method == other and row.seed in ours]
@@ -135,36 +184,47 @@ def _paired(rows: list[FedfdpRow], method: str, item: str) -> str:
                 worst = Interval.of(100 * (mine.worst - row.worst) for mine, row in pairs)
                 apart = Interval.of(mine.psi - row.psi for mine, row in pairs)
                 told = (accuracy.text(2, signed=True), worst.text(1, signed=True), apart.text(4, signed=True))
-                body.append((title, other, str(len(pairs)), *told))
-    return _lines(("data", f"{method} minus", "seeds", "accuracy, points", "worst client, points", "Psi"), body)
+                body.append((words, other, str(len(pairs)), *told))
+    return _lines(("setting", f"{method} minus", "seeds", "accuracy, points", "worst client, points", "Psi"), body)
 
 
-def _settings(rows: list[FedfdpRow], item: str, head: str, words: Callable[[FedfdpRow], str]) -> str:
-    """Rows of a table whose settings differ."""
-    body, at = [], [row for row in rows if row.item == item]
-    settings = dict.fromkeys((row.dataset, row.method, row.epsilon, row.rounds, row.clients, row.beta) for row in at)
-    for setting in settings:
-        own = [r for r in at if (r.dataset, r.method, r.epsilon, r.rounds, r.clients, r.beta) == setting]
-        told = (TITLES[own[0].dataset], words(own[0]), own[0].method, f"{own[0].true_epsilon:.3f}")
-        body.append((*told, *_scores(own)))
-    return _lines(("data", head, "method", "true epsilon", *_SCORES), body)
+def _rates(rows: list[FedfdpRow]) -> str:
+    """The rates that were tried, a method per line, and the one it is measured with."""
+    tried: dict[str, list[FedfdpRow]] = {}
+    for row in rows:
+        if row.item == RATES:
+            tried.setdefault(row.method, []).append(row)
+    body = [
+        (
+            method,
+            ", ".join(f"{row.step:g}: {100 * row.accuracy:.1f}%" for row in own),
+            f"{(STEPS | FREE_STEPS)[method]:g}",
+        )
+        for method, own in tried.items()
+    ]
+    return _lines(("method", "rate: accuracy on seed 100", "measured with"), body)
 
 
 def _swept(
     rows: list[FedfdpRow], item: str, value: Callable[[FedfdpRow], float]
 ) -> list[tuple[float, list[FedfdpRow]]]:
-    """The rows of a sweep by the value that is swept; Table IV's are the middle of those at epsilon 3.52."""
+    """The rows of a sweep by the value that is swept; Tables IV and VI have the middles."""
     own = [row for row in rows if row.item == item]
-    if own and item != FIGURE_5:
-        seeds = {row.seed for row in own}
-        at = (TABLE_4, FASHION, FEDFDP)
-        own += [row for row in rows if (row.item, row.dataset, row.method) == at and row.seed in seeds]
+    middle = (TABLE_6, FASHION, FEDFDP, 2.0) if item == FIGURE_5 else (TABLE_4, FASHION, FEDFDP, 3.52)
+    seeds = {row.seed for row in own}
+    own += [r for r in rows if (r.item, r.dataset, r.method, r.epsilon) == middle and r.seed in seeds]
     return [(one, [row for row in own if value(row) == one]) for one in sorted({value(row) for row in own})]
 
 
 def _sweep(rows: list[FedfdpRow], item: str, head: str, value: Callable[[FedfdpRow], float]) -> str:
     body = [
-        (f"{one:g}", str(own[0].rounds), f"{own[0].true_epsilon:.3f}", *_scores(own), f"{own[0].loss:.3f}")
+        (
+            f"{one:g}",
+            str(own[0].rounds),
+            f"{own[0].true_epsilon:.3f}",
+            *_scores(own),
+            f"{np.mean([row.loss for row in own]):.3f}",
+        )
         for one, own in _swept(rows, item, value)
     ]
     return _lines((head, "rounds", "true epsilon", *_SCORES, "loss"), body)

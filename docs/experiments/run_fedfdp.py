@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-import time
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is loaded
 
-from fedfdp_cells import FedfdpRow, cells, run
+from fedfdp_cells import Cell, FedfdpRow, cells, run
 from fedfdp_report import NetRow, write_page
-from image_clients import PACKAGES, add_flags, federation, folder_of
+from image_clients import add_flags, add_missing, federation
 from seed_intervals import load_rows, save_rows
 
 from privfair.data.benchmarks import Benchmark
@@ -46,6 +45,11 @@ def net_rows(metrics: Path) -> list[NetRow]:
     return found
 
 
+def measure(cell: Cell, folder: Path | None) -> FedfdpRow:
+    """The cell on the clients that it speaks of."""
+    return run(cell, federation(Benchmark(cell.dataset), folder, cell.seed, cell.clients, cell.beta))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
@@ -58,20 +62,9 @@ def main() -> None:
         save_rows(net_rows(chosen.net / "run" / "metrics.jsonl"), net)
     rows = load_rows(FedfdpRow, place)
     done = {row.cell for row in rows}
-    for cell in () if chosen.again else cells(chosen.seeds):
-        benchmark = Benchmark(cell.dataset)
-        if cell in done or (chosen.dataset and cell.dataset not in chosen.dataset):
-            continue
-        if chosen.item and cell.item not in chosen.item:
-            continue
-        if chosen.minutes is not None and time.process_time() > 60 * chosen.minutes:
-            break
-        folder = folder_of(benchmark, chosen.cache)
-        if folder is None and benchmark in PACKAGES:
-            continue
-        rows.append(run(cell, federation(benchmark, folder, cell.seed, cell.clients, cell.beta)))
-        save_rows(rows, place)
-        print(f"{rows[-1]}, {time.process_time():.0f} s", file=sys.stderr, flush=True)
+    wanted = () if chosen.again else (cell for cell in cells(chosen.seeds) if cell not in done)
+    jobs = ((Benchmark(c.dataset), partial(measure, c)) for c in wanted if not chosen.item or c.item in chosen.item)
+    add_missing(rows, place, jobs, chosen)
     write_page(rows, load_rows(NetRow, net), chosen.out)
 
 

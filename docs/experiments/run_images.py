@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is loaded
 
 import torch
 from engine_run import promised, train
-from image_clients import PACKAGES, Federation, add_flags, federation, folder_of
+from image_clients import Federation, add_flags, add_missing, federation
 from images_report import FREE, LINEAR, MAJORITY, ImageRow, write_page
-from seed_intervals import load_rows, save_rows
+from seed_intervals import load_rows
 
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.plans.gaussian import GaussianPlan
@@ -51,11 +50,12 @@ def algorithm_of(on: Federation, seed: int) -> DpFedSgd:
     return DpFedSgd(on.model, GradientOptions(), CLIP, float(sum(on.sizes.values())), seed, rule=rule)
 
 
-def run(benchmark: Benchmark, on: Federation, method: str, seed: int, epsilon: float) -> ImageRow:
+def run(dataset: str, method: str, seed: int, epsilon: float | None, folder: Path | None) -> ImageRow:
     """Through the gate, under a signed budget and a ledger; the row without privacy goes past them."""
+    on = federation(Benchmark(dataset), folder, seed)
     start = time.process_time()
     algorithm = algorithm_of(on, seed)
-    certified = budget(epsilon) if method == LINEAR else None
+    certified = None if epsilon is None else budget(epsilon)
     if method == MAJORITY:
         theta = _always_the_majority(on)
     elif certified is None:
@@ -63,10 +63,10 @@ def run(benchmark: Benchmark, on: Federation, method: str, seed: int, epsilon: f
     else:
         theta = train(algorithm, promised(algorithm, certified, on.sizes), on.silos, seed)
     return ImageRow(
-        dataset=benchmark.value,
+        dataset=dataset,
         method=method,
         seed=seed,
-        epsilon=None if certified is None else epsilon,
+        epsilon=epsilon,
         true_epsilon=None if certified is None else certified.certified.upper,
         noise_multiplier=None if certified is None else certified.values[0].noise_multiplier,
         **asdict(on.scores(theta)),
@@ -92,13 +92,14 @@ def _without_noise(algorithm: Algorithm, on: Federation) -> torch.Tensor:
     return algorithm.theta(state)
 
 
-def jobs(seeds: int) -> Iterator[tuple[Benchmark, str, int, float]]:
-    """What the page shows, the most wanted first."""
+def jobs(seeds: int) -> Iterator[tuple[str, str, int, float | None]]:
+    """Data set, method, seed and epsilon of what the page shows, the most wanted first."""
     for method in METHODS:
+        epsilon = TARGET.epsilon if method == LINEAR else None
         for benchmark in (Benchmark.FASHION_MNIST, Benchmark.MNIST, Benchmark.CIFAR_10):
-            yield from ((benchmark, method, seed, TARGET.epsilon) for seed in range(seeds))
-    for epsilon in (1.0, 2.0, 4.0):
-        yield from ((Benchmark.FASHION_MNIST, LINEAR, seed, epsilon) for seed in range(seeds))
+            yield from ((benchmark.value, method, seed, epsilon) for seed in range(seeds))
+    for other in (1.0, 2.0, 4.0):
+        yield from ((Benchmark.FASHION_MNIST.value, LINEAR, seed, other) for seed in range(seeds))
 
 
 def main() -> None:
@@ -108,20 +109,9 @@ def main() -> None:
     chosen = parser.parse_args()
     place = chosen.out / "data" / "images.json.gz"
     rows = load_rows(ImageRow, place)
-    for benchmark, method, seed, epsilon in () if chosen.again else jobs(chosen.seeds):
-        if chosen.dataset and benchmark.value not in chosen.dataset:
-            continue
-        own = None if method in (FREE, MAJORITY) else epsilon
-        if any((r.dataset, r.method, r.seed, r.epsilon) == (benchmark.value, method, seed, own) for r in rows):
-            continue
-        if chosen.minutes is not None and time.process_time() > 60 * chosen.minutes:
-            break
-        folder = folder_of(benchmark, chosen.cache)
-        if folder is None and benchmark in PACKAGES:
-            continue
-        rows.append(run(benchmark, federation(benchmark, folder, seed), method, seed, epsilon))
-        save_rows(rows, place)
-        print(f"{rows[-1]}, {time.process_time():.0f} s", file=sys.stderr, flush=True)
+    done = {(row.dataset, row.method, row.seed, row.epsilon) for row in rows}
+    wanted = () if chosen.again else (job for job in jobs(chosen.seeds) if job not in done)
+    add_missing(rows, place, ((Benchmark(job[0]), partial(run, *job)) for job in wanted), chosen)
     write_page(rows, chosen.out)
 
 

@@ -139,8 +139,7 @@ needs_fashion = pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="apt insta
 def test_images() -> None:
     runner, rows = _module("run_images"), _module("seed_intervals")
     kept = rows.load_rows(runner.ImageRow, EXPERIMENTS / "data" / "images.json.gz")
-    fashion = runner.Benchmark.FASHION_MNIST
-    found = runner.run(fashion, runner.federation(fashion, None, 0), runner.LINEAR, 0, 3.52)
+    found = runner.run("fashion-mnist", runner.LINEAR, 0, 3.52, None)
     (own,) = (r for r in kept if (r.dataset, r.method, r.seed, r.epsilon) == ("fashion-mnist", runner.LINEAR, 0, 3.52))
     assert abs(found.accuracy - own.accuracy) < TINY
     assert found.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-5)
@@ -154,7 +153,7 @@ def test_fedfdp() -> None:
     kept = rows.load_rows(runner.FedfdpRow, EXPERIMENTS / "data" / "fedfdp.json.gz")
     own = min((row for row in kept if row.epsilon is not None), key=lambda row: row.rounds)
     assert own.rounds == 17
-    found = runner.run(own.cell, runner.federation(runner.Benchmark(own.dataset), None, own.seed))
+    found = runner.measure(own.cell, None)
     assert abs(found.accuracy - own.accuracy) < TINY
     assert abs(found.psi - own.psi) < TINY
     assert found.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-5)
@@ -171,25 +170,23 @@ def test_every_cell_of_the_fedfdp_page_trains() -> None:
         features, label, np.zeros(300, dtype=np.int64), tuple("abcdefghijkl"), tuple("abcdefghij"), EVERYONE, "0"
     )
     on = clients.shared_out(records, clients.DirichletByLabel(3, 5.0), 0)
-    wanted = {cell.method: cell for cell in cells.cells(1)} | {
-        method: cells.Cell(cells.TABLE_4, cells.FASHION, method, 0)
-        for method in (cells.FEDPROX, cells.SCAFFOLD, cells.FEDDYN)
-    }
-    assert len(wanted) == len(cells.PRIVATE) + len(cells.FREE) + 3
+    wanted = {cell.method: cell for cell in cells.cells(1)}
+    assert set(wanted) == {*cells.STEPS, *cells.FREE_STEPS}
     for cell in wanted.values():
         small = replace(cell, rounds=4, step=0.1)
         row = cells.run(small, on)
         assert row.cell == small
-        assert (row.true_epsilon is None) == (cell.method in cells.FREE)
+        assert (row.true_epsilon is None) == (cell.method in cells.FREE_STEPS)
         assert 0 <= row.worst <= row.accuracy <= 1
 
 
 @pytest.mark.slow
 def test_the_cells_of_a_page_are_distinct_and_have_a_price() -> None:
     cells = _module("fedfdp_cells")
-    wanted = list(cells.cells(2))
+    wanted = list(cells.cells(4))
     assert len(set(wanted)) == len(wanted)
-    assert all((cell.epsilon is None) == (cell.method in cells.FREE) for cell in wanted)
+    assert all((cell.seed == cells.TUNING_SEED) == (cell.item == cells.RATES) for cell in wanted)
+    assert all((cell.epsilon is None) == (cell.method in cells.FREE_STEPS) for cell in wanted)
     assert cells.afforded_rounds(3.52) == cells.ROUNDS
 
 
