@@ -22,7 +22,7 @@ from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import RandomizedResponse, Release, Repeated
 
 SCORES, GROUPS, RATES, FLIPS = "score_gradient", "group_gradient", "rate_counts", "flip_counts"
-TREE = "score_tree"
+TREE, PUPIL = "score_tree", "pupil_tree"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class FairPluginPlan(Plan):
             return (
                 "Features and labels, and whatever they alone tell about the attribute: gradients expose them.",
                 "Records' features and labels in the splits and leaves of trees, where trees are grown.",
-                "The rule guesses the attribute from the features when it predicts.",
+                "The rule guesses the attribute from the features when it predicts, unless it is distilled into trees.",
                 search,
             )
         return ("What the model says about everybody alike: the rule guesses the group from the features.", search)

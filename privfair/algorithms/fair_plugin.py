@@ -7,7 +7,8 @@ coordinator reads the gap of every tau at once, and takes the weakest that keeps
 
 Records and users: everything is noisy. Attributes: the group leaves once, through randomised response, and all that
 follows is computed from features, labels and responses, in the clear, as in pay-once. There eta may be boosted trees:
-in each round one silo, in turn, grows a tree (`Turns`) and sends it in the clear.
+in each round one silo, in turn, grows a tree (`Turns`) and sends it in the clear. In rounds after the rule was chosen
+they may grow a pupil, too, which learns the rule's answers and guesses no group (`Distilling`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import RandomizedCategory
-from calibrate.plans.fair_plugin import FLIPS, GROUPS, RATES, SCORES, TREE, FairPluginPlan
+from calibrate.plans.fair_plugin import FLIPS, GROUPS, PUPIL, RATES, SCORES, TREE, FairPluginPlan
 from calibrate.plans.pay_once import ATTRIBUTE
 from calibrate.privacy_unit import Protected
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
+from privfair.algorithms.parts.distilling import Distilling
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
 from privfair.algorithms.parts.rule_strength import RuleStrength
 from privfair.algorithms.parts.tree_growing import TreesInTurn, Turns
@@ -37,7 +39,7 @@ from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.fairness.fermi import OUTSIDE, Independence, block_of
 from privfair.fairness.penalty import ResponseChannel
-from privfair.models.fair_rule import FairRule
+from privfair.models.fair_rule import DistilledRule, FairRule
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.trees import BoostedTrees
@@ -55,7 +57,7 @@ class FairPluginOptions(Options):
     learning_rate: Positive = 12.0
     momentum: BelowOne = 0.9
     tree_rate: Positive = 0.15
-    """What of a tree's leaves is added to the score, where trees are grown."""
+    """What of a tree's leaves is added to the score, where trees are grown or the rule is distilled."""
     bins: Count = 24
     """How many strengths of the rule are tried, evenly spaced from 0 to `reach`."""
     reach: Positive | None = None
@@ -64,6 +66,8 @@ class FairPluginOptions(Options):
     positive_class: Whole = 1
     least_share: OpenUnit = 0.01
     """A group's noisy share of all records is held above this before anything is divided by it."""
+    distil_trees: Whole = 0
+    """The rule is distilled into so many trees, one in each of the last rounds; 0 releases the rule itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +85,10 @@ class FairPluginState:
     """The trees so far, scaled by the rate, zeros after them; none unless trees are grown."""
     told_gap: Tensor
     """What the noisy counts say that the chosen rule leaves; zero before the last round."""
+    pupil: Tensor
+    """The trees of a pupil so far, as `trees` are; none unless the rule is distilled."""
+    taught: int
+    """How many trees the pupil has."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,8 @@ class FairPlugin(Algorithm[FairPluginState]):
     seed: int = 0
     parties: tuple[str, ...] = ()
     """The silos in the order in which they grow trees."""
+    pupil: BoostedTrees | None = None
+    """What the rule is distilled into, in as many rounds, after those of the rule."""
 
     def __post_init__(self) -> None:
         if (self.clips is None) == (self.channel is None):
@@ -128,17 +138,42 @@ class FairPlugin(Algorithm[FairPluginState]):
                 "has two gaps at once, which one rule strength can't close",
                 "use equal-opportunity",
             )
-        if self.forest is not None:
-            self._require_room(self.forest.model)
+        self._require_attributes_alone()
+        self._require_room()
         _ = self.rule
 
-    def _require_room(self, forest: BoostedTrees) -> None:
-        if self.channel is None:
+    def _require_attributes_alone(self) -> None:
+        """Refuse trees where features and labels are promised to be protected, too."""
+        if self.channel is not None:
+            return
+        if self.forest is not None:
             rule = 'would show features and labels, which are promised to be protected; they are for "attribute" alone'
             raise InvalidInput("[training.model] kind", "trees", rule, 'use "logistic", or protect = "attribute"')
-        if forest.trees > self.rounds - 2:
-            rule = f"are more than one for each of {self.rounds} rounds but the first and the last"
-            raise InvalidInput("[training.model] trees", forest.trees, rule, f"write rounds = {forest.trees + 2}")
+        if self.pupil is not None:
+            rule = "learn the rule's answers on records whose features are promised to be protected, and show them"
+            remedy = 'release the rule itself (drop it), or protect = "attribute"'
+            raise InvalidInput("[training] distil-trees", self.pupil.trees, rule, remedy)
+
+    def _require_room(self) -> None:
+        grown, pupil = 0 if self.forest is None else self.forest.model.trees, self.rounds - self.rule_rounds
+        if grown > self.rule_rounds - 2:
+            rule = f"are more than one for each of {self.rule_rounds} rounds but the first and the last"
+            raise InvalidInput("[training.model] trees", grown, rule, f"write rounds = {grown + 2 + pupil}")
+        if self.rule_rounds < 3:
+            rule = f"leave fewer than three of {self.rounds} rounds for the rule"
+            raise InvalidInput("[training] distil-trees", pupil, rule, f"write rounds = {pupil + 100}")
+
+    @property
+    def rule_rounds(self) -> int:
+        """The rounds until the rule is chosen; in those after them it is distilled."""
+        return self.rounds - (0 if self.pupil is None else self.pupil.trees)
+
+    @cached_property
+    def distilling(self) -> Distilling | None:
+        """How the pupil learns, where there is one."""
+        if self.pupil is None:
+            return None
+        return Distilling(self.rule, TreesInTurn(self.pupil, Turns(self.parties), self.options.tree_rate))
 
     @cached_property
     def forest(self) -> TreesInTurn | None:
@@ -149,9 +184,14 @@ class FairPlugin(Algorithm[FairPluginState]):
 
     @cached_property
     def rule(self) -> FairRule:
-        """The model that is released."""
+        """The rule that is learnt."""
         opportunity = self.options.notion is Independence.EQUAL_OPPORTUNITY
         return FairRule(self.model, self.group_model, opportunity, self.options.positive_class)
+
+    @property
+    def released(self) -> Model:
+        """The model whose parameters `theta` are."""
+        return self.rule if self.pupil is None else DistilledRule(self.pupil, self.rule)
 
     @property
     def groups(self) -> int:
@@ -167,7 +207,7 @@ class FairPlugin(Algorithm[FairPluginState]):
     @cached_property
     def steps(self) -> DescentRule:
         """All rounds make a step but the last, and the first where it carries the responses."""
-        made = max(1, self.rounds - 1 - (self.channel is not None))
+        made = max(1, self.rule_rounds - 1 - (self.channel is not None))
         own = self.options
         return DescentRule(
             own.learning_rate, own.momentum, iterate=Iterate.TAIL_AVERAGE, rounds=made, seed=self.seed, cosine=True
@@ -179,7 +219,8 @@ class FairPlugin(Algorithm[FairPluginState]):
         why = "Computed from features, labels and the published responses; post-processing of the first round."
         grown = "Grown of features and labels alone, which are not protected; no attribute enters."
         first = ClearValue(SCORES, why, False) if self.forest is None else ClearValue(TREE, grown, False)
-        return (first, *(ClearValue(name, why, depends_on_unit=False) for name in (GROUPS, RATES, FLIPS)))
+        names = (GROUPS, RATES, FLIPS) if self.pupil is None else (GROUPS, RATES, FLIPS, PUPIL)
+        return (first, *(ClearValue(name, why, depends_on_unit=False) for name in names))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {
@@ -187,21 +228,30 @@ class FairPlugin(Algorithm[FairPluginState]):
             GROUPS: (self.group_model.size,),
             RATES: (self.groups, 2),
             FLIPS: (self.groups, self.strength.cells),
+            **({} if self.pupil is None else {PUPIL: (self.pupil.nodes, 4)}),
         }
         return shapes if self.channel is None else {ATTRIBUTE: (self.largest_silo,), **shapes}
 
     def start(self) -> FairPluginState:
         score, group, pulls = self.rule.split(self.rule.initial(self.seed))
-        zeros = torch.zeros(self.groups, 2, dtype=torch.float64)
-        if self.forest is None:
-            begun = self.steps.start(torch.cat((score, group)))
-            return FairPluginState(begun, zeros, pulls, {}, torch.zeros(0, 0, 4), torch.zeros(()))
-        return FairPluginState(self.steps.start(group), zeros, pulls, {}, self.forest.start(), torch.zeros(()))
+        return FairPluginState(
+            self.steps.start(torch.cat((score, group)) if self.forest is None else group),
+            rates=torch.zeros(self.groups, 2, dtype=torch.float64),
+            pulls=pulls,
+            responses={},
+            trees=torch.zeros(0, 0, 4) if self.forest is None else self.forest.start(),
+            told_gap=torch.zeros(()),
+            pupil=torch.zeros(0, 0, 4) if self.distilling is None else self.distilling.pupil.start(),
+            taught=0,
+        )
 
     def contribution(self, state: FairPluginState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if self.channel is not None and not state.responses:
             return Message(randomized={ATTRIBUTE: attributes_to_randomise(silo, self.largest_silo)})
         seen = self._seen(state, silo, batch)
+        if self.distilling is not None and step >= self.rule_rounds:
+            x, theta = _features_and_labels(silo, seen)[0], self._counting_theta(state, silo.name)
+            return Message(clear={PUPIL: self.distilling.next_tree(state.pupil, state.taught, silo.name, theta, x)})
         parts = self._sums(state, step, seen, silo.name)
         if self.clips is None:
             return Message(clear=self._tree(state, silo, seen) | {part.name: part.values for part in parts})
@@ -212,6 +262,10 @@ class FairPlugin(Algorithm[FairPluginState]):
             given = {party: tensor(values[ATTRIBUTE].values).long() for party, values in received.items()}
             return replace(state, responses=given)
         names = set().union(*received.values())
+        if self.distilling is not None and PUPIL in names:
+            sent = {party: values[PUPIL].values for party, values in received.items()}
+            pupil = self.distilling.pupil.with_tree(state.pupil, state.taught, sent)
+            return replace(state, pupil=pupil, taught=state.taught + 1)
         if FLIPS in names:  # the histogram is of the models as they are, so they stay
             pulls, gap = self.strength.choose_pulls(state.rates, _sum(received, FLIPS))
             return replace(state, pulls=pulls, told_gap=gap)
@@ -227,19 +281,28 @@ class FairPlugin(Algorithm[FairPluginState]):
         return self.forest.with_tree(state.trees, state.descent.step, sent)
 
     def theta(self, state: FairPluginState) -> Tensor:
+        return self.rule_theta(state) if self.pupil is None else state.pupil.flatten()
+
+    def rule_theta(self, state: FairPluginState) -> Tensor:
+        """The rule's parameters, released or not."""
         return torch.cat((state.trees.flatten(), self.steps.model(state.descent), state.pulls))
 
     def remarks(self, state: FairPluginState) -> tuple[str, ...]:
-        told, target = float(state.told_gap), self.options.target_gap
-        if told <= target:
-            return ()
-        why = f"no rule that was tried keeps the target gap of {target:g} by the noisy counts"
-        return (f"{why}: the one taken leaves {told:.3f}; allow a larger gap or epsilon, or try more bins or reach",)
+        told, target, remarks = float(state.told_gap), self.options.target_gap, list[str]()
+        if told > target:
+            why = f"no rule that was tried keeps the target gap of {target:g} by the noisy counts"
+            remedy = "allow a larger gap or epsilon, or try more bins or reach"
+            remarks.append(f"{why}: the one taken leaves {told:.3f}; {remedy}")
+        if self.pupil is not None and state.taught < self.pupil.trees:
+            unfinished = f"the rule is distilled into {state.taught} of {self.pupil.trees} trees"
+            remarks.append(f"{unfinished}, so the model does not give its answers; let all signed rounds run")
+        return tuple(remarks)
 
     def restore(self, arrays: Mapping[str, Floats]) -> FairPluginState:
         state = super().restore(arrays)
         responses = {party: given.long() for party, given in state.responses.items()}
-        return replace(state, responses=responses, trees=state.trees.to(torch.float64))
+        trees, pupil = state.trees.to(torch.float64), state.pupil.to(torch.float64)
+        return replace(state, responses=responses, trees=trees, pupil=pupil)
 
     # What a silo computes on its records.
 
@@ -260,11 +323,11 @@ class FairPlugin(Algorithm[FairPluginState]):
             score, clip = theta[: self.model.size], None if clips is None else clips.scores
             parts.insert(0, gradient_sum(SCORES, self.model, score, seen, None, seen.y, clip))
         clip = None if clips is None else clips.counts
-        if step == self.rounds - 2:
+        if step == self.rule_rounds - 2:
             parts.append(
                 count_sum(RATES, inside, self.strength.answers(self._counting_theta(state, party), inside.x), 2, clip)
             )
-        if step == self.rounds - 1:
+        if step == self.rule_rounds - 1:
             cells = self.strength.flips(self._counting_theta(state, party), state.rates, inside.x)
             parts.append(count_sum(FLIPS, inside, cells, self.strength.cells, clip))
         return parts
@@ -274,15 +337,18 @@ class FairPlugin(Algorithm[FairPluginState]):
         place = state.descent.step
         if self.forest is None or place >= self.forest.model.trees:
             return {}
-        whole = len(seen.x) == len(silo)  # then the silo's own tensor, which the grower may have seen before
-        x, y = (silo.x, silo.y) if whole else (seen.x, seen.y)
-        return {TREE: self.forest.next_tree(state.trees, place, silo.name, x, y)}
+        return {TREE: self.forest.next_tree(state.trees, place, silo.name, *_features_and_labels(silo, seen))}
 
     def _counting_theta(self, state: FairPluginState, party: str) -> Tensor:
         """The model by which a silo's records are counted: that of the run, but for trees that saw them."""
         if self.forest is None:
-            return self.theta(state)
-        return self.theta(replace(state, trees=self.forest.turns.unseen(state.trees, party)))
+            return self.rule_theta(state)
+        return self.rule_theta(replace(state, trees=self.forest.turns.unseen(state.trees, party)))
+
+
+def _features_and_labels(silo: SiloTensors, seen: SeenRecords) -> tuple[Tensor, Tensor]:
+    """Those of the batch; the silo's own tensors, which a grower may have seen before, if that is everybody."""
+    return (silo.x, silo.y) if len(seen.x) == len(silo) else (seen.x, seen.y)
 
 
 def _sum(received: Received, name: str) -> Tensor:
@@ -291,8 +357,9 @@ def _sum(received: Received, name: str) -> Tensor:
 
 def build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin:
     """The rule's two models, with the signed clips, or with the signed channel where attributes are protected."""
-    plan, rule = blueprint.plan(FairPluginPlan), blueprint.model
+    plan, released = blueprint.plan(FairPluginPlan), blueprint.model
     blueprint.require_groups(plan.groups)
+    pupil, rule = (released.pupil, released.rule) if isinstance(released, DistilledRule) else (None, released)
     assert isinstance(rule, FairRule)
     attribute = plan.protect is Protected.ATTRIBUTE
     signed = blueprint.signed(ATTRIBUTE) if attribute else None
@@ -308,6 +375,7 @@ def build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin:
         largest_silo=max(size for _, size in blueprint.parties),
         seed=blueprint.seed,
         parties=tuple(name for name, _ in blueprint.parties),
+        pupil=pupil,
     )
 
 

@@ -20,6 +20,7 @@ from calibrate.errors import InvalidInput
 from privfair.models.differentiated import Differentiated
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import EXACT, Model
+from privfair.models.trees import BoostedTrees
 
 _LEAST = 1e-6
 """No probability comes closer to 0 or 1, so that scores stay finite."""
@@ -81,3 +82,30 @@ class FairRule(Differentiated):
         named = {f"score.{name}": value for name, value in self.score.named_parameters(score).items()}
         named |= {f"group.{name}": value for name, value in self.group.named_parameters(group).items()}
         return named | {"pull": pulls}
+
+
+@final
+@dataclass(frozen=True)
+class DistilledRule(Differentiated):
+    """Trees that learnt what a fair rule answers. theta is theirs alone: nothing in it guesses a group."""
+
+    pupil: BoostedTrees
+    rule: FairRule
+    """How the rule is made; its parameters are not part of this model."""
+
+    @property
+    def size(self) -> int:
+        return self.pupil.size
+
+    @property
+    def classes(self) -> int:
+        return 2
+
+    def initial(self, seed: int) -> Tensor:
+        return self.pupil.initial(seed)
+
+    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self.pupil.logits(theta, x)
+
+    def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
+        return {f"pupil.{name}": value for name, value in self.pupil.named_parameters(theta).items()}

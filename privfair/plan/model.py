@@ -26,7 +26,7 @@ import torch
 from calibrate.errors import InvalidInput, PrivfairError, count, positive
 from calibrate.plugins import PluginGroup, Plugins
 from privfair.models.convolutional import convolutional
-from privfair.models.fair_rule import FairRule
+from privfair.models.fair_rule import DistilledRule, FairRule
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Activation, CnnArchitecture, Model
 from privfair.models.perceptron import Perceptron
@@ -92,6 +92,8 @@ class RuleForm:
     groups: int
     opportunity: bool
     positive: int
+    pupil_trees: int = 0
+    """Of the model that the rule is distilled into; 0 where the rule itself is released."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,10 @@ def build_model(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -
     if plan.rule is None:
         return model
     groups = LogisticRegression(prod(feature_shape), plan.rule.groups)
-    return FairRule(model, groups, plan.rule.opportunity, plan.rule.positive)
+    rule = FairRule(model, groups, plan.rule.opportunity, plan.rule.positive)
+    if not plan.rule.pupil_trees:
+        return rule
+    return DistilledRule(BoostedTrees(prod(feature_shape), plan.rule.pupil_trees, plan.leaves), rule)
 
 
 def _build_plain(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Model:

@@ -234,7 +234,7 @@ def _rule_form(file: PlanFile, own: Options) -> RuleForm | None:
     if not isinstance(own, FairPluginOptions):
         return None
     groups = count("[privacy] groups", file.privacy.get("groups", FairPluginPlan.groups), least=2)
-    return RuleForm(groups, own.notion is Independence.EQUAL_OPPORTUNITY, own.positive_class)
+    return RuleForm(groups, own.notion is Independence.EQUAL_OPPORTUNITY, own.positive_class, own.distil_trees)
 
 
 def _min_max(file: PlanFile, recipe: Recipe[Any]) -> MinMaxPlan | None:

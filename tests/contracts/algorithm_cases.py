@@ -120,7 +120,7 @@ class Case:
 
     def released(self, algorithm: Algorithm[Any], trained: Model) -> Model:
         """The model that a run ends with, which is the one it trains but for the fair rule around it."""
-        return algorithm.rule if isinstance(algorithm, FairPlugin) else trained
+        return algorithm.released if isinstance(algorithm, FairPlugin) else trained
 
     def __str__(self) -> str:
         return self.name
@@ -280,6 +280,16 @@ CASES = (
         lambda model: replace(
             _fair_plugin(Protected.ATTRIBUTE, Independence.DEMOGRAPHIC_PARITY)(model),
             model=BoostedTrees(FEATURES, ROUNDS - 2, 4),
+            parties=tuple(SHARES),
+        ),
+        (None,),
+        kinds=("logistic",),
+    ),
+    Case(
+        "fair-plugin, distilled",
+        lambda model: replace(
+            _fair_plugin(Protected.ATTRIBUTE, Independence.DEMOGRAPHIC_PARITY)(model),
+            pupil=BoostedTrees(FEATURES, ROUNDS - 3, 4),
             parties=tuple(SHARES),
         ),
         (None,),

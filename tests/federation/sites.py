@@ -100,6 +100,25 @@ target-gap = 0.05
 block = 2
 measure-every = 9
 """,
+    "fair-plugin, distilled": """algorithm = "fair-plugin"
+[target]
+epsilon = 8.0
+delta = 1e-5
+[privacy]
+protect = "attribute"
+rounds = 7
+[data]
+{data}
+[training]
+target-gap = 0.05
+distil-trees = 2
+block = 2
+measure-every = 9
+[training.model]
+kind = "trees"
+trees = 3
+leaves = 4
+""",
     "fpfl": """algorithm = "fpfl"
 [target]
 epsilon = 8.0

@@ -54,6 +54,17 @@ def _require_guards_equal(plan: str, folder: Path) -> None:
     _require_equal(_in_one_process(folder / "one", plan), folder / "run", sites.folder, sites.parties)
 
 
+def test_guards_grow_trees_in_turn_and_distil_the_rule(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each guard's transcript has trees in its own turns and empty ones in the others'."""
+    folder = tmp_path_factory.mktemp("t")
+    _require_guards_equal("fair-plugin, distilled", folder)
+    for name, turns in (("score_tree", (1, 2, 3)), ("pupil_tree", (5, 6))):
+        for number, party in enumerate(SIZES):
+            sent = Transcript.read(folder / "s" / party / "transcript.bin").values(party, name)
+            grown = [bool(np.asarray(tree).any()) for tree in sent]
+            assert grown == [place == number for place in range(len(turns))], (party, name)
+
+
 @pytest.mark.parametrize("plan", CHEAP)
 def test_a_federation_of_guards_is_the_run_in_one_process(plan: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     _require_guards_equal(plan, tmp_path_factory.mktemp("g"))

@@ -172,6 +172,7 @@ MMD += "histogram-noise-ratio = 4.0\n"
 STEFFLE = 'silo-size = 48\nsampling = "full"\nrounds = 3\nminority-fraction = 0.2\nlipschitz = 1.0\nw-radius = 0.5\n'
 POISSON_USERS = 'sampling = "poisson"\n'
 FPFL = "users = {users}\ncohort = 10\nrounds = 3\nclip = 1.0\n"
+_CUT_BY_AGE = '[data.partition]\nkind = "heterogeneous"\nsilos = 2\nh = 0.75\ncolumn = "age"\n'
 CASES = {
     "gaussian": Case("gaussian", POISSON, records_added_or_removed, AT_LEAST),
     "gaussian, split by id": Case("gaussian", POISSON, records_added_or_removed, AT_LEAST + 'id-column = "id"\n'),
@@ -212,11 +213,7 @@ CASES = {
     "mmd-fedavg": Case("mmd-fedavg", MMD, records_replaced_in_their_cell, training="kernel-width = 5.0\n"),
     "steffle": Case("steffle", STEFFLE, attributes_replaced, training="group-frequencies = [0.5, 0.5]\n"),
     "steffle, cut by age": Case(
-        "steffle",
-        STEFFLE,
-        attributes_replaced,
-        '[data.partition]\nkind = "heterogeneous"\nsilos = 2\nh = 0.75\ncolumn = "age"\n',
-        "group-frequencies = [0.5, 0.5]\n",
+        "steffle", STEFFLE, attributes_replaced, _CUT_BY_AGE, "group-frequencies = [0.5, 0.5]\n"
     ),
     "pay-once": Case("pay-once", "rounds = 3\n", attributes_replaced),
     "fpfl, users of a column": Case(
@@ -254,6 +251,12 @@ CASES = {
         attributes_replaced,
         training='[training.model]\nkind = "trees"\ntrees = 3\n',
     ),
+    "fair-plugin, distilled": Case(
+        "fair-plugin",
+        'rounds = 7\nprotect = "attribute"\n',
+        attributes_replaced,
+        training='distil-trees = 2\n[training.model]\nkind = "trees"\ntrees = 3\nleaves = 3\n',
+    ),
     "gaussian, classes weighed": Case(
         "gaussian", POISSON, records_added_or_removed, AT_LEAST, "class-weight = [1.0, 4.0]\n"
     ),
@@ -274,8 +277,8 @@ def _write(folder: Path, rows: Rows) -> None:
         (folder / f"{name}.csv").write_text("\n".join((HEADER, *own)) + "\n", encoding="utf-8")
 
 
-def _signed(folder: Path, case: Case) -> tuple[Desk, Rows, bytes]:
-    desk, rows = Desk.at(folder, case.plan), _rows()
+def _signed(folder: Path, case: Case, size: int = 64) -> tuple[Desk, Rows, bytes]:
+    desk, rows = Desk.at(folder, case.plan), _rows(size)
     if case.units is users_of_numbers:
         rows = {name: [row.replace(",u", ",") for row in own] for name, own in rows.items()}
     (folder / "schema.toml").write_text(SCHEMA + '[file]\nkeep = ["age", "user", "id", "town"]\n', encoding="utf-8")
