@@ -37,10 +37,11 @@ from privfair.plan.data import FileSource
 from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
+from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 from privfair.run.prepare import PlannedRun, Sites, load_data
 from privfair.run.public import build, refuse_search
 from privfair.run.replay import KeptStep, Session, finished_steps, kept_steps, read_sessions, replay
-from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
+from privfair.run.trusted_plan import read_folder_plan
 from privfair.transcript import Transcript
 
 # Where an auditor's runs keep their files: in memory, if the system has a place for that.

@@ -31,9 +31,10 @@ from privfair.plan.data import AttributesAtSites, SiteSource
 from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
+from privfair.run.folder_trust import FolderTrust
 from privfair.run.public import build
 from privfair.run.replay import last_position, read_sessions
-from privfair.run.trusted_plan import FolderTrust, read_folder_plan
+from privfair.run.trusted_plan import read_folder_plan
 from privfair.transcript import Transcript
 
 _RARE = 1e-6

@@ -24,6 +24,18 @@ def refuse_pickle(path: Path) -> None:
         )
 
 
+def refuse_unknown_kind(path: Path) -> None:
+    """For a model file that is neither ONNX nor a pickle."""
+    if path.suffix.lower() not in (".onnx", *PICKLES):
+        raise InvalidInput(
+            "--model",
+            str(path),
+            "is of no known kind",
+            f"give a run folder, .onnx, or {', '.join(PICKLES)}; for scores of your own leave --model out and "
+            "name their column with --score",
+        )
+
+
 def load_named(path: str) -> Any:
     """The object at module:name; the working directory's modules count."""
     module, _, name = path.partition(":")

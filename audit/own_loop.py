@@ -29,7 +29,7 @@ from calibrate.plans.plan import AlgorithmName
 from privfair.batches.record import BatchRecord
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
-from privfair.run.trusted_plan import FolderTrust
+from privfair.run.folder_trust import FolderTrust
 from privfair.transcript import Transcript
 
 _RARE = 1e-6

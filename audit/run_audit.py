@@ -24,8 +24,8 @@ from calibrate.meaning import Protection
 from calibrate.privacy_unit import EpsilonDelta, Relation
 from privfair.ledger import Ledger
 from privfair.run.folder import load_theta
+from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 from privfair.run.metrics import HeldOutRecords
-from privfair.run.trusted_plan import UNTRUSTED, FolderTrust
 
 _CANARY_RUNS, _CANARY_SECONDS = 50, 10.0
 

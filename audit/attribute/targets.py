@@ -18,8 +18,8 @@ from audit.attribute.attacks import AttributeTarget, WhiteBoxTarget
 from audit.attribute.attribute_audit import AttributeOptions, attribute_inference
 from audit.attribute.records import Attribute, AttributeRecords, Codes, SensitiveInput
 from audit.membership.records import AuditedRecords, RecordTables, class_text
-from audit.membership.targets import RunTarget, TorchTarget
 from audit.membership.targets import Target as MembershipTarget
+from audit.membership.torch_targets import RunTarget, TorchTarget
 from audit.report.results import AttributeInference
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
@@ -29,7 +29,8 @@ from privfair.data.training_data import TrainingData, load_training_data
 from privfair.models.model import Model, mean_over
 from privfair.plan.model import build_model
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
+from privfair.run.folder_trust import UNTRUSTED, FolderTrust
+from privfair.run.trusted_plan import read_folder_plan
 
 _CHUNK = 16_384
 

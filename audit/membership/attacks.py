@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol, final
 
 import numpy as np
 
+from audit.membership.options import require_attack
 from audit.membership.signals import Signals, log_probability
 from audit.report.results import AttackName
 from calibrate.arrays import Booleans, Floats
@@ -208,11 +209,10 @@ ATTACK_PLUGINS: Plugins[Scoring] = Plugins(
 
 def plugin_attack(name: str) -> PluginAttack:
     """The attack of that name from another package, or a refusal."""
+    require_attack(name)
     found = ATTACK_PLUGINS.get(name)
     if found is None:
-        known = ", ".join(ATTACK_PLUGINS.names())
-        remedy = f"use {known}" if known else "install the package that brings it"
-        raise InvalidInput("attack", name, "is not an installed attack (built-in ones run by themselves)", remedy)
+        raise InvalidInput("attack", name, "is the name of a built-in attack, which runs by itself", "leave it out")
     return PluginAttack(name, found)
 
 

@@ -7,7 +7,6 @@ the stated confidence, and so do those of all listed records: each has an equal 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from audit.bounds.error_box import ErrorBox, lower_rate, upper_rate
 from audit.bounds.lower_bound import allowed_failure
 from audit.membership.epsilon_bound import COIN_LEVEL, BoundTerms, bound_of, coin_p_value
+from audit.membership.options import BY_CLASS, BY_CORRECTNESS
 from audit.membership.records import AuditedRecords, Coins, class_text
 from audit.membership.roc import area
 from audit.membership.signals import Signals
@@ -23,25 +23,12 @@ from audit.report.results import Assignment, ExposedRecord, ExposedRecords, Grou
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput
 
-BY_CLASS, BY_CORRECTNESS = "class", "correctness"
-LEAST_MODELS = 16
-"""Half of the shadow models teach how a record looks in and out, the others are counted."""
 _FEWEST = 12
 """Groups with fewer members or non-members are named and left out."""
 _MOST_GROUPS = 20
 _TINY = 1e-12
 
 Marks = NDArray[np.str_]
-
-
-@dataclass(frozen=True)
-class ExposureOptions:
-    """What to look at beside the attacks on all records."""
-
-    by: tuple[str, ...] = ()
-    """class, correctness, or the name of a column."""
-    records: int = 0
-    """How many of the most exposed records to list."""
 
 
 def marks_of_units(by: tuple[str, ...], records: AuditedRecords, coins: Coins, signal: Floats) -> dict[str, Marks]:

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from audit.bounds import CurveFamily
 from audit.membership.epsilon_bound import ClaimOnTrial
-from audit.membership.exposure import BY_CLASS, BY_CORRECTNESS, ExposureOptions, grouping_column
+from audit.membership.exposure import grouping_column
 from audit.membership.membership_audit import MembershipOptions, Progress
 from audit.membership.membership_audit import audit_model as audit_target
+from audit.membership.options import BY_CLASS, BY_CORRECTNESS, ExposureOptions
 from audit.membership.records import AuditedRecords, class_text
-from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords
 from audit.membership.signals import phi_from_probabilities
-from audit.membership.targets import ClonedEstimator, OutputKind, phi_of_outputs, plain_module
+from audit.membership.targets import ClonedEstimator, OutputKind, is_torch_module, phi_of_outputs
 from audit.report.results import Assignment, AuditReport
 from audit.training.canaries import ArrayData, TableData, training_data
 from calibrate.arrays import Booleans, Floats, Integers
@@ -47,7 +47,7 @@ def signal_of_model(model: Any, data: TableData | ArrayData, outputs: OutputKind
         classes = tuple(class_text(value) for value in np.asarray(model.classes_).tolist())
         table = np.asarray(model.predict_proba(features), dtype=np.float64)
         return phi_from_probabilities(table, class_numbers(data.labels, classes))
-    if _is_torch(model):
+    if is_torch_module(model):
         return _of_outputs(_torch_outputs(model, features), data.labels, outputs, source)
     if hasattr(model, "predict"):
         return _of_quantities(np.asarray(model.predict(features), dtype=np.float64), data.labels)
@@ -89,12 +89,10 @@ def _of_quantities(predicted: Floats, labels: NDArray[Any]) -> Floats:
     return np.asarray(-((predicted.reshape(len(labels)) - labels.astype(np.float64)) ** 2))
 
 
-def _is_torch(model: Any) -> bool:
-    return any(one.__module__.startswith("torch.nn") for one in type(model).__mro__)
-
-
 def _torch_outputs(model: Any, features: Any) -> Floats:
     import torch
+
+    from audit.membership.torch_targets import plain_module
 
     module = plain_module(model)
     first = next(module.parameters(), None)
@@ -120,7 +118,7 @@ def _features(model: Any, data: TableData | ArrayData) -> Any:
     if names is None:
         names = [name for name in data.frame.columns if name not in (data.label, data.unit)]
     table = data.frame[list(names)]
-    return table.to_numpy(np.float64) if _is_torch(model) else table
+    return table.to_numpy(np.float64) if is_torch_module(model) else table
 
 
 def _records(data: TableData | ArrayData) -> list[Any]:
@@ -190,6 +188,8 @@ class InMemoryTarget:
             return ClonedEstimator(self.model, features)
         if hasattr(self.model, "get_params") and hasattr(self.model, "fit"):
             return ClonedRegressor(self.model, features, self.data.labels.astype(np.float64))
+        from audit.membership.shadow.stacked_perceptron import StackedPerceptron
+
         return StackedPerceptron()
 
     @property

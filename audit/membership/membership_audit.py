@@ -28,14 +28,8 @@ from audit.membership.epsilon_bound import (
     power_of,
     success_rates,
 )
-from audit.membership.exposure import (
-    LEAST_MODELS,
-    ExposureOptions,
-    exposed_records,
-    exposure_of_groups,
-    halves_and_coins,
-    marks_of_units,
-)
+from audit.membership.exposure import exposed_records, exposure_of_groups, halves_and_coins, marks_of_units
+from audit.membership.options import ExposureOptions, require_models
 from audit.membership.records import AuditedRecords, Coins
 from audit.membership.roc import area, area_value, checked_scores, curve, low_rates
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
@@ -57,7 +51,7 @@ from audit.report.results import (
 )
 from audit.verdict import judge
 from calibrate.arrays import Booleans, Floats, Integers
-from calibrate.errors import InvalidInput, count, open_unit
+from calibrate.errors import InvalidInput, open_unit
 from calibrate.privacy_unit import Relation
 
 _CURVE_SHARE = 0.5
@@ -88,13 +82,8 @@ class MembershipOptions:
     """Groups to compare, and how many of the most exposed records to list."""
 
     def __post_init__(self) -> None:
-        count("shadow models", self.shadow_models, least=0)
-        if self.shadow_models == 1:
-            raise InvalidInput("shadow models", 1, "must be 0 or at least 2", "one model has no half to be without")
         open_unit("confidence", self.confidence)
-        if self.exposure.records and self.shadow_models < LEAST_MODELS:
-            rule = f"must be at least {LEAST_MODELS} for a list of exposed records"
-            raise InvalidInput("shadow models", self.shadow_models, rule, "train more, or leave the list out")
+        require_models(self.shadow_models, self.exposure.records)
 
 
 def audit_model(
@@ -115,13 +104,13 @@ def audit_model(
     recipe = None
     if options.shadow_models:
         recipe = options.recipe or target.shadow_recipe(records)
-    everyone = target.signal(records)
-    signals = _with_shadow_models(everyone, records, coins, recipe, options, executor, progress)
     attacks = (*_attacks_for(records, recipe), *(plugin_attack(name) for name in options.attacks))
     for attack in attacks:
         if attack.least_models > options.shadow_models:
             why = f"is too few for an attack that needs {attack.least_models}"
             raise InvalidInput("shadow models", options.shadow_models, why, "train more, or drop the attack")
+    everyone = target.signal(records)
+    signals = _with_shadow_models(everyone, records, coins, recipe, options, executor, progress)
     facts = None
     if recipe is not None:
         design = ShadowDesign.OFFLINE if records.has_population else ShadowDesign.ONLINE

@@ -9,25 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 import numpy as np
-import torch
-from torch import nn
 
 from audit.membership.records import AuditedRecords, class_text
-from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecipe
-from audit.membership.targets import (
-    OutputKind,
-    RunTarget,
-    SklearnTarget,
-    Target,
-    TorchTarget,
-    numeric_inputs,
-    phi_of_outputs,
-)
-from audit.named import PICKLES, load_named, refuse_pickle
+from audit.membership.targets import OutputKind, SklearnTarget, Target, is_torch_module, numeric_inputs, phi_of_outputs
+from audit.named import refuse_pickle, refuse_unknown_kind
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-from privfair.run.trusted_plan import UNTRUSTED, FolderTrust
+from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 
 # An ONNX file, run by onnxruntime: scores or probabilities, or scikit-learn's pair of labels and probabilities.
 
@@ -90,6 +79,8 @@ class OnnxTarget:
         return phi_of_outputs(table, records.labels, self.outputs, self.source)
 
     def shadow_recipe(self, records: AuditedRecords) -> ShadowRecipe:
+        from audit.membership.shadow.stacked_perceptron import StackedPerceptron
+
         return StackedPerceptron()
 
     def _scores(self, answers: list[Any], classes: tuple[str, ...]) -> Floats:
@@ -132,18 +123,15 @@ def open_target(
     architecture: module:name of what makes the module, for a file that holds its parameters alone.
     """
     if path.is_dir():
+        from audit.membership.torch_targets import RunTarget
+
         return RunTarget.open(path, folder)
     if architecture is not None:
-        return TorchTarget(_with_parameters(architecture, path), str(path), outputs)
+        from audit.membership.torch_targets import TorchTarget, module_with_parameters
+
+        return TorchTarget(module_with_parameters(architecture, path), str(path), outputs)
+    refuse_unknown_kind(path)
     suffix = path.suffix.lower()
-    if suffix not in (".onnx", *PICKLES):
-        raise InvalidInput(
-            "--model",
-            str(path),
-            "is of no known kind",
-            f"give a run folder, .onnx, or {', '.join(PICKLES)}; for scores of your own leave --model out and "
-            "name their column with --score",
-        )
     if not path.is_file():
         raise InvalidInput("--model", str(path), "does not exist or is not a file", "check the path")
     if suffix == ".onnx":
@@ -153,41 +141,11 @@ def open_target(
     return _target_of(_unpickle(path, suffix), path, outputs)
 
 
-_INSIDE = ("state_dict", "model_state_dict", "model")
-"""Where checkpoints keep a model's parameters."""
-_PREFIXES = ("_module.", "module.", "_orig_mod.")
-"""What the wrappers of Opacus, of parallel training and of the compiler put before names."""
-
-
-def _with_parameters(architecture: str, path: Path) -> nn.Module:
-    """The auditor's own module with the parameters in the file, which is read as numbers alone and runs nothing."""
-    found = load_named(architecture)
-    module = found() if callable(found) and not isinstance(found, nn.Module) else found
-    if not isinstance(module, nn.Module):
-        raise InvalidInput("--architecture", architecture, "does not make a torch module", "name a class or a function")
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        rule = f"cannot be read as parameters alone ({str(error).splitlines()[0]})"
-        raise InvalidInput("--model", str(path), rule, "save model.state_dict()") from error
-    for name in _INSIDE:
-        state = state.get(name, state) if isinstance(state, dict) else state
-    if not isinstance(state, dict):
-        raise InvalidInput("--model", str(path), "holds no state dict", "save model.state_dict()")
-    for prefix in _PREFIXES:
-        if state and all(str(name).startswith(prefix) for name in state):
-            state = {str(name)[len(prefix) :]: value for name, value in state.items()}
-    try:
-        module.load_state_dict(state)
-    except (RuntimeError, TypeError) as error:
-        rule = f"has other parameters than {architecture} ({' '.join(str(error).split())[:200]})"
-        raise InvalidInput("--model", str(path), rule, "name the architecture it was trained with") from error
-    return module
-
-
 def _unpickle(path: Path, suffix: str) -> Any:
     try:
         if suffix in (".pt", ".pth"):
+            import torch
+
             return torch.load(path, weights_only=False, map_location="cpu")
         if suffix == ".joblib":
             import joblib
@@ -206,7 +164,9 @@ def _unpickle(path: Path, suffix: str) -> Any:
 
 
 def _target_of(found: Any, path: Path, outputs: OutputKind) -> Target:
-    if isinstance(found, nn.Module):
+    if is_torch_module(found):
+        from audit.membership.torch_targets import TorchTarget
+
         return TorchTarget(found, str(path), outputs)
     if isinstance(found, dict):
         raise InvalidInput(

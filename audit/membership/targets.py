@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
-import torch
-from torch import nn
 
 from audit.membership.records import AuditedRecords, RecordTables, class_text
-from audit.membership.shadow.stacked_linear import StackedLogistic
-from audit.membership.shadow.stacked_module import StackedModule, why_not_stackable
-from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords
 from audit.membership.signals import Signals, phi_from_logits, phi_from_probabilities
 from audit.report.results import AttackName, ModelQuality
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
-from privfair.data.benchmark_files import Standardisation
 from privfair.data.dataset import EVERYONE
-from privfair.data.encode import codes, encode_features
-from privfair.data.infer import FileLayout
 from privfair.data.read import BadData
-from privfair.data.schema import schema_from_json
 from privfair.fairness.gaps import count_confusion
-from privfair.fairness.measurement import Measurement
-from privfair.plan.model import ModelKind, ModelPlan, build_model
-from privfair.run.folder import RunFolder, load_theta
-from privfair.run.metrics import area_under_curve
-from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
+from privfair.fairness.measurement import Measurement, area_under_curve
 
 
 class OutputKind(Enum):
@@ -75,6 +59,11 @@ class Target(Protocol):
         ...
 
 
+def is_torch_module(model: Any) -> bool:
+    """Told by its class's name, so that torch is loaded for torch's models only."""
+    return any(one.__module__.startswith("torch.nn") for one in type(model).__mro__)
+
+
 def quality_of(target: Target, records: AuditedRecords) -> ModelQuality:
     """What the model is worth on the non-members: its answer is the class whose signal is largest."""
     outside, names = slice(records.members, records.audited), records.class_names
@@ -83,7 +72,7 @@ def quality_of(target: Target, records: AuditedRecords) -> ModelQuality:
     labels = records.labels[outside]
     counted = count_confusion(labels, signals.argmax(axis=1), np.zeros_like(labels), names, EVERYONE)
     overall = Measurement(counted, len(names) - 1).as_json()
-    area = area_under_curve(torch.from_numpy(signals), torch.from_numpy(labels))
+    area = area_under_curve(signals, labels)
     return ModelQuality.of(overall | {"auc": area, "demographic_parity": None})
 
 
@@ -169,95 +158,32 @@ def read_scores(tables: RecordTables, column: str, direction: MemberEnd = Member
     return values if direction is MemberEnd.LARGER else -values
 
 
-# A torch module, from memory or from a file that the auditor trusts.
-
-_WRAPPERS = {"opacus": ("_module", "module"), "torch.nn.parallel": ("module",), "torch._dynamo": ("_orig_mod",)}
-"""Where wrappers of Opacus, of parallel training and of the compiler keep the model itself."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def plain_module(module: nn.Module) -> nn.Module:
-    """The model itself: out of its wrappers, and without the hooks that Opacus leaves in its layers.
-
-    Parameters are shared with the module that was given, which stays as it was.
-    """
-    for package, places in _WRAPPERS.items():
-        for place in places:
-            inner = getattr(module, place, None)
-            if type(module).__module__.startswith(package) and isinstance(inner, nn.Module):
-                return plain_module(inner)
-    return _without_hooks(module) if any(_opacus_hooks(layer) for layer in module.modules()) else module
-
-
-def _opacus_hooks(layer: nn.Module) -> list[tuple[str, int]]:
-    hooks = ((kind, key, hook) for kind in _HOOKS for key, hook in getattr(layer, kind).items())
-    return [(kind, key) for kind, key, hook in hooks if getattr(hook, "func", hook).__module__.startswith("opacus")]
-
-
-def _without_hooks(module: nn.Module) -> nn.Module:
-    plain = copy.copy(module)
-    for kind in _HOOKS:
-        gone = {key for found, key in _opacus_hooks(module) if found == kind}
-        kept = ((key, hook) for key, hook in getattr(module, kind).items() if key not in gone)
-        setattr(plain, kind, OrderedDict(kept))
-    children = module._modules.items()
-    plain._modules = {name: None if layer is None else _without_hooks(layer) for name, layer in children}
-    return plain
-
-
-_AT_ONCE = 4096
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class TorchTarget:
-    """The module is put into evaluation mode for the questions, and back afterwards."""
-
-    module: nn.Module
-    source: str = "module"
-    outputs: OutputKind = OutputKind.BY_LOOK
-    class_names: tuple[str, ...] | None = None
-    kind: ClassVar[str] = "torch"
-    feature_names: ClassVar[tuple[str, ...] | None] = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "module", plain_module(self.module))
-
-    def signal(self, records: AuditedRecords) -> Floats:
-        first = next(self.module.parameters(), None)
-        dtype = torch.float32 if first is None or not first.is_floating_point() else first.dtype
-        x = torch.from_numpy(numeric_inputs(records, self.source)).to(dtype)
-        training = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                parts = [self.module(part) for part in torch.split(x, _AT_ONCE)]
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise InvalidInput(
-                "model",
-                self.source,
-                f"does not take records of {x.shape[1]} numbers ({str(error).splitlines()[0]})",
-                "give the columns it was trained on, in its order",
-            ) from error
-        finally:
-            self.module.train(training)
-        if not all(isinstance(part, torch.Tensor) for part in parts):
-            raise InvalidInput("model", self.source, "gave no tensor", "wrap it so that it returns scores")
-        table = torch.cat(parts).double().numpy()
-        return phi_of_outputs(np.asarray(table), records.labels, self.outputs, self.source)
-
-    def shadow_recipe(self, records: AuditedRecords) -> ShadowRecipe:
-        """Its own architecture; where that cannot be stacked, a net with its widest hidden size."""
-        if why_not_stackable(self.module) is None:
-            return StackedModule(self.module)
-        widths = [layer.out_features for layer in self.module.modules() if isinstance(layer, nn.Linear)][:-1]
-        return StackedPerceptron((max(16, min(256, max(widths, default=64))),))
-
-
-# A fitted scikit-learn classifier with predict_proba, or a pipeline that ends in one.
-
-
 # Shadow models of a scikit-learn estimator: the same estimator, unfitted, trained again and again.
+
+
+def twin_forest(estimator: Any) -> Any | None:
+    """The forest of regression trees that splits as a forest of two classes does, in two thirds of its time; or None.
+
+    Gini's impurity of two classes is twice the variance of their numbers 0 and 1, so both prefer the same splits, and a
+    leaf's mean is its share of the second class. scikit-learn checks the targets of a regression once, and those of a
+    classification once per tree. Where rounding breaks a tie, single trees differ, as with another seed.
+    """
+    if not type(estimator).__module__.startswith("sklearn.ensemble"):
+        return None
+    from sklearn import ensemble
+
+    twins = {
+        ensemble.RandomForestClassifier: ensemble.RandomForestRegressor,
+        ensemble.ExtraTreesClassifier: ensemble.ExtraTreesRegressor,
+    }
+    if type(estimator) not in twins:
+        return None
+    settings = estimator.get_params(deep=False)
+    split_alike = settings.pop("criterion") == "gini" and settings.pop("class_weight") is None
+    in_other_units = ("min_impurity_decrease", "ccp_alpha", "monotonic_cst", "oob_score", "warm_start")
+    if not split_alike or any(settings[name] for name in in_other_units):
+        return None
+    return twins[type(estimator)](**settings)
 
 
 @final
@@ -272,7 +198,8 @@ class ClonedEstimator:
 
     @property
     def training(self) -> str:
-        return f"clones of {type(self.estimator).__name__} with its own settings"
+        grown = "" if twin_forest(self.estimator) is None else ", for two classes grown as regressions that split alike"
+        return f"clones of {type(self.estimator).__name__} with its own settings{grown}"
 
     def signals(self, records: ShadowRecords, included: Booleans, seeds: tuple[int, ...]) -> Floats:
         return np.stack([self._one(records, own, seed) for own, seed in zip(included, seeds, strict=True)])
@@ -280,7 +207,8 @@ class ClonedEstimator:
     def _one(self, records: ShadowRecords, own: Booleans, seed: int) -> Floats:
         from sklearn.base import clone
 
-        model = clone(self.estimator)
+        twin = twin_forest(self.estimator) if records.classes == 2 else None
+        model = clone(self.estimator if twin is None else twin)
         seeded = {name: seed % 2**31 for name in model.get_params() if name.split("__")[-1] == "random_state"}
         model.set_params(**seeded)
         if len(np.unique(records.labels[own])) < 2:
@@ -289,8 +217,15 @@ class ClonedEstimator:
         mine = self.inputs.iloc[rows] if hasattr(self.inputs, "iloc") else self.inputs[rows]
         model.fit(mine, records.labels[own])
         table = np.zeros((len(records), records.classes))
-        table[:, np.asarray(model.classes_, dtype=np.int64)] = model.predict_proba(self.inputs)
+        if twin is not None:
+            table[:, 1] = model.predict(self.inputs)
+            table[:, 0] = 1 - table[:, 1]
+        else:
+            table[:, np.asarray(model.classes_, dtype=np.int64)] = model.predict_proba(self.inputs)
         return phi_from_probabilities(table, records.labels)
+
+
+# A fitted scikit-learn classifier with predict_proba, or a pipeline that ends in one.
 
 
 @final
@@ -352,73 +287,3 @@ class SklearnTarget:
                     column=name,
                 )
         return pd.DataFrame({name: records.columns[name] for name in names})
-
-
-# The model of a run folder: its own encoding, its own architecture for the shadow models.
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class RunTarget:
-    folder: RunFolder
-    plan: ModelPlan
-    kind: ClassVar[str] = "privfair run"
-    feature_names: ClassVar[tuple[str, ...] | None] = None
-
-    @classmethod
-    def open(cls, path: Path, trusted: FolderTrust = UNTRUSTED) -> RunTarget:
-        """The model of a run folder; `trusted` says whether code that it brings may run."""
-        folder = RunFolder.existing(path)
-        if not folder.model.exists():
-            raise InvalidInput(
-                "--model", str(path), "has no model yet", "let the training finish (privfair train --resume)"
-            )
-        return cls(folder, read_folder_plan(folder, trusted, model_only=True).plan.model)
-
-    @property
-    def source(self) -> str:
-        return str(self.folder.path)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return tuple(self.folder.read_json(self.folder.encoding)["class_names"])
-
-    @property
-    def layout(self) -> FileLayout:
-        """How most of the run's files were written."""
-        encoding = self.folder.read_json(self.folder.encoding)
-        return FileLayout(encoding["delimiter"], encoding.get("decimal", "."))
-
-    def encode(self, tables: RecordTables, unit: str | None = None) -> AuditedRecords:
-        """The records as the run encoded its own; `unit` names the column that tells people apart."""
-        encoding = self.folder.read_json(self.folder.encoding)
-        if encoding["schema"] is None:
-            raise InvalidInput("--model", self.source, "was trained on images, which come in no table", "use Python")
-        schema = schema_from_json(encoding["schema"])
-        features = np.concatenate([encode_features(table, schema) for table in tables.all])
-        if encoding["standardisation"] is not None:
-            fitted = {key: tuple(values) for key, values in encoding["standardisation"].items()}
-            features = Standardisation(**fitted).apply(features)
-        names = encoding["feature_names"]
-        return AuditedRecords(
-            features,
-            np.concatenate([codes(table, schema.target) for table in tables.all]),
-            self.class_names,
-            tables.members.records,
-            tables.nonmembers.records,
-            {name: features[:, place] for place, name in enumerate(names)},
-            units=tables.units(unit),
-        )
-
-    def signal(self, records: AuditedRecords) -> Floats:
-        features = records.features
-        model = build_model(self.plan, (features.shape[1],), len(records.class_names))
-        with torch.no_grad():
-            x = torch.from_numpy(features).to(self.plan.dtype)
-            logits = model.logits(load_theta(self.folder, model), x).double().numpy()
-        return phi_from_logits(logits, records.labels)
-
-    def shadow_recipe(self, records: AuditedRecords) -> ShadowRecipe:
-        if self.plan.kind is ModelKind.LOGISTIC:
-            return StackedLogistic()
-        return StackedPerceptron(self.plan.hidden if self.plan.kind is ModelKind.PERCEPTRON else (64,))

@@ -28,7 +28,7 @@ from privfair.data.benchmarks import Benchmark, load_benchmark
 from privfair.data.dataset import Dataset
 from privfair.data.images import CIFAR_CLASSES, oriented_gradients
 from privfair.data.partition import DirichletByLabel, cut_into_silos, split_silos
-from privfair.fairness.clipping import psi
+from privfair.fairness.measurement import psi
 from privfair.models.linear import LogisticRegression
 from privfair.run.metrics import HeldOutRecords
 

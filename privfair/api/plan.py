@@ -44,11 +44,11 @@ from privfair.ledger import Ledger
 from privfair.ledger.terms import claimant_here
 from privfair.plan.file import PlanFile, read_plan_file
 from privfair.plan.issue import Issuing, promise
+from privfair.run.folder_trust import FolderTrust
 from privfair.run.prediction import predict
 from privfair.run.prepare import prepare_run
 from privfair.run.public import Progress, RunPromise, promise_of
 from privfair.run.signed_budget import BudgetSource, SignedBudget, envelope_of
-from privfair.run.trusted_plan import FolderTrust
 from privfair.training import TrainingResult, TrustInForce, execute
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from calibrate.manifest.verify import authenticate, read_unverified
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.ledger import Ledger, LedgerAccess
+from privfair.run.folder_trust import FolderTrust
 from privfair.run.public import promise_of
 from privfair.run.signed_budget import BudgetSource, envelope_of
-from privfair.run.trusted_plan import FolderTrust
 from privfair.training import TrustInForce
 
 if TYPE_CHECKING:

@@ -23,7 +23,14 @@ from privfair.cli.audit_model import (
     show_exposure,
     show_membership,
 )
-from privfair.cli.audit_outputs import OutputFlags, model_subjects, output_options, run_subjects, write_outputs
+from privfair.cli.audit_outputs import (
+    OutputFlags,
+    model_subjects,
+    output_options,
+    require_run,
+    run_subjects,
+    write_outputs,
+)
 from privfair.cli.audit_outputs import command as verify_command
 from privfair.cli.help import with_our_help, write_options_in_parts
 from privfair.cli.output import (
@@ -43,7 +50,7 @@ from privfair.cli.output import (
 
 if TYPE_CHECKING:
     from audit.report.results import AuditReport, ModelQuality
-    from privfair.run.trusted_plan import FolderTrust
+    from privfair.run.folder_trust import FolderTrust
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _COLOURS = {
@@ -241,12 +248,15 @@ def command(
     Without a claimed --epsilon the verdict is leaks or no-leak-found, with the largest epsilon that is refuted.
     """
     flags, outputs = ModelFlags(**model), OutputFlags(out, junit, sign_path, statement, test_result)
-    _refuse_early(flags, run, limits)
-    from privfair.cli.keys import read_trust_file
-    from privfair.run.trusted_plan import FolderTrust
+    _refuse_early(flags, run, limits, sensitive, confidence)
+    from privfair.run.folder_trust import FolderTrust
 
     attribute = AttributeFlags(sensitive, infer)
-    signers = None if trust_path is None else read_trust_file(trust_path, root)
+    signers = None
+    if trust_path is not None:
+        from privfair.cli.keys import read_trust_file
+
+        signers = read_trust_file(trust_path, root)
     trusted = FolderTrust(signers, trust_code)
     if flags.asked_for:
         report = judge_model(flags, trusted, seed, confidence)
@@ -274,21 +284,18 @@ def command(
         sys.exit(1)
 
 
-_OF_A_RUN = ("run.json", "claim.token", "budget.json", "transcript.bin")
-
-
-def _refuse_early(flags: ModelFlags, run: Path | None, limits: tuple[Limit, ...]) -> None:
+def _refuse_early(
+    flags: ModelFlags, run: Path | None, limits: tuple[Limit, ...], sensitive: str | None, confidence: float
+) -> None:
     """Whatever can be refused by the flags and the paths alone, before anything heavy is loaded."""
     if flags.asked_for:
-        flags.require_complete(run)
+        flags.require_complete(run, sensitive, confidence)
     elif any(limit.of_area for limit in limits):
         raise click.UsageError("--fail-above auc=... needs --model: a run has no membership attack")
     elif run is None:
         raise click.UsageError("name a RUN folder, or --model with --members and --nonmembers")
-    elif not any((run / name).exists() for name in _OF_A_RUN):
-        from calibrate.errors import InvalidInput
-
-        raise InvalidInput("run folder", str(run), "holds no run", "name the --out of a training run")
+    else:
+        require_run(run)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from audit.membership.targets import Target
     from audit.report.results import AuditReport, Interval
     from calibrate.manifest.trust import TrustFile
-    from privfair.run.trusted_plan import FolderTrust
+    from privfair.run.folder_trust import FolderTrust
 
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -166,7 +166,26 @@ class ModelFlags:
         """Whether a model is to be audited and not a run."""
         return any((self.model_path, self.members, self.nonmembers, self.score))
 
-    def require_complete(self, run: Path | None) -> None:
+    @property
+    def run_folder(self) -> Path | None:
+        """The run whose model is audited, if the model is one."""
+        return self.model_path if self.model_path is not None and self.model_path.is_dir() else None
+
+    @property
+    def own_shadows(self) -> bool:
+        """Whether the target itself says what resembles it."""
+        return self.shadow == "same" or not self.shadow_models
+
+    @property
+    def grouping_columns(self) -> tuple[str, ...]:
+        """The columns among the groups to compare; scores alone know neither class nor correctness."""
+        from audit.membership.options import BY_CLASS, BY_CORRECTNESS
+
+        own = {BY_CLASS, BY_CORRECTNESS} if self.score is None else set()
+        return tuple(name for name in self.by if name not in own)
+
+    def require_complete(self, run: Path | None, sensitive: str | None, confidence: float) -> None:
+        """Refuse what flags, paths and the files' first lines show to be wrong, before anything heavy is loaded."""
         if run is not None:
             raise click.UsageError(f"give either the run {run} or --model, --members and --nonmembers, not both")
         if self.members is None or self.nonmembers is None:
@@ -175,18 +194,53 @@ class ModelFlags:
             raise click.UsageError("give --model PATH, or --score COLUMN for scores of your own; one of the two")
         if self.epsilon is not None and self.manifest_path is not None:
             raise click.UsageError("give --manifest or --epsilon, not both: one promise is on trial")
+        self._require_numbers(confidence)
+        if self.epochs is not None and self.own_shadows:
+            raise click.UsageError("--epochs is for --shadow logistic or --shadow perceptron")
+        if sensitive is not None and self.model_path is None:
+            raise click.UsageError("--sensitive needs --model: scores of members say nothing about an attribute")
         self._require_files()
 
+    def _require_numbers(self, confidence: float) -> None:
+        from audit.membership.options import require_attack, require_models
+        from calibrate.errors import open_unit
+        from calibrate.privacy_unit import EpsilonDelta
+
+        open_unit("confidence", confidence)
+        EpsilonDelta(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        if self.model_path is not None:
+            require_models(self.shadow_models, self.exposed)
+        for name in self.attacks:
+            require_attack(name)
+
+    def _require_columns(self) -> None:
+        """By the first line of each file; a run's files are written as the run says, and wait until it is opened."""
+        from privfair.data.infer import read_header, recognise
+
+        own = [name for name in (self.score or self.label, self.unit) if name is not None]
+        for path in (self.members, self.nonmembers, self.population):
+            header = None if path is None or self.run_folder is not None else read_header(path, recognise(path))
+            if header is not None:
+                for name in (*own, *self.drop, *self.grouping_columns):
+                    header.require(name)
+
     def _require_files(self) -> None:
-        """Before anything heavy is loaded."""
-        from audit.named import refuse_pickle
+        from audit.named import refuse_pickle, refuse_unknown_kind
 
         named = {"--model": self.model_path, "--members": self.members, "--nonmembers": self.nonmembers}
-        for option, path in named.items():
+        for option, path in {**named, "--population": self.population, "--manifest": self.manifest_path}.items():
             if path is not None and not path.exists():
                 raise click.UsageError(f"{option} {path} does not exist; check the path")
+        if self.model_path is not None and self.run_folder is None and self.architecture is None:
+            refuse_unknown_kind(self.model_path)
         if self.model_path is not None and not self.trust_pickle and self.architecture is None:
             refuse_pickle(self.model_path)
+        self._require_columns()
+        if self.manifest_path is not None:
+            from calibrate.manifest.verify import read_unverified
+            from privfair.cli.output import read_bytes
+
+            read_unverified(read_bytes(self.manifest_path, "--manifest"))
 
 
 def judge_model(flags: ModelFlags, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
@@ -287,11 +341,13 @@ def _interval(one: Interval) -> str:
 def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
     """The records of all files as this model takes them."""
     from audit.membership.records import ColumnChoice, RecordTables, encode_tables
-    from audit.membership.targets import RunTarget
 
     assert flags.members is not None
     assert flags.nonmembers is not None
-    if isinstance(target, RunTarget):
+    if flags.run_folder is not None:
+        from audit.membership.torch_targets import RunTarget
+
+        assert isinstance(target, RunTarget)
         tables = RecordTables.read(flags.members, flags.nonmembers, flags.population, target.layout)
         return replace(target.encode(tables, flags.unit), groupings=_groupings(flags, tables))
     tables = RecordTables.read(flags.members, flags.nonmembers, flags.population)
@@ -306,10 +362,9 @@ def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
 
 def _groupings(flags: ModelFlags, tables: RecordTables) -> dict[str, Any]:
     """The columns among the groups that were asked for; scores alone know neither class nor correctness."""
-    from audit.membership.exposure import BY_CLASS, BY_CORRECTNESS, grouping_column
+    from audit.membership.exposure import grouping_column
 
-    own = {BY_CLASS, BY_CORRECTNESS} if flags.score is None else set()
-    return {name: grouping_column(name, tables.cells(name)) for name in flags.by if name not in own}
+    return {name: grouping_column(name, tables.cells(name)) for name in flags.grouping_columns}
 
 
 def _member_marks(tables: RecordTables) -> Any:
@@ -320,8 +375,8 @@ def _member_marks(tables: RecordTables) -> Any:
 
 def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confidence: float) -> MembershipOptions:
     from audit.bounds import CurveFamily
-    from audit.membership.exposure import ExposureOptions
     from audit.membership.membership_audit import MembershipOptions
+    from audit.membership.options import ExposureOptions
     from audit.report.results import Assignment
 
     assignment, named = Assignment(flags.assignment), dict.fromkeys(flags.attacks)
@@ -334,13 +389,11 @@ def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confiden
 
 def _recipe(flags: ModelFlags) -> ShadowRecipe | None:
     """None for "same": the target itself says what resembles it."""
+    if flags.own_shadows:
+        return None
     from audit.membership.shadow.stacked_linear import StackedLogistic
     from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 
-    if flags.shadow == "same" or not flags.shadow_models:
-        if flags.epochs is not None:
-            raise click.UsageError("--epochs is for --shadow logistic or --shadow perceptron")
-        return None
     epochs = {} if flags.epochs is None else {"epochs": flags.epochs}
     if flags.shadow == "logistic":
         return StackedLogistic(**epochs)
@@ -353,13 +406,14 @@ def _claim(flags: ModelFlags, trust: TrustFile | None) -> ClaimOnTrial | None:
     from calibrate.manifest.verify import authenticate, read_unverified
     from calibrate.privacy_unit import Relation
     from privfair.cli.output import read_bytes
-    from privfair.run.folder import RunFolder
 
     if flags.epsilon is not None:
         return ClaimOnTrial.said(flags.epsilon, flags.delta, Relation(flags.relation))
     path = flags.manifest_path
-    if path is None and flags.model_path is not None and flags.model_path.is_dir():
-        path = RunFolder.existing(flags.model_path).manifest
+    if path is None and flags.run_folder is not None:
+        from privfair.run.folder import RunFolder
+
+        path = RunFolder.existing(flags.run_folder).manifest
     if path is None:
         return None
     envelope = read_bytes(path, "--manifest")
@@ -441,15 +495,13 @@ def attribute_of_model(
     flags: AttributeFlags, model: ModelFlags, trusted: FolderTrust, seed: int, confidence: float
 ) -> Inferred:
     """Of a model with two files; only where a column was named."""
+    if flags.sensitive is None:
+        return _not_inferred("no --sensitive COLUMN was named")
     from audit.attribute.attribute_audit import AttributeOptions
     from audit.attribute.targets import attribute_inference_of_model
     from audit.membership.records import RecordTables
-    from audit.membership.targets import RunTarget
+    from audit.membership.torch_targets import RunTarget
 
-    if flags.sensitive is None:
-        return _not_inferred("no --sensitive COLUMN was named")
-    if model.model_path is None:
-        raise click.UsageError("--sensitive needs --model: scores of members say nothing about an attribute")
     assert model.members is not None
     assert model.nonmembers is not None
     target = open_model(model, trusted)

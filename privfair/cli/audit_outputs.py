@@ -135,6 +135,17 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(read_bytes(path, "model")).hexdigest()
 
 
+_OF_A_RUN = ("run.json", "claim.token", "budget.json", "transcript.bin")
+
+
+def require_run(folder: Path) -> None:
+    """Refuse a folder without any of a run's files, before anything heavy is loaded."""
+    if not any((folder / name).exists() for name in _OF_A_RUN):
+        from calibrate.errors import InvalidInput
+
+        raise InvalidInput("run folder", str(folder), "holds no run", "name the --out of a training run")
+
+
 # `privfair audit verify`: is a signed audit genuine, and about this very model?
 
 
@@ -169,11 +180,13 @@ def command(
       privfair audit run/ --sign auditor.pem --statement audit.signed.json --out audit.json
       privfair audit verify audit.signed.json --trust auditors.json --run run/ --report audit.json
     """
+    if (run is None) == (model is None):
+        raise click.UsageError("name what it must be about: --run FOLDER or --model FILE, one of the two")
+    if run is not None:
+        require_run(run)
     from audit.report.statement import verify_audit
     from privfair.cli.output import read_bytes
 
-    if (run is None) == (model is None):
-        raise click.UsageError("name what it must be about: --run FOLDER or --model FILE, one of the two")
     subjects = model_subjects(model) if run is None else run_subjects(run)
     found = verify_audit(read_bytes(statement, "STATEMENT"), read_trust_file(trust_path, root), subjects)
     if report_path is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import numpy as np
 from calibrate.errors import InvalidInput, PrivfairError
 from privfair.cli.executors import executor_of, worker_options
 from privfair.cli.output import json_option, print_json, progress_bar
+from privfair.data.infer import FileLayout, read_header
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,15 +149,12 @@ def _require_columns(path: Path, label: str, unit: str | None, arrays: bool) -> 
         raise InvalidInput("--data", str(path), "does not exist", "check the path")
     if arrays and unit is not None:
         raise click.UsageError("--unit needs a table: leave --arrays out")
-    if path.suffix.lower() != ".csv":
+    header = read_header(path, FileLayout())
+    if header is None:
         return
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        names = [name.strip() for name in next(csv.reader(file, skipinitialspace=True), [])]
-    if not names:
-        raise InvalidInput("--data", str(path), "is empty", "give a file with a header line and records")
     for option, name in (("--label", label), ("--unit", unit)):
-        if name is not None and name not in names:
-            raise InvalidInput(option, name, "is not in the data", f"name one of its {len(names)} columns")
+        if name is not None and name not in header.columns:
+            raise InvalidInput(option, name, "is not in the data", f"name one of its {len(header.columns)} columns")
 
 
 def _read(path: Path, label: str, unit: str | None, arrays: bool) -> tuple[Any, str | None]:

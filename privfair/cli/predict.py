@@ -60,8 +60,8 @@ def command(
     """
     from privfair.cli.keys import read_trust_file
     from privfair.cli.output import write_bytes
+    from privfair.run.folder_trust import FolderTrust
     from privfair.run.prediction import predict
-    from privfair.run.trusted_plan import FolderTrust
 
     signers = None if trust_path is None else read_trust_file(trust_path, root)
     kept = tuple(dict.fromkeys((*(() if id_column is None else (id_column,)), *keep)))

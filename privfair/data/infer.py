@@ -15,8 +15,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from calibrate.errors import InvalidInput
-from privfair.data.read import MISSING, RawTable, read_table
+from privfair.data.read import MISSING, BadData, RawTable, read_table
 
 _DELIMITERS = (",", ";", "\t", "|")
 _LINES = 50
@@ -83,6 +85,17 @@ def recognise(path: Path, expected: FileLayout | None = None) -> FileLayout:
     if delimiter != "," and commas and not points:
         return FileLayout(delimiter, ",")
     return FileLayout(delimiter, "." if points or delimiter == "," else known.decimal)
+
+
+def read_header(path: Path, layout: FileLayout) -> RawTable | None:
+    """A CSV file's columns without their records; None of a file of another kind, which has to be read first."""
+    if path.suffix.lower() not in (".csv", ".txt", ".tsv"):
+        return None
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+        rows = _rows([line for _, line in zip(range(1), stream, strict=False)], layout.delimiter)
+    if not rows:
+        raise BadData(str(path), "is empty", "give a file with a header line and records")
+    return RawTable(str(path), {name.strip(): np.empty(0) for name in rows[0]}, np.empty(0, dtype=np.int64))
 
 
 def _rows(lines: Sequence[str], delimiter: str) -> list[list[str]]:

@@ -6,15 +6,13 @@ lambda of the convergence bound of Theorem 1.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from calibrate.errors import InvalidInput, positive
+from calibrate.errors import InvalidInput
 from privfair.models.model import Weigh, clipped_after
 from privfair.rounding import ROUNDING_SLACK, sum_in_blocks
 
@@ -71,15 +69,6 @@ def next_loss_clip(mean: float, headroom: float, floor: float, signed: float) ->
     that factor per round, and the floor keeps it positive.
     """
     return min(max(headroom * mean, floor), signed)
-
-
-def psi(losses: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """sum_i p_i (F_i - F)^2 with F = sum_i p_i F_i; the losses are those of one and the same model."""
-    if set(losses) != set(weights):
-        raise InvalidInput("weights", sorted(weights), f"must name the clients {sorted(losses)}", "weigh each client")
-    total = math.fsum(weights.values())
-    mean = math.fsum(weights[name] * losses[name] for name in losses) / positive("sum of weights", total)
-    return math.fsum(weights[name] * (losses[name] - mean) ** 2 for name in losses) / total
 
 
 @dataclass(frozen=True)

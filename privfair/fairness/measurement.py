@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from calibrate.errors import InvalidInput, UnsupportedCombination
-from privfair.data.silos import Silos
-from privfair.fairness.clipping import psi
-from privfair.fairness.constraints import Score
+from calibrate.arrays import AnyFloats, Integers
+from calibrate.errors import InvalidInput, positive
 from privfair.fairness.gaps import (
     PAIRWISE,
     Comparison,
@@ -35,7 +31,9 @@ from privfair.fairness.gaps import (
     selection_rates,
     true_positive_rates,
 )
-from privfair.models.model import Model
+
+if TYPE_CHECKING:
+    from privfair.data.silos import Silos
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,58 +201,38 @@ def measure_silos(
     )
 
 
+def psi(losses: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """sum_i p_i (F_i - F)^2 with F = sum_i p_i F_i; the losses are those of one and the same model."""
+    if set(losses) != set(weights):
+        raise InvalidInput("weights", sorted(weights), f"must name the clients {sorted(losses)}", "weigh each client")
+    total = math.fsum(weights.values())
+    mean = math.fsum(weights[name] * losses[name] for name in losses) / positive("sum of weights", total)
+    return math.fsum(weights[name] * (losses[name] - mean) ** 2 for name in losses) / total
+
+
+def area_under_curve(scores: AnyFloats, labels: Integers) -> float | None:
+    """The chance that a record of a class scores higher for it than a record of none, ties counting half.
+
+    `scores` has one row per record and one column per class, or is one number per record: how much the second of two
+    classes is preferred. With more than two classes it is the mean over those that occur; None where a single class
+    occurs, or a score is not finite.
+    """
+    if not np.isfinite(scores).all():
+        return None
+    if scores.ndim == 1:
+        columns = {1: scores}
+    else:
+        ranked = (1,) if scores.shape[1] == 2 else range(scores.shape[1])
+        columns = {number: scores[:, number] for number in ranked}
+    areas = []
+    for number, column in columns.items():
+        of_class = labels == number
+        inside, outside = np.sort(column[of_class]), np.sort(column[~of_class])
+        if inside.size and outside.size:
+            below = np.searchsorted(outside, inside, "left").sum() + np.searchsorted(outside, inside, "right").sum()
+            areas.append(int(below) / 2 / (inside.size * outside.size))
+    return sum(areas) / len(areas) if areas else None
+
+
 def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-# The scores whose laws are compared between groups: their values, and the gradient of a weighted sum of them.
-
-
-def require_score(score: Score, classes: int) -> None:
-    """Refuse log-odds as the score of more than two classes."""
-    if score is Score.LOGIT and classes != 2:
-        raise UnsupportedCombination(
-            f"the score {score.value} with {classes} classes", "log-odds need two classes", "compare probabilities"
-        )
-
-
-def score_values(score: Score, model: Model, theta: Tensor, x: Tensor, y: Tensor, positive_class: int) -> Tensor:
-    """S(h(x), y) for each record, in float64; bounded scores lie in [0, 1]."""
-    if score is Score.LOGIT:
-        logits = model.logits(theta, x).double()
-        return logits[:, positive_class] - logits[:, 1 - positive_class]
-    if score is Score.LOG_LOSS:
-        logits = model.logits(theta, x).double()
-        return torch.nn.functional.cross_entropy(logits, y, reduction="none")
-    probabilities = model.probabilities(theta, x).double()
-    if score is Score.PROBABILITY:
-        return probabilities[:, positive_class].clamp(0.0, 1.0)
-    return (1.0 - probabilities.gather(1, y[:, None])[:, 0]).clamp(0.0, 1.0)
-
-
-def score_gradient(
-    score: Score, model: Model, theta: Tensor, x: Tensor, y: Tensor, positive_class: int, weights: Tensor
-) -> Tensor:
-    """The gradient in theta of sum_i weights_i S(h(x_i), y_i)."""
-
-    def of_loss(labels: Tensor) -> Tensor:
-        return model.weighted_gradient(theta, x, labels, lambda norms, losses: weights).total
-
-    match score:
-        case Score.PROBABILITY:
-            return model.probability_gradient(theta, x, _at(torch.full_like(y, positive_class), weights, model))
-        case Score.MISS:
-            return model.probability_gradient(theta, x, _at(y, -weights, model))
-        case Score.LOG_LOSS:
-            return of_loss(y)
-        case Score.LOGIT:
-            # The log-odds are the loss of the other class minus the loss of this one.
-            positive = torch.full_like(y, positive_class)
-            return of_loss(1 - positive) - of_loss(positive)
-        case _:
-            assert_never(score)
-
-
-def _at(classes: Tensor, weights: Tensor, model: Model) -> Tensor:
-    out = torch.zeros(len(classes), model.classes, dtype=torch.float64)
-    return out.scatter_(1, classes[:, None], weights[:, None].double())

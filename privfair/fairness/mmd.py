@@ -20,7 +20,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from privfair.fairness.constraints import MmdCriterion, Score
+from privfair.fairness.constraints import MmdCriterion, Score, score_gradient, score_values
 from privfair.fairness.kernels import (
     EnergyKernel,
     GaussianKernel,
@@ -34,7 +34,6 @@ from privfair.fairness.kernels import (
     SmoothedEnergyKernel,
     TwoLaplaceKernel,
 )
-from privfair.fairness.measurement import score_gradient, score_values
 from privfair.models.model import Model, class_means
 
 # Maximum mean discrepancy between two samples of scores, and the kernel that noise on the scores leaves.

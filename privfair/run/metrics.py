@@ -22,7 +22,7 @@ from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, Refused
 from privfair.data.silos import Silos
 from privfair.durable import write_all
-from privfair.fairness.measurement import SiloMeasurements, measure_silos
+from privfair.fairness.measurement import SiloMeasurements, area_under_curve, measure_silos
 from privfair.models.model import Model
 
 _CHUNK = 65_536
@@ -103,33 +103,8 @@ class HeldOutRecords:
             loss=float(losses.mean()),
             silo_losses={name: float(part.mean()) for name, part in zip(self._silos.names, by_silo, strict=True)},
             measured=measured,
-            auc=area_under_curve(scores, self._y),
+            auc=area_under_curve(scores.numpy(), self._y.numpy()),
         )
-
-
-def area_under_curve(scores: Tensor, labels: Tensor) -> float | None:
-    """The chance that a record of a class scores higher for it than a record of none, ties counting half.
-
-    `scores` has one row per record and one column per class, or is one number per record: how much the second of two
-    classes is preferred. With more than two classes it is the mean over those that occur; None where a single class
-    occurs, or a score is not finite.
-    """
-    values, truth = scores.numpy(), labels.numpy()
-    if not np.isfinite(values).all():
-        return None
-    if values.ndim == 1:
-        columns = {1: values}
-    else:
-        ranked = (1,) if values.shape[1] == 2 else range(values.shape[1])
-        columns = {number: values[:, number] for number in ranked}
-    areas = []
-    for number, column in columns.items():
-        of_class = truth == number
-        inside, outside = np.sort(column[of_class]), np.sort(column[~of_class])
-        if inside.size and outside.size:
-            below = np.searchsorted(outside, inside, "left").sum() + np.searchsorted(outside, inside, "right").sum()
-            areas.append(int(below) / 2 / (inside.size * outside.size))
-    return sum(areas) / len(areas) if areas else None
 
 
 @final

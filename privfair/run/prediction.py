@@ -23,7 +23,8 @@ from privfair.data.schema import schema_from_json
 from privfair.plan.model import build_model
 from privfair.run.decision import DEFAULT, ThresholdRule, read_threshold
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.trusted_plan import UNTRUSTED, FolderTrust, read_folder_plan
+from privfair.run.folder_trust import UNTRUSTED, FolderTrust
+from privfair.run.trusted_plan import read_folder_plan
 
 
 @dataclass(frozen=True)

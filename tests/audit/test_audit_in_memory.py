@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import joblib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.ensemble import RandomForestRegressor
@@ -20,7 +22,7 @@ from sklearn.tree import DecisionTreeClassifier
 import privfair as pf
 from audit.membership.open_target import open_target
 from audit.membership.records import AuditedRecords
-from audit.membership.targets import TorchTarget
+from audit.membership.torch_targets import TorchTarget
 from calibrate.errors import InvalidInput
 
 RANDOM = np.random.default_rng(5)
@@ -182,6 +184,31 @@ REFUSED = (
     ["audit", "--model", "m.pkl", "--members", "a.csv", "--nonmembers", "a.csv"],
     ["audit", "--model", "m.pkl", "--members", "a.csv"],
     ["audit", "."],
+    *(
+        ["audit", "--model", "m.pkl", "--trust-pickle", "--members", "b.csv", "--nonmembers", "b.csv", *more]
+        for more in (
+            ["--shadow-models", "1"],
+            ["--exposed", "3", "--shadow-models", "8"],
+            ["--confidence", "2"],
+            ["--epsilon", "-1"],
+            ["--epsilon", "1", "--delta", "2"],
+            ["--epochs", "3"],
+            ["--label", "z"],
+            ["--by", "z"],
+            ["--unit", "z"],
+            ["--drop", "z"],
+            ["--attack", "z"],
+            ["--population", "z.csv"],
+            ["--manifest", "z.json"],
+            ["--manifest", "b.csv"],
+        )
+    ),
+    ["audit", "--model", "m.pkl", "--trust-pickle", "--members", "a.csv", "--nonmembers", "b.csv"],
+    ["audit", "--model", "b.csv", "--members", "b.csv", "--nonmembers", "b.csv"],
+    ["audit", "--score", "z", "--members", "b.csv", "--nonmembers", "b.csv"],
+    ["audit", "--score", "x", "--members", "b.csv", "--nonmembers", "b.csv", "--sensitive", "x"],
+    ["audit", "verify", "b.csv", "--trust", "b.csv"],
+    ["audit", "verify", "b.csv", "--trust", "b.csv", "--run", "."],
     ["audit", "training", "x:y"],
     ["audit", "training", "x:y", "--data", "no.csv", "--label", "y"],
     ["audit", "training", "x:y", "--data", "b.csv", "--label", "z"],
@@ -197,12 +224,32 @@ def test_refusals_load_nothing_heavy(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("x,y\n1,0\n")
     code = (
         "import sys\nfrom click.testing import CliRunner\nfrom privfair.cli import cli\n"
-        f"codes = [CliRunner().invoke(cli, one).exit_code for one in {REFUSED!r}]\n"
-        "print(all(codes), sorted({'torch', 'scipy', 'sklearn', 'pandas'} & set(sys.modules)))"
+        f"answers = [CliRunner().invoke(cli, one) for one in {REFUSED!r}]\n"
+        "ended = {type(one.exception).__name__ for one in answers}\n"
+        "print(sorted(ended), sorted({'torch', 'scipy', 'sklearn', 'pandas'} & set(sys.modules)))"
     )
     asked = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **asked)
-    assert done.stdout.strip() == "True []", done.stdout + done.stderr
+    refusals = ["BadData", "InvalidInput", "ManifestRefused", "Refused", "SystemExit"]
+    assert done.stdout.strip() == f"{refusals} []", done.stdout + done.stderr
+
+
+def test_the_audit_of_a_scikit_learn_model_does_not_load_torch(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for name in ("in.csv", "out.csv"):
+        x = random.normal(size=(60, 2))
+        frame = pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": (x[:, 0] + random.normal(size=60) > 0).astype(int)})
+        frame.to_csv(tmp_path / name, index=False)
+    joblib.dump(LogisticRegression().fit(frame[["a", "b"]], frame["y"]), tmp_path / "m.joblib")
+    asked = ["audit", "--model", "m.joblib", "--trust-pickle", "--members", "out.csv", "--nonmembers", "in.csv"]
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom privfair.cli import cli\n"
+        f"answer = CliRunner().invoke(cli, {[*asked, '--label', 'y', '--shadow-models', '4', '--json']!r})\n"
+        "print(answer.exit_code, 'torch' in sys.modules)"
+    )
+    place = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **place)
+    assert done.stdout.strip() == "0 False", done.stdout + done.stderr
 
 
 @pytest.mark.slow

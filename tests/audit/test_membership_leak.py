@@ -15,7 +15,7 @@ from audit.membership.roc import area_value
 from audit.membership.shadow.stacked_linear import StackedLogistic
 from audit.membership.shadow.train import ShadowRecords, random_halves, train_shadow_models
 from audit.membership.signals import Signals
-from audit.membership.targets import TorchTarget
+from audit.membership.torch_targets import TorchTarget
 from audit.report.results import Assignment, AttackName, AuditReport, Conclusion, ShadowDesign
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Relation

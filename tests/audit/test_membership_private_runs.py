@@ -15,7 +15,7 @@ from audit.membership.membership_audit import MembershipOptions, audit_model
 from audit.membership.records import RecordTables
 from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecords
-from audit.membership.targets import RunTarget
+from audit.membership.torch_targets import RunTarget
 from audit.report.results import AuditReport, Conclusion
 from calibrate.manifest.verify import read_unverified
 from tests.audit.membership_worlds import noisy_records

@@ -12,14 +12,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 from torch import nn
 
 from audit.membership.shadow.stacked_linear import StackedLogistic
 from audit.membership.shadow.stacked_module import StackedModule
 from audit.membership.shadow.stacked_perceptron import StackedPerceptron
 from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
-from audit.membership.targets import ClonedEstimator, TorchTarget
+from audit.membership.targets import ClonedEstimator, twin_forest
+from audit.membership.torch_targets import TorchTarget
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from tests.audit.membership_worlds import audited, noisy_records
 from tests.audit.private_shadow_models import StackedPrivateLogistic
@@ -44,6 +48,7 @@ def cases() -> dict[str, tuple[ShadowRecipe, ShadowRecords]]:
         "module": (StackedModule(nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4)), 12, 16), many),
         "module, one output": (StackedModule(nn.Linear(20, 1), 12, 16), two),
         "clones": (ClonedEstimator(LogisticRegression(), many.features), many),
+        "forests": (ClonedEstimator(RandomForestClassifier(8), two.features), two),
     }
 
 
@@ -299,3 +304,37 @@ def test_bad_records_are_refused(features: np.ndarray, labels: np.ndarray, match
 def test_bad_recipes_are_refused(build: Any) -> None:
     with pytest.raises(InvalidInput):
         build()
+
+
+@pytest.mark.parametrize("kind", [RandomForestClassifier, ExtraTreesClassifier])
+def test_a_forest_of_two_classes_is_grown_as_the_regression_that_splits_alike(kind: type[Any]) -> None:
+    """Most trees are the same; all together the two answers differ less than two forests of different seeds do."""
+    records = two_classes(400)
+    forest = kind(60, min_samples_leaf=2, random_state=7)
+    twin, other = twin_forest(forest), clone(forest).set_params(random_state=8)
+    for model in (forest, twin, other):
+        model.fit(records.features, records.labels)
+    assert np.mean([_splits(one) == _splits(two) for one, two in zip(forest, twin, strict=True)]) > 0.5
+    share = forest.predict_proba(records.features)[:, 1]
+    apart = np.abs(twin.predict(records.features) - share).mean()
+    assert apart < np.abs(other.predict_proba(records.features)[:, 1] - share).mean() / 2
+
+
+def _splits(tree: Any) -> list[int]:
+    return list(tree.tree_.feature)
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        RandomForestClassifier(criterion="entropy"),
+        RandomForestClassifier(class_weight="balanced"),
+        RandomForestClassifier(min_impurity_decrease=0.01),
+        RandomForestClassifier(ccp_alpha=0.01),
+        LogisticRegression(),
+        make_pipeline(RandomForestClassifier()),
+    ],
+    ids=str,
+)
+def test_whatever_a_regression_would_grow_otherwise_is_cloned(estimator: Any) -> None:
+    assert twin_forest(estimator) is None

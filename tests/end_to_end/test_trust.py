@@ -16,7 +16,8 @@ from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile, read_tru
 from calibrate.manifest.verify import authenticate, bind, read_unverified
 from privfair.ledger import Ledger, TrustRolledBack
 from privfair.run.folder import RunFolder
-from privfair.run.trusted_plan import FolderTrust, read_folder_plan
+from privfair.run.folder_trust import FolderTrust
+from privfair.run.trusted_plan import read_folder_plan
 from privfair.training import TrustInForce, train
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import FEDSGD, Desk

@@ -18,7 +18,7 @@ from privfair.federation.gather import gather_run, parties_of
 from privfair.federation.guard import GuardOptions
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.run.federated import train_over
-from privfair.run.trusted_plan import FolderTrust
+from privfair.run.folder_trust import FolderTrust
 from privfair.training import TrustInForce
 from privfair.transcript import PartOfRun, Transcript
 from tests.end_to_end.command_line import privfair

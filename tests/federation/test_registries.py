@@ -26,8 +26,8 @@ from privfair.federation.wire import MessageKind, WireMessage, decode
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.run.federated import train_over
 from privfair.run.folder import RunFolder
+from privfair.run.folder_trust import FolderTrust
 from privfair.run.prepare import PreparedRun, prepare_site
-from privfair.run.trusted_plan import FolderTrust
 from privfair.training import TrustInForce
 from privfair.transcript import Transcript
 from tests.end_to_end.command_line import privfair

@@ -18,12 +18,11 @@ from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.recipe import Blueprint
 from privfair.fairness.gaps import count_confusion, emptiness
-from privfair.fairness.measurement import Measurement
+from privfair.fairness.measurement import Measurement, area_under_curve
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair.plan.privacy import Unpriced
 from privfair.run.decision import AS_IT_IS, ThresholdRule, decide, measure_at
-from privfair.run.metrics import area_under_curve
 from tests.privfair.steffle_cases import silo_of, some_state, steffle_for
 
 CLASSES, GROUPS = ("no", "yes"), ("f", "m")
@@ -88,15 +87,15 @@ def test_the_area_agrees_with_scikit_learn() -> None:
     label, _, score = _records()
     ties = np.round(score, 1)
     for values in (score, ties):
-        both = torch.from_numpy(np.stack([1 - values, values], axis=1))
-        assert area_under_curve(both, torch.from_numpy(label)) == pytest.approx(roc_auc_score(label, values))
+        both = np.stack([1 - values, values], axis=1)
+        assert area_under_curve(both, label) == pytest.approx(roc_auc_score(label, values))
     three = np.random.default_rng(1).dirichlet((1, 1, 1), size=300)
     truth = np.random.default_rng(2).integers(3, size=300)
     wanted = roc_auc_score(truth, three, multi_class="ovr")
-    assert area_under_curve(torch.from_numpy(three), torch.from_numpy(truth)) == pytest.approx(wanted)
-    assert area_under_curve(torch.from_numpy(three), torch.zeros(300, dtype=torch.int64)) is None
-    assert area_under_curve(torch.tensor([[0.5, 0.5]]), torch.tensor([1])) is None
-    assert area_under_curve(torch.tensor([[0.5, float("nan")]]), torch.tensor([1])) is None
+    assert area_under_curve(three, truth) == pytest.approx(wanted)
+    assert area_under_curve(three, np.zeros(300, dtype=np.int64)) is None
+    assert area_under_curve(np.array([[0.5, 0.5]]), np.array([1])) is None
+    assert area_under_curve(np.array([[0.5, np.nan]]), np.array([1])) is None
 
 
 def test_a_target_gap_is_kept_by_a_model_that_is_not_empty() -> None:

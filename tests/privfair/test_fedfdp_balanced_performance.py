@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from calibrate.errors import InvalidInput
-from privfair.fairness.clipping import ConvergenceConstants, coefficients, optimal_fairness, psi
+from privfair.fairness.clipping import ConvergenceConstants, coefficients, optimal_fairness
+from privfair.fairness.measurement import psi
 
 NOISY = ConvergenceConstants(
     smoothness=1.0,

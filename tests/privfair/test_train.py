@@ -20,8 +20,8 @@ from calibrate.errors import InvalidInput, ManifestRefused, Refused, Unsupported
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.manifest.trust import read_trust
 from privfair.run.folder import RunFolder
+from privfair.run.folder_trust import FolderTrust
 from privfair.run.replay import read_sessions, replay
-from privfair.run.trusted_plan import FolderTrust
 from privfair.training import prepare
 from privfair.transcript import Transcript
 from tests.privfair.ledgers import open_ledger

@@ -83,7 +83,7 @@ class StackedModule:
         speeds = {name: torch.zeros_like(value) for name, value in parameters.items()}
         orders = OwnOrders(included, seeds)
         for _ in range(self.epochs):
-            rows, weights = orders.shuffle()
+            rows, weights = map(torch.from_numpy, orders.shuffle())
             for start in range(0, rows.shape[1], self.batch):
                 part = slice(start, start + self.batch)
                 own, moving = rows[:, part], weights[:, start] > 0

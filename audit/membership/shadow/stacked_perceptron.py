@@ -73,7 +73,7 @@ class StackedPerceptron:
         speeds = [torch.zeros_like(layer) for layer in layers]
         orders = OwnOrders(included, seeds)
         for _ in range(self.epochs):
-            rows, weights = orders.shuffle()
+            rows, weights = map(torch.from_numpy, orders.shuffle())
             for start in range(0, rows.shape[1], self.batch):
                 part = slice(start, start + self.batch)
                 gradients = _gradients(layers, features[rows[:, part]], labels[rows[:, part]], weights[:, part])

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput, count
@@ -100,10 +98,10 @@ class OwnOrders:
         for weights, own in zip(self._weights, self._own, strict=True):
             weights[: len(own)] = 1.0
 
-    def shuffle(self) -> tuple[Tensor, Tensor]:
+    def shuffle(self) -> tuple[Integers, NDArray[np.float32]]:
         for rows, own, random in zip(self._rows, self._own, self._random, strict=True):
             rows[: len(own)] = random.permutation(own)
-        return torch.from_numpy(self._rows), torch.from_numpy(self._weights)
+        return self._rows, self._weights
 
 
 Progress = Callable[[int, int], None]

@@ -12,9 +12,8 @@ from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTen
 from privfair.algorithms.parts.local_models import OneModel, OneModelAlgorithm, local_change, with_mean_change
 from privfair.algorithms.parts.options import AtLeastZero, DecayedLocalTraining, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
-from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
+from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, require_score
 from privfair.fairness.kernels import kernel_of
-from privfair.fairness.measurement import require_score
 from privfair.fairness.mmd import Strata, conditions, own_gradient
 from privfair.models.model import Model
 
