@@ -20,6 +20,7 @@ from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.participation import declared_sampling, require_population
+from privfair.batches.randomness import SeededWords
 from privfair.data.facts import NothingPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_site_data, load_training_data, site_facts
 from privfair.federation.local_party import PartySetup, require_declared
@@ -229,7 +230,10 @@ def _prepare(signed: SignedPlan, data: TrainingData, own: DataBinding | SiloData
     )
     prepared = planned.under(manifest, signed.envelope)
     setup = prepared.setup  # what is refused below is refused now, before anything is spent
-    if not algorithm.draws:
+    if algorithm.draws:
+        for silo in prepared.silos:
+            algorithm.draw(silo, SeededWords(0, "trial draw"))
+    else:
         for party, units in setup.units.items():
             if party not in setup.sensitive:
                 require_population(party, units, setup.sampling)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.errors import InvalidInput, Refused, UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise
 from privfair.algorithms.fedfdp import FedFdp
 from privfair.contribution import BoundedContribution, Published
@@ -233,6 +233,11 @@ def test_a_run_that_stops_between_predictions_and_updates_goes_on(
     [
         ('kernel = "energy"', UnsupportedCombination, "Gaussian kernel"),
         ("kernel-width = 0.001", InvalidInput, "wider kernel"),
+        (
+            'correction = "none"\ncriterion = "conditional-parity"\ncondition-feature = 0\ncondition-cut = 5.0\n',
+            Refused,
+            "fewer records",
+        ),
     ],
 )
 def test_a_private_run_that_cannot_be_private_spends_nothing(
