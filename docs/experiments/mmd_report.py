@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from mmd_cells import SYNTHETIC_TASK, UNEQUAL_TASK
+from mmd_private import EPSILONS, PLUG_IN, TRACKING, WEIGHTS, PrivateRow
 from mmd_settings import ABLATION_WEIGHT, FEWER_SAMPLES, PRIVATE, REAL, Method, RealTask
 from mmd_stacked import CurvePoint
 from mmd_training import Row
@@ -17,6 +19,12 @@ from seed_intervals import Interval
 from stacked import Wide
 
 _COMPARED = (Method.OURS, Method.LOCAL, Method.FAIRFED, Method.FEDFB, Method.AGNOSTIC, Method.BLIND, Method.CENTRAL)
+_PRIVATE_LIMITS = (0.3, 0.2, 0.1, 0.05)
+_PRIVATE_PAIRS = (
+    "function tracking, weight 0, less always the majority",
+    "fair-plugin, no rule, less always the majority",
+    "function tracking, weight 20 less weight 0",
+)
 _SHOWN_ROUNDS = (0, 1, 5, 10, 25)
 _WORDS = ("ahead", "behind", "undecided", "not reached")
 
@@ -29,7 +37,7 @@ class Point:
     method: str
     knob: float
     own: float
-    rows: tuple[Row, ...]
+    rows: tuple[Row | PrivateRow, ...]
 
     @property
     def accuracy(self) -> Interval:
@@ -40,8 +48,8 @@ class Point:
         return Interval.of(row.parity_gap for row in self.rows)
 
 
-def points_of(rows: list[Row]) -> list[Point]:
-    groups: dict[tuple[str, str, float, float], list[Row]] = defaultdict(list)
+def points_of(rows: Sequence[Row | PrivateRow]) -> list[Point]:
+    groups: dict[tuple[str, str, float, float], list[Row | PrivateRow]] = defaultdict(list)
     for row in rows:
         groups[row.task, row.method, row.knob, row.own].append(row)
     return [Point(*key, tuple(sorted(own, key=lambda row: row.seed))) for key, own in groups.items()]
@@ -56,8 +64,8 @@ class Front:
     gap: Wide
 
     @classmethod
-    def of(cls, rows: list[Row], task: str, method: Method) -> Front | None:
-        points = points_of([row for row in rows if (row.task, row.method) == (task, method.value)])
+    def of(cls, rows: Sequence[Row | PrivateRow], task: str, method: str) -> Front | None:
+        points = points_of([row for row in rows if (row.task, row.method) == (task, method)])
         if not points:
             return None
         seeds = tuple(row.seed for row in points[0].rows)
@@ -97,7 +105,9 @@ def difference_at(one: Front, other: Front, limit: float) -> Interval | None:
     return Interval(whole, float(student.ppf(0.975, number - 1)) * deviation)
 
 
-def write_report(rows: list[Row], curve: list[CurvePoint], template: Path, page: Path) -> Path:
+def write_report(
+    rows: list[Row], private_rows: list[PrivateRow], curve: list[CurvePoint], template: Path, page: Path
+) -> Path:
     points = points_of(rows)
     synthetic = [p for p in points if p.task == SYNTHETIC_TASK]
     private = {method.value for method in PRIVATE}
@@ -112,6 +122,9 @@ def write_report(rows: list[Row], curve: list[CurvePoint], template: Path, page:
         "reading": "\n".join(_reading(rows)),
         "fewer-scores": _fewer(points),
         "curve": _curve(curve),
+        "private-real": _private_real(private_rows),
+        "private-limits": _private_limits(private_rows),
+        "private-reading": _private_reading(rows, private_rows),
     }
     for task in REAL:
         own = [p for p in points if p.task == task.name]
@@ -144,6 +157,59 @@ def _private(points: list[Point]) -> str:
     return "\n".join(lines)
 
 
+def _private_real(rows: list[PrivateRow]) -> str:
+    """Private models on real data, every weight and target."""
+    lines = ["| data | method | epsilon | weight, or target gap | accuracy | parity gap | seeds |", "|" + "---|" * 7]
+    for task in REAL:
+        for method, epsilon in [
+            (PLUG_IN, None),
+            *((method, one) for one in EPSILONS for method in (TRACKING, PLUG_IN)),
+        ]:
+            own = [row for row in rows if (row.task, row.method, row.epsilon) == (task.name, method, epsilon)]
+            for p in points_of(own):
+                knob = "no rule" if method == PLUG_IN and p.knob == 1 else f"{p.knob:g}"
+                cost = "none" if epsilon is None else f"{max(row.true_epsilon for row in p.rows):.3f}"
+                cells = (task.name, method, cost, knob, p.accuracy.text(), p.parity_gap.text(), str(len(p.rows)))
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _private_limits(rows: list[PrivateRow]) -> str:
+    """Both methods at equal gap and epsilon; how far the plug-in is ahead, by the jackknife over seeds."""
+    lines = [f"| data | epsilon | parity gap at most | {TRACKING} | {PLUG_IN} | plug-in ahead by |", "|" + "---|" * 6]
+    for task in REAL:
+        for epsilon in EPSILONS:
+            own = [row for row in rows if row.epsilon == epsilon]
+            theirs, ours = (Front.of(own, task.name, method) for method in (TRACKING, PLUG_IN))
+            if theirs is None or ours is None:
+                continue
+            for limit in _PRIVATE_LIMITS:
+                reached = [front.at(limit) for front in (theirs, ours)]
+                apart = difference_at(ours, theirs, limit)
+                told = ["not reached" if one is None else f"{one:.3f}" for one in reached]
+                verdict = "" if apart is None else _verdict(apart)
+                cells = (task.name, f"{epsilon:g}", f"{limit:g}", *told, verdict)
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _private_reading(plain: list[Row], rows: list[PrivateRow]) -> str:
+    """Seed by seed: whether the models beat the constant answer, and what the largest weight changes."""
+    lines = ["| data | epsilon | " + " | ".join(_PRIVATE_PAIRS) + " |", "|---|---|" + "---|" * len(_PRIVATE_PAIRS)]
+    for task in REAL:
+        constant = [p for p in points_of(plain) if (p.task, p.method) == (task.name, Method.BLIND.value)]
+        most = max((p for p in constant if p.knob in (0.0, 1.01)), key=lambda p: p.accuracy.mean)
+        for epsilon in EPSILONS:
+            own = points_of([row for row in rows if (row.task, row.epsilon) == (task.name, epsilon)])
+            of = {(p.method, p.knob): p for p in own}
+            if not of:
+                continue
+            without, strongest = of[TRACKING, WEIGHTS[0]], of[TRACKING, WEIGHTS[-1]]
+            found = (_against(without, most), _against(of[PLUG_IN, 1.0], most), _against(strongest, without))
+            lines.append(f"| {task.name} | {epsilon:g} | " + " | ".join(found) + " |")
+    return "\n".join(lines)
+
+
 def _kept(points: list[Point]) -> str:
     """The claim of Figure 2: who keeps accuracy while the weight grows."""
     said = []
@@ -166,7 +232,7 @@ def _majority(points: list[Point]) -> str:
 
 def _limits(rows: list[Row], task: RealTask) -> str:
     """Each method's accuracy at a mean gap, and how far function tracking is ahead of it there."""
-    fronts = {method: Front.of(rows, task.name, method) for method in _COMPARED}
+    fronts = {method: Front.of(rows, task.name, method.value) for method in _COMPARED}
     ours = fronts[Method.OURS]
     lines = [
         "| parity gap at most | " + " | ".join(method.value for method in _COMPARED) + " |",

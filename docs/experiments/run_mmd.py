@@ -36,6 +36,7 @@ def main() -> None:
 def _run(chosen: argparse.Namespace, results: Path) -> None:
     """Job by job; what stands in the file already is not trained again, so an interrupted run goes on."""
     from mmd_cells import jobs, real_cell, run_job
+    from mmd_private import CHOSEN, PrivateRow, run_seed
     from mmd_settings import CURVE_WEIGHT, REAL, SAMPLES, SEEDS
     from mmd_stacked import CurvePoint, loss_curve
     from mmd_training import Row
@@ -48,6 +49,12 @@ def _run(chosen: argparse.Namespace, results: Path) -> None:
         rows += found
         print(found[-1], file=sys.stderr, flush=True)
         save_rows(rows, results)
+    private = load_rows(PrivateRow, _private_of(results))
+    for seed in range(limit):
+        for setting in CHOSEN:
+            if (setting.task, seed) not in {(row.task, row.seed) for row in private}:
+                private += run_seed(setting, seed)
+                save_rows(private, _private_of(results))
     path, task = _curve_of(results), REAL[0].name
     curve = load_rows(CurvePoint, path)
     for seed in sorted(set(range(limit)) - {point.seed for point in curve}):
@@ -59,8 +66,13 @@ def _curve_of(results: Path) -> Path:
     return results.with_name("mmd-curve.json.gz")
 
 
+def _private_of(results: Path) -> Path:
+    return results.with_name("mmd-private.json.gz")
+
+
 def _write(results: Path, out: Path) -> None:
     from mmd_plots import draw_curve, draw_fronts, draw_synthetic
+    from mmd_private import PrivateRow
     from mmd_report import write_report
     from mmd_stacked import CurvePoint
     from mmd_training import Row
@@ -70,7 +82,8 @@ def _write(results: Path, out: Path) -> None:
     draw_synthetic(rows, out / "mmd-synthetic.svg")
     draw_fronts(rows, out / "mmd-fronts.svg")
     draw_curve(curve, out / "mmd-curve.svg")
-    print(write_report(rows, curve, HERE / "mmd-template.md", out / "mmd.md"))
+    private = load_rows(PrivateRow, _private_of(results))
+    print(write_report(rows, private, curve, HERE / "mmd-template.md", out / "mmd.md"))
 
 
 if __name__ == "__main__":
