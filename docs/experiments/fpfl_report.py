@@ -16,8 +16,8 @@ from fpfl_settings import (
     EVERYBODY,
     FPFL,
     LADDER,
-    MAJORITY,
     MMDM,
+    NO_NOISE,
     PFL,
     PLUG_IN,
     RUNGS,
@@ -25,6 +25,8 @@ from fpfl_settings import (
     SGD,
     STEPS,
     TOLERANCE,
+    WEIGHTED,
+    WEIGHTED_STEPS,
     Rung,
 )
 from fpfl_training import Row
@@ -177,7 +179,7 @@ def _tolerance(points: list[Point]) -> str:
 
 def _everybody(rows: list[Row]) -> str:
     """All users in every round, beside FPFL with and without the steps, and the controls."""
-    names = [how.name if how.name == MAJORITY else how.at(b) for how in EVERYBODY for b in how.thresholds]
+    names = [rung.at(threshold) for rung in EVERYBODY for threshold in rung.thresholds]
     names[2:2] = [PLUG_IN.name, PLUG_IN.without_rule]
     kinds = [(FPFL.name, FPFL.cohort), (STEPS.name, STEPS.cohort), *((name, None) for name in names)]
     found = {name: [row for row in rows if row.rung == name and cohort in (None, row.cohort)] for name, cohort in kinds}
@@ -186,7 +188,7 @@ def _everybody(rows: list[Row]) -> str:
         if found[name]:
             lines.append(_line(_cells(name if cohort is None else f"{name}, m = {cohort}", found[name])))
     lines.append("")
-    plain, weighted, without = EVERYBODY[0].name, EVERYBODY[1].name, EVERYBODY[2].name
+    plain, weighted, without = WEIGHTED.name, WEIGHTED_STEPS.name, NO_NOISE.name
     for mine, theirs in (
         (STEPS.name, FPFL.name),
         (plain, FPFL.name),
@@ -240,7 +242,7 @@ def draw(rows: list[Row], path: Path) -> Path:
             )
             if point.rung.paper is not None:
                 panel.plot(point.rung.paper[1], point.rung.paper[0], "o", mfc="none", color=colour)
-        for how in (*EVERYBODY[:2], PLUG_IN) if cohort == 1000 else ():
+        for how in (WEIGHTED, WEIGHTED_STEPS, PLUG_IN) if cohort == 1000 else ():
             found = [row for row in rows if row.rung == how.name]
             gap, accuracy = over(found, "fnr_gap"), over(found, "accuracy")
             errors = {"xerr": gap.half, "yerr": accuracy.half, "elinewidth": 0.7}

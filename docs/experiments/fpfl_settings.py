@@ -19,6 +19,8 @@ TOLERANCE = 0.02
 RECORDS_PER_USER = 2.0
 CENTRAL_BATCH = 400
 SEEDS = 10
+USERS = 15_074
+"""Of every split: half of its training records."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,20 @@ class Rung:
     hidden: tuple[int, ...] = SHALLOW
     printed: bool = False
     """Noise by the paper's own formula, cohorts of fixed size: what it calls epsilon = 2."""
+    weight: float = 1.0
+    """How often women of the positive class count."""
+    momentum: float = 0.0
+    cosine: bool = False
+    thresholds: tuple[float, ...] = (0.0,)
+    """Log-odds above which the answer is yes, for everybody alike; each is measured on the same model."""
 
     @property
     def title(self) -> str:
-        return self.name if self.cohort is None else f"{self.name}, m = {self.cohort}"
+        return self.name if self.cohort in (None, USERS) else f"{self.name}, m = {self.cohort}"
+
+    def at(self, threshold: float) -> str:
+        """The name of its row at this threshold."""
+        return self.name if threshold == 0 or self.name == MAJORITY else f"{self.name}, yes above {threshold:g}"
 
 
 SGD = Rung("SGD", None, 1000, False, None, False, 0.1, 0.01, (0.857, 0.071))
@@ -112,47 +124,50 @@ def _printed(rung: Rung) -> Rung:
 DEEP_LADDER = tuple(_deep(rung) for rung in LADDER if (rung.name, rung.cohort) in _DEEP_PAPER)
 AS_PRINTED = tuple(_printed(rung) for rung in DEEP_LADDER if rung.private and (rung.fair or rung.cohort == 200))
 """But for PFL with m = 1000, a thousand rounds of which take half a minute per split."""
-RUNGS = (*LADDER, *DEEP_LADDER, *AS_PRINTED)
-ALL_SPLITS = (PFL, FPFL, SELECTED, STEPS)
-"""Trained on all splits, like `EVERYBODY`; the rest of the ladder on five, deep and printed ones on three."""
+
+
+def _everybody(name: str, steps: bool, weight: float, private: bool, thresholds: tuple[float, ...] = (0.0,)) -> Rung:
+    """All users in every round: logistic, no constraint, positive women counted `weight` times."""
+    return Rung(
+        name,
+        USERS,
+        100,
+        fair=False,
+        clip=6.0,
+        private=private,
+        learning_rate=4.0,
+        smoothing=1.0,
+        choice=ModelChoice.TAIL_AVERAGE,
+        steps=steps,
+        hidden=(),
+        weight=weight,
+        momentum=0.9,
+        cosine=True,
+        thresholds=thresholds,
+    )
+
+
+MAJORITY = "always no"
+WEIGHTED = _everybody("everybody, weighted", False, 1.3, True)
+WEIGHTED_STEPS = _everybody("everybody, weighted, steps", True, 1.3, True)
+NO_NOISE = _everybody("everybody, weighted, steps, no noise", True, 1.3, False)
+EVERYBODY = (
+    WEIGHTED,
+    WEIGHTED_STEPS,
+    NO_NOISE,
+    _everybody("everybody, steps, no noise", True, 1.0, False, (0.0, -0.5, -1.0)),
+    replace(_everybody(MAJORITY, True, 1.0, False, (1e9,)), rounds=1),
+)
+"""Two methods and their controls: the same without noise, without weights, with a threshold that is blind to the group,
+and always the answer of the majority."""
+RUNGS = (*LADDER, *DEEP_LADDER, *AS_PRINTED, *EVERYBODY)
+ALL_SPLITS = (PFL, FPFL, SELECTED, STEPS, WEIGHTED, WEIGHTED_STEPS, *DEEP_LADDER, *AS_PRINTED)
+"""Trained on all splits, like `PLUG_IN`; the rest on five."""
 
 
 def splits_of(rung: Rung) -> int:
     """On how many splits a rung is trained."""
-    return SEEDS if rung in ALL_SPLITS else 5 if rung in LADDER else 3
-
-
-@dataclass(frozen=True)
-class Everybody:
-    """All users in every round: logistic, clipped sums of whole users, positive women counted `weight` times."""
-
-    name: str
-    steps: bool
-    weight: float = 1.3
-    rounds: int = 100
-    clip: float = 6.0
-    learning_rate: float = 2.0
-    momentum: float = 0.9
-    private: bool = True
-    thresholds: tuple[float, ...] = (0.0,)
-    """Log-odds above which the answer is yes, for everybody alike; each is measured on the same model."""
-    splits: int = SEEDS
-
-    def at(self, threshold: float) -> str:
-        """The name of its row at this threshold."""
-        return self.name if threshold == 0 else f"{self.name}, yes above {threshold:g}"
-
-
-MAJORITY = "always no"
-EVERYBODY = (
-    Everybody("everybody, weighted", False),
-    Everybody("everybody, weighted, steps", True),
-    Everybody("everybody, weighted, steps, no noise", True, private=False, splits=5),
-    Everybody("everybody, steps, no noise", True, 1.0, private=False, thresholds=(0.0, -0.5, -1.0), splits=5),
-    Everybody(MAJORITY, True, 1.0, rounds=1, private=False, thresholds=(1e9,), splits=5),
-)
-"""Two methods and their controls: the same without noise, without weights, with a threshold that is blind to the group,
-and always the answer of the majority."""
+    return SEEDS if rung in ALL_SPLITS else 5
 
 
 @dataclass(frozen=True)
@@ -172,6 +187,7 @@ class PlugIn:
     """Of the squared budget for the model of the group, for the groups' rates and for the rule's histogram."""
     bins: int = 12
     reach: float = 1.5
+    cohort: int = USERS
 
     @property
     def without_rule(self) -> str:

@@ -9,18 +9,7 @@ from time import process_time
 import numpy as np
 import torch
 from engine_run import Signed, promised, train, unpromised
-from fpfl_settings import (
-    CENTRAL_BATCH,
-    EPSILON,
-    MAJORITY,
-    RECORDS_PER_USER,
-    TEST_FRACTION,
-    TOLERANCE,
-    Everybody,
-    PlugIn,
-    Rung,
-)
-from scipy.special import expit
+from fpfl_settings import CENTRAL_BATCH, EPSILON, RECORDS_PER_USER, TEST_FRACTION, TOLERANCE, PlugIn, Rung
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
@@ -32,7 +21,6 @@ from calibrate.theorems.printed import fixed_size_sigma
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
-from privfair.algorithms.parts.descent import DescentRule, Iterate
 from privfair.data.benchmark_files import BenchmarkScaling
 from privfair.data.benchmarks import Benchmark
 from privfair.data.training_data import USERS, TrainingData, load_training_data
@@ -100,20 +88,23 @@ def load_split(seed: int, steps: bool = False) -> Split:
     return Split(load_training_data(plan))
 
 
-def run_one(how: Rung | Everybody | PlugIn, split: Split, seed: int) -> list[Row]:
-    """Train one way of any kind and measure what it gives."""
-    if isinstance(how, Everybody):
-        return run_everybody(how, split, seed)
-    return run_plug_in(how, split, seed) if isinstance(how, PlugIn) else [run_rung(how, split, seed)]
+def run_one(how: Rung | PlugIn, split: Split, seed: int) -> list[Row]:
+    """Train one way of either kind and measure what it gives."""
+    return run_plug_in(how, split, seed) if isinstance(how, PlugIn) else run_rung(how, split, seed)
 
 
-def run_rung(rung: Rung, split: Split, seed: int) -> Row:
-    """Train one rung and measure its model."""
+def run_rung(rung: Rung, split: Split, seed: int) -> list[Row]:
+    """Train one rung and measure its model, at each of its thresholds."""
     start, (algorithm, silo) = process_time(), _built(rung, split, seed)
     budget = _budget(split.number_of_users, rung) if rung.private else None
     signed = _signed(algorithm, rung, split, silo, budget)
-    theta = train(algorithm, signed, (silo,), seed)
-    return _row(rung.name, rung.cohort, seed, split, budget, split.measure(algorithm.model, theta), start)
+    theta, rows = train(algorithm, signed, (silo,), seed), []
+    for threshold in rung.thresholds:
+        shifted = theta.clone()
+        shifted[-1] -= threshold  # the last parameter moves the log-odds where there is more than one threshold
+        measured = split.measure(algorithm.model, shifted if threshold else theta)
+        rows.append(_row(rung.at(threshold), rung.cohort, seed, split, budget, measured, start))
+    return rows
 
 
 def _row(
@@ -159,38 +150,6 @@ def _costs(budget: CertifiedBudget) -> tuple[float, float]:
     return added, replaced
 
 
-def run_everybody(how: Everybody, split: Split, seed: int) -> list[Row]:
-    """Full participation: `rounds` sums over all users, each user's gradient clipped as a whole, noise on the sum."""
-    start, users = process_time(), split.number_of_users
-    budget = _everybody_budget(users, how) if how.private else None
-    sigma = 0.0 if budget is None else budget.values[0].sigma
-    assert sigma is not None
-    x, y, s = split.users.x.numpy(), split.users.y.numpy().astype(np.float32), split.users.s.numpy()
-    assert split.users.unit_of_row is not None
-    order = np.argsort(split.users.unit_of_row.numpy(), kind="stable")
-    owner = split.users.unit_of_row.numpy()[order]
-    first = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
-    wide = np.c_[x, np.ones(len(x))].astype(np.float32)[order]
-    y, counted = y[order], np.where((y == 1) & (s == 0), how.weight, 1.0).astype(np.float32)[order]
-    rule = DescentRule(how.learning_rate, how.momentum, iterate=Iterate.TAIL_AVERAGE, rounds=how.rounds, cosine=True)
-    at, random = rule.start(torch.zeros(wide.shape[1], dtype=torch.float64)), np.random.default_rng((seed, 11))
-    for _ in range(how.rounds):
-        residual = (expit(wide @ at.theta.numpy().astype(np.float32)) - y) * counted
-        of_users = np.add.reduceat(wide * residual[:, None], first, axis=0)
-        lengths = np.linalg.norm(of_users, axis=1)
-        total = np.minimum(1, how.clip / np.maximum(lengths, 1e-9)) @ of_users
-        noisy = total + random.normal(0, sigma, len(total))
-        at = rule.advance(at, torch.from_numpy(noisy / users))
-    rows = []
-    for threshold in how.thresholds:
-        theta = rule.model(at).clone()
-        theta[-1] -= threshold
-        measured = split.measure(LogisticRegression(x.shape[1]), theta)
-        name = how.name if how.name == MAJORITY else how.at(threshold)
-        rows.append(_row(name, users, seed, split, budget, measured, start))
-    return rows
-
-
 def run_plug_in(how: PlugIn, split: Split, seed: int) -> list[Row]:
     """The engine's run of `fair-plugin` for users: its rule, and its model of the outcome without the rule."""
     start, users = process_time(), split.number_of_users
@@ -206,61 +165,78 @@ def run_plug_in(how: PlugIn, split: Split, seed: int) -> list[Row]:
 
 def plug_in(how: PlugIn, split: Split, seed: int) -> FairPlugin:
     """The algorithm as `how` sets it up for the users of this split."""
-    options = FairPluginOptions(
+    options = plug_in_options(how)
+    model, clips = LogisticRegression(split.users.x.shape[1]), Clips(how.clip, how.group_clip, how.count_clip)
+    return FairPlugin(model, model, options, split.number_of_users, how.rounds, clips, seed=seed)
+
+
+def plug_in_options(how: PlugIn) -> FairPluginOptions:
+    """What a plan's [training] would say of it."""
+    return FairPluginOptions(
         notion=Independence.EQUAL_OPPORTUNITY,
         target_gap=how.target_gap,
         learning_rate=how.learning_rate,
         bins=how.bins,
         reach=how.reach,
     )
-    model, clips = LogisticRegression(split.users.x.shape[1]), Clips(how.clip, how.group_clip, how.count_clip)
-    return FairPlugin(model, model, options, split.number_of_users, how.rounds, clips, seed=seed)
+
+
+def plug_in_plan(how: PlugIn) -> FairPluginPlan:
+    """What a plan's [privacy] would say of it."""
+    clips = (how.clip, how.group_clip, how.count_clip)
+    return FairPluginPlan(how.rounds, Protected.USER, 2, *clips, *how.shares)
 
 
 @lru_cache
 def _plug_in_budget(users: int, how: PlugIn) -> CertifiedBudget:
-    clips = (how.clip, how.group_clip, how.count_clip)
-    return calibrate_plan(FairPluginPlan(how.rounds, Protected.USER, 2, *clips, *how.shares), _target(users))
-
-
-@lru_cache
-def _everybody_budget(users: int, how: Everybody) -> CertifiedBudget:
-    return calibrate_plan(FpflPlan(users, users, how.rounds, how.clip, CohortSampling.POISSON), _target(users))
+    return calibrate_plan(plug_in_plan(how), _target(users))
 
 
 def _target(users: int) -> EpsilonDelta:
     return EpsilonDelta(EPSILON, 1 / users)
 
 
-def _built(rung: Rung, split: Split, seed: int) -> tuple[Fpfl, SiloTensors]:
-    central = rung.cohort is None
-    options = FpflOptions(
+def options_of(rung: Rung) -> FpflOptions:
+    """What a plan's [training] would say of this rung."""
+    return FpflOptions(
         learning_rate=rung.learning_rate,
+        momentum=rung.momentum,
+        cosine=rung.cosine,
         notion=FairnessNotion.FALSE_NEGATIVE_RATE if rung.fair else FairnessNotion.NONE,
         tolerance=TOLERANCE,
         multiplier_rate=rung.multiplier_rate,
         damping=rung.damping,
         choice=rung.choice,
         smoothing=rung.smoothing,
-        records_per_user=1.0 if central else RECORDS_PER_USER,
+        records_per_user=1.0 if rung.cohort is None else RECORDS_PER_USER,
+        group_weight=((1.0, 1.0), (rung.weight, 1.0)) if rung.weight != 1 else (),
     )
-    model = Perceptron(split.users.x.shape[1], rung.hidden)
+
+
+def plan_of(rung: Rung, users: int) -> FpflPlan:
+    """What a plan's [privacy] would say of this rung."""
+    assert rung.cohort is not None
+    assert rung.clip is not None
+    sampling = CohortSampling.FIXED if rung.printed else CohortSampling.POISSON
+    return FpflPlan(users, rung.cohort, rung.rounds, rung.clip, sampling)
+
+
+def _built(rung: Rung, split: Split, seed: int) -> tuple[Fpfl, SiloTensors]:
+    central, width = rung.cohort is None, split.users.x.shape[1]
+    model = Perceptron(width, rung.hidden) if rung.hidden else LogisticRegression(width)
     cohort = float(CENTRAL_BATCH if rung.cohort is None else rung.cohort)
     # In one place every record is on its own.
     silo = replace(split.users, unit_of_row=None) if central else split.users
-    return Fpfl(model, options, 2, cohort, rung.clip, seed), silo
+    return Fpfl(model, options_of(rung), 2, cohort, rung.clip, seed, rung.rounds), silo
 
 
 @lru_cache
 def _budget(users: int, rung: Rung) -> CertifiedBudget:
-    assert rung.cohort is not None
-    assert rung.clip is not None
+    plan = plan_of(rung, users)
     if not rung.printed:
-        return calibrate_plan(
-            FpflPlan(users, rung.cohort, rung.rounds, rung.clip, CohortSampling.POISSON), _target(users)
-        )
+        return calibrate_plan(plan, _target(users))
+    assert rung.cohort is not None
     sigma = fixed_size_sigma(rung.cohort / users, rung.rounds, EPSILON, 1 / users, _LARGEST_ORDER)
-    plan = FpflPlan(users, rung.cohort, rung.rounds, rung.clip, CohortSampling.FIXED)
     cost = price_plan(plan, 1 / users, noise_multipliers={plan.values()[0].name: sigma}).upper
     return calibrate_plan(plan, EpsilonDelta(cost, 1 / users))
 

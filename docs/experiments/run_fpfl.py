@@ -32,19 +32,16 @@ def main() -> None:
 
 def _run(seeds: int | None, results: Path) -> None:
     """What all splits are trained on first; what stands in the file is not trained again, so a broken run goes on."""
-    from fpfl_settings import ALL_SPLITS, EVERYBODY, LADDER, PLUG_IN, RUNGS, SEEDS, Rung, splits_of
+    from fpfl_settings import ALL_SPLITS, PLUG_IN, RUNGS, SEEDS, splits_of
     from fpfl_training import Row, load_split, run_one
     from seed_intervals import load_rows, save_rows
 
     rows = load_rows(Row, results)
-    done = {(row.split, row.rung, row.cohort) for row in rows} | {(row.split, row.rung, None) for row in rows}
-    wanted = [(seed, how) for seed in range(SEEDS) for how in (*ALL_SPLITS, *EVERYBODY[:2])]
-    wanted += [(seed, how) for seed in range(SEEDS) for how in EVERYBODY[2:] if seed < how.splits]
-    wanted += [(seed, PLUG_IN) for seed in range(SEEDS)]
-    rest = [(seed, how) for seed in range(SEEDS) for how in RUNGS if how not in ALL_SPLITS and seed < splits_of(how)]
-    wanted += sorted(rest, key=lambda job: (job[1] in LADDER and not job[1].private, job[1].printed, job[0]))
+    done = {(row.split, row.rung, row.cohort) for row in rows}
+    wanted = [(seed, how) for seed in range(SEEDS) for how in (*ALL_SPLITS, PLUG_IN)]
+    wanted += [(seed, how) for seed in range(SEEDS) for how in RUNGS if how not in ALL_SPLITS and seed < splits_of(how)]
     for seed, how in wanted:
-        if seed >= (seeds or SEEDS) or (seed, how.name, how.cohort if isinstance(how, Rung) else None) in done:
+        if seed >= (seeds or SEEDS) or (seed, how.name, how.cohort) in done:
             continue
         rows += run_one(how, load_split(seed, how.steps), seed)
         save_rows(sorted(rows, key=lambda row: row.split), results)

