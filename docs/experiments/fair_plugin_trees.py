@@ -12,16 +12,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 from fair_plugin_report import DISTILLED, TREES, Row
-from run_fair_plugin import TARGETS, rule_scores, train
-from steffle_settings import SETTINGS, SILOS
-from steffle_split import _whole
+from run_fair_plugin import TARGETS, load_silos, rule_scores, train
 from torch import Tensor
 
 from calibrate.privacy_unit import Protected
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import FairPluginOptions
 from privfair.algorithms.parts.tree_growing import TreesInTurn, Turns
-from privfair.data.partition import Heterogeneous, cut_into_silos, split_silos
 from privfair.models.trees import BoostedTrees
 
 EPSILONS = (0.25, 0.5, 1.0)
@@ -33,14 +30,7 @@ DISTILLED_AT = 1.0
 
 def run_trees(setting_name: str, split: int) -> Iterator[Row]:
     """All rows of one split; `no rule` (target 1) is the trees' own answer."""
-    setting = next(one for one in SETTINGS if one.name == setting_name)
-    parts = split_silos(cut_into_silos(_whole(setting), Heterogeneous(SILOS, setting.age, 0.0), split), split)
-    silos = [
-        SiloTensors(s.name, *(torch.from_numpy(np.array(t)) for t in (s.data.features, s.data.label, s.data.group)))
-        for s in parts.train
-    ]
-    held = parts.test.pooled()
-    x, y, s = torch.from_numpy(np.array(held.features)), np.array(held.label), np.array(held.group)
+    silos, (x, y, s) = load_silos(setting_name, split)
     model = BoostedTrees(x.shape[1], NUMBER, LEAVES)
     growing = TreesInTurn(model, Turns(tuple(silo.name for silo in silos)), FairPluginOptions().tree_rate)
     forest = grow_forest(growing, silos)

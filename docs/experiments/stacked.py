@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy import special
 
 from calibrate.arrays import Floats
 from privfair.algorithms.parts.descent import DescentRule
@@ -311,21 +312,26 @@ def logistic_descents(
     sigmas: NDArray[np.floating],
     rule: DescentRule,
     random: np.random.Generator,
+    units: int | None = None,
+    softmax: bool = False,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Many logistic descents at once, one per column of `targets`: the means of the last quarter of the iterates.
 
-    They are returned before and after the last step. `sigmas` are of the sum over all silos, one per column.
+    They are returned before and after the last step. `sigmas` are of the sum over all silos, one per column; sums are
+    divided by `units`, or by the number of records. With `softmax` the columns are the classes of one model.
     """
     wide = np.c_[x, np.ones(len(x))].astype(np.float32)
+    chances = partial(special.softmax, axis=1) if softmax else special.expit
     norms = np.linalg.norm(wide, axis=1)[:, None]
     theta = np.zeros((wide.shape[1], targets.shape[1]))
     velocity, mean, kept, before = np.zeros_like(theta), np.zeros_like(theta), 0, theta
     for step in range(rule.rounds):
-        residual = expit(wide @ theta.astype(np.float32)) - targets
+        residual = chances(wide @ theta.astype(np.float32)) - targets
         if clip is not None:
-            residual *= np.minimum(1, clip / np.maximum(np.abs(residual) * norms, 1e-12))
+            lengths = np.linalg.norm(residual, axis=1, keepdims=True) if softmax else np.abs(residual)
+            residual *= np.minimum(1, clip / np.maximum(lengths * norms, 1e-12))
         gradient = (wide.T @ residual).astype(np.float64) + random.normal(0, 1, theta.shape) * sigmas
-        velocity = rule.momentum * velocity + gradient / len(x)
+        velocity = rule.momentum * velocity + gradient / (units or len(x))
         theta = theta - rule.rate(step) * (1 - rule.momentum) * velocity
         if step + 1 > rule.rounds - max(1, rule.rounds // 4):
             before, kept = mean, kept + 1

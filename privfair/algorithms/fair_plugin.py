@@ -61,8 +61,8 @@ class FairPluginOptions(Options):
     bins: Count = 24
     """How many strengths of the rule are tried, evenly spaced from 0 to `reach`."""
     reach: Positive | None = None
-    """The strongest rule that is tried: 1.6, and 4 for equal opportunity, unless given. At 1 a sure record whose group
-    is sure gives up all it has to spare."""
+    """The strongest rule that is tried: 1.6, and 4 for equal opportunity or more than two groups, unless given. At 1 a
+    sure record whose group is sure gives up all it has to spare."""
     positive_class: Whole = 1
     least_share: OpenUnit = 0.01
     """A group's noisy share of all records is held above this before anything is divided by it."""
@@ -200,7 +200,7 @@ class FairPlugin(Algorithm[FairPluginState]):
     @cached_property
     def strength(self) -> RuleStrength:
         """Which strengths of the rule are tried."""
-        own, usual = self.options, 4.0 if self.rule.opportunity else 1.6
+        own, usual = self.options, 4.0 if self.rule.opportunity or self.groups > 2 else 1.6
         reach = usual if own.reach is None else own.reach
         return RuleStrength(self.rule, own.bins, reach, own.target_gap, own.least_share, self.clips is not None)
 

@@ -51,14 +51,20 @@ def test_the_readme_and_the_planner_tell_what_the_rows_say() -> None:
 
 @needs_benchmarks
 @pytest.mark.slow
-@pytest.mark.parametrize(("split", "trees"), [(0, False), (2, True)], ids=["linear", "trees"])
-def test_fair_plugin(split: int, trees: bool) -> None:
-    runner = _module("run_fair_plugin")
+@pytest.mark.parametrize("kind", ["linear", "pay-once", "trees", "equal opportunity"])
+def test_fair_plugin(kind: str) -> None:
+    runner, trees, notions = map(_module, ("run_fair_plugin", "fair_plugin_trees", "fair_plugin_notions"))
+    cells = {
+        "linear": ("credit-card", 0, lambda: runner.run_split("credit-card", 0)),
+        "pay-once": ("credit-card", 0, lambda: runner.run_pay_once("credit-card", 0)),
+        "trees": ("credit-card", 2, lambda: trees.run_trees("credit-card", 2)),
+        "equal opportunity": (notions.CASES[0].name, 0, lambda: notions.run_notion(notions.CASES[0], 0)),
+    }
+    *where, run = cells[kind]
+    found = list(run())
+    methods = {row[3] for row in found}
     stored = runner.read_rows(EXPERIMENTS / "data" / "fair-plugin.csv.gz")
-    kept = [row for row in stored if row[:2] == ("credit-card", split)]
-    with_trees = (runner.TREES, runner.DISTILLED)
-    run = _module("fair_plugin_trees").run_trees if trees else runner.run_split
-    _same([row for row in kept if (row[3] in with_trees) is trees], list(run("credit-card", split)), key=6)
+    _same([row for row in stored if row[:2] == tuple(where) and row[3] in methods], found, key=6)
 
 
 @needs_benchmarks
