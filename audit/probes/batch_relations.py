@@ -8,14 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import kl_div
 
-from calibrate.sampling import Cyclic, FixedSize, Poisson, RandomAllocation, Sampling, TruncatedPoisson
+from calibrate.sampling import (
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    Sampling,
+    ShuffledEpochs,
+    TruncatedPoisson,
+    WithReplacement,
+)
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.batches.participation import group_of_units
 
@@ -23,15 +31,13 @@ Batches = Mapping[int, NDArray[np.int64]]
 """By round; rounds that a crash left behind are missing."""
 _MOST_UNITS = 100_000
 """Of a larger silo so many are compared."""
-_TELLING = 8
-"""From so many units on two equal batches are no accident."""
 
 
 def related_rounds(sampling: Sampling | None, units: int, batches: Batches, level: float) -> str | None:
     """Whether two rounds share more or fewer units than by chance; of allocated epochs, rounds of different ones."""
     if not isinstance(sampling, Poisson | TruncatedPoisson | FixedSize | RandomAllocation):
         return None
-    per_epoch, units = _per_epoch(sampling), min(units, _MOST_UNITS)
+    per_epoch, units = _per_epoch(sampling, units), min(units, _MOST_UNITS)
     numbers = np.array(sorted(batches))
     members = _membership(units, [batches[number] for number in numbers.tolist()])
     one, two = np.triu_indices(len(numbers), 1)
@@ -48,8 +54,10 @@ def related_rounds(sampling: Sampling | None, units: int, batches: Batches, leve
     return None
 
 
-def _per_epoch(sampling: Sampling | None) -> int:
+def _per_epoch(sampling: Sampling | None, units: int) -> int:
     """Rounds within which batches depend on one another."""
+    if isinstance(sampling, ShuffledEpochs):
+        return -(-units // sampling.size)
     return sampling.batches if isinstance(sampling, RandomAllocation) else 1
 
 
@@ -70,7 +78,7 @@ def _chance_of_sharing(
     """
     size, rate = np.maximum(one, 1.0), two / units
     share = both / size
-    bits = kl_div(share, rate) + kl_div(1 - share, 1 - rate)
+    bits = np.where(one > 0, kl_div(share, rate) + kl_div(1 - share, 1 - rate), 0.0)  # an empty batch tells nothing
     return np.asarray(np.minimum(1.0, 2 * np.exp(-one * bits)))
 
 
@@ -78,11 +86,13 @@ def related_silos(
     sampling: Sampling | None, units: Mapping[str, int], drawn: Mapping[str, Batches], level: float
 ) -> str | None:
     """Whether two silos share their randomness: the same places of both are drawn together, in files of any size."""
-    if not isinstance(sampling, Poisson | TruncatedPoisson | FixedSize | RandomAllocation):
-        return _same_in_two_silos(sampling, drawn)
     pairs = list(combinations(drawn.items(), 2))
     for (one, first), (other, second) in pairs:
         common = min(units[one], units[other])
+        if isinstance(sampling, ShuffledEpochs | WithReplacement):  # silos of one size only
+            same = all(n in second and np.array_equal(batch, second[n]) for n, batch in first.items())
+            if same and _log_chance_of_batches(sampling, common, first) < math.log(level / len(pairs)):
+                return f"{one} and {other} drew the same units in every round"
         if predicted_batches(sampling, common, first, second, level / len(pairs)) is not None:
             return f"{one} and {other} draw the same places of their files"
     return None
@@ -105,17 +115,29 @@ def predicted_batches(
     p_values = _chance_of_sharing(both, sizes, there.sum(axis=1), units)
     chance = 0.0
     if np.array_equal(here, there):  # small batches tell nothing one by one; a batch of an epoch is part of the rest
-        taken: dict[int, float] = {}
-        for round_number, size in zip(rounds, sizes.tolist(), strict=True):
-            epoch = round_number // _per_epoch(sampling)
-            chance -= _log_choices(units - taken.get(epoch, 0.0), size)
-            taken[epoch] = taken.get(epoch, 0.0) + size
+        chance = _log_chance_of_batches(sampling, units, {r: first[r][first[r] < units] for r in rounds})
     if chance < math.log(level / 2) or p_values.min() < level / (2 * len(rounds)):
         return "batches are the same when the run is begun again under the same papers"
     return None
 
 
-def _log_choices(units: float, size: float) -> float:
+def _log_chance_of_batches(sampling: Sampling, units: int, batches: Batches) -> float:
+    """The logarithm of how likely these very batches are, in any order of their members, given their sizes."""
+    taken: dict[int, int] = {}
+    chance, per_epoch = 0.0, _per_epoch(sampling, units)
+    for round_number, batch in batches.items():
+        if isinstance(sampling, WithReplacement):
+            repeats = np.unique(batch, return_counts=True)[1].tolist()
+            chance += math.lgamma(len(batch) + 1) - sum(math.lgamma(one + 1) for one in repeats)
+            chance -= len(batch) * math.log(units)
+            continue
+        epoch = round_number // per_epoch
+        chance -= _log_choices(units - taken.get(epoch, 0), len(batch))
+        taken[epoch] = taken.get(epoch, 0) + len(batch)
+    return chance
+
+
+def _log_choices(units: int, size: int) -> float:
     return math.lgamma(units + 1) - math.lgamma(size + 1) - math.lgamma(units - size + 1)
 
 
@@ -126,15 +148,4 @@ def moving_groups(silo: SiloTensors, groups: int) -> str | None:
         part = replace(silo, x=silo.x[rows], y=silo.y[rows], s=silo.s[rows], record_numbers=None)
         if not np.array_equal(group_of_units(part, groups), whole[rows.numpy()]):
             return "the group of a record in the cycle depends on the other records"
-    return None
-
-
-def _same_in_two_silos(sampling: Sampling | None, drawn: Mapping[str, Batches]) -> str | None:
-    """Silos of one size that draw the same units in every round share their randomness; not where content decides."""
-    if sampling is None or isinstance(sampling, Cyclic):
-        return None
-    for (one, first), (other, second) in pairwise(drawn.items()):
-        same = all(np.array_equal(batch, second[number]) for number, batch in first.items())
-        if same and sum(len(batch) for batch in first.values()) >= _TELLING:
-            return f"{one} and {other} drew the same units in every round"
     return None

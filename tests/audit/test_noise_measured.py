@@ -101,3 +101,31 @@ def test_a_value_whose_noise_was_never_measured_is_named(document: BudgetDocumen
     last = _checks(wider, np.random.default_rng(0).normal(size=(20, 5)))[-1]
     assert last.outcome is CheckOutcome.NOT_POSSIBLE
     assert "losses" in last.finding
+
+
+def _true_noise(random: np.random.Generator, party: str, rounds: int, width: int, silent: bool) -> Residuals:
+    noise, message = (np.rint(2.0**30 * random.normal(size=(rounds, width))).astype(np.int64) for _ in range(2))
+    clean = 0 * message if silent else 5 * message
+    return Residuals(party, "value", noise / 2**30, noise + clean, clean, 27)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rounds", "width", "silos", "silent", "runs"),
+    [
+        (1, 1, 1, False, 400),
+        (1, 1, 3, False, 300),
+        (2, 1, 1, False, 400),
+        (12, 3, 3, True, 200),
+        (150, 1, 2, False, 60),
+    ],
+)
+def test_true_noise_of_any_shape_is_flagged_at_most_as_often_as_stated(
+    rounds: int, width: int, silos: int, silent: bool, runs: int
+) -> None:
+    """One number, one round, one silo, messages that are all zero: seeded, 5% and three standard errors."""
+    random, flagged = np.random.default_rng((rounds, silos)), 0
+    for _ in range(runs):
+        found = tuple(_true_noise(random, f"silo {place}", rounds, width, silent) for place in range(silos))
+        flagged += any(check.outcome is CheckOutcome.FAILED for check in judge_residuals(found, 0.05))
+    assert flagged / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)

@@ -201,3 +201,33 @@ def test_true_batches_are_flagged_at_most_as_often_as_stated(name: str) -> None:
             times = np.bincount(np.concatenate(list(first.values())), minlength=UNITS)
             alarms["units"] += _favoured_units(times, ROUNDS, 0.2, level) is not None
     assert max(alarms.values()) <= runs * level + 3 * np.sqrt(runs * level), alarms
+
+
+@pytest.mark.parametrize(
+    ("sampling", "batch"),
+    [(ShuffledEpochs(1, 1), [0]), (ShuffledEpochs(2, 2), [0, 1]), (WithReplacement(1, 3), [0, 0, 0])],
+    ids=str,
+)
+def test_silos_in_which_nothing_is_left_to_chance_may_draw_alike(
+    sampling: ShuffledEpochs | WithReplacement, batch: list[int]
+) -> None:
+    """One record per silo, or every record in every batch: equal batches say nothing about who drew them."""
+    batches = {number: np.array(batch) for number in range(24)}
+    sizes = {"north": sampling.population, "south": sampling.population}
+    assert related_silos(sampling, sizes, {"north": batches, "south": batches}, LEVEL) is None
+
+
+def test_two_silos_of_two_records_draw_alike_by_chance_until_it_is_too_unlikely() -> None:
+    """One fair coin per epoch of two rounds: five equal epochs happen, thirty do not at a level of 1e-6."""
+    sampling, sizes = ShuffledEpochs(2, 1), {"north": 2, "south": 2}
+    for epochs, told in ((5, False), (30, True)):
+        batches = {number: np.array([number % 2]) for number in range(2 * epochs)}
+        found = related_silos(sampling, sizes, {"north": batches, "south": batches}, 1e-6)
+        assert (found is not None) == told
+
+
+def test_an_empty_batch_beside_one_of_everybody_hides_no_other_rounds() -> None:
+    """Rounds that share all their units are named although one pair of rounds tells nothing."""
+    everybody, half = np.arange(40), np.arange(20)
+    batches = {0: np.arange(0), 1: everybody, 2: half, 3: half}
+    assert related_rounds(Poisson(0.5), 40, batches, 1e-3) is not None
