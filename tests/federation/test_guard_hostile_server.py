@@ -117,6 +117,25 @@ def test_steps_out_of_order_are_refused(asked: Asked) -> None:
     assert asked.released() == len(asked.run.algorithm.shapes())
 
 
+@pytest.mark.parametrize("plan", ["pay-once", "fair-plugin, distilled"])
+def test_a_server_that_forgets_the_responses_gets_no_second_ones(
+    plan: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two independent responses of one attribute would be twice the promise: refused, and nothing is sent."""
+    folder = tmp_path_factory.mktemp("r")
+    sites = Sites.at(folder / "s", plan)
+    sites.desk.budget()
+    run = sites.prepare("north")
+    (folder / "north").mkdir()
+    with Ledger.create(folder / "ledger.db") as ledger:
+        asked = Asked(_open(run, folder / "north", ledger), run, folder / "north", ledger)
+        assert decode(asked.contribute(0)).kind is MessageKind.PUBLISHED
+        assert asked.released() == 1
+        assert _refused(asked.contribute(1)) == ("GateRefused", "refused")
+        assert asked.released() == 1
+        asked.guard.close()
+
+
 def test_a_state_of_another_run_is_refused(asked: Asked) -> None:
     question = wire.ask_contribution(OTHER, 0, asked.state())
     assert _refused(asked.guard.answer(question)) == ("WireRefused", "other-run")
