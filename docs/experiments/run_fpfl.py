@@ -1,6 +1,6 @@
 """FPFL and its ladder on Adult, beside the paper's figures: `python docs/experiments/run_fpfl.py`.
 
-About eighteen minutes on one core. Needs the extras train, data and plot. Writes fpfl.md (from fpfl-template.md),
+About half an hour on one core. Needs the extras train, data and plot. Writes fpfl.md (from fpfl-template.md),
 fpfl.svg and data/fpfl.json.gz into `--out`; delete the rows to train everything anew.
 """
 

@@ -1,7 +1,7 @@
 """MMD-fair FedAvg against what the paper compares it with: `python docs/experiments/run_mmd.py`.
 
-About ten minutes on one core. Needs the extras train, data and plot. Writes mmd.md (from mmd-template.md), its
-figures and data/mmd.json.gz into `--out`; delete the rows to train everything anew.
+About a quarter of an hour on one core. Needs the extras train, data and plot. Writes mmd.md (from mmd-template.md), its
+figures, data/mmd.json.gz and data/mmd-private.json.gz into `--out`; delete the rows to train everything anew.
 """
 
 from __future__ import annotations

@@ -72,6 +72,8 @@ TRAN_LARGEST = (0.0, 0.15, 0.3, 0.5, 1.0, 2.0)
 FEDFDP_ROUNDS, FEDFDP_CLIP, FEDFDP_LOSS_CLIP, FEDFDP_RATIO, FEDFDP_RATE = 100, 2.0, 2.5, 2.5, 4.0
 FEDFDP_FAIRNESS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 SWEPT_H, SWEPT_SILOS = (0.0, 0.25, 0.5, 0.75, 0.9), (1, 3, 6, 12, 25, 50)
+UNEQUAL_SILOS = (6, 12, 50)
+"""Numbers of silos that h = .75 is measured with beside three."""
 _SWEPT_THRESHOLDS = tuple(np.round(np.arange(0.0, 1.51, 0.25), 2).tolist())
 AXES = tuple(setting for setting in SETTINGS if setting.name != "adult-steps")
 _CREDIT_CARD, _ADULT = AXES
@@ -105,6 +107,7 @@ def main_jobs(methods: Iterable[str], splits: int, h: float) -> list[Job]:
 def swept_jobs(splits: int) -> list[Job]:
     """What the sweeps of h and of the number of silos need beyond three silos at h = 0 and .75; epsilon 1."""
     cuts = [(h, SILOS) for h in SWEPT_H if h not in HETEROGENEITY] + [(0.0, n) for n in SWEPT_SILOS if n != SILOS]
+    cuts += [(HETEROGENEITY[-1], silos) for silos in UNEQUAL_SILOS]
     return [
         Job(setting.name, h, split, tuple(SWEPT), silos)
         for setting in AXES

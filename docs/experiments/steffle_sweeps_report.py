@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from seed_intervals import Interval
-from steffle_axes import LOOKS, SWEPT_H, SWEPT_SILOS, TITLES
-from steffle_settings import EPSILONS, SILOS
+from steffle_axes import LOOKS, SWEPT_H, SWEPT_SILOS, TITLES, UNEQUAL_SILOS
+from steffle_settings import EPSILONS, HETEROGENEITY, SILOS
 from steffle_split import CALIBRATED, ERM, PAY_ONCE, PRINTED, Row
 
 WEIGHTS = {
@@ -30,6 +30,11 @@ class Excess:
 
 _Cut = tuple[float, int]
 """h and the number of silos."""
+_ENDS: tuple[tuple[str, _Cut, _Cut], ...] = (
+    ("h = .9 less h = 0", (0.0, SILOS), (SWEPT_H[-1], SILOS)),
+    ("50 silos less 1", (0.0, 1), (0.0, SWEPT_SILOS[-1])),
+    ("50 silos less 3, h = .75", (HETEROGENEITY[-1], SILOS), (HETEROGENEITY[-1], UNEQUAL_SILOS[-1])),
+)
 
 
 def _by_cut(rows: Iterable[Row], setting: str) -> dict[str, dict[_Cut, list[Excess]]]:
@@ -40,6 +45,7 @@ def _by_cut(rows: Iterable[Row], setting: str) -> dict[str, dict[_Cut, list[Exce
         if wanted and row.epsilon in (None, EPSILONS[0]) and row.odds is not None:
             found.setdefault((row.method, (row.h, row.silos)), {})[row.split] = row
     cuts = [(h, SILOS) for h in SWEPT_H] + [(0.0, silos) for silos in SWEPT_SILOS]
+    cuts += [(HETEROGENEITY[-1], silos) for silos in UNEQUAL_SILOS]
     splits = set.intersection(*(set(found.get((method, cut), {})) for method in WEIGHTS[setting] for cut in cuts))
     if len(splits) < 2:
         return {}
@@ -75,8 +81,7 @@ def sweeps(rows: Iterable[Row]) -> Iterable[str]:
             true = by_method[PRINTED][cut][0].true_epsilon
             cells = [_cell(found[cut], signed=method != ERM) for method, found in by_method.items()]
             lines.append(f"| {cut[0]:g} | {cut[1]} | {' | '.join(cells)} | {true:.2f} |")
-        for name, last in (("h = .9 less h = 0", (SWEPT_H[-1], SILOS)), ("50 silos less 1", (0.0, SWEPT_SILOS[-1]))):
-            first = (0.0, SILOS if last[1] == SILOS else 1)
+        for name, first, last in _ENDS:
             cells = [_cell(_apart(found[last], found[first]), signed=True) for found in by_method.values()]
             lines.append(f"| {name} | | {' | '.join(cells)} | |")
         yield "\n".join(lines)
