@@ -43,7 +43,7 @@ from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.fed_sgda import FedSgda
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
-from privfair.algorithms.fpfl import Fpfl, FpflOptions
+from privfair.algorithms.fpfl import Fpfl, FpflOptions, FpflState
 from privfair.algorithms.mmd_fedavg import (
     MmdFedAvg,
     MmdFedAvgOptions,
@@ -340,13 +340,19 @@ _USERS, _COHORT = 4, 4.0
 _STATISTICS = "user_statistics"
 
 
+def _state_at(start: Any, theta: Tensor) -> Any:
+    if isinstance(start, FpflState):
+        return replace(start, descent=replace(start.descent, theta=theta))
+    return replace(start, theta=theta)
+
+
 def _users(build: Callable[[], Algorithm[Any]], sampling: CohortSampling) -> Builder:
     def claim(id: str) -> CataloguedClaim:
         algorithm = build()
         start, cohort = algorithm.start(), torch.arange(_USERS)
 
         def value(x: Floats, y: Numbers, s: Numbers, user: Numbers, theta: Floats) -> Floats:
-            state = replace(start, theta=torch.from_numpy(theta))
+            state = _state_at(start, torch.from_numpy(theta))
             return _value_named(algorithm.contribution(state, 0, _silo(x, y, s, user), cohort), _STATISTICS)
 
         domain = Domain(_COLUMNS, {"theta": _THETA}, most=3, user="user", most_per_user=2)
@@ -358,8 +364,8 @@ def _users(build: Callable[[], Algorithm[Any]], sampling: CohortSampling) -> Bui
     return claim
 
 
-def _fpfl(notion: FairnessNotion) -> Callable[[], Fpfl]:
-    return lambda: Fpfl(_logistic(), FpflOptions(notion=notion), _GROUPS, _COHORT, _CLIP)
+def _fpfl(notion: FairnessNotion, weights: tuple[tuple[float, ...], ...] = ()) -> Callable[[], Fpfl]:
+    return lambda: Fpfl(_logistic(), FpflOptions(notion=notion, group_weight=weights), _GROUPS, _COHORT, _CLIP)
 
 
 def _tran() -> TranMultipliers:
@@ -454,7 +460,9 @@ BUILDERS: dict[str, Builder] = {
         for name in ("gradient", "loss")
     },
     "engine.fpfl.user_statistics.poisson": _users(_fpfl(FairnessNotion.EQUALISED_ODDS), CohortSampling.POISSON),
-    "engine.fpfl.user_statistics.fixed": _users(_fpfl(FairnessNotion.ACCURACY), CohortSampling.FIXED),
+    "engine.fpfl.user_statistics.fixed": _users(
+        _fpfl(FairnessNotion.ACCURACY, ((1.0, 1.0), (40.0, 1.0))), CohortSampling.FIXED
+    ),
     "engine.tran.user_statistics": _users(_tran, CohortSampling.POISSON),
     **{f"engine.mmd-fedavg.{name}": _mmd_message(name, 1) for name in PREDICTIONS},
     "engine.mmd-fedavg.client_updates": _mmd_updates(2),
