@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrate.arrays import Floats
+from calibrate.errors import CheckFailed
 from privfair.batches.randomness import Indexes, WordSource
 from privfair.contribution import BoundedContribution, Published
 
@@ -182,18 +183,18 @@ def _restore(like: Any, arrays: Mapping[str, Floats]) -> Any:
     precision = next((value.dtype for value in vars(like).values() if isinstance(value, Tensor)), torch.float64)
     for field in fields(like):
         before, hint = getattr(like, field.name), hints[field.name]
-        if isinstance(before, Tensor) and field.name in arrays:
-            values[field.name] = _as_field(hint, np.array(arrays[field.name]), precision)
-        elif is_dataclass(before):
+        if is_dataclass(before):
             values[field.name] = _restore(before, arrays)
         elif isinstance(before, Mapping):
             prefix = f"{field.name} of "
             named = {name: array for name, array in arrays.items() if name.startswith(prefix)}
             values[field.name] = {name.removeprefix(prefix): torch.from_numpy(a.copy()) for name, a in named.items()}
-        elif field.name not in arrays:
+        elif field.name in arrays:
+            values[field.name] = _as_field(hint, np.array(arrays[field.name]), precision)
+        elif NoneType in get_args(hint):
             values[field.name] = None
         else:
-            values[field.name] = _as_field(hint, np.array(arrays[field.name]), precision)
+            raise CheckFailed(f"a state without {field.name!r} is of another algorithm or version")
     return type(like)(**values)
 
 

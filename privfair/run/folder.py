@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrate.errors import InvalidInput, Refused
+from calibrate.errors import CheckFailed, InvalidInput, Refused
 from privfair.algorithms.algorithm import Algorithm
 from privfair.durable import OTHER_VERSION, replace_file
 from privfair.federation.coordinator import Position
@@ -271,7 +271,7 @@ def load_checkpoint(path: Path, manifest_digest: str, algorithm: Algorithm[State
             arrays = {name.removeprefix(_STATE): found[name] for name in found.files if name.startswith(_STATE)}
             step, last_round = int(found["step"]), int(found["round"])
             state = algorithm.restore(arrays)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as broken:
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, CheckFailed) as broken:
         raise Refused(
             f"checkpoint {path} cannot be read ({broken}); delete it, the run is rebuilt without it"
         ) from broken

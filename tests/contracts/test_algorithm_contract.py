@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from calibrate.errors import CheckFailed
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
@@ -194,6 +195,18 @@ def test_updates_are_functions_of_state_and_published_values(case: Case, kind: s
         for name, values in expected.items():
             np.testing.assert_array_equal(values, found[name])
         assert torch.equal(elsewhere.theta(state), algorithm.theta(states[round + 1]))
+
+
+@every
+def test_a_state_without_its_parts_is_refused_and_not_made_up(case: Case, kind: str) -> None:
+    """As a checkpoint of another version would be, or what a server that lies sends to a guard."""
+    algorithm, states, _ = run(case, kind, case.samplings[0])
+    with pytest.raises(CheckFailed, match="is of another algorithm or version"):
+        algorithm.restore({})
+    first = next(name for name, values in algorithm.checkpoint(states[0]).items() if values.size)
+    arrays = {name: values for name, values in algorithm.checkpoint(states[-1]).items() if name != first}
+    with pytest.raises(CheckFailed, match=first):
+        algorithm.restore(arrays)
 
 
 @every
