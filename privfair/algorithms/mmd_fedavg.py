@@ -196,6 +196,8 @@ def kernel_to_use(options: MmdFedAvgOptions, noise: Noise | None) -> Kernel:
             assert_never(options.correction)
 
 
+_LEAST_NOISE = GaussianSmoothing(1e-12)
+
 PREDICTIONS = prediction_names(2)
 """The names where there are two groups."""
 UPDATES = "client_updates"
@@ -432,6 +434,7 @@ def build(blueprint: Blueprint[MmdFedAvgOptions]) -> MmdFedAvg:
     else:
         plan = blueprint.plan(MmdFedavgPlan)
         blueprint.require_groups(plan.groups)
+        kernel_to_use(blueprint.options, _LEAST_NOISE)  # what no noise allows is refused before anybody signs
         users, cohort, clip, samples = plan.users, plan.cohort, plan.update_clip, plan.samples_per_group
         smallest, paid = plan.group_size, plan.histogram_noise_ratio
     if users is not None and users != len(clients):
