@@ -156,10 +156,10 @@ class FairPlugin(Algorithm[FairPluginState]):
 
     def _require_room(self) -> None:
         grown, pupil = 0 if self.forest is None else self.forest.model.trees, self.rounds - self.rule_rounds
-        if grown > self.rule_rounds - 2:
+        if grown and grown > self.rule_rounds - 2:
             rule = f"are more than one for each of {self.rule_rounds} rounds but the first and the last"
             raise InvalidInput("[training.model] trees", grown, rule, f"write rounds = {grown + 2 + pupil}")
-        if self.rule_rounds < 3:
+        if pupil and self.rule_rounds < 3:
             rule = f"leave fewer than three of {self.rounds} rounds for the rule"
             raise InvalidInput("[training] distil-trees", pupil, rule, f"write rounds = {pupil + 100}")
 

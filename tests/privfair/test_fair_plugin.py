@@ -180,6 +180,11 @@ def test_what_has_no_meaning_is_refused() -> None:
         FairPluginPlan(2)
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_linear_rule_may_be_trained_for_fewer_rounds_than_signed(rounds: int) -> None:
+    assert replace(plugin(FairPluginOptions()), rounds=rounds).rule_rounds == rounds
+
+
 def test_a_target_out_of_reach_is_said(tmp_path: Path) -> None:
     """Counts that leave every tried rule above the target: the rule with the smallest gap is taken, and it is said."""
     short = plugin(FairPluginOptions(target_gap=0.0, reach=0.05, bins=2))
