@@ -30,10 +30,9 @@ from calibrate.plans.pay_once import ATTRIBUTE
 from calibrate.privacy_unit import Protected
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor
-from privfair.algorithms.parts.distilling import Distilling
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Options, Positive, Whole
 from privfair.algorithms.parts.rule_strength import RuleStrength
-from privfair.algorithms.parts.tree_growing import TreesInTurn, Turns
+from privfair.algorithms.parts.tree_growing import Distilling, TreesInTurn, Turns
 from privfair.algorithms.parts.unit_sums import SeenRecords, attributes_to_randomise, count_sum, gradient_sum
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
