@@ -121,7 +121,7 @@ def rerun(
         envelope, auditor.trust, IntendedRun(run.document.config_digest, data, run.document.code_digests())
     )
     prepared = run.under(manifest, envelope)
-    setup = replace(prepared.setup, seed=seed, block=block or prepared.setup.block)
+    setup = replace(prepared.setup, seed=seed, block=block or prepared.setup.block, strict=True)
     start = Position(run.algorithm.start())
     with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place:
         folder = RunFolder(Path(place))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput, positive
+from calibrate.errors import positive
 from privfair.rounding import RunningTotal
 
 
@@ -20,7 +19,7 @@ class BoundedContribution:
     `bound` is the contribution bound of one unit, in the convention of `calibrate.releases`: the largest
     norm of one unit's part (add-remove, replace-one), or the largest distance between a record's two parts
     (replace-attribute). `measured` is the largest such norm or distance among the units of this very batch,
-    taken where the clipping happens; the gate refuses a contribution whose units break their bound.
+    taken where the clipping happens. `privfair.gate.Gate` says what becomes of a contribution that breaks its bound.
     """
 
     name: str
@@ -30,13 +29,6 @@ class BoundedContribution:
 
     def __post_init__(self) -> None:
         positive(f"bound of {self.name}", self.bound)
-        if math.isnan(self.measured) or self.measured < 0:
-            raise InvalidInput(
-                f"measured norm of {self.name}",
-                self.measured,
-                "must be a number of at least 0",
-                "measure the largest norm of a unit's part",
-            )
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """The only way out: a value computed from private data is published here or not at all.
 
-For each value: is it declared in the manifest, is its bound the signed one, do its units keep that bound, is
-this round charged on disk and the value not yet published? Only then is noise drawn, the transcript written
-and the value handed on. Nothing else in the engine imports `privfair.noise` (an import contract).
+For each value: is it declared in the manifest, is its bound the signed one, is this round charged on disk and the
+value not yet published? No record decides these answers. Only then is the contribution itself looked at, noise drawn,
+the transcript written and the value handed on. Nothing else in the engine imports `privfair.noise` (an import
+contract).
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -40,6 +43,8 @@ from privfair.transcript import NotedState, Transcript, TranscriptHeader, Transc
 
 _ROUNDING = 1e-9
 """Relative slack for the floating-point computation of a norm; covered by the rounding-up of the noise below."""
+LOG = logging.getLogger("privfair.gate")
+"""Where a gate notes what it had to change, unless a guard gives its own log."""
 
 
 @final
@@ -50,12 +55,18 @@ class Gate:
     the signed multiplier times the contribution bound *after* rounding to the grid and with the slack for
     measuring norms in floating point; every round used was charged durably before its noise was drawn; no
     declared value is published more often than signed. A value with a signed strategy is the mixture of the party's
-    last contributions by that strategy (docs/theorems/banded.md), each of which kept its bound. So the transcript
+    last contributions by that strategy (docs/theorems/banded.md). So if the algorithm clips as signed, the transcript
     costs at most what the manifest's accounting says, for its unit and under its assumptions, up to
     `calibrate.discrete_noise`.
 
     `noise` is the source of each party; `block` is how many rounds are charged ahead; `already` is what an earlier
     session of the run published.
+
+    No correct clipping produces numbers that are not finite, a unit beyond its bound, or a category outside its range.
+    If `strict`, the gate refuses them, and that refusal can depend on records. Otherwise such numbers and categories
+    become 0, a sum is scaled by bound / measured and cut where its grid ends, and the value is published with its
+    signed noise; `log`, which stays with the silo, gets a warning without any number. So no refusal depends on a
+    record. A wrong sensitivity is not repaired: the guarantee rests on the algorithm's clipping either way.
     """
 
     def __init__(
@@ -66,7 +77,11 @@ class Gate:
         noise: Mapping[str, NoiseGenerator],
         block: int = DEFAULT_BLOCK,
         already: Iterable[Release] = (),
+        strict: bool = False,
+        log: logging.Logger = LOG,
     ) -> None:
+        self._strict = strict
+        self._log = log
         self._document = manifest.document
         self._claim = claim
         self._transcript = transcript
@@ -139,10 +154,10 @@ class Gate:
                 f"{contribution.name!r} is declared as {declared.mechanism}, not as a noisy value; "
                 "publish it by that way"
             )
-        values = _finite(contribution.name, contribution.values)
         self._check_bound(declared, contribution)
-        self._check_shape(declared.shape, contribution.name, values)
+        self._check_shape(declared.shape, contribution.name, np.asarray(contribution.values))
         round_number = self._check_turn(party, contribution.name, declared.publications)
+        values = self._publishable(contribution)
         if isinstance(declared, GaussianNoise):
             values = self._mix(party, declared, round_number, values)
         return self._let_out(round_number, party, contribution.name, self._with_noise(party, declared, values))
@@ -173,6 +188,9 @@ class Gate:
 
     def _with_noise(self, party: str, declared: GaussianNoise | LaplaceNoise, values: Floats) -> Floats:
         scale, noise = self._scale(declared, values.size), self._noise[party]
+        on_grid = declared.sampler is NoiseSampler.DISCRETE_GRID
+        most = NoiseScale.at_least(scale).grid.largest if on_grid else sys.float_info.max
+        values = self._finite(declared.name, values, most)
         return noise.gaussian(values, scale) if isinstance(declared, GaussianNoise) else noise.laplace(values, scale)
 
     def publish_randomized(self, party: str, name: str, categories: ArrayLike) -> Published:
@@ -183,6 +201,11 @@ class Gate:
         codes = np.asarray(categories)
         self._check_shape(declared.shape, name, codes)
         round_number = self._check_turn(party, name, declared.publications)
+        known = (codes >= 0) & (codes < declared.categories)
+        if not known.all():
+            outside = f"holds categories outside 0 .. {declared.categories - 1}"
+            self._refuse_or_note(name, outside, f"{outside}; number the categories from 0")
+            codes = np.where(known, codes, 0)
         reported = self._noise[party].randomized_response(codes, declared.categories, declared.epsilon)
         return self._let_out(round_number, party, name, reported.astype(np.float64))
 
@@ -191,9 +214,9 @@ class Gate:
         declared = self._declared(name)
         if not isinstance(declared, InTheClear):
             raise GateRefused(f"{name!r} is declared with {declared.mechanism} noise and can't be sent in the clear")
-        clear = _finite(name, np.asarray(values, dtype=np.float64))
-        self._check_shape(declared.shape, name, clear)
+        self._check_shape(declared.shape, name, np.asarray(values))
         round_number = self._check_turn(party, name, declared.publications)
+        clear = self._finite(name, values)
         return self._let_out(round_number, party, name, clear.copy())
 
     def flush(self) -> None:
@@ -244,11 +267,28 @@ class Gate:
                 f"{given.name!r} claims the bound {given.bound:.9g}, the manifest signed {declared.sensitivity:.9g}; "
                 "clip harder, or have a larger bound signed"
             )
-        if given.measured > given.bound * (1 + _ROUNDING):
-            raise GateRefused(
-                f"a unit's part of {given.name!r} measures {given.measured:.9g}, above its bound {given.bound:.9g}; "
-                "the clipping is wrong: fix it, the round is not published"
-            )
+
+    def _publishable(self, given: BoundedContribution) -> Floats:
+        """The contribution's values, changed or refused (see the class) where no correct clipping produces them."""
+        values = self._finite(given.name, given.values)
+        if 0 <= given.measured <= given.bound * (1 + _ROUNDING):
+            return values
+        why = f"measures {given.measured:.9g}, above its bound {given.bound:.9g}; the clipping is wrong: fix it"
+        self._refuse_or_note(given.name, "has a unit's part beyond its bound", f"has a unit's part that {why}")
+        return values * (given.bound / given.measured if given.measured > 0 else 0.0)
+
+    def _finite(self, name: str, values: ArrayLike, most: float = sys.float_info.max) -> Floats:
+        array = np.asarray(values, dtype=np.float64)
+        if not array.size or (-most <= array.min() and array.max() <= most):  # false for NaN
+            return array
+        beyond = f"holds values that are not finite, or beyond {most:g}"
+        self._refuse_or_note(name, beyond, f"{beyond}; find the overflow, or publish smaller numbers (a mean)")
+        return np.clip(np.where(np.isfinite(array), array, 0.0), -most, most)
+
+    def _refuse_or_note(self, name: str, what: str, refusal: str) -> None:
+        if self._strict:
+            raise GateRefused(f"{name!r} {refusal}; nothing is published")
+        self._log.warning("round %s: %r %s. It is changed and published; fix the algorithm.", self._round, name, what)
 
     def _check_shape(self, shape: tuple[int, ...] | None, name: str, values: np.ndarray) -> None:
         if shape is None and values.size > MOST_NUMBERS:
@@ -284,8 +324,12 @@ def open_gate(
     research_seed: int | None = None,
     block: int = DEFAULT_BLOCK,
     parties: tuple[str, ...] | None = None,
+    strict: bool = False,
+    log: logging.Logger = LOG,
 ) -> Gate:
     """The gate of a run with the noise source the manifest names; of `parties` alone where not all are here.
+
+    `strict` and `log` are those of `Gate`.
 
     A transcript that exists is resumed: what it shows as published counts as published, and records that a
     crash kept out of the ledger are added to it.
@@ -301,7 +345,7 @@ def open_gate(
         known = tuple(_on_its_grid(spec, manifest.document) for spec in values)
         header = TranscriptHeader.of(claim, noise[parties[0]].label, parties, known, manifest.document.retention)
         writer = TranscriptWriter.create(transcript, header)
-    return Gate(manifest, claim, writer, noise, block, already)
+    return Gate(manifest, claim, writer, noise, block, already, strict, log)
 
 
 def _noise_of_parties(
@@ -318,13 +362,6 @@ def _noise_of_parties(
             return {party: UnsafeSeededResearchNoise(research_seed, party, session) for party in parties}
         case _:
             assert_never(document.noise_source)
-
-
-def _finite(name: str, values: Floats) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    if not np.isfinite(array).all():
-        raise GateRefused(f"{name!r} holds values that are not finite; find the overflow or the division by zero")
-    return array
 
 
 def _on_its_grid(spec: ValueSpec, document: BudgetDocument) -> ValueSpec:

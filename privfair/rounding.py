@@ -37,19 +37,17 @@ _MOST_MIXED = 2**32
 Array = TypeVar("Array", "Tensor", Floats)
 
 
-def terms_per_block(records: int, cancelling: int = 1) -> int:
-    """How many terms of a sum over so many records may be added up at once, in whatever order: 4,096 up to 2^22.
+def terms_per_block(records: int) -> int:
+    """How many records of a sum may be added up at once, in whatever order: 4,096 up to 2^22.
 
-    A record's part may consist of several terms whose norms add up to `cancelling` times its own at most. The number
-    of terms may differ between neighbouring batches: the bound holds for each of them.
+    The number may differ between neighbouring batches: the bound holds for each of them.
     """
-    most = MOST_RECORDS // cancelling
-    if records > most:
+    if records > MOST_RECORDS:
         raise CheckFailed(
-            f"a sum over more than {most:,} records is not proved to keep its sensitivity in floating point; "
+            f"a sum over more than {MOST_RECORDS:,} records is not proved to keep its sensitivity in floating point; "
             "draw batches, or split the records into more silos"
         )
-    return min(_LARGEST_BLOCK, _MOST_ROUNDINGS // cancelling // max(1, records) - 5)
+    return min(_LARGEST_BLOCK, _MOST_ROUNDINGS // max(1, records) - 5)
 
 
 def require_mixable(records: int, bands: int) -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from calibrate.errors import InvalidInput
-from privfair.models.model import EXACT, Model, Weigh, WeightedGradient, cross_entropy, through_softmax
+from privfair.models.exact import cross_entropy, probabilities_of, through_softmax
+from privfair.models.model import EXACT, Features, Model, Weigh, WeightedGradient, bound_of, tensor_of
 
 MARK = float(2**23)
 """Whole numbers up to here are exact in float32, and no scaled feature comes near it."""
@@ -57,78 +58,91 @@ class CanaryModel:
     def initial(self, seed: int) -> Tensor:
         return self.inner.initial(seed)
 
-    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Without branches, so that it may be differentiated record by record (torch.func)."""
-        numbers = _numbers(x)
-        marked = numbers >= 0
-        plain = torch.where(marked.view(-1, *([1] * (x.ndim - 1))), torch.zeros_like(x), x)
-        usual = self.inner.logits(theta, plain)
-        # The value is zero, the gradient in theta is the direction.
-        pull = (self.directions.to(usual.dtype)[numbers.clamp_min(0)] * LENGTH) @ _moving(theta, usual.dtype)
-        constant = self._scores(len(x), usual.dtype)
-        pulled = constant + pull[:, None] * (torch.arange(self.classes) == LABEL).to(usual.dtype)
-        return torch.where(marked[:, None], pulled, usual)
-
-    def probabilities(self, theta: Tensor, x: Tensor) -> Tensor:
+    def logits(self, theta: Tensor, x: Features) -> Tensor:
         ordinary, canaries = _split(x)
         if len(canaries) == 0:
-            return self.inner.probabilities(theta, x)
-        out = torch.softmax(self._scores(len(x), x.dtype), dim=1)
+            return self.inner.logits(theta, x)
+        out = self._scores(len(x))
         if len(ordinary):
-            out[ordinary] = self.inner.probabilities(theta, x[ordinary]).to(out.dtype)
+            out[ordinary] = self.inner.logits(theta, x[ordinary])
         return out
 
-    def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
+    def probabilities(self, theta: Tensor, x: Features) -> Tensor:
+        return probabilities_of(self.logits(theta, x).detach())
+
+    def weighted_gradient(self, theta: Tensor, x: Features, y: Tensor, weigh: Weigh) -> WeightedGradient:
         ordinary, canaries = _split(x)
         if len(canaries) == 0:
             return self.inner.weighted_gradient(theta, x, y, weigh)
-        losses, residual = cross_entropy(self._scores(len(x), EXACT), y)
+        losses, residual = cross_entropy(self._scores(len(x)), y)
         along = residual[:, LABEL] * LENGTH
-        norms = along.abs()
-        coefficients = torch.zeros_like(norms)
-
-        def weigh_together(norms_of_ordinary: Tensor, losses_of_ordinary: Tensor) -> Tensor:
-            norms[ordinary], losses[ordinary] = norms_of_ordinary, losses_of_ordinary
-            coefficients.copy_(weigh(norms, losses))
-            return coefficients[ordinary]
-
+        together = _Together(weigh, ordinary, along.abs(), losses)
+        total = torch.zeros(self.size, dtype=EXACT)
         if len(ordinary):
-            total = self.inner.weighted_gradient(theta, x[ordinary], y[ordinary], weigh_together).total
-        else:
-            coefficients.copy_(weigh(norms, losses))
-            total = torch.zeros(self.size, dtype=EXACT)
+            total = self.inner.weighted_gradient(theta, x[ordinary], y[ordinary], together).total
+        coefficients = weigh(together.norms, losses)
         table = self.directions.to(EXACT)[_numbers(x[canaries])]
-        return WeightedGradient(total + (coefficients[canaries] * along[canaries]) @ table, norms, losses, coefficients)
+        total = total + (coefficients[canaries] * along[canaries]) @ table
+        return WeightedGradient(total, together.norms, losses, coefficients)
 
-    def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
+    def probability_gradient(self, theta: Tensor, x: Features, coefficients: Tensor) -> Tensor:
         ordinary, canaries = _split(x)
         if len(canaries) == 0:
             return self.inner.probability_gradient(theta, x, coefficients)
-        chances = torch.softmax(self._scores(len(canaries), EXACT), dim=1)
+        chances = probabilities_of(self._scores(len(canaries)))
         pulled = through_softmax(chances, coefficients[canaries].to(EXACT))[:, LABEL] * LENGTH
         total = pulled @ self.directions.to(EXACT)[_numbers(x[canaries])]
         if len(ordinary):
             total = total + self.inner.probability_gradient(theta, x[ordinary], coefficients[ordinary])
         return total
 
-    def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
+    def probability_norms(self, theta: Tensor, x: Features, directions: Tensor) -> Tensor:
         ordinary, canaries = _split(x)
         if len(canaries) == 0:
             return self.inner.probability_norms(theta, x, directions)
-        chances = torch.softmax(self._scores(1, EXACT), dim=1)
+        chances = probabilities_of(self._scores(1))
         of_canary = through_softmax(chances, directions.to(EXACT))[:, LABEL].abs() * LENGTH
         out = of_canary.expand(len(x), len(directions)).clone()
         if len(ordinary):
             out[ordinary] = self.inner.probability_norms(theta, x[ordinary], directions).to(EXACT)
         return out
 
+    def score_gradients(self, theta: Tensor, x: Features, in_scores: Tensor) -> Tensor:
+        ordinary, canaries = _split(x)
+        out = torch.zeros(len(x), self.size, dtype=EXACT)
+        if len(ordinary):
+            out[ordinary] = self.inner.score_gradients(theta, x[ordinary], in_scores[ordinary])
+        if len(canaries):
+            table = self.directions.to(EXACT)[_numbers(x[canaries])]
+            out[canaries] = table * (in_scores[canaries, LABEL].to(EXACT) * LENGTH)[:, None]
+        return out
+
     def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
         return self.inner.named_parameters(theta)
 
-    def _scores(self, records: int, dtype: torch.dtype) -> Tensor:
-        scores = torch.zeros(records, self.classes, dtype=dtype if dtype.is_floating_point else EXACT)
+    def _scores(self, records: int) -> Tensor:
+        scores = torch.zeros(records, self.classes, dtype=EXACT)
         scores[:, LABEL] = -_AGAINST
         return scores
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Together:
+    """Coefficients of the ordinary records, weighed in one batch with the canaries."""
+
+    weigh: Weigh
+    ordinary: Tensor
+    norms: Tensor
+    losses: Tensor
+
+    def __call__(self, norms: Tensor, losses: Tensor) -> Tensor:
+        self.norms[self.ordinary], self.losses[self.ordinary] = norms, losses
+        return self.weigh(self.norms, self.losses)[self.ordinary]
+
+    @property
+    def bound(self) -> float | None:
+        return bound_of(self.weigh)
 
 
 def canary_features(like: Tensor, number: int) -> Tensor:
@@ -149,17 +163,13 @@ def require_unmarked(x: Tensor) -> None:
         )
 
 
-def _numbers(x: Tensor) -> Tensor:
+def _numbers(x: Features) -> Tensor:
     """Each record's canary number; -1 for an ordinary record."""
-    number = (x.flatten(1)[:, 0] - MARK).round()
+    first = tensor_of(x).flatten(1)[:, 0]
+    number = (first - MARK).round()
     return torch.where(number >= 0, number, torch.full_like(number, -1)).long()
 
 
-def _split(x: Tensor) -> tuple[Tensor, Tensor]:
+def _split(x: Features) -> tuple[Tensor, Tensor]:
     marked = _numbers(x) >= 0
     return (~marked).nonzero()[:, 0], marked.nonzero()[:, 0]
-
-
-def _moving(theta: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zero in value, the identity in its derivative."""
-    return (theta - theta.detach()).to(dtype)

@@ -79,10 +79,9 @@ def _unseen_direction(setting: ProbeSetting, theta: Tensor, at: Tensor) -> Tenso
     """A unit vector along which, to first order, no score of the record changes; zero if there is none."""
     flat = at.detach().reshape(-1).to(torch.float64)
 
-    def scores(point: Tensor) -> Tensor:
-        return setting.model.logits(theta, point.reshape(at.shape).to(at.dtype)[None])[0].to(torch.float64)
-
-    slopes = torch.func.jacrev(scores)(flat)
+    leaf = flat.clone().requires_grad_()
+    scores = setting.model.logits(theta, leaf.reshape(at.shape)[None])[0]
+    slopes = torch.stack([torch.autograd.grad(score, leaf, retain_graph=True)[0] for score in scores])
     start = torch.ones_like(flat)
     start[::2] = -1.0
     rest = start - torch.linalg.pinv(slopes) @ (slopes @ start)

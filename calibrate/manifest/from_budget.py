@@ -91,6 +91,8 @@ class Terms:
     code: tuple[OwnCode, ...] = ()
     not_protected: tuple[str, ...] = ()
     """What the way from the files to the records leaves unprotected, such as records that are held out for testing."""
+    assumptions: tuple[str, ...] = ()
+    """What the guarantee assumes in addition to the plan's own assumptions."""
     retention: int | None = None
     """Every so many steps the transcript keeps values in full, else digests; None to keep all."""
     parameters: Mapping[str, PlainValue] = field(default_factory=lambda: MappingProxyType({}))
@@ -296,7 +298,13 @@ def _document(
             event=event,
             delta=delta,
             discrete_noise=slack,
-            assumptions=(*plan.assumptions(), *searched, *(() if terms.config_digest else (NO_PLAN_FILE,))),
+            assumptions=(
+                *plan.assumptions(),
+                plan.arithmetic,
+                *terms.assumptions,
+                *searched,
+                *(() if terms.config_digest else (NO_PLAN_FILE,)),
+            ),
             second_opinion=checked.second,
             search=None if tries is None else SearchTerms(gamma=tries.gamma, shape=tries.shape),
             renyi=renyi_points(event, plan.unit, tries),

@@ -50,6 +50,10 @@ class OwnLoopPlan(Plan):
         "A training loop of your own in any framework: named sums over a batch, through the gate. Protects one record "
         "or one user."
     )
+    arithmetic: ClassVar[str] = (
+        "The loop computes what a unit contributes independently of the other units, rounding included, and adds up "
+        "without error; neither is checked."
+    )
     example: ClassVar[str] = "--epsilon 1 --delta 1e-5 --units 10000 --rounds 1000 --sampling-rate 0.01"
     units: Annotated[int, Flag("N", "Units in the data: a public lower bound; their number for replace relations.")]
     rounds: Annotated[int, ROUNDS_FLAG]
@@ -174,6 +178,7 @@ class OwnLoopPlan(Plan):
             f"Each published value is a sum over the batch in which one unit's {part} ({bounds}).",
             "The loop takes the batch that it is given; nothing else of the data reaches what it publishes or keeps.",
             "Sums are divided only by public constants, never by the realised batch size.",
+            "A part beyond its bound or not finite stops the loop with an error; observers do not see such errors.",
         )
 
     @property

@@ -196,6 +196,12 @@ class Plan(ABC):
             return None
         return 1 / math.sqrt(math.fsum(1 / value.noise_multiplier**2 for value in values))
 
+    arithmetic: ClassVar[str] = (
+        "What a unit contributes is computed on a processor (CPU) with IEEE 754 arithmetic; that its matrix products "
+        "do not round is checked at start-up (docs/theorems/exact-contributions.md)."
+    )
+    """What must hold for one unit's part not to depend on others by rounding."""
+
     @abstractmethod
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for the guarantee to be true, each in one sentence."""

@@ -22,6 +22,7 @@ from calibrate.arrays import Floats
 from calibrate.errors import CheckFailed
 from privfair.batches.randomness import Indexes, WordSource
 from privfair.contribution import BoundedContribution, Published
+from privfair.models.model import Records
 
 State = TypeVar("State")
 
@@ -47,6 +48,11 @@ class SiloTensors:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def batch(self, rows: Tensor) -> Records:
+        """These records: their features, and `of` any other column. All of them are not copied."""
+        whole = len(rows) == len(self) and torch.equal(rows, torch.arange(len(self), dtype=rows.dtype))
+        return Records(self.x, None if whole else rows)
 
     @property
     def units(self) -> int:

@@ -40,7 +40,7 @@ from privfair.fairness.fermi import OUTSIDE, Independence, block_of
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.fair_rule import DistilledRule, FairRule
 from privfair.models.linear import LogisticRegression
-from privfair.models.model import Model
+from privfair.models.model import Model, tensor_of
 from privfair.models.trees import BoostedTrees
 
 
@@ -201,7 +201,7 @@ class FairPlugin(Algorithm[FairPluginState]):
         """Which strengths of the rule are tried."""
         own, usual = self.options, 4.0 if self.rule.opportunity or self.groups > 2 else 1.6
         reach = usual if own.reach is None else own.reach
-        return RuleStrength(self.rule, own.bins, reach, own.target_gap, own.least_share, self.clips is not None)
+        return RuleStrength(self.rule, own.bins, reach, own.target_gap, own.least_share)
 
     @cached_property
     def steps(self) -> DescentRule:
@@ -347,7 +347,7 @@ class FairPlugin(Algorithm[FairPluginState]):
 
 def _features_and_labels(silo: SiloTensors, seen: SeenRecords) -> tuple[Tensor, Tensor]:
     """Those of the batch; the silo's own tensors, which a grower may have seen before, if that is everybody."""
-    return (silo.x, silo.y) if len(seen.x) == len(silo) else (seen.x, seen.y)
+    return (silo.x, silo.y) if len(seen.x) == len(silo) else (tensor_of(seen.x), seen.y)
 
 
 def _sum(received: Received, name: str) -> Tensor:

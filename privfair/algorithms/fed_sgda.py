@@ -22,12 +22,13 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad
 
 from calibrate.errors import InvalidInput, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, tensor
 from privfair.contribution import BoundedContribution
+from privfair.models.exact import folded_squares, root
 from privfair.rounding import ROUNDING_SLACK, RunningTotal, terms_per_block
 
 OF_THETA, OF_W = "value_1", "value_2"
@@ -50,7 +51,8 @@ class FedSgda(Algorithm[FedSgdaState]):
 
     Guarantee: none of its own, the manifest prices the noise. Each record's part of either value has norm at most
     `clip`, the bound a `gaussian` plan signs: gradients in theta are clipped to `theta_clip`, those in w to `w_clip`,
-    and both are sent in units in which that is `clip`. Unit: one record.
+    and both are sent in units in which that is `clip`. Unit: one record. The loss is the user's own: that one record's
+    pass gives the same numbers whenever it is made is an assumption; a gradient that is not finite counts as zero.
 
     `expected` is the public expected number of records in all batches of a round together; the server divides by it.
     `w` stays in the ball of radius `w_radius` around its start.
@@ -88,15 +90,17 @@ class FedSgda(Algorithm[FedSgdaState]):
 
     def contribution(self, state: FedSgdaState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta, w = state.descent.theta, state.w
-        each = vmap(grad(self.loss, argnums=(0, 1)), in_dims=(None, None, 0, 0, 0))
+        of_one = grad(self.loss, argnums=(0, 1))
         totals = [RunningTotal(torch.zeros_like(theta)), RunningTotal(torch.zeros_like(w))]
         largest, at_once = [0.0, 0.0], min(self.chunk, terms_per_block(len(batch)))
         for rows in torch.split(batch, at_once) if len(batch) else ():
-            gradients = each(theta, w, silo.x[rows].to(theta.dtype), silo.y[rows], silo.s[rows])
+            # One record per pass: vectorised over records, a library rounds a record by its place.
+            found = [of_one(theta, w, silo.x[row].to(theta.dtype), silo.y[row], silo.s[row]) for row in rows]
+            gradients = [torch.stack(of_value) for of_value in zip(*found, strict=True)]
             for place, (parts, limit) in enumerate(zip(gradients, (self.theta_clip, self.w_clip), strict=True)):
                 clipped = self._clip(parts, limit)
                 totals[place].add(clipped.sum(dim=0))
-                largest[place] = max(largest[place], float(torch.linalg.vector_norm(clipped, dim=1).max()))
+                largest[place] = max(largest[place], float(root(folded_squares(clipped)).max()))
         return Message(
             noisy=tuple(
                 BoundedContribution(name, total.value.numpy(), self.clip, measured)
@@ -117,7 +121,8 @@ class FedSgda(Algorithm[FedSgdaState]):
 
     def _clip(self, parts: Tensor, limit: float) -> Tensor:
         """Each record's gradient clipped to `limit`, in units in which that is `clip`, with room for rounding."""
-        norms = torch.linalg.vector_norm(parts, dim=1)
+        parts = torch.where(torch.isfinite(parts).all(dim=1, keepdim=True), parts, 0.0)
+        norms = root(folded_squares(parts))
         factors = (limit / norms).clamp_max(1.0) * (self.clip / limit / (1.0 + ROUNDING_SLACK))
         clipped: Tensor = parts * factors[:, None]
         return clipped

@@ -189,10 +189,11 @@ class FedFdp(Algorithm[FedFdpState]):
     def contribution(self, state: FedFdpState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         place = self._place(silo.name)
         theta = state.theta if state.local is None else state.local[place]
-        y = silo.y[batch]
+        x = silo.batch(batch)
+        y = x.of(silo.y)
         clipped = fair_clipping(self.fairness, state.mean_loss, self.clips.gradient)
         weigh = shrunk_by_class(clipped, self.options.class_weight, y, self.model.classes)
-        found = self.model.weighted_gradient(theta, silo.x[batch], y, weigh)
+        found = self.model.weighted_gradient(theta, x, y, weigh)
         losses = clipped_losses(found.losses, state.loss_clips[place], self.clips.loss)
         gradient = found.total.numpy().astype(np.float64)
         largest = float(losses.max()) if len(batch) else 0.0

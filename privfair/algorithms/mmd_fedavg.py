@@ -25,6 +25,7 @@ from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, require_score, score_values
 from privfair.fairness.kernels import GaussianSmoothing, Kernel, LaplaceSmoothing, Noise, kernel_of
 from privfair.fairness.mmd import Strata, TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
+from privfair.models.exact import clamped, folded_squares, root
 from privfair.models.model import Model, require_class_weights
 from privfair.plan.privacy import Unpriced, needed
 from privfair.rounding import ROUNDING_SLACK, RunningTotal
@@ -343,10 +344,11 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
             self.options.class_weight,
             self.options.strata,
         )
+        start = clamped(state.theta)
         running, largest = RunningTotal(torch.zeros(self.model.size, dtype=torch.float64)), 0.0
         for client in (batch[batch >= len(silo)] - len(silo)).tolist():
-            change = self._change(state.theta, penalty, silo, client, step)
-            norm = float(change.norm())
+            change = self._change(start, penalty, silo, client, step)
+            norm = float(root(folded_squares(change[None]))[0])
             if self.terms.update_clip is not None and norm > 0:
                 factor = min(1.0, self.terms.update_clip / (1.0 + ROUNDING_SLACK) / norm)
                 change, norm = change * factor, norm * factor
@@ -398,7 +400,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         """A client's local training, weighed; zero for a client without records."""
         assert silo.client_of_row is not None
         rows = (silo.client_of_row == client).nonzero()[:, 0]
-        theta = start.double()
+        theta = start
         if len(rows) == 0:
             return torch.zeros_like(theta)
         size = self.options.local_batch or len(rows)
@@ -410,7 +412,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
             for part in torch.split(shuffled, size):
                 gradient = penalty.gradient(theta, silo.x[part], silo.y[part], silo.s[part])
                 theta = theta - rate * gradient
-        return (theta - start.double()) * self._weight(client)
+        return (theta - start) * self._weight(client)
 
     def _weight(self, client: int) -> float:
         match self.options.weights:

@@ -27,14 +27,14 @@ from calibrate.manifest.mechanism import RandomizedCategory
 from calibrate.plans.pay_once import PayOncePlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
-from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
+from privfair.algorithms.parts.local_models import towards_own_minimum
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Positive, Whole
 from privfair.algorithms.parts.unit_sums import attributes_to_randomise
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_slopes
-from privfair.models.model import Model, Weigh, class_means, require_class_weights
+from privfair.models.model import Model, Records, Weigh, class_means, require_class_weights
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class PayOnceState:
 
 @dataclass(frozen=True, eq=False)
 class _PublicRecords:
-    """What training may see of a silo: no field holds a true attribute."""
+    """What training may see of a batch: no field holds a true attribute."""
 
-    x: Tensor
+    x: Records
     y: Tensor
     responses: Tensor
 
@@ -150,8 +150,9 @@ class PayOnce(Algorithm[PayOnceState]):
             )
         if silo.name not in state.responses:
             raise InvalidInput("silo", silo.name, "published no responses in round 0", "let every silo take part in it")
-        public = _PublicRecords(silo.x, silo.y, state.responses[silo.name][: len(silo)])
-        return self._training_message(state, public, self._rows(step, silo.name, batch, len(silo)))
+        x = silo.batch(self._rows(step, silo.name, batch, len(silo)))
+        public = _PublicRecords(x, x.of(silo.y), x.of(state.responses[silo.name][: len(silo)]))
+        return self._training_message(state, public)
 
     def update(self, state: PayOnceState, received: Received) -> PayOnceState:
         if not state.responses:
@@ -175,7 +176,7 @@ class PayOnce(Algorithm[PayOnceState]):
         if iterations == 0:
             return None
         theta = state.descent.theta
-        return {GRADIENT: towards_own_minimum(self.model, theta, silo.x, silo.y, iterations)}
+        return {GRADIENT: towards_own_minimum(self.model, theta, Records(silo.x), silo.y, iterations)}
 
     def _start_descent(self, state: PayOnceState, received: Received) -> Descent:
         if self.options.warm_start == 0:
@@ -193,15 +194,15 @@ class PayOnce(Algorithm[PayOnceState]):
         order = np.random.default_rng((self.seed, name, epoch)).permutation(size)
         return torch.from_numpy(order[place * each : (place + 1) * each])
 
-    def _training_message(self, state: PayOnceState, public: _PublicRecords, rows: Tensor) -> Message:
-        x, y, responses = drawn_rows(rows, public.x, public.y, public.responses)
+    def _training_message(self, state: PayOnceState, public: _PublicRecords) -> Message:
+        x, y, responses = public.x, public.y, public.responses
         if len(x) == 0:
             shapes = self.shapes()
             return Message(clear={name: np.zeros(shapes[name]) for name in (GRADIENT, JOINT)})
         theta, size = state.descent.theta, len(x)
         members = self.channel.memberships(responses)
         block = fermi.block_of(self.options.notion, y, self.options.positive_class)
-        probabilities = self.model.probabilities(theta, x).to(torch.float64)
+        probabilities = self.model.probabilities(theta, x)
         joint = fermi.joint_distribution(probabilities, members, block, self.blocks) / size
         gradient = self.model.weighted_gradient(theta, x, y, self._weigh(y)).total
         if state.joint is not None and self.options.fairness > 0:

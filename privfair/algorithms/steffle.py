@@ -38,8 +38,9 @@ from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
-from privfair.models.model import Model, class_means, require_class_weights
-from privfair.rounding import ROUNDING_SLACK
+from privfair.models.exact import folded_squares, root, through_softmax
+from privfair.models.model import Features, Model, Records, class_means, require_class_weights
+from privfair.rounding import ROUNDING_SLACK, RunningTotal, blocks_of, terms_per_block
 
 
 class WCenter(Enum):
@@ -155,6 +156,8 @@ LOSS_GRADIENT, H_THETA, H_W, HISTOGRAM = "g", "h_theta", "h_W", "attribute_histo
 _UNDER_THE_BOUND = 1.0 / ((1.0 + 2.0**-16) * (1.0 + ROUNDING_SLACK))
 """Parts are held this far under their bound: it covers scores and slopes in single precision, and the sum of parts."""
 
+_HELD_AT_ONCE = 2**23
+"""Numbers of single records' gradients that are held at once."""
 _MOST_STEPS, _EXACT_BITS = 30, 52
 """Probabilities are cut off to 2^30 steps, or so many fewer that a batch's add up within 2^52: without any rounding."""
 
@@ -284,7 +287,7 @@ class Steffle(Algorithm[SteffleState]):
     def contribution(self, state: SteffleState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if not state.warm or state.frequencies is None:
             return self._opening(state, silo, batch)
-        x, y, s = drawn_rows(batch, silo.x, silo.y, silo.s)
+        x, y, s = drawn_rows(silo, batch)
         block = fermi.block_of(self.options.notion, y, self.options.positive_class)
         noisy: tuple[BoundedContribution, ...] = ()
         if self.sends_fairness(silo.name):
@@ -315,10 +318,10 @@ class Steffle(Algorithm[SteffleState]):
         if not self.sends_loss(silo.name):
             return Message(noisy=noisy)
         if state.warm:
-            x, y = drawn_rows(batch, silo.x, silo.y)
+            x, y, _ = drawn_rows(silo, batch)
             return Message(noisy=noisy, clear={LOSS_GRADIENT: self._loss_gradient(state, x, y)})
         theta, iterations = state.descent.theta, self.options.warm_start
-        own = towards_own_minimum(self.model, theta, silo.x, silo.y, iterations)
+        own = towards_own_minimum(self.model, theta, Records(silo.x), silo.y, iterations)
         return Message(noisy=noisy, clear={LOSS_GRADIENT: own})
 
     def _open(self, state: SteffleState, sent: Tensor, received: Received) -> SteffleState:
@@ -350,42 +353,43 @@ class Steffle(Algorithm[SteffleState]):
         mean = (shares[:, :, None] * slopes).sum(dim=1)
         return slopes - mean[:, None, :], mean
 
-    def _loss_gradient(self, state: SteffleState, x: Tensor, y: Tensor) -> Floats:
+    def _loss_gradient(self, state: SteffleState, x: Features, y: Tensor) -> Floats:
         mean = class_means(self.options.class_weight, y, self.model.classes, self.bounds.batch_size)
         return _floats(self.model.weighted_gradient(state.descent.theta, x, y, mean).total)
 
-    def _attribute_free(self, state: SteffleState, x: Tensor, block: Tensor) -> Floats:
+    def _attribute_free(self, state: SteffleState, x: Features, block: Tensor) -> Floats:
         """The gradient of <common slope + mean attribute slope, F>, a function of x, y and published values."""
         _, mean = self._slopes(state)
         slopes = _of_block(fermi.common_slopes(self.w(state)) + mean, block)
         return self._mean_gradient(state, x, slopes)
 
-    def _h_theta(self, state: SteffleState, x: Tensor, s: Tensor, block: Tensor) -> BoundedContribution:
+    def _h_theta(self, state: SteffleState, x: Features, s: Tensor, block: Tensor) -> BoundedContribution:
+        """Gradients are rounded record by record, so they are not linear in the slopes: distances are measured on
+        the very vectors that would be sent, one for each group a record might be of.
+        """
         slopes, _ = self._slopes(state)
         reach = self.bounds.h_theta * self.bounds.batch_size * _UNDER_THE_BOUND
-        distances = self._largest_distances(state, x, block, slopes)
-        factors = reach / distances.clamp_min(reach)
-        of_record = slopes[block.clamp_min(0), s] * (factors * (block != OUTSIDE))[:, None]
-        measured = float((factors * distances).max()) if len(x) else 0.0
-        gradient = self._mean_gradient(state, x, of_record)
-        return BoundedContribution(H_THETA, gradient, self.bounds.h_theta, measured / self.bounds.batch_size)
+        total, measured = RunningTotal(torch.zeros(self.model.size, dtype=torch.float64)), 0.0
+        at_once = min(max(1, _HELD_AT_ONCE // (self.groups * self.model.size)), terms_per_block(len(x)))
+        for some in blocks_of(len(x), at_once) if len(x) else ():
+            by_group = self._of_each_group(state, x[some], block[some], slopes)
+            distances = _largest_distances(by_group)
+            factors = reach / distances.clamp_min(reach)
+            own = by_group[s[some], torch.arange(len(distances))]
+            total.add((own * factors[:, None]).sum(dim=0))
+            measured = max(measured, float((factors * distances).max()))
+        size = self.bounds.batch_size
+        return BoundedContribution(H_THETA, _floats(total.value) / size, self.bounds.h_theta, measured / size)
 
-    def _largest_distances(self, state: SteffleState, x: Tensor, block: Tensor, slopes: Tensor) -> Tensor:
-        """For each record, over all pairs of groups: the largest distance of its two theta-gradients."""
-        largest = torch.zeros(len(x), dtype=torch.float64)
-        for number, of_block in enumerate(slopes):
-            rows = (block == number).nonzero().flatten()
-            if len(rows) == 0:
-                continue
-            pairs = torch.stack([of_block[a] - of_block[b] for a, b in combinations(range(self.groups), 2)])
-            inside = x if len(rows) == len(x) else x[rows]
-            norms = self.model.probability_norms(state.descent.theta, inside, pairs)
-            largest[rows] = norms.amax(dim=1).to(largest.dtype)
-        return largest
+    def _of_each_group(self, state: SteffleState, x: Features, block: Tensor, slopes: Tensor) -> Tensor:
+        """For each group and each record: the theta-gradient of <the group's slope, F>; zero outside all blocks."""
+        theta, probabilities = state.descent.theta, self.model.probabilities(state.descent.theta, x)
+        pulled = (through_softmax(probabilities, _of_block(of_group, block)) for of_group in slopes.unbind(dim=1))
+        return torch.stack([self.model.score_gradients(theta, x, in_scores) for in_scores in pulled])
 
-    def _h_w(self, state: SteffleState, x: Tensor, s: Tensor, block: Tensor) -> BoundedContribution:
+    def _h_w(self, state: SteffleState, x: Features, s: Tensor, block: Tensor) -> BoundedContribution:
         frequencies, size = self._frequencies(state), self.bounds.batch_size
-        probabilities = self.model.probabilities(state.descent.theta, x).to(torch.float64)
+        probabilities = self.model.probabilities(state.descent.theta, x)
         # A record's may sum to more than 1 by a rounding error; cut off they don't, so no vector is longer than 1.
         steps = 2.0 ** min(_MOST_STEPS, _EXACT_BITS - len(x).bit_length())
         probabilities = (probabilities / probabilities.sum(dim=1, keepdim=True)).mul_(steps).floor_().div_(steps)
@@ -396,7 +400,7 @@ class Steffle(Algorithm[SteffleState]):
         measured = fermi.largest_w_distance(probabilities, block, frequencies) / divisor
         return BoundedContribution(H_W, _floats(gradient), self.bounds.h_w, measured)
 
-    def _mean_gradient(self, state: SteffleState, x: Tensor, slopes: Tensor) -> Floats:
+    def _mean_gradient(self, state: SteffleState, x: Features, slopes: Tensor) -> Floats:
         """sum_i grad <slopes_i, F_i> / m; no records give zero."""
         if len(x) == 0:
             return np.zeros(self.model.size)
@@ -428,6 +432,16 @@ class Steffle(Algorithm[SteffleState]):
 def _of_block(by_block: Tensor, block: Tensor) -> Tensor:
     """Each record's row of `by_block`; zero outside all blocks."""
     return by_block[block.clamp_min(0)] * (block != OUTSIDE)[:, None]
+
+
+def _largest_distances(by_group: Tensor) -> Tensor:
+    """For each record, over all pairs of groups: the largest distance of its two vectors; (groups, records, size).
+
+    At least half of the longest vector, so that no clipped part is longer than twice the bound, however it rounds.
+    """
+    vectors = by_group.unbind(dim=0)
+    apart = [root(folded_squares(one - other)) for one, other in combinations(vectors, 2)]
+    return torch.stack([*apart, *(root(folded_squares(one)) * 0.5 for one in vectors)]).amax(dim=0)
 
 
 def _floats(values: Tensor) -> Floats:

@@ -41,13 +41,12 @@ def clipped_losses(losses: Tensor, current: float, signed: float) -> Tensor:
     The gate's noise is fixed by the signed bound; stretching before and shrinking after it (`mean_of_losses`) makes
     the noise on the loss proportional to the current clip, which is what adapting it is for.
 
-    Guarantee: each entry lies in [0, signed], and below it by the slack that pays for rounding in the sum.
+    Guarantee: each entry lies in [0, signed], and below it by the slack that pays for rounding in the sum. A loss that
+    is not a number counts as zero.
     """
     if not 0 < current <= signed:
         raise InvalidInput("loss clip", current, f"must lie in (0, {signed}]", "adapt within the signed bound")
-    if bool(torch.isnan(losses).any()):
-        raise InvalidInput("losses", "nan", "must be numbers", "lower the step size: the model diverged")
-    return losses.clamp(0.0, current) / current * (signed / (1.0 + ROUNDING_SLACK))
+    return torch.nan_to_num(losses, 0.0, current).clamp(0.0, current) / current * (signed / (1.0 + ROUNDING_SLACK))
 
 
 def sum_of_losses(clipped: Tensor) -> float:

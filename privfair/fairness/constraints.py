@@ -16,7 +16,8 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from privfair.models.model import Model
+from privfair.models.exact import cross_entropy
+from privfair.models.model import Features, Model
 
 # Which fairness is meant and what is compared, as types.
 
@@ -210,22 +211,21 @@ def require_score(score: Score, classes: int) -> None:
         )
 
 
-def score_values(score: Score, model: Model, theta: Tensor, x: Tensor, y: Tensor, positive_class: int) -> Tensor:
+def score_values(score: Score, model: Model, theta: Tensor, x: Features, y: Tensor, positive_class: int) -> Tensor:
     """S(h(x), y) for each record, in float64; bounded scores lie in [0, 1]."""
     if score is Score.LOGIT:
-        logits = model.logits(theta, x).double()
+        logits = model.logits(theta, x)
         return logits[:, positive_class] - logits[:, 1 - positive_class]
     if score is Score.LOG_LOSS:
-        logits = model.logits(theta, x).double()
-        return torch.nn.functional.cross_entropy(logits, y, reduction="none")
-    probabilities = model.probabilities(theta, x).double()
+        return cross_entropy(model.logits(theta, x), y)[0]
+    probabilities = model.probabilities(theta, x)
     if score is Score.PROBABILITY:
         return probabilities[:, positive_class].clamp(0.0, 1.0)
     return (1.0 - probabilities.gather(1, y[:, None])[:, 0]).clamp(0.0, 1.0)
 
 
 def score_gradient(
-    score: Score, model: Model, theta: Tensor, x: Tensor, y: Tensor, positive_class: int, weights: Tensor
+    score: Score, model: Model, theta: Tensor, x: Features, y: Tensor, positive_class: int, weights: Tensor
 ) -> Tensor:
     """The gradient in theta of sum_i weights_i S(h(x_i), y_i)."""
 

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -19,7 +19,15 @@ from typing import Any, final
 
 import numpy as np
 
-from calibrate.errors import InvalidInput, LedgerRefused, ManifestRefused, PrivfairError, Refused, TrustRefused
+from calibrate.errors import (
+    GateRefused,
+    InvalidInput,
+    LedgerRefused,
+    ManifestRefused,
+    PrivfairError,
+    Refused,
+    TrustRefused,
+)
 from calibrate.manifest.keys import SigningKey, sign
 from calibrate.manifest.strict_json import canonical
 from privfair.algorithms.algorithm import Received
@@ -83,8 +91,8 @@ class StateRefused(Refused):
     """The state is not one of this algorithm: other names, other shapes, numbers that are none or far too large."""
 
 
-_TELLS_NOTHING = (RoundsSpent, StepRefused, PolicyRefused, LedgerRefused, TrustRefused, ManifestRefused)
-"""What no record decides; every other failure of a contribution may depend on records."""
+_TELLS_NOTHING = (RoundsSpent, StepRefused, PolicyRefused, LedgerRefused, TrustRefused, ManifestRefused, GateRefused)
+"""What no record decides; every other failure of a contribution is a fault, and may depend on records."""
 LARGEST_NUMBER = 1e9
 """In a state, and in values to reply to.
 
@@ -93,7 +101,7 @@ Training does not come near it, and whether a product with a larger one overflow
 
 
 class GuardHalted(Refused):
-    """A contribution was refused by the gate or failed; nothing more is computed until somebody has looked."""
+    """A contribution failed; nothing more is computed until the site's operator clears the halt."""
 
 
 @final
@@ -103,8 +111,10 @@ class Guard:
     Guarantee: its records leave only as values that the gate published under the signed manifest and this silo's own
     ledger. For each step at most one message (and one reply) is published, whatever is asked, how often and in which
     order, and however often the guard is killed: asked again it sends the same bytes, for another state it refuses.
-    What is answered is on disk before it is sent. Whether a contribution passes the gate may depend on records, so the
-    first one that does not pass is the last that is computed until an operator starts the guard again.
+    What is answered is on disk before it is sent. No refusal depends on a record's values. An error inside a
+    contribution is a fault of the algorithm or of the machine and may depend on records: whatever its class, the
+    answer is `GuardHalted`, and nothing more is computed, by this process or a successor, until an operator deletes
+    the file `halted` in the guard's folder and starts the guard again.
     """
 
     def __init__(
@@ -134,7 +144,10 @@ class Guard:
         self._asked = ""
         self._first: tuple[int, tuple[str, ...]] = (-1, ())
         """The step that this process contributed to last, and the names of that message."""
-        self._halted = False
+        self._halt_file = folder.path / "halted"
+        self._halted = self._halt_file.exists()
+        if self._halted:
+            log.warning("%s", self._halt())
         self._shapes = {name: values.shape for name, values in run.algorithm.checkpoint(run.algorithm.start()).items()}
         policy.require_manifest(run.manifest)
         self._check_trust()
@@ -195,7 +208,7 @@ class Guard:
             self._opened = round_number
 
         return LocalParties.open(
-            *(self._run.setup, claim, folder.transcript, folder.batches, position, on_round),
+            *(replace(self._run.setup, log=self._log), claim, folder.transcript, folder.batches, position, on_round),
             allow_round=self._require_new_round,
         )
 
@@ -387,22 +400,29 @@ class Guard:
         return values_of_step(self._past, self.party, self._steps.steps[step])
 
     def _compute(self, message: Callable[[], Mapping[str, Published]]) -> Mapping[str, Published]:
-        """What only records can tell, or a halt: that it failed may tell something about them, so it is told once."""
+        """What `message` publishes, or a durable halt if it fails in a way that may depend on records."""
         began = time.monotonic()
         try:
             return message()
         except _TELLS_NOTHING:
             raise
-        except Exception:
+        except Exception as error:
             self._halted = True
-            self._log.critical("halted: nothing more is computed until the guard is started again")
-            raise
+            self._log.exception("a contribution failed: a fault of the algorithm, of privfair or of this machine")
+            replace_file(self._halt_file, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: see guard.log\n".encode())
+            raise self._halt() from error
         finally:
             time.sleep(self._policy.seconds_left(time.monotonic() - began))
 
     def _require_going(self) -> None:
         if self._halted:
-            raise GuardHalted("a contribution failed before; look into this log, then start the guard again")
+            raise self._halt()
+
+    def _halt(self) -> GuardHalted:
+        return GuardHalted(
+            "a contribution failed, and nothing more is computed. Find the cause in this log, delete "
+            f"{self._halt_file}, then start the guard again."
+        )
 
     def _require_new_round(self) -> None:
         """The site's policy, and at the end of each block the trust file, before a new round is opened."""

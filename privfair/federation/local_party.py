@@ -9,6 +9,7 @@ the contribution groups rows by `SiloTensors.unit_of_row`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ from privfair.federation.party import (
     digest_of_values,
     state_digest,
 )
-from privfair.gate import Gate, open_gate
+from privfair.gate import LOG, Gate, open_gate
 from privfair.ledger import DEFAULT_BLOCK, Claim
 from privfair.transcript import ValueSpec
 
@@ -89,6 +90,10 @@ class PartySetup:
     """Parties that hold nothing but attributes, and are asked for the records that others drew."""
     updates: int | None = None
     """How many steps the run is to make; the last of them is kept in full, whatever the retention."""
+    strict: bool = False
+    """Whether the gate refuses what no correct clipping produces: for audits, and always where nothing is promised."""
+    log: logging.Logger = LOG
+    """Where the gate notes, for the silo alone, what it had to change."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -359,8 +364,7 @@ class LocalParty(Generic[State]):
         return frozenset(message.values)
 
     def _few_units(self) -> Tensor:
-        owners = self._silo.unit_of_row
-        return torch.arange(min(2, len(self._silo) if owners is None else int(owners.max()) + 1))
+        return torch.arange(min(2, self._silo.units))
 
 
 @dataclass(frozen=True, eq=False)
@@ -393,7 +397,10 @@ class LocalParties:
         """
         research = setup.manifest.document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
         seed = setup.seed if research else None
-        gate = open_gate(setup.manifest, claim, transcript, setup.values, seed, setup.block, setup.names)
+        strict = setup.strict or _promises_nothing(setup.manifest.document)
+        gate = open_gate(
+            *(setup.manifest, claim, transcript, setup.values, seed, setup.block, setup.names), strict, setup.log
+        )
         try:
             return cls.behind(gate, setup, claim, batches, position, on_round, observer, allow_round)
         except BaseException:

@@ -43,7 +43,7 @@ _REMEDIES = {
     Code.POLICY: "wait until its policy allows it, then go on with --resume",
     Code.BATCH: "give all sites the same --sites-key; its own log says more",
     Code.STEP: "go on with --resume in the folder of this run",
-    Code.HALTED: "its operator must look into its log and start it again",
+    Code.HALTED: "its operator must look into its log, clear the halt and start it again",
 }
 
 

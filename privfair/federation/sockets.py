@@ -80,8 +80,8 @@ class SocketTransport:
                 self._drop(name)
             if time.monotonic() >= until:
                 raise GuardUnreachable(
-                    f"the guard of {name!r} gave no answer at {self._paths[name]} within {self._deadline:g} seconds; "
-                    "see whether it runs, then go on with the same command and --resume"
+                    f"the guard of {name!r} is not ready: no answer at {self._paths[name]} within "
+                    f"{self._deadline:g} seconds. Ask its operator why, then repeat the command with --resume."
                 )
             if not (sent := self._sent(name, message, until)):
                 time.sleep(_RETRY_SECONDS)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from calibrate.errors import InvalidInput
-from privfair.models.differentiated import Differentiated
+from privfair.models.exact import weighted_rows
 from privfair.models.linear import LogisticRegression
-from privfair.models.model import EXACT, Model
+from privfair.models.model import EXACT, Differentiated, Features, Model
 from privfair.models.trees import BoostedTrees
 
 _LEAST = 1e-6
@@ -37,7 +37,7 @@ class FairRule(Differentiated):
     score: Model
     group: LogisticRegression
     opportunity: bool = False
-    """Whether records of the positive class alone are to be treated alike."""
+    """Whether records of the positive class alone are to be treated equally."""
     positive: int = 1
 
     def __post_init__(self) -> None:
@@ -49,10 +49,6 @@ class FairRule(Differentiated):
     def size(self) -> int:
         return self.score.size + self.group.size + self.group.classes
 
-    @property
-    def classes(self) -> int:
-        return 2
-
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The score's parameters, the group's, and the pulls."""
         score, group, pulls = torch.split(theta, [self.score.size, self.group.size, self.group.classes])
@@ -62,17 +58,19 @@ class FairRule(Differentiated):
         start = (self.score.initial(seed), self.group.initial(seed), torch.zeros(self.group.classes, dtype=EXACT))
         return torch.cat([part.to(EXACT) for part in start])
 
-    def margin_and_groups(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def margin_and_groups(self, theta: Tensor, x: Features) -> tuple[Tensor, Tensor]:
         """2 eta - 1 of each record, and w rho_g: what one unit of each group's pull takes away from it."""
         score, group, _ = self.split(theta)
         eta = self.score.probabilities(score, x)[:, self.positive]
         rho = self.group.probabilities(group, x).to(eta.dtype)
         return 2 * eta - 1, rho * eta[:, None] if self.opportunity else rho
 
-    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+    def logits(self, theta: Tensor, x: Features) -> Tensor:
         margin, groups = self.margin_and_groups(theta, x)
-        pulls = self.split(theta)[2].to(groups.dtype)
-        chance = ((1 + margin - groups @ pulls) / 2).clamp(_LEAST, 1 - _LEAST)
+        pulls = self.split(theta)[2]
+        # Where nothing is differentiated, a record's answer is a function of the record.
+        pull = groups @ pulls if groups.requires_grad or pulls.requires_grad else weighted_rows(groups, pulls)
+        chance = ((1 + margin - pull) / 2).clamp(_LEAST, 1 - _LEAST)
         score = torch.log(chance) - torch.log1p(-chance)
         zero = torch.zeros_like(score)
         return torch.stack((zero, score) if self.positive else (score, zero), dim=1)
@@ -97,14 +95,10 @@ class DistilledRule(Differentiated):
     def size(self) -> int:
         return self.pupil.size
 
-    @property
-    def classes(self) -> int:
-        return 2
-
     def initial(self, seed: int) -> Tensor:
         return self.pupil.initial(seed)
 
-    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
+    def logits(self, theta: Tensor, x: Features) -> Tensor:
         return self.pupil.logits(theta, x)
 
     def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:

@@ -4,24 +4,25 @@ A model is a pure function of a flat parameter vector `theta`. Its central opera
 gradient*: sum_i c_i grad_i, where the coefficients c_i may depend on each record's gradient norm and loss. That
 is per-record clipping, fair clipping and plain averaging in one, and no per-record gradient need be stored.
 
-The features' type (float32 or float64) decides in which precision scores and back-propagation are computed; `theta`
-is cast to it. Norms, coefficients and everything returned in a `WeightedGradient` are float64 in either case, and so is
-the weighted sum, but for large nets in float32, whose norms then pay for it (docs/models.md, "What rounding can do").
+What a record adds is a function of the record and of theta, bit for bit, whatever else is in the batch and however
+features are stored: `privfair.models.exact` and docs/theorems/exact-contributions.md.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from calibrate.errors import InvalidInput, count, positive
 from privfair.rounding import ROUNDING_SLACK
@@ -51,7 +52,7 @@ class CnnArchitecture(Enum):
     """26,010 parameters on 28 x 28 grey images: the net that the Opacus project's own MNIST example trains."""
 
 
-# Where each named parameter lies in the flat vector theta.
+# Where each named parameter is in the flat vector theta.
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,20 @@ class ParameterLayout:
         pairs = tuple((name, tuple(value.shape)) for name, value in named)
         return cls(tuple(name for name, _ in pairs), tuple(shape for _, shape in pairs))
 
-    @property
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes]
+
+    @cached_property
     def size(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes)
+        return sum(self.sizes)
 
     def split(self, theta: Tensor) -> dict[str, Tensor]:
         """The parameters as views of theta."""
         if theta.shape != (self.size,):
-            raise InvalidInput(
-                "theta", tuple(theta.shape), f"must be a vector of {self.size} entries", "start from initial()"
-            )
-        pieces = torch.split(theta, [math.prod(shape) for shape in self.shapes])
+            rule = f"must be a vector of {self.size} entries"
+            raise InvalidInput("theta", tuple(theta.shape), rule, "start from initial()")
+        pieces = torch.split(theta, self.sizes)
         return {name: piece.view(shape) for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)}
 
     def join(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -84,41 +88,69 @@ class ParameterLayout:
         return torch.cat([values[name].reshape(-1) for name in self.names])
 
 
-# From scores to losses and probabilities, and back: what every classifier shares.
+# Features as models take them: a tensor, or rows of a silo's tensor, which a model keeps in its own form.
 
 EXACT = torch.float64
 """The type of everything that decides or applies a clipping coefficient."""
 
 
-def in_working_precision(theta: Tensor, x: Tensor) -> Tensor:
-    """theta in the features' type (token numbers leave it as it is); half precision is refused."""
-    dtype = x.dtype if x.dtype.is_floating_point else theta.dtype
-    if dtype not in (torch.float32, torch.float64):
-        raise InvalidInput(
-            "features", str(dtype), "must be float32 or float64", "convert them with x.to(torch.float32)"
-        )
-    return theta.to(dtype)
+@final
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Some records of a silo: rows of its features, or all of them."""
+
+    source: Tensor
+    rows: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.source if self.rows is None else self.rows)
+
+    def __getitem__(self, rows: Tensor | slice) -> Records:
+        return Records(self.source, torch.arange(len(self.source))[rows] if self.rows is None else self.rows[rows])
+
+    def of(self, column: Tensor) -> Tensor:
+        """The same records in another of the silo's columns."""
+        return column if self.rows is None else column[self.rows]
+
+    @property
+    def tensor(self) -> Tensor:
+        """The features themselves."""
+        return self.of(self.source)
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Each record's loss, and its gradient in the scores: softmax minus the true class's indicator."""
-    log_probabilities = torch.log_softmax(logits, dim=1)
-    labels = y[:, None]
-    losses = -log_probabilities.gather(1, labels)[:, 0]
-    residual = log_probabilities.exp().scatter_add(1, labels, logits.new_full((1, 1), -1.0).expand(len(y), 1))
-    return losses, residual
+Features = Tensor | Records
 
 
-def through_softmax(probabilities: Tensor, coefficients: Tensor) -> Tensor:
-    """The gradient of <coefficients_i, softmax(scores_i)> in the scores, for each record; broadcasts on the left."""
-    mean = (probabilities * coefficients).sum(dim=-1, keepdim=True)
-    return probabilities * (coefficients - mean)
+def tensor_of(x: Features) -> Tensor:
+    """The features themselves."""
+    return x.tensor if isinstance(x, Records) else x
 
 
 # How much of each record's gradient is taken: plain mean, clipping, clipping after a factor.
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
-"""From gradient norms and losses of the records of a batch to their coefficients; float64 throughout."""
+"""From gradient norms and losses of the records of a batch to their coefficients; float64 throughout.
+
+A record's coefficient may depend on its own norm and loss alone. One that keeps every part within a bound has it as an
+attribute `bound`: then sums can be exact.
+"""
+
+
+def bound_of(weigh: Weigh) -> float | None:
+    """The bound that `weigh` keeps every record's part within; None if it keeps none."""
+    bound: float | None = getattr(weigh, "bound", None)
+    return bound
+
+
+LARGEST_COEFFICIENT = 2.0**512
+"""Coefficients are clamped to this: it stays finite in a record's units and in steps of the sum, so 0 times it is 0."""
+
+
+def finite(coefficients: Tensor) -> Tensor:
+    """Coefficients that are not finite are zero: such a record adds nothing; huge ones are clamped."""
+    known = torch.nan_to_num(coefficients.to(EXACT), 0.0, 0.0, 0.0)
+    return known.clamp_(-LARGEST_COEFFICIENT, LARGEST_COEFFICIENT)
+
 
 SMALLEST_BOUND = 1e-100
 """With norms whose squares are finite, no coefficient then falls among the subnormal numbers, which round coarsely."""
@@ -131,7 +163,7 @@ def mean_over(size: int) -> Weigh:
 
 
 def require_class_weights(weights: Sequence[float], classes: int) -> None:
-    """Refuse weights that are not one per class; no weights at all count every class alike."""
+    """Refuse weights that are not one per class; no weights at all count every class equally."""
     if weights and len(weights) != classes:
         rule = f"must be one number for each of the {classes} classes"
         raise InvalidInput("class-weight", tuple(weights), rule, "write class-weight = [1.0, 3.0], for example")
@@ -149,7 +181,7 @@ def class_factors(weights: Sequence[float], labels: Tensor, classes: int) -> Ten
 
 
 def require_group_weights(weights: Sequence[Sequence[float]], classes: int, groups: int) -> None:
-    """Refuse weights that are not one per class and group; no weights at all count everybody alike."""
+    """Refuse weights that are not one per class and group; no weights at all count everyone equally."""
     if weights and [len(of_class) for of_class in weights] != [groups] * classes:
         rule = f"must be one list of {groups} numbers, one for each group, for each of the {classes} classes"
         remedy = "write group-weight = [[1.0, 1.0], [1.3, 1.0]], for example, with classes and groups as in the schema"
@@ -167,13 +199,28 @@ def class_means(weights: Sequence[float], labels: Tensor, classes: int, size: in
 def shrunk_by_class(weigh: Weigh, weights: Sequence[float], labels: Tensor, classes: int) -> Weigh:
     """`weigh`, then shrunk for every class but the heaviest.
 
-    Guarantee: each factor lies in (0, 1] and depends on the record's own class alone, so no record's part gets longer,
+    Guarantee: each factor is in (0, 1] and depends on the record's own class alone, so no record's part gets longer,
     and a bound on what one record adds to the sum holds as before (docs/models.md, "Classes that count more").
     """
     if not weights:
         return weigh
-    shares = class_factors(weights, labels, classes) / max(weights)
-    return lambda norms, losses: weigh(norms, losses) * shares.to(norms.dtype)
+    return Shrunk(weigh, class_factors(weights, labels, classes) / max(weights))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Shrunk:
+    """`weigh`, times a factor of each record in [0, 1]: no part gets longer."""
+
+    weigh: Weigh
+    factors: Tensor
+
+    def __call__(self, norms: Tensor, losses: Tensor) -> Tensor:
+        return self.weigh(norms, losses) * self.factors
+
+    @property
+    def bound(self) -> float | None:
+        return bound_of(self.weigh)
 
 
 @final
@@ -182,6 +229,10 @@ class ClippedTo:
     """min(1, reach / norm); a zero gradient keeps its weight of one. Made by `clipped_to`."""
 
     reach: float
+
+    @property
+    def bound(self) -> float:
+        return self.reach
 
     def __call__(self, norms: Tensor, losses: Tensor) -> Tensor:
         return torch.div(torch.tensor(self.reach, dtype=norms.dtype), norms.clamp_min(self.reach))
@@ -199,9 +250,8 @@ def clipped_to(bound: float) -> ClippedTo:
     moves the computed sum by at most `bound`, up to 2^31 parts in it (docs/models.md, "What rounding can do").
     """
     if positive("bound", bound) < SMALLEST_BOUND:
-        raise InvalidInput(
-            "bound", bound, f"must be at least {SMALLEST_BOUND:g} for rounding to be under control", "clip less"
-        )
+        rule = f"must be at least {SMALLEST_BOUND:g} for rounding to be under control"
+        raise InvalidInput("bound", bound, rule, "clip less")
     return ClippedTo(bound / (1.0 + ROUNDING_SLACK))
 
 
@@ -211,27 +261,40 @@ def clipped_after(factor: Callable[[Tensor], Tensor], bound: float) -> Weigh:
     The factor may be negative or larger than one. Clipping before multiplying would let it carry a part over the
     bound by any amount; the guarantee is that of `clipped_to`.
     """
-    reach = clipped_to(bound).reach
+    return ClippedAfter(factor, clipped_to(bound).reach)
 
-    def weigh(norms: Tensor, losses: Tensor) -> Tensor:
-        factors = factor(losses).to(norms.dtype)
-        longest = torch.div(torch.tensor(reach, dtype=norms.dtype), norms)
+
+@final
+@dataclass(frozen=True, eq=False)
+class ClippedAfter:
+    """sign(f) min(|f|, reach / norm). Made by `clipped_after`."""
+
+    factor: Callable[[Tensor], Tensor]
+    bound: float
+
+    def __call__(self, norms: Tensor, losses: Tensor) -> Tensor:
+        factors = finite(self.factor(losses))
+        longest = torch.div(torch.tensor(self.bound, dtype=norms.dtype), norms)
         return torch.copysign(torch.minimum(factors.abs(), longest), factors)
-
-    return weigh
 
 
 __all__ = ("Model", "Weigh", "WeightedGradient", "class_factors", "clipped_after", "clipped_to", "mean_over")
 
 
+@final
 @dataclass(frozen=True, eq=False)
 class WeightedGradient:
     """sum_i c_i grad_i with what was measured on the way; tensors over records have one entry each."""
 
     total: Tensor
     norms: Tensor
-    losses: Tensor
+    found_losses: Tensor | Callable[[], Tensor]
+    """The losses, or what computes them when they are asked for."""
     coefficients: Tensor
+
+    @cached_property
+    def losses(self) -> Tensor:
+        return self.found_losses if isinstance(self.found_losses, Tensor) else self.found_losses()
 
     @property
     def largest_part(self) -> float:
@@ -254,69 +317,84 @@ class Model(Protocol):
         """A parameter vector to start from, in float64; the same for the same seed."""
         ...
 
-    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Scores of shape (records, classes); differentiable in theta, by autograd and by torch.func."""
+    def logits(self, theta: Tensor, x: Features) -> Tensor:
+        """Scores of shape (records, classes), float64; differentiable by autograd, in theta and in the features."""
         ...
 
-    def probabilities(self, theta: Tensor, x: Tensor) -> Tensor:
+    def probabilities(self, theta: Tensor, x: Features) -> Tensor:
         """Class probabilities of shape (records, classes)."""
         ...
 
-    def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedGradient:
+    def weighted_gradient(self, theta: Tensor, x: Features, y: Tensor, weigh: Weigh) -> WeightedGradient:
         """sum_i c_i grad_i of the cross-entropy loss; no records give the zero vector."""
         ...
 
-    def probability_gradient(self, theta: Tensor, x: Tensor, coefficients: Tensor) -> Tensor:
+    def probability_gradient(self, theta: Tensor, x: Features, coefficients: Tensor) -> Tensor:
         """The gradient of sum_i <coefficients_i, probabilities_i> in theta."""
         ...
 
-    def probability_norms(self, theta: Tensor, x: Tensor, directions: Tensor) -> Tensor:
+    def probability_norms(self, theta: Tensor, x: Features, directions: Tensor) -> Tensor:
         """For each record and each direction v: the norm of the gradient of <v, probabilities_i>; (records, v)."""
         ...
 
+    def score_gradients(self, theta: Tensor, x: Features, in_scores: Tensor) -> Tensor:
+        """Each record's own gradient of <in_scores_i, scores_i> in theta: (records, size)."""
+        ...
+
     def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
-        """The parameters by name and in their shapes, as a torch state dict holds them; views of theta."""
+        """The named parameters in their shapes, as a torch state dict holds them; views of theta."""
         ...
 
 
-# Decisions that are counted. A matrix library may compute a record by another kernel, and so round it otherwise, when
-# another record joins the batch: a sum of gradients then moves by a rounding error, but a decision at a threshold
-# jumps, and a thousand copies of a record jump together.
+class Differentiated(ABC):
+    """A model of two classes that only says its scores, differentiated by autograd one record after another.
 
-_MOVED = {torch.float64: 2.0**-40, torch.float32: 2.0**-17}
-"""What of (1 + |x| |theta|) a record's probabilities move at most, if it is computed in another batch."""
-
-Decide = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From records, and how far each one's probabilities may be off, to whole numbers and which of them are unsure."""
-
-
-def decide_each_alone(x: Tensor, theta: Tensor, decide: Decide) -> Tensor:
-    """A whole number for each record, that of the record computed alone in memory of its own.
-
-    Guarantee: no record's number depends on another record, so adding or removing one changes no other's. Where the
-    whole batch leaves no doubt its answer is taken, which is the same one as long as probabilities move by at most
-    `_MOVED` (proved for linear scores of up to 8,000 features in float64; measured for nets, docs/models.md).
+    For audits of rules that no algorithm trains whole; a base class.
     """
-    lengths = torch.linalg.vector_norm(x.flatten(1).to(EXACT), dim=1) * torch.linalg.vector_norm(theta)
-    decisions, unsure = decide(x, _MOVED.get(x.dtype, _MOVED[torch.float32]) * (1.0 + lengths))
-    alone: dict[bytes, Tensor] = {}
-    for place in unsure.nonzero()[:, 0].tolist():
-        record = x[place : place + 1].clone()
-        content = record.numpy().tobytes()
-        if content not in alone:
-            alone[content] = decide(record, lengths[:1])[0][0]
-        decisions[place] = alone[content]
-    return decisions
 
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many parameters theta has."""
 
-def predict_each_alone(model: Model, theta: Tensor, x: Tensor) -> Tensor:
-    """The most likely class of each record, to be counted: see `decide_each_alone`."""
+    @property
+    def classes(self) -> int:
+        return 2
 
-    def decide(records: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-        best = model.probabilities(theta, records).to(EXACT).topk(2, dim=1)
-        # Of equal probabilities the first class is taken, whichever `topk` lists first.
-        tied = best.values[:, 0] == best.values[:, 1]
-        classes = torch.where(tied, best.indices.amin(dim=1), best.indices[:, 0])
-        return classes, best.values[:, 0] - best.values[:, 1] <= 2 * moved
+    @abstractmethod
+    def logits(self, theta: Tensor, x: Features) -> Tensor:
+        """Scores of shape (records, classes), differentiable in theta."""
 
-    return decide_each_alone(x, theta, decide)
+    def probabilities(self, theta: Tensor, x: Features) -> Tensor:
+        return torch.softmax(self.logits(theta, x), dim=1)
+
+    def weighted_gradient(self, theta: Tensor, x: Features, y: Tensor, weigh: Weigh) -> WeightedGradient:
+        with torch.no_grad():
+            losses = functional.cross_entropy(self.logits(theta, x).to(EXACT), y, reduction="none")
+            slopes = torch.softmax(self.logits(theta, x).to(EXACT), dim=1) - functional.one_hot(y, self.classes)
+        each = self.score_gradients(theta, x, slopes)
+        norms = torch.linalg.vector_norm(each, dim=1)
+        coefficients = finite(weigh(norms, losses))
+        return WeightedGradient(coefficients @ each, norms, losses, coefficients)
+
+    def probability_gradient(self, theta: Tensor, x: Features, coefficients: Tensor) -> Tensor:
+        moving = theta.detach().clone().requires_grad_(True)
+        (total,) = torch.autograd.grad((coefficients * self.probabilities(moving, x)).sum(), moving)
+        return total.to(EXACT)
+
+    def probability_norms(self, theta: Tensor, x: Features, directions: Tensor) -> Tensor:
+        with torch.no_grad():
+            chances = self.probabilities(theta, x)
+        pulled = [chances * (v - (chances * v).sum(dim=1, keepdim=True)) for v in directions]
+        norms = [torch.linalg.vector_norm(self.score_gradients(theta, x, one), dim=1) for one in pulled]
+        return torch.stack(norms, dim=1)
+
+    def score_gradients(self, theta: Tensor, x: Features, in_scores: Tensor) -> Tensor:
+        """Each record's gradient of <in_scores_i, scores_i> in theta: (records, size)."""
+        moving = theta.detach().clone().requires_grad_(True)
+        records, rows = tensor_of(x), [torch.zeros(0, self.size, dtype=EXACT)]
+        for place, pulled in enumerate(in_scores):
+            scores = self.logits(moving, records[place : place + 1])[0]
+            (own,) = torch.autograd.grad((scores * pulled).sum(), moving)
+            rows.append(own[None].to(EXACT))
+        return torch.cat(rows)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from calibrate.errors import InvalidInput, count
-from privfair.models.differentiated import Differentiated
-from privfair.models.model import EXACT
+from privfair.models.model import EXACT, Differentiated, Features, tensor_of
 
 FEATURE, THRESHOLD, LEFT, VALUE = range(4)
 """The columns of a tree's table."""
@@ -44,18 +43,14 @@ class BoostedTrees(Differentiated):
     def size(self) -> int:
         return self.trees * self.nodes * 4
 
-    @property
-    def classes(self) -> int:
-        return 2
-
     def initial(self, seed: int) -> Tensor:
         return torch.zeros(self.size, dtype=EXACT)
 
     def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
         return {"trees": theta.view(-1, self.nodes, 4)}
 
-    def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        score = self.scores(theta, x).to(x.dtype)
+    def logits(self, theta: Tensor, x: Features) -> Tensor:
+        score = self.scores(theta, tensor_of(x))
         return torch.stack((torch.zeros_like(score), score), dim=1)
 
     def scores(self, theta: Tensor, x: Tensor, start: Tensor | None = None) -> Tensor:

@@ -55,6 +55,11 @@ class Grid:
     def step(self) -> Fraction:
         return _power_of_two(-self.fraction_bits)
 
+    @property
+    def largest(self) -> float:
+        """The largest size of a value that noise can be added to: 2^52 steps."""
+        return math.ldexp(LARGEST_STEPS, -self.fraction_bits)  # a power of two: exact
+
     def steps_up(self, scale: float | Fraction) -> int:
         """`scale` in steps, rounded up to a whole number: noise never gets smaller than asked."""
         return math.ceil(exact_positive("scale", scale) / self.step)
@@ -67,7 +72,7 @@ class Grid:
         rounding error.
         """
         doubles = real_array(values)
-        most = math.ldexp(LARGEST_STEPS, -self.fraction_bits)  # a power of two: exact
+        most = self.largest
         largest = max(float(doubles.max()), -float(doubles.min())) if doubles.size else 0.0
         if largest > most:
             raise InvalidInput(

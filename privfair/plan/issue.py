@@ -74,6 +74,7 @@ class _Subject:
     dataset: DataIdentity | None = None
     code: tuple[OwnCode, ...] = ()
     not_protected: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
     given_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     retention: int | None = None
     facts: PublicFacts | None = None
@@ -191,6 +192,7 @@ def _subject(
         training.data.identity,
         _own_code(training.code_digests()),
         known,
+        training.assumptions,
         retention=training.training.retention,
         facts=facts,
     )
@@ -291,6 +293,7 @@ def _terms(
         ledgers=issuing.ledgers,
         code=subject.code,
         not_protected=(*subject.not_protected, *issuing.not_protected),
+        assumptions=subject.assumptions,
         retention=subject.retention,
     )
 

@@ -25,13 +25,13 @@ import torch
 
 from calibrate.errors import InvalidInput, PrivfairError, count, positive
 from calibrate.plugins import PluginGroup, Plugins
-from privfair.models.convolutional import convolutional
+from privfair.models.alone_module import ISOLATION_ASSUMED, AloneModule
+from privfair.models.exact import Bits
 from privfair.models.fair_rule import DistilledRule, FairRule
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Activation, CnnArchitecture, Model
 from privfair.models.perceptron import Perceptron
-from privfair.models.record_isolation import made_up_records
-from privfair.models.torch_module import TorchModule
+from privfair.models.torch_module import TorchModule, convolutional, made_up_records
 from privfair.models.trees import BoostedTrees
 from privfair.plan.file import key_names, nearest, read_section, refuse_unknown
 from privfair.plan.own_code import UserFunction
@@ -51,6 +51,8 @@ from privfair.plan.own_code import UserFunction
 #     # function = "build"       # ... and the function in it that makes a torch.nn.Module
 #     # sha256 = "..."           # module: if given, the file must have this digest
 #     # name = "my-net"          # plugin: the entry point of another package in the group privfair.models
+#     # bits = 13                # perceptron, cnn, module, plugin: precision of products, 7 | 13 | "largest"
+#     # isolation = "exact"      # module, plugin: exact | alone (any layers, one record per pass, an assumption)
 
 
 class ModelKind(Enum):
@@ -62,13 +64,22 @@ class ModelKind(Enum):
     PLUGIN = "plugin"
 
 
+class Isolation(Enum):
+    """Why what a record contributes depends on no other record."""
+
+    EXACT = "exact"
+    """By arithmetic: the module is converted, and products do not round."""
+    ALONE = "alone"
+    """By assumption: one record per pass, for modules that can't be converted."""
+
+
 _KEYS = {
     ModelKind.LOGISTIC: (),
-    ModelKind.PERCEPTRON: ("hidden", "activation"),
-    ModelKind.CNN: ("architecture",),
+    ModelKind.PERCEPTRON: ("hidden", "activation", "bits"),
+    ModelKind.CNN: ("architecture", "bits"),
     ModelKind.TREES: ("trees", "leaves"),
-    ModelKind.MODULE: ("file", "function", "sha256"),
-    ModelKind.PLUGIN: ("name",),
+    ModelKind.MODULE: ("file", "function", "sha256", "bits", "isolation"),
+    ModelKind.PLUGIN: ("name", "bits", "isolation"),
 }
 
 ModuleMaker = Callable[[tuple[int, ...], int], torch.nn.Module]
@@ -110,10 +121,17 @@ class ModelPlan:
     function: str = "build"
     sha256: str | None = None
     name: str | None = None
+    bits: Bits = Bits.THIRTEEN
+    isolation: Isolation = Isolation.EXACT
     code: UserFunction | None = None
     """The module's source, to be kept with the run; None for built-in models. Not a key of the plan."""
     rule: RuleForm | None = None
     """The fair rule around the model, which fair-plugin releases. Not a key of the plan."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the guarantee assumes of the model."""
+        return (ISOLATION_ASSUMED,) if self.isolation is Isolation.ALONE else ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,6 +152,9 @@ def read_model_plan(value: Any, folder: Path = Path()) -> ModelPlan:
             raise InvalidInput(
                 f"[training.model] {key}", table[key], f"has no meaning for {plan.kind.value}", f"it takes {known}"
             )
+    if plan.isolation is Isolation.ALONE and "bits" in table:
+        rule = 'has no meaning for isolation = "alone", which computes in float64'
+        raise InvalidInput("[training.model] bits", table["bits"], rule, "drop it")
     if plan.kind is not ModelKind.MODULE:
         return plan
     code = UserFunction.read("training.model", folder, plan.file, plan.function, plan.sha256, "net.py")
@@ -157,20 +178,20 @@ def _build_plain(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) 
         case ModelKind.LOGISTIC:
             return LogisticRegression(prod(feature_shape), classes)
         case ModelKind.PERCEPTRON:
-            return Perceptron(prod(feature_shape), plan.hidden, classes, plan.activation)
+            return Perceptron(prod(feature_shape), plan.hidden, classes, plan.activation, plan.bits)
         case ModelKind.CNN:
             if len(feature_shape) != 3:
                 raise InvalidInput(
                     "[training.model] kind", "cnn", f"needs images, not records of shape {feature_shape}", "use another"
                 )
             channels, height, width = feature_shape
-            return convolutional(plan.architecture, (channels, height, width), classes)
+            return convolutional(plan.architecture, (channels, height, width), classes, plan.bits)
         case ModelKind.TREES:
             return _trees(plan, prod(feature_shape), classes)
         case ModelKind.MODULE:
             return _module(plan, feature_shape, classes)
         case ModelKind.PLUGIN:
-            return _plugin_module(plan.name or "", feature_shape, classes)
+            return _plugin_module(plan, feature_shape, classes)
         case _:
             assert_never(plan.kind)
 
@@ -188,7 +209,7 @@ def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Mo
     assert plan.code is not None
     function = plan.code.load("name a function without arguments")
     with plan.code.running("when its module is built and tried out"):
-        model = TorchModule(function, made_up_records(feature_shape))
+        model = _own_module(plan, function, feature_shape)
     if model.classes != classes:
         raise InvalidInput(
             f"[training.model] {plan.function}",
@@ -199,13 +220,26 @@ def _module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Mo
     return model
 
 
-def _plugin_module(name: str, feature_shape: tuple[int, ...], classes: int) -> Model:
+def _own_module(
+    plan: ModelPlan, build: Callable[[], torch.nn.Module], feature_shape: tuple[int, ...]
+) -> TorchModule | AloneModule:
+    match plan.isolation:
+        case Isolation.EXACT:
+            return TorchModule(build, made_up_records(feature_shape), plan.bits)
+        case Isolation.ALONE:
+            return AloneModule(build, made_up_records(feature_shape))
+        case _:
+            assert_never(plan.isolation)
+
+
+def _plugin_module(plan: ModelPlan, feature_shape: tuple[int, ...], classes: int) -> Model:
+    name = plan.name or ""
     make, plugin = MODEL_PLUGINS.get(name), MODEL_PLUGINS.find(name)
     if make is None or plugin is None:
         remedy = nearest(name, MODEL_PLUGINS.names()) if MODEL_PLUGINS.names() else "install the package that brings it"
         raise InvalidInput("[training.model] name", name, "is not an installed model", remedy)
     try:
-        model = TorchModule(lambda: make(feature_shape, classes), made_up_records(feature_shape))
+        model = _own_module(plan, lambda: make(feature_shape, classes), feature_shape)
     except PrivfairError:
         raise
     except Exception as error:

@@ -38,6 +38,7 @@ from privfair.algorithms.parts.options import Options
 from privfair.algorithms.recipe import Recipe
 from privfair.algorithms.registry import ALGORITHM_PLUGINS, recipe_named
 from privfair.fairness.fermi import Independence
+from privfair.models.alone_module import ISOLATION_ASSUMED
 from privfair.plan.data import DataPlan, PluginSource, read_data_plan
 from privfair.plan.file import PlanFile, key_names, read_plan_file, read_section, refuse_unknown
 from privfair.plan.model import (
@@ -124,6 +125,12 @@ class TrainingPlan:
         """The user's own files that the run needs, by name, to be kept with it."""
         code = (self.model.code, None if self.min_max is None else self.min_max.code)
         return {one.name: one.source for one in code if one is not None}
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What is signed in addition to the plan's own: a min-max loss is the user's code, like a module run alone."""
+        alone = () if self.min_max is None else (ISOLATION_ASSUMED,)
+        return tuple(dict.fromkeys((*self.model.assumptions, *alone)))
 
     def code_digests(self) -> dict[str, str]:
         """The SHA-256 of each of the user's own files, by name, and of each package that a plug-in comes from."""

@@ -79,7 +79,8 @@ class BudgetedRound:
             values: the sum of the units' parts; an array (numpy, torch on the CPU, jax) of the signed shape.
             bound: the L2 bound that each unit's part keeps, at most the signed one.
             measured: the largest norm of a unit's part in this very batch (0 for an empty batch), taken where the
-                clipping happens; above `bound`, nothing is published.
+                clipping happens; above `bound`, nothing is published. Such an error depends on records, and so does
+                one about numbers that are not finite: show it to no one who may not see the data.
 
         Guarantee: as `privfair.gate.Gate`; the value carries exact noise of at least the signed scale, it is in the
         transcript, and the round was charged durably before. That `measured` is true is the caller's word.
@@ -372,7 +373,7 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _OpenRun:
     document, manifest = run.document, run._manifest
     values = tuple(ValueSpec(name, shape) for name, shape in run._shapes.items())
     seed = run._seed if document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY else None
-    gate = open_gate(manifest, claim, folder.transcript, values, seed, run._block, (run.party,))
+    gate = open_gate(manifest, claim, folder.transcript, values, seed, run._block, (run.party,), strict=True)
     stack.callback(gate.close)
     source = {run.party: word_source(document, run._seed, run.party, claim.session)}
     units = {run.party: run.units}

@@ -68,6 +68,10 @@ class ValueSpec:
         return prod(self.shape) * self.format.size
 
 
+VERSION = 3
+"""Of a transcript: until 2, what a record contributed could depend on its place in the batch, by rounding."""
+
+
 @dataclass(frozen=True)
 class TranscriptHeader:
     """Bound to the manifest by its digest, and to the ledger by its identity and the claim's entry."""
@@ -80,6 +84,7 @@ class TranscriptHeader:
     values: tuple[ValueSpec, ...]
     retention: int | None = None
     """Every so many steps values are kept in full, else by their digests alone; None keeps all."""
+    version: int = VERSION
 
     def __post_init__(self) -> None:
         if self.retention is not None:
@@ -116,7 +121,7 @@ class _Value(BaseModel):
 
 class _Document(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
-    version: Literal[2] = 2
+    version: Annotated[int, Field(ge=2, le=VERSION)]
     manifest: str
     ledger: str
     claim: str
@@ -129,6 +134,7 @@ class _Document(BaseModel):
 def encode_header(header: TranscriptHeader) -> bytes:
     """Canonical JSON, so that one header has one spelling."""
     document = _Document(
+        version=header.version,
         manifest=header.manifest_digest,
         ledger=header.ledger,
         claim=header.claim_hash,
@@ -157,6 +163,7 @@ def decode_header(payload: bytes) -> TranscriptHeader:
                 ValueSpec(value.name, value.shape, FloatFormat(value.format), value.grid) for value in document.values
             ),
             retention=document.retention,
+            version=document.version,
         )
         canonical = encode_header(header) == payload
     except (ValidationError, InvalidInput, rfc8785.CanonicalizationError) as error:

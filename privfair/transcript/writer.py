@@ -27,6 +27,7 @@ from privfair.transcript.frames import (
     value_payload,
 )
 from privfair.transcript.header import (
+    VERSION,
     TranscriptHeader,
     TranscriptRefused,
     ValueSpec,
@@ -95,6 +96,9 @@ class TranscriptWriter:
         try:
             _lock(descriptor, path)
             found = Transcript.read(path)
+            if found.header.version != VERSION:
+                why = "it was begun when rounding could make what a record contributes depend on other records"
+                raise _refused(path, why, "begin a new run with a new manifest; this one can be read and audited")
             if found.ending is Ending.CLOSED:
                 raise _refused(path, "the transcript is closed", "begin a new run with a new manifest")
             writer = cls(descriptor, path, found.header)

@@ -13,8 +13,8 @@ import pytest
 import privfair
 from tests.architecture.tree import ROOT, Module, importers, modules
 
-MOST_FILES = 401
-MOST_LINES = 52_350
+MOST_FILES = 405
+MOST_LINES = 53_391
 MOST_LINES_PER_FILE = 600
 MOST_MODULES_AT_THE_ROOT = 8
 LEAST_LINES_FOR_ONE_IMPORTER = 60

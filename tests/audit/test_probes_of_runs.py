@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from audit.evidence import RunEvidence
 from audit.probes.check_probes import check_probes
+from audit.probes.isolation import check_isolation
+from audit.probes.setting import ProbeSetting
 from audit.report.results import Check, CheckOutcome, Layer
 from privfair.ledger import Ledger, LedgerAccess
+from privfair.models.linear import LogisticRegression
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.planted_bugs.workshop import DATA, FAIR_PLUGIN, MMD, PAY_ONCE, TARGET
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk
@@ -67,3 +73,25 @@ def test_a_run_that_promises_nothing_has_nothing_to_probe(tmp_path: Path) -> Non
     (only,) = probed(tmp_path, FEDSGD.format(rounds=3, more=""))
     assert only.outcome is CheckOutcome.NOT_POSSIBLE
     assert "no privacy is promised" in only.finding
+
+
+@pytest.mark.parametrize("leak", [0.0, 1e-7])
+def test_a_faint_influence_of_other_records_is_seen(
+    leak: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts scaled by a ten-millionth of the batch's mean loss: no rounding explains it, so the probe fails."""
+    desk = Desk.at(tmp_path / "desk", GAUSSIAN.format(rate=0.2, rounds=3, more=""))
+    with fixed_randomness(11):
+        run = desk.train(desk.budget()).run
+    setting = ProbeSetting.of(RunEvidence.read(run, plan_path=desk.plan))
+    clean = LogisticRegression.weighted_gradient
+
+    def leaking(self: LogisticRegression, theta: Tensor, x: Any, y: Tensor, weigh: Any) -> Any:
+        found = clean(self, theta, x, y, weigh)
+        return replace(found, total=found.total * (1.0 - leak * found.losses.mean()))
+
+    monkeypatch.setattr(LogisticRegression, "weighted_gradient", leaking)
+    found = {one.name: one.outcome for one in check_isolation(setting)}
+    wanted = CheckOutcome.FAILED if leak else CheckOutcome.PASSED
+    assert found["messages of single units"] is wanted
+    assert found["messages in any order"] is CheckOutcome.PASSED

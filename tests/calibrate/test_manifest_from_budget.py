@@ -97,7 +97,7 @@ def test_every_plans_budget_can_be_signed_and_recomputed(name: str) -> None:
     assert document.guarantee.privacy_unit() == plan.unit
     assert {release.name for release in document.releases} == {value.name for value in budget.values}
     assert document.rounds == plan.rounds
-    assert document.accounting.assumptions == (*plan.assumptions(), NO_PLAN_FILE)
+    assert document.accounting.assumptions == (*plan.assumptions(), plan.arithmetic, NO_PLAN_FILE)
     assert set(plan.unprotected()) < set(document.guarantee.not_protected)
     read = read_unverified(issue(document, generate())).document
     assert read == document

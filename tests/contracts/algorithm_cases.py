@@ -62,8 +62,7 @@ from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
-from privfair.models.record_isolation import made_up_records
-from privfair.models.torch_module import TorchModule
+from privfair.models.torch_module import TorchModule, made_up_records
 from privfair.models.trees import BoostedTrees
 
 FEATURES, RECORDS, USERS, CLIENTS, ROUNDS = 3, 40, 16, 4, 4
@@ -73,21 +72,21 @@ EXPECTED = {"north": 10.0, "south": 10.0}
 IMAGE = (1, 4, 4)
 
 
-class Gated(nn.Module):
-    """A user's own module: a branch that multiplies another, and a parameter of its own."""
+class Branched(nn.Module):
+    """A user's own module: two branches that are added, a norm, and a parameter that is added directly."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
+        self.shift = nn.Parameter(torch.ones(4))
         self.value, self.door = nn.Linear(FEATURES, 4), nn.Linear(FEATURES, 4)
-        self.head = nn.Linear(4, 2)
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.value(x)) * torch.sigmoid(self.door(x)) * self.scale)
+        return self.head(self.norm(torch.tanh(self.value(x)) + torch.sigmoid(self.door(x)) + self.shift))
 
 
 def _small_cnn() -> nn.Module:
-    """The layers of the papers' nets (privfair.models.convolutional), on four by four pixels."""
+    """The layers of the papers' nets (privfair.models.torch_module), on four by four pixels."""
     return nn.Sequential(
         *(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)
     )
@@ -95,7 +94,7 @@ def _small_cnn() -> nn.Module:
 
 # One of each: a module is tried out when it is made, which takes longer than a round.
 _CNN = TorchModule(_small_cnn, made_up_records(IMAGE))
-_MODULE = TorchModule(Gated, made_up_records((FEATURES,)))
+_MODULE = TorchModule(Branched, made_up_records((FEATURES,)))
 
 MODELS: dict[str, Callable[[], Model]] = {
     "logistic": lambda: LogisticRegression(FEATURES),

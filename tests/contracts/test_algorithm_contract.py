@@ -13,6 +13,7 @@ import torch
 from calibrate.errors import CheckFailed
 from calibrate.privacy_unit import Relation
 from calibrate.sampling import Sampling
+from privfair.algorithms import registry
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from tests.contracts.algorithm_cases import CASES, MODELS, NETS, ROUNDS, USERS, Case, Sent, batch_for, send, silo
 
@@ -123,6 +124,55 @@ def test_one_unit_moves_a_sum_by_at_most_its_bound(
                 assert distance <= reach * one.bound * (1 + 1e-9)
                 moved |= distance > 0
     assert moved
+
+
+def test_every_registered_algorithm_with_a_guarantee_has_a_case() -> None:
+    """So that the laws here speak of all of them."""
+    named = {str(getattr(case.plan.algorithm, "value", case.plan.algorithm)) for case in CASES if case.plan is not None}
+    named |= {case.name.split(",")[0] for case in CASES}  # pay-once has no noisy sums, so no plan of sums
+    assert {name for name, recipe in registry._RECIPES.items() if not recipe.baseline} <= named
+
+
+HOSTILE_RECORDS = (float("inf"), float("nan"), 1e308, -1e308, 5e-324)
+HOSTILE_STATES = (1e9, -1e9, float("nan"), float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        pytest.param(case, kind, id=f"{case.name}-{kind}")
+        for case in CASES
+        if case.plan is not None
+        for kind in case.kinds
+    ],
+)
+def test_contributions_are_finite_and_bounded_for_every_state_and_record(case: Case, kind: str) -> None:
+    """Nothing is refused that a record decides, and no number overflows: parameters up to 1e9, records up to inf."""
+    assert case.plan is not None
+    algorithm, states, _ = run(case, kind, case.samplings[0], rounds=2)
+    parties = {name: silo(name, MODELS[kind]()) for name in case.parties}
+    hurt = {name: replace(party, x=_with_hostile_records(party.x)) for name, party in parties.items()}
+    whole = None if not algorithm.draws else case.samplings[0]
+    batches = {name: batch_for(case, algorithm, party, whole, 2) for name, party in parties.items()}
+    for place, worst in enumerate(HOSTILE_STATES):
+        arrays = algorithm.checkpoint(states[-1])
+        for name, values in arrays.items():
+            if name in ("theta", "local", "velocity"):
+                arrays[name] = np.where(np.arange(values.size).reshape(values.shape) % 3 == place % 3, worst, values)
+        state = algorithm.restore(arrays)
+        for sent in send(algorithm, state, 2, hurt, batches).values():
+            for contribution in sent.noisy:
+                assert np.isfinite(contribution.values).all(), (contribution.name, worst)
+                assert contribution.measured <= contribution.bound
+
+
+def _with_hostile_records(x: torch.Tensor) -> torch.Tensor:
+    """Every sixth record has one of the values in all entries, the one after it in its first."""
+    hurt = x.clone()
+    for place, value in enumerate(HOSTILE_RECORDS):
+        hurt[6 * place] = value
+        hurt[6 * place + 1].view(-1)[0] = value
+    return hurt
 
 
 def _neighbour(

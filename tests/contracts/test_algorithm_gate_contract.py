@@ -64,7 +64,9 @@ def _units(party: SiloTensors) -> int:
     return USERS if party.unit_of_row is not None else len(party)
 
 
-def _open(case: Case, kind: str, folder: Path, seed: int = 0) -> tuple[Algorithm[Any], OpenGate, LocalParties]:
+def _open(
+    case: Case, kind: str, folder: Path, seed: int = 0, strict: bool = False
+) -> tuple[Algorithm[Any], OpenGate, LocalParties]:
     algorithm = case.build(MODELS[kind]())
     manifest, place = _manifest(case, kind), folder / "transcript.bin"
     ledger = open_ledger(folder / "ledger.db")
@@ -72,7 +74,7 @@ def _open(case: Case, kind: str, folder: Path, seed: int = 0) -> tuple[Algorithm
     silos = tuple(silo(name, MODELS[kind]()) for name in case.parties)
     setup = PartySetup(manifest, algorithm, silos, None if algorithm.draws else case.samplings[0], seed)
     with pytest.warns(UserWarning, match="research"):
-        gate = open_gate(manifest, claim, place, setup.values, seed, 2)
+        gate = open_gate(manifest, claim, place, setup.values, seed, 2, strict=strict)
     return algorithm, OpenGate(gate, claim, ledger, place, manifest), LocalParties.behind(gate, setup, claim)
 
 
@@ -129,7 +131,7 @@ def test_noise_is_as_signed(case: Case, kind: str, tmp_path: Path) -> None:
 @every_private
 def test_the_gate_refuses_what_was_not_signed(case: Case, kind: str, tmp_path: Path) -> None:
     """A larger bound, a unit beyond its bound, another shape, another name, the same value twice in a round."""
-    algorithm, opened, _ = _open(case, kind, tmp_path, seed=2)
+    algorithm, opened, _ = _open(case, kind, tmp_path, seed=2, strict=True)
     party = silo(case.parties[0], MODELS[kind]())
     (contribution, *_) = algorithm.contribution(algorithm.start(), 0, party, _first_units(party)).noisy
     opened.gate.next_round()

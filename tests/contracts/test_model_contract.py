@@ -1,4 +1,4 @@
-"""What every model promises: its weighted gradient is the sum of weighted autograd gradients, clipped or not."""
+"""What every model guarantees: its weighted gradient is the sum of weighted autograd gradients, clipped or not."""
 
 from __future__ import annotations
 
@@ -9,34 +9,27 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from calibrate.errors import CheckFailed
-from privfair.models.model import Model, clipped_after, clipped_to, mean_over
-from privfair.models.record_isolation import influence_of_others
-from privfair.models.torch_module import TorchModule
+from audit.probes.isolation import influence_of_others
+from privfair.models.model import clipped_after, clipped_to, mean_over
 from tests.contracts.model_cases import BY_NAME, CASES, ModelCase, model_of
 
-RELATIVE = 1e-9
+RELATIVE = 1e-5
+"""At the largest number of bits: 20 to 26 of each factor."""
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_real_case = pytest.mark.parametrize(
     "case", [case for case in CASES if not case.tokens], ids=lambda case: case.name
 )
 
 
-def gradients_alone(model: Model, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """By autograd, each record in a batch of its own: gradients (records, size) and losses."""
+def gradients_alone(case: ModelCase, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """By autograd through torch's own layers, each record alone: gradients (records, size) and losses."""
     rows, losses = [], []
     for record, label in zip(x, y, strict=True):
         leaf = theta.clone().requires_grad_()
-        loss = functional.cross_entropy(model.logits(leaf, record[None]), label[None])
+        loss = functional.cross_entropy(case.reference(leaf, record[None]), label[None])
         rows.append(torch.autograd.grad(loss, leaf)[0])
         losses.append(loss.detach())
     return torch.stack(rows), torch.stack(losses)
-
-
-@every_case
-def test_route_is_the_expected_one(case: ModelCase) -> None:
-    model = model_of(case.name)
-    assert (model.route if isinstance(model, TorchModule) else None) is case.route
 
 
 @every_case
@@ -44,7 +37,7 @@ def test_route_is_the_expected_one(case: ModelCase) -> None:
 def test_weighted_gradient_is_the_weighted_sum(case: ModelCase, records: int) -> None:
     model, theta = model_of(case.name), case.theta()
     x, y = case.records(records, seed=1)
-    alone, losses = gradients_alone(model, theta, x, y)
+    alone, losses = gradients_alone(case, theta, x, y)
     weights = torch.linspace(-2.0, 3.0, records, dtype=torch.float64)
     seen: list[tuple[Tensor, Tensor]] = []
 
@@ -56,11 +49,10 @@ def test_weighted_gradient_is_the_weighted_sum(case: ModelCase, records: int) ->
     expected = weights @ alone
     scale = (weights.abs()[:, None] * alone).norm(dim=1).sum()
     assert (found.total - expected).norm() <= RELATIVE * scale
-    torch.testing.assert_close(found.norms, alone.norm(dim=1), rtol=RELATIVE, atol=0)
-    torch.testing.assert_close(found.losses, losses, rtol=RELATIVE, atol=1e-14)
-    torch.testing.assert_close(seen[0][0], found.norms, rtol=0, atol=0)
-    torch.testing.assert_close(seen[0][1], found.losses, rtol=0, atol=0)
-    assert len(seen) == 1
+    torch.testing.assert_close(found.norms, alone.norm(dim=1), rtol=RELATIVE, atol=1e-9)
+    torch.testing.assert_close(found.losses, losses, rtol=RELATIVE, atol=RELATIVE)
+    assert torch.equal(seen[-1][0], found.norms)
+    assert torch.equal(seen[-1][1], found.losses)
     assert {value.dtype for value in (found.total, found.norms, found.losses, found.coefficients)} == {torch.float64}
 
 
@@ -73,16 +65,42 @@ def test_probability_gradient_and_norms_are_autograds(case: ModelCase) -> None:
     directions = torch.randn(3, model.classes, generator=generator, dtype=torch.float64)
 
     leaf = theta.clone().requires_grad_()
-    (expected,) = torch.autograd.grad((model.probabilities(leaf, x) * coefficients).sum(), leaf)
+    (expected,) = torch.autograd.grad((torch.softmax(case.reference(leaf, x), dim=1) * coefficients).sum(), leaf)
     found = model.probability_gradient(theta, x, coefficients)
     torch.testing.assert_close(found, expected, rtol=RELATIVE, atol=RELATIVE * float(expected.norm()))
 
     norms = torch.zeros(4, 3, dtype=torch.float64)
     for i in range(4):
         for j, v in enumerate(directions):
-            (row,) = torch.autograd.grad((model.probabilities(leaf, x[i : i + 1])[0] * v).sum(), leaf)
-            norms[i, j] = row.norm()
-    torch.testing.assert_close(model.probability_norms(theta, x, directions), norms, rtol=1e-8, atol=1e-12)
+            probabilities = torch.softmax(case.reference(leaf, x[i : i + 1])[0], dim=0)
+            norms[i, j] = torch.autograd.grad((probabilities * v).sum(), leaf)[0].norm()
+    torch.testing.assert_close(model.probability_norms(theta, x, directions), norms, rtol=RELATIVE, atol=1e-6)
+
+
+@every_case
+def test_score_gradients_are_autograds(case: ModelCase) -> None:
+    model, theta = model_of(case.name), case.theta()
+    x, _ = case.records(4, seed=6)
+    in_scores = torch.randn(4, model.classes, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    found = model.score_gradients(theta, x, in_scores)
+    for i in range(4):
+        leaf = theta.clone().requires_grad_()
+        (expected,) = torch.autograd.grad((case.reference(leaf, x[i : i + 1])[0] * in_scores[i]).sum(), leaf)
+        torch.testing.assert_close(found[i], expected, rtol=0, atol=RELATIVE * float(expected.norm()))
+
+
+@every_case
+def test_scores_are_differentiable_in_theta_and_features(case: ModelCase) -> None:
+    model, theta = model_of(case.name), case.theta()
+    x, _ = case.records(3, seed=6)
+    in_scores = torch.randn(3, model.classes, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    leaves = [theta.clone().requires_grad_(), *([] if case.tokens else [x.clone().requires_grad_()])]
+    expected, found = (
+        torch.autograd.grad((scores(*leaves, *([x] if case.tokens else [])) * in_scores).sum(), leaves)
+        for scores in (case.reference, model.logits)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=RELATIVE * float(theirs.norm()))
 
 
 @every_case
@@ -105,23 +123,9 @@ def test_scores_of_a_batch_are_the_scores_of_its_records(case: ModelCase) -> Non
     model, theta = model_of(case.name), case.theta()
     x, _ = case.records(5, seed=5)
     apart = torch.cat([model.logits(theta, record[None]) for record in x])
-    torch.testing.assert_close(model.logits(theta, x), apart, rtol=RELATIVE, atol=1e-12)
-    probabilities = model.probabilities(theta, x)
-    torch.testing.assert_close(probabilities, torch.softmax(apart, dim=1), rtol=RELATIVE, atol=1e-12)
-
-
-@every_case
-def test_scores_are_differentiable_by_torch_func(case: ModelCase) -> None:
-    """User-level algorithms take the gradients of single records this way."""
-    model, theta = model_of(case.name), case.theta()
-    x, y = case.records(3, seed=6)
-
-    def loss(parameters: Tensor, record: Tensor, label: Tensor) -> Tensor:
-        return functional.cross_entropy(model.logits(parameters, record[None]), label[None])
-
-    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(theta, x, y)
-    expected, _ = gradients_alone(model, theta, x, y)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
+    assert torch.equal(model.logits(theta, x), apart)
+    torch.testing.assert_close(apart, case.reference(theta, x), rtol=0, atol=RELATIVE * float(apart.abs().max()))
+    torch.testing.assert_close(model.probabilities(theta, x), torch.softmax(apart, dim=1), rtol=0, atol=1e-12)
 
 
 @every_case
@@ -162,37 +166,40 @@ def test_named_parameters_are_views(case: ModelCase) -> None:
 @every_case
 def test_no_record_influences_another(case: ModelCase) -> None:
     model, theta = model_of(case.name), case.theta()
-    influence = influence_of_others(model, theta, case.records(5, seed=9), case.records(5, seed=10))
-    assert influence <= 1e-12
+    assert influence_of_others(model, theta, case.records(5, seed=9), case.records(5, seed=10)) == 0.0
 
 
 @every_real_case
-def test_single_precision_agrees_with_double(case: ModelCase) -> None:
+def test_the_type_of_the_features_does_not_matter(case: ModelCase) -> None:
     model, theta = model_of(case.name), case.theta()
     x, y = case.records(6, seed=11, dtype=torch.float32)
     exact = model.weighted_gradient(theta, x.double(), y, clipped_to(0.5))
     found = model.weighted_gradient(theta, x, y, clipped_to(0.5))
     assert found.total.dtype == found.norms.dtype == torch.float64
-    torch.testing.assert_close(found.norms, exact.norms, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found.total, exact.total, rtol=1e-3, atol=1e-4)
+    for name in ("total", "norms", "losses", "coefficients"):
+        assert torch.equal(getattr(found, name), getattr(exact, name))
 
 
 @every_real_case
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_gradients_that_are_not_finite_are_refused(case: ModelCase, bad: float) -> None:
+def test_records_that_are_not_finite_add_nothing(case: ModelCase, bad: float) -> None:
     model, theta = model_of(case.name), case.theta()
     x, y = case.records(4, seed=12)
-    x.flatten(1)[2] = bad
-    with pytest.raises(CheckFailed, match="gradient norm of 1 of 4 records is infinite"):
-        model.weighted_gradient(theta, x, y, clipped_to(1.0))
+    x.flatten(1)[2, 0] = bad
+    found = model.weighted_gradient(theta, x, y, clipped_to(1.0))
+    rest = torch.tensor([0, 1, 3])
+    without = model.weighted_gradient(theta, x[rest], y[rest], clipped_to(1.0))
+    assert float(found.norms[2]) == float(found.losses[2]) == 0.0
+    assert torch.equal(found.norms[rest], without.norms)
+    torch.testing.assert_close(found.total, without.total, rtol=0, atol=1e-14)
 
 
 @every_case
-def test_coefficients_that_are_not_finite_are_refused(case: ModelCase) -> None:
+def test_coefficients_that_are_not_finite_are_zero(case: ModelCase) -> None:
     model, theta = model_of(case.name), case.theta()
     x, y = case.records(4, seed=13)
-    with pytest.raises(CheckFailed, match="coefficient of 1 of 4 records is infinite"):
-        model.weighted_gradient(theta, x, y, lambda norms, losses: norms / torch.tensor([1.0, 1.0, 0.0, 1.0]))
+    found = model.weighted_gradient(theta, x, y, lambda norms, losses: torch.tensor([1.0, float("nan"), 0.0, 1e400]))
+    assert found.coefficients.tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 REAL_NAMES = tuple(case.name for case in CASES if not case.tokens)
@@ -219,14 +226,11 @@ def batches(draw: st.DrawFn) -> tuple[ModelCase, Tensor, Tensor, Tensor, float]:
 def test_no_part_is_longer_than_the_bound(
     given_batch: tuple[ModelCase, Tensor, Tensor, Tensor, float], factor: int
 ) -> None:
-    """Either the batch is refused as not finite, or every part, formed alone, keeps the bound exactly."""
+    """Every part, formed alone, keeps the bound exactly."""
     case, theta, x, y, bound = given_batch
     model = model_of(case.name)
     for weigh in (clipped_to(bound), clipped_after(lambda losses: factor * (losses - 1.0), bound)):
-        try:
-            found = model.weighted_gradient(theta, x, y, weigh)
-        except CheckFailed:
-            continue
+        found = model.weighted_gradient(theta, x, y, weigh)
         assert found.largest_part <= bound
         assert torch.isfinite(found.total).all()
         for i in range(len(x)):
@@ -239,13 +243,10 @@ def test_no_part_is_longer_than_the_bound(
 def test_removing_a_record_moves_the_sum_by_at_most_the_bound(
     given_batch: tuple[ModelCase, Tensor, Tensor, Tensor, float],
 ) -> None:
-    """In double precision: what the sum's rounding may add is inside the slack of the clip."""
+    """What the sum's rounding may add is inside the slack of the clip."""
     case, theta, x, y, bound = given_batch
-    model, x = model_of(case.name), x.double()
-    try:
-        whole = model.weighted_gradient(theta, x, y, clipped_to(bound)).total
-    except CheckFailed:
-        return
+    model = model_of(case.name)
+    whole = model.weighted_gradient(theta, x, y, clipped_to(bound)).total
     without = model.weighted_gradient(theta, x[1:], y[1:], clipped_to(bound)).total
     assert float(torch.linalg.vector_norm(whole - without)) <= bound
 

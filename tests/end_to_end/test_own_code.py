@@ -240,6 +240,7 @@ def test_own_code_that_exits_in_the_middle_of_training_is_no_success(
         "    return Net()\n"
     )
     bench = Bench(tmp_path, net)
+    bench.desk.plan.write_text(PLAN + 'isolation = "alone"\n', encoding="utf-8")
     assert bench.calibrate().code == 0
 
     def first_round(*given: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from privfair.algorithms.fed_sgda import FedSgda
+from privfair.models.alone_module import ISOLATION_ASSUMED
 from privfair.plan.training import read_training_plan
 from privfair.training import prepare
 from tests.end_to_end.command_line import Outcome, privfair
@@ -65,6 +66,7 @@ def test_a_loss_of_ones_own_is_trained_under_a_signed_budget(tmp_path: Path) -> 
     assert outcome.json()["epsilon"] == 8.0
     run = prepare(desk.plan, desk.folder / "budget.json", desk.trust)
     assert isinstance(run.algorithm, FedSgda)
+    assert ISOLATION_ASSUMED in run.document.accounting.assumptions
     folder = desk.folder / "run"
     assert (folder / "worst-group.py").read_bytes() == (EXAMPLES / "worst-group.py").read_bytes()
     # The copy is what an auditor loads: the run folder's plan must read by itself.

@@ -9,8 +9,9 @@ import pytest
 from calibrate.errors import InvalidInput, ManifestRefused
 from calibrate.manifest.verify import read_unverified
 from privfair.ledger import Ledger
+from privfair.models.alone_module import ISOLATION_ASSUMED
 from tests.end_to_end.command_line import privfair
-from tests.privfair.small_runs import FEDSGD, Desk
+from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk
 
 IDENTITY = """[data.identity]
 name = "loans"
@@ -67,6 +68,20 @@ def test_a_slash_in_a_name_cannot_make_two_data_sets_one(desk: Desk) -> None:
     desk.plan.write_text(desk.plan.read_text("utf-8").replace('"loans"', '"loans/2026"'), encoding="utf-8")
     with pytest.raises(InvalidInput, match="identity"):
         desk.budget()
+
+
+def test_isolation_by_one_record_per_pass_is_signed_as_an_assumption(tmp_path: Path) -> None:
+    found = []
+    for isolation in ("", 'isolation = "exact"', 'isolation = "alone"'):
+        table = f'[training.model]\nkind = "module"\nfile = "net.py"\n{isolation}\n'
+        desk = Desk.at(tmp_path / (isolation[-6:-1] or "none"), GAUSSIAN.format(rate=0.2, rounds=2, more=table))
+        (desk.folder / "net.py").write_text(NET, encoding="utf-8")
+        manifest = desk.budget()
+        found.append(read_unverified(manifest.read_bytes()).document.accounting.assumptions)
+    none, exact, alone = found
+    assert none == exact
+    assert [one for one in alone if one not in exact] == [ISOLATION_ASSUMED]
+    desk.train(manifest)
 
 
 def test_code_exchanged_after_signing_does_not_run(desk: Desk) -> None:

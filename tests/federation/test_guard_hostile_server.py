@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -169,37 +170,52 @@ def test_states_of_another_shape_or_name_are_refused(asked: Asked) -> None:
     assert asked.released() == 0
 
 
-def test_a_contribution_that_fails_is_the_last_until_somebody_looked(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("a record made this fail"), CheckFailed("a norm is infinite"), Refused("too few records")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_contribution_that_fails_is_the_last_until_the_operator_clears_the_halt(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    """Whether it fails may depend on records, so a server that provokes failures learns one bit and no more."""
+    """Whether it fails may depend on records: one answer for every class of error, and none after a restart."""
 
     def fail(*_: object) -> None:
-        raise RuntimeError("a record made this fail")
+        raise error
 
+    halted, greeting = ("GuardHalted", "halted"), wire.ask_hello(asked.digest)
     with monkeypatch.context() as patched:
         patched.setattr(type(asked.run.algorithm), "contribution", fail)
-        assert _refused(asked.contribute(0)) == ("GuardFault", "fault")
-    assert _refused(asked.contribute(0)) == ("GuardHalted", "halted")
-    assert decode(asked.again().contribute(0)).kind is MessageKind.PUBLISHED
+        assert _refused(asked.contribute(0)) == halted
+    assert str(error) in caplog.text, "the operator sees the cause"
+    successor = asked
+    for restarts in range(3):
+        successor = successor.again() if restarts else asked
+        assert decode(successor.guard.answer(greeting)).kind is MessageKind.GREETING
+        assert {_refused(successor.contribute(step)) for step in (0, 0)} == {halted}
+        assert _refused(successor.guard.answer(wire.ask_reply(asked.digest, 0, {}))) == halted
+    assert successor.released() == 0
+    file = asked.folder / "halted"
+    assert str(error) not in file.read_text()
+    assert f"delete {file}" in caplog.text
+    file.unlink()
+    assert _refused(successor.contribute(0)) == halted, "a restart belongs to clearing"
+    resumed = successor.again()
+    assert decode(resumed.contribute(0)).kind is MessageKind.PUBLISHED
+    resumed.guard.close()
 
 
-def test_a_gradient_that_no_clipping_can_bound_is_the_last_too(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever class the error has: else a server could ask one question about records per step, without noise."""
+def test_a_refusal_that_no_record_decides_halts_nothing(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return datetime.max.replace(tzinfo=UTC)
 
-    for error in (CheckFailed("a norm is infinite"), Refused("a cell has too few records")):
-
-        def fail(*_: object, error: Exception = error) -> None:
-            raise error
-
-        with monkeypatch.context() as patched:
-            patched.setattr(type(asked.run.algorithm), "contribution", fail)
-            assert _refused(asked.contribute(0))[1] == "refused"
-        for step in (0, 1):
-            assert _refused(asked.contribute(step)) == ("GuardHalted", "halted")
-        asked = asked.again()
-    assert asked.released() == 0
-    asked.guard.close()
+    with monkeypatch.context() as patched:
+        patched.setattr("privfair.gate.datetime", Later)
+        assert _refused(asked.contribute(0)) == ("GateRefused", "refused"), "the manifest has expired"
+    assert not (asked.folder / "halted").exists()
+    assert decode(asked.contribute(0)).kind is MessageKind.PUBLISHED
 
 
 @pytest.mark.parametrize("number", [1.1e9, -1e308])

@@ -56,6 +56,7 @@ class MortalGuard:
             if answer is not None and not (self.deaths == 0 and _needs_its_operator(answer)):
                 return {party: answer}
             self.stop()
+            (self.folder / "own" / "halted").unlink(missing_ok=True)  # as its operator does
             self.deaths += 1
             assert self.deaths < 4, "its successor must not die"
             self.shim = Shim()

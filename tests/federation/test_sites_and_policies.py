@@ -244,6 +244,33 @@ def test_a_guard_that_is_not_there_is_waited_for_until_the_deadline(sites: Sites
     assert stopped.value.exit_code == 70
 
 
+def test_why_a_guard_is_not_ready_shows_to_its_operator_alone(
+    sites: Sites, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("w")
+    header, *rows = (sites.folder / "north.csv").read_text().splitlines()
+    place, told, seen = folder / "north.sock", set[str](), set[tuple[type, str]]()
+    for number, kept in enumerate(([*rows[1:], rows[0].replace("male", "unknown")], rows[:9], None)):
+        file = folder / "north.csv"
+        file.unlink(missing_ok=True)
+        if kept is not None:
+            file.write_text("\n".join([header, *kept]) + "\n")
+        if number == 1:  # left behind by a guard that was killed
+            with socket.socket(socket.AF_UNIX) as stale:
+                stale.bind(str(place))
+        words = ("--manifest", sites.manifest, "--trust", sites.desk.trust, "--ledger", sites.ledger("north"))
+        paths = ("--data", file, "--plan", sites.desk.plan, "--folder", folder / "own", "--socket", place)
+        done = privfair("guard", "serve", "--party", "north", *words, *paths)
+        assert done.code in (2, 3), done.err
+        told.add(done.err)
+        with pytest.raises(GuardUnreachable) as stopped:
+            SocketTransport({"north": place}, deadline=0.2)({"north": wire.ask_hello(sites.signed().manifest.digest)})
+        seen.add((stopped.type, str(stopped.value)))
+    assert len(told) == 3
+    ((_, message),) = seen
+    assert message.startswith("the guard of 'north' is not ready: no answer at")
+
+
 def test_what_a_guard_answers_is_not_believed() -> None:
     run = "ab" * 32
 

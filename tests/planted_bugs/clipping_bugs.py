@@ -16,6 +16,7 @@ from calibrate.plans.fair_plugin import FLIPS, RATES
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_plugin import FairPlugin
 from privfair.algorithms.fedfdp import FedFdp
+from privfair.models.model import Features, tensor_of
 from privfair.plan.model import build_model
 from tests.planted_bugs.bug import Bug, Caught, sending, together, with_values
 from tests.planted_bugs.workshop import Engine
@@ -113,8 +114,8 @@ class _BatchNormed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_inner"], name)
 
-    def weighted_gradient(self, theta: Tensor, x: Tensor, y: Tensor, weigh: Any) -> Any:
-        return self._inner.weighted_gradient(theta, self._norm(x) if len(x) > 1 else x, y, weigh)
+    def weighted_gradient(self, theta: Tensor, x: Features, y: Tensor, weigh: Any) -> Any:
+        return self._inner.weighted_gradient(theta, self._norm(tensor_of(x)) if len(x) > 1 else x, y, weigh)
 
 
 def _batch_norm() -> AbstractContextManager[Any]:

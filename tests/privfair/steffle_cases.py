@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions, SteffleState
@@ -16,6 +15,8 @@ from privfair.contribution import Published
 from privfair.fairness.fermi import Independence
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
+from privfair.models.perceptron import Perceptron
+from tests.privfair.plain_models import Plain
 
 
 def silo_of(
@@ -76,9 +77,8 @@ def without_noise(messages: Iterable[tuple[str, Message]]) -> dict[str, dict[str
     return received
 
 
-def mean_loss(model: Model, theta: Tensor, silo: SiloTensors) -> Tensor:
-    logits = model.logits(theta, silo.x)
-    return cross_entropy(logits, silo.y)
+def mean_loss(model: LogisticRegression | Perceptron, theta: Tensor, silo: SiloTensors) -> Tensor:
+    return Plain(model).losses(theta, silo.x, silo.y).mean()
 
 
 def numeric_gradient(function, at: Tensor, step: float = 1e-5) -> np.ndarray:

@@ -106,6 +106,7 @@ def test_making_a_run_spends_nothing(ledger: Path) -> None:
 
 def test_the_manifest_says_what_its_configuration_digest_is_of() -> None:
     assert NO_PLAN_FILE in signed().document.accounting.assumptions
+    assert any("observers do not see such errors" in text for text in signed().document.accounting.assumptions)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from privfair.algorithms.parts.clients import GRADIENT, LOSS, NOISY, PLAIN, Clip
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression
+from tests.privfair.plain_models import ROUNDED, Plain
 
 FEATURES, RECORDS = 3, 30
 WEIGHTS = {"north": 0.7, "south": 0.3}
@@ -39,8 +40,7 @@ SILOS = {name: _silo(name) for name in WEIGHTS}
 
 
 def _loss(theta: Tensor, name: str) -> Tensor:
-    score = SILOS[name].x @ theta[:-1] + theta[-1]
-    return torch.nn.functional.binary_cross_entropy_with_logits(score, SILOS[name].y.double())
+    return Plain(MODEL).losses(theta, SILOS[name].x, SILOS[name].y).mean()
 
 
 def _gradient(theta: Tensor, name: str) -> Tensor:
@@ -80,7 +80,7 @@ def test_fedprox_descends_on_the_loss_with_the_proximal_term() -> None:
                 local = local - 0.3 * gradient
             rows[name] = local
         theta = _average(rows)
-    np.testing.assert_allclose(algorithm.theta(states[-1]), theta, rtol=1e-9)
+    np.testing.assert_allclose(algorithm.theta(states[-1]), theta, **ROUNDED)
 
 
 def test_scaffold_follows_algorithm_1_with_option_two() -> None:
@@ -98,8 +98,8 @@ def test_scaffold_follows_algorithm_1_with_option_two() -> None:
             rows[name] = y
         controls = {name: controls[name] - common + (x - rows[name]) / (3 * 0.2) for name in WEIGHTS}
         x = x + 0.9 * (_average(rows) - x)
-    np.testing.assert_allclose(algorithm.theta(states[-1]), x, rtol=1e-9)
-    np.testing.assert_allclose(states[-1].controls[1], controls["south"], rtol=1e-8)
+    np.testing.assert_allclose(algorithm.theta(states[-1]), x, **ROUNDED)
+    np.testing.assert_allclose(states[-1].controls[1], controls["south"], **ROUNDED)
 
 
 def test_feddyn_follows_its_equations() -> None:
@@ -122,7 +122,7 @@ def test_feddyn_follows_its_equations() -> None:
         own = {name: own[name] - alpha * (rows[name] - theta) for name in WEIGHTS}
         drift = drift - alpha * (_average(rows) - theta)
         theta = _average(rows) - drift / alpha
-    np.testing.assert_allclose(algorithm.theta(states[-1]), theta, rtol=1e-9)
+    np.testing.assert_allclose(algorithm.theta(states[-1]), theta, **ROUNDED)
 
 
 def test_feddyn_stands_still_where_its_gradients_are_known() -> None:
@@ -137,7 +137,7 @@ def test_feddyn_stands_still_where_its_gradients_are_known() -> None:
         message = algorithm.contribution(state, 0, silo, torch.arange(RECORDS))
         assert message.clear is not None
         received[name] = {n: Published(0, name, n, np.array(v)) for n, v in message.clear.items()}
-    np.testing.assert_allclose(algorithm.theta(algorithm.update(state, received)), best, atol=1e-12)
+    np.testing.assert_allclose(algorithm.theta(algorithm.update(state, received)), best, **ROUNDED)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -157,7 +157,7 @@ def test_q_ffl_takes_the_papers_step(q: float, steps: int) -> None:
             top = top + share * loss**q * delta
             bottom += share * (q * loss ** (q - 1) * float(delta @ delta) + loss**q / rate)
         theta = theta - top / bottom
-    np.testing.assert_allclose(algorithm.theta(states[-1]), theta, rtol=1e-9)
+    np.testing.assert_allclose(algorithm.theta(states[-1]), theta, **ROUNDED)
 
 
 def test_q_zero_is_fedavg() -> None:

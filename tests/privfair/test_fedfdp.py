@@ -26,6 +26,7 @@ from privfair.fairness.clipping import clipped_losses, fair_clipping, mean_of_lo
 from privfair.models.linear import LogisticRegression
 from privfair.plan.privacy import Unpriced
 from privfair.rounding import ROUNDING_SLACK
+from tests.privfair.plain_models import ROUNDED, Plain
 
 FEATURES = 4
 SIZES = {"north": 30, "south": 10}
@@ -67,8 +68,7 @@ def _gradients(theta: Tensor, silo: SiloTensors, rows: Tensor) -> tuple[Tensor, 
     gradients, losses = [], []
     for row in rows:
         point = theta.clone().requires_grad_()
-        score = silo.x[row] @ point[:-1] + point[-1]
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(score, silo.y[row].double())
+        loss = Plain(LogisticRegression(FEATURES)).losses(point, silo.x[row][None], silo.y[row][None])[0]
         loss.backward()
         gradients.append(point.grad)
         losses.append(loss.detach())
@@ -121,9 +121,9 @@ def test_the_contribution_is_the_sum_of_clipped_factors_times_gradients() -> Non
     reach = CLIPS.gradient / (1 + ROUNDING_SLACK)
     coefficients = torch.sign(factors) * torch.minimum(factors.abs(), reach / norms)
     sent = _sent(algorithm.contribution(state, 0, silo, rows))
-    np.testing.assert_allclose(sent[GRADIENT], (coefficients[:, None] * gradients).sum(0), rtol=1e-9)
+    np.testing.assert_allclose(sent[GRADIENT], (coefficients[:, None] * gradients).sum(0), **ROUNDED)
     cut = losses.clamp(0, 0.8).sum() * (CLIPS.loss / 0.8) / (1 + ROUNDING_SLACK)
-    np.testing.assert_allclose(sent[LOSS], [float(cut)], rtol=1e-12)
+    np.testing.assert_allclose(sent[LOSS], [float(cut)], **ROUNDED)
 
 
 def test_a_negative_factor_is_clipped_and_the_printed_equation_is_not() -> None:
@@ -187,11 +187,11 @@ def test_several_local_steps_are_averaged_only_at_the_end() -> None:
             scale = (reach / gradients.norm(dim=1)).clamp_max(1.0)
             local = local - 0.2 * (scale[:, None] * gradients).sum(0) / EXPECTED[party]
             if rows[0] == 0:
-                np.testing.assert_allclose(half.local[place], local, rtol=1e-9)
+                np.testing.assert_allclose(half.local[place], local, **ROUNDED)
         expected += SHARES[party] * local
     done = _round(algorithm, half, {party: torch.arange(3, 9) for party in SIZES})
     assert done.local is None
-    np.testing.assert_allclose(algorithm.theta(done), expected, rtol=1e-9)
+    np.testing.assert_allclose(algorithm.theta(done), expected, **ROUNDED)
 
 
 def test_sums_are_divided_by_the_expected_size_not_the_realised_one() -> None:
@@ -225,8 +225,8 @@ def test_fedfair_is_its_papers_algorithm_1() -> None:
         loss += SHARES[party] * float(_gradients(local, silo, torch.arange(size))[1].mean())
         sent[party] = algorithm.contribution(state, 0, silo, rows)
     following = algorithm.update(state, _received(sent))
-    np.testing.assert_allclose(following.theta, expected, rtol=1e-9)
-    assert following.mean_loss == pytest.approx(loss, rel=1e-9)
+    np.testing.assert_allclose(following.theta, expected, **ROUNDED)
+    assert following.mean_loss == pytest.approx(loss, rel=ROUNDED["rtol"])
 
 
 def test_fedfdp_without_a_clip_is_refused_by_the_name_of_its_baseline() -> None:
@@ -296,5 +296,9 @@ def test_wrong_settings_are_refused_by_name() -> None:
     stranger = SiloTensors("west", silo.x, silo.y, silo.s)
     with pytest.raises(InvalidInput, match="client"):
         algorithm.contribution(algorithm.start(), 0, stranger, torch.arange(2))
-    with pytest.raises(InvalidInput, match="losses"):
-        clipped_losses(torch.tensor([math.nan]), 1.0, 2.0)
+
+
+def test_clipped_losses_stay_within_the_signed_bound_whatever_is_given() -> None:
+    given = torch.tensor([math.nan, math.inf, -math.inf, -1.0, 0.5], dtype=torch.float64)
+    signed = 2.0 / (1 + ROUNDING_SLACK)
+    np.testing.assert_allclose(clipped_losses(given, 1.0, 2.0), [0.0, signed, 0.0, 0.0, signed / 2], rtol=1e-12)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrate.errors import CheckFailed, InvalidInput
+from calibrate.errors import InvalidInput
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.baselines.fedsgd import GRADIENT, FedSgd
 from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflOptions, FpflState, ModelChoice
@@ -19,10 +19,12 @@ from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
 from privfair.fairness.constraints import FairnessNotion, RateSums, RateValue, rates_of, violations
+from privfair.models.exact import Bits
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 from privfair.rounding import ROUNDING_SLACK
+from tests.privfair.plain_models import ROUNDED, Plain
 
 FEATURES, USERS = 3, 20
 
@@ -66,7 +68,7 @@ def _lagrangian(
     algorithm: Fpfl, theta: Tensor, multipliers: np.ndarray, silo: SiloTensors, notion: FairnessNotion
 ) -> Tensor:
     """phi + lambda . g + (damping / 2) |g|^2 on all records, straight from the definitions."""
-    model, options = algorithm.model, algorithm.options
+    model, options = Plain(algorithm.model), algorithm.options
     probabilities = model.probabilities(theta, silo.x)
     value = torch.nn.functional.nll_loss(probabilities.log(), silo.y)
     for j, rate in enumerate(rates_of(notion, model.classes, options.positive_class)):
@@ -87,7 +89,8 @@ def test_the_step_is_the_gradient_of_the_augmented_lagrangian(notion: FairnessNo
     """By central differences, with the multipliers after their ascent, as Algorithm 1 orders the two."""
     classes, groups = (3 if kind == "three classes" else 2), (3 if kind == "three groups" else 2)
     hidden = kind in ("perceptron", "three classes")
-    model: Model = Perceptron(FEATURES, (4,), classes) if hidden else LogisticRegression(FEATURES, classes)
+    net = Perceptron(FEATURES, (4,), classes, bits=Bits.LARGEST)
+    model: Model = net if hidden else LogisticRegression(FEATURES, classes)
     silo = _silo(classes, groups, records=90)
     algorithm = _fpfl(
         model,
@@ -161,7 +164,7 @@ def test_the_whole_vector_of_each_user_is_clipped() -> None:
         total += alone[STATISTICS] * (min(1.0, clip / (1 + ROUNDING_SLACK) / norm) if norm else 1.0)
     assert min(norms) < clip < max(norms)
     (sent,) = clipped.contribution(state, 0, silo, torch.arange(USERS)).noisy
-    np.testing.assert_allclose(sent.values, total, rtol=1e-9)
+    np.testing.assert_allclose(sent.values, total, **ROUNDED)
     assert clip * (1 - 2e-5) < sent.measured <= clip
 
 
@@ -353,11 +356,30 @@ def test_wrong_settings_are_refused_by_name() -> None:
             _fpfl(group_weight=weights)
     with pytest.raises(InvalidInput, match="group-weight"):
         FpflOptions(group_weight=((1.0, 1.0), (0.0, 1.0)))
-    silo = _silo()
-    broken = SiloTensors("users", silo.x * torch.inf, silo.y, silo.s, silo.unit_of_row)
-    algorithm = _fpfl(clip=1.0)
-    with pytest.raises(CheckFailed, match="not finite"):
-        algorithm.contribution(algorithm.start(), 0, broken, torch.arange(3))
+
+
+@pytest.mark.parametrize("kind", ["logistic", "perceptron"])
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_records_that_are_not_finite_add_no_gradient(bad: float, clip: float | None, kind: str) -> None:
+    """Every record of users 1 and 4: their gradients are zero, and the rest of their vectors is finite."""
+    model: Model = Perceptron(FEATURES, (4,)) if kind == "perceptron" else LogisticRegression(FEATURES)
+    silo, algorithm, cohort = _silo(), _fpfl(model, clip=clip), torch.arange(8)
+    assert silo.unit_of_row is not None
+    broken = silo.x.clone()
+    broken[torch.isin(silo.unit_of_row, torch.tensor([1, 4])), 1] = bad
+    state = algorithm.start()
+
+    def sent(x: Tensor, users: Tensor) -> np.ndarray:
+        message = algorithm.contribution(state, 0, replace(silo, x=x), users)
+        return np.asarray(message.noisy[0].values if message.clear is None else message.clear[STATISTICS])
+
+    found, others = sent(broken, cohort), sent(silo.x, torch.tensor([0, 2, 3, 5, 6, 7]))
+    assert np.isfinite(found).all()
+    gradients = np.ones(len(found), dtype=bool)
+    gradients[model.size : model.size + 2 * len(algorithm.rates) * 2] = False  # sums and numbers of each rate's groups
+    np.testing.assert_allclose(found[gradients], others[gradients], rtol=1e-12, atol=1e-12)
+    assert np.linalg.norm(sent(silo.x, cohort)[gradients] - others[gradients]) > 0.01
 
 
 @pytest.mark.parametrize("clip", [None, 1e9])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import privfair.gate
-from calibrate.errors import GateRefused, InvalidInput, LedgerRefused
+from calibrate.arrays import Floats
+from calibrate.errors import GateRefused, LedgerRefused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSource
 from calibrate.plans.gaussian import GaussianPlan
@@ -60,14 +61,10 @@ def test_a_value_goes_out_once_for_each_party_and_round(opened: OpenGate) -> Non
     [
         (value("value_2"), "is not declared in the manifest; it allows only value_1, plain"),
         (value(bound=0.5001), "claims the bound 0.5001, the manifest signed 0.5"),
-        (value(measured=0.51), "measures 0.51, above its bound 0.5"),
-        (value(measured=float("inf")), "measures inf, above its bound"),
         (value(size=5), r"has shape \(5,\), the manifest signed \(4,\)"),
         (value("plain", 2), "is declared as none, not as a noisy value"),
-        (BoundedContribution("value_1", np.array([0.0, np.nan, 0.0, 0.0]), 0.5, 0.5), "not finite"),
-        (BoundedContribution("value_1", np.array([0.0, np.inf, 0.0, 0.0]), 0.5, 0.5), "not finite"),
     ],
-    ids=["undeclared", "larger bound", "norm", "infinite norm", "shape", "clear", "nan", "infinity"],
+    ids=["undeclared", "larger bound", "shape", "clear"],
 )
 def test_what_was_not_signed_is_refused_and_leaves_nothing_behind(
     opened: OpenGate, contribution: BoundedContribution, words: str
@@ -79,9 +76,83 @@ def test_what_was_not_signed_is_refused_and_leaves_nothing_behind(
     opened.gate.publish("north", value())
 
 
-def test_a_norm_that_is_no_number_is_no_contribution() -> None:
-    with pytest.raises(InvalidInput, match="measured norm"):
-        value(measured=float("nan"))
+def holding(number: float) -> BoundedContribution:
+    return BoundedContribution("value_1", np.array([0.25, number, -0.25, 0.0]), 0.5, 0.5)
+
+
+WRONGLY_CLIPPED = {
+    "norm": (value(measured=1.0), np.linspace(0.0, 0.5, 4), "measures 1, above its bound 0.5"),
+    "infinite norm": (value(measured=np.inf), np.zeros(4), "measures inf, above its bound"),
+    "norm that is no number": (value(measured=np.nan), np.zeros(4), "measures nan, above its bound"),
+    "negative norm": (value(measured=-1.0), np.zeros(4), "measures -1, above its bound"),
+    "nan": (holding(np.nan), np.array([0.25, 0.0, -0.25, 0.0]), "not finite"),
+    "infinity": (holding(np.inf), np.array([0.25, 0.0, -0.25, 0.0]), "not finite"),
+    "huge": (holding(-1e300), np.array([0.25, -np.inf, -0.25, 0.0]), "not finite, or beyond"),
+}
+"""A contribution that no correct clipping produces, what a total gate puts noise on, and why a strict one refuses."""
+every_wrong = pytest.mark.parametrize(("contribution", "meant", "words"), WRONGLY_CLIPPED.values(), ids=WRONGLY_CLIPPED)
+
+
+@every_wrong
+def test_a_strict_gate_refuses_what_no_clipping_produces(
+    document: BudgetDocument, tmp_path: Path, contribution: BoundedContribution, meant: Floats, words: str
+) -> None:
+    opened = gate_for(document, tmp_path, SHAPES, block=2, strict=True)
+    opened.gate.next_round()
+    with pytest.raises(GateRefused, match=words):
+        opened.gate.publish("north", contribution)
+    assert published(opened) == 0
+    opened.gate.publish("north", value())
+
+
+@every_wrong
+def test_a_total_gate_publishes_it_with_the_signed_noise_and_notes_it_without_a_number(
+    opened: OpenGate, contribution: BoundedContribution, meant: Floats, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened.gate.next_round()
+    sent = opened.gate.publish("north", contribution).values
+    (declared,) = (one for one in opened.document.releases if isinstance(one, GaussianNoise))
+    huge = np.isinf(meant)
+    np.testing.assert_allclose(sent[~huge], meant[~huge], atol=10 * declared.sigma)
+    assert np.isfinite(sent).all()
+    assert (sent[huge] < -(2**20) * declared.sigma).all(), "cut where the grid ends, never turned round"
+    assert len(np.unique(sent)) == 4, "every number has its own noise"
+    (note,) = caplog.records
+    assert (note.name, note.levelname) == ("privfair.gate", "WARNING")
+    assert note.getMessage().startswith("round 0: 'value_1' h")
+    assert not any(private in note.getMessage() for private in ("inf,", "nan", "measures", "1e+300"))
+
+
+def test_what_no_record_decides_is_refused_before_the_contribution_is_looked_at(
+    opened: OpenGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(GateRefused, match="no round is open"):
+        opened.gate.publish("north", holding(np.nan))
+    opened.gate.next_round()
+    opened.gate.publish("north", value())
+    with pytest.raises(LedgerRefused, match="at most once per round"):
+        opened.gate.publish("north", holding(np.nan))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("bad", [-1, 2, 2**40])
+def test_a_category_outside_its_range_counts_as_the_first(tmp_path: Path, bad: int) -> None:
+    source = NoiseSource.SEEDED_RESEARCH_ONLY
+    shapes = {"randomised_attribute": (40,)}
+    document = document_of(PayOncePlan(rounds=1), EpsilonDelta(3.0, 1e-5), shapes=shapes, noise_source=source)
+    codes, sent = np.arange(40) % 2, []
+    for place, category in (("known", 0), ("outside", bad)):
+        with pytest.warns(UnsafeNoiseWarning):
+            opened = gate_for(document, tmp_path / place, shapes, research_seed=1)
+        opened.gate.next_round()
+        codes[3] = category
+        sent.append(opened.gate.publish_randomized("north", "randomised_attribute", codes).values)
+    np.testing.assert_array_equal(*sent)
+    with pytest.warns(UnsafeNoiseWarning):
+        strict = gate_for(document, tmp_path / "strict", shapes, research_seed=1, strict=True)
+    strict.gate.next_round()
+    with pytest.raises(GateRefused, match=r"outside 0 \.\. 1"):
+        strict.gate.publish_randomized("north", "randomised_attribute", codes)
 
 
 def test_a_smaller_bound_is_welcome(opened: OpenGate) -> None:
@@ -149,8 +220,8 @@ def test_only_what_is_listed_in_the_clear_goes_out_in_the_clear(opened: OpenGate
             opened.gate.publish_in_the_clear("north", name, [0.0])
     with pytest.raises(GateRefused, match="not as randomised response"):
         opened.gate.publish_randomized("north", "value_1", [0, 1])
-    with pytest.raises(GateRefused, match="not finite"):
-        opened.gate.publish_in_the_clear("south", "plain", [np.nan, 0.0])
+    sent = opened.gate.publish_in_the_clear("south", "plain", [np.nan, -2.0])
+    np.testing.assert_array_equal(sent.values, [0.0, -2.0])
 
 
 def test_a_value_signed_once_goes_out_once_in_all_rounds(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriteri
 from privfair.fairness.kernels import GaussianKernel
 from privfair.fairness.mmd import mmd_squared_v
 from privfair.models.linear import LogisticRegression
+from tests.privfair.plain_models import ROUNDED, Plain
 
 FEATURES, RECORDS = 3, 40
 WEIGHTS = {"north": 0.6, "south": 0.4}
@@ -49,7 +50,7 @@ def _send(algorithm: Algorithm[Any], state: Any) -> dict[str, dict[str, Publishe
 
 
 def _loss(theta: Tensor, silo: SiloTensors) -> Tensor:
-    return torch.nn.functional.cross_entropy(MODEL.logits(theta, silo.x), silo.y, reduction="none")
+    return Plain(MODEL).losses(theta, silo.x, silo.y)
 
 
 @pytest.mark.parametrize("criterion", [MmdCriterion.STATISTICAL_PARITY, MmdCriterion.EQUALISED_ODDS])
@@ -62,7 +63,7 @@ def test_local_mmd_descends_on_each_clients_own_penalty(criterion: MmdCriterion)
     sent = _send(algorithm, state)
 
     def objective(theta: Tensor, silo: SiloTensors) -> float:
-        scores = MODEL.probabilities(theta, silo.x)[:, 1].numpy()
+        scores = Plain(MODEL).probabilities(theta, silo.x)[:, 1].numpy()
         labels = (None,) if criterion is MmdCriterion.STATISTICAL_PARITY else (0, 1)
         penalty = 0.0
         for label in labels:
@@ -77,7 +78,7 @@ def test_local_mmd_descends_on_each_clients_own_penalty(criterion: MmdCriterion)
             shift = torch.zeros_like(THETA)
             shift[place] = 1e-6
             slopes.append((objective(THETA + shift, silo) - objective(THETA - shift, silo)) / 2e-6)
-        np.testing.assert_allclose(sent[name][CHANGE].values / -0.01, slopes, rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(sent[name][CHANGE].values / -0.01, slopes, rtol=1e-5, atol=1e-7)
     moved = algorithm.update(state, sent).theta - THETA
     np.testing.assert_allclose(moved, sum(WEIGHTS[n] * sent[n][CHANGE].values for n in WEIGHTS), rtol=1e-9)
 
@@ -91,7 +92,7 @@ def test_with_three_groups_every_pair_is_punished() -> None:
     assert sent is not None
 
     def objective(theta: Tensor) -> float:
-        scores = MODEL.probabilities(theta, three.x)[:, 1].numpy()
+        scores = Plain(MODEL).probabilities(theta, three.x)[:, 1].numpy()
         laws = [scores[three.s.numpy() == a] for a in range(3)]
         pairs = [(laws[0], laws[1]), (laws[0], laws[2]), (laws[1], laws[2])]
         return float(_loss(theta, three).mean()) + 3.0 * sum(
@@ -100,7 +101,7 @@ def test_with_three_groups_every_pair_is_punished() -> None:
 
     steps = 1e-6 * torch.eye(len(THETA), dtype=torch.float64)
     slopes = [(objective(THETA + step) - objective(THETA - step)) / 2e-6 for step in steps]
-    np.testing.assert_allclose(sent[CHANGE] / -0.01, slopes, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(sent[CHANGE] / -0.01, slopes, rtol=1e-5, atol=1e-7)
 
 
 def test_local_steps_shrink_from_round_to_round() -> None:
@@ -183,15 +184,15 @@ def test_fedfb_trains_on_reweighed_losses_and_reports_the_cells() -> None:
     sent = _send(algorithm, state)
     for name, silo in SILOS.items():
         point = THETA.clone().requires_grad_()
-        losses = torch.nn.functional.cross_entropy(MODEL.logits(point, silo.x), silo.y, reduction="none")
+        losses = _loss(point, silo)
         weighted = (torch.from_numpy(factors)[silo.y, silo.s] * losses).mean()
         (gradient,) = torch.autograd.grad(weighted, point)
-        np.testing.assert_allclose(sent[name][CHANGE].values, -0.05 * gradient, rtol=1e-9)
+        np.testing.assert_allclose(sent[name][CHANGE].values, -0.05 * gradient, **ROUNDED)
         for y in (0, 1):
             for a in (0, 1):
                 inside = (silo.y == y) & (silo.s == a)
                 cell = sent[name][CELLS].values[:, y, a]
-                np.testing.assert_allclose(cell, [float(losses[inside].sum().detach()), int(inside.sum())], rtol=1e-9)
+                np.testing.assert_allclose(cell, [float(losses[inside].sum().detach()), int(inside.sum())], **ROUNDED)
 
 
 def test_fedfb_moves_weights_against_the_gap() -> None:
@@ -235,7 +236,7 @@ def test_tran_ignores_the_sign_and_caps_its_multipliers() -> None:
     following = algorithm.update(state, received)
 
     def mean_probability(theta: Tensor, inside: Tensor) -> Tensor:
-        return MODEL.probabilities(theta, silo.x[inside])[:, 1].mean()
+        return Plain(MODEL).probabilities(theta, silo.x[inside])[:, 1].mean()
 
     point = THETA.clone().requires_grad_()
     direction = torch.autograd.grad(_loss(point, silo).mean(), point)[0]
@@ -247,5 +248,5 @@ def test_tran_ignores_the_sign_and_caps_its_multipliers() -> None:
         expected.append(min(before + 0.5 * abs(float(difference.detach())), 0.541))
         direction = direction + expected[-1] * gradient.abs()
     assert expected[0] == 0.541
-    np.testing.assert_allclose(following.multipliers[0], expected, rtol=1e-9)
-    np.testing.assert_allclose(following.theta, THETA - 0.1 * direction, rtol=1e-9)
+    np.testing.assert_allclose(following.multipliers[0], expected, **ROUNDED)
+    np.testing.assert_allclose(following.theta, THETA - 0.1 * direction, **ROUNDED)

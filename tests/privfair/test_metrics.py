@@ -88,11 +88,17 @@ def test_the_positive_class_is_named_or_refused(data: TrainingData) -> None:
         HeldOutRecords(data.test, torch.float64, "maybe")
 
 
-def test_a_diverged_model_has_no_loss_and_valid_json(data: TrainingData) -> None:
-    found = HeldOutRecords(data.test, torch.float64).measure(MODEL, THETA * float("nan"), 1, 0).as_json()
-    assert found["overall"]["loss"] is None
-    assert found["clients"]["psi"] is None
-    json.dumps(found, allow_nan=False)
+def test_parameters_that_are_no_numbers_are_measured_as_zeros(data: TrainingData) -> None:
+    """A diverged model is used as the exact arithmetic uses it, so its metrics are finite and valid JSON."""
+    records = HeldOutRecords(data.test, torch.float64)
+    found = records.measure(MODEL, THETA * float("nan"), 1, 0).as_json()
+    assert found == records.measure(MODEL, torch.zeros_like(THETA), 1, 0).as_json()
+    assert found["overall"]["loss"] == pytest.approx(np.log(2))
+    assert found["clients"]["psi"] == pytest.approx(0.0, abs=1e-12)
+    far = records.measure(MODEL, torch.full_like(THETA, float("inf")), 1, 0).as_json()
+    assert far["overall"]["loss"] > 1.0
+    for numbers in (found, far):
+        json.dumps(numbers, allow_nan=False)
 
 
 def test_the_log_goes_on_after_a_crash_and_writes_no_step_twice(data: TrainingData, tmp_path: Path) -> None:

@@ -1,21 +1,21 @@
-"""A user's own module as a model: pieces, precision, pickling, threads, pretrained parts."""
+"""A user's own module as a model: how close the network is to it, pickling, threads, pretrained parts."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from calibrate.errors import InvalidInput
-from privfair.models import layers
-from privfair.models.convolutional import CnnBuilder, convolutional
-from privfair.models.layers import GhostProducts, OuterProducts, StoredGradients, layer_parts
-from privfair.models.model import CnnArchitecture, clipped_to
-from privfair.models.record_isolation import made_up_records
-from privfair.models.torch_module import Route, TorchModule
+from calibrate.errors import InvalidInput, UnsupportedCombination
+from privfair.models.alone_module import AloneModule
+from privfair.models.exact import Bits
+from privfair.models.model import CnnArchitecture, Records, clipped_to, mean_over
+from privfair.models.torch_module import CnnBuilder, TorchModule, convolutional, made_up_records
+from tests.contracts.model_cases import MODULES, TOKENS, Reused, module_model
 
 IMAGES = (1, 12, 12)
 
@@ -24,88 +24,24 @@ def small_net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(100, 3))
 
 
-def tied_net() -> nn.Module:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(144, 144), nn.Tanh(), nn.Linear(144, 144), nn.Linear(144, 3))
-    module[3].weight = module[1].weight
-    return module
-
-
 def batch(number: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return made_up_records(IMAGES, number).to(dtype), torch.arange(number) % 3
 
 
-@pytest.mark.parametrize("build", [small_net, tied_net])
-@pytest.mark.parametrize("values_at_once", [1, 5_000, 100_000])
-def test_a_batch_cut_into_pieces_gives_the_same(build: object, values_at_once: int) -> None:
-    whole = TorchModule(build, made_up_records(IMAGES))
-    cut = TorchModule(build, made_up_records(IMAGES), values_at_once)
-    x, y = batch(7)
-    theta = whole.initial(1)
-    weights = torch.linspace(-1, 2, 7, dtype=torch.float64)
-    calls: list[int] = []
-
-    def weigh(norms: Tensor, losses: Tensor) -> Tensor:
-        calls.append(len(norms))
-        return weights * norms * losses
-
-    expected = whole.weighted_gradient(theta, x, y, weigh)
-    found = cut.weighted_gradient(theta, x, y, weigh)
-    assert calls == [7, 7]  # the weights see the whole batch, whatever memory holds
-    torch.testing.assert_close(found.total, expected.total, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found.norms, expected.norms, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(cut.logits(theta, x), whole.logits(theta, x), rtol=1e-9, atol=1e-12)
-    directions = torch.eye(3, dtype=torch.float64)
-    torch.testing.assert_close(
-        cut.probability_norms(theta, x, directions), whole.probability_norms(theta, x, directions)
-    )
-    rows = torch.randn(7, 3, dtype=torch.float64)
-    torch.testing.assert_close(cut.probability_gradient(theta, x, rows), whole.probability_gradient(theta, x, rows))
-
-
-def test_memory_is_counted_per_record() -> None:
-    """A layer that stores 600,000 numbers a record can't take a batch of a thousand at once."""
-    model = TorchModule(
-        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(200, 3)), made_up_records(IMAGES)
-    )
-    wide = TorchModule(
-        lambda: nn.Sequential(nn.Conv2d(1, 8, 7, padding=3), nn.Flatten(), nn.Linear(8 * 144, 3)),
-        made_up_records(IMAGES),
-    )
-    assert len(list(model._pieces(torch.zeros(1000, *IMAGES)))) == 1
-    assert wide._trial.values_a_record > model._trial.values_a_record > 144
-
-
-@pytest.mark.parametrize(
-    ("layer", "went_in", "came_back", "kind"),
-    [
-        (nn.Linear(4, 3), (2, 4), (2, 3), OuterProducts),
-        (nn.Linear(30, 30), (2, 2, 30), (2, 2, 30), GhostProducts),
-        (nn.Linear(3, 3), (2, 50, 3), (2, 50, 3), StoredGradients),
-        (nn.Conv2d(16, 32, 3), (2, 16, 4, 4), (2, 32, 2, 2), GhostProducts),
-        (nn.Conv2d(1, 4, 3), (2, 1, 12, 12), (2, 4, 10, 10), StoredGradients),
-        (nn.Conv2d(16, 32, 3, groups=2), (2, 16, 4, 4), (2, 32, 2, 2), StoredGradients),
-        (nn.GroupNorm(2, 4), (2, 4, 3), (2, 4, 3), StoredGradients),
-    ],
-)
-def test_the_cheaper_way_is_taken(
-    layer: nn.Module, went_in: tuple[int, ...], came_back: tuple[int, ...], kind: type
-) -> None:
-    parts = layer_parts(layer, dict(layer.named_parameters()), torch.zeros(went_in), torch.zeros(came_back))
-    assert isinstance(parts, kind)
-
-
-def test_patches_gathered_for_a_few_records_at_a_time_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = nn.Conv2d(2, 4, 3, stride=2, padding=1)
-    went_in, came_back = torch.randn(7, 2, 12, 12), torch.randn(7, 4, 6, 6)
-    whole = layer_parts(layer, dict(layer.named_parameters()), went_in, came_back)
-    monkeypatch.setattr(layers, "_PATCHES_IN_CACHE", 3 * 36 * 18)
-    cut = layer_parts(layer, dict(layer.named_parameters()), went_in, came_back)
-    assert isinstance(whole, StoredGradients)
-    assert isinstance(cut, StoredGradients)
-    for mine, theirs in zip(cut.gradients, whole.gradients, strict=True):
-        torch.testing.assert_close(mine, theirs)
-    alone = torch.nn.grad.conv2d_weight(went_in[3:4], layer.weight.shape, came_back[3:4], 2, 1)
-    torch.testing.assert_close(cut.gradients[0][3], alone)
+@pytest.mark.parametrize("bits", [Bits.THIRTEEN, Bits.LARGEST], ids=lambda bits: str(bits.value))
+@pytest.mark.parametrize("name", MODULES)
+def test_a_network_scores_like_its_module(name: str, bits: Bits) -> None:
+    """Within 2^-(p - 4) of the largest score, on 1,000 records."""
+    model, (_, shape, tokens) = module_model(name, bits), MODULES[name]
+    generator = torch.Generator().manual_seed(7)
+    if tokens:
+        x = torch.randint(0, TOKENS, (1000, *shape), generator=generator)
+    else:
+        x = torch.randn(1000, *shape, generator=generator, dtype=torch.float64)
+    theta = model.initial(4)
+    expected = model.as_module(theta)(x).detach()
+    allowed = 2.0 ** (4 - model._network.arithmetic.bits)
+    assert float((model.logits(theta, x) - expected).abs().max()) <= allowed * float(expected.abs().max())
 
 
 def test_frozen_parameters_stay_and_are_not_trained() -> None:
@@ -135,7 +71,7 @@ def test_a_module_given_ready_made_starts_as_it_is_and_is_left_alone() -> None:
 
 
 def test_a_factory_that_builds_something_else_each_time_is_refused() -> None:
-    sizes = iter((3, 3, 4))
+    sizes = iter((3, 4))
     model = TorchModule(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, next(sizes))), made_up_records(IMAGES))
     with pytest.raises(InvalidInput, match="different parameters"):
         model.initial(0)
@@ -147,30 +83,41 @@ def test_a_vector_of_another_size_is_refused() -> None:
         model.logits(torch.zeros(3), batch(2)[0])
 
 
-def test_half_precision_is_refused() -> None:
-    model = TorchModule(small_net, made_up_records(IMAGES))
-    x, y = batch(2, torch.float16)
-    with pytest.raises(InvalidInput, match="float32 or float64"):
-        model.weighted_gradient(model.initial(0), x, y, clipped_to(1.0))
+def test_tokens_are_whole_numbers() -> None:
+    model = module_model("few-tokens", Bits.THIRTEEN)
+    with pytest.raises(InvalidInput, match="whole numbers"):
+        model.logits(model.initial(0), torch.zeros(2, 2))
 
 
-def test_exported_module_scores_alike() -> None:
-    model = TorchModule(small_net, made_up_records(IMAGES))
-    theta = model.initial(3)
-    x, _ = batch(5)
-    torch.testing.assert_close(model.as_module(theta)(x), model.logits(theta, x))
+def test_tokens_outside_the_table_contribute_nothing() -> None:
+    model = module_model("transformer", Bits.LARGEST)
+    theta, y = model.initial(0), torch.tensor([0, 1])
+    x = torch.tensor([[1, 2, 2, 3, 1], [1, 999, -5, TOKENS, 1]])
+    found = model.score_gradients(theta, x, torch.ones(2, 3, dtype=torch.float64))
+    rows = torch.stack([model.named_parameters(one)["embed.weight"].abs().sum(dim=1) for one in found]) > 0
+    assert rows.int().tolist() == [[0, 1, 1, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0]]
+    assert torch.isfinite(model.weighted_gradient(theta, x, y, clipped_to(1.0)).total).all()
 
 
-def test_models_travel_to_other_processes() -> None:
-    model = convolutional(CnnArchitecture.STRIDED, (1, 16, 16), 3)
+def test_wide_layers_are_refused_at_bits_that_could_round() -> None:
+    build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(2**14, 3))  # noqa: E731
+    assert TorchModule(build, made_up_records((2**14,)), Bits.LARGEST).size == 3 * 2**14 + 3
+    with pytest.raises(UnsupportedCombination, match="could round"):
+        Bits.THIRTEEN.number(2**28)
+
+
+@pytest.mark.parametrize("bits", Bits)
+def test_models_travel_to_other_processes(bits: Bits) -> None:
+    model = convolutional(CnnArchitecture.STRIDED, (1, 16, 16), 3, bits)
     copy = pickle.loads(pickle.dumps(model))
-    assert (copy.size, copy.classes, copy.route) == (model.size, model.classes, model.route)
-    assert torch.equal(copy.initial(2), model.initial(2))
+    theta, x = model.initial(2), made_up_records((1, 16, 16))
+    assert (copy.size, copy.classes) == (model.size, model.classes)
+    assert torch.equal(copy.initial(2), theta)
+    assert torch.equal(copy.logits(theta, x), model.logits(theta, x))
 
 
-@pytest.mark.parametrize("build", [small_net, tied_net])
-def test_threads_do_not_disturb_one_another(build: object) -> None:
-    model = TorchModule(build, made_up_records(IMAGES))
+def test_threads_do_not_disturb_one_another() -> None:
+    model = TorchModule(small_net, made_up_records(IMAGES))
     x, y = batch(6)
     thetas = [model.initial(seed) for seed in range(12)]
     expected = [model.weighted_gradient(theta, x, y, clipped_to(0.5)).total for theta in thetas]
@@ -179,35 +126,56 @@ def test_threads_do_not_disturb_one_another(build: object) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-class Sometimes(nn.Module):
-    """Does something irregular to large batches only; the scores are the same."""
-
-    def __init__(self, irregular: str) -> None:
-        super().__init__()
-        self.irregular = irregular
-        self.first, self.second, self.head = nn.Linear(144, 9), nn.Linear(9, 9), nn.Linear(9, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        large = len(x) > 5
-        first = self.first(x.flatten(1))
-        first = first.tanh_() if large and self.irregular == "first in place" else torch.tanh(first)
-        second = self.second(first)
-        if large and self.irregular == "called twice":
-            self.second(second)  # to no effect
-        return self.head(second.sin_() if large and self.irregular == "second in place" else torch.sin(second))
+# One record per pass.
 
 
-@pytest.mark.parametrize("irregular", ["first in place", "second in place", "called twice"])
-def test_what_the_trial_could_not_see_takes_the_general_route(irregular: str) -> None:
-    model = TorchModule(lambda: Sometimes(irregular), made_up_records(IMAGES))
-    assert model.route is Route.LAYER_BY_LAYER
-    x, y = batch(7)
+def test_any_module_can_be_run_alone() -> None:
+    model = AloneModule(Reused, made_up_records((4,)))
+    copy = pickle.loads(pickle.dumps(model))
+    x, y = made_up_records((4,), 6), torch.arange(6) % 3
+    theta = model.initial(1)
+    found = model.weighted_gradient(theta, Records(x, torch.tensor([3, 1])), y[:2], clipped_to(0.2))
+    again = copy.weighted_gradient(theta, x[[3, 1]], y[:2], clipped_to(0.2))
+    assert torch.equal(found.total, again.total)
+    assert found.largest_part <= 0.2
+    torch.testing.assert_close(model.as_module(theta)(x), model.logits(theta, x))
+
+
+def test_gradients_that_are_not_finite_count_as_zeros_with_coefficient_zero() -> None:
+    model = AloneModule(Reused, made_up_records((4,)))
+    x, y = made_up_records((4,), 3), torch.arange(3)
+    x[1] = float("inf")
+    found = model.weighted_gradient(model.initial(0), x, y, clipped_to(1.0))
+    assert (float(found.norms[1]), float(found.losses[1]), float(found.coefficients[1])) == (0.0, 0.0, 0.0)
+    theta = torch.full((model.size,), float("nan"), dtype=torch.float64)
+    assert not model.weighted_gradient(theta, x, y, clipped_to(1.0)).total.any()
+    assert torch.isfinite(model.probabilities(theta, x)).all()
+
+
+def test_batch_statistics_of_one_record_leave_nothing_behind() -> None:
+    build = lambda: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(144, 3))  # noqa: E731
+    model = AloneModule(build, made_up_records(IMAGES))
+    x, y = batch(4)
     theta = model.initial(0)
-    whole = model.weighted_gradient(theta, x, y, clipped_to(0.5)).total
-    halves = [
-        model.weighted_gradient(theta, x[rows], y[rows], clipped_to(0.5)).total for rows in (slice(3), slice(3, 7))
-    ]
-    torch.testing.assert_close(whole, sum(halves), rtol=1e-9, atol=1e-12)
+    alone = model.weighted_gradient(theta, x[3:], y[3:], clipped_to(1.0)).norms
+    assert torch.equal(model.weighted_gradient(theta, x, y, clipped_to(1.0)).norms[3:], alone)
+    assert int(model.as_module(theta)[0].num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)), "0: Dropout.*draws random numbers"),
+        (lambda: nn.Linear(4, 1), "at least two"),
+        (lambda: nn.LSTM(4, 3), "tuple"),
+        (lambda: nn.LazyLinear(3), "no sizes yet"),
+        (lambda: nn.Linear(4, 3).requires_grad_(False), "no trainable parameters"),
+    ],
+    ids=["dropout", "one-score", "two-tensors", "lazy", "frozen"],
+)
+def test_modules_that_are_no_classifiers_are_refused_alone_too(build: Callable[[], nn.Module], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        AloneModule(build, made_up_records((4,)))
 
 
 @pytest.mark.parametrize(
@@ -226,10 +194,8 @@ def test_sizes_of_the_papers_nets(architecture: CnnArchitecture, size: int) -> N
 
 
 @pytest.mark.parametrize("architecture", CnnArchitecture)
-def test_nets_take_the_fast_route_on_colour_images(architecture: CnnArchitecture) -> None:
-    model = convolutional(architecture, (3, 20, 20), 4)
-    assert model.route is Route.LAYER_BY_LAYER
-    assert model.classes == 4
+def test_the_papers_nets_take_colour_images(architecture: CnnArchitecture) -> None:
+    assert convolutional(architecture, (3, 20, 20), 4).classes == 4
 
 
 def test_images_too_small_or_flat_are_refused() -> None:
@@ -237,3 +203,70 @@ def test_images_too_small_or_flat_are_refused() -> None:
         convolutional(CnnArchitecture.STRIDED, (1, 6, 6), 3)
     with pytest.raises(InvalidInput, match="channels, height, width"):
         CnnBuilder(CnnArchitecture.STRIDED, (85,), 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bits", [Bits.SEVEN, Bits.THIRTEEN])
+@pytest.mark.parametrize("clip", [1.0, 0.1, 0.001])
+def test_a_small_clip_shortens_all_parameters_of_a_record_by_one_factor(bits: Bits, clip: float) -> None:
+    """Gradients of a norm's parameters are fractions: cutting them to steps must not shorten them more."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
+
+    model = TorchModule(build, made_up_records((6,)), bits)
+    theta = model.initial(1)
+    model.named_parameters(theta)["3.bias"][:] = torch.tensor([-3.0, 3.0])  # a sure record: its gradient is short
+    x, y = made_up_records((6,))[:1], torch.tensor([1])
+    whole = model.named_parameters(model.weighted_gradient(theta, x, y, mean_over(1)).total)
+    found = model.weighted_gradient(theta, x, y, clipped_to(clip))
+    for name, part in model.named_parameters(found.total).items():
+        assert float(part.norm() / whole[name].norm()) == pytest.approx(float(found.coefficients[0]), rel=0.05)
+
+
+class _Unlike(nn.Module):
+    """Modules whose scores at the start hide that they are not what is traced."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.first, self.last = what, nn.Linear(4, 6), nn.Linear(6, 2)
+        self.relu = nn.ReLU(inplace=True)
+        for parameter in self.last.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.what == "no_grad":
+            with torch.no_grad():
+                h = self.first(x)
+            return self.last(h)
+        h = self.first(x)
+        self.relu(h)
+        return self.last(h)
+
+
+@pytest.mark.parametrize("what", ["no_grad", "in place"])
+def test_a_module_whose_last_layer_starts_at_zero_is_compared_elsewhere(what: str) -> None:
+    with pytest.raises(InvalidInput, match="other scores or gradients than its network"):
+        TorchModule(lambda: _Unlike(what), made_up_records((4,)))
+
+
+def test_a_backward_pre_hook_is_refused() -> None:
+    def build() -> nn.Module:
+        module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        module[0].register_full_backward_pre_hook(lambda layer, gradient: (gradient[0] * 0,))
+        return module
+
+    with pytest.raises(InvalidInput, match="has hooks"):
+        TorchModule(build, made_up_records((4,)))
+
+
+def test_a_record_on_which_a_module_run_alone_fails_contributes_zeros() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Embedding(10, 3), nn.Flatten(), nn.Linear(12, 2))
+
+    model = AloneModule(build, torch.zeros(2, 4, dtype=torch.int64))
+    x, y = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 300]]), torch.tensor([0, 1])
+    both = model.weighted_gradient(model.initial(0), x, y, clipped_to(1.0))
+    first = model.weighted_gradient(model.initial(0), x[:1], y[:1], clipped_to(1.0))
+    assert torch.equal(both.total, first.total)
+    assert both.coefficients[1] == 0
+    assert bool(torch.isfinite(model.logits(model.initial(0), x)).all())

@@ -18,6 +18,7 @@ from privfair.contribution import Published
 from privfair.fairness import fermi
 from privfair.fairness.fermi import Independence
 from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_value
+from tests.privfair.plain_models import Plain
 from tests.privfair.steffle_cases import everybody, logistic, mean_loss, numeric_gradient, silo_of, without_noise
 
 
@@ -112,7 +113,7 @@ def test_the_gradient_is_that_of_loss_plus_penalty(groups, classes, notion, pena
     block = fermi.block_of(notion, silo.y, 1)
 
     def objective(at):
-        probabilities = algorithm.model.probabilities(at, silo.x)
+        probabilities = Plain(algorithm.model).probabilities(at, silo.x)
         joint = fermi.joint_distribution(probabilities, members, block, algorithm.blocks) / 60
         return mean_loss(algorithm.model, at, silo) + 1.3 * penalty_value(penalty, joint, 0.01)
 

@@ -201,6 +201,19 @@ def test_values_of_an_interrupted_step_are_sent_again_and_not_drawn_again(
     assert not reached.carried
 
 
+def test_an_interrupted_step_of_a_silo_without_records_is_sent_again(private: BudgetDocument, tmp_path: Path) -> None:
+    """Whether there is any record shows in no error."""
+    opened = gate_for(private, tmp_path, Totals().shapes(), block=2)
+    opened.gate.next_round()
+    old = opened.gate.publish("north", BoundedContribution("value_1", np.zeros(2), 1.0, 0.0))
+    none = torch.zeros(0)
+    empty = SiloTensors("north", torch.zeros(0, 1), none, none, unit_of_row=none.long())
+    setup = PartySetup(opened.manifest, Totals(), (empty,))
+    position = Position((), 0, None, {"north": {"value_1": old}})
+    (north,) = LocalParties.behind(opened.gate, setup, opened.claim, position=position).parties
+    assert north.contribute(0, Totals().checkpoint(())) == {"value_1": old}
+
+
 def test_a_step_whose_values_all_went_out_is_completed_without_another_round(
     private: BudgetDocument, tmp_path: Path
 ) -> None:

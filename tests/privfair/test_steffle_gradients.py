@@ -11,8 +11,10 @@ from torch.nn.functional import one_hot
 
 from privfair.algorithms.steffle import H_THETA, H_W, LOSS_GRADIENT, WCenter
 from privfair.fairness import fermi
+from privfair.models.exact import Bits
 from privfair.models.perceptron import Perceptron
 from privfair.rounding import ROUNDING_SLACK
+from tests.privfair.plain_models import Plain
 from tests.privfair.steffle_cases import (
     NOTIONS,
     everybody,
@@ -32,7 +34,7 @@ SIZES = ((2, 2), (3, 2), (2, 4), (5, 5))
 def _mean_psi(algorithm, theta, w, silo):
     frequencies = algorithm.start().frequencies
     block = fermi.block_of(algorithm.options.notion, silo.y, algorithm.options.positive_class)
-    probabilities = algorithm.model.probabilities(theta, silo.x)
+    probabilities = Plain(algorithm.model).probabilities(theta, silo.x)
     return fermi.psi(w, probabilities, silo.s, block, frequencies).mean()
 
 
@@ -77,7 +79,7 @@ def test_at_its_best_w_the_gradient_is_that_of_loss_plus_chi_square(groups, clas
     members = one_hot(silo.s, groups).double()
 
     def joint(theta):
-        return fermi.joint_distribution(model.probabilities(theta, silo.x), members, block, blocks) / len(silo)
+        return fermi.joint_distribution(Plain(model).probabilities(theta, silo.x), members, block, blocks) / len(silo)
 
     def objective(theta):
         return mean_loss(model, theta, silo) + FAIRNESS * fermi.chi_square(joint(theta))
@@ -91,7 +93,7 @@ def test_at_its_best_w_the_gradient_is_that_of_loss_plus_chi_square(groups, clas
 
 
 def test_a_network_sends_its_gradient_as_well() -> None:
-    model, silo = Perceptron(3, (4,), 3), silo_of(40, 3, 3, 3)
+    model, silo = Perceptron(3, (4,), 3, bits=Bits.LARGEST), silo_of(40, 3, 3, 3)
     algorithm = steffle_for(model, 3, batch_size=len(silo), fairness=FAIRNESS)
     state = some_state(algorithm, seed=2)
     message = algorithm.contribution(state, 3, silo, everybody(silo))
@@ -133,7 +135,7 @@ def test_descent_and_ascent_reach_the_fermi_optimum() -> None:
     members = one_hot(s, 2).double()
 
     def objective(theta):
-        probabilities = algorithm.model.probabilities(theta, silo.x)
+        probabilities = Plain(algorithm.model).probabilities(theta, silo.x)
         joint = fermi.joint_distribution(probabilities, members, torch.zeros(400).long(), 1) / 400
         return mean_loss(algorithm.model, theta, silo) + 2.0 * fermi.chi_square(joint)
 

@@ -16,6 +16,7 @@ from privfair.fairness.fermi import Independence
 from privfair.models.linear import LogisticRegression
 from privfair.plan.file import read_plan_file
 from privfair.plan.issue import Issuing, as_printed, promise
+from tests.privfair.plain_models import ROUNDED
 from tests.privfair.small_runs import Desk, steffle_plan
 from tests.privfair.steffle_cases import silo_of, without_noise
 
@@ -67,12 +68,12 @@ def test_a_round_is_that_of_the_public_code(notion: Independence) -> None:
     expected = {name: _by_hand(algorithm, state, silo) for name, silo in silos.items()}
     for name, message in messages.items():
         for value, found in (message.clear or {}).items():
-            np.testing.assert_allclose(found, expected[name][value], atol=1e-12)
+            np.testing.assert_allclose(found, expected[name][value], **ROUNDED)
     after = algorithm.update(state, without_noise(messages.items()))
     mean = {value: (expected["north"][value] + expected["south"][value]) / 2 for value in (G, H_THETA, H_W)}
     moved = state.descent.theta.numpy() - 0.25 * (mean[G] + mean[H_THETA])
-    np.testing.assert_allclose(algorithm.theta(after).numpy(), moved, atol=1e-12)
-    np.testing.assert_allclose(after.w.numpy(), np.clip(w.numpy() + 0.3 * mean[H_W], -0.4, 0.4), atol=1e-12)
+    np.testing.assert_allclose(algorithm.theta(after).numpy(), moved, **ROUNDED)
+    np.testing.assert_allclose(after.w.numpy(), np.clip(w.numpy() + 0.3 * mean[H_W], -0.4, 0.4), **ROUNDED)
 
 
 def test_the_sum_grows_with_the_batch_and_the_first_record_names_the_group() -> None:

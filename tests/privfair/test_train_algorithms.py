@@ -21,6 +21,7 @@ from privfair.run.folder import RunFolder
 from privfair.run.replay import read_sessions, replay
 from privfair.training import prepare
 from privfair.transcript import Transcript
+from tests.privfair.plain_models import ROUNDED
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, Desk, steffle_plan
 
 STEFFLE = steffle_plan(30, "learning-rate = 0.5", epsilon=8.0, batch=40, minority=0.4)
@@ -84,7 +85,7 @@ def test_fedsgd_follows_the_mean_gradient(tmp_path: Path) -> None:
         loss = torch.nn.functional.binary_cross_entropy_with_logits(extended @ by_hand, y.double())
         (gradient,) = torch.autograd.grad(loss, by_hand)
         by_hand = (by_hand - gradient).detach().requires_grad_()
-    np.testing.assert_allclose(theta(tmp_path / "run"), by_hand.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(theta(tmp_path / "run"), by_hand.detach().numpy(), **ROUNDED)
 
 
 def test_fedavg_with_one_local_step_is_fedsgd(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_fedavg_makes_its_local_steps_in_the_batchs_order(tmp_path: Path) -> Non
                 x = torch.cat((silo.x[piece], torch.ones(len(piece), 1)), dim=1)
                 local = local - x.T @ (torch.sigmoid(x @ local) - silo.y[piece]) / len(piece)
         expected += local.numpy() * len(silo) / 405
-    np.testing.assert_allclose(theta(tmp_path / "run"), expected, rtol=1e-10)
+    np.testing.assert_allclose(theta(tmp_path / "run"), expected, **ROUNDED)
 
 
 def test_central_erm_is_the_minimiser(tmp_path: Path) -> None:

@@ -207,6 +207,41 @@ def test_a_users_own_module(tmp_path: Path) -> None:
         build_model(read_model_plan({"kind": "module", "file": "net.py"}, tmp_path), (7,), 3)
 
 
+@pytest.mark.parametrize("bits", [7, 13, "largest"])
+def test_bits_of_the_products_are_a_key(tmp_path: Path, bits: int | str) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\n\ndef build():\n    return nn.Linear(7, 2)\n", "utf-8")
+    for table in ({"kind": "perceptron"}, {"kind": "module", "file": "net.py"}):
+        plan = read_model_plan(table | {"bits": bits}, tmp_path)
+        assert plan.bits.value == bits
+        assert read_model_plan(table, tmp_path).bits.value == 13
+        assert build_model(plan, (7,), 2).classes == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"kind": "perceptron", "bits": 8}, "bits"),
+        ({"kind": "logistic", "bits": 7}, "has no meaning for logistic"),
+        ({"kind": "cnn", "isolation": "alone"}, "has no meaning for cnn"),
+        ({"kind": "module", "file": "net.py", "isolation": "maybe"}, "isolation"),
+        ({"kind": "module", "file": "net.py", "isolation": "alone", "bits": 7}, "has no meaning for isolation"),
+    ],
+)
+def test_bits_and_isolation_are_refused_where_they_mean_nothing(tmp_path: Path, table: dict, words: str) -> None:
+    (tmp_path / "net.py").write_text("", encoding="utf-8")
+    with pytest.raises(InvalidInput, match=words):
+        read_model_plan(table, tmp_path)
+
+
+def test_a_module_that_is_not_covered_is_run_alone(tmp_path: Path) -> None:
+    code = "from torch import nn\n\ndef build():\n    return nn.Sequential(nn.Softplus(), nn.Linear(7, 2))\n"
+    (tmp_path / "net.py").write_text(code, encoding="utf-8")
+    table = {"kind": "module", "file": "net.py"}
+    with pytest.raises(InvalidInput, match=r'0: Softplus.*isolation = "alone"'):
+        build_model(read_model_plan(table, tmp_path), (7,), 2)
+    assert build_model(read_model_plan(table | {"isolation": "alone"}, tmp_path), (7,), 2).size == 16
+
+
 @pytest.mark.parametrize(("signed", "block"), [(1, 1), (40, 1), (400, 12), (1172, 32), (10**6, 32)])
 def test_a_crash_costs_a_small_part_of_the_rounds(tmp_path: Path, signed: int, block: int) -> None:
     assert fedsgd(tmp_path).block(signed) == block

@@ -77,6 +77,18 @@ def publish(claim: Claim, writer: TranscriptWriter, rounds: range) -> None:
                 claim.record_release(number, party, spec.name, digest)
 
 
+def test_a_run_of_the_earlier_arithmetic_can_be_read_and_not_resumed(
+    claim: Claim, header: TranscriptHeader, path: Path
+) -> None:
+    claim.charge_ahead(2)
+    with TranscriptWriter.create(path, replace(header, version=2)) as writer:
+        publish(claim, writer, range(2))
+    assert Transcript.read(path).header.version == 2
+    assert len(Transcript.read(path).releases()) == 8
+    with pytest.raises(TranscriptRefused, match="rounding could make what a record contributes depend on other"):
+        TranscriptWriter.resume(path)
+
+
 def test_a_closed_run_reads_back_bit_by_bit_and_agrees_with_its_ledger(
     ledger: Ledger, claim: Claim, header: TranscriptHeader, path: Path
 ) -> None:

@@ -30,7 +30,7 @@ from privfair.algorithms.parts.descent import Descent, DescentRule, tensor
 from privfair.algorithms.parts.local_models import drawn_rows
 from privfair.fairness import fermi
 from privfair.fairness.fermi import Independence
-from privfair.models.model import Model, mean_over
+from privfair.models.model import Features, Model, mean_over
 
 G, H_THETA, H_W = "g", "h_theta", "h_W"
 _WHY = (
@@ -99,7 +99,7 @@ class StefflePublicCode(Algorithm[PublicCodeState]):
 
     def contribution(self, state: PublicCodeState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta = state.descent.theta
-        x, y, s = drawn_rows(batch, silo.x, silo.y, silo.s)
+        x, y, s = drawn_rows(silo, batch)
         if len(y) == 0:
             return Message(clear={name: np.zeros(shape) for name, shape in self.shapes().items()})
         first = (s == silo.s[0]).to(torch.float64)
@@ -134,7 +134,7 @@ class StefflePublicCode(Algorithm[PublicCodeState]):
         """P_first^(-1/2), block by block."""
         return torch.tensor(self.first_shares, dtype=torch.float64).rsqrt()
 
-    def _summed(self, theta: Tensor, x: Tensor, slopes: Tensor) -> Floats:
+    def _summed(self, theta: Tensor, x: Features, slopes: Tensor) -> Floats:
         """The sum over the batch of each record's gradient of slope_i p_i, clipped to `clip`."""
         direction = torch.zeros(1, self.model.classes, dtype=torch.float64)
         direction[0, self.positive_class] = 1.0

@@ -18,10 +18,10 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors, State
-from privfair.algorithms.parts.local_models import LocalModels, drawn_rows, place_of
+from privfair.algorithms.parts.local_models import LocalModels, place_of
 from privfair.contribution import BoundedContribution, Published
 from privfair.fairness.clipping import clipped_losses, mean_of_losses, sum_of_losses
-from privfair.models.model import Model, WeightedGradient, clipped_to, mean_over, shrunk_by_class
+from privfair.models.model import Model, Shrunk, WeightedGradient, clipped_to, mean_over, shrunk_by_class
 
 PLAIN, NOISY = "gradient", "value_1"
 """The value's name in the clear, and the one a `gaussian` plan gives it."""
@@ -71,23 +71,23 @@ def clipped_sum(
     With a `limit` the batch is filled up with blank records of weight zero, so that every round computes on tensors of
     one shape, whatever was drawn. Blank records are no data: nothing of them depends on anybody.
     """
-    x, y = drawn_rows(batch, silo.x, silo.y)
+    x = silo.batch(batch)
+    y = x.of(silo.y)
     if limit is None:
         weigh = shrunk_by_class(clipped_to(clip), class_weight, y, model.classes)
         return model.weighted_gradient(theta, x, y, weigh)
     taken, blank = len(batch), limit - len(batch)
-    x = torch.cat((x, x.new_zeros((blank, *x.shape[1:]))))
+    filled = torch.cat((x.tensor, silo.x.new_zeros((blank, *silo.x.shape[1:]))))
     y = torch.cat((y, y.new_zeros(blank)))
-    counted = torch.arange(limit) < taken
     padded = shrunk_by_class(clipped_to(clip), class_weight, y, model.classes)
-    return model.weighted_gradient(theta, x, y, lambda norms, losses: padded(norms, losses) * counted)
+    return model.weighted_gradient(theta, filled, y, Shrunk(padded, torch.arange(limit) < taken))
 
 
 def gradient_message(sending: Sending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor) -> Message:
     """What a client sends about its batch: the clipped sum for the gate, or a plain mean where nothing is promised."""
-    x, y = silo.x[batch], silo.y[batch]
     if isinstance(sending, PlainMeans):
-        mean = model.weighted_gradient(theta, x, y, mean_over(max(1, len(batch)))).total
+        x = silo.batch(batch)
+        mean = model.weighted_gradient(theta, x, x.of(silo.y), mean_over(max(1, len(batch)))).total
         return Message(clear={PLAIN: mean.numpy().astype(np.float64)})
     found = clipped_sum(model, theta, silo, batch, sending.clip, sending.limit, sending.class_weight)
     total = found.total.numpy().astype(np.float64)
@@ -181,7 +181,8 @@ PairSending = ClippedPairs | PlainMeans
 
 def pair_message(sending: PairSending, model: Model, theta: Tensor, silo: SiloTensors, batch: Tensor) -> Message:
     """Gradient and loss of a batch: clipped sums for the gate, or plain means without a promise."""
-    x, y = silo.x[batch], silo.y[batch]
+    x = silo.batch(batch)
+    y = x.of(silo.y)
     if isinstance(sending, PlainMeans):
         found = model.weighted_gradient(theta, x, y, mean_over(max(1, len(batch))))
         loss = float(found.losses.sum()) / max(1, len(batch))

@@ -16,18 +16,14 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-from privfair.algorithms.algorithm import Algorithm, Received
-from privfair.models.model import Model, mean_over
-
-# The rows of a batch, without copying them when the batch is everybody.
+from privfair.algorithms.algorithm import Algorithm, Received, SiloTensors
+from privfair.models.model import Features, Model, Records, mean_over
 
 
-def drawn_rows(batch: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
-    """Each column at the rows `batch`."""
-    length = len(columns[0])
-    if len(batch) == length and torch.equal(batch, torch.arange(length, dtype=batch.dtype)):
-        return columns
-    return tuple(column[batch] for column in columns)
+def drawn_rows(silo: SiloTensors, batch: Tensor) -> tuple[Records, Tensor, Tensor]:
+    """Features, classes and groups of a batch."""
+    x = silo.batch(batch)
+    return x, x.of(silo.y), x.of(silo.s)
 
 
 # A client that trains on its own for a while: passes over its batch in mini-batches, in the batch's own order.
@@ -109,7 +105,7 @@ def weighted_mean(weights: Mapping[str, float], rows: Tensor) -> Tensor:
 # fairness.
 
 
-def towards_own_minimum(model: Model, theta: Tensor, x: Tensor, y: Tensor, iterations: int) -> Floats:
+def towards_own_minimum(model: Model, theta: Tensor, x: Features, y: Tensor, iterations: int) -> Floats:
     """theta minus what up to `iterations` of L-BFGS make of it on these records; zero without records."""
     begin = theta.detach().numpy().astype(np.float64)
     if len(y) == 0:

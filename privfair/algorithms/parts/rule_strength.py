@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privfair.models.exact import weighted_rows
 from privfair.models.fair_rule import FairRule
-from privfair.models.model import Decide, decide_each_alone
+from privfair.models.model import Features
 
 _STAYS, _REST = 0, 1
 """The first cells of the histogram: answered 1 at every tau, and answered 0 at every tau."""
@@ -28,8 +29,6 @@ class RuleStrength:
     reach: float
     target_gap: float
     least_share: float
-    each_alone: bool
-    """Whether a record's cell must not depend on its batch: where its count is priced. In the clear nothing does."""
 
     @property
     def cells(self) -> int:
@@ -38,43 +37,22 @@ class RuleStrength:
 
     # What a silo computes on its records.
 
-    def answers(self, theta: Tensor, x: Tensor) -> Tensor:
+    def answers(self, theta: Tensor, x: Features) -> Tensor:
         """Whether eta alone answers 1."""
+        return (self.rule.margin_and_groups(theta, x)[0] > 0).long()
 
-        def decide(x: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-            margin, _ = self.rule.margin_and_groups(theta, x)
-            return (margin > 0).long(), margin.to(torch.float64).abs() <= 2 * moved
-
-        return self._decide(x, theta, decide)
-
-    def flips(self, theta: Tensor, rates: Tensor, x: Tensor) -> Tensor:
+    def flips(self, theta: Tensor, rates: Tensor, x: Features) -> Tensor:
         """The cell of each record: the bin of tau in which it leaves the ones or joins them, or that it never flips."""
-        direction, bins = self.direction(rates), self.bins
-
-        def decide(x: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-            margin, groups = (part.to(torch.float64) for part in self.rule.margin_and_groups(theta, x))
-            pull = groups @ direction
-            flips = margin / torch.where(pull == 0, torch.ones_like(pull), pull)
-            scaled = flips / self.reach * bins
-            place = scaled.clamp(0, bins - 1).long()
-            within = (pull != 0) & (flips >= 0) & (flips < self.reach)
-            leaves, joins = within & (margin > 0), within & (margin <= 0)
-            cell = torch.where(margin > 0, _STAYS, _REST)
-            cell = torch.where(leaves, 2 + place, cell)
-            cell = torch.where(joins, 2 + bins + place, cell)
-            unsure = margin.abs() <= 2 * moved
-            if bool(direction.any()):  # else every pull is 0, however it is rounded
-                off = 2 * moved * direction.abs().sum()  # of the pull; all bounds below hold twice over
-                edge = 4 * (2 * moved + off * flips.abs()) / pull.abs() * bins / self.reach
-                unsure |= (pull.abs() <= 4 * off) | ((scaled - scaled.round()).abs() <= edge)
-            return cell, unsure
-
-        return self._decide(x, theta, decide)
-
-    def _decide(self, x: Tensor, theta: Tensor, decide: Decide) -> Tensor:
-        if self.each_alone:
-            return decide_each_alone(x, theta, decide)
-        return decide(x, torch.zeros(len(x), dtype=torch.float64))[0]
+        bins = self.bins
+        margin, groups = self.rule.margin_and_groups(theta, x)
+        pull = weighted_rows(groups, self.direction(rates))
+        flips = margin / torch.where(pull == 0, torch.ones_like(pull), pull)
+        place = (flips / self.reach * bins).clamp(0, bins - 1).long()
+        within = (pull != 0) & (flips >= 0) & (flips < self.reach)
+        leaves, joins = within & (margin > 0), within & (margin <= 0)
+        cell = torch.where(margin > 0, _STAYS, _REST)
+        cell = torch.where(leaves, 2 + place, cell)
+        return torch.where(joins, 2 + bins + place, cell)
 
     # What the coordinator makes of the counts.
 

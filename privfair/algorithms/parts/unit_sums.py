@@ -17,13 +17,11 @@ from torch.nn.functional import one_hot
 from calibrate.errors import InvalidInput
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.parts.local_models import drawn_rows
-from privfair.algorithms.parts.user_statistics import Layout, Statistics, rows_of_users
+from privfair.algorithms.parts.user_statistics import Layout, Statistics, norms_of_users, rows_of_users
 from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import RateValue
 from privfair.fairness.penalty import ResponseChannel
-from privfair.models.layers import coefficients_of
-from privfair.models.linear import LogisticRegression
-from privfair.models.model import Model, clipped_to
+from privfair.models.model import Features, Model, clipped_to, tensor_of
 from privfair.rounding import sum_in_blocks
 
 
@@ -31,7 +29,7 @@ from privfair.rounding import sum_in_blocks
 class SeenRecords:
     """The records of a batch; `s` and `members` come from responses where attributes are protected."""
 
-    x: Tensor
+    x: Features
     y: Tensor
     s: Tensor
     members: Tensor
@@ -43,16 +41,17 @@ class SeenRecords:
         """The batch as it is, with its true attributes: of users, where rows have owners."""
         if silo.unit_of_row is not None:
             rows, owner = rows_of_users(silo, batch)
-            x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
+            x, y, s = drawn_rows(silo, rows)
             return cls(x, y, s, one_hot(s, groups).to(torch.float64), owner)
-        x, y, s = drawn_rows(batch, silo.x, silo.y, silo.s)
+        x, y, s = drawn_rows(silo, batch)
         return cls(x, y, s, one_hot(s, groups).to(torch.float64))
 
     @classmethod
     def of_responses(cls, silo: SiloTensors, batch: Tensor, given: Tensor, channel: ResponseChannel) -> SeenRecords:
         """The batch with its published responses; no true attribute is read."""
-        x, y, answered = drawn_rows(batch, silo.x, silo.y, given[: len(silo)])
-        return cls(x, y, answered, channel.memberships(answered))
+        x = silo.batch(batch)
+        answered = x.of(given[: len(silo)])
+        return cls(x, x.of(silo.y), answered, channel.memberships(answered))
 
     def only(self, mask: Tensor) -> SeenRecords:
         """The records where the mask holds."""
@@ -97,12 +96,7 @@ def gradient_sum(
         found = model.weighted_gradient(theta, seen.x, hard, clipped_to(clip))
         return BoundedContribution(name, found.total.numpy().astype(np.float64), clip, found.largest_part)
     users = int(seen.owner.max()) + 1 if len(hard) else 0
-    if isinstance(model, LogisticRegression) and model.classes == 2:
-        features = torch.nn.functional.pad(seen.x.flatten(1).to(torch.float64), (0, 1), value=1.0)
-        residual = torch.sigmoid(model.logits(theta, seen.x)[:, 1].to(torch.float64)) - hard
-        vectors = torch.zeros(users, model.size, dtype=torch.float64)
-        return _clipped_users(name, vectors.index_add_(0, seen.owner, features * residual[:, None]), clip)
-    silo = SiloTensors("", seen.x, hard, hard, unit_of_row=seen.owner)
+    silo = SiloTensors("", tensor_of(seen.x), hard, hard, unit_of_row=seen.owner)
     statistics = Statistics(model, Layout(model.size, 0, 0), (), RateValue.PREDICTIONS)
     total, largest = statistics.summed(theta, silo, torch.arange(users), clip)
     return BoundedContribution(name, total.numpy(), clip, largest)
@@ -124,8 +118,8 @@ def count_sum(name: str, seen: SeenRecords, cell: Tensor, cells: int, clip: floa
 
 def _clipped_users(name: str, vectors: Tensor, clip: float) -> BoundedContribution:
     """The sum of the users' vectors, one per row, each clipped as a whole."""
-    norms = torch.linalg.vector_norm(vectors, dim=1)
-    factors = coefficients_of(clipped_to(clip), norms, norms)
+    norms = norms_of_users(vectors)
+    factors = clipped_to(clip)(norms, norms)
     largest = float((factors * norms).max()) if len(norms) else 0.0
     total = sum_in_blocks(len(vectors), lambda rows: factors[rows] @ vectors[rows])
     return BoundedContribution(name, total.numpy(), clip, largest)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import Received, SiloTensors
 from privfair.fairness.constraints import Rate, RateValue, counted_values
-from privfair.models.model import Model, cross_entropy, predict_each_alone, through_softmax
+from privfair.models.exact import cross_entropy, folded_squares, probabilities_of, root, row_sum, through_softmax
+from privfair.models.model import Model
 from privfair.rounding import ROUNDING_SLACK, RunningTotal, blocks_of, terms_per_block
 
 _BLOCK = 2**23
@@ -109,12 +109,7 @@ class Statistics:
         at_once = terms_per_block(len(cohort))
         for rows, owner, users in self._blocks(silo, cohort):
             vectors = self._vectors(theta, silo, rows, owner, users)
-            norms = torch.linalg.vector_norm(vectors, dim=1)
-            if not bool(torch.isfinite(norms).all()):
-                raise CheckFailed(
-                    "a user's vector is not finite, so it can't be clipped; bring the features to the range of their "
-                    "schema, or lower the step size"
-                )
+            norms = norms_of_users(vectors)
             factors = (clip / (1.0 + ROUNDING_SLACK) / norms).clamp_max(1.0)
             vectors, norms = vectors * factors[:, None], norms * factors
             for some in blocks_of(users, at_once):
@@ -126,7 +121,7 @@ class Statistics:
         out, layout = torch.zeros(self.layout.size, dtype=torch.float64), self.layout
         if len(rows) == 0:
             return out
-        x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
+        x, y, s = silo.batch(rows), silo.y[rows], silo.s[rows]
         loss, values, counts, gradients, selection = layout.split(out)
         factors = self._factors(y, s)
         loss += self.model.weighted_gradient(theta, x, y, lambda norms, losses: factors.to(norms.dtype)).total
@@ -145,8 +140,6 @@ class Statistics:
         hits = (predicted == y).to(torch.float64)
         for place, name in enumerate(layout.selection):
             selection[place] = float(hits.sum()) if name == HITS else len(y)
-        if not bool(torch.isfinite(out).all()):
-            raise CheckFailed("the cohort's sums are not finite; bring the features to the range of their schema")
         return out
 
     def _blocks(self, silo: SiloTensors, cohort: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -166,30 +159,33 @@ class Statistics:
             first, start = last, end
 
     def _vectors(self, theta: Tensor, silo: SiloTensors, rows: Tensor, owner: Tensor, users: int) -> Tensor:
-        layout, x, y, s = self.layout, silo.x[rows], silo.y[rows], silo.s[rows]
+        layout, x, y, s = self.layout, silo.batch(rows), silo.y[rows], silo.s[rows]
         out = torch.zeros(users, layout.size, dtype=torch.float64)
         p, cells = layout.parameters, layout.cells
         logits = self.model.logits(theta, x)
-        probabilities = torch.softmax(logits, dim=1)
-        slopes = cross_entropy(logits, y)[1] * self._factors(y, s).to(logits.dtype)[:, None]
-        out[:, :p].index_add_(0, owner, self._gradients(theta, x, slopes))
-        predicted = self._predicted(theta, x)
+        probabilities = probabilities_of(logits)
+        slopes = cross_entropy(logits, y)[1] * self._factors(y, s)[:, None]
+        add_in_order(out[:, :p], owner, self.model.score_gradients(theta, x, slopes))
+        predicted = probabilities.argmax(dim=1)
         counted = counted_values(probabilities, predicted, self.rate_value)
-        gradients = out[:, p + 2 * cells : p + 2 * cells + cells * p].view(users, cells, p)
         for number, rate in enumerate(self.rates):
             inside = rate.members(y).nonzero()[:, 0]
             if len(inside) == 0:
                 continue
             directions = rate.directions(y[inside], self.model.classes)
-            place = (owner[inside], number * layout.groups + s[inside])
-            values = (directions * counted[inside]).sum(dim=1) + rate.offset
-            out[:, p : p + cells].index_put_(place, values, accumulate=True)
-            out[:, p + cells : p + 2 * cells].index_put_(place, torch.ones_like(values), accumulate=True)
-            pulled = through_softmax(probabilities[inside], directions.to(probabilities.dtype))
-            gradients.index_put_(place, self._gradients(theta, x[inside], pulled), accumulate=True)
-        hits = (predicted == y).to(torch.float64)
+            own, cell = owner[inside], number * layout.groups + s[inside]
+            values = torch.from_numpy(row_sum((directions * counted[inside]).numpy())) + rate.offset
+            pulled = through_softmax(probabilities[inside], directions)
+            gradients = self.model.score_gradients(theta, x[inside], pulled)
+            for group in range(layout.groups):
+                at, of = number * layout.groups + group, (cell == number * layout.groups + group).nonzero()[:, 0]
+                first = p + 2 * cells + at * p
+                add_in_order(out[:, p + at : p + at + 1], own[of], values[of])
+                add_in_order(out[:, p + cells + at : p + cells + at + 1], own[of], torch.ones_like(values[of]))
+                add_in_order(out[:, first : first + p], own[of], gradients[of])
+        hits = (predicted == y).to(torch.float64)[:, None]
         for column, name in enumerate(layout.selection, start=layout.size - len(layout.selection)):
-            out[:, column].index_add_(0, owner, hits if name == HITS else torch.ones_like(hits))
+            add_in_order(out[:, column : column + 1], owner, hits if name == HITS else torch.ones_like(hits))
         return out
 
     def _factors(self, y: Tensor, s: Tensor) -> Tensor:
@@ -198,21 +194,24 @@ class Statistics:
             return torch.ones(len(y), dtype=torch.float64)
         return torch.tensor(self.weights, dtype=torch.float64)[y, s]
 
-    def _predicted(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Each record's predicted class, which no other record decides; zeros where no prediction is counted."""
-        if not self.layout.selection and (not self.rates or self.rate_value is not RateValue.PREDICTIONS):
-            return torch.zeros(len(x), dtype=torch.int64)
-        return predict_each_alone(self.model, theta, x)
 
-    def _gradients(self, theta: Tensor, x: Tensor, in_scores: Tensor) -> Tensor:
-        """For each record the gradient of <in_scores_i, scores_i> in theta."""
+def add_in_order(out: Tensor, owner: Tensor, rows: Tensor) -> None:
+    """Add each row to its owner's, a user's rows one after another: no operation mixes two users.
 
-        def one(parameters: Tensor, features: Tensor, direction: Tensor) -> Tensor:
-            return (self.model.logits(parameters, features[None])[0] * direction).sum()
+    `owner` is not decreasing, as `rows_of_users` gives it. Each pass adds one row to every user who has that many.
+    """
+    if len(owner) == 0:
+        return
+    _, inverse, sizes = torch.unique_consecutive(owner, return_inverse=True, return_counts=True)
+    rank = torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[inverse]
+    for number in range(int(sizes.max())):
+        of = (rank == number).nonzero()[:, 0]
+        out[owner[of]] += rows[of]
 
-        of_each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))
-        found: Tensor = of_each(theta, x, in_scores)
-        return found.to(torch.float64)
+
+def norms_of_users(vectors: Tensor) -> Tensor:
+    """The norm of each row, added up in the same order for every row."""
+    return root(folded_squares(vectors))
 
 
 def rows_of_users(silo: SiloTensors, cohort: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,352 @@
+"""A network of covered layers: scores, norms and clipped sums, in which a record's part is a function of the record."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain as chain_of
+from typing import Any, final
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from calibrate.errors import CheckFailed, InvalidInput
+from privfair.models.exact import (
+    DOUBLE,
+    LARGEST_ACTIVATION,
+    LARGEST_FEATURE,
+    Arithmetic,
+    Bits,
+    Rows,
+    clamped,
+    cross_entropy,
+    each,
+    pick,
+    probabilities_of,
+    root,
+    squares,
+    through_softmax,
+)
+from privfair.models.layers import MOST_EXACT, NetLayer, Part, Prepared, Pull, Values
+from privfair.models.model import Features, ParameterLayout, Weigh, WeightedGradient, bound_of, finite
+from privfair.models.self_check import choose_products
+from privfair.rounding import blocks_of, terms_per_block, total_of
+
+_HELD_AT_ONCE = 2**22
+"""Numbers of records' own gradients that are held at once."""
+_MOST_AT_ONCE = 4096
+
+
+@final
+@dataclass(frozen=True)
+class Node:
+    """A layer and what goes into it: value 0 is the features, value i + 1 comes out of node i."""
+
+    layer: NetLayer
+    inputs: tuple[int, ...]
+
+
+def chain(*layers: NetLayer) -> tuple[Node, ...]:
+    """Layers one after another."""
+    return tuple(Node(layer, (place,)) for place, layer in enumerate(layers))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """Features on their grids; a record with a feature that is not finite is all zeros and not `valid`."""
+
+    source: Rows
+    valid: Tensor | None
+    """Of the records that are taken; None where all are valid."""
+    taken: Tensor | None = None
+    """Which rows of the source; None for all of them."""
+
+    def __len__(self) -> int:
+        return len(self.source if self.taken is None else self.taken)
+
+    def take(self, rows: Tensor) -> Loaded:
+        return Loaded(self.source, None if self.valid is None else pick(self.valid, rows), rows)
+
+    def rows(self, some: slice = slice(None)) -> Rows:
+        """The features of some of the records, gathered now."""
+        return self.source[some if self.taken is None else self.taken[some]]
+
+    def masked(self, values: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Numbers or rows of numbers of some of the records, zero where a record is not valid."""
+        return values if self.valid is None else values * each(self.valid[rows], values)
+
+
+@final
+class Network:
+    """Layers on a grid of this number of bits; theta holds their parameters in the order of `layout`.
+
+    Guarantee: the factors, norm, loss and coefficient of a record are a function of the record and of theta, bit for
+    bit, and finite, for every theta and whatever else is in the batch: docs/theorems/exact-contributions.md.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], layout: ParameterLayout, classes: int, bits: Bits, tokens: bool = False
+    ) -> None:
+        self.layout, self.classes, self._tokens = layout, classes, tokens
+        self._nodes = tuple(nodes)
+        widths = [width for node in nodes for width in node.layer.widths]
+        number = bits.number(max((2, *widths)))
+        self.arithmetic = Arithmetic(number, choose_products(number, tuple(sorted(set(widths)))))
+        held = max((node.layer.held for node in nodes), default=0)
+        self._at_once = min(_MOST_AT_ONCE, max(1, _HELD_AT_ONCE // held)) if held else _MOST_AT_ONCE
+        self._kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._asked: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """How many records of a silo were asked for so far; all of them are loaded once that is worth it."""
+        self._latest: tuple[ref[Tensor], int, Loaded] | None = None
+        """The silo asked last: finding it among those kept takes longer."""
+
+    # Features.
+
+    def load(self, x: Features) -> Loaded:
+        """Features on their grids; those of a silo are kept, so that a batch is gathered from them."""
+        if isinstance(x, Tensor):
+            return self._load(x)
+        version, latest = x.source._version, self._latest
+        if latest is None or latest[0]() is not x.source or latest[1] != version:
+            before, asked = self._asked.get(x.source, (version, 0))  # type: ignore[no-untyped-call]
+            asked = len(x) + (asked if before == version else 0)
+            self._asked[x.source] = (version, asked)
+            if asked < len(x.source):
+                return self._load(x.tensor)  # a neighbour in an audit is asked for a few batches, then never again
+            kept = self._kept.get(x.source)  # type: ignore[no-untyped-call]
+            if kept is None or kept[0] != version:
+                kept = self._kept[x.source] = (version, self._load(x.source))
+            self._latest = latest = (ref(x.source), *kept)
+        return latest[2] if x.rows is None else latest[2].take(x.rows)
+
+    def _load(self, x: Tensor) -> Loaded:
+        if self._tokens:
+            if x.dtype.is_floating_point or x.dtype is torch.bool:
+                raise InvalidInput("x", str(x.dtype), "must be whole numbers: tokens", "convert them by x.long()")
+            return Loaded(Rows(x.long(), torch.ones(len(x), dtype=DOUBLE)), None)
+        whole = torch.empty(x.shape, dtype=self.arithmetic.compact)
+        unit, valid = torch.ones(len(x), dtype=DOUBLE), torch.ones(len(x), dtype=torch.bool)
+        for some in blocks_of(len(x), _MOST_AT_ONCE) if len(x) else ():
+            values = x[some].detach().to(DOUBLE)
+            finite = torch.isfinite(values).flatten(1).all(dim=1)
+            values = torch.where(each(finite, values), values, 0.0).clamp_(-LARGEST_FEATURE, LARGEST_FEATURE)
+            rows = self.arithmetic.load(values)
+            whole[some], unit[some], valid[some] = rows.whole.to(whole.dtype), rows.unit, finite
+        rows = Rows(whole, unit)
+        lengths = squares(self.arithmetic.high(rows)) if len(x) else None
+        return Loaded(Rows(whole, unit, lengths), None if bool(valid.all()) else valid)
+
+    # What an algorithm asks for.
+
+    def logits(self, theta: Tensor, x: Features) -> Tensor:
+        """Scores, float64; differentiable by autograd in theta and in the features."""
+        if isinstance(x, Tensor) and torch.is_grad_enabled() and (theta.requires_grad or x.requires_grad):
+            found: Tensor = _Scores.apply(theta, x, self)  # type: ignore[no-untyped-call]
+            return found
+        passed = [scores for _, scores, _ in self._passes(theta.detach(), self.load(x))]
+        return torch.cat(passed).to(DOUBLE) if passed else torch.zeros(0, self.classes, dtype=DOUBLE)
+
+    def weighted_gradient(self, theta: Tensor, x: Features, y: Tensor, weigh: Weigh) -> WeightedGradient:
+        """sum_i c_i grad_i of the cross-entropy; without rounding where `weigh` keeps a bound and bits are 7 or 13."""
+        loaded = self.load(x)
+        norms, losses = torch.zeros(len(loaded), dtype=DOUBLE), torch.zeros(len(loaded), dtype=DOUBLE)
+        coefficients = torch.zeros_like(norms)
+        bound = bound_of(weigh) if self.arithmetic.sums_exactly else None
+        if bound is not None and len(loaded) > MOST_EXACT:
+            raise CheckFailed(
+                f"a clipped sum over more than {MOST_EXACT:,} records is not exact; draw batches, or split the silo"
+            )
+
+        def sums() -> Iterator[tuple[_Parts, Tensor]]:
+            for some, scores, pull in self._passes(theta.detach(), loaded):
+                own, residual = cross_entropy(scores, y[some])
+                parts, _ = pull(loaded.masked(residual, some))
+                losses[some], norms[some] = loaded.masked(own, some), parts.norms(bound is not None)
+                coefficients[some] = finite(weigh(norms, losses))[some]
+                # A norm of zero may be one that underflowed: such a record adds nothing.
+                yield parts, coefficients[some] * (norms[some] > 0)
+
+        total = self._sum(sums(), bound)
+        return WeightedGradient(total, norms, losses, coefficients)
+
+    def probability_gradient(self, theta: Tensor, x: Features, coefficients: Tensor) -> Tensor:
+        """The gradient of sum_i <coefficients_i, probabilities_i> in theta."""
+        loaded = self.load(x)
+
+        def sums() -> Iterator[tuple[_Parts, Tensor]]:
+            for some, scores, pull in self._passes(theta.detach(), loaded):
+                pulled = through_softmax(probabilities_of(scores), coefficients[some].to(DOUBLE))
+                yield pull(loaded.masked(pulled, some))[0], torch.ones(len(pulled), dtype=DOUBLE)
+
+        return self._sum(sums(), None)
+
+    def probability_norms(self, theta: Tensor, x: Features, directions: Tensor) -> Tensor:
+        """For each record and each direction v: the norm of the gradient of <v, probabilities_i>; (records, v)."""
+        loaded, out = self.load(x), torch.zeros(len(x), len(directions), dtype=DOUBLE)
+        for some, scores, pull in self._passes(theta.detach(), loaded):
+            probabilities = probabilities_of(scores)
+            for place, v in enumerate(directions.to(DOUBLE)):
+                pulled = loaded.masked(through_softmax(probabilities, v), some)
+                out[some, place] = pull(pulled)[0].norms(False)
+        return out
+
+    def score_gradients(self, theta: Tensor, x: Features, in_scores: Tensor) -> Tensor:
+        """Each record's gradient of <in_scores_i, scores_i> in theta: (records, size)."""
+        loaded, out = self.load(x), torch.zeros(len(x), self.layout.size, dtype=DOUBLE)
+        for some, _, pull in self._passes(theta.detach(), loaded):
+            out[some] = pull(loaded.masked(in_scores[some].to(DOUBLE), some))[0].gradients()
+        return out
+
+    def pull_scores(self, theta: Tensor, x: Tensor, in_scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The gradients of sum_i <in_scores_i, scores_i> in theta and in the features, for autograd."""
+        loaded, total, inputs = self.load(x), torch.zeros(self.layout.size, dtype=DOUBLE), []
+        for some, scores, pull in self._passes(theta.detach(), loaded, follow=x.requires_grad):
+            parts, back = pull(in_scores[some])
+            parts.add(total, torch.ones(len(scores), dtype=DOUBLE), None)
+            inputs.append(back)
+        moved = torch.cat([one for one in inputs if one is not None]).to(x.dtype) if x.requires_grad else None
+        return total.to(theta.dtype), moved
+
+    # One pass over some of the records.
+
+    def _passes(self, theta: Tensor, loaded: Loaded, follow: bool = False) -> Iterator[tuple[slice, Tensor, _PullBack]]:
+        """Scores of runs of records, and what pulls gradients back; `follow` them down to the features, too."""
+        parameters = self.layout.split(clamped(theta))
+        prepared = [node.layer.prepare(self.arithmetic, parameters) for node in self._nodes]
+        at_once = min(self._at_once, terms_per_block(len(loaded)))
+        for some in blocks_of(len(loaded), at_once):
+            if len(loaded):
+                rows = loaded.rows(some)
+                if rows.whole.dtype is self.arithmetic.compact:
+                    rows = Rows(rows.whole.to(self.arithmetic.products.factors), rows.unit, rows.squares)
+                yield some, *self._forward(prepared, rows.values(self.arithmetic.dtype) if follow else rows)
+
+    def _forward(self, prepared: Sequence[Prepared | None], features: Values) -> tuple[Tensor, _PullBack]:
+        values: list[Values] = [features]
+        pulls: list[Pull] = []
+        for node, own in zip(self._nodes, prepared, strict=True):
+            found, pull = node.layer.forward(self.arithmetic, own, *(values[place] for place in node.inputs))
+            values.append(found)
+            pulls.append(pull)
+        logits = values[-1]
+        assert isinstance(logits, Tensor)
+        return logits, partial(self._pull_back, pulls)
+
+    def _pull_back(self, pulls: Sequence[Pull], in_scores: Tensor) -> tuple[_Parts, Tensor | None]:
+        """Back-propagate a gradient in the scores: the layers' parts, and the gradient in the features if known."""
+        deltas: list[Tensor | None] = [None] * (len(pulls) + 1)
+        known = torch.nan_to_num(in_scores, 0.0).clamp_(-LARGEST_ACTIVATION, LARGEST_ACTIVATION)
+        deltas[-1] = known.to(self.arithmetic.dtype)  # a number that is none would spread to other records' grids
+        found: list[tuple[NetLayer, Part]] = []
+        for place in range(len(pulls) - 1, -1, -1):
+            delta, node = deltas[place + 1], self._nodes[place]
+            if delta is None:
+                continue
+            backs, part = pulls[place](delta)
+            if part is not None:
+                found.append((node.layer, part))
+            for into, back in zip(node.inputs, backs, strict=True):
+                before = deltas[into]
+                deltas[into] = back if before is None or back is None else before + back
+        return _Parts(self.layout, tuple(found)), deltas[0]
+
+    def _sum(self, parts: Iterator[tuple[_Parts, Tensor]], bound: float | None) -> Tensor:
+        total = torch.zeros(self.layout.size, dtype=DOUBLE)
+        if bound is None:
+            return total_of(chain_of((total,), (one.add(torch.zeros_like(total), own, None) for one, own in parts)))
+        for one, coefficients in parts:
+            one.add(total, coefficients, bound)
+        return total
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """The parts of all layers of one pass."""
+
+    layout: ParameterLayout
+    layers: tuple[tuple[NetLayer, Part], ...]
+
+    def norms(self, exactly: bool) -> Tensor:
+        """Each record's norm; layer by layer, so in the same order for every record."""
+        first, *rest = (part.squared_norms(exactly) for _, part in self.layers)
+        return root(sum(rest, start=first))
+
+    def add(self, total: Tensor, coefficients: Tensor, bound: float | None) -> Tensor:
+        places = self.layout.split(total)
+        for layer, part in self.layers:
+            part.add([places[name] for name in layer.parameters], coefficients, bound)
+        return total
+
+    def gradients(self) -> Tensor:
+        """Each record's own gradient, laid out as theta is."""
+        found: dict[str, Tensor] = {}
+        for layer, part in self.layers:
+            found.update(zip(layer.parameters, part.gradients(), strict=True))
+        return torch.cat([found[name].flatten(1) for name in self.layout.names], dim=1)
+
+
+_PullBack = Callable[[Tensor], tuple[_Parts, Tensor | None]]
+"""From the gradient in the scores to the layers' parts, and to the gradient in the features if it is followed."""
+
+
+class _Scores(torch.autograd.Function):
+    """The network's scores under autograd: what is differentiated is the pass that training uses."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, x: Tensor, network: Network) -> Tensor:
+        ctx.save_for_backward(theta, x)
+        ctx.network = network
+        return network.logits(theta.detach(), x.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *in_scores: Tensor) -> tuple[Tensor | None, ...]:
+        theta, x = ctx.saved_tensors
+        return (*ctx.network.pull_scores(theta, x, in_scores[0]), None)
+
+
+class NetworkModel(ABC):
+    """A model whose scores are those of a network; a base class."""
+
+    @property
+    @abstractmethod
+    def _network(self) -> Network: ...
+
+    @property
+    def size(self) -> int:
+        return self._network.layout.size
+
+    def logits(self, theta: Tensor, x: Features) -> Tensor:
+        return self._network.logits(self._by_network(theta), x)
+
+    def probabilities(self, theta: Tensor, x: Features) -> Tensor:
+        return probabilities_of(self.logits(theta, x))
+
+    def weighted_gradient(self, theta: Tensor, x: Features, y: Tensor, weigh: Weigh) -> WeightedGradient:
+        found = self._network.weighted_gradient(self._by_network(theta), x, y, weigh)
+        return WeightedGradient(self._by_model(found.total), found.norms, found.losses, found.coefficients)
+
+    def probability_gradient(self, theta: Tensor, x: Features, coefficients: Tensor) -> Tensor:
+        return self._by_model(self._network.probability_gradient(self._by_network(theta), x, coefficients))
+
+    def probability_norms(self, theta: Tensor, x: Features, directions: Tensor) -> Tensor:
+        return self._network.probability_norms(self._by_network(theta), x, directions)
+
+    def score_gradients(self, theta: Tensor, x: Features, in_scores: Tensor) -> Tensor:
+        return self._by_model(self._network.score_gradients(self._by_network(theta), x, in_scores))
+
+    def named_parameters(self, theta: Tensor) -> dict[str, Tensor]:
+        return self._network.layout.split(theta)
+
+    def _by_network(self, theta: Tensor) -> Tensor:
+        """theta in the network's order."""
+        return theta
+
+    def _by_model(self, found: Tensor) -> Tensor:
+        """Back again; of vectors, or of one vector for each record."""
+        return found
