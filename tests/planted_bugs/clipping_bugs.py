@@ -77,11 +77,9 @@ def _each_layer() -> AbstractContextManager[Any]:
     """Every layer's gradient is clipped to the norm that was signed for all of them together."""
 
     def wrong(right: Any, self: Any, state: Any, round: int, silo: Any, batch: Tensor) -> Any:
-        def loss(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            return nn.functional.cross_entropy(self.model.logits(theta, x[None]), y[None])
-
-        one_by_one = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
-        gradients = one_by_one(state.theta, silo.x[batch], silo.y[batch]).to(torch.float64)
+        x, y = silo.x[batch], silo.y[batch]
+        in_scores = self.model.probabilities(state.theta, x) - nn.functional.one_hot(y, self.model.classes)
+        gradients = self.model.score_gradients(state.theta, x, in_scores)
         sizes = [value.numel() for value in self.model.named_parameters(state.theta).values()]
         layers = []
         for layer in gradients.split(sizes, dim=1):
