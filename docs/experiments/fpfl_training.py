@@ -21,8 +21,6 @@ from calibrate.theorems.printed import fixed_size_sigma
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
-from privfair.data.benchmark_files import BenchmarkScaling
-from privfair.data.benchmarks import Benchmark
 from privfair.data.training_data import USERS, TrainingData, load_training_data
 from privfair.fairness.constraints import FairnessNotion
 from privfair.fairness.fermi import Independence
@@ -32,6 +30,7 @@ from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 from privfair.plan.data import BenchmarkSource, DataPlan, PoissonUsers
+from privfair.plan.data_choices import Benchmark, BenchmarkScaling
 
 _LARGEST_ORDER = 64
 """Of the Renyi orders that the paper's accountant tries."""

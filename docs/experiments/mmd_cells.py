@@ -36,11 +36,12 @@ from mmd_stacked import Column, run_columns, run_thresholds
 from mmd_training import Cell, Clients, Row, run_cell
 
 from privfair.data.benchmarks import load_benchmark
-from privfair.data.partition import ByColumn, cut_into_silos
+from privfair.data.partition import cut_into_silos
 from privfair.data.silos import Silos
 from privfair.data.synthetic_mmd import DIMENSIONS, synthetic_mmd_clients
 from privfair.models.linear import LogisticRegression
 from privfair.models.perceptron import Perceptron
+from privfair.plan.data_choices import ByColumn
 
 SYNTHETIC_TASK, UNEQUAL_TASK = "synthetic", "synthetic, unequal clients"
 

@@ -37,9 +37,10 @@ from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.parts.descent import DescentRule
 from privfair.contribution import Published
 from privfair.data.dataset import Dataset
-from privfair.data.partition import Heterogeneous, cut_into_silos, split_silos
+from privfair.data.partition import cut_into_silos, split_silos
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
+from privfair.plan.data_choices import Heterogeneous
 
 HERE = Path(__file__).parent
 COLUMNS = ("setting", "split", "protect", "method", "epsilon", "target", "error", "gap")

@@ -20,7 +20,7 @@ from fedfdp_report import NetRow, write_page
 from image_clients import add_flags, add_missing, federation
 from seed_intervals import load_rows, save_rows
 
-from privfair.data.benchmarks import Benchmark
+from privfair.plan.data_choices import Benchmark
 
 HERE = Path(__file__).parent
 SEEDS = 5

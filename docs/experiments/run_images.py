@@ -30,7 +30,7 @@ from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.parts.descent import DescentRule, Iterate
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.contribution import Published
-from privfair.data.benchmarks import Benchmark
+from privfair.plan.data_choices import Benchmark
 
 HERE = Path(__file__).parent
 SEEDS = 5

@@ -19,9 +19,8 @@ from calibrate.plans.plan import NoisyValue
 from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.theorems.printed import printed_noise
-from privfair.data.benchmark_files import BenchmarkScaling
-from privfair.data.benchmarks import Benchmark
 from privfair.fairness.fermi import Independence
+from privfair.plan.data_choices import Benchmark, BenchmarkScaling
 
 SILOS = 3
 EPSILONS = (1.0, 3.0, 9.0)

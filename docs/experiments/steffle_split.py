@@ -38,8 +38,9 @@ from privfair.algorithms.parts.local_models import towards_own_minimum
 from privfair.contribution import Published
 from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
-from privfair.data.partition import Heterogeneous, cut_into_silos, split_silos
+from privfair.data.partition import cut_into_silos, split_silos
 from privfair.models.linear import LogisticRegression
+from privfair.plan.data_choices import Heterogeneous
 
 PRINTED, CALIBRATED, PAY_ONCE = "SteFFLe as printed", "SteFFLe calibrated", "pay-once"
 NON_PRIVATE, ERM = "SteFFLe without privacy", "central ERM"

@@ -17,9 +17,9 @@ from calibrate.manifest.keys import SigningKey, load_private
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import EpsilonDelta
+from privfair.api.issue import Issuing, promise
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.plan.file import plan_from_flags
-from privfair.plan.issue import Issuing, promise
 from privfair.run.public import RunPromise, promise_of
 from privfair.run.signed_budget import SignedBudget
 

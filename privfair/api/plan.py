@@ -37,13 +37,13 @@ from privfair.api.frames import (
     toml_text,
     write_frames,
 )
+from privfair.api.issue import Issuing, promise
 from privfair.api.reading import audit_run, report
 from privfair.data.read import BadData, RawTable, from_arrow
 from privfair.fairness.gaps import emptiness
 from privfair.ledger import Ledger
 from privfair.ledger.terms import claimant_here
 from privfair.plan.file import PlanFile, read_plan_file
-from privfair.plan.issue import Issuing, promise
 from privfair.run.folder_trust import FolderTrust
 from privfair.run.prediction import predict
 from privfair.run.prepare import prepare_run

@@ -200,8 +200,8 @@ def _run(
         plan = plan_from_mapping(file.algorithm, file.privacy)
         budget = calibrate_plan(plan, target, tries=None if search is None else search.tries)
     else:
+        from privfair.api.issue import promise
         from privfair.cli.manifest import issuing_from_flags, write_manifest
-        from privfair.plan.issue import promise
 
         budget, priced = promise(file, target, issuing_from_flags(**manifest))
     document = budget.to_json() | {

@@ -136,7 +136,7 @@ def _calibrate(file: PlanFile) -> Protection | None:
     """The whole, as it would be signed: data loaded, promise priced. What it would protect; None for a baseline."""
     from calibrate.meaning import Protection
     from privfair.algorithms.registry import recipe_named
-    from privfair.plan.issue import Issuing, promise, without_promise
+    from privfair.api.issue import Issuing, promise, without_promise
 
     if recipe_named(file.algorithm).baseline:
         without_promise(file, "check", Issuing())

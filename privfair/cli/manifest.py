@@ -14,7 +14,7 @@ from privfair.cli.output import json_option, options, print_json, read_bytes, wr
 if TYPE_CHECKING:
     from calibrate.manifest.document import LedgerBinding
     from calibrate.manifest.issue import PricedDocument
-    from privfair.plan.issue import Issuing
+    from privfair.api.issue import Issuing
 
 _file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 
@@ -31,7 +31,7 @@ def issuing_from_flags(
     """What the flags of `calibrate --out` say about the manifest, beside where to write it."""
     from datetime import timedelta
 
-    from privfair.plan.issue import Issuing
+    from privfair.api.issue import Issuing
 
     return Issuing(
         silos=tuple(_named_size(text) for text in silos),

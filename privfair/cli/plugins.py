@@ -40,7 +40,7 @@ def _registries() -> tuple[Plugins[Any], ...]:
     from calibrate.plans.from_mapping import PLAN_PLUGINS
     from calibrate.theorems.catalogue import THEOREM_PLUGINS
     from privfair.algorithms.registry import ALGORITHM_PLUGINS
-    from privfair.data.benchmarks import DATASET_PLUGINS
+    from privfair.plan.data_choices import DATASET_PLUGINS
     from privfair.plan.model import MODEL_PLUGINS
 
     return PLAN_PLUGINS, ALGORITHM_PLUGINS, THEOREM_PLUGINS, DATASET_PLUGINS, MODEL_PLUGINS, ATTACK_PLUGINS

@@ -86,7 +86,7 @@ def _priced(
     file: PlanFile, epsilon: float | None, delta: float | None, as_printed: bool, no_privacy: str | None, **asked: Any
 ) -> PricedDocument:
     from privfair.cli.manifest import issuing_from_flags
-    from privfair.plan import issue
+    from privfair.api import issue
 
     issuing = issuing_from_flags(**asked)
     if as_printed and no_privacy is not None:

@@ -67,8 +67,8 @@ def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
     from calibrate.errors import InvalidInput
     from calibrate.manifest.mechanism import NoPrivacyPromised
     from calibrate.manifest.verify import read_unverified
+    from privfair.api.issue import Issuing, promise
     from privfair.plan.file import read_plan_file
-    from privfair.plan.issue import Issuing, promise
 
     if manifest is not None:
         if not manifest.is_file():

@@ -44,8 +44,8 @@ def baseline_command(path: Path, algorithm: str) -> click.Command:
 
 def no_privacy(file: PlanFile, reason: str, as_json: bool, manifest: dict[str, Any]) -> None:
     """Sign a manifest that promises nothing."""
+    from privfair.api.issue import without_promise
     from privfair.cli.manifest import issuing_from_flags, write_manifest
-    from privfair.plan.issue import without_promise
 
     _require_output(manifest, "--no-privacy")
     priced = without_promise(file, reason, issuing_from_flags(**manifest))
@@ -57,7 +57,7 @@ def as_printed(file: PlanFile, target: EpsilonDelta, as_json: bool, manifest: di
     """Sign a paper's own noise with its claimed and its true epsilon."""
     from calibrate.manifest.mechanism import AsPrintedGuarantee
     from privfair.cli.manifest import issuing_from_flags, write_manifest
-    from privfair.plan import issue
+    from privfair.api import issue
 
     _require_output(manifest, "--as-printed")
     priced = issue.as_printed(file, target, issuing_from_flags(**manifest))

@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput
-from privfair.data.benchmark_files import BenchmarkScaling, data_file, numeric_columns, plain_or_one_hot
+from privfair.data.benchmark_files import data_file, numeric_columns, plain_or_one_hot
 from privfair.data.dataset import Dataset
 from privfair.data.encode import encode, resolve
 from privfair.data.read import RawTable, parse_csv, read_table
 from privfair.data.scaling import PublicMeanScale, Scaling, Transform
 from privfair.data.schema import CodedColumn, Schema
 from privfair.data.stability import COMPLETE_ROWS
+from privfair.plan.data_choices import BenchmarkScaling
 
 RECORDS = 45_222
 CLASSES = ("<=50K", ">50K")

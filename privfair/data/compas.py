@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from privfair.data.benchmark_files import BenchmarkScaling, data_file, numeric_columns
+from privfair.data.benchmark_files import data_file, numeric_columns
 from privfair.data.dataset import Dataset
 from privfair.data.encode import encode, resolve
 from privfair.data.read import BadData, RawTable, one_hot_names, read_table
 from privfair.data.scaling import PublicMeanScale, Scaling, Transform
 from privfair.data.schema import CodedColumn, Schema
+from privfair.plan.data_choices import BenchmarkScaling
 
 RECORDS = 6_167
 CLASSES = ("no-recidivism", "recidivism")

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from privfair.data.benchmark_files import BenchmarkScaling, data_file, numeric_columns, plain_or_one_hot
+from privfair.data.benchmark_files import data_file, numeric_columns, plain_or_one_hot
 from privfair.data.dataset import Dataset
 from privfair.data.encode import encode, resolve
 from privfair.data.read import BadData, RawTable, read_table
 from privfair.data.scaling import PublicMeanScale, Scaling, Transform
 from privfair.data.schema import CodedColumn, Schema
+from privfair.plan.data_choices import BenchmarkScaling
 
 RECORDS = 30_000
 CLASSES = ("pays", "defaults")

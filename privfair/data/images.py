@@ -8,7 +8,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -158,13 +157,6 @@ def _cifar_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     if rows[:, 0].max() >= len(CIFAR_CLASSES):
         raise BadData(str(path), "has a label above 9", "take CIFAR-10's binary version")
     return rows[:, 1:].reshape(-1, *_CIFAR_SHAPE), rows[:, 0]
-
-
-class ImageFeatures(Enum):
-    """What a model sees of an image: its pixels, or `oriented_gradients`."""
-
-    PIXELS = "pixels"
-    ORIENTED_GRADIENTS = "oriented-gradients"
 
 
 ORIENTED = Stability.one_to_one("histograms of oriented gradients, image by image", EVERY_UNIT, "Lemma 10")

@@ -11,19 +11,26 @@ removed needs (docs/theorems/stability.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.arrays import Integers
-from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.errors import InvalidInput, open_unit
 from privfair.batches.randomness import stream
 from privfair.data import stability
 from privfair.data.dataset import Dataset
 from privfair.data.silos import Silo, Silos, TrainTest
 from privfair.data.stability import RecordHash, Stability
+from privfair.plan.data_choices import (
+    PAPERS_TEST_FRACTION,
+    ByColumn,
+    DirichletByLabel,
+    EqualAtRandom,
+    Heterogeneous,
+    Partition,
+)
 
 
 def permutation(generator: np.random.Generator, size: int) -> Integers:
@@ -32,9 +39,6 @@ def permutation(generator: np.random.Generator, size: int) -> Integers:
 
 
 # Train and test: each silo is split on its own, the same way for the same seed.
-
-PAPERS_TEST_FRACTION = 0.25
-"""Train to test 3:1, as in the experiments of SteFFLe and of MMD-fair FedAvg."""
 
 
 def split_dataset(
@@ -82,73 +86,6 @@ def split_silos(
         test=Silos(tuple(Silo(s.name, test) for s, (_, test) in zip(silos, parts, strict=True))),
     )
 
-
-@dataclass(frozen=True)
-class EqualAtRandom:
-    """`silos` random parts; by position their sizes differ by at most one."""
-
-    silos: int
-
-    def __post_init__(self) -> None:
-        count("silos", self.silos)
-
-
-@dataclass(frozen=True)
-class Heterogeneous:
-    """SteFFLe's Algorithm 3: a fraction `h` of each silo comes from its own slice of `column`, the rest is mixed.
-
-    h = 0 is `EqualAtRandom`; h = 1 sorts the table by the column and cuts it. With `cuts`, public values of the
-    column in ascending order, the slices are fixed beforehand and each record is dealt on its own.
-    """
-
-    silos: int
-    column: str
-    h: float
-    cuts: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        count("silos", self.silos)
-        if self.cuts is not None and (len(self.cuts) != self.silos - 1 or sorted(set(self.cuts)) != [*self.cuts]):
-            raise InvalidInput("cuts", self.cuts, "must be one fewer than silos, in ascending order", "list each once")
-        if not 0 <= self.h <= 1:
-            raise InvalidInput("h", self.h, "must lie in [0, 1]", "0 is homogeneous, 1 fully heterogeneous")
-
-
-@dataclass(frozen=True)
-class DirichletByLabel:
-    """Each class is shared out in proportions drawn from Dirichlet(beta, ..., beta); small beta is uneven.
-
-    By position draws are repeated until every silo has at least `least` records; by record there is one draw.
-    """
-
-    silos: int
-    beta: float
-    least: int = 1
-
-    def __post_init__(self) -> None:
-        count("silos", self.silos)
-        positive("beta", self.beta)
-        count("least", self.least, least=0)
-
-
-@dataclass(frozen=True)
-class ByColumn:
-    """One silo for each value of a side column, in sorted order; values with fewer than `least` records go.
-
-    With `names`, the public list of silos, the silos are these, and records of other values go.
-    """
-
-    column: str
-    least: int = 1
-    names: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        count("least", self.least)
-        if self.names is not None and (self.least > 1 or len(set(self.names)) != len(self.names) or not self.names):
-            raise InvalidInput("names", self.names, "must be distinct, not empty, and without least", "drop least")
-
-
-Partition = EqualAtRandom | Heterogeneous | DirichletByLabel | ByColumn
 
 _MOST_DRAWS = 1000
 LEFT_OUT = -1

@@ -30,10 +30,10 @@ from privfair.data.benchmark_files import Standardisation, fit_standardisation
 from privfair.data.benchmarks import load_benchmark, load_plugin_dataset
 from privfair.data.dataset import EVERYONE, Dataset
 from privfair.data.facts import NothingPromised
-from privfair.data.images import ImageFeatures, oriented_gradients
+from privfair.data.images import oriented_gradients
 from privfair.data.infer import FileLayout
 from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test, silo_name
-from privfair.data.partition import EqualAtRandom, cut_into_silos, split_silos, stability_of
+from privfair.data.partition import cut_into_silos, split_silos, stability_of
 from privfair.data.scaling import NonPrivateStandardisation
 from privfair.data.schema import Schema
 from privfair.data.schema_toml import OwnFormat, load_schema
@@ -56,6 +56,7 @@ from privfair.plan.data import (
     SplitRule,
     UsersOfColumn,
 )
+from privfair.plan.data_choices import EqualAtRandom, ImageFeatures
 
 CENTRAL = "central"
 USERS = "users"

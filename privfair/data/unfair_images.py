@@ -7,43 +7,27 @@ the writers use a black pen, the next 45% a blue one, the rest chalk: white stro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.arrays import Integers
-from calibrate.errors import InvalidInput, count
+from calibrate.errors import InvalidInput
 from privfair.batches.randomness import stream
 from privfair.data.dataset import Dataset
 from privfair.data.facts import digest
 from privfair.data.stability import WRITERS_BY_POSITION, WRITERS_BY_RECORD, RecordHash
+from privfair.plan.data_choices import UnfairImages
 
 GROUPS = ("black-pen", "blue-pen", "chalk")
 WRITER = "writer"
 """The side column that says who wrote a record; every writer keeps to one group."""
-PEN_SHARE = 0.45
 _NOISE_BLUR, _CHALK_BLUR = 2.0, 1.0
 _BLUE = 2
 """Of red, green, blue."""
 
 Images = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class UnfairImages:
-    """How many writers the records are dealt to, each record to a uniformly drawn one; 3,383 in the paper."""
-
-    writers: int = 3_383
-
-    def __post_init__(self) -> None:
-        count("[data.unfair] writers", self.writers, least=3)
-
-    @property
-    def of_each_group(self) -> tuple[int, int, int]:
-        """Writers with a black pen, with a blue pen, with chalk."""
-        pens = int(PEN_SHARE * self.writers)
-        return pens, pens, self.writers - 2 * pens
 
 
 def unfair_images(data: Dataset, how: UnfairImages, seed: int, by: RecordHash | None = None) -> Dataset:

@@ -60,18 +60,19 @@ from typing import Any, TypeVar
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.manifest.document import DataIdentity
 from calibrate.manifest.strict_json import in_our_words
-from privfair.data.benchmark_files import BenchmarkScaling
-from privfair.data.benchmarks import DATASET_PLUGINS, Benchmark
-from privfair.data.images import ImageFeatures
-from privfair.data.partition import (
+from privfair.plan.data_choices import (
+    DATASET_PLUGINS,
     PAPERS_TEST_FRACTION,
+    Benchmark,
+    BenchmarkScaling,
     ByColumn,
     DirichletByLabel,
     EqualAtRandom,
     Heterogeneous,
+    ImageFeatures,
     Partition,
+    UnfairImages,
 )
-from privfair.data.unfair_images import UnfairImages
 from privfair.plan.file import Section, key_names, nearest, read_section, refuse_unknown
 
 

@@ -13,7 +13,7 @@ import pytest
 import privfair
 from tests.architecture.tree import ROOT, Module, importers, modules
 
-MOST_FILES = 405
+MOST_FILES = 406
 MOST_LINES = 53_391
 MOST_LINES_PER_FILE = 600
 MOST_MODULES_AT_THE_ROOT = 8

@@ -11,7 +11,8 @@ from audit.attribute.attribute_audit import attribute_inference
 from audit.attribute.records import Attribute, AttributeRecords, SensitiveInput
 from audit.report.results import AttributeFinding, AttributeInference
 from calibrate.arrays import Floats
-from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.benchmarks import load_benchmark
+from privfair.plan.data_choices import Benchmark
 
 RECORDS = 3000
 

@@ -25,11 +25,11 @@ import torch
 
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate
+from privfair.api.issue import Issuing, promise
 from privfair.federation import local_party
 from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
 from privfair.plan.file import read_plan_file
-from privfair.plan.issue import Issuing, promise
 from privfair.plan.training import block_for
 from privfair.run import session
 from privfair.training import prepare, train

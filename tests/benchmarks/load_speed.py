@@ -88,9 +88,9 @@ def train_rounds(folder: Path) -> Callable[[], int]:
 def _training(folder: Path, rows: int, columns: int, plan: str) -> Callable[[], int]:
     from calibrate.manifest.issue import issue
     from calibrate.manifest.keys import generate
+    from privfair.api.issue import Issuing, promise
     from privfair.ledger import Ledger
     from privfair.plan.file import read_plan_file
-    from privfair.plan.issue import Issuing, promise
     from privfair.training import train
     from tests.privfair.small_runs import trusting
 

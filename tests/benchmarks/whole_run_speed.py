@@ -21,10 +21,10 @@ import torch
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate
 from privfair import training
+from privfair.api.issue import Issuing, promise
 from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
 from privfair.plan.file import read_plan_file
-from privfair.plan.issue import Issuing, promise
 from privfair.run.prepare import PreparedRun
 from privfair.run.session import RunSession
 from privfair.training import prepare, train

@@ -11,17 +11,9 @@ from scipy import stats
 from calibrate.errors import InvalidInput
 from privfair.data.dataset import Dataset
 from privfair.data.facts import digest
-from privfair.data.partition import (
-    LEFT_OUT,
-    ByColumn,
-    DirichletByLabel,
-    EqualAtRandom,
-    Heterogeneous,
-    Partition,
-    assign,
-    cut_into_silos,
-)
+from privfair.data.partition import LEFT_OUT, assign, cut_into_silos
 from privfair.data.users import UserRecords, poisson_users, users_by_column
+from privfair.plan.data_choices import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous, Partition
 
 
 def _dataset(records: int, seed: int = 0, classes: int = 3) -> Dataset:

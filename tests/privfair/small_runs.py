@@ -187,8 +187,8 @@ class Desk:
 
     def budget(self, name: str = "budget.json", research_noise: bool = False) -> Path:
         """The signed manifest of the plan: calibrated where the plan has a target, else without a promise."""
+        from privfair.api.issue import Issuing, promise, without_promise
         from privfair.plan.file import read_plan_file
-        from privfair.plan.issue import Issuing, promise, without_promise
 
         out, file = self.folder / name, read_plan_file(self.plan)
         if not file.target_section:

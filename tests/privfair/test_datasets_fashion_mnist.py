@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput
-from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.benchmarks import load_benchmark
 from privfair.data.images import DEBIAN_FOLDER, load_fashion_mnist, read_idx
-from privfair.data.partition import DirichletByLabel, cut_into_silos
+from privfair.data.partition import cut_into_silos
 from privfair.data.read import BadData
+from privfair.plan.data_choices import Benchmark, DirichletByLabel
 
 REAL = Path(os.environ.get("PRIVFAIR_FASHION_MNIST", DEBIAN_FOLDER))
 

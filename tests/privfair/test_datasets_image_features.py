@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from calibrate.errors import InvalidInput
-from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
 from privfair.data.images import CIFAR_CLASSES, DIGIT_CLASSES, ORIENTED, oriented_gradients
 from privfair.data.read import BadData
 from privfair.data.stability import EVERY_UNIT
 from privfair.data.training_data import load_training_data
 from privfair.plan.data import read_data_plan
+from privfair.plan.data_choices import Benchmark
 from tests.privfair.small_runs import Desk
 
 

@@ -11,13 +11,14 @@ import pytest
 from scipy.ndimage import correlate1d
 
 from calibrate.errors import InvalidInput
-from privfair.data.benchmarks import Benchmark, load_benchmark
+from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
 from privfair.data.read import BadData
 from privfair.data.stability import RecordHash
 from privfair.data.training_data import load_training_data
-from privfair.data.unfair_images import GROUPS, WRITER, UnfairImages, unfair_images
+from privfair.data.unfair_images import GROUPS, WRITER, unfair_images
 from privfair.plan.data import read_data_plan
+from privfair.plan.data_choices import Benchmark, UnfairImages
 from tests.privfair.small_runs import Desk
 
 RECORDS = 600

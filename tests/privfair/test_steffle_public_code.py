@@ -12,10 +12,10 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.baselines.steffle_public_code import H_THETA, H_W, G, PublicCodeState, StefflePublicCode
 from privfair.algorithms.parts.descent import DescentRule
+from privfair.api.issue import Issuing, as_printed, promise
 from privfair.fairness.fermi import Independence
 from privfair.models.linear import LogisticRegression
 from privfair.plan.file import read_plan_file
-from privfair.plan.issue import Issuing, as_printed, promise
 from tests.privfair.plain_models import ROUNDED
 from tests.privfair.small_runs import Desk, steffle_plan
 from tests.privfair.steffle_cases import silo_of, without_noise

@@ -13,12 +13,11 @@ from privfair.algorithms.baselines.central_erm import CentralErmOptions
 from privfair.algorithms.baselines.fedavg import FedAvgOptions
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.registry import recipe_named
-from privfair.data.benchmarks import Benchmark
-from privfair.data.partition import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Activation
 from privfair.models.perceptron import Perceptron
 from privfair.plan.data import BenchmarkSource, FileSource, PoissonUsers, Pooled, UsersOfColumn
+from privfair.plan.data_choices import Benchmark, ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous
 from privfair.plan.file import read_section
 from privfair.plan.model import ModelKind, build_model, read_model_plan
 from privfair.plan.privacy import unpromised_parameters

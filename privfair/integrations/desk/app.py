@@ -159,8 +159,8 @@ class Desk:
 
     def _asked(self, setting: PlannerSetting, why: str, asked_by: str) -> bytes:
         """The request for a setting, bound to this ledger; data are declared by the names and sizes of sites alone."""
+        from privfair.api.issue import Issuing, promise  # loads the engine, which reading does without
         from privfair.plan.file import plan_from_flags
-        from privfair.plan.issue import Issuing, promise  # loads the engine, which reading does without
 
         ledger = open_books(self.papers.ledger).status.ledger
         issuing = Issuing(silos=setting.silos(), ledgers=(LedgerBinding(ledger=ledger),), why=why)
