@@ -1,4 +1,4 @@
-"""The source tree as the rules of the house look at it: modules, lines of code, who imports whom.
+"""The source tree as the rules of the house look at it: modules and their lines of code.
 
     python -m tests.architecture.tree
 
@@ -8,7 +8,7 @@ prints files and lines of code per folder (without blank lines, comments and doc
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -46,33 +46,11 @@ class Module:
         numbered = enumerate(map(str.strip, self.text.splitlines()), start=1)
         return len({number for number, line in numbered if line and not line.startswith("#")} - strings)
 
-    @cached_property
-    def imports(self) -> frozenset[str]:
-        """Every dotted name that an import statement of this module could mean."""
-        found: set[str] = set()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                found.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module)
-                found.update(f"{node.module}.{alias.name}" for alias in node.names)
-        return frozenset(found)
-
 
 @cache
 def modules() -> tuple[Module, ...]:
     """Every module of the three packages."""
     return tuple(Module(path) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
-
-
-@cache
-def importers() -> dict[str, frozenset[str]]:
-    """Which modules import a module, by name."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for module in modules():
-        for name in module.imports:
-            found[name].add(module.name)
-    return {module.name: frozenset(found[module.name]) for module in modules()}
 
 
 def main() -> None:

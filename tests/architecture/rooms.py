@@ -1,0 +1,118 @@
+"""The ratchet: how many files and lines of code each room may have, by tests/architecture/rooms.toml.
+
+    python -m tests.architecture.rooms           # the table
+    python -m tests.architecture.rooms --lower   # append lower numbers where a room has become smaller
+
+A room's numbers are a history, oldest first; the last ones hold. A rise is written by hand, with an entry in [[rises]].
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tests.architecture.tree import ROOT, Module
+
+TABLE = Path(__file__).with_name("rooms.toml")
+
+
+@dataclass(frozen=True)
+class Room:
+    """A part of the tree, the numbers it had over time, and what it has now."""
+
+    name: str
+    paths: tuple[str, ...]
+    files: tuple[int, ...]
+    lines: tuple[int, ...]
+
+    @property
+    def modules(self) -> list[Module]:
+        found = (
+            sorted((ROOT / path).rglob("*.py")) if (ROOT / path).is_dir() else [ROOT / path] for path in self.paths
+        )
+        return [Module(path) for group in found for path in group]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Files and lines of code as they are."""
+        return len(self.modules), sum(module.code_lines for module in self.modules)
+
+
+@dataclass(frozen=True)
+class Rise:
+    """Why a room has become larger: `deleted` lines elsewhere for it, or an `allowance` of the table."""
+
+    room: str
+    lines: int
+    changelog: str
+    """Words of the CHANGELOG line that names what was deleted, or what the allowance was used for."""
+    deleted: int = 0
+    allowance: str = ""
+
+
+def table() -> tuple[list[Room], list[Rise], dict[str, int]]:
+    """The rooms, the rises and the allowances of rooms.toml."""
+    read = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    rooms = [
+        Room(name, tuple(room["paths"]), tuple(room["files"]), tuple(room["lines"]))
+        for name, room in read["rooms"].items()
+    ]
+    return rooms, [Rise(**rise) for rise in read.get("rises", [])], read["allowances"]
+
+
+def flow_limits() -> dict[str, int]:
+    """The most files that each command may run through."""
+    limits: dict[str, int] = tomllib.loads(TABLE.read_text(encoding="utf-8"))["flows"]
+    return limits
+
+
+def rises_of(numbers: tuple[int, ...]) -> int:
+    """The sum of all steps upwards of a history."""
+    return sum(max(0, after - before) for before, after in pairwise(numbers))
+
+
+def as_markdown() -> str:
+    """The tables of docs/architecture.md: rooms, and files that a command runs through."""
+    rooms, _, _ = table()
+    rows = [f"| {room.name} | {room.files[-1]} | {room.lines[-1]:,} | {', '.join(room.paths)} |" for room in rooms]
+    own = [room for room in rooms if room.name != "experiments"]
+    files, lines = sum(room.files[-1] for room in own), sum(room.lines[-1] for room in own)
+    flows = [f"| `{command}` | {files} |" for command, files in flow_limits().items()]
+    return "\n".join(
+        [
+            "| room | files | lines of code | where |",
+            "|---|---|---|---|",
+            *rows,
+            f"| three packages | {files} | {lines:,} | |",
+            "",
+            "| command | files in which a function is called |",
+            "|---|---|",
+            *flows,
+        ]
+    )
+
+
+def lower() -> None:
+    """Append the present numbers of every room that has become smaller."""
+    text = TABLE.read_text(encoding="utf-8")
+    for room in table()[0]:
+        files, lines = room.size
+        start = text.index(f"[rooms.{room.name}]")
+        section = text[start:].split("\n\n", 1)[0]
+        changed = section
+        for key, now, last in (("files", files, room.files[-1]), ("lines", lines, room.lines[-1])):
+            if now < last:
+                changed = re.sub(rf"^{key} = \[(.*)\]$", rf"{key} = [\1, {now}]", changed, flags=re.MULTILINE)
+        text = text.replace(section, changed)
+    TABLE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if "--lower" in sys.argv:
+        lower()
+    for each in table()[0]:
+        print(f"{each.name:12} {each.size} of {(each.files[-1], each.lines[-1])}")
