@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, assert_never, final
 
 import numpy as np
@@ -31,42 +30,60 @@ from privfair.models.model import Model, require_class_weights
 from privfair.plan.model import MinMaxPlan
 from privfair.rounding import require_mixable
 
-
-class StepMethod(Enum):
-    """Which local steps a `gaussian` plan takes along its noisy gradients; the corrections cost no privacy."""
-
-    FEDSGD = "fedsgd"
-    FEDPROX = "fedprox"
-    SCAFFOLD = "scaffold"
-    FEDDYN = "feddyn"
-    ALI_DPFL = "ali-dpfl"
+# What [training] may say under a `gaussian` plan, by method: the corrections of local steps cost no privacy, and each
+# local step is a round of the budget. `class_weight` says how often each class counts.
 
 
 @dataclass(frozen=True)
 class PrivateStepOptions(Options):
-    """DP-FedSGD, or another method on noisy gradients: what [training] may say under a `gaussian` plan.
+    """method = "fedsgd": DP-FedSGD; with `cosine` the rate falls to zero along half a cosine."""
 
-    `class_weight` says how often each class counts; `learning_rate_decay`, `momentum`, `cosine` (a rate that falls to
-    zero along half a cosine) and `iterate` are for fedsgd; `local_steps` for fedprox, scaffold and feddyn, each a round
-    of the budget; `communications` and what follows it for ali-dpfl.
-    """
-
-    method: StepMethod = StepMethod.FEDSGD
     learning_rate: Positive = 0.5
     learning_rate_decay: AtLeastZero = 0.0
     momentum: BelowOne = 0.0
     cosine: bool = False
     iterate: Iterate = Iterate.LAST
     class_weight: tuple[Positive, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrivateFedProx(FedProxOptions):
+    """method = "fedprox"."""
+
+    class_weight: tuple[Positive, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrivateScaffold(ScaffoldOptions):
+    """method = "scaffold"."""
+
     local_steps: Count = 1
-    proximal: AtLeastZero = 0.1
-    server_rate: Positive = 1.0
-    regularisation: Positive = 0.1
-    communications: Count = 20
-    first_steps: Count = 2
-    most_steps: Count = 100
-    strong_convexity: Positive | None = None
-    heterogeneity: AtLeastZero = 0.0
+    class_weight: tuple[Positive, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrivateFedDyn(FedDynOptions):
+    """method = "feddyn"."""
+
+    local_steps: Count = 1
+    class_weight: tuple[Positive, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrivateAliDpfl(AliDpflOptions):
+    """method = "ali-dpfl"."""
+
+    class_weight: tuple[Positive, ...] = ()
+
+
+@dataclass(frozen=True)
+class MinMaxOptions(Options):
+    """With a table [training.min-max], which has the other steps; the loss is the user's and may weigh classes."""
+
+    learning_rate: Positive = 0.5
+
+
+_Sending = PrivateStepOptions | PrivateFedProx | PrivateScaffold | PrivateFedDyn | PrivateAliDpfl
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +170,7 @@ class DpFedSgd(Algorithm[DpFedSgdState]):
         return state.theta if self.rule is None or state.descent is None else self.rule.model(state.descent)
 
 
-def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
+def build(blueprint: Blueprint[Any]) -> Algorithm[Any]:
     """The local steps that a `gaussian` plan asks for, or noisy descent-ascent of a min-max loss of the user's own."""
     plan = blueprint.plan(GaussianPlan)
     if blueprint.min_max is not None:
@@ -169,31 +186,33 @@ def build(blueprint: Blueprint[PrivateStepOptions]) -> Algorithm[Any]:
         raise InvalidInput(
             "[privacy] relation", "replace-attribute", "is not what clipped gradients bound", "use steffle or pay-once"
         )
-    model, own, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
+    own: _Sending = blueprint.options
+    model, shares, seed = blueprint.model, blueprint.shares, blueprint.seed
     require_class_weights(own.class_weight, model.classes)
-    rate, expected = own.learning_rate, blueprint.expected(plan.sampling_rate)
+    expected = blueprint.expected(plan.sampling_rate)
     sending = ClippedSums(plan.clip, expected, plan.batch_limit, own.class_weight)
     signed = blueprint.signed(NOISY)
-    if plan.noise is CorrelatedNoise.BANDED and own.method is not StepMethod.FEDSGD:
-        rule = "takes its messages as they are, and banded noise must be taken apart"
-        raise InvalidInput("[training] method", own.method.value, rule, "use fedsgd, or independent noise")
-    match own.method:
-        case StepMethod.FEDSGD:
-            simple, of_all = GradientOptions(rate, own.learning_rate_decay), plan.sampling_rate * blueprint.units
+    if plan.noise is CorrelatedNoise.BANDED and not isinstance(own, PrivateStepOptions):
+        rule = "must be taken apart by the server, which only method = 'fedsgd' does"
+        raise InvalidInput("[privacy] noise", plan.noise.value, rule, "use fedsgd, or independent noise")
+    match own:
+        case PrivateStepOptions():
+            simple = GradientOptions(own.learning_rate, own.learning_rate_decay)
+            of_all = plan.sampling_rate * blueprint.units
             mixed = signed.strategy if isinstance(signed, GaussianNoise) else None
             descent = _rule_of(own, blueprint.rounds, seed)
             return DpFedSgd(model, simple, plan.clip, of_all, seed, plan.batch_limit, own.class_weight, mixed, descent)
-        case StepMethod.FEDPROX:
-            return FedProx(model, FedProxOptions(rate, own.local_steps, own.proximal), shares, sending, seed)
-        case StepMethod.SCAFFOLD:
-            return Scaffold(model, ScaffoldOptions(rate, own.local_steps, own.server_rate), shares, sending, seed)
-        case StepMethod.FEDDYN:
-            return FedDyn(model, FedDynOptions(rate, own.local_steps, own.regularisation), shares, sending, seed)
-        case StepMethod.ALI_DPFL:
+        case PrivateFedProx():
+            return FedProx(model, own, shares, sending, seed)
+        case PrivateScaffold():
+            return Scaffold(model, own, shares, sending, seed)
+        case PrivateFedDyn():
+            return FedDyn(model, own, shares, sending, seed)
+        case PrivateAliDpfl():
             sigma = signed.sigma if isinstance(signed, GaussianNoise) else 0.0
-            return AliDpfl(model, _adaptive(own), shares, sending, sigma, blueprint.rounds, seed)
+            return AliDpfl(model, own, shares, sending, sigma, blueprint.rounds, seed)
         case _:
-            assert_never(own.method)
+            assert_never(own)
 
 
 def _rule_of(own: PrivateStepOptions, rounds: int, seed: int) -> DescentRule | None:
@@ -206,13 +225,7 @@ def _rule_of(own: PrivateStepOptions, rounds: int, seed: int) -> DescentRule | N
     return DescentRule(own.learning_rate, own.momentum, 1.0, 1, own.iterate, rounds, seed, own.cosine)
 
 
-def _adaptive(own: PrivateStepOptions) -> AliDpflOptions:
-    return AliDpflOptions(
-        own.learning_rate, own.communications, own.first_steps, own.most_steps, own.strong_convexity, own.heterogeneity
-    )
-
-
-def _descent_ascent(blueprint: Blueprint[PrivateStepOptions], plan: GaussianPlan, game: MinMaxPlan) -> FedSgda:
+def _descent_ascent(blueprint: Blueprint[MinMaxOptions], plan: GaussianPlan, game: MinMaxPlan) -> FedSgda:
     """Noisy Fed-SGDA of the plan's model and the user's own loss; one record is the unit."""
     if len(plan.ratios) != 2 or plan.relation is Relation.REPLACE_ATTRIBUTE:
         raise InvalidInput(
@@ -221,9 +234,6 @@ def _descent_ascent(blueprint: Blueprint[PrivateStepOptions], plan: GaussianPlan
             "must be two ratios, for the gradients in theta and in w, with a relation between whole records",
             "write noise = [1.0, 1.0]",
         )
-    if blueprint.options.class_weight:
-        rule = "is not for [training.min-max]: the loss is your own, and may weigh classes itself"
-        raise InvalidInput("[training] class-weight", blueprint.options.class_weight, rule, "drop it")
     table, loss = game.table, game.code.load("name a function of theta, w, x, y and s")
     theta, w = blueprint.model.initial(blueprint.seed), torch.zeros(table.w_size, dtype=torch.float64)
     with game.code.running("on a made-up record"):
@@ -243,4 +253,13 @@ def _descent_ascent(blueprint: Blueprint[PrivateStepOptions], plan: GaussianPlan
     )
 
 
-RECIPE = Recipe("gaussian", PrivateStepOptions, build, RECORD_ADDED)
+METHODS: dict[str, type[Options]] = {
+    "fedsgd": PrivateStepOptions,
+    "fedprox": PrivateFedProx,
+    "scaffold": PrivateScaffold,
+    "feddyn": PrivateFedDyn,
+    "ali-dpfl": PrivateAliDpfl,
+}
+RECIPE: Recipe[Any] = Recipe(
+    "gaussian", PrivateStepOptions, build, RECORD_ADDED, methods=METHODS, min_max=MinMaxOptions
+)

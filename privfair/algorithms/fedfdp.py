@@ -50,14 +50,6 @@ class LossClipRule(Enum):
     """By the signed bound in every round."""
 
 
-class PairMethod(Enum):
-    """What a `fedfdp` plan does with its noisy gradients and losses."""
-
-    FEDFDP = "fedfdp"
-    Q_FFL = "q-ffl"
-    AGNOSTIC_FL = "agnostic-fl"
-
-
 @dataclass(frozen=True)
 class FedFdpOptions(Options):
     """FedFDP. `fairness` is lambda; 0 is DP-FedAvg, "optimal" is lambda* of the paper's Section VI.
@@ -65,12 +57,8 @@ class FedFdpOptions(Options):
     lambda* needs what its analysis takes as known of the losses, all public: L, mu, Gamma, the distance of the first
     model from the best one (squared), and [Q_0, Q_1], how far a record's loss lies above the mean loss at least and at
     most. G is the clip; sigma and the batch are the signed ones.
-
-    With another `method` the same noisy gradients and losses train q-FFL (`exponent` is q) or agnostic learning
-    (`weight_rate` moves the mixture), at the same price.
     """
 
-    method: PairMethod = PairMethod.FEDFDP
     learning_rate: Positive = 0.5
     fairness: AtLeastZero | Literal["optimal"] = 0.5
     smoothness: Positive | None = None
@@ -85,10 +73,8 @@ class FedFdpOptions(Options):
     loss_floor: Positive = 0.01
     initial_loss: AtLeastZero | None = None
     """The mean loss assumed before the first is published; left out: that of guessing, ln(classes)."""
-    exponent: AtLeastZero = 1.0
-    weight_rate: AtLeastZero = 0.1
     class_weight: tuple[Positive, ...] = ()
-    """How much the gradients of each class count, relative to the largest; for method = fedfdp."""
+    """How much the gradients of each class count, relative to the largest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,6 +85,17 @@ class FedFdpOptions(Options):
                 key = name.replace("_", "-")
                 rule = 'is needed by fairness = "optimal"' if self.fairness == "optimal" else "has no meaning here"
                 raise InvalidInput(f"[training] {key}", getattr(self, name), rule, f'give {key} and "optimal", or none')
+
+
+@dataclass(frozen=True)
+class PrivateQFfl(QFflOptions):
+    """method = "q-ffl": q-FFL on the same noisy gradients and losses, at the same price."""
+
+    loss_floor: Positive = 0.01
+
+
+METHODS: dict[str, type[Options]] = {"fedfdp": FedFdpOptions, "q-ffl": PrivateQFfl, "agnostic-fl": AgnosticOptions}
+"""What a `fedfdp` plan can do with its noisy gradients and losses."""
 
 
 @dataclass(frozen=True)
@@ -239,17 +236,14 @@ class FedFdp(Algorithm[FedFdpState]):
         return FedFdpState(shares @ state.local, None, 0, mean_loss, state.loss_clips)
 
 
-def build(blueprint: Blueprint[FedFdpOptions]) -> Algorithm[Any]:
+def build(blueprint: Blueprint[Any]) -> Algorithm[Any]:
     """FedFDP or another method on the same pairs; the others also without a clip, and so without a promise."""
     clips, expected = _signed_clips(blueprint)
-    blueprint = replace(blueprint, options=_with_fairness(blueprint, clips, expected))
-    model, options, shares, seed = blueprint.model, blueprint.options, blueprint.shares, blueprint.seed
-    if options.class_weight and options.method is not PairMethod.FEDFDP:
-        rule = f"is not for method = {options.method.value!r}, which weighs clients by their plain losses"
-        raise InvalidInput("[training] class-weight", options.class_weight, rule, "drop it, or use method = 'fedfdp'")
+    options: FedFdpOptions | PrivateQFfl | AgnosticOptions = blueprint.options
+    model, shares, seed = blueprint.model, blueprint.shares, blueprint.seed
     sending = PlainMeans() if clips is None else ClippedPairs(clips.gradient, clips.loss, expected)
-    match options.method:
-        case PairMethod.FEDFDP:
+    match options:
+        case FedFdpOptions():
             if clips is None:
                 raise InvalidInput(
                     "[privacy] clip",
@@ -257,18 +251,17 @@ def build(blueprint: Blueprint[FedFdpOptions]) -> Algorithm[Any]:
                     "is needed by FedFDP",
                     'give one; without privacy train algorithm = "fedfair"',
                 )
-            return FedFdp(model, options, shares, expected, clips, seed)
-        case PairMethod.Q_FFL:
-            own = QFflOptions(options.learning_rate, options.local_steps, options.exponent, options.loss_floor)
-            return QFfl(model, own, shares, sending, seed)
-        case PairMethod.AGNOSTIC_FL:
-            return AgnosticFl(model, AgnosticOptions(options.learning_rate, options.weight_rate), shares, sending, seed)
+            return FedFdp(model, _with_fairness(blueprint, clips, expected), shares, expected, clips, seed)
+        case PrivateQFfl():
+            return QFfl(model, options, shares, sending, seed)
+        case AgnosticOptions():
+            return AgnosticFl(model, options, shares, sending, seed)
         case _:
-            assert_never(options.method)
+            assert_never(options)
 
 
 def _with_fairness(
-    blueprint: Blueprint[FedFdpOptions], clips: FedFdpClips | None, expected: Mapping[str, float]
+    blueprint: Blueprint[FedFdpOptions], clips: FedFdpClips, expected: Mapping[str, float]
 ) -> FedFdpOptions:
     """The options with lambda* in place of "optimal".
 
@@ -276,7 +269,7 @@ def _with_fairness(
     noise is not known, and lambda* is taken without; nothing that is signed depends on it.
     """
     own = blueprint.options
-    if own.fairness != "optimal" or clips is None:
+    if own.fairness != "optimal":
         return own
     smoothness, convexity, heterogeneity, distance, excess = (getattr(own, name) for name in _ASSUMED)
     noise = blueprint.signed(GRADIENT)
@@ -299,7 +292,7 @@ def _with_fairness(
     return replace(own, fairness=found.value, **without)
 
 
-def _signed_clips(blueprint: Blueprint[FedFdpOptions]) -> tuple[FedFdpClips | None, dict[str, float]]:
+def _signed_clips(blueprint: Blueprint[Any]) -> tuple[FedFdpClips | None, dict[str, float]]:
     """The clips, and every client's expected batch size."""
     if isinstance(blueprint.parameters, Unpriced):
         given = blueprint.parameters
@@ -314,4 +307,4 @@ def _signed_clips(blueprint: Blueprint[FedFdpOptions]) -> tuple[FedFdpClips | No
     return FedFdpClips(plan.clip, plan.loss_clip), blueprint.expected(plan.sampling_rate)
 
 
-RECIPE = Recipe("fedfdp", FedFdpOptions, build, RECORD_ADDED)
+RECIPE: Recipe[Any] = Recipe("fedfdp", FedFdpOptions, build, RECORD_ADDED, methods=METHODS)

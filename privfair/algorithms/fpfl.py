@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import assert_never, final
+from typing import Any, assert_never, final
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, positive
 from calibrate.plans.fpfl import FpflPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
+from privfair.algorithms.baselines.tran import MultiplierOptions, TranMultipliers
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Options, Positive, Rate, Whole
 from privfair.algorithms.parts.user_statistics import (
@@ -61,22 +61,10 @@ class ModelChoice(Enum):
     """The mean of the models of the last quarter of the rounds."""
 
 
-class UserMethod(Enum):
-    """What an `fpfl` plan does with its users' noisy statistics."""
-
-    FPFL = "fpfl"
-    TRAN = "tran"
-    """Basic multipliers, to compare with: the same vector at the same price."""
-
-
 @dataclass(frozen=True)
 class FpflOptions(Options):
-    """FPFL and its ladder: the notion "none" for FL and PFL; no clip for FL and FFL.
+    """FPFL and its ladder: the notion "none" for FL and PFL; no clip for FL and FFL."""
 
-    With method = "tran" the same statistics train basic multipliers of at most `largest_multiplier` (Tran et al.).
-    """
-
-    method: UserMethod = UserMethod.FPFL
     learning_rate: Positive = 0.1
     momentum: BelowOne = 0.0
     cosine: bool = False
@@ -84,7 +72,6 @@ class FpflOptions(Options):
     notion: FairnessNotion = FairnessNotion.FALSE_NEGATIVE_RATE
     tolerance: AtLeastZero = 0.02
     multiplier_rate: Positive = 0.01
-    largest_multiplier: Positive = 1.0
     damping: AtLeastZero = 2.0
     rate_value: RateValue = RateValue.PREDICTIONS
     choice: ModelChoice = ModelChoice.LAST
@@ -99,6 +86,22 @@ class FpflOptions(Options):
     """How often each class counts in a user's loss, before the user's vector is clipped."""
     group_weight: tuple[tuple[Positive, ...], ...] = ()
     """The same for each class (a list each) and group: public numbers of the plan, never of a true count."""
+
+
+@dataclass(frozen=True)
+class PrivateMultipliers(MultiplierOptions):
+    """method = "tran": basic multipliers (Tran et al.), to compare with: the same vector at the same price."""
+
+    notion: FairnessNotion = FairnessNotion.FALSE_NEGATIVE_RATE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.notion is FairnessNotion.NONE:
+            raise InvalidInput("[training] notion", self.notion.value, "has no multipliers", "use method = 'fpfl'")
+
+
+METHODS: dict[str, type[Options]] = {"fpfl": FpflOptions, "tran": PrivateMultipliers}
+"""What an `fpfl` plan can do with its users' noisy statistics."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +255,7 @@ class Fpfl(Algorithm[FpflState]):
         return state.best, state.best_accuracy
 
 
-def build(blueprint: Blueprint[FpflOptions]) -> Fpfl | TranMultipliers:
+def build(blueprint: Blueprint[Any]) -> Fpfl | TranMultipliers:
     """FPFL and its ladder; without a clip (and so without a promise) FL and FFL; or Tran's multipliers.
 
     Under a promise there is one party, the trusted aggregator. Without one, several parties each draw a cohort.
@@ -267,26 +270,10 @@ def build(blueprint: Blueprint[FpflOptions]) -> Fpfl | TranMultipliers:
     refuse_normalisation(ratio)
     blueprint.require_users(users)
     expected = cohort * len(blueprint.parties)
-    if blueprint.options.method is UserMethod.TRAN:
-        return TranMultipliers(
-            blueprint.model, _tran(blueprint.options), blueprint.groups, expected, clip, blueprint.seed
-        )
-    rounds = blueprint.rounds
-    return Fpfl(blueprint.model, blueprint.options, blueprint.groups, expected, clip, blueprint.seed, rounds)
+    own, seed = blueprint.options, blueprint.seed
+    if isinstance(own, PrivateMultipliers):
+        return TranMultipliers(blueprint.model, own, blueprint.groups, expected, clip, seed)
+    return Fpfl(blueprint.model, own, blueprint.groups, expected, clip, seed, blueprint.rounds)
 
 
-def _tran(options: FpflOptions) -> TranOptions:
-    """The options that basic multipliers share; a choice of models, momentum and weights they do not have."""
-    weighs, plain = options.class_weight or options.group_weight, options.momentum == 0 and not options.cosine
-    if options.choice is not ModelChoice.LAST or weighs or not plain or options.notion is FairnessNotion.NONE:
-        raise InvalidInput(
-            "[training] method",
-            options.method.value,
-            "ends with its last model, takes plain steps, weighs all alike and needs a notion",
-            "drop choice, momentum, cosine, class-weight, group-weight and notion = 'none'",
-        )
-    shared = {field.name for field in fields(TranOptions)} - {"cohort"}
-    return TranOptions(**{name: getattr(options, name) for name in shared})
-
-
-RECIPE = Recipe("fpfl", FpflOptions, build, USER_ADDED)
+RECIPE: Recipe[Any] = Recipe("fpfl", FpflOptions, build, USER_ADDED, methods=METHODS)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from calibrate.errors import InvalidInput
@@ -102,7 +102,7 @@ class Recipe(Generic[OptionsT]):
 
     name: str
     options: type[OptionsT]
-    """What its [training] section may say."""
+    """What its [training] section may say, with its first method where it has several."""
     build: Callable[[Blueprint[OptionsT]], Algorithm[Any]]
     unit: PrivacyUnit = RECORD_REPLACED
     """Whom its manifest speaks of, also where it promises nothing."""
@@ -112,6 +112,10 @@ class Recipe(Generic[OptionsT]):
     """Whether all records are trained on in one place."""
     attributes_apart: bool = False
     """Whether it can run with attributes held by others than the records."""
+    methods: Mapping[str, type[OptionsT]] = field(default_factory=dict)
+    """By the name under `method`: what [training] may say with it; the first one is the default."""
+    min_max: type[OptionsT] | None = None
+    """What [training] may say next to a min-max loss of the user's own; None where there can be none."""
 
 
 def refuse_normalisation(ratio: float | None) -> None:

@@ -480,6 +480,7 @@ def _public_code(blueprint: Blueprint[SteffleOptions], plan: StefflePlan) -> Ste
         "[privacy] histogram-noise-ratio": plan.histogram_noise_ratio,
         "[training] warm-start": options.warm_start,
         "[training] class-weight": options.class_weight,
+        "[training] w-center": "" if options.w_center is WCenter.INDEPENDENCE else options.w_center.value,
         "[data.attributes]": blueprint.sensitive,
     }
     for key, value in excluded.items():

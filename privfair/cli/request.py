@@ -85,8 +85,8 @@ def _user() -> str:
 def _priced(
     file: PlanFile, epsilon: float | None, delta: float | None, as_printed: bool, no_privacy: str | None, **asked: Any
 ) -> PricedDocument:
-    from privfair.cli.manifest import issuing_from_flags
     from privfair.api import issue
+    from privfair.cli.manifest import issuing_from_flags
 
     issuing = issuing_from_flags(**asked)
     if as_printed and no_privacy is not None:

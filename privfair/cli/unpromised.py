@@ -56,8 +56,8 @@ def no_privacy(file: PlanFile, reason: str, as_json: bool, manifest: dict[str, A
 def as_printed(file: PlanFile, target: EpsilonDelta, as_json: bool, manifest: dict[str, Any]) -> None:
     """Sign a paper's own noise with its claimed and its true epsilon."""
     from calibrate.manifest.mechanism import AsPrintedGuarantee
-    from privfair.cli.manifest import issuing_from_flags, write_manifest
     from privfair.api import issue
+    from privfair.cli.manifest import issuing_from_flags, write_manifest
 
     _require_output(manifest, "--as-printed")
     priced = issue.as_printed(file, target, issuing_from_flags(**manifest))

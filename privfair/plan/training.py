@@ -40,7 +40,7 @@ from privfair.algorithms.registry import ALGORITHM_PLUGINS, recipe_named
 from privfair.fairness.fermi import Independence
 from privfair.models.alone_module import ISOLATION_ASSUMED
 from privfair.plan.data import DataPlan, PluginSource, read_data_plan
-from privfair.plan.file import PlanFile, key_names, read_plan_file, read_section, refuse_unknown
+from privfair.plan.file import PlanFile, key_names, nearest, read_plan_file, read_section, refuse_unknown
 from privfair.plan.model import (
     MODEL_PLUGINS,
     MinMaxPlan,
@@ -220,8 +220,9 @@ def training_plan(file: PlanFile) -> TrainingPlan:
         raise InvalidInput(
             "[data.users] copies", file.data["users"]["copies"], f"is not known to {recipe.name}", "drop it"
         )
-    options = recipe.options
-    refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), "model", "min-max"))
+    options = _options_type(file, recipe)
+    names = ("model", *(("method",) if recipe.methods else ()), *(("min-max",) if recipe.min_max else ()))
+    refuse_unknown("training", file.training, (*key_names(TrainingOptions), *key_names(options), *names))
     shared = _only(file.training, key_names(TrainingOptions))
     own = read_section(options, "training", _only(file.training, key_names(options)))
     model = read_model_plan(file.training.get("model", "logistic"), file.folder)
@@ -232,7 +233,7 @@ def training_plan(file: PlanFile) -> TrainingPlan:
         training=read_section(TrainingOptions, "training", shared),
         model=replace(model, rule=_rule_form(file, own)),
         own=own,
-        min_max=_min_max(file, recipe),
+        min_max=_min_max(file),
     )
 
 
@@ -244,11 +245,33 @@ def _rule_form(file: PlanFile, own: Options) -> RuleForm | None:
     return RuleForm(groups, own.notion is Independence.EQUAL_OPPORTUNITY, own.positive_class, own.distil_trees)
 
 
-def _min_max(file: PlanFile, recipe: Recipe[Any]) -> MinMaxPlan | None:
+def _options_type(file: PlanFile, recipe: Recipe[Any]) -> type[Options]:
+    """The options of the plan's method; a key that only other methods know is refused with their names."""
+    given = {key.replace("_", "-"): value for key, value in file.training.items()}
+    if "min-max" in given:
+        if recipe.min_max is None:
+            raise InvalidInput("[training.min-max]", "(a table)", f"is not known to {recipe.name}", "use gaussian")
+        if "method" in given:
+            rule = "is not known to a min-max loss, which is trained by descent and ascent"
+            raise InvalidInput("[training] method", given["method"], rule, "drop it")
+        return recipe.min_max
+    if not recipe.methods:
+        return recipe.options
+    method = str(given.get("method", next(iter(recipe.methods))))
+    if method not in recipe.methods:
+        rule = "is not one of the choices"
+        raise InvalidInput("[training] method", given["method"], rule, nearest(method, [*recipe.methods]))
+    for key in set(given) - {*key_names(recipe.methods[method]), *key_names(TrainingOptions)}:
+        others = [name for name, options in recipe.methods.items() if key in key_names(options)]
+        if others:
+            rule, other = f"is not used by method = {method!r}", " or ".join(f"method = {name!r}" for name in others)
+            raise InvalidInput(f"[training] {key}", given[key], rule, f"drop it, or write {other}")
+    return recipe.methods[method]
+
+
+def _min_max(file: PlanFile) -> MinMaxPlan | None:
     for key, value in file.training.items():
         if key.replace("_", "-") == "min-max":
-            if recipe.name != "gaussian":
-                raise InvalidInput("[training.min-max]", "(a table)", f"is not known to {recipe.name}", "use gaussian")
             return read_min_max_plan(value, file.folder)
     return None
 

@@ -17,7 +17,7 @@ from calibrate.manifest.trust import read_trust
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions, AliDpflState
 from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
-from privfair.algorithms.dp_fedsgd import PrivateStepOptions, StepMethod
+from privfair.algorithms.dp_fedsgd import PrivateAliDpfl
 from privfair.algorithms.parts.clients import NOISY, ClippedSums
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression
@@ -175,7 +175,7 @@ def test_wrong_settings_are_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="noise"):
         _algorithm(noise=math.nan)
     with pytest.raises(InvalidInput, match="strong-convexity"):
-        PrivateStepOptions(method=StepMethod.ALI_DPFL, strong_convexity=0.0)
+        PrivateAliDpfl(strong_convexity=0.0)
     with pytest.raises(InvalidInput, match="communications"):
         AliDpflOptions(communications=0)
     with pytest.raises(InvalidInput, match="heterogeneity"):

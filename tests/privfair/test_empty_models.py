@@ -12,16 +12,14 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from calibrate.errors import InvalidInput
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd
-from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions, PairMethod, build
+from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
-from privfair.algorithms.recipe import Blueprint
 from privfair.fairness.gaps import count_confusion, emptiness
 from privfair.fairness.measurement import Measurement, area_under_curve
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
-from privfair.plan.privacy import Unpriced
 from privfair.run.decision import AS_IT_IS, ThresholdRule, decide, measure_at
 from tests.privfair.steffle_cases import silo_of, some_state, steffle_for
 
@@ -170,7 +168,7 @@ def test_weights_matter_and_leave_what_protects_the_attribute_alone() -> None:
         Fpfl(model, FpflOptions(class_weight=(1.0,)), 2, 4.0, None)
 
 
-def test_fedfdp_weighs_classes_and_methods_that_cannot_refuse_it_by_name() -> None:
+def test_fedfdp_weighs_classes() -> None:
     silo, model, sent = silo_of(40, 3, 2, 2, name="a"), LogisticRegression(3), []
     for weights in ((), (1.0, 3.0)):
         clips, options = FedFdpClips(1.0, 2.5), FedFdpOptions(class_weight=weights)
@@ -178,10 +176,6 @@ def test_fedfdp_weighs_classes_and_methods_that_cannot_refuse_it_by_name() -> No
         sent.append(algorithm.contribution(algorithm.start(), 0, silo, torch.arange(40)).noisy)
     assert not np.allclose(sent[0][0].values, sent[1][0].values)
     np.testing.assert_array_equal(sent[0][1].values, sent[1][1].values)
-    for method in ("q-ffl", "agnostic-fl"):
-        options = FedFdpOptions(method=PairMethod(method), class_weight=(1.0, 3.0))
-        with pytest.raises(InvalidInput, match=f"is not for method = '{method}'"):
-            build(Blueprint(model, options, Unpriced({}, "clip"), (("a", 40),), (3,), 2, 1, 0))
 
 
 def _sum_of(message: Message) -> np.ndarray:

@@ -8,6 +8,7 @@ import pytest
 
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.questions import rounds
+from privfair.algorithms.ali_dpfl import AliDpflOptions
 from privfair.plan.file import read_plan_file
 from privfair.plan.training import read_training_plan
 
@@ -19,7 +20,7 @@ def test_the_ali_dpfl_example_is_whole() -> None:
     file = read_plan_file(DOCS / "examples" / "ali-dpfl.toml")
     assert plan_from_mapping(file.algorithm, file.privacy).rounds == 300
     assert training.own.communications == file.training["communications"]
-    assert training.own.method.value == file.training["method"]
+    assert isinstance(training.own, AliDpflOptions)
 
 
 @pytest.mark.parametrize(

@@ -290,8 +290,11 @@ def test_paying_for_statistics_that_nobody_publishes_is_refused(tmp_path: Path) 
         ("group-weight = [[1.0, 1.3]]\n", "for each of the 2 classes"),
         ("group-weight = [[1.0, 1.0], [-1.3, 1.0]]\n", "group-weight"),
         ('group-weight = "counts"\n', "group-weight"),
-        ('method = "tran"\nnotion = "accuracy"\ngroup-weight = [[1.0, 1.0], [1.3, 1.0]]\n', "weighs all alike"),
-        ('method = "tran"\nnotion = "accuracy"\nmomentum = 0.5\n', "plain steps"),
+        (
+            'method = "tran"\nnotion = "accuracy"\ngroup-weight = [[1.0, 1.0], [1.3, 1.0]]\n',
+            "is not used by method = 'tran'",
+        ),
+        ('method = "tran"\nnotion = "accuracy"\nmomentum = 0.5\n', "or write method = 'fpfl'"),
     ],
 )
 def test_weights_of_groups_that_cannot_be_used_are_refused_before_signing(

@@ -18,10 +18,10 @@ from privfair.models.model import Activation
 from privfair.models.perceptron import Perceptron
 from privfair.plan.data import BenchmarkSource, FileSource, PoissonUsers, Pooled, UsersOfColumn
 from privfair.plan.data_choices import Benchmark, ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous
-from privfair.plan.file import read_section
+from privfair.plan.file import PlanFile, key_names, read_section
 from privfair.plan.model import ModelKind, build_model, read_model_plan
 from privfair.plan.privacy import unpromised_parameters
-from privfair.plan.training import TrainingOptions, TrainingPlan, read_training_plan
+from privfair.plan.training import TrainingOptions, TrainingPlan, read_training_plan, training_plan
 
 DATA = '[data]\ndataset = "credit-card"\n'
 TRAINING = "[training]\nrounds = 10\n"
@@ -265,3 +265,32 @@ def test_long_runs_are_measured_about_a_hundred_times_and_short_ones_at_every_st
     with pytest.raises(InvalidInput, match="measure-every"):
         read_section(TrainingOptions, "training", {"measure-every": "often"})
     assert read_section(TrainingOptions, "training", {"measure-every": "auto"}) == TrainingOptions()
+
+
+@pytest.mark.parametrize("algorithm", ["gaussian", "fedfdp", "fpfl"])
+def test_a_key_of_another_method_is_refused(algorithm: str, tmp_path: Path) -> None:
+    """Every key of every method, under every method that does not use it."""
+    recipe, refused = recipe_named(algorithm), 0
+    for method, options in recipe.methods.items():
+        for other, theirs in recipe.methods.items():
+            for key in set(key_names(theirs)) - set(key_names(options)):
+                training = {"rounds": 4, "method": method, key: 1}
+                file = PlanFile(algorithm, {}, {}, {"dataset": "credit-card"}, training, "", tmp_path)
+                with pytest.raises(InvalidInput, match=f"{key} = 1: is not used by method = '{method}'.*'{other}'"):
+                    training_plan(file)
+                refused += 1
+    assert refused >= 4
+
+
+def test_a_min_max_loss_takes_its_own_keys_alone(tmp_path: Path) -> None:
+    loss = {"code": "loss.py", "loss": "loss", "w-size": 1}
+    for key in ("momentum", "cosine", "iterate", "class-weight", "method"):
+        file = PlanFile("gaussian", {}, {}, {"dataset": "credit-card"}, {"min-max": loss, key: 1}, "", tmp_path)
+        with pytest.raises(InvalidInput, match=key):
+            training_plan(file)
+
+
+def test_a_misspelt_method_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    file = PlanFile("gaussian", {}, {}, {"dataset": "credit-card"}, {"method": "fedprx"}, "", tmp_path)
+    with pytest.raises(InvalidInput, match="did you mean fedprox"):
+        training_plan(file)

@@ -25,7 +25,7 @@ STATISTICS = "user_statistics"
 
 
 @dataclass(frozen=True)
-class TranOptions(Options):
+class MultiplierOptions(Options):
     """Basic multipliers: no tolerance, no damping, multipliers of at most `largest_multiplier`."""
 
     learning_rate: Positive = 0.1
@@ -33,11 +33,17 @@ class TranOptions(Options):
     multiplier_rate: Positive = 0.01
     largest_multiplier: Positive = 1.0
     rate_value: RateValue = RateValue.PREDICTIONS
-    cohort: Count | None = None
-    """Users per round and party, the batch size; left out: all of them."""
     records_per_user: Positive = 2.0
     least_count: Positive = 1.0
     positive_class: Whole = 1
+
+
+@dataclass(frozen=True)
+class TranOptions(MultiplierOptions):
+    """Without privacy the plan has no [privacy] section, and the cohort is a key of [training]."""
+
+    cohort: Count | None = None
+    """Users per round and party, the batch size; left out: all of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +65,7 @@ class TranMultipliers(Algorithm[TranState]):
     """
 
     model: Model
-    options: TranOptions
+    options: MultiplierOptions
     groups: int
     expected_cohort: float
     clip: float | None = None
