@@ -29,8 +29,8 @@ from audit.canaries.canary_runs import CanaryRuns, Effort, run_canaries
 from audit.canaries.choice import CanaryDesign, design_canaries
 from audit.canaries.decoder import CanaryKind, Decoder, Seen, Views
 from audit.canaries.insertion import Scaling
-from audit.evidence import RunEvidence
 from audit.report.results import Attack, CurveTest, Promise
+from audit.runs.evidence import RunEvidence
 from audit.verdict import is_at_ceiling, manifest_curve
 from calibrate.arrays import Floats
 from calibrate.manifest.mechanism import PrivateGuarantee

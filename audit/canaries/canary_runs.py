@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from audit.canaries.choice import CanaryDesign
 from audit.canaries.decoder import Seen, Views
-from audit.evidence import AuditorsManifest, RunEvidence
-from audit.rerun import RunWatch, rerun
+from audit.runs.evidence import AuditorsManifest, RunEvidence
+from audit.runs.rerun import RunWatch, rerun
 from calibrate.arrays import Floats
 from calibrate.errors import count, positive
 from privfair.contribution import Published

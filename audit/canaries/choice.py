@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
 from audit.canaries.decoder import CanaryKind, CoinMeaning, Interference, coin_meaning, quiet_directions
 from audit.canaries.insertion import Canaries, CanarySilo, ReplayedRound, Scaling, alone, first_units
-from audit.evidence import RunEvidence
+from audit.runs.evidence import RunEvidence
 from calibrate.arrays import Floats
 from calibrate.sampling import (
     Cyclic,

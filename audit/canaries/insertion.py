@@ -14,8 +14,8 @@ from scipy.signal import lfilter
 from torch import Tensor
 
 from audit.canaries.decoder import CoinMeaning
-from audit.evidence import RoundEvidence, RunEvidence
-from audit.rerun import RunWatch
+from audit.runs.evidence import RoundEvidence, RunEvidence
+from audit.runs.rerun import RunWatch
 from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise

@@ -20,8 +20,8 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 from torch.nn.functional import one_hot
 
-from audit.evidence import RunEvidence
-from audit.rerun import CoinRun
+from audit.runs.evidence import RunEvidence
+from audit.runs.rerun import CoinRun
 from calibrate.errors import UnsupportedCombination
 from calibrate.manifest.mechanism import GaussianNoise, RandomizedCategory
 from privfair.algorithms.steffle import H_W, Steffle

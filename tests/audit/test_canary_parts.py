@@ -21,8 +21,8 @@ from audit.canaries.decoder import (
     coin_meaning,
     quiet_directions,
 )
-from audit.noise import _directions
 from audit.report.results import Attack, Conclusion, CurveTest, Promise
+from audit.runs.noise import _directions
 from audit.verdict import judge, manifest_curve
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.gaussian import GaussianPlan

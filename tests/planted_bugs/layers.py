@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from audit.canaries.canary_audit import canary_audit
 from audit.canaries.canary_runs import Effort
-from audit.conformance import check_conformance
-from audit.evidence import RunEvidence
-from audit.noise import check_noise, check_noise_floor
 from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, Check, CheckOutcome, Conclusion
+from audit.runs.conformance import check_conformance
+from audit.runs.evidence import RunEvidence
+from audit.runs.noise import check_noise, check_noise_floor
 from audit.sensitivity import catalogue
 from audit.sensitivity.falsify import Search
 from audit.transcript.coin_audit import coin_audit

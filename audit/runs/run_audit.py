@@ -9,13 +9,13 @@ from pathlib import Path
 
 from audit.canaries.canary_audit import canary_audit
 from audit.canaries.canary_runs import Effort
-from audit.conformance import check_conformance
-from audit.evidence import RunEvidence
-from audit.federated import NO_SITES, SitesInHand, check_sites, read_site_papers
-from audit.noise import check_noise, check_noise_floor
-from audit.own_loop import check_loop, read_loop
 from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, AuditReport, Layer, ModelQuality, Promise, not_possible
+from audit.runs.conformance import check_conformance
+from audit.runs.evidence import RunEvidence
+from audit.runs.federated import NO_SITES, SitesInHand, check_sites, read_site_papers
+from audit.runs.noise import check_noise, check_noise_floor
+from audit.runs.own_loop import check_loop, read_loop
 from audit.transcript.coin_audit import coin_audit
 from audit.transcript.decoder import require_decodable
 from audit.verdict import judge, on_trial

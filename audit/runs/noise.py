@@ -25,8 +25,8 @@ from scipy.special import chdtr, chdtrc, chdtri
 from audit.canaries.choice import sampled_units
 from audit.canaries.decoder import quiet_directions
 from audit.canaries.insertion import ReplayedRound, Scaling
-from audit.evidence import RunEvidence
 from audit.report.results import FLOOR, NOISE_SHARES, Check, Layer, NoisePower, PowerPoint, not_possible, passed_if
+from audit.runs.evidence import RunEvidence
 from calibrate.arrays import Floats, Integers
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.manifest.document import BudgetDocument

@@ -1,7 +1,7 @@
 """The audit of a loop of somebody's own (`privfair.BudgetedRun`): nobody but its owner has the data or the computation.
 
 What is left to ask: do manifest, ledger, transcript and batches name one another, is the price right, and is there at
-least the signed noise in what was published? The last is the floor of `audit.noise`: given all earlier rounds,
+least the signed noise in what was published? The last is the floor of `audit.runs.noise`: given all earlier rounds,
 |message - anything known before|^2 / sigma^2 is stochastically at least chi-squared, so that a sum of such squares in
 the lower tail shows missing noise, whatever the loop computed. It can show a breach and never speaks for a promise.
 """
@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from scipy.special import chdtr
 
-from audit.conformance import check_papers
-from audit.noise import ALL_MEASURED, DEFAULT_ALPHA
 from audit.probes.batches import wrong_batches
 from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.runs.conformance import check_papers
+from audit.runs.noise import ALL_MEASURED, DEFAULT_ALPHA
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument, plan_digest
 from calibrate.manifest.mechanism import GaussianNoise

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audit.evidence import AuditorsManifest, RoundEvidence, RunEvidence, in_memory
+from audit.runs.evidence import AuditorsManifest, RoundEvidence, RunEvidence, in_memory
 from calibrate.arrays import Floats
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, RandomizedCategory

@@ -1,7 +1,7 @@
 """The papers of a run over guards: each site's transcript, steps, batches and ledger, and what they amount to together.
 
 A site alone can judge its own half by them; a gathered run is judged whole. With the records of all sites in hand the
-audit goes on as for a run in one process (`audit.run_audit`).
+audit goes on as for a run in one process (`audit.runs.run_audit`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from audit.conformance import check_model, check_price, check_signatures, check_transcript
 from audit.probes.batches import wrong_batches
 from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.runs.conformance import check_model, check_price, check_signatures, check_transcript
 from calibrate.errors import PrivfairError, Refused
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.keys import BadSignature, BrokenEnvelope, PublicKey, check_signature, open_envelope

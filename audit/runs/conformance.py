@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from audit.evidence import RunEvidence, sensitive_silos, wrong_answers
-from audit.noise import grid_step, off_grid
 from audit.probes.batches import wrong_batches
 from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.runs.evidence import RunEvidence, sensitive_silos, wrong_answers
+from audit.runs.noise import grid_step, off_grid
 from calibrate.errors import Refused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.issue import recompute
