@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.bounds import CurveFamily
+from audit.coins.training_canaries import ArrayData, TableData, training_data
 from audit.membership.epsilon_bound import ClaimOnTrial
 from audit.membership.exposure import grouping_column
 from audit.membership.membership_audit import MembershipOptions, Progress
@@ -27,7 +28,6 @@ from audit.membership.shadow.train import ShadowRecipe, ShadowRecords
 from audit.membership.signals import phi_from_probabilities
 from audit.membership.targets import ClonedEstimator, OutputKind, is_torch_module, phi_of_outputs
 from audit.report.results import Assignment, AuditReport
-from audit.training.canaries import ArrayData, TableData, training_data
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
 from calibrate.manifest.trust import TrustFile

@@ -22,9 +22,9 @@ from scipy import stats
 from scipy.signal import lfilter
 from scipy.special import chdtr, chdtrc, chdtri
 
-from audit.canaries.choice import sampled_units
-from audit.canaries.decoder import quiet_directions
-from audit.canaries.insertion import ReplayedRound, Scaling
+from audit.coins.canary_choice import sampled_units
+from audit.coins.canary_decoder import quiet_directions
+from audit.coins.insertion import ReplayedRound, Scaling
 from audit.report.results import FLOOR, NOISE_SHARES, Check, Layer, NoisePower, PowerPoint, not_possible, passed_if
 from audit.runs.evidence import RunEvidence
 from calibrate.arrays import Floats, Integers

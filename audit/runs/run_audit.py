@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from audit.canaries.canary_audit import canary_audit
-from audit.canaries.canary_runs import Effort
+from audit.coins.canary_audit import canary_audit
+from audit.coins.canary_runs import Effort
+from audit.coins.coin_audit import coin_audit
+from audit.coins.coin_decoder import require_decodable
 from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, AuditReport, Layer, ModelQuality, Promise, not_possible
 from audit.runs.conformance import check_conformance
@@ -16,8 +18,6 @@ from audit.runs.evidence import RunEvidence
 from audit.runs.federated import NO_SITES, SitesInHand, check_sites, read_site_papers
 from audit.runs.noise import check_noise, check_noise_floor
 from audit.runs.own_loop import check_loop, read_loop
-from audit.transcript.coin_audit import coin_audit
-from audit.transcript.decoder import require_decodable
 from audit.verdict import judge, on_trial
 from calibrate.errors import UnsupportedCombination, count, open_unit, positive
 from calibrate.meaning import Protection

@@ -27,7 +27,7 @@ SMALL_ON_PURPOSE = {
     "calibrate.meaning": "what a promise means belongs to calibrate, its printing to the command line",
     "privfair.cli.plan_flags": "flags made of a plan's typed fields, apart from what the command does with them",
     "privfair.data.users": "one page per step between file and contribution",
-    "audit.transcript.coin_audit": "one page per attack",
+    "audit.coins.coin_audit": "one page per attack",
     "privfair.cli.card": "one page per command; another one takes its evidence from it",
     "privfair.cli.plots": "draws with matplotlib, which nothing else may load",
 }

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.canaries.canary_audit import canary_audit
-from audit.canaries.canary_runs import Effort
-from audit.canaries.choice import CanaryDesign, design_canaries
-from audit.canaries.decoder import CanaryKind, CoinMeaning
-from audit.canaries.insertion import ReplayedRound, Scaling, alone
+from audit.coins.canary_audit import canary_audit
+from audit.coins.canary_choice import CanaryDesign, design_canaries
+from audit.coins.canary_decoder import CanaryKind, CoinMeaning
+from audit.coins.canary_runs import Effort
+from audit.coins.insertion import ReplayedRound, Scaling, alone
 from audit.report.results import AuditReport, CheckOutcome, Conclusion
 from audit.runs.evidence import RunEvidence
 from audit.runs.noise import check_noise_floor

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from audit.bounds import OneRun, OneRunDesign, RankedGuesses, bound_over, counts_at, power_at
+from audit.coins.coin_decoder import Decoded, decode
 from audit.report.results import Attack
 from audit.runs.rerun import CoinRun, coin_runs
-from audit.transcript.decoder import Decoded, decode
 from audit.verdict import is_at_ceiling
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import RandomizedCategory

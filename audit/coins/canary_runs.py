@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.canaries.choice import CanaryDesign
-from audit.canaries.decoder import Seen, Views
+from audit.coins.canary_choice import CanaryDesign
+from audit.coins.canary_decoder import Seen, Views
 from audit.runs.evidence import AuditorsManifest, RunEvidence
 from audit.runs.rerun import RunWatch, rerun
 from calibrate.arrays import Floats

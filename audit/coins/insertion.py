@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from torch import Tensor
 
-from audit.canaries.decoder import CoinMeaning
+from audit.coins.canary_decoder import CoinMeaning
 from audit.runs.evidence import RoundEvidence, RunEvidence
 from audit.runs.rerun import RunWatch
 from calibrate.arrays import Floats

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from audit.canaries.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
-from audit.canaries.decoder import CanaryKind, CoinMeaning, Interference, coin_meaning, quiet_directions
-from audit.canaries.insertion import Canaries, CanarySilo, ReplayedRound, Scaling, alone, first_units
+from audit.coins.canary_decoder import CanaryKind, CoinMeaning, Interference, coin_meaning, quiet_directions
+from audit.coins.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
+from audit.coins.insertion import Canaries, CanarySilo, ReplayedRound, Scaling, alone, first_units
 from audit.runs.evidence import RunEvidence
 from calibrate.arrays import Floats
 from calibrate.sampling import (

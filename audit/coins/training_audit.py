@@ -33,12 +33,12 @@ from audit.bounds import (
     counts_at,
     power_against,
 )
+from audit.coins.training_canaries import TrainingCanaries, TrainingCanaryKind, training_data
+from audit.coins.training_decoder import scores_of_runs
+from audit.coins.training_watch import CROWD, Access, Watch
 from audit.membership.in_memory import signal_of_model
 from audit.named import load_named
 from audit.report.results import Attack, AuditReport, Conclusion, Promise
-from audit.training.canaries import TrainingCanaries, TrainingCanaryKind, training_data
-from audit.training.decoder import scores_of_runs
-from audit.training.watch import CROWD, Access, Watch
 from audit.verdict import is_at_ceiling, judge
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive

@@ -25,10 +25,10 @@ from audit.bounds import (
     power_against,
     power_at,
 )
-from audit.canaries.canary_runs import CanaryRuns, Effort, run_canaries
-from audit.canaries.choice import CanaryDesign, design_canaries
-from audit.canaries.decoder import CanaryKind, Decoder, Seen, Views
-from audit.canaries.insertion import Scaling
+from audit.coins.canary_choice import CanaryDesign, design_canaries
+from audit.coins.canary_decoder import CanaryKind, Decoder, Seen, Views
+from audit.coins.canary_runs import CanaryRuns, Effort, run_canaries
+from audit.coins.insertion import Scaling
 from audit.report.results import Attack, CurveTest, Promise
 from audit.runs.evidence import RunEvidence
 from audit.verdict import is_at_ceiling, manifest_curve
