@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from audit.coins.one_run import coin_flip, one_run
     from audit.coins.training_audit import audit_training
     from audit.mechanisms.assert_dp import assert_dp
-    from audit.membership.in_memory import audit_model
+    from audit.models.in_memory import audit_model
     from audit.sensitivity.falsify import assert_sensitivity
     from calibrate.manifest.keys import generate as generate_key
     from calibrate.manifest.trust import TrustFile
@@ -80,7 +80,7 @@ _HOMES = {
     "TrustFile": "calibrate.manifest.trust",
     "assert_dp": "audit.mechanisms.assert_dp",
     "assert_sensitivity": "audit.sensitivity.falsify",
-    "audit_model": "audit.membership.in_memory",
+    "audit_model": "audit.models.in_memory",
     "audit_run": "privfair.api.reading",
     "audit_training": "audit.coins.training_audit",
     "budget": "privfair.api.budget",

@@ -36,7 +36,7 @@ from audit.bounds import (
 from audit.coins.training_canaries import TrainingCanaries, TrainingCanaryKind, training_data
 from audit.coins.training_decoder import scores_of_runs
 from audit.coins.training_watch import CROWD, Access, Watch
-from audit.membership.in_memory import signal_of_model
+from audit.models.in_memory import signal_of_model
 from audit.named import load_named
 from audit.report.results import Attack, AuditReport, Conclusion, Promise
 from audit.verdict import is_at_ceiling, judge

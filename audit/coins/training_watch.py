@@ -139,7 +139,7 @@ def _torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any)
     import torch
     from torch.func import functional_call, grad, vmap
 
-    from audit.membership.torch_targets import plain_module
+    from audit.models.torch_targets import plain_module
 
     plain = plain_module(module)
     names = {id(one): name for name, one in plain.named_parameters()}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.membership.shadow.train import ShadowRecords
+from audit.models.shadow_models import ShadowRecords
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, count, positive
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from audit.membership.records import AuditedRecords, class_text
-from audit.membership.shadow.train import ShadowRecipe
-from audit.membership.targets import OutputKind, SklearnTarget, Target, is_torch_module, numeric_inputs, phi_of_outputs
+from audit.models.records import AuditedRecords, class_text
+from audit.models.shadow_models import ShadowRecipe
+from audit.models.targets import OutputKind, SklearnTarget, Target, is_torch_module, numeric_inputs, phi_of_outputs
 from audit.named import refuse_pickle, refuse_unknown_kind
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
@@ -79,7 +79,7 @@ class OnnxTarget:
         return phi_of_outputs(table, records.labels, self.outputs, self.source)
 
     def shadow_recipe(self, records: AuditedRecords) -> ShadowRecipe:
-        from audit.membership.shadow.stacked_perceptron import StackedPerceptron
+        from audit.models.stacked_perceptron import StackedPerceptron
 
         return StackedPerceptron()
 
@@ -123,11 +123,11 @@ def open_target(
     architecture: module:name of what makes the module, for a file that holds its parameters alone.
     """
     if path.is_dir():
-        from audit.membership.torch_targets import RunTarget
+        from audit.models.torch_targets import RunTarget
 
         return RunTarget.open(path, folder)
     if architecture is not None:
-        from audit.membership.torch_targets import TorchTarget, module_with_parameters
+        from audit.models.torch_targets import TorchTarget, module_with_parameters
 
         return TorchTarget(module_with_parameters(architecture, path), str(path), outputs)
     refuse_unknown_kind(path)
@@ -165,7 +165,7 @@ def _unpickle(path: Path, suffix: str) -> Any:
 
 def _target_of(found: Any, path: Path, outputs: OutputKind) -> Target:
     if is_torch_module(found):
-        from audit.membership.torch_targets import TorchTarget
+        from audit.models.torch_targets import TorchTarget
 
         return TorchTarget(found, str(path), outputs)
     if isinstance(found, dict):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import rankdata
 
-from audit.membership.roc import area_value
+from audit.models.roc import area_value
 from audit.report.results import BlindRule, Check, Layer, not_possible, passed_if
 from calibrate.arrays import Booleans, Floats, Integers
 

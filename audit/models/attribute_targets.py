@@ -14,12 +14,12 @@ from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audit.attribute.attacks import AttributeTarget, WhiteBoxTarget
-from audit.attribute.attribute_audit import AttributeOptions, attribute_inference
-from audit.attribute.records import Attribute, AttributeRecords, Codes, SensitiveInput
-from audit.membership.records import AuditedRecords, RecordTables, class_text
-from audit.membership.targets import Target as MembershipTarget
-from audit.membership.torch_targets import RunTarget, TorchTarget
+from audit.models.attribute_attacks import AttributeTarget, WhiteBoxTarget
+from audit.models.attribute_audit import AttributeOptions, attribute_inference
+from audit.models.attribute_records import Attribute, AttributeRecords, Codes, SensitiveInput
+from audit.models.records import AuditedRecords, RecordTables, class_text
+from audit.models.targets import Target as MembershipTarget
+from audit.models.torch_targets import RunTarget, TorchTarget
 from audit.report.results import AttributeInference
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput

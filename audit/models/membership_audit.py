@@ -10,16 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from audit.bounds import CurveFamily, GuessCounts
-from audit.membership.attacks import (
-    OFFLINE_ATTACKS,
-    ONLINE_ATTACKS,
-    WITHOUT_MODELS,
-    MembershipAttack,
-    PluginAttack,
-    plugin_attack,
-)
-from audit.membership.blind import blind_rule, check_alike
-from audit.membership.epsilon_bound import (
+from audit.models.blind import blind_rule, check_alike
+from audit.models.epsilon_bound import (
     BoundTerms,
     ClaimOnTrial,
     bound_of,
@@ -28,13 +20,21 @@ from audit.membership.epsilon_bound import (
     power_of,
     success_rates,
 )
-from audit.membership.exposure import exposed_records, exposure_of_groups, halves_and_coins, marks_of_units
-from audit.membership.options import ExposureOptions, require_models
-from audit.membership.records import AuditedRecords, Coins
-from audit.membership.roc import area, area_value, checked_scores, curve, low_rates
-from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
-from audit.membership.signals import Signals
-from audit.membership.targets import Target, UserScore
+from audit.models.exposure import exposed_records, exposure_of_groups, halves_and_coins, marks_of_units
+from audit.models.membership_attacks import (
+    OFFLINE_ATTACKS,
+    ONLINE_ATTACKS,
+    WITHOUT_MODELS,
+    MembershipAttack,
+    PluginAttack,
+    plugin_attack,
+)
+from audit.models.options import ExposureOptions, require_models
+from audit.models.records import AuditedRecords, Coins
+from audit.models.roc import area, area_value, checked_scores, curve, low_rates
+from audit.models.shadow_models import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
+from audit.models.signals import Signals
+from audit.models.targets import Target, UserScore
 from audit.report.results import (
     Assignment,
     Attack,

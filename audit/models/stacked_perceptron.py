@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.membership.shadow.stacked_linear import phi_of_table
-from audit.membership.shadow.train import OwnOrders, ShadowRecords
+from audit.models.shadow_models import OwnOrders, ShadowRecords
+from audit.models.stacked_linear import phi_of_table
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, count, positive
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, assert_never, final, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.attribute.records import Asked, Attribute, AttributeRecords, Codes
+from audit.models.attribute_records import Asked, Attribute, AttributeRecords, Codes
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 

@@ -36,7 +36,7 @@ from audit.bounds import (
 )
 from audit.bounds.lower_bound import OneRunBound, allowed_failure, bound_of_parameter, refuted_up_to
 from audit.bounds.trade_off import check_family_delta
-from audit.membership.roc import checked_scores
+from audit.models.roc import checked_scores
 from audit.report.results import Assignment, Promise
 from audit.verdict import manifest_curve, on_trial
 from calibrate.accountants.gaussian import gaussian_mu

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audit.attribute.attacks import (
+from audit.models.attribute_attacks import (
     AttributeAttack,
     AttributeTarget,
     Csmia,
@@ -23,8 +23,8 @@ from audit.attribute.attacks import (
     Yeom,
     fit_classifier,
 )
-from audit.attribute.records import Asked, Attribute, AttributeRecords, join
-from audit.membership.blind import blind_rule
+from audit.models.attribute_records import Asked, Attribute, AttributeRecords, join
+from audit.models.blind import blind_rule
 from audit.report.results import (
     AttributeAttackResult,
     AttributeFinding,

@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol, final
 
 import numpy as np
 
-from audit.membership.options import require_attack
-from audit.membership.signals import Signals, log_probability
+from audit.models.options import require_attack
+from audit.models.signals import Signals, log_probability
 from audit.report.results import AttackName
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, positive

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
 
-from audit.membership.records import AuditedRecords, RecordTables, class_text
-from audit.membership.shadow.train import ShadowRecipe, ShadowRecords
-from audit.membership.signals import Signals, phi_from_logits, phi_from_probabilities
+from audit.models.records import AuditedRecords, RecordTables, class_text
+from audit.models.shadow_models import ShadowRecipe, ShadowRecords
+from audit.models.signals import Signals, phi_from_logits, phi_from_probabilities
 from audit.report.results import AttackName, ModelQuality
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from audit.bounds.error_box import ErrorBox, lower_rate, upper_rate
 from audit.bounds.lower_bound import allowed_failure
-from audit.membership.epsilon_bound import COIN_LEVEL, BoundTerms, bound_of, coin_p_value
-from audit.membership.options import BY_CLASS, BY_CORRECTNESS
-from audit.membership.records import AuditedRecords, Coins, class_text
-from audit.membership.roc import area
-from audit.membership.signals import Signals
+from audit.models.epsilon_bound import COIN_LEVEL, BoundTerms, bound_of, coin_p_value
+from audit.models.options import BY_CLASS, BY_CORRECTNESS
+from audit.models.records import AuditedRecords, Coins, class_text
+from audit.models.roc import area
+from audit.models.signals import Signals
 from audit.report.results import Assignment, ExposedRecord, ExposedRecords, GroupExposure, Grouping, Interval
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput

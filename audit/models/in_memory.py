@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from audit.bounds import CurveFamily
 from audit.coins.training_canaries import ArrayData, TableData, training_data
-from audit.membership.epsilon_bound import ClaimOnTrial
-from audit.membership.exposure import grouping_column
-from audit.membership.membership_audit import MembershipOptions, Progress
-from audit.membership.membership_audit import audit_model as audit_target
-from audit.membership.options import BY_CLASS, BY_CORRECTNESS, ExposureOptions
-from audit.membership.records import AuditedRecords, class_text
-from audit.membership.shadow.train import ShadowRecipe, ShadowRecords
-from audit.membership.signals import phi_from_probabilities
-from audit.membership.targets import ClonedEstimator, OutputKind, is_torch_module, phi_of_outputs
+from audit.models.epsilon_bound import ClaimOnTrial
+from audit.models.exposure import grouping_column
+from audit.models.membership_audit import MembershipOptions, Progress
+from audit.models.membership_audit import audit_model as audit_target
+from audit.models.options import BY_CLASS, BY_CORRECTNESS, ExposureOptions
+from audit.models.records import AuditedRecords, class_text
+from audit.models.shadow_models import ShadowRecipe, ShadowRecords
+from audit.models.signals import phi_from_probabilities
+from audit.models.targets import ClonedEstimator, OutputKind, is_torch_module, phi_of_outputs
 from audit.report.results import Assignment, AuditReport
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
@@ -92,7 +92,7 @@ def _of_quantities(predicted: Floats, labels: NDArray[Any]) -> Floats:
 def _torch_outputs(model: Any, features: Any) -> Floats:
     import torch
 
-    from audit.membership.torch_targets import plain_module
+    from audit.models.torch_targets import plain_module
 
     module = plain_module(model)
     first = next(module.parameters(), None)
@@ -188,7 +188,7 @@ class InMemoryTarget:
             return ClonedEstimator(self.model, features)
         if hasattr(self.model, "get_params") and hasattr(self.model, "fit"):
             return ClonedRegressor(self.model, features, self.data.labels.astype(np.float64))
-        from audit.membership.shadow.stacked_perceptron import StackedPerceptron
+        from audit.models.stacked_perceptron import StackedPerceptron
 
         return StackedPerceptron()
 
