@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from audit.claims import catalogue
+from audit.claims.falsify import Search
 from audit.coins.canary_audit import canary_audit
 from audit.coins.canary_runs import Effort
 from audit.coins.coin_audit import coin_audit
@@ -13,8 +15,6 @@ from audit.report.results import Attack, Check, CheckOutcome, Conclusion
 from audit.runs.conformance import check_conformance
 from audit.runs.evidence import RunEvidence
 from audit.runs.noise import check_noise, check_noise_floor
-from audit.sensitivity import catalogue
-from audit.sensitivity.falsify import Search
 from audit.verdict import judge, on_trial
 from calibrate.privacy_unit import Relation
 from privfair.ledger import Ledger, LedgerAccess

@@ -8,8 +8,8 @@ from typing import Any, final
 
 import numpy as np
 
-from audit.sensitivity.domain import Column, Domain, NeighbouringPair, Records, size_of, without_row
-from audit.sensitivity.spaces import Category
+from audit.claims.domain import Column, Domain, NeighbouringPair, Records, size_of, without_row
+from audit.claims.spaces import Category
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 

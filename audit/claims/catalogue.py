@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from audit.sensitivity import engine_claims
-from audit.sensitivity.claim import Arrays, DistanceClaim, Subject
-from audit.sensitivity.domain import Domain
-from audit.sensitivity.falsify import CataloguedClaim
-from audit.sensitivity.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex, Space
+from audit.claims import engine_claims
+from audit.claims.claim import Arrays, DistanceClaim, Subject
+from audit.claims.domain import Domain
+from audit.claims.falsify import CataloguedClaim
+from audit.claims.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex, Space
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Protected, Relation
 from calibrate.theorems.steffle import Radius

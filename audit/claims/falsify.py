@@ -12,11 +12,11 @@ from typing import Any, final
 
 import numpy as np
 
-from audit.sensitivity.ascent import Ascent
-from audit.sensitivity.claim import Arrays, DistanceClaim, Subject
-from audit.sensitivity.domain import Domain, NeighbouringPair, build_pair
-from audit.sensitivity.shrink import Shrinking, floor_of, from_json, table, to_json
-from audit.sensitivity.spaces import RandomChoices
+from audit.claims.ascent import Ascent
+from audit.claims.claim import Arrays, DistanceClaim, Subject
+from audit.claims.domain import Domain, NeighbouringPair, build_pair
+from audit.claims.shrink import Shrinking, floor_of, from_json, table, to_json
+from audit.claims.spaces import RandomChoices
 from calibrate.errors import InvalidInput, count
 
 ROUNDING = 1e-6

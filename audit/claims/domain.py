@@ -10,7 +10,7 @@ from typing import Any, assert_never, final
 import numpy as np
 from numpy.typing import NDArray
 
-from audit.sensitivity.spaces import Category, Choices, Space
+from audit.claims.spaces import Category, Choices, Space
 from calibrate.errors import InvalidInput, count
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.sensitivity.claim import Arrays, Subject
-from audit.sensitivity.domain import NeighbouringPair
-from audit.sensitivity.spaces import Category, Space
+from audit.claims.claim import Arrays, Subject
+from audit.claims.domain import NeighbouringPair
+from audit.claims.spaces import Category, Space
 from calibrate.claims import Norm
 from calibrate.privacy_unit import PrivacyUnit, Protected
 

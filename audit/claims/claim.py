@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.sensitivity.domain import Domain, NeighbouringPair
+from audit.claims.domain import Domain, NeighbouringPair
 from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput, positive
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation

@@ -16,10 +16,10 @@ from typing import Any, final
 import numpy as np
 
 from audit.bounds import ClopperPearson, EpsilonDeltaCurve, ErrorCounts, LowerBound, Selection
-from audit.mechanisms.outputs import Event, Outputs, Vocabulary, choose_event
-from audit.sensitivity.domain import Domain, NeighbouringPair, Records, build_pair
-from audit.sensitivity.shrink import Shrinking, table, to_json
-from audit.sensitivity.spaces import RandomChoices
+from audit.claims.domain import Domain, NeighbouringPair, Records, build_pair
+from audit.claims.outputs import Event, Outputs, Vocabulary, choose_event
+from audit.claims.shrink import Shrinking, table, to_json
+from audit.claims.spaces import RandomChoices
 from calibrate.errors import InvalidInput, count, open_unit
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 
@@ -164,7 +164,7 @@ def assert_dp(
 
     Not refuted is not proved: the result states the effort, and the largest epsilon that is refuted.
 
-    >>> from audit.sensitivity.spaces import Box
+    >>> from audit.claims.spaces import Box
     >>> def release(x, rng, runs):
     ...     return np.round(x.sum() + rng.laplace(0, 1 / 2, runs), 3)
     >>> assert_dp(release, 2.0, 0.0, Domain({"x": Box(0, 1)})).verdict
@@ -172,7 +172,7 @@ def assert_dp(
     >>> assert_dp(release, 1.0, 0.0, Domain({"x": Box(0, 1)}))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    audit.mechanisms.assert_dp.PrivacyRefuted: refuted: epsilon is at least 1.7...
+    audit.claims.assert_dp.PrivacyRefuted: refuted: epsilon is at least 1.7...
     """
     unit = PrivacyUnit(Protected.ATTRIBUTE if relation is Relation.REPLACE_ATTRIBUTE else protected, relation)
     domain.require(unit)

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audit.sensitivity.claim import DistanceClaim, Subject
-from audit.sensitivity.domain import Domain
-from audit.sensitivity.falsify import CataloguedClaim
-from audit.sensitivity.spaces import Ball, Box, Category, Space
+from audit.claims.claim import DistanceClaim, Subject
+from audit.claims.domain import Domain
+from audit.claims.falsify import CataloguedClaim
+from audit.claims.spaces import Ball, Box, Category, Space
 from calibrate.arrays import Floats
 from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput
