@@ -58,7 +58,7 @@ def _figures(
         yield _power(audit)
     if budget:
         yield _budget(guarantee, budget)
-    if audit is not None and audit.membership is not None and audit.models.membership_attacks:
+    if audit is not None and audit.membership is not None and audit.membership.attacks:
         yield _roc(audit.membership)
     if audit is not None and audit.attribute_inference is not None and audit.attribute_inference.attacks:
         yield _attribute(audit.attribute_inference)

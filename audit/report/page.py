@@ -151,8 +151,8 @@ def _tiles(audit: AuditReport, cost: str | None) -> list[tuple[str, str]]:
     outcomes = Counter(check.outcome for check in audit.checks)
     others = f"{outcomes[CheckOutcome.FAILED]} failed, {outcomes[CheckOutcome.NOT_POSSIBLE]} not possible"
     tiles.append((f"{outcomes[CheckOutcome.PASSED]} of {len(audit.checks)}", f"checks passed; {others}"))
-    if audit.membership is not None and audit.models.membership_attacks:
-        best = max(one.auc.value for one in audit.models.membership_attacks)
+    if audit.membership is not None and audit.membership.attacks:
+        best = max(one.auc.value for one in audit.membership.attacks)
         tiles.append((f"AUC {best:.3f}", "best membership attack; 0.5 is blind guessing"))
     if audit.attribute_inference is not None:
         found = audit.attribute_inference
