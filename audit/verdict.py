@@ -150,7 +150,7 @@ def _refutation(
 
 
 def _is_powerful(promise: Promise | None, checks: Checks, attacks: Attacks, power: AuditPower | None) -> bool:
-    """An attack with power, or noise measured directly, all of it (`audit.noise.all_measured`); and no doubt left.
+    """An attack with power, or noise measured directly, all of it (`audit.runs.noise.all_measured`); and no doubt left.
 
     Where noise is measured at all, a promise priced with it also needs an even chance that the stated breaches would
     have been noticed by some layer. An attack that is as right as without noise overrides whatever was measured.

@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from audit.mechanisms.assert_dp import assert_dp
-    from audit.membership.in_memory import audit_model
-    from audit.one_run import coin_flip, one_run
-    from audit.sensitivity.falsify import assert_sensitivity
-    from audit.training.training_audit import audit_training
+    from audit.claims.assert_dp import assert_dp
+    from audit.claims.falsify import assert_sensitivity
+    from audit.coins.one_run import coin_flip, one_run
+    from audit.coins.training_audit import audit_training
+    from audit.models.in_memory import audit_model
     from calibrate.manifest.keys import generate as generate_key
     from calibrate.manifest.trust import TrustFile
     from calibrate.privacy_unit import EpsilonInterval
@@ -78,19 +78,19 @@ _HOMES = {
     "TrainedModel": "privfair.api.plan",
     "TreatedAsPublic": "privfair.api.frames",
     "TrustFile": "calibrate.manifest.trust",
-    "assert_dp": "audit.mechanisms.assert_dp",
-    "assert_sensitivity": "audit.sensitivity.falsify",
-    "audit_model": "audit.membership.in_memory",
+    "assert_dp": "audit.claims.assert_dp",
+    "assert_sensitivity": "audit.claims.falsify",
+    "audit_model": "audit.models.in_memory",
     "audit_run": "privfair.api.reading",
-    "audit_training": "audit.training.training_audit",
+    "audit_training": "audit.coins.training_audit",
     "budget": "privfair.api.budget",
     "check_theorem": "calibrate.questions",
-    "coin_flip": "audit.one_run",
+    "coin_flip": "audit.coins.one_run",
     "compose": "privfair.api.reading",
     "epsilon": "calibrate.questions",
     "explain": "privfair.api.reading",
     "generate_key": "calibrate.manifest.keys:generate",
-    "one_run": "audit.one_run",
+    "one_run": "audit.coins.one_run",
     "predict": "privfair.run.prediction",
     "report": "privfair.api.reading",
     "rounds": "calibrate.questions",

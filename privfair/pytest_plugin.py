@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 if TYPE_CHECKING:
-    from audit.mechanisms.assert_dp import MechanismResult
-    from audit.sensitivity.falsify import SearchResult
+    from audit.claims.assert_dp import MechanismResult
+    from audit.claims.falsify import SearchResult
 
 _FOUND = pytest.StashKey[list[tuple[str, str]]]()
 
@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def privfair_sensitivity(request: pytest.FixtureRequest) -> Callable[..., SearchResult]:
     """`privfair_sensitivity(function, claim, domain, ...)`: as `assert_sensitivity`, and noted for the summary."""
     try:
-        from audit.sensitivity.falsify import SensitivityRefuted, assert_sensitivity
+        from audit.claims.falsify import SensitivityRefuted, assert_sensitivity
     except ImportError as error:
         _refuse("privfair_sensitivity", error)
 
@@ -51,7 +51,7 @@ def privfair_sensitivity(request: pytest.FixtureRequest) -> Callable[..., Search
 def privfair_dp(request: pytest.FixtureRequest) -> Callable[..., MechanismResult]:
     """`privfair_dp(mechanism, epsilon, delta, domain, ...)`: as `assert_dp`, and noted for the summary."""
     try:
-        from audit.mechanisms.assert_dp import PrivacyRefuted, assert_dp
+        from audit.claims.assert_dp import PrivacyRefuted, assert_dp
     except ImportError as error:
         _refuse("privfair_dp", error)
 

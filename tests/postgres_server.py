@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from audit.evidence import in_memory
+from audit.runs.evidence import in_memory
 
 
 class NotInstalled(Exception):

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import logsumexp
 
-from audit.evidence import sensitive_silos, wrong_answers
 from audit.probes.batch_relations import Batches, moving_groups, predicted_batches, related_rounds, related_silos
 from audit.probes.rehearsal import Rehearsal
 from audit.probes.setting import units_of
 from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.runs.evidence import sensitive_silos, wrong_answers
 from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.sampling import (
     Cyclic,

@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from audit.evidence import RunEvidence
 from audit.probes.batches import check_batches
 from audit.probes.fresh_noise import check_fresh_noise, check_gate_alone
 from audit.probes.isolation import check_isolation
@@ -15,6 +14,7 @@ from audit.probes.rehearsal import DEFAULT_ROUNDS, Rehearsal, rehearse
 from audit.probes.sensitivity import check_every_unit, check_sensitivity
 from audit.probes.setting import ProbeSetting
 from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.runs.evidence import RunEvidence
 from calibrate.errors import PrivfairError
 from calibrate.manifest.mechanism import NoPrivacyPromised
 from calibrate.privacy_unit import Protected

@@ -13,7 +13,9 @@ from itertools import combinations, pairwise
 import numpy as np
 from scipy import stats
 
-from audit.noise import (
+from audit.probes.rehearsal import Rehearsal
+from audit.report.results import Check, CheckOutcome, Layer, passed_if
+from audit.runs.noise import (
     Residuals,
     chi_squared_p_values,
     grid_step,
@@ -23,9 +25,7 @@ from audit.noise import (
     standardise,
     variance_of,
 )
-from audit.probes.rehearsal import Rehearsal
-from audit.report.results import Check, CheckOutcome, Layer, passed_if
-from audit.rerun import Answers, Sending
+from audit.runs.rerun import Answers, Sending
 from calibrate.arrays import Floats, Integers
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, NoPrivacyPromised, RandomizedCategory
 

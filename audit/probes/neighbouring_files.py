@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from audit.evidence import RunEvidence
 from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.runs.evidence import RunEvidence
 from calibrate.errors import PrivfairError
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.data.schema import Schema

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from audit.evidence import AuditorsManifest, RunEvidence
-from audit.rerun import Answers, GateNoise, RunWatch, Sending, answer_repeatedly, publish_repeatedly, rerun
+from audit.runs.evidence import AuditorsManifest, RunEvidence
+from audit.runs.rerun import Answers, GateNoise, RunWatch, Sending, answer_repeatedly, publish_repeatedly, rerun
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.sampling import Sampling

@@ -1,7 +1,7 @@
 """Does one unit move a message further than was signed? The real `contribution()` on neighbours of the real data.
 
 No noise and no search: a few hundred pairs made of the run's own records and of extreme ones, at states the run was
-in. `audit.sensitivity` looks harder, for each algorithm once; this looks at the run at hand, its model and its data.
+in. `audit.claims` looks harder, for each algorithm once; this looks at the run at hand, its model and its data.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.evidence import RunEvidence, sensitive_silos
+from audit.runs.evidence import RunEvidence, sensitive_silos
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, RandomizedCategory
 from calibrate.privacy_unit import PrivacyUnit, Relation

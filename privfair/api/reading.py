@@ -120,8 +120,8 @@ def audit_run(
         budget_seconds: of processor time, for more reruns while an attack is as right as without noise.
         progress: called with a sentence before each layer.
     """
-    from audit.run_audit import AuditOptions
-    from audit.run_audit import audit_run as judge_run
+    from audit.runs.run_audit import AuditOptions
+    from audit.runs.run_audit import audit_run as judge_run
 
     trusted = FolderTrust(None if trust is None else TrustInForce(trust).file, trust_code)
     options, place = AuditOptions(reruns, seed, confidence, budget_seconds), None if plan is None else Path(plan)

@@ -312,8 +312,8 @@ class _RunFlags:
 def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
     from contextlib import ExitStack
 
-    from audit.federated import SitesInHand
-    from audit.run_audit import AuditOptions, audit_run
+    from audit.runs.federated import SitesInHand
+    from audit.runs.run_audit import AuditOptions, audit_run
     from calibrate.manifest.keys import load_public
     from privfair.ledger import Ledger, LedgerAccess
 

@@ -12,11 +12,11 @@ from privfair.cli.executors import executor_of, scheduler_option
 from privfair.cli.output import options, print_rich, print_wrapped, progress_bar
 
 if TYPE_CHECKING:
-    from audit.membership.epsilon_bound import ClaimOnTrial
-    from audit.membership.membership_audit import MembershipOptions
-    from audit.membership.records import AuditedRecords, RecordTables
-    from audit.membership.shadow.train import ShadowRecipe
-    from audit.membership.targets import Target
+    from audit.models.epsilon_bound import ClaimOnTrial
+    from audit.models.membership_audit import MembershipOptions
+    from audit.models.records import AuditedRecords, RecordTables
+    from audit.models.shadow_models import ShadowRecipe
+    from audit.models.targets import Target
     from audit.report.results import AuditReport, Interval
     from calibrate.manifest.trust import TrustFile
     from privfair.run.folder_trust import FolderTrust
@@ -179,7 +179,7 @@ class ModelFlags:
     @property
     def grouping_columns(self) -> tuple[str, ...]:
         """The columns among the groups to compare; scores alone know neither class nor correctness."""
-        from audit.membership.options import BY_CLASS, BY_CORRECTNESS
+        from audit.models.options import BY_CLASS, BY_CORRECTNESS
 
         own = {BY_CLASS, BY_CORRECTNESS} if self.score is None else set()
         return tuple(name for name in self.by if name not in own)
@@ -202,7 +202,7 @@ class ModelFlags:
         self._require_files()
 
     def _require_numbers(self, confidence: float) -> None:
-        from audit.membership.options import require_attack, require_models
+        from audit.models.options import require_attack, require_models
         from calibrate.errors import open_unit
         from calibrate.privacy_unit import EpsilonDelta
 
@@ -245,9 +245,9 @@ class ModelFlags:
 
 def judge_model(flags: ModelFlags, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
     """Read the files, open the model, train shadow models, attack, judge."""
-    from audit.membership.membership_audit import audit_model, audit_scores
-    from audit.membership.records import RecordTables
-    from audit.membership.targets import MemberEnd, quality_of, read_scores
+    from audit.models.membership_audit import audit_model, audit_scores
+    from audit.models.records import RecordTables
+    from audit.models.targets import MemberEnd, quality_of, read_scores
 
     assert flags.members is not None
     assert flags.nonmembers is not None
@@ -272,8 +272,8 @@ def judge_model(flags: ModelFlags, trusted: FolderTrust, seed: int, confidence: 
 
 def open_model(flags: ModelFlags, trusted: FolderTrust) -> Target:
     """The model that was named, opened as the flags allow."""
-    from audit.membership.open_target import PickleTrust, open_target
-    from audit.membership.targets import OutputKind
+    from audit.models.open_target import PickleTrust, open_target
+    from audit.models.targets import OutputKind
 
     assert flags.model_path is not None
     pickles = PickleTrust.TRUSTED if flags.trust_pickle else PickleTrust.REFUSED
@@ -340,12 +340,12 @@ def _interval(one: Interval) -> str:
 
 def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
     """The records of all files as this model takes them."""
-    from audit.membership.records import ColumnChoice, RecordTables, encode_tables
+    from audit.models.records import ColumnChoice, RecordTables, encode_tables
 
     assert flags.members is not None
     assert flags.nonmembers is not None
     if flags.run_folder is not None:
-        from audit.membership.torch_targets import RunTarget
+        from audit.models.torch_targets import RunTarget
 
         assert isinstance(target, RunTarget)
         tables = RecordTables.read(flags.members, flags.nonmembers, flags.population, target.layout)
@@ -362,7 +362,7 @@ def records_for(flags: ModelFlags, target: Target) -> AuditedRecords:
 
 def _groupings(flags: ModelFlags, tables: RecordTables) -> dict[str, Any]:
     """The columns among the groups that were asked for; scores alone know neither class nor correctness."""
-    from audit.membership.exposure import grouping_column
+    from audit.models.exposure import grouping_column
 
     return {name: grouping_column(name, tables.cells(name)) for name in flags.grouping_columns}
 
@@ -375,8 +375,8 @@ def _member_marks(tables: RecordTables) -> Any:
 
 def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confidence: float) -> MembershipOptions:
     from audit.bounds import CurveFamily
-    from audit.membership.membership_audit import MembershipOptions
-    from audit.membership.options import ExposureOptions
+    from audit.models.membership_audit import MembershipOptions
+    from audit.models.options import ExposureOptions
     from audit.report.results import Assignment
 
     assignment, named = Assignment(flags.assignment), dict.fromkeys(flags.attacks)
@@ -391,8 +391,8 @@ def _recipe(flags: ModelFlags) -> ShadowRecipe | None:
     """None for "same": the target itself says what resembles it."""
     if flags.own_shadows:
         return None
-    from audit.membership.shadow.stacked_linear import StackedLogistic
-    from audit.membership.shadow.stacked_perceptron import StackedPerceptron
+    from audit.models.stacked_linear import StackedLogistic
+    from audit.models.stacked_perceptron import StackedPerceptron
 
     epochs = {} if flags.epochs is None else {"epochs": flags.epochs}
     if flags.shadow == "logistic":
@@ -402,7 +402,7 @@ def _recipe(flags: ModelFlags) -> ShadowRecipe | None:
 
 def _claim(flags: ModelFlags, trust: TrustFile | None) -> ClaimOnTrial | None:
     """The manifest's promise, the run's own, or the auditor's words; in this order."""
-    from audit.membership.epsilon_bound import ClaimOnTrial
+    from audit.models.epsilon_bound import ClaimOnTrial
     from calibrate.manifest.verify import authenticate, read_unverified
     from calibrate.privacy_unit import Relation
     from privfair.cli.output import read_bytes
@@ -478,8 +478,8 @@ def attribute_of_run(
     flags: AttributeFlags, run: Path, trusted: FolderTrust, plan_path: Path | None, seed: int, confidence: float
 ) -> Inferred:
     """Of a run; a run that does not allow it (no model yet, images, too few records) says so."""
-    from audit.attribute.attribute_audit import AttributeOptions
-    from audit.attribute.targets import attribute_inference_of_run
+    from audit.models.attribute_audit import AttributeOptions
+    from audit.models.attribute_targets import attribute_inference_of_run
     from calibrate.errors import InvalidInput
 
     if not flags.infer:
@@ -497,10 +497,10 @@ def attribute_of_model(
     """Of a model with two files; only where a column was named."""
     if flags.sensitive is None:
         return _not_inferred("no --sensitive COLUMN was named")
-    from audit.attribute.attribute_audit import AttributeOptions
-    from audit.attribute.targets import attribute_inference_of_model
-    from audit.membership.records import RecordTables
-    from audit.membership.torch_targets import RunTarget
+    from audit.models.attribute_audit import AttributeOptions
+    from audit.models.attribute_targets import attribute_inference_of_model
+    from audit.models.records import RecordTables
+    from audit.models.torch_targets import RunTarget
 
     assert model.members is not None
     assert model.nonmembers is not None

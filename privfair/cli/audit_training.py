@@ -107,7 +107,7 @@ def command(
             if named is not None:
                 load_named(named)
 
-    from audit.training.training_audit import audit_training
+    from audit.coins.training_audit import audit_training
     from privfair.cli.audit import show_report
 
     data, column = _read(data_path, label, unit, arrays)

@@ -36,7 +36,7 @@ def command(as_json: bool) -> None:
 
 
 def _registries() -> tuple[Plugins[Any], ...]:
-    from audit.membership.attacks import ATTACK_PLUGINS
+    from audit.models.membership_attacks import ATTACK_PLUGINS
     from calibrate.plans.from_mapping import PLAN_PLUGINS
     from calibrate.theorems.catalogue import THEOREM_PLUGINS
     from privfair.algorithms.registry import ALGORITHM_PLUGINS

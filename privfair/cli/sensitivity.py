@@ -12,7 +12,7 @@ from privfair.cli.help import Subcommands
 from privfair.cli.output import json_option, print_json, print_rich, print_wrapped
 
 if TYPE_CHECKING:
-    from audit.sensitivity.falsify import CataloguedClaim, Search, SearchResult
+    from audit.claims.falsify import CataloguedClaim, Search, SearchResult
 
 _RELATIONS = ("add-remove", "replace-one", "replace-attribute")
 
@@ -37,7 +37,7 @@ command.add_command(sensitivity_report.command)
 @json_option
 def list_all(as_json: bool) -> None:
     """The claims that can be checked by id."""
-    from audit.sensitivity.catalogue import claim_named, ids
+    from audit.claims.catalogue import claim_named, ids
 
     entries = [claim_named(id) for id in ids()]
     if as_json:
@@ -100,14 +100,14 @@ def check(
 ) -> None:
     """Search for neighbouring data sets further apart than claimed; exit code 1 if there are any.
 
-    The function's parameters are named after the columns and public values of its DOMAIN (audit.sensitivity.domain).
+    The function's parameters are named after the columns and public values of its DOMAIN (audit.claims.domain).
 
     \b
     Examples:
       privfair sensitivity check steffle.lemma-B.1.W
       privfair sensitivity check my_module:clipped_mean --claim 0.25 --relation replace-one --json
     """
-    from audit.sensitivity.falsify import Search
+    from audit.claims.falsify import Search
 
     stated = {"relation": relation, "protected": protected, "norm": norm, "arrays": arrays, "domain": domain_name}
     entry = _claim_of_function(what, claim, stated) if ":" in what else _claim_of_id(what, claim, stated)
@@ -139,7 +139,7 @@ def _claim_of_id(id: str, claim: float | None, stated: dict[str, str | None]) ->
     """A claim of the catalogue, perhaps with another bound; what it is about is fixed."""
     from dataclasses import replace
 
-    from audit.sensitivity.catalogue import claim_named
+    from audit.claims.catalogue import claim_named
     from calibrate.errors import InvalidInput
 
     given = [name for name, value in stated.items() if value is not None]
@@ -152,10 +152,10 @@ def _claim_of_id(id: str, claim: float | None, stated: dict[str, str | None]) ->
 
 
 def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | None]) -> CataloguedClaim:
+    from audit.claims.claim import Arrays, DistanceClaim, Subject
+    from audit.claims.domain import Domain
+    from audit.claims.falsify import CataloguedClaim
     from audit.named import load_named
-    from audit.sensitivity.claim import Arrays, DistanceClaim, Subject
-    from audit.sensitivity.domain import Domain
-    from audit.sensitivity.falsify import CataloguedClaim
     from calibrate.claims import Norm
     from calibrate.errors import InvalidInput
     from calibrate.privacy_unit import Protected, Relation
@@ -164,7 +164,7 @@ def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | N
         raise InvalidInput("--claim", None, "is needed for a function of your own", "state the bound to test")
     domain = load_named(stated["domain"] or what.partition(":")[0] + ":DOMAIN")
     if not isinstance(domain, Domain):
-        raise InvalidInput("--domain", stated["domain"], "is not a Domain", "name an audit.sensitivity.domain.Domain")
+        raise InvalidInput("--domain", stated["domain"], "is not a Domain", "name an audit.claims.domain.Domain")
     bound = DistanceClaim(
         claim,
         Relation(stated["relation"] or "add-remove"),

@@ -8,11 +8,11 @@ does my plan, algorithm, theorem or attack keep what privfair relies on?
 
 from __future__ import annotations
 
-from audit.mechanisms.assert_dp import MechanismResult, MechanismSearch, PrivacyRefuted, assert_dp
-from audit.sensitivity.claim import Arrays, DistanceClaim
-from audit.sensitivity.domain import Domain
-from audit.sensitivity.falsify import Search, SearchResult, SensitivityRefuted, assert_sensitivity
-from audit.sensitivity.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex
+from audit.claims.assert_dp import MechanismResult, MechanismSearch, PrivacyRefuted, assert_dp
+from audit.claims.claim import Arrays, DistanceClaim
+from audit.claims.domain import Domain
+from audit.claims.falsify import Search, SearchResult, SensitivityRefuted, assert_sensitivity
+from audit.claims.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex
 from calibrate.claims import Norm
 from calibrate.privacy_unit import Protected, Relation
 from privfair.testing.contracts import ContractBroken, check_algorithm, check_attack, check_plan, check_theorem

@@ -25,7 +25,7 @@ from calibrate.theorems.theorem import Theorem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from audit.membership.attacks import Scoring
+    from audit.models.membership_attacks import Scoring
     from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
     from privfair.contribution import BoundedContribution, Published
 
@@ -223,7 +223,7 @@ def check_attack(attack: Scoring, records: int = 400) -> None:
 
     On made-up signals: a model that was trained on a record is firmer about it by a known number of deviations.
     """
-    from audit.membership.roc import area
+    from audit.models.roc import area
 
     leaking, member = _world(1, 6.0, records)
     scores = attack.scores(leaking)
@@ -239,7 +239,7 @@ def check_attack(attack: Scoring, records: int = 400) -> None:
 
 
 def _world(seed: int, leak: float, records: int) -> tuple[Any, Any]:
-    from audit.membership.signals import Signals
+    from audit.models.signals import Signals
 
     random, models = np.random.default_rng(seed), 12
     difficulty = random.normal(0, 2, records)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from audit.membership.records import AuditedRecords
-from audit.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.membership.shadow.train import ShadowRecords
+from audit.models.records import AuditedRecords
+from audit.models.shadow_models import ShadowRecords
+from audit.models.stacked_perceptron import StackedPerceptron
 
 FEATURES, CLASSES = 20, 4
 OVERFIT = StackedPerceptron((32,), epochs=40, batch=32)

@@ -11,8 +11,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from audit.membership.shadow.stacked_linear import Stack, margins, with_constant
-from audit.membership.shadow.train import ShadowRecords
+from audit.models.shadow_models import ShadowRecords
+from audit.models.stacked_linear import Stack, margins, with_constant
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import UnsupportedCombination, count, positive
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from audit.sensitivity.domain import Domain
-from audit.sensitivity.spaces import Box
+from audit.claims.domain import Domain
+from audit.claims.spaces import Box
 from calibrate.privacy_unit import Relation
 
 EPSILON = 2.0

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.sensitivity.claim import Arrays, DistanceClaim
-from audit.sensitivity.domain import Domain
-from audit.sensitivity.spaces import Box, Category
+from audit.claims.claim import Arrays, DistanceClaim
+from audit.claims.domain import Domain
+from audit.claims.spaces import Box, Category
 from calibrate.claims import Norm
 from calibrate.privacy_unit import Relation
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from audit.mechanisms import assert_dp as module
-from audit.mechanisms.assert_dp import MechanismSearch, PrivacyRefuted, assert_dp
-from audit.mechanisms.outputs import Outputs, Vocabulary, _lowest_bits
-from audit.sensitivity.domain import Domain
-from audit.sensitivity.spaces import Box, Category
+from audit.claims import assert_dp as module
+from audit.claims.assert_dp import MechanismSearch, PrivacyRefuted, assert_dp
+from audit.claims.domain import Domain
+from audit.claims.outputs import Outputs, Vocabulary, _lowest_bits
+from audit.claims.spaces import Box, Category
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Protected, Relation
 from tests.audit.published_mechanisms import PUBLISHED, Published

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.attribute.attacks import Csmia, Yeom
-from audit.attribute.attribute_audit import AttributeOptions, attribute_inference, difference_interval, mean_interval
-from audit.attribute.records import Attribute, AttributeRecords, SensitiveInput
+from audit.models.attribute_attacks import Csmia, Yeom
+from audit.models.attribute_audit import AttributeOptions, attribute_inference, difference_interval, mean_interval
+from audit.models.attribute_records import Attribute, AttributeRecords, SensitiveInput
 from audit.report.results import AttributeFinding, AttributeInference
 from calibrate.errors import InvalidInput
 from tests.audit.attribute_cases import Honest, Memorising, MemorisingElsewhere, as_input, population, without_input
@@ -84,7 +84,7 @@ def test_csmia_decides_by_how_many_values_are_right() -> None:
         def probabilities(self, features):  # type: ignore[no-untyped-def]
             return np.array([answers[tuple(row)] for row in features])
 
-    from audit.attribute.attacks import Knowledge
+    from audit.models.attribute_attacks import Knowledge
 
     records = AttributeRecords(
         np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]), np.ones(3, dtype=np.int64), np.array([0, 1, 1])

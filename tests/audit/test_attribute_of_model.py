@@ -10,12 +10,12 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
-from audit.attribute.attacks import WhiteBox, Yeom
-from audit.attribute.attribute_audit import AttributeOptions
-from audit.attribute.targets import AskedByClass, InputTable, attribute_inference_of_model
-from audit.membership.records import ColumnChoice, RecordTables, encode_tables
-from audit.membership.targets import SklearnTarget
-from audit.membership.torch_targets import TorchTarget
+from audit.models.attribute_attacks import WhiteBox, Yeom
+from audit.models.attribute_audit import AttributeOptions
+from audit.models.attribute_targets import AskedByClass, InputTable, attribute_inference_of_model
+from audit.models.records import ColumnChoice, RecordTables, encode_tables
+from audit.models.targets import SklearnTarget
+from audit.models.torch_targets import TorchTarget
 from audit.report.results import AttributeFinding
 from calibrate.errors import InvalidInput
 from tests.audit.attribute_cases import population

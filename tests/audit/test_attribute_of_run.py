@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.attribute.targets import members_of
+from audit.models.attribute_targets import members_of
 from privfair.data.training_data import load_training_data
 from privfair.plan.training import read_training_plan
 from tests.end_to_end.test_attributes_apart import TWO, plan_text

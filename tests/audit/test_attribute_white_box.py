@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from audit.attribute.attacks import WhiteBox, Yeom
-from audit.attribute.attribute_audit import AttributeOptions, attribute_inference
-from audit.attribute.records import AttributeRecords
-from audit.attribute.targets import ModuleWeights, RunModel
+from audit.models.attribute_attacks import WhiteBox, Yeom
+from audit.models.attribute_audit import AttributeOptions, attribute_inference
+from audit.models.attribute_records import AttributeRecords
+from audit.models.attribute_targets import ModuleWeights, RunModel
 from audit.report.results import AttributeFinding
 from calibrate.errors import InvalidInput
 from privfair.models.linear import LogisticRegression

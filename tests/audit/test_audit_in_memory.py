@@ -20,9 +20,9 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
 import privfair as pf
-from audit.membership.open_target import open_target
-from audit.membership.records import AuditedRecords
-from audit.membership.torch_targets import TorchTarget
+from audit.models.open_target import open_target
+from audit.models.records import AuditedRecords
+from audit.models.torch_targets import TorchTarget
 from calibrate.errors import InvalidInput
 
 RANDOM = np.random.default_rng(5)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from audit.bounds import CurveFamily, GuessCounts, LowerBound, Method
-from audit.noise import check_noise, noise_power
+from audit.coins.coin_audit import coin_audit
 from audit.probes.sensitivity import check_every_unit
 from audit.probes.setting import ProbeSetting
 from audit.report.figures import draw_figures
@@ -28,8 +28,8 @@ from audit.report.results import (
     Standing,
     passed_if,
 )
-from audit.run_audit import AuditOptions, audit_run, until_decided
-from audit.transcript.coin_audit import coin_audit
+from audit.runs.noise import check_noise, noise_power
+from audit.runs.run_audit import AuditOptions, audit_run, until_decided
 from audit.verdict import judge, on_trial
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from tests.planted_bugs.bug import sending, with_values

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from audit.training.training_audit import audit_training
+from audit.coins.training_audit import audit_training
 from calibrate.errors import InvalidInput
 from privfair.cli.executors import executor_of
 from tests.audit import strangers_training as strangers

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from audit.canaries.canary_runs import COIN_STREAM, NOISE_STREAM, Effort
-from audit.canaries.decoder import CoinMeaning
-from audit.canaries.insertion import Canaries, CanarySilo
+from audit.coins.canary_decoder import CoinMeaning
+from audit.coins.canary_runs import COIN_STREAM, NOISE_STREAM, Effort
+from audit.coins.insertion import Canaries, CanarySilo
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import SiloTensors
 

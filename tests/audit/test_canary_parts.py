@@ -10,9 +10,8 @@ from scipy.stats import norm
 from audit.bounds import LowerBound
 from audit.bounds.lower_bound import GuessCounts, Method
 from audit.bounds.trade_off import CurveFamily
-from audit.canaries.canary_model import LABEL, LENGTH, CanaryModel, canary_features, require_unmarked
-from audit.canaries.choice import affordable
-from audit.canaries.decoder import (
+from audit.coins.canary_choice import affordable
+from audit.coins.canary_decoder import (
     CoinMeaning,
     Decoder,
     Interference,
@@ -21,8 +20,9 @@ from audit.canaries.decoder import (
     coin_meaning,
     quiet_directions,
 )
-from audit.noise import _directions
+from audit.coins.canary_model import LABEL, LENGTH, CanaryModel, canary_features, require_unmarked
 from audit.report.results import Attack, Conclusion, CurveTest, Promise
+from audit.runs.noise import _directions
 from audit.verdict import judge, manifest_curve
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.gaussian import GaussianPlan

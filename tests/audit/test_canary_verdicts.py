@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from audit.noise import ALL_MEASURED
 from audit.report.results import FLOOR, AuditReport, CheckOutcome, Conclusion
-from audit.run_audit import AuditOptions, audit_run
+from audit.runs.noise import ALL_MEASURED
+from audit.runs.run_audit import AuditOptions, audit_run
 from calibrate.manifest import keys as signature
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
 from calibrate.manifest.keys import generate

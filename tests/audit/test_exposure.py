@@ -13,10 +13,10 @@ from scipy.special import ndtr
 from sklearn.linear_model import LogisticRegression
 
 import privfair as pf
-from audit.membership.epsilon_bound import BoundTerms
-from audit.membership.exposure import exposed_records, exposure_of_groups, grouping_column, learn_rule
-from audit.membership.records import Coins
-from audit.membership.signals import Signals
+from audit.models.epsilon_bound import BoundTerms
+from audit.models.exposure import exposed_records, exposure_of_groups, grouping_column, learn_rule
+from audit.models.records import Coins
+from audit.models.signals import Signals
 from audit.report.page import ReportContent, render
 from audit.report.results import Assignment, AuditReport
 from calibrate.errors import InvalidInput
@@ -171,8 +171,8 @@ def test_what_cannot_be_compared_is_refused(asked: dict[str, Any], match: str) -
 
 
 def test_records_cannot_be_listed_with_a_population_or_from_scores_alone() -> None:
-    from audit.membership.membership_audit import MembershipOptions, audit_scores
-    from audit.membership.options import ExposureOptions
+    from audit.models.membership_audit import MembershipOptions, audit_scores
+    from audit.models.options import ExposureOptions
 
     with pytest.raises(InvalidInput, match="population"):
         pf.audit_model(MODEL, MEMBERS, OTHERS, population=two_groups(9)[0], label="label", shadow_models=16, exposed=2)

@@ -12,11 +12,11 @@ import pytest
 
 import privfair as pf
 from audit.bounds import CurveFamily, ProfileCurve
-from audit.evidence import AuditorsManifest
-from audit.membership.epsilon_bound import BoundTerms, ClaimOnTrial, bound_of, power_of
-from audit.membership.membership_audit import MembershipOptions, audit_scores
-from audit.membership.records import AuditedRecords, Coins
+from audit.models.epsilon_bound import BoundTerms, ClaimOnTrial, bound_of, power_of
+from audit.models.membership_audit import MembershipOptions, audit_scores
+from audit.models.records import AuditedRecords, Coins
 from audit.report.results import Assignment, CheckOutcome, Conclusion, Promise
+from audit.runs.evidence import AuditorsManifest
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import InvalidInput
 from calibrate.manifest.verify import read_unverified

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from audit.membership.attacks import Rmia, shares_above
-from audit.membership.roc import area, curve, low_rates, rate_at
-from audit.membership.signals import Signals, log_probability, phi_from_logits, phi_from_probabilities
+from audit.models.membership_attacks import Rmia, shares_above
+from audit.models.roc import area, curve, low_rates, rate_at
+from audit.models.signals import Signals, log_probability, phi_from_logits, phi_from_probabilities
 from audit.report.results import AttackName, Interval, MembershipAttackResult, MembershipResult
 from calibrate.errors import InvalidInput
 

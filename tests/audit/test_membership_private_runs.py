@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.membership.epsilon_bound import ClaimOnTrial
-from audit.membership.membership_audit import MembershipOptions, audit_model
-from audit.membership.records import RecordTables
-from audit.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.membership.shadow.train import ShadowRecords
-from audit.membership.torch_targets import RunTarget
+from audit.models.epsilon_bound import ClaimOnTrial
+from audit.models.membership_audit import MembershipOptions, audit_model
+from audit.models.records import RecordTables
+from audit.models.shadow_models import ShadowRecords
+from audit.models.stacked_perceptron import StackedPerceptron
+from audit.models.torch_targets import RunTarget
 from audit.report.results import AuditReport, Conclusion
 from calibrate.manifest.verify import read_unverified
 from tests.audit.membership_worlds import noisy_records

@@ -18,12 +18,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from torch import nn
 
-from audit.membership.shadow.stacked_linear import StackedLogistic
-from audit.membership.shadow.stacked_module import StackedModule
-from audit.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
-from audit.membership.targets import ClonedEstimator, twin_forest
-from audit.membership.torch_targets import TorchTarget
+from audit.models.shadow_models import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
+from audit.models.stacked_linear import StackedLogistic
+from audit.models.stacked_module import StackedModule
+from audit.models.stacked_perceptron import StackedPerceptron
+from audit.models.targets import ClonedEstimator, twin_forest
+from audit.models.torch_targets import TorchTarget
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from tests.audit.membership_worlds import audited, noisy_records
 from tests.audit.private_shadow_models import StackedPrivateLogistic

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from audit.bounds import CurveFamily, GuessCounts, LowerBound, Method
-from audit.noise import Residuals, all_measured, judge_residuals
 from audit.report.results import STATED_BREACH, Attack, Check, CheckOutcome, Conclusion, Promise, Standing
+from audit.runs.noise import Residuals, all_measured, judge_residuals
 from audit.verdict import is_at_ceiling, judge
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-import audit.one_run
-from audit.one_run import coin_flip, one_run
+import audit.coins.one_run
+from audit.coins.one_run import coin_flip, one_run
 from audit.report.results import Conclusion
 from calibrate.errors import InvalidInput
 
@@ -17,7 +17,7 @@ DELTA = 1e-5
 
 
 def test_the_examples_of_the_docstrings_are_true() -> None:
-    assert doctest.testmod(audit.one_run, verbose=False).failed == 0
+    assert doctest.testmod(audit.coins.one_run, verbose=False).failed == 0
 
 
 def test_coins_are_fair_and_follow_their_seed() -> None:

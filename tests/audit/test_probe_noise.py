@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from audit.noise import Residuals, grid_step, judge_residuals, off_grid
 from audit.probes.batches import _joined_units
 from audit.probes.fresh_noise import _answers_alone, _of_published, _responses, _truth, _variances
 from audit.report.results import CheckOutcome
-from audit.rerun import Sending
+from audit.runs.noise import Residuals, grid_step, judge_residuals, off_grid
+from audit.runs.rerun import Sending
 from calibrate.manifest.mechanism import GaussianNoise, NoiseSampler, RandomizedCategory
 from privfair.noise import ExactNoise
 from tests.planted_bugs.fixed_randomness import fixed_randomness

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from audit.evidence import RunEvidence
 from audit.probes.check_probes import check_probes
 from audit.probes.isolation import check_isolation
 from audit.probes.setting import ProbeSetting
 from audit.report.results import Check, CheckOutcome, Layer
+from audit.runs.evidence import RunEvidence
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.models.linear import LogisticRegression
 from tests.planted_bugs.fixed_randomness import fixed_randomness

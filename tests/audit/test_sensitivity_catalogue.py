@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from audit.sensitivity import catalogue
-from audit.sensitivity.engine_claims import UNMOVED
-from audit.sensitivity.falsify import Search, replay
+from audit.claims import catalogue
+from audit.claims.engine_claims import UNMOVED
+from audit.claims.falsify import Search, replay
 from calibrate.theorems.steffle import Radius
 
 QUICK = Search(pairs=150, climbs=3, steps=40)

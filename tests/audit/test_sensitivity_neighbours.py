@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from audit.sensitivity import neighbours
-from audit.sensitivity.claim import DistanceClaim, Subject
-from audit.sensitivity.domain import Domain, NeighbouringPair, size_of
-from audit.sensitivity.falsify import Search, falsify, replay
-from audit.sensitivity.shrink import from_json, table, to_json
-from audit.sensitivity.spaces import Ball, Box, Category
+from audit.claims import neighbours
+from audit.claims.claim import DistanceClaim, Subject
+from audit.claims.domain import Domain, NeighbouringPair, size_of
+from audit.claims.falsify import Search, falsify, replay
+from audit.claims.shrink import from_json, table, to_json
+from audit.claims.spaces import Ball, Box, Category
 from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Relation

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.sensitivity.domain import Domain
-from audit.sensitivity.falsify import Search, SensitivityRefuted, assert_sensitivity
-from audit.sensitivity.spaces import Box
+from audit.claims.domain import Domain
+from audit.claims.falsify import Search, SensitivityRefuted, assert_sensitivity
+from audit.claims.spaces import Box
 from calibrate.errors import InvalidInput
 from tests.audit.stranger_functions import STRANGERS, Stranger
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from privfair.cli import cli
 
 _MODULE = """
-from audit.sensitivity.domain import Domain
-from audit.sensitivity.spaces import Box
+from audit.claims.domain import Domain
+from audit.claims.spaces import Box
 DOMAIN = Domain({"x": Box(0.0, 1.0)})
 def total(x):
     return x.sum()

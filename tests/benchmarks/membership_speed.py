@@ -27,10 +27,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from audit.membership.attacks import shares_above
-from audit.membership.shadow.stacked_linear import StackedLogistic
-from audit.membership.shadow.stacked_perceptron import StackedPerceptron
-from audit.membership.shadow.train import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
+from audit.models.membership_attacks import shares_above
+from audit.models.shadow_models import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
+from audit.models.stacked_linear import StackedLogistic
+from audit.models.stacked_perceptron import StackedPerceptron
 from tests.audit.private_shadow_models import StackedPrivateLogistic
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "membership.md"

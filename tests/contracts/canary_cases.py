@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from audit.evidence import RunEvidence
+from audit.runs.evidence import RunEvidence
 from tests.privfair.small_runs import Desk
 
 _HEAD = """algorithm = "{algorithm}"

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from audit.bounds import Selection
-from audit.membership.attacks import LiraOffline, LiraOnline, LossThreshold, MembershipAttack, Rmia
-from audit.membership.epsilon_bound import BoundTerms, bound_of, rankings_of
-from audit.membership.roc import area
-from audit.membership.signals import Signals
-from audit.membership.targets import UserScore
+from audit.models.epsilon_bound import BoundTerms, bound_of, rankings_of
+from audit.models.membership_attacks import LiraOffline, LiraOnline, LossThreshold, MembershipAttack, Rmia
+from audit.models.roc import area
+from audit.models.signals import Signals
+from audit.models.targets import UserScore
 from audit.report.results import Assignment
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import InvalidInput, UnsupportedCombination

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.canaries.canary_audit import canary_audit
-from audit.canaries.canary_runs import Effort
-from audit.canaries.choice import CanaryDesign, design_canaries
-from audit.canaries.decoder import CanaryKind, CoinMeaning
-from audit.canaries.insertion import ReplayedRound, Scaling, alone
-from audit.evidence import RunEvidence
-from audit.noise import check_noise_floor
+from audit.coins.canary_audit import canary_audit
+from audit.coins.canary_choice import CanaryDesign, design_canaries
+from audit.coins.canary_decoder import CanaryKind, CoinMeaning
+from audit.coins.canary_runs import Effort
+from audit.coins.insertion import ReplayedRound, Scaling, alone
 from audit.report.results import AuditReport, CheckOutcome, Conclusion
+from audit.runs.evidence import RunEvidence
+from audit.runs.noise import check_noise_floor
 from audit.verdict import judge, on_trial
 from calibrate.manifest.mechanism import GaussianNoise
 from privfair.algorithms.algorithm import SiloTensors

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from audit.membership.attacks import LossThreshold, Rmia, Scoring
-from audit.membership.signals import Signals
+from audit.models.membership_attacks import LossThreshold, Rmia, Scoring
+from audit.models.signals import Signals
 from calibrate.arrays import Floats
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.theorems.catalogue import theorem_named

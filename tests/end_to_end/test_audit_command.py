@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from audit.evidence import RunEvidence
-from audit.noise import check_noise, judge_residuals, residuals
+from audit.coins.coin_decoder import fitted_deviation, log_odds
 from audit.report.results import CheckOutcome
-from audit.transcript.decoder import fitted_deviation, log_odds
+from audit.runs.evidence import RunEvidence
+from audit.runs.noise import check_noise, judge_residuals, residuals
 from tests.end_to_end.command_line import Outcome as CommandOutcome
 from tests.end_to_end.command_line import privfair
 from tests.privfair.small_runs import steffle_plan, write_silos

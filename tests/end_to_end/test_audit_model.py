@@ -151,14 +151,14 @@ def save_onnx(path: Path, *, sigmoid: bool = False) -> None:
 
 def test_an_onnx_file_gives_the_signals_of_its_matrix(tmp_path: Path, files: tuple[object, ...]) -> None:
     pytest.importorskip("onnxruntime")
-    from audit.membership.open_target import open_target
-    from audit.membership.signals import phi_from_logits
+    from audit.models.open_target import open_target
+    from audit.models.signals import phi_from_logits
     from tests.audit.membership_worlds import audited
 
     path = tmp_path / "m.onnx"
     save_onnx(path)
     features, labels = arrays()
-    from audit.membership.shadow.train import ShadowRecords
+    from audit.models.shadow_models import ShadowRecords
 
     records = audited(ShadowRecords(features, labels, 2), RECORDS // 2, RECORDS // 2)
     weight = np.random.default_rng(0).normal(size=(FEATURES, 2)).astype(np.float32)
@@ -416,7 +416,7 @@ def test_classes_with_names_need_the_models_order(tmp_path: Path) -> None:
 def test_an_interrupt_leaves_nothing_behind(
     tmp_path: Path, files: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from audit.membership import targets as cloned_estimator
+    from audit.models import targets as cloned_estimator
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt

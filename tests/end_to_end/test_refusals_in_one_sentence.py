@@ -20,8 +20,8 @@ STEFFLE = {
     "--w-radius": "1",
 }
 MODULE = """
-from audit.sensitivity.domain import Domain
-from audit.sensitivity.spaces import Box
+from audit.claims.domain import Domain
+from audit.claims.spaces import Box
 
 DOMAIN = Domain({"x": Box(0.0, 1.0)}, fewest=2)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from audit.evidence import in_memory
+from audit.runs.evidence import in_memory
 from tests.fault_injection.campaign import SQLITE, Store, attempts
 from tests.fault_injection.schemes import SCHEMES, Scheme
 from tests.postgres_server import NotInstalled, new_schema, postgres_server

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.federated import SitesInHand
 from audit.report.results import AuditReport, CheckOutcome
-from audit.run_audit import AuditOptions, audit_run
+from audit.runs.federated import SitesInHand
+from audit.runs.run_audit import AuditOptions, audit_run
 from calibrate.errors import InvalidInput, Refused
 from calibrate.manifest.keys import Role, SigningKey, generate, load_public, save
 from privfair.federation.gather import gather_run, parties_of

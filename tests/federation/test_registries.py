@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.federated import SitesInHand, _asked_records, _asked_too_often, read_site_papers
 from audit.report.results import CheckOutcome
-from audit.run_audit import AuditOptions, audit_run
+from audit.runs.federated import SitesInHand, _asked_records, _asked_too_often, read_site_papers
+from audit.runs.run_audit import AuditOptions, audit_run
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.sampling import Poisson, ShuffledEpochs
 from privfair.batches.record import BatchRecord, BatchWriter

@@ -18,11 +18,11 @@ from tempfile import TemporaryDirectory
 
 from scipy import stats
 
-from audit.conformance import check_conformance
-from audit.noise import check_noise, check_noise_floor
 from audit.probes import rehearsal
 from audit.probes.check_probes import check_rehearsal
 from audit.report.results import Check, CheckOutcome
+from audit.runs.conformance import check_conformance
+from audit.runs.noise import check_noise, check_noise_floor
 from privfair.ledger import Ledger, LedgerAccess
 from tests.planted_bugs.fixed_randomness import fixed_randomness
 from tests.planted_bugs.workshop import Engine, Workshop

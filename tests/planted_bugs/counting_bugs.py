@@ -142,7 +142,7 @@ def _groups_by_position() -> AbstractContextManager[Any]:
     """The cycle's groups are dealt in the order of the file: one record fewer, and all later ones change theirs."""
     modules = (
         "privfair.federation.local_party",
-        "audit.evidence",
+        "audit.runs.evidence",
         "audit.probes.batches",
         "audit.probes.batch_relations",
     )

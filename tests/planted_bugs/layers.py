@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from audit.canaries.canary_audit import canary_audit
-from audit.canaries.canary_runs import Effort
-from audit.conformance import check_conformance
-from audit.evidence import RunEvidence
-from audit.noise import check_noise, check_noise_floor
+from audit.claims import catalogue
+from audit.claims.falsify import Search
+from audit.coins.canary_audit import canary_audit
+from audit.coins.canary_runs import Effort
+from audit.coins.coin_audit import coin_audit
 from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, Check, CheckOutcome, Conclusion
-from audit.sensitivity import catalogue
-from audit.sensitivity.falsify import Search
-from audit.transcript.coin_audit import coin_audit
+from audit.runs.conformance import check_conformance
+from audit.runs.evidence import RunEvidence
+from audit.runs.noise import check_noise, check_noise_floor
 from audit.verdict import judge, on_trial
 from calibrate.privacy_unit import Relation
 from privfair.ledger import Ledger, LedgerAccess

@@ -293,7 +293,7 @@ def _again_after_opening() -> AbstractContextManager[Any]:
         opened._noise = {party: Restarted(f"{token} {party}") for party in opened._noise}
         return opened
 
-    modules = ("audit.rerun", "privfair.federation.local_party")
+    modules = ("audit.runs.rerun", "privfair.federation.local_party")
     return together(*(patch(f"{name}.open_gate", open_gate) for name in modules))
 
 

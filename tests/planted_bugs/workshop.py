@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from audit.evidence import AuditorsManifest, RunEvidence
+from audit.runs.evidence import AuditorsManifest, RunEvidence
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.verify import read_unverified
 from privfair.run.folder import RunFolder

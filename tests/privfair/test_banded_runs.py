@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audit.evidence import RunEvidence
-from audit.noise import check_noise, residuals
 from audit.probes.batches import ALPHA, _wrong_cycle
 from audit.report.results import CheckOutcome
+from audit.runs.evidence import RunEvidence
+from audit.runs.noise import check_noise, residuals
 from calibrate.banded import banded_strategy
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.sampling import Cyclic

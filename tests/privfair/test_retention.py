@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from audit.conformance import check_conformance
-from audit.evidence import RunEvidence
-from audit.noise import check_noise
 from audit.report.results import Check, CheckOutcome, Conclusion
-from audit.run_audit import _unseen
+from audit.runs.conformance import check_conformance
+from audit.runs.evidence import RunEvidence
+from audit.runs.noise import check_noise
+from audit.runs.run_audit import _unseen
 from audit.verdict import judge, on_trial
 from calibrate.errors import InvalidInput, Refused
 from calibrate.manifest.show import render

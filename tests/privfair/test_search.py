@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from audit.evidence import RunEvidence
+from audit.runs.evidence import RunEvidence
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination
 from calibrate.manifest.document import SearchTerms
 from calibrate.manifest.trust import TrustFile

@@ -1,0 +1,161 @@
+"""What an observer of a training run sees: the finished model, every model on the way, or every noisy gradient.
+
+A training function that offers more than its model takes a second argument, `watch`, and calls it once per step:
+
+    watch.gradient(noisy, gradients_of)          the gradient that the step used, after clipping and noise
+    watch.parameters(values, gradients_of)       all parameters after the step
+    watch.step(module, loss, encode)             either of them, for a torch module, after `optimizer.step()`
+
+`gradients_of(records)` gives one row per record: the gradient of its loss at the current parameters, in the order of
+the values. Records come in the form in which the function takes its data. Nothing else is asked of the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput
+
+GradientsOf = Callable[[Any], ArrayLike]
+
+_MOST_COORDINATES = 20_000
+"""Of a larger model so many, drawn at random, are looked at."""
+CROWD, _RIDGE = 200, 1e-3
+"""So many other records are asked in each step; directions that hold more than this share of one gradient are loud."""
+_TINY = 1e-12
+
+
+class Access(Enum):
+    """What the observer sees of a training run."""
+
+    FINAL_MODEL = "final-model"
+    ITERATES = "iterates"
+    GRADIENTS = "gradients"
+
+
+@final
+class Watch:
+    """Turns each step into one number per canary record: how far the step went in the direction of its gradient.
+
+    Directions in which the crowd, some of the other records, is loud count less (Fisher's discriminant with the crowd's
+    second moments and a ridge for the noise). It never sees a coin.
+    """
+
+    def __init__(self, access: Access, records: Any, crowd: Any = None) -> None:
+        self.access, self._records, self._crowd = access, records, crowd
+        self._before: tuple[Floats, Floats] | None = None
+        self._ahead: Floats | None = None
+        self._kept: Any = None
+        self.steps: list[Floats] = []
+        """What each step betrays of each canary record."""
+
+    def gradient(self, noisy: object, gradients_of: GradientsOf) -> None:
+        """One step's gradient as the optimiser used it: an array, or a sequence of arrays or tensors."""
+        if self.access is Access.GRADIENTS:
+            self._score(self._chosen(_flat(noisy)), self._directions(gradients_of))
+
+    def parameters(self, values: object, gradients_of: GradientsOf) -> None:
+        """All parameters after one step; the change since the call before is what is looked at."""
+        if self.access is not Access.ITERATES:
+            return
+        now, directions = self._chosen(_flat(values)), self._directions(gradients_of)
+        if self._before is not None:
+            self._score(self._before[0] - now, self._before[1])
+        self._before = now, directions
+
+    def step(self, module: Any, loss: Callable[[Any, Any], Any], encode: Callable[[Any], Any] | None = None) -> None:
+        """After `optimizer.step()`, with the gradients still there; the first call shows where the second began.
+
+        module: the model, in Opacus' wrapper or not.
+        loss: `loss(module(x), y)` is what it is trained on, for a batch of records.
+        encode: from data as the training function takes them to the pair of tensors (x, y); not needed for such pairs.
+        """
+        if self.access is Access.FINAL_MODEL:
+            return
+        parameters = [one for one in module.parameters() if one.requires_grad]
+
+        def gradients_of(records: Any) -> Floats:
+            return _torch_gradients(module, loss, records if encode is None else encode(records))
+
+        if self.access is Access.ITERATES:
+            self.parameters(parameters, gradients_of)
+            return
+        # The step's gradients were taken where the call before left the parameters, not where they are now.
+        if self._ahead is not None:
+            self._score(self._chosen(_flat([one.grad for one in parameters])), self._ahead)
+        self._ahead = self._directions(gradients_of)
+
+    def _directions(self, gradients_of: GradientsOf) -> Floats:
+        table = np.asarray(gradients_of(self._records), dtype=np.float64)
+        if table.ndim != 2:
+            raise InvalidInput("gradients_of", table.shape, "must give one row per record", "flatten each gradient")
+        own = self._chosen(table)
+        if self._crowd is not None:
+            own = _without_loud(own, self._chosen(np.asarray(gradients_of(self._crowd), dtype=np.float64)))
+        return np.asarray(own / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), _TINY))
+
+    def _chosen(self, values: Floats) -> Floats:
+        if values.shape[-1] <= _MOST_COORDINATES:
+            return values
+        if self._kept is None:
+            self._kept = np.random.default_rng(0).permutation(values.shape[-1])[:_MOST_COORDINATES]
+        return np.asarray(values[..., self._kept])
+
+    def _score(self, moved: Floats, directions: Floats) -> None:
+        if moved.shape != directions.shape[1:]:
+            rule = f"must be rows of {len(moved)} numbers, as many as the values of the step"
+            raise InvalidInput("gradients_of", directions.shape, rule, "give gradients of the same parameters")
+        if not np.isfinite(moved).all():
+            raise InvalidInput("watch", "NaN or infinite", "must be finite", "train with a smaller learning rate")
+        self.steps.append(directions @ moved)
+
+
+def _without_loud(own: Floats, crowd: Floats) -> Floats:
+    """own (C + ridge)^-1 ridge, with C the second moments of the crowd's gradients, each of length 1 at most."""
+    longest = np.maximum(1.0, np.linalg.norm(crowd, axis=1, keepdims=True))
+    unit = crowd / longest
+    small = unit @ unit.T + _RIDGE * len(unit) * np.eye(len(unit))
+    return np.asarray(own - np.linalg.solve(small, unit @ own.T).T @ unit)
+
+
+def _flat(values: object) -> Floats:
+    parts = values if isinstance(values, Sequence) else [values]
+    if not len(parts) or any(part is None for part in parts):
+        raise InvalidInput(
+            "watch", "a missing gradient", "must hold a value for every parameter", "call it after the step"
+        )
+    flat = [np.asarray(part.detach().cpu() if hasattr(part, "detach") else part, np.float64) for part in parts]
+    return np.concatenate([part.ravel() for part in flat])
+
+
+def _torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any) -> Floats:
+    """One row per record, in the order of the module's trainable parameters."""
+    import torch
+    from torch.func import functional_call, grad, vmap
+
+    from audit.models.torch_targets import plain_module
+
+    plain = plain_module(module)
+    names = {id(one): name for name, one in plain.named_parameters()}
+    values = {names[id(one)]: one.detach() for one in module.parameters() if one.requires_grad}
+    frozen = {name: one.detach() for name, one in plain.named_buffers()}
+
+    def loss_of_one(parameters: dict[str, Any], x: Any, y: Any) -> Any:
+        return loss(functional_call(plain, {**parameters, **frozen}, (x.unsqueeze(0),)), y.unsqueeze(0))
+
+    x, y = (torch.as_tensor(part) for part in records)
+    if x.is_floating_point():  # a file's numbers are double; the module's own precision is what was trained
+        x = x.to(next(iter(values.values())).dtype)
+    training = plain.training
+    plain.eval()
+    try:
+        each = vmap(grad(loss_of_one), in_dims=(None, 0, 0))(values, x, y)
+    finally:
+        plain.train(training)
+    return torch.cat([each[name].flatten(1) for name in values], dim=1).double().numpy()

@@ -1,0 +1,328 @@
+"""Attribute attacks: what each is given, the published ones, and those that learn from members the attacker knows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol, assert_never, final, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from audit.models.attribute_records import Asked, Attribute, AttributeRecords, Codes
+from calibrate.arrays import Floats
+from calibrate.errors import InvalidInput
+
+# What an attack may ask of a model.
+
+
+class AttributeTarget(Protocol):
+    """A classifier that answers with probabilities: all that a black-box attack needs."""
+
+    def probabilities(self, features: Floats) -> Floats:
+        """One row per record, one column per class."""
+        ...
+
+
+@runtime_checkable
+class WhiteBoxTarget(AttributeTarget, Protocol):
+    """A classifier whose weights are at hand."""
+
+    def signals(self, features: Floats, labels: Codes) -> Floats:
+        """What only the weights tell, one row per record: activations, scores, the norm of the loss gradient."""
+        ...
+
+
+# What every attribute attack is given, and what it must do.
+
+Guess = Callable[[Asked], Codes]
+"""From records without their attribute to one guess each; each record by itself, so that guesses are independent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """What the attacker has: the model, and some members with their attribute, none of which is asked about."""
+
+    target: AttributeTarget
+    attribute: Attribute
+    known_members: AttributeRecords
+    classes: int
+    seed: int
+
+    @property
+    def prior(self) -> Floats:
+        """How frequent each value is among the records the attacker knows; never zero."""
+        counts = np.bincount(self.known_members.sensitive, minlength=len(self.attribute.values)) + 1.0
+        return np.asarray(counts / counts.sum(), dtype=np.float64)
+
+    def context(self, asked: Asked) -> Floats:
+        """What is known of a record without the model: its other features and its label."""
+        return np.hstack([self.attribute.others(asked.features), np.eye(self.classes)[asked.labels]])
+
+    def answers(self, asked: Asked) -> Floats:
+        """The model's probabilities for every candidate value: candidates x records x classes."""
+        return np.stack([self.target.probabilities(version) for version in self.attribute.candidates(asked.features)])
+
+    def confidences(self, asked: Asked) -> Floats:
+        """The probability of each record's true label, for every candidate value: records x candidates."""
+        answers = self.answers(asked)
+        return np.asarray(answers[:, np.arange(len(asked)), asked.labels].T, dtype=np.float64)
+
+
+class AttributeAttack(Protocol):
+    """One way to guess the attribute."""
+
+    @property
+    def name(self) -> str: ...
+
+    def obstacle(self, knowledge: Knowledge) -> str | None:
+        """Why the attack cannot be made here; None if it can."""
+        ...
+
+    def learn(self, knowledge: Knowledge) -> Guess:
+        """Everything that happens before the first record is asked about."""
+        ...
+
+
+def needs_input(knowledge: Knowledge) -> str | None:
+    """The obstacle of attacks that ask the model about every value in turn."""
+    if knowledge.attribute.input is None:
+        return f"{knowledge.attribute.name} is not an input of the model, so its values cannot be tried out"
+    return None
+
+
+# Yeom et al. (CSF 2018, attribute inference by confidence): the value that makes the true label most likely.
+
+
+@final
+@dataclass(frozen=True)
+class Yeom:
+    """argmax over v of p(label | record with v) * prior(v)."""
+
+    name: str = "Yeom"
+
+    def obstacle(self, knowledge: Knowledge) -> str | None:
+        return needs_input(knowledge)
+
+    def learn(self, knowledge: Knowledge) -> Guess:
+        prior = knowledge.prior
+
+        def guess(asked: Asked) -> Codes:
+            return np.asarray((knowledge.confidences(asked) * prior).argmax(axis=1), dtype=np.int64)
+
+        return guess
+
+
+@final
+@dataclass(frozen=True)
+class Csmia:
+    """Some values right: the most confident of them. None right: the least confident."""
+
+    name: str = "CSMIA"
+
+    def obstacle(self, knowledge: Knowledge) -> str | None:
+        return needs_input(knowledge)
+
+    def learn(self, knowledge: Knowledge) -> Guess:
+        def guess(asked: Asked) -> Codes:
+            answers = knowledge.answers(asked)
+            right = (answers.argmax(axis=2) == asked.labels).T
+            firmness = answers.max(axis=2).T
+            among_right = np.where(right, firmness, -np.inf).argmax(axis=1)
+            chosen = np.where(right.any(axis=1), among_right, firmness.argmin(axis=1))
+            return np.asarray(chosen, dtype=np.int64)
+
+        return guess
+
+
+# Attacks that learn, from members whose attribute is known, what the model's answers betray of it.
+
+
+# The classifiers that imputation and learned attacks use: the better of a linear and a boosted-tree one.
+#
+# A weak imputation would make every attack look strong, so both kinds compete on records set aside for it.
+
+_SHARE_TO_CHOOSE = 0.25
+_LEAST_TO_CHOOSE = 40
+
+
+class AttackModel(Enum):
+    LINEAR = "logistic regression"
+    TREES = "boosted trees"
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """Probabilities of every value, for values numbered 0 to `values - 1`."""
+
+    fitted: Any
+    values: int
+
+    def probabilities(self, inputs: Floats) -> Floats:
+        found = np.zeros((len(inputs), self.values))
+        if isinstance(self.fitted, int):
+            found[:, self.fitted] = 1.0
+        else:
+            found[:, self.fitted.classes_] = self.fitted.predict_proba(inputs)
+        return found
+
+    def guesses(self, inputs: Floats) -> Codes:
+        return np.asarray(self.probabilities(inputs).argmax(axis=1), dtype=np.int64)
+
+
+def fit_classifier(inputs: Floats, codes: Codes, values: int, seed: int) -> Classifier:
+    """Learn codes from inputs; deterministic for a seed. One value only gives a constant answer."""
+    present = np.unique(codes)
+    if len(present) == 0:
+        raise InvalidInput("codes", "none", "must not be empty", "give records to learn from")
+    if len(present) == 1:
+        return Classifier(int(present[0]), values)
+    order = np.random.default_rng(seed).permutation(len(codes))
+    aside = int(_SHARE_TO_CHOOSE * len(codes))
+    chosen = AttackModel.LINEAR
+    if aside >= _LEAST_TO_CHOOSE:
+        judge, learn = order[:aside], order[aside:]
+        if len(np.unique(codes[learn])) > 1:
+            trials = {kind: _fit(kind, inputs[learn], codes[learn], seed) for kind in AttackModel}
+            chosen = max(AttackModel, key=lambda kind: np.mean(trials[kind].predict(inputs[judge]) == codes[judge]))
+    return Classifier(_fit(chosen, inputs, codes, seed), values)
+
+
+def _fit(kind: AttackModel, inputs: Floats, codes: Codes, seed: int) -> Any:
+    try:
+        from sklearn.ensemble import HistGradientBoostingClassifier
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+    except ImportError:
+        raise InvalidInput(
+            "attribute inference",
+            "scikit-learn",
+            "is needed for the imputation baseline and is not installed",
+            "pip install 'privfair[audit]'",
+        ) from None
+    match kind:
+        case AttackModel.LINEAR:
+            with warnings.catch_warnings():
+                # A descent stopped early is a classifier too, and which one wins is judged by its hits.
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300)).fit(inputs, codes)
+        case AttackModel.TREES:
+            trees = HistGradientBoostingClassifier(
+                max_iter=60, max_leaf_nodes=15, early_stopping=False, random_state=seed
+            )
+            return trees.fit(inputs, codes)
+        case _:
+            assert_never(kind)
+
+
+_SMALLEST = 1e-12
+
+
+@final
+@dataclass(frozen=True)
+class LearnedFromOutputs:
+    """Black box: from features, label and the model's probabilities for every candidate value."""
+
+    name: str = "learned from outputs"
+
+    def obstacle(self, knowledge: Knowledge) -> str | None:
+        return None
+
+    def learn(self, knowledge: Knowledge) -> Guess:
+        return _learn_from(knowledge, _outputs)
+
+
+@final
+@dataclass(frozen=True)
+class WhiteBox:
+    """From what the weights tell as well: activations, scores and the norm of the loss gradient.
+
+    Jayaraman and Evans (CCS 2022) look for single neurons that follow the attribute; here a classifier weighs all.
+    """
+
+    name: str = "white box"
+
+    def obstacle(self, knowledge: Knowledge) -> str | None:
+        return None if isinstance(knowledge.target, WhiteBoxTarget) else "the model's weights are not at hand"
+
+    def learn(self, knowledge: Knowledge) -> Guess:
+        return _learn_from(knowledge, _everything)
+
+
+def _learn_from(knowledge: Knowledge, look: Callable[[Knowledge, Asked], Floats]) -> Guess:
+    known = knowledge.known_members
+    classifier = fit_classifier(
+        look(knowledge, known.asked(knowledge.attribute)),
+        known.sensitive,
+        len(knowledge.attribute.values),
+        knowledge.seed,
+    )
+    return lambda asked: classifier.guesses(look(knowledge, asked))
+
+
+def _outputs(knowledge: Knowledge, asked: Asked) -> Floats:
+    scores = np.log(np.maximum(knowledge.answers(asked), _SMALLEST))
+    of_label = scores[:, np.arange(len(asked)), asked.labels]
+    return np.hstack([knowledge.context(asked), *scores, of_label.T, _against_mean(of_label).T])
+
+
+def _everything(knowledge: Knowledge, asked: Asked) -> Floats:
+    assert isinstance(knowledge.target, WhiteBoxTarget)
+    signals = np.stack(
+        [knowledge.target.signals(version, asked.labels) for version in knowledge.attribute.candidates(asked.features)]
+    )
+    return np.hstack([_outputs(knowledge, asked), *signals, *_against_mean(signals)])
+
+
+def _against_mean(candidates: Floats) -> Floats:
+    """Each candidate against their mean: trees split one column at a time and would not find a difference."""
+    return candidates - candidates.mean(axis=0) if len(candidates) > 1 else candidates[:0]
+
+
+# LOMIA (Mehnaz et al., USENIX Security 2022): labels only.
+#
+# Where exactly one value makes the model predict the true label, that value is the guess. Such records teach a
+# classifier what to guess elsewhere. It is taught by the members the attacker knows, with the model's word for their
+# attribute and not their true one, so that asked records stay independent of one another.
+
+
+@final
+@dataclass(frozen=True)
+class Lomia:
+    """The only value that gives the true label, else what a classifier learned from such records."""
+
+    name: str = "LOMIA"
+
+    def obstacle(self, knowledge: Knowledge) -> str | None:
+        return needs_input(knowledge)
+
+    def learn(self, knowledge: Knowledge) -> Guess:
+        elsewhere = self._elsewhere(knowledge)
+
+        def guess(asked: Asked) -> Codes:
+            one, which = _only_value(knowledge, asked)
+            return np.where(one, which, elsewhere(asked)).astype(np.int64)
+
+        return guess
+
+    def _elsewhere(self, knowledge: Knowledge) -> Guess:
+        known = knowledge.known_members.asked(knowledge.attribute)
+        one, which = _only_value(knowledge, known)
+        if not one.any():
+            likeliest = int(knowledge.prior.argmax())
+            return lambda asked: np.full(len(asked), likeliest, dtype=np.int64)
+        teachers = Asked(known.features[one], known.labels[one])
+        classifier = fit_classifier(
+            knowledge.context(teachers), which[one], len(knowledge.attribute.values), knowledge.seed
+        )
+        return lambda asked: classifier.guesses(knowledge.context(asked))
+
+
+def _only_value(knowledge: Knowledge, asked: Asked) -> tuple[NDArray[np.bool_], Codes]:
+    """Whether one value alone gives the true label, and which."""
+    right = (knowledge.answers(asked).argmax(axis=2) == asked.labels).T
+    return right.sum(axis=1) == 1, np.asarray(right.argmax(axis=1), dtype=np.int64)

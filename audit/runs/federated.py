@@ -1,0 +1,252 @@
+"""The papers of a run over guards: each site's transcript, steps, batches and ledger, and what they amount to together.
+
+A site alone can judge its own half by them; a gathered run is judged whole. With the records of all sites in hand the
+audit goes on as for a run in one process (`audit.runs.run_audit`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from audit.probes.batches import wrong_batches
+from audit.report.results import Check, Layer, not_possible, passed_if
+from audit.runs.conformance import check_model, check_price, check_signatures, check_transcript
+from calibrate.errors import PrivfairError, Refused
+from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.keys import BadSignature, BrokenEnvelope, PublicKey, check_signature, open_envelope
+from calibrate.manifest.strict_json import canonical
+from calibrate.manifest.verify import AuthenticManifest, misfit_of_data
+from calibrate.privacy_unit import Relation
+from privfair.batches.randomness import Indexes
+from privfair.data.training_data import load_site_data, site_facts
+from privfair.federation.gather import STEPS, SitePart, is_merged_from, parties_of
+from privfair.federation.registries import most_participations
+from privfair.ledger import Ledger
+from privfair.plan.data import AttributesAtSites, SiteSource
+from privfair.plan.privacy import signed_parameters
+from privfair.plan.training import TrainingPlan
+from privfair.run.folder import RunFolder
+from privfair.run.folder_trust import FolderTrust
+from privfair.run.public import build
+from privfair.run.replay import last_position, read_sessions
+from privfair.run.trusted_plan import read_folder_plan
+from privfair.transcript import Transcript
+
+_RARE = 1e-6
+
+
+@dataclass(frozen=True)
+class SitesInHand:
+    """What an auditor has of the sites: the files of some silos, and by party the ledgers and public keys of some."""
+
+    files: Mapping[str, Path] = field(default_factory=dict)
+    ledgers: Mapping[str, Ledger] = field(default_factory=dict)
+    keys: Mapping[str, PublicKey] = field(default_factory=dict)
+
+
+NO_SITES = SitesInHand()
+
+
+@dataclass(frozen=True, eq=False)
+class SitePapers:
+    """The folder of a run over guards, gathered; or of one guard alone."""
+
+    folder: RunFolder
+    plan: TrainingPlan
+    document: BudgetDocument
+    manifest_digest: str
+    authentic: AuthenticManifest | None
+    parts: tuple[SitePart, ...]
+    gathered: bool
+    """Whether all parties are here."""
+
+    @property
+    def transcript(self) -> Transcript:
+        return Transcript.read(self.folder.transcript)
+
+    def covered_by(self, sites: SitesInHand) -> bool:
+        """Whether all parties are here, and the records of all silos are in hand."""
+        source = self.plan.data.source
+        if not self.gathered or not isinstance(source, SiteSource):
+            return False
+        return source.silos.keys() | self.registries.keys() <= sites.files.keys()
+
+    @property
+    def registries(self) -> Mapping[str, int]:
+        """The sites that hold nothing but attributes."""
+        attributes = self.plan.data.attributes
+        return attributes.registries if isinstance(attributes, AttributesAtSites) else {}
+
+
+@dataclass(frozen=True, eq=False)
+class _OwnPapers:
+    """One party's transcript under the common manifest."""
+
+    document: BudgetDocument
+    manifest_digest: str
+    authentic: AuthenticManifest | None
+    transcript: Transcript
+
+
+def read_site_papers(path: Path, trusted: FolderTrust, plan_path: Path | None = None) -> SitePapers | None:
+    """The papers of a run whose plan names silos and no files; None for any other run."""
+    folder = RunFolder.existing(path)
+    found = read_folder_plan(folder, trusted, plan_path)
+    if not isinstance(found.plan.data.source, SiteSource):
+        return None
+    parts = parties_of(path)
+    names = tuple(silo.name for silo in found.document.data.silos)
+    if not parts and (path / STEPS).exists():
+        (own,) = Transcript.read(folder.transcript).header.parties
+        parts = (SitePart.read(own, path),)
+    if not parts:
+        raise Refused(
+            f"{path} holds the coordinator's half alone; put the sites' folders into it with "
+            f"`privfair federation gather {path} {' '.join(f'{name}=FOLDER' for name in names)}`"
+        )
+    gathered = tuple(part.name for part in parts) == names and (path / "parties").is_dir()
+    papers = (folder, found.plan, found.document, found.manifest_digest, found.authentic)
+    return SitePapers(*papers, parts, gathered)
+
+
+def check_sites(papers: SitePapers, sites: SitesInHand) -> tuple[Check, ...]:
+    """All questions that papers answer, and what is left open without the records."""
+    return (
+        *_common(papers),
+        *(check for part in papers.parts for check in _part(papers, part, sites)),
+        *(_whole(papers) if papers.gathered else _half(papers)),
+        *_records(papers, sites),
+    )
+
+
+def _common(papers: SitePapers) -> Iterator[Check]:
+    yield check_signatures(papers)
+    plan = hashlib.sha256(papers.folder.plan.read_bytes()).hexdigest()
+    yield _check("plan", plan == papers.document.config_digest, "the plan is the signed one, byte for byte")
+    yield check_price(papers)
+
+
+def _part(papers: SitePapers, part: SitePart, sites: SitesInHand) -> Iterator[Check]:
+    own = _OwnPapers(papers.document, papers.manifest_digest, papers.authentic, part.transcript)
+    for check in check_transcript(own, sites.ledgers.get(part.name)):
+        yield check.model_copy(update={"name": f"{check.name}, {part.name}"})
+    bound = {one.ledger for one in papers.document.ledgers if one.silo in (None, part.name)}
+    if bound:
+        right = part.transcript.header.ledger in bound
+        yield _check(f"signed ledger of {part.name}", right, part.transcript.header.ledger)
+    yield from _receipt(part, sites.keys.get(part.name))
+
+
+def _receipt(part: SitePart, key: PublicKey | None) -> Iterator[Check]:
+    """The party's own word: that its ledger was closed over this transcript, signed by its key if it has one."""
+    name, path = f"receipt of {part.name}", part.folder.receipts
+    if not path.exists():
+        yield _unknown(name, "the site handed none over")
+        return
+    statement = part.folder.read_json(path)
+    signed = statement.pop("signed", None)
+    right = statement.get("transcript") == part.transcript.digest and statement.get("party") == part.name
+    yield _check(name, right, "it names this transcript" if right else "it names another transcript or party")
+    if key is None:
+        yield _unknown(f"signature under the {name}", "no public key of the silo was given")
+        return
+    try:
+        opened = open_envelope(str(signed).encode())
+        check_signature(opened, key)
+        same = opened.payload == canonical(statement)
+        yield _check(f"signature under the {name}", same, f"by {key.key_id[:16]}" if same else "of another receipt")
+    except (BrokenEnvelope, BadSignature) as broken:
+        yield _check(f"signature under the {name}", False, str(broken))
+
+
+def _whole(papers: SitePapers) -> Iterator[Check]:
+    merged = Transcript.read(papers.folder.transcript)
+    made = is_merged_from(merged, papers.parts)
+    yield _check("merged transcript", made, f"of {len(papers.parts)} parties" if made else "holds what no site sent")
+    unit = papers.document.guarantee.privacy_unit()
+    facts, binding = site_facts(papers.plan.data, central=papers.plan.recipe.central, unit=unit)
+    signed = papers.document.data
+    yield _check("data", binding == signed, "silos, sizes and schema of the plan are as signed")
+    model, algorithm = build(papers.plan, facts, signed_parameters(papers.document), signed, papers.document)
+    last = last_position(algorithm, merged, read_sessions(papers.folder.sessions))
+    yield check_model(papers.folder, model, algorithm, last)
+
+
+def _half(papers: SitePapers) -> Iterator[Check]:
+    others = len(papers.document.data.silos) - len(papers.parts)
+    if others:
+        why = f"what {others} other parties published is needed to redo the states; gather the run"
+        yield _unknown("model follows from the transcripts", why)
+
+
+def _records(papers: SitePapers, sites: SitesInHand) -> Iterator[Check]:
+    """What can be asked of the records of one site at a time: its size and schema, and who took part."""
+    plan, document = papers.plan, papers.document
+    unit = document.guarantee.privacy_unit()
+    together = plan.recipe.central or plan.data.users is not None
+    for part in papers.parts:
+        own = dict(sites.files) if together else {k: v for k, v in sites.files.items() if k == part.name}
+        signed = next(silo for silo in document.data.silos if silo.name == part.name)
+        units = None if unit.relation is Relation.ADD_REMOVE else signed.size
+        if own:
+            try:
+                (found,) = load_site_data(plan.data, own, central=plan.recipe.central, unit=unit).binding.silos
+                units, digest = found.size, document.data.schema_digest
+                misfit = misfit_of_data(document, DataBinding.of(digest, [(found.name, found.size)]), (signed,))
+                yield _check(f"records of {part.name}", misfit is None, misfit or "as many as signed, of this schema")
+            except PrivfairError as refusal:
+                yield _check(f"records of {part.name}", False, str(refusal))
+        if part.batches is not None and units is not None:
+            drawn = part.drawn()
+            sampling = part.batches.header.sampling
+            if part.name in papers.registries:
+                wrong = _asked_too_often(drawn, units, most_participations(sampling, document.rounds))
+            else:
+                wrong = wrong_batches(sampling, units, drawn, _RARE)
+            yield _check(f"batches of {part.name}", wrong is None, wrong or f"{len(drawn)}, drawn as declared")
+    yield from _asked_records(papers, sites)
+    if not papers.covered_by(sites):
+        why = "the records of all silos are needed (--data SILO=FILE for each) in a gathered run"
+        yield not_possible(Layer.PROBE, "noise, probes and attacks", why)
+
+
+def _asked_records(papers: SitePapers, sites: SitesInHand) -> Iterator[Check]:
+    """With all files in hand: whether each registry summed over what the holders drew."""
+    attributes = papers.plan.data.attributes
+    known = all(part.batches is not None for part in papers.parts)
+    if not isinstance(attributes, AttributesAtSites) or not known or not papers.covered_by(sites):
+        return
+    data = load_site_data(papers.plan.data, sites.files, unit=papers.document.guarantee.privacy_unit())
+    numbers = {silo.name: silo.data.side_column(attributes.record) for silo in data.parties}
+    drawn = {
+        part.name: {part.steps.step_of_round[n]: set(numbers[part.name][rows]) for n, rows in part.drawn().items()}
+        for part in papers.parts
+    }
+    for registry in attributes.registries:
+        holders = [batches for name, batches in drawn.items() if name not in attributes.registries]
+        wrong = [
+            step
+            for step, asked in drawn[registry].items()
+            if asked != set(numbers[registry]) & set().union(*(one.get(step, set()) for one in holders))
+        ]
+        finding = f"step {wrong[0]} is not what the holders drew" if wrong else f"{len(drawn[registry])} steps"
+        yield _check(f"records that {registry} was asked for", not wrong, finding)
+
+
+def _asked_too_often(drawn: Mapping[int, Indexes], units: int, most: int) -> str | None:
+    """A registry draws nothing: what was priced is how often each of its records takes part."""
+    times = np.bincount(np.concatenate([*drawn.values(), np.zeros(0, dtype=np.int64)]), minlength=units)
+    return None if times.max(initial=0) <= most else f"a record takes part {times.max()} times, and {most} were priced"
+
+
+def _check(name: str, condition: bool, finding: str) -> Check:
+    return passed_if(Layer.CONFORMANCE, name, condition, finding)
+
+
+def _unknown(name: str, why: str) -> Check:
+    return not_possible(Layer.CONFORMANCE, name, why)

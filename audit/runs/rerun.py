@@ -1,0 +1,353 @@
+"""The one harness that runs the production engine again for an audit: coins, rehearsals and canaries.
+
+Nothing of the engine is copied: verified manifest, ledger claim, parties, gate, noise, transcript and `run_steps` are
+those that trained. Left out is what does not touch a published value: metrics, checkpoints, the saved model. Each rerun
+claims a manifest of the auditor's own (same document, new nonce, the auditor's key) in a ledger of the auditor's own,
+so that nobody's budget is touched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from audit.runs.evidence import AuditorsManifest, RoundEvidence, RunEvidence, in_memory
+from calibrate.arrays import Floats
+from calibrate.manifest.document import BudgetDocument, DataBinding
+from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoiseSource, RandomizedCategory
+from calibrate.manifest.verify import IntendedRun, verify
+from privfair.algorithms.algorithm import Message, SiloTensors
+from privfair.batches.record import BatchRecord
+from privfair.contribution import BoundedContribution, Published
+from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.local_party import LocalParties, RoundObserver
+from privfair.gate import Gate, open_gate
+from privfair.ledger import Ledger
+from privfair.run.folder import RunFolder
+from privfair.run.prepare import PlannedRun, Sites, claim_terms, prepare_run
+from privfair.run.replay import FIRST_SESSION
+from privfair.transcript import Transcript
+
+
+@dataclass(eq=False)
+class Sending:
+    """What one silo did in one step: who took part, what it handed to the gate, and what came out."""
+
+    step: int
+    party: str
+    batch: Tensor
+    round: int = -1
+    """The ledger's; known once somebody published something in this step."""
+    clean: dict[str, NDArray[Any]] = field(default_factory=dict)
+    published: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class RunWatch(RoundObserver):
+    """Notes every state a step began with and every message, on both sides of the gate."""
+
+    states: list[Any] = field(default_factory=list)
+    sendings: dict[tuple[int, str], Sending] = field(default_factory=dict)
+
+    def on_message(self, step: int, state: Any, party: str, batch: Tensor, message: Message) -> None:
+        if step == len(self.states):
+            self.states.append(state)
+        sending = self.sendings.setdefault((step, party), Sending(step, party, batch.clone()))
+        sending.clean |= {name: np.array(values) for name, values in message.values.items()}
+
+    def on_published(self, step: int, party: str, values: Mapping[str, Published]) -> None:
+        sending = self.sendings[step, party]
+        sending.published |= {name: value.values for name, value in values.items()}
+        sending.round = max((value.round for value in values.values()), default=sending.round)
+
+    def numbered(self) -> tuple[Sending, ...]:
+        """All that was noted; a silo that published nothing in a step took part in the round of those that did."""
+        rounds = {one.step: one.round for one in self.sendings.values() if one.round >= 0}
+        for one in self.sendings.values():
+            one.round = rounds.get(one.step, one.round)
+        return tuple(one for one in self.sendings.values() if one.round >= 0)
+
+    def rows(self, party: str, name: str, size: int, *, noise: bool) -> Floats:
+        """A party's value in every step, as published or (for a control) before the noise; zeros if it was not sent."""
+        steps = [sending for sending in self.sendings.values() if sending.party == party]
+        found = np.zeros((len(steps), size))
+        for row, sending in zip(found, steps, strict=True):
+            values = (sending.published if noise else sending.clean).get(name)
+            row[:] = 0.0 if values is None else values.ravel()
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Rerun:
+    """One rerun: what an observer was left with, the final position, and the rounds its ledger charged."""
+
+    evidence: RunEvidence
+    last: Position[Any]
+    charged: int
+
+
+def rerun(
+    run: PlannedRun,
+    auditor: AuditorsManifest,
+    *,
+    seed: int,
+    sizes: Mapping[str, int] | None = None,
+    updates: int | None = None,
+    block: int | None = None,
+    observer: RoundObserver | None = None,
+    visits: Sequence[RoundEvidence] | None = None,
+    envelope: bytes | None = None,
+) -> Rerun:
+    """Train the run once more, in a folder that is thrown away.
+
+    `seed` is that of batches and noise where nobody is protected; `sizes` are the units of each silo if they are not
+    those that were signed; `updates` and `block` default to the run's own. With `visits` nothing is trained: parties
+    are asked in these rounds alone, with the states that are given for them. `envelope` is the auditor's manifest, by
+    default a new one.
+    """
+    data = run.document.data if sizes is None else DataBinding.of(run.document.data.schema_digest, sizes.items())
+    envelope = envelope or auditor.envelope(run.document.model_copy(update={"data": data}))
+    manifest = verify(
+        envelope, auditor.trust, IntendedRun(run.document.config_digest, data, run.document.code_digests())
+    )
+    prepared = run.under(manifest, envelope)
+    setup = replace(prepared.setup, seed=seed, block=block or prepared.setup.block, strict=True)
+    start = Position(run.algorithm.start())
+    with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place:
+        folder = RunFolder(Path(place))
+        with Ledger.create(folder.path / "ledger.db") as ledger:
+            claim = ledger.claim(claim_terms(manifest))
+            with LocalParties.open(setup, claim, folder.transcript, folder.batches, observer=observer) as local:
+                if visits is None:
+                    until = prepared.updates if updates is None else min(updates, prepared.updates)
+                    last = deque(chain((start,), run_steps(run.algorithm, local, start, until)), maxlen=1).pop()
+                else:
+                    last = start
+                    for one in visits:
+                        local.gate.leave_out_before(one.round)
+                        received = local.contribute(one.step, run.algorithm.checkpoint(one.state))
+                        if run.algorithm.replies:
+                            local.reply(one.step, received)
+                local.finish()
+            charged = claim.charged
+        evidence = RunEvidence(
+            **{name: getattr(prepared, name) for name in PlannedRun.__dataclass_fields__},
+            folder=folder,
+            plan_path=folder.plan,
+            manifest_digest=manifest.digest,
+            authentic=manifest.authentic,
+            transcript=Transcript.read(folder.transcript),
+            sessions=(FIRST_SESSION,),
+            batches=BatchRecord.read(folder.batches) if folder.batches.exists() else None,
+        )
+    return Rerun(evidence, last, charged)
+
+
+# The gate alone, without any training: one message again and again.
+
+_FEWEST_SESSIONS, _MOST_SESSIONS, _THROUGH_THE_GATE = 2, 8, 500
+_SHORT = 16
+"""Numbers of a message that is drawn without a round."""
+
+
+@dataclass(eq=False)
+class GateNoise:
+    """The noise that the gate put on known messages of one value."""
+
+    published: list[Floats] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    """Of each published message, and whose it was:"""
+    silos: list[int] = field(default_factory=list)
+    alone: list[Floats] = field(default_factory=list)
+    """Short ones that were drawn from the gate's source without a round, silos in turn."""
+
+
+Answers = tuple[Floats, Floats]
+"""Categories as they were answered, and as they are."""
+
+
+def publish_repeatedly(
+    run: PlannedRun, auditor: AuditorsManifest, messages: int, most_values: int
+) -> dict[str, GateNoise]:
+    """The noise that the production gate puts on known messages, by the name of each noisy value.
+
+    Zeros and far larger numbers take turns, so that a gate that changes what it is given shows; where sums of rounds
+    are mixed, the messages are impulses. What is to become of the message is subtracted. In the middle of each claim
+    the gate is closed and opened again, as after an interruption (not where sums are mixed, which a gap would end).
+
+    Some hundreds pass the whole gate, in rounds from the first to the last signed one; the rest of `messages` is drawn
+    from the gate's own source of noise, short and without a round, because that takes a third of the time.
+    """
+    shapes = {name: tuple(shape) for name, shape in run.algorithm.shapes().items()}
+    noisy = [one for one in run.document.releases if isinstance(one, GaussianNoise | LaplaceNoise)]
+    numbers = sum(int(np.prod(shapes[one.name])) for one in noisy if one.name in shapes)
+    found = {one.name: GateNoise() for one in noisy if one.name in shapes}
+    if not found or not messages:
+        return found
+    each = -(-messages // len(found))
+    wanted = min(each, _THROUGH_THE_GATE, max(1, most_values // max(1, numbers)))
+    in_one_claim = len(run.document.data.silos) * min(one.publications for one in noisy if one.name in found)
+    sessions = min(_MOST_SESSIONS, max(_FEWEST_SESSIONS, -(-wanted // in_one_claim)))
+    with (
+        TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place,
+        Ledger.create(Path(place) / "ledger.db") as ledger,
+    ):
+        for session in range(sessions):
+            left = -(-(wanted - min(len(one.published) for one in found.values())) // (sessions - session))
+            apart = each if session == sessions - 1 else 0
+            _publish_one_session(run, auditor, ledger, Path(place) / f"transcript-{session}", found, left, apart)
+    return found
+
+
+def _publish_one_session(
+    run: PlannedRun,
+    auditor: AuditorsManifest,
+    ledger: Ledger,
+    path: Path,
+    found: dict[str, GateNoise],
+    left: int,
+    apart: int,
+) -> None:
+    """Every silo publishes in rounds of one claim until `left` are there; the rest of `apart` has no round."""
+    document = run.document
+    open_again = _claim_gate(run, auditor, ledger, path)
+    gate = open_again()
+    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    declared = {one.name: one for one in document.releases if isinstance(one, GaussianNoise | LaplaceNoise)}
+    often = {one.name: one.publications for one in document.releases}
+    shapes = run.algorithm.shapes()
+    silos = [silo.name for silo in document.data.silos]
+    rounds = min(document.rounds, -(-left // len(silos)))
+    try:
+        numbers = np.linspace(0, document.rounds - 1, rounds).astype(int)
+        mixing = any(isinstance(one, GaussianNoise) and one.bands > 1 for one in declared.values())
+        if mixing:
+            numbers = np.arange(rounds)  # rounds are mixed with those just before them
+        for place, number in enumerate(numbers.tolist()):
+            if place == (rounds + 1) // 2 and not (mixing or research):
+                gate.flush()
+                gate.close()
+                gate = open_again()
+            gate.next_round(at_least=number)
+            for whose, silo in enumerate(silos):
+                for name in (name for name in found if place < often[name]):
+                    one = found[name]
+                    large = len(one.published) // len(silos) % 2 == 1
+                    message, meant = _known_message(declared[name], shapes[name], place, large)
+                    nothing = BoundedContribution(name, message, declared[name].sensitivity, 0.0)
+                    one.published.append((gate.publish(silo, nothing).values - meant).ravel())
+                    one.rounds.append(number)
+                    one.silos.append(whose)
+        for name, one in found.items():
+            nothing = BoundedContribution(name, np.zeros(_SHORT), declared[name].sensitivity, 0.0)
+            more = apart - len(one.published)
+            one.alone += (gate.noise_alone(silos[n % len(silos)], nothing) for n in range(more))
+        gate.finish()
+    finally:
+        gate.close()
+
+
+def _claim_gate(run: PlannedRun, auditor: AuditorsManifest, ledger: Ledger, path: Path) -> Callable[[], Gate]:
+    """Claim a manifest of the auditor's own; what is returned opens its gate, the first time or once more."""
+    document = run.document
+    envelope = auditor.envelope(document)
+    manifest = verify(
+        envelope, auditor.trust, IntendedRun(document.config_digest, document.data, document.code_digests())
+    )
+    setup = run.under(manifest, envelope).setup
+    claim = ledger.claim(claim_terms(manifest))
+    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    seed = int(path.name.rpartition("-")[2]) if research else None
+    return lambda: open_gate(manifest, claim, path, setup.values, seed, document.rounds)
+
+
+def answer_repeatedly(run: PlannedRun, auditor: AuditorsManifest, number: int) -> dict[str, list[Answers]]:
+    """So many randomised responses of each silo to known categories, by the name of the value."""
+    names = [one.name for one in run.document.releases if isinstance(one, RandomizedCategory)]
+    if not names or not number:
+        return {}
+    with (
+        TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place,
+        Ledger.create(Path(place) / "ledger.db") as ledger,
+    ):
+        gate = _claim_gate(run, auditor, ledger, Path(place) / "transcript-0")()
+        try:
+            silos = [silo.name for silo in run.document.data.silos]
+            return {name: [gate.answers_alone(silo, name, number) for silo in silos] for name in names}
+        finally:
+            gate.close()
+
+
+_IMPULSE = 2.0**16
+"""In units of sigma: so large that a coefficient which is off by a ten-thousandth shows."""
+
+
+def _known_message(
+    declared: GaussianNoise | LaplaceNoise, shape: tuple[int, ...], place: int, large: bool
+) -> tuple[Floats, Floats]:
+    """What the gate is given and is to add noise to: zeros, large numbers among zeros, an impulse to be spread."""
+    message, meant = np.zeros(shape), np.zeros(shape)
+    far = _IMPULSE * (declared.sigma if isinstance(declared, GaussianNoise) else declared.scale)
+    if isinstance(declared, GaussianNoise) and declared.strategy is not None and message.size:
+        message.flat[0] = far if place % declared.bands == 0 else 0.0
+        meant.flat[0] = far * declared.strategy[place % declared.bands]
+    elif large:
+        message.flat[::3], message.flat[1::3] = far, -far
+        meant = message
+    return message, meant
+
+
+# Coins: the same plan with every record's attribute drawn afresh.
+
+Coins = dict[str, NDArray[np.int64]]
+"""By silo: the side of each record's coin, 0 or 1, which stands for its attribute."""
+
+
+@dataclass(frozen=True, eq=False)
+class CoinRun:
+    """One rerun: the coins that were thrown, and what an observer was left with."""
+
+    coins: Coins
+    evidence: RunEvidence
+
+
+def coin_runs(
+    plan: Path,
+    document: BudgetDocument,
+    number: int,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+    sites: Sites | None = None,
+) -> Iterator[CoinRun]:
+    """Train `number` times, each time with fresh fair coins for every record's attribute, where attributes are held.
+
+    Two coin vectors that differ in one coin are neighbours under replacement of one attribute, so the one-run
+    theorems apply to the coins as they stand (docs/theorems/audit-bounds.md).
+    """
+    random = np.random.default_rng(seed)
+    auditor = AuditorsManifest()
+    first = prepare_run(plan, auditor.envelope(document), auditor.trust, sites)
+    sensitive = first.setup.sensitive
+    for finished in range(1, number + 1):
+        noise_seed = int(random.integers(2**31))
+        holding = [silo for silo in first.silos if not sensitive or silo.name in sensitive]
+        coins = {silo.name: random.integers(0, 2, len(silo)) for silo in holding}
+        silos = tuple(with_coins(s, coins[s.name]) if s.name in coins else s for s in first.silos)
+        yield CoinRun(coins, rerun(replace(first, silos=silos), auditor, seed=noise_seed).evidence)
+        if progress is not None:
+            progress(finished)
+
+
+def with_coins(silo: SiloTensors, coins: NDArray[np.int64]) -> SiloTensors:
+    """The silo with the coins in the place of its attribute: groups 0 and 1."""
+    return replace(silo, s=torch.from_numpy(coins.astype(np.int64)))

@@ -1,0 +1,206 @@
+"""The audit of a run folder, cheapest layer first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from audit.coins.canary_audit import canary_audit
+from audit.coins.canary_runs import Effort
+from audit.coins.coin_audit import coin_audit
+from audit.coins.coin_decoder import require_decodable
+from audit.probes.check_probes import check_probes
+from audit.report.results import Attack, AuditReport, Layer, ModelQuality, Promise, not_possible
+from audit.runs.conformance import check_conformance
+from audit.runs.evidence import RunEvidence
+from audit.runs.federated import NO_SITES, SitesInHand, check_sites, read_site_papers
+from audit.runs.noise import check_noise, check_noise_floor
+from audit.runs.own_loop import check_loop, read_loop
+from audit.verdict import judge, on_trial
+from calibrate.errors import UnsupportedCombination, count, open_unit, positive
+from calibrate.meaning import Protection
+from calibrate.privacy_unit import EpsilonDelta, Relation
+from privfair.ledger import Ledger
+from privfair.run.folder import load_theta
+from privfair.run.folder_trust import UNTRUSTED, FolderTrust
+from privfair.run.metrics import HeldOutRecords
+
+_CANARY_RUNS, _CANARY_SECONDS = 50, 10.0
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """How hard to look. `reruns` of 0 leaves the statistical attacks out.
+
+    Each is one rerun on attribute coins, or ten seconds (and at most fifty runs) of canaries, whose runs are shorter.
+    `budget_seconds` of processor time are for more reruns, where an attack is as right as without noise and cannot
+    decide, and for trying units one by one.
+    """
+
+    reruns: int = 2
+    seed: int = 0
+    confidence: float = 0.95
+    budget_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        count("reruns", self.reruns, least=0)
+        open_unit("confidence", self.confidence)
+        if self.budget_seconds:
+            positive("budget seconds", self.budget_seconds)
+
+
+def audit_run(
+    path: Path,
+    options: AuditOptions,
+    trusted: FolderTrust = UNTRUSTED,
+    ledger: Ledger | None = None,
+    progress: Callable[[str], None] | None = None,
+    plan_path: Path | None = None,
+    sites: SitesInHand = NO_SITES,
+    counted: Callable[[int, int], None] | None = None,
+) -> AuditReport:
+    """Judge a run by its folder, its data and, where given, its ledger; `trusted` says how far the folder is.
+
+    `progress` is told what begins, `counted` how many reruns of how many are done; `plan_path` is the plan in its own
+    place, needed where it names data files relative to itself. `sites` is what an auditor has of a run over guards:
+    some sites' records, ledgers and keys. Without the records of all of them the papers alone are judged.
+    """
+    say = progress or (lambda text: None)
+    loop = read_loop(path, trusted)
+    if loop is not None:
+        say("a loop of somebody's own: its papers and what it published, without its data")
+        return judge(on_trial(loop.document), check_loop(loop, ledger), (), options.confidence)
+    say("reading the run and redoing its states from the transcript")
+    papers = read_site_papers(path, trusted, plan_path)
+    say("conformance: do manifest, ledger, transcript, plan and model name one another?")
+    if papers is not None:
+        checks = check_sites(papers, sites)
+        if not papers.covered_by(sites):
+            return judge(on_trial(papers.document), checks, (), options.confidence)
+    evidence = RunEvidence.read(path, trusted, plan_path, sites.files)
+    if papers is None:
+        checks = check_conformance(evidence, ledger)
+    say("noise: is it what was signed?")
+    checks += check_noise(evidence) if evidence.batches_known else check_noise_floor(evidence)
+    say("probes: noise off, neighbouring data sets, and a rehearsal")
+    checks += check_probes(evidence, ledger, options.seed, seconds=options.budget_seconds)
+    promise = on_trial(evidence.document)
+    try:
+        attacks = _attacks(evidence, promise, options, say, counted or (lambda done, total: None))
+    except UnsupportedCombination as refusal:
+        attacks = ()
+        checks += (not_possible(Layer.ATTACK, "attack", str(refusal)),)
+    report = judge(promise, checks, attacks, options.confidence, _unseen(evidence))
+    return report.model_copy(update={**_protection(evidence), "model": _quality(evidence)})
+
+
+def _unseen(evidence: RunEvidence) -> str:
+    """What a retention keeps from every later look; nothing where all values are kept."""
+    if evidence.document.retention is None:
+        return ""
+    seen, steps = len(evidence.seen), len(evidence.finished)
+    return (
+        f"; the transcript keeps {seen} of {steps} steps in full and digests of the rest, whose noise can't be "
+        "measured any more: their bounds and grid were checked as they were published"
+    )
+
+
+def _protection(evidence: RunEvidence) -> dict[str, object]:
+    """Who is protected, in an officer's words, and all that the manifest says is not."""
+    promise = evidence.promise
+    finite = None if promise.epsilon is None else EpsilonDelta(promise.epsilon, promise.delta)
+    words = Protection(promise.unit, finite)
+    return {"protected": words.protected, "not_protected": (words.not_protected, *promise.not_protected)}
+
+
+def _quality(evidence: RunEvidence) -> ModelQuality | None:
+    """The model's numbers on the held-out records, computed here and not believed; None before it is finished."""
+    plan, test = evidence.plan, evidence.data.test
+    if test is None or not evidence.folder.model.exists():
+        return None
+    held_out = HeldOutRecords(test, plan.model.dtype, plan.training.positive)
+    theta = load_theta(evidence.folder, evidence.model)
+    overall = held_out.measure(evidence.model, theta, 0, None).as_json()["overall"]
+    return ModelQuality.of(overall)
+
+
+def _attacks(
+    evidence: RunEvidence,
+    promise: Promise | None,
+    options: AuditOptions,
+    say: Callable[[str], None],
+    counted: Callable[[int, int], None],
+) -> tuple[Attack, ...]:
+    """Coins on the attribute where that is the protected unit; on whole records or users elsewhere."""
+    if promise is None or options.reruns == 0:
+        return ()
+    if evidence.document.guarantee.adjacency is not Relation.REPLACE_ATTRIBUTE:
+        return _canaries(evidence, promise, options, say, counted)
+    require_decodable(evidence)
+
+    def attempt(reruns: int, confidence: float, seed: int) -> tuple[Attack, ...]:
+        say(f"attack: reruns on coins, {reruns} in all")
+        attack = coin_audit(
+            evidence.plan_path,
+            evidence.document,
+            promise.epsilon,
+            promise.delta,
+            runs=reruns,
+            seed=seed,
+            confidence=confidence,
+            progress=lambda done: counted(done, reruns),
+            sites=evidence.sites,
+        )
+        return (attack,)
+
+    return until_decided(attempt, promise, options)
+
+
+def until_decided(
+    attempt: Callable[[int, float, int], tuple[Attack, ...]], promise: Promise, options: AuditOptions
+) -> tuple[Attack, ...]:
+    """Attack with the asked-for reruns; while an attack is at its ceiling and refutes nothing, with twice as many.
+
+    Guarantee: with probability at least `options.confidence` no bound of any attempt exceeds the true epsilon. The j-th
+    attempt, on fresh coins and noise, has the share 2^-j of the error, so that looking before going on costs nothing
+    that was not paid for (the union bound; shares add up to less than one).
+    """
+    error, reruns, number = 1 - options.confidence, options.reruns, 0
+    start = time.process_time()
+    share = 0.5 if options.budget_seconds > 0 else 1.0
+    while True:
+        began = time.process_time()
+        attacks = attempt(reruns, 1 - share * error, options.seed + number)
+        now = time.process_time()
+        left = options.budget_seconds - (now - start)
+        affordable = int(left * reruns / max(now - began, 1e-6)) if left > 0 else 0
+        refuted = any(
+            one.bound.epsilon > promise.epsilon or (one.curve is not None and one.curve.refuted) for one in attacks
+        )
+        if refuted or affordable <= reruns or not any(one.at_ceiling for one in attacks):
+            return attacks
+        reruns, share, number = min(2 * reruns, affordable), share / 2, number + 1
+
+
+def _canaries(
+    evidence: RunEvidence,
+    promise: Promise,
+    options: AuditOptions,
+    say: Callable[[str], None],
+    counted: Callable[[int, int], None],
+) -> tuple[Attack, ...]:
+    def attempt(reruns: int, confidence: float, seed: int) -> tuple[Attack, ...]:
+        effort = Effort(_CANARY_RUNS * reruns, _CANARY_SECONDS * reruns)
+        say(f"attack: canaries, up to {effort.most} runs")
+        return canary_audit(
+            evidence,
+            promise,
+            effort=effort,
+            seed=seed,
+            confidence=confidence,
+            progress=lambda done: counted(done, effort.most),
+        )
+
+    return until_decided(attempt, promise, options)
