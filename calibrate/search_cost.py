@@ -20,7 +20,7 @@ from calibrate.accountants.registry import best_epsilon
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Release, scale_noise
-from calibrate.solve_noise import solve_noise
+from calibrate.solve import solve_noise
 from calibrate.tries import RandomTries
 
 _OUTWARD = 1 + 1e-9

@@ -20,7 +20,6 @@ from audit.sensitivity.domain import Domain
 from audit.sensitivity.falsify import CataloguedClaim
 from audit.sensitivity.spaces import Ball, Box, Category, Space
 from calibrate.arrays import Floats
-from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput
 from calibrate.plans.fair_plugin import FLIPS, GROUPS, RATES, SCORES, FairPluginPlan
 from calibrate.plans.fedfdp import FedfdpPlan
@@ -30,7 +29,7 @@ from calibrate.plans.mmd_fedavg import PREDICTIONS, UPDATES, MmdFedavgPlan
 from calibrate.plans.pay_once import ATTRIBUTE
 from calibrate.plans.plan import HISTOGRAM, Plan
 from calibrate.plans.steffle import StefflePlan
-from calibrate.privacy_unit import Protected, Relation
+from calibrate.privacy_unit import Norm, Protected, Relation, SensitivityClaim
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions

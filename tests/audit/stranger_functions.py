@@ -14,8 +14,7 @@ from torch import Tensor
 from audit.sensitivity.claim import Arrays, DistanceClaim
 from audit.sensitivity.domain import Domain
 from audit.sensitivity.spaces import Box, Category
-from calibrate.claims import Norm
-from calibrate.privacy_unit import Relation
+from calibrate.privacy_unit import Norm, Relation
 
 CLIP = 1.0
 

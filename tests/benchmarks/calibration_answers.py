@@ -29,7 +29,7 @@ from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled
 from calibrate.sampling import Poisson
-from calibrate.solve_noise import Certificate, solve_noise
+from calibrate.solve import Certificate, solve_noise
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 _GRID_SIZES = tuple(int(size) for size in os.environ.get("CALIBRATION_GRID", "2000,300,60,60").split(","))

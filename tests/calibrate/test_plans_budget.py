@@ -8,7 +8,6 @@ import pytest
 
 from calibrate.accountants.gaussian import gaussian_mu
 from calibrate.budget import calibrate_plan, price_plan
-from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.alternatives import Alternative, explain
 from calibrate.plans.fedfdp import FedfdpPlan
@@ -18,7 +17,7 @@ from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
-from calibrate.privacy_unit import EpsilonDelta, Relation
+from calibrate.privacy_unit import EpsilonDelta, NoiseKind, Relation
 
 TARGET = EpsilonDelta(1.0, 1e-5)
 

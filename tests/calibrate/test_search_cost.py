@@ -23,7 +23,7 @@ from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, RandomizedResponse, Release, Repeated, Sampled, scale_noise
 from calibrate.sampling import Poisson, RandomAllocation
 from calibrate.search_cost import price_search, second_price, solve_search
-from calibrate.solve_noise import solve_noise
+from calibrate.solve import solve_noise
 from calibrate.tries import RandomTries
 from tests.end_to_end.command_line import privfair
 

@@ -22,7 +22,7 @@ from calibrate.plans.gaussian import BatchSampling, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, untruncated
 from calibrate.sampling import Batch, Poisson, TruncatedPoisson
-from calibrate.solve_noise import solve_noise
+from calibrate.solve import solve_noise
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 CUT = TruncatedPoisson(0.01, 10_000, 180)

@@ -9,7 +9,6 @@ import pytest
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
-from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput
 from calibrate.plans.alternatives import explain
 from calibrate.plans.fair_plugin import FairPluginPlan
@@ -21,7 +20,7 @@ from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
-from calibrate.privacy_unit import EpsilonDelta, Protected, Relation
+from calibrate.privacy_unit import EpsilonDelta, NoiseKind, Protected, Relation
 from calibrate.releases import scale_noise
 
 TARGET = EpsilonDelta(2.0, 1e-5)
