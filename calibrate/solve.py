@@ -21,8 +21,8 @@ from typing import TypeVar, assert_never
 from calibrate.accountants.accountant import leave_room, total_cost
 from calibrate.accountants.certified.accountant import CertifiedAccountant, gaussian_interval
 from calibrate.accountants.certified.search import Bounds, FactorSearch, TargetCheck, seems_within, surely_within
+from calibrate.accountants.directions import Side
 from calibrate.accountants.gaussian import gaussian_mu
-from calibrate.accountants.losses.directions import Side
 from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,

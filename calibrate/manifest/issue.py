@@ -191,7 +191,7 @@ def _divergences(
 ) -> tuple[float, ...]:
     """Of one run of the event, or of a whole search over tries of it."""
     from calibrate.accountants.accountant import total_cost
-    from calibrate.accountants.opinions.renyi import RenyiAccountant
+    from calibrate.accountants.renyi import RenyiAccountant
     from calibrate.search_cost import search_divergences
 
     if tries is not None:

@@ -23,8 +23,8 @@ import dp_accounting
 from dp_accounting import pld
 
 from calibrate import questions
-from calibrate.accountants.losses.random_allocation import _allocation_law
 from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.sampled_losses import _allocation_law
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled

@@ -11,7 +11,7 @@ import pytest
 
 from calibrate.accountants.accountant import epsilon_of, total_cost
 from calibrate.accountants.gaussian import GaussianAccountant
-from calibrate.accountants.opinions.renyi import RenyiAccountant
+from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.compose import (
     ORDERS,
     BudgetFilter,

@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 import privfair as pf
 from calibrate.accountants.accountant import total_cost
-from calibrate.accountants.opinions.renyi import RenyiAccountant
+from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.budget import calibrate_plan
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombination

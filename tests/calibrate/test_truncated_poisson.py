@@ -13,8 +13,8 @@ from scipy.stats import binom
 from calibrate import questions
 from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified.accountant import CertifiedAccountant
-from calibrate.accountants.opinions.renyi import RenyiAccountant
 from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.plans.from_mapping import plan_from_mapping
