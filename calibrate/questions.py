@@ -29,8 +29,7 @@ from calibrate.sampling import (
 )
 
 if TYPE_CHECKING:
-    from calibrate.theorems.theorem import Theorem
-    from calibrate.theorems.verdict import Verdict
+    from calibrate.theorems.theorem import Theorem, Verdict
 
 LEAST_NOISE, MOST_NOISE = 0.01, 1e100
 MOST_ROUNDS = 10**12

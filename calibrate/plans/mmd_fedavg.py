@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from calibrate.errors import InvalidInput, count, positive
-from calibrate.plans.fpfl import check_cohort
+from calibrate.plans.clipped_sums import check_cohort
 from calibrate.plans.plan import (
     HISTOGRAM_FLAG,
     ROUNDS_FLAG,
