@@ -19,7 +19,7 @@ from calibrate.plans.plan import NoisyValue, Plan, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import Release, scale_noise
 from calibrate.search_cost import price_search, solve_search
-from calibrate.solve_noise import solve_noise
+from calibrate.solve import solve_noise
 from calibrate.tries import DRAW_ERROR, RandomTries
 
 _LARGEST_TARGET = 1000.0

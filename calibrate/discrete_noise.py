@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import assert_never
 
-from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput, count
-from calibrate.privacy_unit import EpsilonDelta
+from calibrate.privacy_unit import EpsilonDelta, NoiseKind
 
 STEPS_PER_SCALE = 1 << 30
 """The noise's scale is at least this many grid steps, so a slack computed with it covers every release."""

@@ -29,8 +29,7 @@ from calibrate.sampling import (
 )
 
 if TYPE_CHECKING:
-    from calibrate.theorems.theorem import Theorem
-    from calibrate.theorems.verdict import Verdict
+    from calibrate.theorems.theorem import Theorem, Verdict
 
 LEAST_NOISE, MOST_NOISE = 0.01, 1e100
 MOST_ROUNDS = 10**12
@@ -136,7 +135,7 @@ def sigma(
     >>> round(sigma(epsilon=1, delta=1e-5, sampling_rate=0.01, rounds=1000), 3)
     1.415
     """
-    from calibrate.solve_noise import Certificate, solve_noise
+    from calibrate.solve import Certificate, solve_noise
 
     drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units, bands)
     asked = noisy_rounds(noise_ratios, rounds, *drawn)
@@ -213,7 +212,7 @@ def rounds(
     >>> rounds(epsilon=1, delta=1e-5, noise_multiplier=2.0, sampling_rate=0.01)
     2433
     """
-    from calibrate.solve_rounds import solve_rounds
+    from calibrate.solve import solve_rounds
 
     multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
     target = EpsilonDelta(epsilon, delta)

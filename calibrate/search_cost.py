@@ -14,13 +14,13 @@ from scipy.optimize import brentq
 from calibrate.accountants.accountant import total_cost
 from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.accountants.certified.contour import LossTransform
-from calibrate.accountants.losses.directions import Side, compositions
-from calibrate.accountants.opinions.renyi import RenyiAccountant, epsilon_from_rdp
+from calibrate.accountants.directions import Side, compositions
 from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.renyi import RenyiAccountant, epsilon_from_rdp
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Release, scale_noise
-from calibrate.solve_noise import solve_noise
+from calibrate.solve import solve_noise
 from calibrate.tries import RandomTries
 
 _OUTWARD = 1 + 1e-9

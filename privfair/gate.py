@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.arrays import Floats
-from calibrate.claims import Norm
 from calibrate.discrete_noise import MOST_NUMBERS
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
@@ -35,6 +34,7 @@ from calibrate.manifest.mechanism import (
     RandomizedCategory,
 )
 from calibrate.manifest.verify import VerifiedManifest
+from calibrate.privacy_unit import Norm
 from privfair.contribution import BoundedContribution, Published, RecentRounds
 from privfair.ledger import DEFAULT_BLOCK, Claim, Release
 from privfair.noise import ExactNoise, Grid, NoiseScale, UnsafeSeededResearchNoise

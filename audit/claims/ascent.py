@@ -15,8 +15,7 @@ from torch import Tensor
 from audit.claims.claim import Arrays, Subject
 from audit.claims.domain import NeighbouringPair
 from audit.claims.spaces import Category, Space
-from calibrate.claims import Norm
-from calibrate.privacy_unit import PrivacyUnit, Protected
+from calibrate.privacy_unit import Norm, PrivacyUnit, Protected
 
 _PARTS = ("common", "left", "right", "public")
 _FIRST_STEP, _GROWTH, _LAST_STEP = 0.5, 1.5, 1e-7

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from audit.claims.domain import Domain, NeighbouringPair
-from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput, positive
-from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.privacy_unit import Norm, PrivacyUnit, Protected, Relation, SensitivityClaim
 
 
 @final

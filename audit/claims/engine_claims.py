@@ -20,17 +20,14 @@ from audit.claims.domain import Domain
 from audit.claims.falsify import CataloguedClaim
 from audit.claims.spaces import Ball, Box, Category, Space
 from calibrate.arrays import Floats
-from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput
-from calibrate.plans.fair_plugin import FLIPS, GROUPS, RATES, SCORES, FairPluginPlan
-from calibrate.plans.fedfdp import FedfdpPlan
-from calibrate.plans.fpfl import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
+from calibrate.plans.fair_plugin import ATTRIBUTE, FLIPS, GROUPS, RATES, SCORES, FairPluginPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import PREDICTIONS, UPDATES, MmdFedavgPlan
-from calibrate.plans.pay_once import ATTRIBUTE
 from calibrate.plans.plan import HISTOGRAM, Plan
 from calibrate.plans.steffle import StefflePlan
-from calibrate.privacy_unit import Protected, Relation
+from calibrate.privacy_unit import Norm, Protected, Relation, SensitivityClaim
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions

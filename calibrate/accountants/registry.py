@@ -37,11 +37,11 @@ ACCOUNTANTS: tuple[AccountantName, ...] = tuple(AccountantName)
 _HOMES = {
     AccountantName.CERTIFIED: ("certified.accountant", "CertifiedAccountant"),
     AccountantName.GAUSSIAN: ("gaussian", "GaussianAccountant"),
-    AccountantName.REVEALED: ("revealed", "RevealedAccountant"),
-    AccountantName.PLD: ("opinions.pld", "PrivacyLossAccountant"),
-    AccountantName.RENYI: ("opinions.renyi", "RenyiAccountant"),
-    AccountantName.MOMENTS: ("opinions.moments", "MomentsAccountant"),
-    AccountantName.PRV: ("opinions.prv", "PrvAccountant"),
+    AccountantName.REVEALED: ("gaussian", "RevealedAccountant"),
+    AccountantName.PLD: ("pld", "PrivacyLossAccountant"),
+    AccountantName.RENYI: ("renyi", "RenyiAccountant"),
+    AccountantName.MOMENTS: ("renyi", "MomentsAccountant"),
+    AccountantName.PRV: ("prv", "PrvAccountant"),
 }
 
 _LIBRARIES = {AccountantName.PLD: "dp-accounting", AccountantName.PRV: "prv-accountant"}

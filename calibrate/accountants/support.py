@@ -49,9 +49,8 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.claims import bounds_apart
 from calibrate.errors import UnsupportedCombination, count, open_unit
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation
+from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation, bounds_apart
 from calibrate.releases import (
     Gaussian,
     Laplace,

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, assert_never
 
-from calibrate.compose import Cost
+from calibrate.compose import Cost, Spent, fixed_total
 from calibrate.discrete_noise import combined
 from calibrate.errors import InvalidInput
-from calibrate.filters import Spent, fixed_total
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
     DeclaredRelease,

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
+from calibrate.compose import SignedCurve
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput
-from calibrate.filters import SignedCurve
 from calibrate.manifest.consistency import contradictions
 from calibrate.manifest.encoding import decode_release, decode_sampling, encode_release, encode_sampling
 from calibrate.manifest.mechanism import (

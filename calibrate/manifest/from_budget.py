@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, assert_never
 
 from calibrate.budget import CertifiedBudget, with_noise
-from calibrate.claims import NoiseKind
 from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import (
@@ -43,7 +42,7 @@ from calibrate.manifest.mechanism import (
 )
 from calibrate.manifest.strict_json import in_our_words
 from calibrate.plans.plan import AlgorithmName, NoisyValue, PlainValue, Plan, PluginName, RandomizedValue
-from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected
+from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, NoiseKind, PrivacyUnit, Protected
 from calibrate.releases import InSequence, Release, Sampled, multiplicities
 from calibrate.tries import RandomTries
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, NoReturn, assert_never, final
 
+from calibrate.compose import ORDERS
 from calibrate.errors import ManifestRefused, NotCertified, UnsupportedCombination
-from calibrate.filters import ORDERS
 from calibrate.manifest import keys as signature
 from calibrate.manifest.consistency import could_both_be_right
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, Opinion, statement_bytes
@@ -177,7 +177,7 @@ def recompute(document: BudgetDocument) -> CrossCheck | None:
 def renyi_points(
     event: Release, unit: PrivacyUnit, tries: RandomTries | None = None
 ) -> tuple[tuple[float, float], ...] | None:
-    """Finite Renyi divergences of an event at the orders of `calibrate.filters`; None where none is proved."""
+    """Finite Renyi divergences of an event at the orders of `calibrate.compose`; None where none is proved."""
     try:
         curve = _divergences(event, unit, ORDERS, tries)
     except (UnsupportedCombination, NotCertified):
@@ -191,7 +191,7 @@ def _divergences(
 ) -> tuple[float, ...]:
     """Of one run of the event, or of a whole search over tries of it."""
     from calibrate.accountants.accountant import total_cost
-    from calibrate.accountants.opinions.renyi import RenyiAccountant
+    from calibrate.accountants.renyi import RenyiAccountant
     from calibrate.search_cost import search_divergences
 
     if tries is not None:

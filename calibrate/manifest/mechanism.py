@@ -15,9 +15,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic.alias_generators import to_camel
 
-from calibrate.claims import NoiseKind
 from calibrate.discrete_noise import MOST_NUMBERS, NO_SLACK, ProfileSlack, slack_of_noise
-from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.privacy_unit import NoiseKind, PrivacyUnit, Protected, Relation
 from calibrate.releases import MOST_BANDS, Gaussian, Laplace, NonPrivate, RandomizedResponse, check_column
 
 # The kinds of value a manifest may hold, each with exactly one spelling.

@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calibrate.claims import NoiseKind
-from calibrate.plans.fedfdp import FedfdpPlan
-from calibrate.plans.fpfl import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
 from calibrate.plans.gaussian import BatchSampling, GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import NoisyValue, Plan, of_one_batch, with_once
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
-from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
+from calibrate.privacy_unit import EpsilonDelta, NoiseKind, PrivacyUnit, Protected, Relation
 from calibrate.releases import InSequence, Release, Repeated, Sampled
 from calibrate.sampling import Batch, FixedSize, Poisson
-from calibrate.solve_noise import solve_noise
+from calibrate.solve import solve_noise
 
 
 @dataclass(frozen=True)

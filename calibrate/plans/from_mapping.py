@@ -10,13 +10,10 @@ from enum import Enum
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from calibrate.errors import InvalidInput
-from calibrate.plans.fair_plugin import FairPluginPlan
-from calibrate.plans.fedfdp import FedfdpPlan
-from calibrate.plans.fpfl import FpflPlan
-from calibrate.plans.gaussian import GaussianPlan
+from calibrate.plans.clipped_sums import FedfdpPlan, FpflPlan
+from calibrate.plans.fair_plugin import FairPluginPlan, PayOncePlan
+from calibrate.plans.gaussian import GaussianPlan, OwnLoopPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
-from calibrate.plans.own_loop import OwnLoopPlan
-from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import AlgorithmName, Plan, PluginName
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
 from calibrate.plugins import PluginGroup, Plugins

@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput, count, positive
-from calibrate.plans.fpfl import check_cohort
+from calibrate.plans.clipped_sums import check_cohort
 from calibrate.plans.plan import (
     HISTOGRAM_FLAG,
     ROUNDS_FLAG,
@@ -24,7 +23,7 @@ from calibrate.plans.plan import (
     optional_ratio,
     with_once,
 )
-from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.privacy_unit import NoiseKind, PrivacyUnit, Protected, Relation
 from calibrate.releases import InSequence, Release, Repeated, Sampled, scale_noise
 from calibrate.sampling import Batch, FixedSize
 

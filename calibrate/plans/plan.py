@@ -13,10 +13,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import ClassVar, assert_never
 
-from calibrate.claims import NoiseKind, bounds_apart
 from calibrate.discrete_noise import MOST_NUMBERS, ProfileSlack, slack_of_noise
 from calibrate.errors import positive
-from calibrate.privacy_unit import PrivacyUnit, Relation
+from calibrate.privacy_unit import NoiseKind, PrivacyUnit, Relation, bounds_apart
 from calibrate.releases import Gaussian, InSequence, Laplace, RandomizedResponse, Release, Together
 
 PlainValue = int | float | str | bool | None | tuple[float, ...] | tuple[str, ...]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, ClassVar, assert_never
 
-from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.plans.plan import (
     HISTOGRAM_FLAG,
@@ -25,7 +24,7 @@ from calibrate.plans.plan import (
     optional_ratio,
     with_once,
 )
-from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.privacy_unit import Norm, PrivacyUnit, Protected, Relation, SensitivityClaim
 from calibrate.releases import Release, Repeated, Sampled, over_rounds, reached_over_rounds
 from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
 

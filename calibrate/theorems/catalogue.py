@@ -8,8 +8,7 @@ from difflib import get_close_matches
 from calibrate.errors import InvalidInput
 from calibrate.plugins import PluginGroup, Plugins
 from calibrate.theorems import convergence, fedfdp, fpfl, mmd_fedavg, steffle
-from calibrate.theorems.theorem import Theorem
-from calibrate.theorems.verdict import Verdict
+from calibrate.theorems.theorem import Theorem, Verdict
 
 CATALOGUE: tuple[Theorem, ...] = (
     *steffle.THEOREMS,

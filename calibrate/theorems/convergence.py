@@ -19,8 +19,7 @@ import numpy as np
 from calibrate.errors import count, open_unit, positive, rate
 from calibrate.theorems import mmd_fedavg, steffle
 from calibrate.theorems.mmd_fedavg import Kernel, kernel
-from calibrate.theorems.theorem import Condition, Correction, Parameter, Setting, Theorem
-from calibrate.theorems.verdict import BoundComparison, Finding
+from calibrate.theorems.theorem import BoundComparison, Condition, Correction, Finding, Parameter, Setting, Theorem
 
 _whole = partial(count, least=1)
 _STEPS = np.geomspace(1e-9, 1.0, 91)[:-1]

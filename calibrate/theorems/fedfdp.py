@@ -14,8 +14,17 @@ from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Rela
 from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, Together
 from calibrate.sampling import Batch, Poisson
 from calibrate.theorems.printed import best_order, poisson_log_moment
-from calibrate.theorems.theorem import Condition, Correction, Parameter, Setting, Theorem
-from calibrate.theorems.verdict import BoundComparison, Direction, EpsilonComparison, Finding
+from calibrate.theorems.theorem import (
+    BoundComparison,
+    Condition,
+    Correction,
+    Direction,
+    EpsilonComparison,
+    Finding,
+    Parameter,
+    Setting,
+    Theorem,
+)
 
 CITATION = (
     "Ling, Fu, Wang, Li, Cheng, Chen, Qian, Gong: FedFDP: Fairness-Aware Federated Learning with Differential"

@@ -11,8 +11,15 @@ from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled
 from calibrate.sampling import FixedSize
 from calibrate.theorems.printed import fixed_size_sigma, poisson_log_moment
-from calibrate.theorems.theorem import Correction, Parameter, Setting, Theorem
-from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
+from calibrate.theorems.theorem import (
+    BoundComparison,
+    Correction,
+    EpsilonComparison,
+    Finding,
+    Parameter,
+    Setting,
+    Theorem,
+)
 
 CITATION = (
     "Rodríguez-Gálvez, Granqvist, van Dalen, Seigel: Enforcing fairness in private federated learning via the"

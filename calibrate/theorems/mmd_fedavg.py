@@ -13,8 +13,16 @@ import numpy as np
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
-from calibrate.theorems.theorem import Condition, Correction, Parameter, Setting, Theorem
-from calibrate.theorems.verdict import BoundComparison, Direction, Finding
+from calibrate.theorems.theorem import (
+    BoundComparison,
+    Condition,
+    Correction,
+    Direction,
+    Finding,
+    Parameter,
+    Setting,
+    Theorem,
+)
 
 CITATION = "Rychener, Kuhn, Hu: Global Group Fairness in Federated Learning via Function Tracking"
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammaln, logsumexp
 
-from calibrate.accountants.opinions.renyi import epsilon_at_order
+from calibrate.accountants.renyi import epsilon_at_order
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.plan import Plan

@@ -14,10 +14,19 @@ from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected, Relation
 from calibrate.releases import Gaussian, Release, Repeated, Sampled, Together, joint_gaussian
 from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
-from calibrate.solve_noise import Certificate, solve_noise
+from calibrate.solve import Certificate, solve_noise
 from calibrate.theorems.printed import printed_sigma_w
-from calibrate.theorems.theorem import Condition, Correction, Parameter, Setting, Theorem, Value
-from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Finding
+from calibrate.theorems.theorem import (
+    BoundComparison,
+    Condition,
+    Correction,
+    EpsilonComparison,
+    Finding,
+    Parameter,
+    Setting,
+    Theorem,
+    Value,
+)
 
 # The exact worst case of SteFFLe's two sensitive gradients, in closed form.
 #

@@ -21,7 +21,7 @@ from image_clients import BETA, CLIENTS, Federation, Scores
 from torch import Tensor
 
 from calibrate.budget import CertifiedBudget, calibrate_plan
-from calibrate.plans.fedfdp import FedfdpPlan
+from calibrate.plans.clipped_sums import FedfdpPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.questions import rounds

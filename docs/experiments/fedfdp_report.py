@@ -32,7 +32,7 @@ from images_report import TITLES
 from seed_intervals import Interval
 
 from calibrate.budget import price_plan
-from calibrate.plans.fedfdp import GRADIENT, LOSS, FedfdpPlan
+from calibrate.plans.clipped_sums import GRADIENT, LOSS, FedfdpPlan
 from calibrate.questions import rounds
 
 HERE = Path(__file__).parent

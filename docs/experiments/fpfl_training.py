@@ -13,8 +13,8 @@ from fpfl_settings import CENTRAL_BATCH, EPSILON, RECORDS_PER_USER, TEST_FRACTIO
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
+from calibrate.plans.clipped_sums import CohortSampling, FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan
-from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
 from calibrate.sampling import Batch, FixedSize, Poisson
 from calibrate.theorems.printed import fixed_size_sigma

@@ -59,7 +59,7 @@ from steffle_split import (
 )
 
 from calibrate.budget import calibrate_plan
-from calibrate.plans.fedfdp import GRADIENT, LOSS, FedfdpPlan
+from calibrate.plans.clipped_sums import GRADIENT, LOSS, FedfdpPlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.fairness.fermi import Independence
 

@@ -25,8 +25,7 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.manifest.mechanism import RandomizedCategory
-from calibrate.plans.fair_plugin import FLIPS, GROUPS, PUPIL, RATES, SCORES, TREE, FairPluginPlan
-from calibrate.plans.pay_once import ATTRIBUTE
+from calibrate.plans.fair_plugin import ATTRIBUTE, FLIPS, GROUPS, PUPIL, RATES, SCORES, TREE, FairPluginPlan
 from calibrate.privacy_unit import Protected
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate, tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput, positive
 from calibrate.manifest.mechanism import GaussianNoise
-from calibrate.plans.fedfdp import FedfdpPlan
+from calibrate.plans.clipped_sums import FedfdpPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
 from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, positive
-from calibrate.plans.fpfl import FpflPlan
+from calibrate.plans.clipped_sums import FpflPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.tran import MultiplierOptions, TranMultipliers
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate

@@ -24,7 +24,7 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count
 from calibrate.manifest.mechanism import RandomizedCategory
-from calibrate.plans.pay_once import PayOncePlan
+from calibrate.plans.fair_plugin import PayOncePlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
 from privfair.algorithms.parts.local_models import towards_own_minimum

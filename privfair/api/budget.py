@@ -147,7 +147,7 @@ def budget(
         why: the justification that stands in the manifest.
         unsafe_seeded_research_noise: reproducible noise that protects nobody, for experiments on public data.
 
-    Guarantee: as `calibrate.plans.own_loop.OwnLoopPlan`; the manifest lists what it assumes of the loop.
+    Guarantee: as `calibrate.plans.gaussian.OwnLoopPlan`; the manifest lists what it assumes of the loop.
     """
     names = tuple(shapes)
     if not names:

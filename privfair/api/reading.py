@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calibrate.compose import UnitPromise
+from calibrate.compose import UnitPromise, compose_beforehand
 from calibrate.errors import InvalidInput, UnsupportedCombination
-from calibrate.filters import compose_beforehand
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import authenticate, read_unverified
@@ -70,7 +69,7 @@ def compose(budgets: Iterable[BudgetSource], *, silos: int | None = None) -> Uni
         budgets: signed budgets.
         silos: in at most how many silos of each budget the person's data are; every silo unless given.
 
-    Guarantee: as `calibrate.filters.compose_beforehand`, for budgets that were signed without looking at one another's
+    Guarantee: as `calibrate.compose.compose_beforehand`, for budgets that were signed without looking at one another's
     results; `calibrate.compose.compose` is the sum that holds for any.
     """
     documents = [(f"budget {place}", _document(budget, None)) for place, budget in enumerate(budgets, start=1)]

@@ -241,7 +241,7 @@ def _refuse_contradictions(
 
 
 def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str, as_json: bool) -> None:
-    from calibrate.solve_rounds import largest_rate, largest_rounds
+    from calibrate.solve import largest_rate, largest_rounds
 
     find = largest_rounds if solve == "rounds" else largest_rate
     found = find(file.algorithm, file.privacy, noise, target)

@@ -27,8 +27,7 @@ def command(budgets: tuple[Path, ...], silos: int | None, as_json: bool) -> None
     Example: a patient of two hospitals that trained together, then of one that trained alone
       privfair compose both.json alone.json --silos 2
     """
-    from calibrate.compose import compose
-    from calibrate.filters import compose_beforehand
+    from calibrate.compose import compose, compose_beforehand
     from calibrate.manifest.verify import read_unverified
     from privfair.api.reading import promises_of
 

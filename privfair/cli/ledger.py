@@ -331,7 +331,7 @@ def set_budget(
 
     A claim about a coarser unit (user, record) also spends the budgets of finer ones (record, attribute).
     """
-    from calibrate.filters import BudgetFilter
+    from calibrate.compose import BudgetFilter
     from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
     from privfair.ledger import Ledger
 

@@ -156,9 +156,8 @@ def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | N
     from audit.claims.domain import Domain
     from audit.claims.falsify import CataloguedClaim
     from audit.named import load_named
-    from calibrate.claims import Norm
     from calibrate.errors import InvalidInput
-    from calibrate.privacy_unit import Protected, Relation
+    from calibrate.privacy_unit import Norm, Protected, Relation
 
     if claim is None:
         raise InvalidInput("--claim", None, "is needed for a function of your own", "state the bound to test")

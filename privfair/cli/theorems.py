@@ -12,8 +12,7 @@ from privfair.cli.help import Subcommands
 from privfair.cli.output import epsilon_text, json_option, print_json, print_rich
 
 if TYPE_CHECKING:
-    from calibrate.theorems.theorem import Theorem
-    from calibrate.theorems.verdict import Outcome, Verdict
+    from calibrate.theorems.theorem import Outcome, Theorem, Verdict
 
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "yellow"}
 
@@ -232,7 +231,7 @@ def _quantified(verdict: Verdict) -> str:
 
 
 def _numbers(verdict: Verdict) -> tuple[str, str]:
-    from calibrate.theorems.verdict import EpsilonComparison
+    from calibrate.theorems.theorem import EpsilonComparison
 
     comparison = verdict.finding.comparison
     if isinstance(comparison, EpsilonComparison):
@@ -243,7 +242,7 @@ def _numbers(verdict: Verdict) -> tuple[str, str]:
 
 def _short_numbers(verdict: Verdict) -> tuple[str, str]:
     """The numbers with four digits, for a table of 80 columns."""
-    from calibrate.theorems.verdict import Direction, EpsilonComparison
+    from calibrate.theorems.theorem import Direction, EpsilonComparison
 
     comparison = verdict.finding.comparison
     if isinstance(comparison, EpsilonComparison):
@@ -255,7 +254,7 @@ def _short_numbers(verdict: Verdict) -> tuple[str, str]:
 
 def _factor(verdict: Verdict) -> str:
     """How many times the claim the computed number is, by the end that may be promised."""
-    from calibrate.theorems.verdict import EpsilonComparison
+    from calibrate.theorems.theorem import EpsilonComparison
 
     comparison = verdict.finding.comparison
     true = comparison.true.upper if isinstance(comparison, EpsilonComparison) else comparison.found

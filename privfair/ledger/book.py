@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import assert_never
 
-from calibrate.compose import Cost, cost_for, exact
-from calibrate.filters import BudgetFilter, RenyiFilter, Spent, chosen_filter, spent_for
+from calibrate.compose import BudgetFilter, Cost, RenyiFilter, Spent, chosen_filter, cost_for, exact, spent_for
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.entries import (
     GENESIS,

@@ -15,10 +15,9 @@ from typing import Annotated, Literal
 import rfc8785
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from calibrate.compose import UNITS
+from calibrate.compose import UNITS, BudgetFilter, SignedCurve
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput, LedgerRefused
-from calibrate.filters import BudgetFilter, SignedCurve
 from calibrate.privacy_unit import PrivacyUnit
 
 # Why the ledger says no, one class per rule.

@@ -11,8 +11,8 @@ from types import TracebackType
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from calibrate.compose import BudgetFilter, RenyiFilter
 from calibrate.errors import InvalidInput
-from calibrate.filters import BudgetFilter, RenyiFilter
 from calibrate.manifest.trust import TrustSeen
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.durable import write_new_file

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from calibrate.compose import exact, rounded_up
-from calibrate.filters import ODOMETER_DELTA, BudgetFilter, Spent, odometer
+from calibrate.compose import ODOMETER_DELTA, BudgetFilter, Spent, exact, odometer, rounded_up
 from calibrate.manifest.show import describe_unit
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.ledger.anchor import AnchorState

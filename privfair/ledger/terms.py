@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from calibrate.compose import SignedCurve
 from calibrate.errors import InvalidInput, count, positive
-from calibrate.filters import SignedCurve
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.durable import write_new_file
 

@@ -14,9 +14,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from calibrate.claims import Norm
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.errors import InvalidInput, count
+from calibrate.privacy_unit import Norm
 from privfair.noise.lattice_sampler import exact_positive, real_array
 
 LARGEST_STEPS = 1 << 52

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, Literal, assert_never
 
 from calibrate.errors import InvalidInput, count
+from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan
-from calibrate.plans.fpfl import FpflPlan
 from calibrate.plans.from_mapping import PLAN_PLUGINS
 from calibrate.plans.steffle import StefflePlan
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement

@@ -13,8 +13,7 @@ from audit.claims.claim import Arrays, DistanceClaim
 from audit.claims.domain import Domain
 from audit.claims.falsify import Search, SearchResult, SensitivityRefuted, assert_sensitivity
 from audit.claims.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex
-from calibrate.claims import Norm
-from calibrate.privacy_unit import Protected, Relation
+from calibrate.privacy_unit import Norm, Protected, Relation
 from privfair.testing.contracts import ContractBroken, check_algorithm, check_attack, check_plan, check_theorem
 
 __all__ = [

@@ -14,7 +14,7 @@ from tests.architecture.tree import PACKAGES, ROOT
 
 PLANTED = {
     "calibrate decides on paper": ("calibrate/releases.py", "import torch"),
-    "the engine cannot calibrate itself": ("privfair/gate.py", "import calibrate.solve_noise"),
+    "the engine cannot calibrate itself": ("privfair/gate.py", "import calibrate.solve"),
     "the engine knows neither its front end nor the audits": ("privfair/training.py", "import privfair.api.plan"),
     "audits test the engine, and know no front end": ("audit/verdict.py", "import privfair.cli"),
     "only the gate draws noise": ("privfair/fairness/gaps.py", "import privfair.noise"),

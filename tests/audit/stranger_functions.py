@@ -14,8 +14,7 @@ from torch import Tensor
 from audit.claims.claim import Arrays, DistanceClaim
 from audit.claims.domain import Domain
 from audit.claims.spaces import Box, Category
-from calibrate.claims import Norm
-from calibrate.privacy_unit import Relation
+from calibrate.privacy_unit import Norm, Relation
 
 CLIP = 1.0
 

@@ -17,8 +17,8 @@ from calibrate.manifest.from_budget import Terms, document_from_budget, valid_fo
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified
+from calibrate.plans.fair_plugin import PayOncePlan
 from calibrate.plans.gaussian import GaussianPlan
-from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.cli.plots import plot_budget

@@ -14,9 +14,8 @@ from audit.claims.domain import Domain, NeighbouringPair, size_of
 from audit.claims.falsify import Search, falsify, replay
 from audit.claims.shrink import from_json, table, to_json
 from audit.claims.spaces import Ball, Box, Category
-from calibrate.claims import Norm, SensitivityClaim
 from calibrate.errors import InvalidInput
-from calibrate.privacy_unit import Relation
+from calibrate.privacy_unit import Norm, Relation, SensitivityClaim
 
 DOMAIN = Domain(
     {"x": Box(-1.0, 2.0, (2,)), "s": Category(2, least_share=0.25)},

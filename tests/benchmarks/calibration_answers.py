@@ -23,13 +23,13 @@ import dp_accounting
 from dp_accounting import pld
 
 from calibrate import questions
-from calibrate.accountants.losses.random_allocation import _allocation_law
 from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.sampled_losses import _allocation_law
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled
 from calibrate.sampling import Poisson
-from calibrate.solve_noise import Certificate, solve_noise
+from calibrate.solve import Certificate, solve_noise
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 _GRID_SIZES = tuple(int(size) for size in os.environ.get("CALIBRATION_GRID", "2000,300,60,60").split(","))

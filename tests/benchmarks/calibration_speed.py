@@ -33,7 +33,7 @@ from prv_accountant.dpsgd import find_noise_multiplier
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled
 from calibrate.sampling import Poisson
-from calibrate.solve_noise import Certificate, solve_noise
+from calibrate.solve import Certificate, solve_noise
 from tests.benchmarks.calibration_answers import Answer, answers_section, paragraph
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "calibration.md"

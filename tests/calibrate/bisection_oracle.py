@@ -10,7 +10,7 @@ from calibrate.accountants.accountant import Accountant, total_cost
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Release, scale_noise
-from calibrate.solve_noise import SolvedNoise
+from calibrate.solve import SolvedNoise
 
 Cost = TypeVar("Cost")
 _WIDEST = 1e9

@@ -12,8 +12,8 @@ from scipy import fft
 from calibrate.accountants.certified import compose as module
 from calibrate.accountants.certified.compose import LatticeComposition, Window, compose, log_normaliser
 from calibrate.accountants.certified.grid import LatticeLaw, lattice_edges, pessimistic
-from calibrate.accountants.losses.law import normal_masses
-from calibrate.accountants.losses.subsampled import SubsampledRemoval
+from calibrate.accountants.losses import normal_masses
+from calibrate.accountants.sampled_losses import SubsampledRemoval
 from calibrate.errors import NotCertified
 
 STEP = 0.01

@@ -11,9 +11,7 @@ from scipy.special import ndtr
 from calibrate.accountants.certified import grid
 from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.accountants.certified.doubling import _Cells, _sum, epsilon_by_doubling
-from calibrate.accountants.losses.directions import Side, compositions
-from calibrate.accountants.losses.random_allocation import Points
-from calibrate.accountants.losses.subsampled import SubsampledRemoval
+from calibrate.accountants.directions import Side, compositions
 from calibrate.accountants.pairs import (
     FixedSizeReplacePair,
     LaplacePair,
@@ -22,6 +20,7 @@ from calibrate.accountants.pairs import (
     SubsampledGaussianPair,
     SubsampledReplacePair,
 )
+from calibrate.accountants.sampled_losses import Points, SubsampledRemoval
 from calibrate.accountants.support import PairCounts
 from calibrate.arrays import Floats
 

@@ -14,9 +14,14 @@ import numpy as np
 import pytest
 
 from calibrate.accountants.certified.grid import LatticeLaw, lattice_edges, optimistic, pessimistic
-from calibrate.accountants.losses.law import PrivacyLossLaw
-from calibrate.accountants.losses.simple import GaussianLoss, LaplaceLoss, MixedGaussianLoss, RandomizedResponseLoss
-from calibrate.accountants.losses.subsampled import (
+from calibrate.accountants.losses import (
+    GaussianLoss,
+    LaplaceLoss,
+    MixedGaussianLoss,
+    PrivacyLossLaw,
+    RandomizedResponseLoss,
+)
+from calibrate.accountants.sampled_losses import (
     LargerOfBothDirections,
     SubsampledAddition,
     SubsampledRemoval,

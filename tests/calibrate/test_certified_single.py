@@ -8,17 +8,9 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from calibrate.accountants.certified.accountant import CertifiedAccountant
+from calibrate.accountants.certified.accountant import CertifiedAccountant, single_interval
 from calibrate.accountants.certified.grid import optimistic_with_merged_bulk
-from calibrate.accountants.certified.single import single_interval
-from calibrate.accountants.losses.law import PrivacyLossLaw
-from calibrate.accountants.losses.simple import GaussianLoss, MixedGaussianLoss
-from calibrate.accountants.losses.subsampled import (
-    LargerOfBothDirections,
-    SubsampledAddition,
-    SubsampledRemoval,
-    SubsampledReplacement,
-)
+from calibrate.accountants.losses import GaussianLoss, MixedGaussianLoss, PrivacyLossLaw
 from calibrate.accountants.pairs import (
     FixedSizeReplacePair,
     GaussianPair,
@@ -28,6 +20,12 @@ from calibrate.accountants.pairs import (
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
+)
+from calibrate.accountants.sampled_losses import (
+    LargerOfBothDirections,
+    SubsampledAddition,
+    SubsampledRemoval,
+    SubsampledReplacement,
 )
 from calibrate.accountants.support import PairCounts
 

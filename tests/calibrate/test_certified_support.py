@@ -10,8 +10,7 @@ from scipy.stats import binom
 from calibrate.accountants.certified.accountant import CertifiedAccountant, estimate
 from calibrate.accountants.certified.contour import LossTransform
 from calibrate.accountants.certified.side import log_cut
-from calibrate.accountants.losses.directions import Composition
-from calibrate.accountants.losses.subsampled import SubsampledAddition, SubsampledRemoval
+from calibrate.accountants.directions import Composition
 from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,
@@ -24,6 +23,7 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
+from calibrate.accountants.sampled_losses import SubsampledAddition, SubsampledRemoval
 from calibrate.accountants.support import PairCounts, dominating_pairs
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation

@@ -11,22 +11,24 @@ import pytest
 
 from calibrate.accountants.accountant import epsilon_of, total_cost
 from calibrate.accountants.gaussian import GaussianAccountant
-from calibrate.accountants.opinions.renyi import RenyiAccountant
-from calibrate.compose import Cost, UnitPromise, compose
-from calibrate.discrete_noise import NO_SLACK, ProfileSlack
-from calibrate.errors import InvalidInput
-from calibrate.filters import (
+from calibrate.accountants.renyi import RenyiAccountant
+from calibrate.compose import (
     ORDERS,
     BudgetFilter,
+    Cost,
     RenyiFilter,
     SignedCurve,
     Spent,
+    UnitPromise,
     chosen_filter,
+    compose,
     compose_beforehand,
     fixed_total,
     odometer,
     spent_for,
 )
+from calibrate.discrete_noise import NO_SLACK, ProfileSlack
+from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, RandomizedResponse, Release, Repeated
 

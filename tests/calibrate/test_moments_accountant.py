@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from calibrate.accountants.opinions.moments import LARGEST_MOMENT, MomentsAccountant
-from calibrate.accountants.opinions.renyi import log_mixture_moment, poisson_gaussian_rdp
+from calibrate.accountants.renyi import LARGEST_MOMENT, MomentsAccountant, log_mixture_moment, poisson_gaussian_rdp
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Sampled
 from calibrate.sampling import Poisson

@@ -8,17 +8,15 @@ import pytest
 
 from calibrate.accountants.gaussian import gaussian_mu
 from calibrate.budget import calibrate_plan, price_plan
-from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.alternatives import Alternative, explain
-from calibrate.plans.fedfdp import FedfdpPlan
-from calibrate.plans.fpfl import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
+from calibrate.plans.fair_plugin import PayOncePlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
-from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
-from calibrate.privacy_unit import EpsilonDelta, Relation
+from calibrate.privacy_unit import EpsilonDelta, NoiseKind, Relation
 
 TARGET = EpsilonDelta(1.0, 1e-5)
 

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from calibrate.budget import price_plan
-from calibrate.claims import NoiseKind
-from calibrate.plans.fedfdp import FedfdpPlan
-from calibrate.plans.fpfl import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
+from calibrate.plans.fair_plugin import PayOncePlan
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import BatchSampling, GaussianPlan
 from calibrate.plans.mmd_fedavg import PREDICTIONS, MmdFedavgPlan
-from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
-from calibrate.privacy_unit import Protected, Relation
+from calibrate.privacy_unit import NoiseKind, Protected, Relation
 from calibrate.releases import (
     Gaussian,
     InSequence,

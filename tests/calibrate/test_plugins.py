@@ -30,7 +30,7 @@ class OwnPlan(GaussianPlan):
 """
 THEOREM = """
 from calibrate.theorems.theorem import Parameter, Theorem
-from calibrate.theorems.verdict import BoundComparison, Finding
+from calibrate.theorems.theorem import BoundComparison, Finding
 
 THEOREMS = (
     Theorem(

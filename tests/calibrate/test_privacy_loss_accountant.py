@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from calibrate.accountants.gaussian import gaussian_epsilon
-from calibrate.accountants.opinions.pld import PrivacyLossAccountant, pessimistic_loss
-from calibrate.accountants.opinions.pld_lower import optimistic_loss
 from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,
@@ -21,6 +19,7 @@ from calibrate.accountants.pairs import (
     SubsampledGaussianPair,
     SubsampledReplacePair,
 )
+from calibrate.accountants.pld import PrivacyLossAccountant, optimistic_loss, pessimistic_loss
 from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import PrivacyUnit, Relation

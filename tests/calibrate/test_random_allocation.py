@@ -17,8 +17,8 @@ from calibrate import questions
 from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
-from calibrate.accountants.losses.random_allocation import Points, RandomAllocationLoss, _sum
-from calibrate.accountants.opinions.renyi import RenyiAccountant
+from calibrate.accountants.renyi import RenyiAccountant
+from calibrate.accountants.sampled_losses import Points, RandomAllocationLoss, _sum
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Relation

@@ -9,13 +9,6 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy.integrate import quad
 
-from calibrate.accountants.opinions.renyi import (
-    RenyiAccountant,
-    epsilon_at_order,
-    epsilon_from_rdp,
-    poisson_gaussian_rdp,
-    rdp_of_pair,
-)
 from calibrate.accountants.pairs import (
     DominatingPair,
     FixedSizeReplacePair,
@@ -27,6 +20,13 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
 )
 from calibrate.accountants.registry import AccountantName, price
+from calibrate.accountants.renyi import (
+    RenyiAccountant,
+    epsilon_at_order,
+    epsilon_from_rdp,
+    poisson_gaussian_rdp,
+    rdp_of_pair,
+)
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled

@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 import privfair as pf
 from calibrate.accountants.accountant import total_cost
-from calibrate.accountants.opinions.renyi import RenyiAccountant
+from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.budget import calibrate_plan
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombination
@@ -23,7 +23,7 @@ from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, RandomizedResponse, Release, Repeated, Sampled, scale_noise
 from calibrate.sampling import Poisson, RandomAllocation
 from calibrate.search_cost import price_search, second_price, solve_search
-from calibrate.solve_noise import solve_noise
+from calibrate.solve import solve_noise
 from calibrate.tries import RandomTries
 from tests.end_to_end.command_line import privfair
 

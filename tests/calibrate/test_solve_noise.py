@@ -24,7 +24,7 @@ from calibrate.releases import (
     scale_noise,
 )
 from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs, WithReplacement
-from calibrate.solve_noise import Certificate, solve_noise
+from calibrate.solve import Certificate, solve_noise
 from tests.calibrate.bisection_oracle import solve_noise_with
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)

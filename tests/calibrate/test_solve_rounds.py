@@ -11,7 +11,7 @@ from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.questions import rounds
 from calibrate.releases import Gaussian, InSequence, Release, Repeated, Sampled, Together
 from calibrate.sampling import FixedSize, Poisson
-from calibrate.solve_rounds import largest_rate, largest_rounds, solve_rounds
+from calibrate.solve import largest_rate, largest_rounds, solve_rounds
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 REPLACE_ONE = PrivacyUnit.of(Relation.REPLACE_ONE)

@@ -9,7 +9,7 @@ import pytest
 
 from calibrate.theorems import convergence
 from calibrate.theorems.catalogue import theorem_named
-from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Outcome
+from calibrate.theorems.theorem import BoundComparison, EpsilonComparison, Outcome
 
 
 def found(id: str, **given: object) -> float:

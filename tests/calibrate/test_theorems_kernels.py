@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from calibrate.errors import InvalidInput
 from calibrate.theorems.catalogue import theorem_named
 from calibrate.theorems.mmd_fedavg import Kernel, Noise, noisy_kernel
-from calibrate.theorems.verdict import Outcome
+from calibrate.theorems.theorem import Outcome
 
 PROPOSITION, COROLLARY = theorem_named("mmd.proposition-5.2"), theorem_named("mmd.corollary-5.3")
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from calibrate.theorems.catalogue import CATALOGUE, theorem_named
-from calibrate.theorems.theorem import Theorem
-from calibrate.theorems.verdict import BoundComparison, Outcome
+from calibrate.theorems.theorem import BoundComparison, Outcome, Theorem
 
 
 @pytest.mark.parametrize("theorem", CATALOGUE, ids=lambda theorem: theorem.id)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import EpsilonInterval
 from calibrate.theorems.catalogue import CATALOGUE, theorem_named
-from calibrate.theorems.verdict import (
+from calibrate.theorems.theorem import (
     BoundComparison,
     Direction,
     EpsilonComparison,

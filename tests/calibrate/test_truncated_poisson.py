@@ -13,8 +13,8 @@ from scipy.stats import binom
 from calibrate import questions
 from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified.accountant import CertifiedAccountant
-from calibrate.accountants.opinions.renyi import RenyiAccountant
 from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.plans.from_mapping import plan_from_mapping
@@ -22,7 +22,7 @@ from calibrate.plans.gaussian import BatchSampling, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, untruncated
 from calibrate.sampling import Batch, Poisson, TruncatedPoisson
-from calibrate.solve_noise import solve_noise
+from calibrate.solve import solve_noise
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 CUT = TruncatedPoisson(0.01, 10_000, 180)

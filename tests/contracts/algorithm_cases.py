@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan
-from calibrate.plans.fedfdp import FedfdpPlan
-from calibrate.plans.fpfl import CohortSampling, FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import Plan

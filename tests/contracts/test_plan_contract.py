@@ -9,19 +9,16 @@ import pytest
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
-from calibrate.claims import NoiseKind
 from calibrate.errors import InvalidInput
 from calibrate.plans.alternatives import explain
-from calibrate.plans.fair_plugin import FairPluginPlan
-from calibrate.plans.fedfdp import FedfdpPlan
-from calibrate.plans.fpfl import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
+from calibrate.plans.fair_plugin import FairPluginPlan, PayOncePlan
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import BatchSampling, GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
-from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.plan import Plan
 from calibrate.plans.steffle import StefflePlan, SteffleSampling
-from calibrate.privacy_unit import EpsilonDelta, Protected, Relation
+from calibrate.privacy_unit import EpsilonDelta, NoiseKind, Protected, Relation
 from calibrate.releases import scale_noise
 
 TARGET = EpsilonDelta(2.0, 1e-5)

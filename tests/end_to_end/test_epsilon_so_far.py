@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from calibrate.accountants.registry import best_epsilon
+from calibrate.plans.fair_plugin import PayOncePlan
 from calibrate.plans.gaussian import GaussianPlan
-from calibrate.plans.pay_once import PayOncePlan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.releases import Gaussian, InSequence, NonPrivate, Repeated, Sampled

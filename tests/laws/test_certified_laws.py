@@ -36,7 +36,7 @@ from calibrate.releases import (
     scale_noise,
 )
 from calibrate.sampling import Batch, FixedSize, Poisson, WithReplacement
-from calibrate.solve_noise import Certificate, solve_noise
+from calibrate.solve import Certificate, solve_noise
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 REPLACE_ONE = PrivacyUnit.of(Relation.REPLACE_ONE)

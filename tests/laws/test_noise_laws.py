@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from calibrate.claims import Norm
 from calibrate.discrete_noise import (
     STEPS_PER_SCALE,
     combined,
@@ -18,7 +17,7 @@ from calibrate.discrete_noise import (
     laplace_distance_slack,
     profile_slack,
 )
-from calibrate.privacy_unit import EpsilonDelta
+from calibrate.privacy_unit import EpsilonDelta, Norm
 from privfair.noise import ExactNoise, Grid, NoiseScale, ResponseLaw
 from privfair.noise.lattice_sampler import exponential_enclosure
 

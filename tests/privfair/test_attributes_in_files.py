@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.plans.pay_once import ATTRIBUTE
+from calibrate.plans.fair_plugin import ATTRIBUTE
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import FairPlugin
 from privfair.algorithms.pay_once import PayOnce

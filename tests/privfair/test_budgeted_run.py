@@ -13,7 +13,7 @@ import pytest
 import privfair as pf
 from calibrate.errors import GateRefused, InvalidInput, ManifestRefused, Refused, UnsupportedCombination
 from calibrate.manifest.document import NO_PLAN_FILE
-from calibrate.plans.own_loop import LoopSampling, OwnLoopPlan
+from calibrate.plans.gaussian import LoopSampling, OwnLoopPlan
 from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, ShuffledEpochs, TruncatedPoisson
 from privfair.batches.record import BatchRecord
 from privfair.federation.party import RoundsSpent

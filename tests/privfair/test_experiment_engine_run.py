@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from calibrate.budget import calibrate_plan
-from calibrate.plans.fpfl import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import CohortSampling, FpflPlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflOptions

@@ -13,8 +13,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 import privfair
 from calibrate.errors import InvalidInput, Refused
-from calibrate.plans.fair_plugin import FLIPS, GROUPS, RATES, TREE
-from calibrate.plans.pay_once import ATTRIBUTE
+from calibrate.plans.fair_plugin import ATTRIBUTE, FLIPS, GROUPS, RATES, TREE
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions, FairPluginState
 from privfair.algorithms.parts.tree_growing import LEAST_RECORDS, RIDGE, Cuts, Grower, Turns, grow_tree

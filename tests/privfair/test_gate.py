@@ -13,8 +13,8 @@ from calibrate.arrays import Floats
 from calibrate.errors import GateRefused, LedgerRefused
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, NoiseSource
+from calibrate.plans.fair_plugin import PayOncePlan
 from calibrate.plans.gaussian import GaussianPlan
-from calibrate.plans.pay_once import PayOncePlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.contribution import BoundedContribution
 from privfair.noise import UnsafeNoiseWarning

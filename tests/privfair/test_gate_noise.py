@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from calibrate.claims import NoiseKind
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, RandomizedCategory
+from calibrate.plans.fair_plugin import PayOncePlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
-from calibrate.plans.pay_once import PayOncePlan
-from calibrate.privacy_unit import EpsilonDelta
+from calibrate.privacy_unit import EpsilonDelta, NoiseKind
 from privfair.contribution import BoundedContribution
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import document_of, gate_for

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.compose import Cost
+from calibrate.compose import ORDERS, BudgetFilter, Cost, RenyiFilter, SignedCurve, Spent
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput
-from calibrate.filters import ORDERS, BudgetFilter, RenyiFilter, SignedCurve, Spent
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.ledger import (
     BudgetExceeded,

@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from calibrate.claims import Norm
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import Norm
 from privfair.noise import (
     EXACT_LABEL,
     UNSAFE_LABEL,

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import one_hot
 
 from calibrate.errors import InvalidInput
-from calibrate.plans.pay_once import ATTRIBUTE as PLANNED_ATTRIBUTE
+from calibrate.plans.fair_plugin import ATTRIBUTE as PLANNED_ATTRIBUTE
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.parts.descent import Iterate
 from privfair.algorithms.pay_once import ATTRIBUTE, GRADIENT, JOINT, PayOnce, PayOnceOptions

@@ -17,7 +17,7 @@ from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument, DataBinding
 from calibrate.manifest.from_budget import Terms, document_without_promise, valid_for
 from calibrate.manifest.mechanism import InTheClear
-from calibrate.plans.fpfl import FpflPlan
+from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.sampling import Poisson

@@ -16,7 +16,7 @@ from calibrate.accountants.certified.accountant import CertifiedAccountant
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, Release, Repeated, Sampled, Together
 from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs
-from calibrate.solve_noise import solve_noise
+from calibrate.solve import solve_noise
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 REPLACE_ONE = PrivacyUnit.of(Relation.REPLACE_ONE)

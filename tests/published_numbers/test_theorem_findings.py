@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 
 from calibrate.budget import calibrate_plan
-from calibrate.plans.fpfl import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import CohortSampling, FpflPlan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.theorems.catalogue import theorem_named
-from calibrate.theorems.verdict import BoundComparison, EpsilonComparison, Outcome, Verdict
+from calibrate.theorems.theorem import BoundComparison, EpsilonComparison, Outcome, Verdict
 
 
 def judge(id: str, **given: object) -> Verdict:

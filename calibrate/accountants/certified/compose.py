@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from calibrate.accountants.certified.grid import LatticeLaw
-from calibrate.accountants.losses.law import UNIT_ROUNDOFF
+from calibrate.accountants.losses import UNIT_ROUNDOFF
 from calibrate.arrays import Floats, Integers
 from calibrate.errors import NotCertified
 

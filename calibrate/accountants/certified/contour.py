@@ -23,8 +23,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.accountants.losses.directions import Composition
-from calibrate.accountants.losses.law import PrivacyLossLaw
+from calibrate.accountants.directions import Composition
+from calibrate.accountants.losses import PrivacyLossLaw
 from calibrate.arrays import Floats
 from calibrate.errors import NotCertified
 

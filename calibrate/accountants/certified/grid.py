@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibrate.accountants.losses.law import UNIT_ROUNDOFF, Atom, Nodes, PrivacyLossLaw
+from calibrate.accountants.losses import UNIT_ROUNDOFF, Atom, Nodes, PrivacyLossLaw
 from calibrate.arrays import Floats, Integers
 from calibrate.errors import NotCertified
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from calibrate.accountants.certified.accountant import CertifiedAccountant, gaussian_interval, lattice_estimate
 from calibrate.accountants.certified.contour import Care, Cumulants, LossTransform, log_delta
 from calibrate.accountants.certified.side import log_cut, on_lattice
-from calibrate.accountants.losses.directions import Composition, Side, compositions
+from calibrate.accountants.directions import Composition, Side, compositions
 from calibrate.accountants.pairs import GaussianPair
 from calibrate.accountants.support import PairCounts
 from calibrate.errors import NotCertified

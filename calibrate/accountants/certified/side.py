@@ -24,8 +24,8 @@ from calibrate.accountants.certified.compose import (
 )
 from calibrate.accountants.certified.contour import Cumulants, LossTransform, narrow_tilt, shortest_period
 from calibrate.accountants.certified.grid import lattice_edges, optimistic, optimistic_with_merged_bulk, pessimistic
-from calibrate.accountants.losses.directions import Composition, Side
-from calibrate.accountants.losses.law import Nodes, PrivacyLossLaw
+from calibrate.accountants.directions import Composition, Side
+from calibrate.accountants.losses import Nodes, PrivacyLossLaw
 from calibrate.arrays import Floats
 
 _MOST_POINTS, _MOST_POINTS_IF_PRECISE, _PRECISE = 1 << 19, 1 << 22, 1e-5

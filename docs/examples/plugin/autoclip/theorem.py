@@ -7,8 +7,7 @@ from calibrate.errors import count, open_unit, positive, rate
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled
 from calibrate.sampling import Batch, Poisson
-from calibrate.theorems.theorem import Condition, Parameter, Setting, Theorem
-from calibrate.theorems.verdict import EpsilonComparison, Finding
+from calibrate.theorems.theorem import Condition, EpsilonComparison, Finding, Parameter, Setting, Theorem
 
 
 def _rule_of_thumb(s: Setting) -> Finding:

@@ -1,28 +1,200 @@
-"""Loss laws without secret sampling: Gaussian, Laplace, randomised response, and Gaussians on revealed batches."""
+"""What a privacy-loss law must be able to say about itself, and the laws without secret sampling.
+
+A law is one *ordered* pair (P, Q): the distribution, under P, of the loss L = log dP/dQ. It consists of a
+few atoms and a continuous part. Two questions are asked of it:
+
+* the certified grid asks for the P- and Q-mass of loss buckets, with a bound on the rounding error of each;
+* the contour integral asks for quadrature nodes, from which the cumulants of L follow.
+
+The first is a proof obligation, the second only steers a search. Here are the laws of Gaussian and Laplace noise, of
+randomised response, and of Gaussians on revealed batches; those of secret batches are in `sampled_losses`.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import logsumexp, ndtr, ndtri_exp
 
-from calibrate.accountants.losses.law import (
-    DEVIATIONS_COVERED,
-    LARGEST_LOSS,
-    UNIT_ROUNDOFF,
-    Atom,
-    Buckets,
-    Nodes,
-    PrivacyLossLaw,
-    log_normal_density,
-    mixture_buckets,
-    normal_masses,
-    normal_reach,
-    trapezoid,
-)
 from calibrate.arrays import Floats
+
+UNIT_ROUNDOFF = 2.0**-53
+
+LARGEST_LOSS = 600.0
+"""Loss beyond this is counted as infinite (upper side) or dropped (lower side); exp() stays finite below it."""
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A single loss value with its P-mass (its Q-mass is exp(-loss) times that)."""
+
+    loss: float
+    mass: float
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Masses of the continuous part between consecutive edges; each error bounds the rounding of one entry.
+
+    `below` and `above` bound, from above, the P-mass outside the edges.
+    """
+
+    p: Floats
+    q: Floats
+    p_error: Floats
+    q_error: Floats
+    below: float
+    above: float
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Quadrature for the continuous part: the integral of f(L) dP is the sum of exp(log_weights) f(losses).
+
+    `losses` ascend. The rule is accurate for f(L) = exp(s L) with 0 <= Re s <= the tilt it was made for.
+    """
+
+    log_weights: Floats
+    losses: Floats
+
+
+class PrivacyLossLaw(ABC):
+    """One ordered dominating pair, seen through its loss; without atoms and unbounded unless a law says otherwise."""
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        """Loss values that carry positive mass."""
+        return ()
+
+    @property
+    def unbounded_mass(self) -> float:
+        """P-mass whose loss is treated as infinite on the upper side and dropped on the lower."""
+        return 0.0
+
+    @property
+    def largest(self) -> float:
+        """The essential supremum of the loss; infinity where it has none."""
+        return math.inf
+
+    @abstractmethod
+    def span(self, log_mass: float) -> tuple[float, float]:
+        """Loss values outside which the continuous part has P-mass at most exp(log_mass) on either side."""
+
+    @abstractmethod
+    def buckets(self, edges: Floats) -> Buckets:
+        """Masses of the continuous part in the loss intervals between ascending `edges`."""
+
+    @abstractmethod
+    def nodes(self, largest_tilt: float, largest_loss: float = math.inf) -> Nodes:
+        """Quadrature nodes good for every tilt up to `largest_tilt`; losses above `largest_loss` may be left out.
+
+        How many there are must not grow faster than the logarithm of the tilt once `largest_loss` is finite.
+        """
+
+
+# Gaussian mixtures on the line: interval masses with error bounds, and trapezoidal nodes.
+#
+# Several laws are a pair of Gaussian mixtures of one common deviation whose likelihood ratio increases in x.
+# An interval of losses is then an interval of x, and its masses are differences of normal distribution functions.
+
+Mixture = Mapping[float, float]
+"""Mean -> weight."""
+
+DEVIATIONS_COVERED = 9.5
+"""Deviations beyond the tilted centres that quadrature covers; the rest is below 1e-20."""
+
+_ROUNDINGS = 6.0
+"""ndtr(u) is taken to be right to this many units u (1 + u^2); tests measure it against 60 digits."""
+
+
+def normal_masses(x: Floats, mean: float, deviation: float) -> tuple[Floats, Floats, float, float]:
+    """Mass of N(mean, deviation^2) between consecutive x, the error of each, and the mass below and above.
+
+    Differences are taken of whichever tail is smaller, so that both tails keep their relative precision.
+    """
+    u = np.clip((x - mean) / deviation, -38.0, 38.0)
+    right = u > 0
+    tail = ndtr(np.where(right, -u, u))
+    tail[np.isinf(x)] = 0.0
+    both_left = ~right[1:]
+    both_right = right[:-1]
+    mass = np.where(
+        both_left, tail[1:] - tail[:-1], np.where(both_right, tail[:-1] - tail[1:], 1.0 - tail[1:] - tail[:-1])
+    )
+    wobble = _ROUNDINGS * UNIT_ROUNDOFF * tail * (1.0 + u * u)
+    error = wobble[1:] + wobble[:-1] + 4 * UNIT_ROUNDOFF * np.abs(mass)
+    below = 1.0 - tail[0] if right[0] else tail[0] + wobble[0]
+    above = tail[-1] + wobble[-1] if right[-1] else 1.0 - tail[-1]
+    return np.maximum(mass, 0.0), error, float(below), float(above)
+
+
+def mixture_buckets(x: Floats, p: Mixture, q: Mixture, deviation: float) -> Buckets:
+    """Masses of two mixtures between consecutive ascending x."""
+    masses = {mean: normal_masses(x, mean, deviation) for mean in {*p, *q}}
+
+    def mixed(mixture: Mixture, part: int) -> Floats:
+        return np.asarray(sum(weight * masses[mean][part] for mean, weight in mixture.items()))
+
+    return Buckets(
+        p=mixed(p, 0),
+        q=mixed(q, 0),
+        p_error=mixed(p, 1),
+        q_error=mixed(q, 1),
+        below=float(mixed(p, 2)),
+        above=float(mixed(p, 3)),
+    )
+
+
+def trapezoid(high: float, deviation: float, last: float = math.inf) -> tuple[Floats, float]:
+    """Equidistant x from 0 to `high` with `DEVIATIONS_COVERED` deviations on both sides, and their spacing.
+
+    Beyond `last` no x is needed, except what resolves the deviation there.
+
+    The trapezoidal rule converges geometrically here; the spacing resolves the Gaussian (deviation), the
+    logarithmic singularities of the likelihood ratio, which lie pi * deviation^2 away from the real line, and
+    the oscillation of exp(i t L) at the frequencies that the contour integral needs.
+    """
+    spacing = min(0.125 * deviation, 0.175 * deviation**2)
+    start, stop = -DEVIATIONS_COVERED * deviation, min(high + DEVIATIONS_COVERED * deviation, last + deviation)
+    count = math.ceil((stop - start) / spacing) + 1
+    return start + spacing * np.arange(count, dtype=np.float64), spacing
+
+
+def log_normal_density(x: Floats, deviation: float) -> Floats:
+    """Logarithm of the density of N(0, deviation^2)."""
+    return -0.5 * (x / deviation) ** 2 - math.log(deviation * math.sqrt(2 * math.pi))
+
+
+def normal_reach(log_mass: float) -> float:
+    """How many deviations leave at most exp(log_mass) in one tail of the normal law."""
+    return -float(ndtri_exp(min(log_mass, math.log(0.5))))
+
+
+def log_mixed_ratio(exponent: Floats, rate: float) -> Floats:
+    """log(1 - rate + rate * exp(exponent)) without cancellation near 0 and without overflow."""
+    moderate = np.minimum(exponent, 30.0)
+    near = np.log1p(rate * np.expm1(moderate))
+    far = math.log(rate) + exponent + np.log1p((1 - rate) / rate * np.exp(-np.maximum(exponent, 30.0)))
+    return np.where(exponent <= 30.0, near, far)
+
+
+def exponent_of_mixed_ratio(loss: Floats, rate: float) -> Floats:
+    """The inverse of `log_mixed_ratio`; -infinity at and below its infimum log(1 - rate)."""
+    floor = math.log1p(-rate) if rate < 1 else -math.inf
+    above_floor = loss - floor
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        inner = np.expm1(np.minimum(loss, 30.0)) / rate
+        near_zero = np.log1p(np.maximum(inner, -1.0))
+        near_floor = floor + np.log(np.expm1(np.clip(above_floor, 0.0, 30.0))) - math.log(rate)
+        far = loss - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(loss, 30.0)))
+    moderate = np.where(inner > -0.5, near_zero, near_floor)
+    exponent = np.where(loss <= 30.0, moderate, far)
+    return np.where(above_floor <= 0, -np.inf, exponent)
+
 
 # The loss of a Gaussian mechanism: under P it is N(mu^2/2, mu^2), under Q N(-mu^2/2, mu^2).
 

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
-from calibrate.accountants.losses.law import PrivacyLossLaw
-from calibrate.accountants.losses.random_allocation import RandomAllocationLoss
-from calibrate.accountants.losses.simple import GaussianLoss, LaplaceLoss, MixedGaussianLoss, RandomizedResponseLoss
-from calibrate.accountants.losses.subsampled import (
-    LargerOfBothDirections,
-    SubsampledAddition,
-    SubsampledRemoval,
-    SubsampledReplacement,
+from calibrate.accountants.losses import (
+    GaussianLoss,
+    LaplaceLoss,
+    MixedGaussianLoss,
+    PrivacyLossLaw,
+    RandomizedResponseLoss,
 )
 from calibrate.accountants.pairs import (
     DominatingPair,
@@ -33,6 +31,13 @@ from calibrate.accountants.pairs import (
     SubsampledGaussianPair,
     SubsampledReplacePair,
     Unbounded,
+)
+from calibrate.accountants.sampled_losses import (
+    LargerOfBothDirections,
+    RandomAllocationLoss,
+    SubsampledAddition,
+    SubsampledRemoval,
+    SubsampledReplacement,
 )
 from calibrate.accountants.support import PairCounts
 

@@ -1,1 +1,0 @@
-"""Privacy-loss laws: what a dominating pair looks like through its loss."""
