@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: many short computations are faster so
@@ -13,7 +14,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: many short comput
 import pytest
 from hypothesis import settings
 
-from audit.probes import rehearsal
 from privfair.batches import randomness
 from privfair.noise import random_stream
 
@@ -47,8 +47,17 @@ class _Entropy:
         return hashlib.shake_256(b"%s\0%d" % (self._name, self._asked)).digest(size)
 
 
-rehearsal.MESSAGES = 1000
-"""Audits in tests ask the gate alone a tenth as often, because there are many."""
+_CALIBRATE = Path(__file__).with_name("calibrate")
+"""The tests that run without torch."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Audits in tests ask the gate alone a tenth as often, because there are many."""
+    if any(not item.path.is_relative_to(_CALIBRATE) for item in session.items):
+        from audit.probes import rehearsal  # imports torch
+
+        rehearsal.MESSAGES = 1000
+
 
 _ENTROPY = [os.urandom]
 """The generator in use is the last one; without a test the operating system's."""
