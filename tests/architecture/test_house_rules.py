@@ -7,8 +7,10 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 import privfair
 from tests.architecture.tree import ROOT, Module, modules
@@ -117,6 +119,33 @@ def test_plain_english(dialect: str, plain: str) -> None:
         if re.search(dialect, line)
     ]
     assert not found, f"say {plain!r}: " + ", ".join(found)
+
+
+def test_make_help_lists_every_target() -> None:
+    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = re.search(r"^\.PHONY: (.*)$", rules, re.MULTILINE)
+    told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = [name for line in told.splitlines() for name in line.split(":")[0].split(", ")]
+    assert phony
+    assert sorted(listed) == sorted(phony[1].split())
+
+
+def test_hooks_before_a_commit_are_local_and_exist() -> None:
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert repository["repo"] == "local"
+    assert [hook["id"] for hook in repository["hooks"]] == ["ruff", "ruff-format", "house-rules"]
+    for hook in repository["hooks"]:
+        program, first, *_ = hook["entry"].split()
+        assert f"\n{first}:" in rules if program == "make" else f"$(BIN)/{Path(program).name} {first}" in rules
+
+
+def test_benchmarks_are_a_program_and_no_tests() -> None:
+    folder = ROOT / "tests" / "benchmarks"
+    others = [path for path in (ROOT / "tests").rglob("*.py") if folder not in path.parents]
+    using = [path.name for path in others if re.search(r"(import|from) tests\.benchmarks", path.read_text())]
+    assert not using
+    assert not list(folder.rglob("test_*.py"))
 
 
 def test_randomness_has_two_doors() -> None:
