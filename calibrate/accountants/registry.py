@@ -41,7 +41,7 @@ _HOMES = {
     AccountantName.PLD: ("pld", "PrivacyLossAccountant"),
     AccountantName.RENYI: ("renyi", "RenyiAccountant"),
     AccountantName.MOMENTS: ("renyi", "MomentsAccountant"),
-    AccountantName.PRV: ("prv", "PrvAccountant"),
+    AccountantName.PRV: ("pld", "PrvAccountant"),
 }
 
 _LIBRARIES = {AccountantName.PLD: "dp-accounting", AccountantName.PRV: "prv-accountant"}

@@ -7,7 +7,7 @@ import pytest
 from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
 
 from calibrate.accountants.accountant import epsilon_of
-from calibrate.accountants.prv import PrvAccountant, _addition_variable
+from calibrate.accountants.pld import PrvAccountant, _addition_variable
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled
