@@ -1,27 +1,29 @@
-"""Solvers: the smallest noise, the most rounds, or the largest sampling rate with which a promise is kept.
+"""Solvers over releases: the smallest noise, or the most rounds, with which a promise is kept.
 
 A template release says how the noises relate to each other; one factor scales them all. `solve_noise` finds
 the smallest factor whose certified epsilon meets the target, and (if asked) a factor below which the target is
-provably broken, so that the user sees the gap. Delta may be as small as 1e-30.
+provably broken, so that the user sees the gap. Delta may be as small as 1e-30. The contour integral is nearly exact
+and cheap, so the search runs on it alone (`FactorSearch`): a secant in log factor against log delta. Only the answer is
+certified, by one or two evaluations on the pessimistic lattice (and, if a lower factor is wanted too, on the optimistic
+one), close to the estimate by what the lattice is known to add (`TargetCheck`).
 
-For given noise, more rounds and larger batches never cost less, so a bisection finds the largest value. As everywhere,
-what is priced is continuous noise; `calibrate_plan` also keeps back what discrete noise may cost, which is slightly
-more noise.
+For given noise more rounds never cost less, so that a bisection finds the most (`solve_rounds`). What is priced is
+continuous noise; `calibrate_plan` also keeps back what discrete noise may cost, which is slightly more noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
-from typing import TypeVar, assert_never
+from typing import Any, assert_never
 
 from calibrate.accountants.accountant import leave_room, total_cost
-from calibrate.accountants.certified.accountant import CertifiedAccountant, gaussian_interval
-from calibrate.accountants.certified.search import Bounds, FactorSearch, TargetCheck, seems_within, surely_within
-from calibrate.accountants.directions import Side
+from calibrate.accountants.certified.accountant import CertifiedAccountant, gaussian_interval, lattice_estimate
+from calibrate.accountants.certified.contour import Care, Cumulants, LossTransform, log_delta
+from calibrate.accountants.certified.side import log_cut, on_lattice
+from calibrate.accountants.directions import Composition, Side, compositions
 from calibrate.accountants.gaussian import gaussian_mu
 from calibrate.accountants.pairs import (
     DominatingPair,
@@ -39,13 +41,11 @@ from calibrate.accountants.pairs import (
 from calibrate.accountants.registry import best_epsilon
 from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, NotCertified, positive
-from calibrate.plans.from_mapping import algorithm_named, parameter_names, plan_from_mapping
-from calibrate.plans.gaussian import BatchSampling
-from calibrate.plans.plan import AlgorithmName, Plan, PluginName
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scale_noise, untruncated
 
-Cost = TypeVar("Cost")
+PairsAt = Callable[[float], PairCounts]
+"""What a factor costs: the pairs of the release with all its noise times the factor."""
 
 _STRONGEST_MU = 30.0
 """Noise below 1/30 of a unit's reach hides nothing worth certifying: the search does not go lower."""
@@ -128,11 +128,7 @@ def solve_noise(
 
 
 def _search_factor(
-    pairs_at: Callable[[float], PairCounts],
-    pairs: PairCounts,
-    target: EpsilonDelta,
-    certificate: Certificate,
-    tolerance: float,
+    pairs_at: PairsAt, pairs: PairCounts, target: EpsilonDelta, certificate: Certificate, tolerance: float
 ) -> tuple[float, float]:
     bounds = Bounds(max(_strength(pair) for pair, _ in pairs.counts) / _STRONGEST_MU, _WIDEST)
     if pairs.chance_of_taking_part <= target.delta:  # no noise is needed; the least that is searched is given
@@ -149,7 +145,7 @@ def _search_factor(
     return factor, below.certify(estimated, slope, tolerance)
 
 
-def _exact_gaussian(pairs_at: Callable[[float], PairCounts], target: EpsilonDelta) -> tuple[float, float]:
+def _exact_gaussian(pairs_at: PairsAt, target: EpsilonDelta) -> tuple[float, float]:
     """Only plain Gaussian releases: mu is inversely proportional to the factor, and epsilon(mu) is analytic."""
     squares = math.fsum(n * pair.mu**2 for pair, n in pairs_at(1.0).counts if isinstance(pair, GaussianPair))
     factor = math.sqrt(squares) / gaussian_mu(target.epsilon, target.delta)
@@ -161,7 +157,7 @@ def _exact_gaussian(pairs_at: Callable[[float], PairCounts], target: EpsilonDelt
     return factor, lower
 
 
-def _central_limit_start(pairs_at: Callable[[float], PairCounts], target: EpsilonDelta, bounds: Bounds) -> float:
+def _central_limit_start(pairs_at: PairsAt, target: EpsilonDelta, bounds: Bounds) -> float:
     """Where the central limit theorem for privacy losses puts the factor: total mu^2 equals the Gaussian's."""
     wanted = _rough_gaussian_mu(target) ** 2
     low, high = math.log(bounds.low), math.log(bounds.high)
@@ -233,14 +229,132 @@ def _check_has_noise(template: Release) -> None:
         )
 
 
-_MOST_ROUNDS = 10**9
-_RATE_PRECISION = 1e-6
+_LARGEST_STEP = 1.0
+_ROUNDS = 8
+_ROUNDING_PER_ROUND = 6e-12
+"""About what directed rounding moves log delta by, per composed round: only a first guess."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The factor is searched for between these; at `low` all noise is already negligible."""
+
+    low: float
+    high: float
+
+
+class FactorSearch:
+    """Log delta at the target's epsilon against the logarithm of the factor, for one side of the certificate."""
+
+    def __init__(self, pairs_at: PairsAt, target: EpsilonDelta, side: Side, bounds: Bounds) -> None:
+        self._check = TargetCheck(target, side)
+        self._pairs_at = pairs_at
+        self._bounds = bounds
+
+    def estimate(self, start: float, precision: float) -> tuple[float, float]:
+        """The factor at which the estimate meets the target, and how log delta falls with log factor there.
+
+        The returned factor is `bounds.low` if even that little noise meets the target. The search runs on the
+        quick estimate of the costlier direction; its root is then confirmed, and corrected if need be.
+        """
+        low, high = math.log(self._bounds.low), math.log(self._bounds.high)
+        x, care = min(high, max(low, math.log(start))), Care.QUICK
+        main, excess = self._check.costlier(self._pairs(x), care)
+        slope, floor, ceiling = 20.0, -math.inf, math.inf
+        for _ in range(100):
+            if abs(excess) < precision * slope or (x == low and excess < 0):
+                if care is Care.CONFIRMED:
+                    break
+                care, floor, ceiling = Care.CONFIRMED, -math.inf, math.inf
+                main, excess = self._check.costlier(self._pairs(x), care)
+                continue
+            floor, ceiling = (x, ceiling) if excess > 0 else (floor, x)
+            following = x + max(-_LARGEST_STEP, min(_LARGEST_STEP, excess / slope))
+            if not floor < following < ceiling:
+                following = (floor + ceiling) / 2
+            following = min(high, max(low, following))
+            if abs(following - x) < 1e-13:
+                break
+            after = self._check.excess(self._pairs(following), main, care)
+            slope = max(0.3, (excess - after) / (following - x))
+            x, excess = following, after
+        if excess > 1e-3 * slope and x >= high - 1e-9:
+            target = self._check.target
+            raise NotCertified(
+                f"no noise factor up to {self._bounds.high:.3g} reaches epsilon = {target.epsilon} at delta = "
+                f"{target.delta}; lower the cost of the parts whose noise is fixed, or raise epsilon"
+            )
+        return math.exp(x), slope
+
+    def certify(self, factor: float, slope: float, tolerance: float) -> float:
+        """A verified factor near the estimated one: as close as the lattice allows on the side's own side.
+
+        Guarantee: at the returned factor the lattice itself was evaluated. On the upper side its delta is at
+        most the target's in every direction; on the lower side it exceeds the target's in one direction.
+        """
+        sign = 1.0 if self._check.side is Side.UPPER else -1.0
+        precision, low = tolerance * slope, math.log(self._bounds.low)
+        best: float | None = None
+        rounding = _ROUNDING_PER_ROUND * self._pairs_at(factor).rounds / slope
+        x = max(low, math.log(factor) + (1.15 if sign > 0 else -0.85) * tolerance + sign * rounding)
+        if factor <= self._bounds.low:  # nowhere to come closer to: only the verdict counts
+            precision, x = 0.05, low
+        if self._pairs_at(factor).rounds == 1:
+            return self._certify_by_price(math.log(factor), tolerance)
+        for _ in range(_ROUNDS):
+            excess, moved = self._check.lattice_excess(self._pairs(x), precision)
+            good = excess <= 0 if sign > 0 else excess > 0
+            if good and (best is None or sign * x < sign * best):
+                best = x
+            if good and (abs(excess) <= max(precision, moved) or x <= low):
+                break
+            # Good but looser than it need be: come closer, leaving half a precision. Not good: step past.
+            aim = excess + sign * 0.5 * precision if good else 1.05 * excess + sign * 0.1 * precision
+            x = max(low, x + aim / slope)
+            if best is not None and sign * x >= sign * best:
+                break
+        return self._certify_by_price(math.log(factor), tolerance) if best is None else math.exp(best)
+
+    def _certify_by_price(self, start: float, tolerance: float) -> float:
+        """The same by epsilon itself: step out until its certified end is on the right side, then halve.
+
+        One release has epsilon in closed form; where few rounds have large losses a lattice made for its own epsilon
+        is the sharper one.
+        """
+        sign = 1.0 if self._check.side is Side.UPPER else -1.0
+        target, accountant = self._check.target, CertifiedAccountant()
+
+        def is_sure(x: float) -> bool:
+            pairs = self._pairs(x)
+            if sign > 0:
+                return accountant.epsilon_upper(pairs, target.delta) <= target.epsilon
+            return accountant.epsilon_lower(pairs, target.delta) > target.epsilon
+
+        low, high = math.log(self._bounds.low), math.log(self._bounds.high)
+        doubtful, step = start - sign * tolerance, tolerance
+        for _ in range(_ROUNDS):
+            sure = min(high, max(low, start + sign * step))
+            if is_sure(sure):
+                break
+            doubtful, step = sure, 3 * step
+        else:
+            raise NotCertified("the noise could not be certified; ask for less precision, or use more noise")
+        while abs(sure - doubtful) > 2 * tolerance:
+            middle = (sure + doubtful) / 2
+            sure, doubtful = (middle, doubtful) if is_sure(middle) else (sure, middle)
+        return math.exp(sure)
+
+    def _pairs(self, log_factor: float) -> PairCounts:
+        return self._pairs_at(math.exp(log_factor))
+
+
+MOST_ROUNDS = 10**9
 _ONE_IN = 20_000
 """Beyond this many rounds the last one in so many is not fought for: deciding it would take a huge lattice."""
 
 
 def solve_rounds(
-    release_at: Callable[[int], Release], unit: PrivacyUnit, target: EpsilonDelta, most: int = _MOST_ROUNDS
+    release_at: Callable[[int], Release], unit: PrivacyUnit, target: EpsilonDelta, most: int = MOST_ROUNDS
 ) -> int:
     """The largest n, at most `most`, for which `release_at(n)` is certified to meet the target; 0 if there is none.
 
@@ -265,11 +379,20 @@ def _largest_within(within: Callable[[int], bool], most: int) -> int:
     low, high = 0, 1
     while high <= most and within(high):
         low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
+    return int(bisected(within, low, min(high, most + 1))[0])
+
+
+def bisected(
+    within: Callable[[Any], bool], low: float, high: float, precision: float | None = None
+) -> tuple[float, float]:
+    """Where a falling predicate ends between `low`, where it holds, and `high`, where it does not.
+
+    Whole numbers end up next to each other; with a relative `precision` the ends come that close.
+    """
+    while high - low > (1 if precision is None else precision * low):
+        middle = math.floor((low + high) / 2) if precision is None else math.sqrt(low * high)
         low, high = (middle, high) if within(middle) else (low, middle)
-    return low
+    return low, high
 
 
 def _truncated_within(release: Release, unit: PrivacyUnit, target: EpsilonDelta) -> bool:
@@ -279,143 +402,106 @@ def _truncated_within(release: Release, unit: PrivacyUnit, target: EpsilonDelta)
         return False
 
 
+_CAP = 40.0
+"""Excesses are cut off here, so that an infinite one still points in a direction."""
+_FINEST = 1e-5
+"""Log delta is not asked for more precisely than this to decide on which side of a target it lies."""
+
+
 @dataclass(frozen=True)
-class SolvedParameter:
-    """The largest value that keeps the promise; `beyond` is the certified epsilon of the next one tried."""
-
-    algorithm: AlgorithmName | PluginName
-    target: EpsilonDelta
-    parameter: str
-    value: float
-    noise_multiplier: float
-    certified: EpsilonInterval
-    beyond: float
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "algorithm": self.algorithm.value,
-            "epsilon": self.target.epsilon,
-            "delta": self.target.delta,
-            "noise_multiplier": self.noise_multiplier,
-            self.parameter: self.value,
-            "solved": self.parameter,
-            "certified": {"lower": self.certified.lower, "upper": self.certified.upper},
-            "beyond": self.beyond,
-        }
+class _Direction:
+    transform: LossTransform
+    saddle: Cumulants
+    excess: float
 
 
-def largest_rounds(
-    algorithm: AlgorithmName | PluginName | str,
-    parameters: Mapping[str, object],
-    noise_multiplier: float,
-    target: EpsilonDelta,
-) -> SolvedParameter:
-    """The most rounds; `noise_multiplier` is that of the plan's first value, the others keep their ratios.
+class TargetCheck:
+    """By how much log delta at the target's epsilon exceeds the target's, for one side of the certificate.
 
-    Where only whole epochs are drawn (random allocation) they are counted whole.
-
-    Guarantee: the certified upper epsilon of the returned number of rounds is at most the target's.
+    Remembers the tilts of earlier compositions, which are good guesses for similar ones, and in which
+    directions (and for about how many steps) the contour integral failed: a failure costs hundreds of points.
     """
-    plan_at = _plan_with(algorithm, parameters, "rounds", noise_multiplier)
-    epoch = plan_at(1)[0].rounds_per_epoch
-    one, factor = plan_at(epoch)
-    found = epoch * solve_rounds(
-        lambda times: _release(*plan_at(times * epoch)), one.unit, target, _MOST_ROUNDS // epoch
-    )
-    if not found:
-        raise _too_little_noise("rounds", epoch, _price(one, factor, target.delta).upper, target)
-    if found > _MOST_ROUNDS - epoch:
-        raise InvalidInput(
-            "noise-multiplier", noise_multiplier, f"allows more than {_MOST_ROUNDS} rounds", "use less noise"
-        )
-    certified, beyond = (_price(*plan_at(rounds), target.delta) for rounds in (found, found + epoch))
-    upper = min(certified.upper, target.epsilon)
-    certified = EpsilonInterval(min(certified.lower, upper), upper)
-    return SolvedParameter(_name(algorithm), target, "rounds", found, noise_multiplier, certified, beyond.upper)
+
+    def __init__(self, target: EpsilonDelta, side: Side) -> None:
+        self.target, self.side = target, side
+        self._log_delta = math.log(target.delta)
+        self._tilts: dict[int, float] = {}
+        self._contour_fails: set[tuple[int, int]] = set()
+
+    def costlier(self, pairs: PairCounts, care: Care) -> tuple[int, float]:
+        """The direction with the larger estimated delta, and its excess."""
+        directed = compositions(pairs, self.side)
+        excesses = [self._estimate(each, k, care).excess for k, each in enumerate(directed)]
+        main = max(range(len(excesses)), key=lambda k: excesses[k])
+        return main, excesses[main]
+
+    def excess(self, pairs: PairCounts, direction: int, care: Care) -> float:
+        """The estimated excess of one direction."""
+        return self._estimate(compositions(pairs, self.side)[direction], direction, care).excess
+
+    def lattice_excess(self, pairs: PairCounts, precision: float) -> tuple[float, float]:
+        """The excess on the lattice, and by how much the lattice moved it.
+
+        Guarantee: on the upper side the excess is the largest over all directions and rounded up; on the lower
+        side it is that of the costlier direction and rounded down.
+        """
+        epsilon = self.target.epsilon
+        directions = [
+            self._estimate(each, k, Care.QUICK)
+            for k, each in enumerate(compositions(pairs, self.side))
+            if not _surely_below(each, epsilon)
+        ]
+        directions.sort(key=lambda each: -each.excess)
+        excess, moved = -math.inf, 0.0
+        for k, each in enumerate(directions if self.side is Side.UPPER else directions[:1]):
+            # The cheaper direction only has to be shown to be cheaper.
+            enough = precision if k == 0 else max(precision, -0.5 * each.excess)
+            lattice = on_lattice(each.transform, self.side, each.saddle, epsilon, self._log_delta, enough)
+            excess = max(excess, lattice.log_delta(epsilon) - self._log_delta)
+            moved = lattice.moved if k == 0 else moved
+        return max(-_CAP, excess), moved
+
+    def _estimate(self, composition: Composition, direction: int, care: Care) -> _Direction:
+        transform = LossTransform(composition, log_cut(self._log_delta))
+        guess, found = self._tilts.get(direction, 5.0), None
+        like_this = (direction, composition.steps.bit_length())
+        if like_this not in self._contour_fails:
+            found = log_delta(transform, self.target.epsilon, guess, care)
+        if found is None:
+            self._contour_fails.add(like_this)
+            found = lattice_estimate(transform, self.target.epsilon, self._log_delta, guess)
+        value, saddle = found
+        if math.isfinite(value):
+            self._tilts[direction] = saddle.tilt
+        return _Direction(transform, saddle, max(-_CAP, min(_CAP, value - self._log_delta)))
 
 
-def largest_rate(
-    algorithm: AlgorithmName | PluginName | str,
-    parameters: Mapping[str, object],
-    noise_multiplier: float,
-    target: EpsilonDelta,
-) -> SolvedParameter:
-    """The largest sampling rate (or cohort, or batch size), to a relative precision of 1e-6, rounded down."""
-    name, largest = _rate_parameter(algorithm, parameters)
-    whole = name != "sampling_rate"
-    plan_at = _plan_with(algorithm, parameters, name, noise_multiplier)
-
-    @cache
-    def price(value: float) -> EpsilonInterval:
-        return _price(*plan_at(int(value) if whole else value), target.delta)
-
-    low, high = 1.0 if whole else _RATE_PRECISION, largest
-    if price(low).upper > target.epsilon:
-        raise _too_little_noise(name, low, price(low).upper, target)
-    if price(largest).upper <= target.epsilon:
-        low = largest
-    while high - low > (1 if whole else _RATE_PRECISION * low):
-        middle = math.floor((low + high) / 2) if whole else math.sqrt(low * high)
-        low, high = (middle, high) if price(middle).upper <= target.epsilon else (low, middle)
-    return SolvedParameter(_name(algorithm), target, name, low, noise_multiplier, price(low), price(high).upper)
+def surely_within(pairs: PairCounts, target: EpsilonDelta) -> bool:
+    """Whether the composition is certified to meet the target."""
+    if _plain_gaussian(pairs):
+        return gaussian_interval(pairs, target.delta).upper <= target.epsilon
+    if pairs.chance_of_taking_part <= target.delta:
+        return True
+    return not pairs.unprotected and _decide(pairs, TargetCheck(target, Side.UPPER)) <= 0
 
 
-def _name(algorithm: AlgorithmName | PluginName | str) -> AlgorithmName | PluginName:
-    return algorithm_named(algorithm) if isinstance(algorithm, str) else algorithm
+def seems_within(pairs: PairCounts, target: EpsilonDelta, check: TargetCheck) -> bool:
+    """Whether the estimate meets the target: to steer a search, not to promise anything."""
+    if _plain_gaussian(pairs):
+        return gaussian_interval(pairs, target.delta).upper <= target.epsilon
+    return not pairs.unprotected and check.costlier(pairs, Care.QUICK)[1] <= 0
 
 
-def _rate_parameter(algorithm: AlgorithmName | PluginName | str, parameters: Mapping[str, object]) -> tuple[str, float]:
-    """Which parameter sets the rate, and its largest value."""
-    spelled = {key.replace("-", "_"): value for key, value in parameters.items()}
-    name = _name(algorithm)
-    allocated = spelled.get("sampling") in (BatchSampling.RANDOM_ALLOCATION, BatchSampling.RANDOM_ALLOCATION.value)
-    if allocated or (name is AlgorithmName.GAUSSIAN and spelled.get("batches") is not None):
-        rule = "random allocation and cyclic batches have batches per epoch, not a rate"
-        raise InvalidInput("solve", "rate", rule, "use --solve rounds")
-    for parameter, population in (
-        ("sampling_rate", None),
-        ("cohort", "users"),
-        ("samples_per_group", "group_size"),
-        ("batch_size", "silo_size"),
-    ):
-        if parameter in parameter_names(name):
-            if population is None:
-                return parameter, 1.0
-            size = spelled.get(population)
-            if isinstance(size, int):
-                return parameter, float(size)
-    raise InvalidInput("solve", "rate", f"{name.value} has no sampling rate to solve for", "use --solve rounds")
+def _decide(pairs: PairCounts, check: TargetCheck) -> float:
+    """The excess on a lattice as fine as the estimated distance from the target asks for."""
+    _, distance = check.costlier(pairs, Care.CONFIRMED)
+    return check.lattice_excess(pairs, min(0.1, max(_FINEST, 0.3 * abs(distance))))[0]
 
 
-def _plan_with(
-    algorithm: AlgorithmName | PluginName | str, parameters: Mapping[str, object], name: str, noise_multiplier: float
-) -> Callable[[float], tuple[Plan, float]]:
-    """The plan as a function of its parameter `name`, and the factor that gives its first value the noise."""
-    spelled = {key.replace("-", "_"): given for key, given in parameters.items()}
-
-    def plan_at(value: float) -> tuple[Plan, float]:
-        plan = plan_from_mapping(algorithm, spelled | {name: value})
-        if not plan.values():
-            raise InvalidInput(
-                "algorithm", plan.algorithm.value, "publishes nothing noisy in its rounds", "they are free already"
-            )
-        return plan, positive("noise-multiplier", noise_multiplier) / plan.values()[0].noise_multiplier
-
-    return plan_at
+def _plain_gaussian(pairs: PairCounts) -> bool:
+    return all(isinstance(pair, GaussianPair) for pair, _ in pairs.counts)
 
 
-def _release(plan: Plan, factor: float) -> Release:
-    return scale_noise(plan.template(), factor)
-
-
-def _price(plan: Plan, factor: float, delta: float) -> EpsilonInterval:
-    return best_epsilon(_release(plan, factor), plan.unit, delta).interval
-
-
-def _too_little_noise(parameter: str, least: float, cost: float, target: EpsilonDelta) -> InvalidInput:
-    return InvalidInput(
-        "noise-multiplier",
-        "(as given)",
-        f"costs epsilon {cost:.6g} already at {parameter} = {least:g}, above {target.epsilon:g}",
-        "use more noise",
-    )
+def _surely_below(composition: Composition, epsilon: float) -> bool:
+    """No total loss reaches epsilon, with room for rounding: delta is 0."""
+    return composition.largest * (1 + 1e-12) <= epsilon

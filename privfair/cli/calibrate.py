@@ -241,10 +241,9 @@ def _refuse_contradictions(
 
 
 def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str, as_json: bool) -> None:
-    from calibrate.solve import largest_rate, largest_rounds
+    from calibrate.budget import solve_parameter
 
-    find = largest_rounds if solve == "rounds" else largest_rate
-    found = find(file.algorithm, file.privacy, noise, target)
+    found = solve_parameter("rounds" if solve == "rounds" else "rate", file.algorithm, file.privacy, noise, target)
     if as_json:
         print_json(found.to_json())
         return

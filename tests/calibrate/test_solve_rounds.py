@@ -6,12 +6,13 @@ import pytest
 
 from calibrate.accountants.accountant import epsilon_of
 from calibrate.accountants.certified.accountant import CertifiedAccountant
+from calibrate.budget import solve_parameter
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.questions import rounds
 from calibrate.releases import Gaussian, InSequence, Release, Repeated, Sampled, Together
 from calibrate.sampling import FixedSize, Poisson
-from calibrate.solve import largest_rate, largest_rounds, solve_rounds
+from calibrate.solve import solve_rounds
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
 REPLACE_ONE = PrivacyUnit.of(Relation.REPLACE_ONE)
@@ -65,16 +66,16 @@ class TestRounds:
     def test_not_even_one_round(self) -> None:
         assert most_rounds(Gaussian(0.5)) == 0
         with pytest.raises(InvalidInput, match="already at rounds = 1"):
-            largest_rounds("gaussian", {"rounds": 1, "sampling-rate": 1.0}, 0.5, TARGET)
+            solve_parameter("rounds", "gaussian", {"rounds": 1, "sampling-rate": 1.0}, 0.5, TARGET)
 
     def test_rounds_that_cost_next_to_nothing_are_not_counted_for_ever(self) -> None:
         with pytest.raises(InvalidInput, match="more than 1000000000 rounds"):
-            largest_rounds("gaussian", {"rounds": 1, "sampling-rate": 1.0}, 1e9, TARGET)
+            solve_parameter("rounds", "gaussian", {"rounds": 1, "sampling-rate": 1.0}, 1e9, TARGET)
 
 
 class TestRate:
     def test_rate_is_safe_and_nearly_largest(self) -> None:
-        solved = largest_rate("gaussian", {"rounds": 200, "sampling-rate": 0.5}, 1.5, TARGET)
+        solved = solve_parameter("rate", "gaussian", {"rounds": 200, "sampling-rate": 0.5}, 1.5, TARGET)
 
         def at(rate: float) -> Release:
             return Repeated(Sampled(Poisson(rate), Gaussian(1.5)), 200)
@@ -84,20 +85,20 @@ class TestRate:
         assert epsilon(at(solved.value * 1.001)) > 2.0
 
     def test_all_of_it(self) -> None:
-        assert largest_rate("gaussian", {"rounds": 1, "sampling-rate": 0.5}, 50.0, TARGET).value == 1.0
+        assert solve_parameter("rate", "gaussian", {"rounds": 1, "sampling-rate": 0.5}, 50.0, TARGET).value == 1.0
 
     def test_no_rate_is_small_enough(self) -> None:
         with pytest.raises(InvalidInput, match="already at cohort = 1"):
-            largest_rate("fpfl", {"users": 10, "cohort": 1, "rounds": 500, "clip": 1.0}, 0.5, TARGET)
+            solve_parameter("rate", "fpfl", {"users": 10, "cohort": 1, "rounds": 500, "clip": 1.0}, 0.5, TARGET)
 
     def test_an_algorithm_without_a_rate_says_so(self) -> None:
         with pytest.raises(InvalidInput, match="no sampling rate"):
-            largest_rate("pay-once", {}, 1.0, TARGET)
+            solve_parameter("rate", "pay-once", {}, 1.0, TARGET)
 
 
 @pytest.mark.parametrize("z", [1.0, 2.0])
 def test_a_plans_rounds_are_the_rounds_of_its_release(z: float) -> None:
-    of_plan = largest_rounds("gaussian", {"rounds": 1, "sampling-rate": 0.05}, z, TARGET)
+    of_plan = solve_parameter("rounds", "gaussian", {"rounds": 1, "sampling-rate": 0.05}, z, TARGET)
     per_round = Sampled(Poisson(0.05), Gaussian(z))
     assert (
         of_plan.value
@@ -109,10 +110,10 @@ def test_a_plans_rounds_are_the_rounds_of_its_release(z: float) -> None:
 
 def test_random_allocation_is_solved_in_whole_epochs_and_has_no_rate() -> None:
     given = {"sampling": "random-allocation", "batches": 20}
-    solved = largest_rounds("gaussian", given, 1.5, EpsilonDelta(2.0, 1e-5))
+    solved = solve_parameter("rounds", "gaussian", given, 1.5, EpsilonDelta(2.0, 1e-5))
     assert solved.value % 20 == 0
     assert solved.certified.upper <= 2.0 < solved.beyond
     with pytest.raises(InvalidInput, match="batches per epoch"):
-        largest_rate("gaussian", given | {"rounds": 20}, 1.5, EpsilonDelta(2.0, 1e-5))
+        solve_parameter("rate", "gaussian", given | {"rounds": 20}, 1.5, EpsilonDelta(2.0, 1e-5))
     with pytest.raises(InvalidInput, match="rounds = 20"):
-        largest_rounds("gaussian", given, 0.5, EpsilonDelta(0.1, 1e-5))
+        solve_parameter("rounds", "gaussian", given, 0.5, EpsilonDelta(0.1, 1e-5))
