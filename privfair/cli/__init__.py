@@ -31,7 +31,6 @@ _COMMANDS = {
     "keys": "make keys and say whom to trust",
     "ledger": "what was claimed, charged and released",
     "manifest": "sign, verify and read a budget",
-    "migrate": "files of older versions: read, migrated, or the remedy",
     "plugins": "what other packages bring, and whether it can be loaded",
     "predict": "the predictions of a trained model",
     "registry": "an entry for OpenDP's deployments registry, as YAML",
