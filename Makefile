@@ -48,9 +48,9 @@ soak: $(VENV)/.with-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak
 
 ## experiments: one page of docs/experiments again (NAME=fair-plugin)
-# NAME=fair-plugin runs only the splits whose rows are missing.
+# NAME=fair-plugin runs only the splits whose rows are missing; OPTIONS=--help lists its options.
 experiments: $(VENV)/.with-test
-	PYTHONPATH=docs/experiments $(BIN)/python docs/experiments/run_$(subst -,_,$(NAME)).py
+	PYTHONPATH=docs/experiments $(BIN)/python -m privfair_experiments $(NAME) $(OPTIONS)
 
 ## bench: every benchmark, each writes its page under docs/benchmarks
 bench: $(VENV)/.with-bench

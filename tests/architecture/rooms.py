@@ -1,7 +1,7 @@
 """The ratchet: how many files and lines of code each room may have, by tests/architecture/rooms.toml.
 
     python -m tests.architecture.rooms           # the table
-    python -m tests.architecture.rooms --lower   # append lower numbers where a room has become smaller
+    python -m tests.architecture.rooms --lower   # append lower numbers where a room became smaller, write the page
 
 A room's numbers are a history, oldest first; the last ones hold. A rise is written by hand, with an entry in [[rises]].
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.architecture.tree import ROOT, Module
 
 TABLE = Path(__file__).with_name("rooms.toml")
+PAGE = ROOT / "docs" / "architecture.md"
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,16 @@ def lower() -> None:
     TABLE.write_text(text, encoding="utf-8")
 
 
+def write_page() -> None:
+    """Put the tables of docs/architecture.md in place of those that are there."""
+    page = PAGE.read_text(encoding="utf-8")
+    start = page.index("| room | files | lines of code | where |")
+    PAGE.write_text(page[:start] + as_markdown() + page[page.index("\n\n## ", start) :], encoding="utf-8")
+
+
 if __name__ == "__main__":
     if "--lower" in sys.argv:
         lower()
+        write_page()
     for each in table()[0]:
         print(f"{each.name:12} {each.size} of {(each.files[-1], each.lines[-1])}")

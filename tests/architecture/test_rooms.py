@@ -58,9 +58,7 @@ def test_every_module_is_in_one_room() -> None:
 
 def test_the_page_has_the_table() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert as_markdown() in page, (
-        "replace the table of rooms in docs/architecture.md by that of tests.architecture.rooms"
-    )
+    assert as_markdown() in page, "write it by python -m tests.architecture.rooms --lower"
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import signal
 import time
 from pathlib import Path
@@ -16,9 +15,8 @@ import pytest
 from audit.coins.training_audit import audit_training
 from calibrate.errors import InvalidInput
 from privfair.cli.executors import executor_of
+from privfair_experiments.sweep import results as sweep_results
 from tests.audit import strangers_training as strangers
-
-sweep_results = runpy.run_path(str(Path(__file__).parents[2] / "docs/experiments/sweep.py"))["results"]
 
 
 def dies_once(data: Any) -> Any:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
-from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 from types import ModuleType
@@ -30,23 +28,14 @@ needs_benchmarks = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def _on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(EXPERIMENTS)):
-            del sys.modules[name]
-
-
 def _module(name: str) -> ModuleType:
-    return importlib.import_module(name)
+    """Imported by the test that needs it: plotting and data libraries are slow to load."""
+    return importlib.import_module(f"privfair_experiments.{name}")
 
 
 def test_the_readme_and_the_planner_tell_what_the_rows_say() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
-    headlines = _module("run_headlines")
+    headlines = _module("headlines")
     assert headlines.with_headlines(text) == text
     assert headlines.EXPECTED.read_text("utf-8") == headlines.expected(), "make experiments NAME=headlines"
 
@@ -55,7 +44,7 @@ def test_the_readme_and_the_planner_tell_what_the_rows_say() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linear", "pay-once", "trees", "equal opportunity"])
 def test_fair_plugin(kind: str) -> None:
-    runner, trees, notions = map(_module, ("run_fair_plugin", "fair_plugin_trees", "fair_plugin_notions"))
+    runner, trees, notions = map(_module, ("fair_plugin.run", "fair_plugin.trees", "fair_plugin.notions"))
     cells = {
         "linear": ("credit-card", 0, lambda: runner.run_split("credit-card", 0)),
         "pay-once": ("credit-card", 0, lambda: runner.run_pay_once("credit-card", 0)),
@@ -75,15 +64,15 @@ def test_fair_plugin(kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "run", "method", "silos"),
     [
-        ("steffle", "steffle_split.run_job", "SteFFLe as printed", 3),
-        ("steffle-axes", "steffle_axes.run_axes", "FedFDP", 3),
-        ("steffle-sweeps", "steffle_axes.run_axes", "SteFFLe as printed", 12),
+        ("steffle", "steffle.split.run_job", "SteFFLe as printed", 3),
+        ("steffle-axes", "steffle.axes.run_axes", "FedFDP", 3),
+        ("steffle-sweeps", "steffle.axes.run_axes", "SteFFLe as printed", 12),
     ],
 )
 def test_steffle(name: str, run: str, method: str, silos: int) -> None:
     """The stored rows, digit by digit: these cells start at zero, and no last digit of a warm start moves a record."""
-    module, function = run.split(".")
-    steffle, rows = _module("steffle_split"), _module("seed_intervals")
+    module, _, function = run.rpartition(".")
+    steffle, rows = _module("steffle.split"), _module("seed_intervals")
     job = steffle.Job("credit-card", 0.0, 0, (method,), silos)
     stored = rows.load_rows(steffle.Row, EXPERIMENTS / "data" / f"{name}.json.gz")
     kept = [row for row in stored if (row.setting, row.h, row.split, row.silos) == ("credit-card", 0.0, 0, silos)]
@@ -95,7 +84,7 @@ def test_steffle(name: str, run: str, method: str, silos: int) -> None:
 @needs_benchmarks
 @pytest.mark.slow
 def test_fpfl() -> None:
-    training, settings, rows = _module("fpfl_training"), _module("fpfl_settings"), _module("seed_intervals")
+    training, settings, rows = _module("fpfl.training"), _module("fpfl.settings"), _module("seed_intervals")
     kept = rows.load_rows(training.Row, EXPERIMENTS / "data" / "fpfl.json.gz")
     (rung,) = (r for r in settings.LADDER if r.title == "FPFL, m = 200")
     kinds = (settings.WEIGHTED_STEPS, settings.PLUG_IN, rung)
@@ -110,7 +99,7 @@ def test_fpfl() -> None:
 @pytest.mark.parametrize("name", ["fpfl-weighted", "fair-plugin-users"])
 def test_the_plans_for_users_are_those_that_the_page_measures(name: str) -> None:
     """The newcomer's row for users, by one plan file each: the same promise, the same options, the same steps."""
-    training, settings = _module("fpfl_training"), _module("fpfl_settings")
+    training, settings = _module("fpfl.training"), _module("fpfl.settings")
     file = ROOT / "docs" / "examples" / f"{name}.toml"
     told, own = read_plan_file(file), read_training_plan(file).own
     priced = plan_from_mapping(told.algorithm, told.privacy)
@@ -134,8 +123,8 @@ def test_the_plans_for_users_are_those_that_the_page_measures(name: str) -> None
 @pytest.mark.slow
 def test_mmd() -> None:
     """A private and a plain run of the engine; and runs side by side, which are the engine's and those on file."""
-    cells, training, rows = _module("mmd_cells"), _module("mmd_training"), _module("seed_intervals")
-    stacked, method = _module("mmd_stacked"), _module("mmd_settings").Method
+    cells, training, rows = _module("mmd.cells"), _module("mmd.training"), _module("seed_intervals")
+    stacked, method = _module("mmd.stacked"), _module("mmd.settings").Method
     kept = rows.load_rows(training.Row, EXPERIMENTS / "data" / "mmd.json.gz")
     small = (method.OURS, method.PRIVATE_SMALL)
     found = [row for one in small for row in cells.run_job(cells.Job(cells.SYNTHETIC_TASK, one, 10.0, 1.0, 0))]
@@ -158,7 +147,7 @@ def test_mmd() -> None:
 @pytest.mark.slow
 def test_private_mmd() -> None:
     """Function tracking and the plug-in on COMPAS at epsilon 3, one weight and one target."""
-    private, rows = _module("mmd_private"), _module("seed_intervals")
+    private, rows = _module("mmd.private"), _module("seed_intervals")
     kept = rows.load_rows(private.PrivateRow, EXPERIMENTS / "data" / "mmd-private.json.gz")
     (setting,) = (each for each in private.CHOSEN if each.task == "compas")
     found = [*private.run_tracking(setting, setting.tracking[3.0], 3.0, (5.0,), 0)]
@@ -175,7 +164,7 @@ def test_private_mmd() -> None:
 @needs_benchmarks
 @pytest.mark.slow
 def test_banded() -> None:
-    runner, rows = _module("run_banded"), _module("seed_intervals")
+    runner, rows = _module("banded"), _module("seed_intervals")
     kept = rows.load_rows(runner.Row, EXPERIMENTS / "banded.json")
     data = replace(runner.adult(), name="Adult, 1000 records", most=1000)
     own = [row for row in kept if (row.data, row.epsilon, row.seed) == (data.name, 1.0, 0)]
@@ -190,7 +179,7 @@ needs_fashion = pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="apt insta
 @needs_fashion
 @pytest.mark.slow
 def test_images() -> None:
-    runner, rows = _module("run_images"), _module("seed_intervals")
+    runner, rows = _module("images.run"), _module("seed_intervals")
     kept = rows.load_rows(runner.ImageRow, EXPERIMENTS / "data" / "images.json.gz")
     found = runner.run("fashion-mnist", runner.LINEAR, 0, 3.52, None)
     (own,) = (r for r in kept if (r.dataset, r.method, r.seed, r.epsilon) == ("fashion-mnist", runner.LINEAR, 0, 3.52))
@@ -202,7 +191,7 @@ def test_images() -> None:
 @pytest.mark.slow
 def test_fedfdp() -> None:
     """Its smallest cell: sigma = 1 of Figure 5, for which a certified 2 affords 17 rounds."""
-    runner, rows = _module("run_fedfdp"), _module("seed_intervals")
+    runner, rows = _module("fedfdp.run"), _module("seed_intervals")
     kept = rows.load_rows(runner.FedfdpRow, EXPERIMENTS / "data" / "fedfdp.json.gz")
     own = min((row for row in kept if row.epsilon is not None), key=lambda row: row.rounds)
     assert own.rounds == 17
@@ -215,7 +204,7 @@ def test_fedfdp() -> None:
 @pytest.mark.slow
 def test_every_cell_of_the_fedfdp_page_trains() -> None:
     """One of each method, on a few made-up records; a cell comes back from its row as it went in."""
-    cells, clients = _module("fedfdp_cells"), _module("image_clients")
+    cells, clients = _module("fedfdp.cells"), _module("images.clients")
     draws = np.random.default_rng(0)
     label = draws.integers(0, 10, 300)
     features = ((draws.normal(size=(300, 12)) + label[:, None]) / 30).astype(np.float32)
@@ -235,7 +224,7 @@ def test_every_cell_of_the_fedfdp_page_trains() -> None:
 
 @pytest.mark.slow
 def test_the_cells_of_a_page_are_distinct_and_have_a_price() -> None:
-    cells = _module("fedfdp_cells")
+    cells = _module("fedfdp.cells")
     wanted = list(cells.cells(4))
     assert len(set(wanted)) == len(wanted)
     assert all((cell.seed == cells.TUNING_SEED) == (cell.item == cells.RATES) for cell in wanted)

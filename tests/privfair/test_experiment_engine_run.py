@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import torch
 
@@ -16,12 +12,7 @@ from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflOptions
 from privfair.contribution import Published
 from privfair.models.linear import LogisticRegression
-
-_PATH = Path(__file__).parents[2] / "docs" / "experiments" / "engine_run.py"
-_SPEC = importlib.util.spec_from_file_location("experiment_engine_run", _PATH)
-engine_run = importlib.util.module_from_spec(_SPEC)
-sys.modules["experiment_engine_run"] = engine_run
-_SPEC.loader.exec_module(engine_run)
+from privfair_experiments import engine_run
 
 USERS, ROUNDS = 20, 5
 

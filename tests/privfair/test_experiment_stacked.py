@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,13 +19,8 @@ from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions, 
 from privfair.fairness.fermi import Independence
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
+from privfair_experiments import stacked
 from tests.privfair.steffle_cases import without_noise
-
-_PATH = Path(__file__).parents[2] / "docs" / "experiments" / "stacked.py"
-_SPEC = importlib.util.spec_from_file_location("experiment_stacked", _PATH)
-stacked = importlib.util.module_from_spec(_SPEC)
-sys.modules["experiment_stacked"] = stacked
-_SPEC.loader.exec_module(stacked)
 
 FAIRNESS = np.array([0.0, 1.0, 8.0])
 

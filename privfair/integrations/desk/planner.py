@@ -65,7 +65,7 @@ _METHOD: dict[AlgorithmName | PluginName, str] = {
     AlgorithmName.PAY_ONCE: "pay-once",
     AlgorithmName.FAIR_PLUGIN: "fair-plugin",
 }
-"""The rows of `expected.json` that trained under such a plan; docs/experiments/run_headlines.py writes them."""
+"""The rows of `expected.json` that trained under such a plan; `make experiments NAME=headlines` writes them."""
 
 
 def algorithms() -> tuple[str, ...]:
