@@ -28,10 +28,17 @@ from privfair.federation.sockets import SocketTransport
 from privfair.federation.wire import Transport
 from privfair.ledger import Ledger
 from privfair.models.model import Model
-from privfair.run.decision import AS_IT_IS, UNDECIDED, ThresholdRule, decide, measure_thresholds
 from privfair.run.federated import Measure, train_over
 from privfair.run.folder import RunFolder, load_theta
-from privfair.run.metrics import HeldOutRecords, MetricsLog
+from privfair.run.metrics import (
+    AS_IT_IS,
+    UNDECIDED,
+    HeldOutRecords,
+    MetricsLog,
+    ThresholdRule,
+    decide,
+    measure_thresholds,
+)
 from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.run.public import Progress, SignedPlan, read_signed_plan
 from privfair.run.search import run_search
@@ -51,7 +58,7 @@ class TrainingResult:
     run: Path
     summary: dict[str, Any]
     decision: dict[str, Any] = field(default_factory=lambda: dict(UNDECIDED))
-    """The threshold that predictions use, and what it does on the held-out records (`run.decision`)."""
+    """The threshold that predictions use, and what it does on the held-out records (`run.metrics`)."""
     best: dict[str, Any] | None = None
     """Of a search: the setting of the best try, and its score; None for a run."""
 
@@ -181,7 +188,7 @@ def train(
         root: the public key that signs the trust file, if one does.
         anchor: the ledger's anchor file; by default beside a ledger file.
         progress: called after each step.
-        threshold: how the threshold of predictions is chosen (`privfair.run.decision.ThresholdRule`); one half unless
+        threshold: how the threshold of predictions is chosen (`privfair.run.metrics.ThresholdRule`); one half unless
             given.
 
     Guarantee: nothing computed from training records leaves except through the gate, under the signed manifest

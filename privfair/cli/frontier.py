@@ -36,8 +36,8 @@ def command(
       privfair frontier run/ --target-gap 0.05      (predict uses it from now on)
       privfair frontier fairness-0/ fairness-4/ fairness-20/ --plot fairness.svg
     """
-    from privfair.run.decision import AS_IT_IS, ThresholdRule, decide, read_frontier, read_threshold
     from privfair.run.folder import RunFolder
+    from privfair.run.metrics import AS_IT_IS, ThresholdRule, decide, read_frontier, read_threshold
 
     rule = ThresholdRule(threshold, target_gap, target_rate)
     folders = [RunFolder.existing(run) for run in runs]

@@ -162,7 +162,7 @@ def command(
     one only asks them for published values; docs/how-to/federation.md.
     """
     from privfair.cli.epsilon_so_far import EpsilonSoFar
-    from privfair.run.decision import ThresholdRule
+    from privfair.run.metrics import ThresholdRule
     from privfair.run.public import promise_of, read_signed_plan
 
     rule = ThresholdRule(threshold, target_gap, target_rate)

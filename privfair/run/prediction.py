@@ -21,9 +21,9 @@ from privfair.data.own_files import load_own_features
 from privfair.data.read import RawTable, read_table
 from privfair.data.schema import schema_from_json
 from privfair.plan.model import build_model
-from privfair.run.decision import DEFAULT, ThresholdRule, read_threshold
 from privfair.run.folder import RunFolder, load_theta
 from privfair.run.folder_trust import UNTRUSTED, FolderTrust
+from privfair.run.metrics import DEFAULT, ThresholdRule, read_threshold
 from privfair.run.trusted_plan import read_folder_plan
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from calibrate.errors import InvalidInput, Refused
 from privfair.cli import ledger
-from privfair.run.decision import read_threshold
 from privfair.run.folder import RunFolder
+from privfair.run.metrics import read_threshold
 from tests.end_to_end.command_line import privfair
 
 

@@ -20,7 +20,7 @@ from privfair.fairness.gaps import count_confusion, emptiness
 from privfair.fairness.measurement import Measurement, area_under_curve
 from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
-from privfair.run.decision import AS_IT_IS, ThresholdRule, decide, measure_at
+from privfair.run.metrics import AS_IT_IS, ThresholdRule, decide, measure_at
 from tests.privfair.steffle_cases import silo_of, some_state, steffle_for
 
 CLASSES, GROUPS = ("no", "yes"), ("f", "m")
