@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
@@ -230,13 +230,12 @@ def execute(
             "a search does not go on after it stopped: its tries are gone and its budget is spent; sign a new budget"
         )
     going_on = resume and RunFolder(Path(out)).begun
-    folder = RunFolder(Path(out)) if going_on else RunFolder.create(Path(out), resume=resume)
-    anchor_path = None if anchor is None else Path(anchor)
-    with folder.locked(), Ledger.open(ledger, anchor_path) as book:
-        file = prepared.plan.file
+    # A ledger that cannot be opened leaves no folder behind.
+    with Ledger.open(ledger, None if anchor is None else Path(anchor)) as book, ExitStack() as stack:
+        folder = RunFolder(Path(out)) if going_on else RunFolder.create(Path(out), resume=resume)
+        stack.enter_context(folder.locked())
         session = RunSession(prepared, folder, book, progress, trust)
         try:
-            folder.write_json(folder.origin, {"plan": str((file.folder / file.name).absolute())})
             if prepared.search is not None:
                 summary = run_search(prepared, folder, book, trust)
             else:

@@ -76,12 +76,12 @@ from privfair.federation.wire import (
     receipt_message,
     refusal,
 )
-from privfair.ledger import Claim, ClaimEnded, ClaimToken, Ledger, UnknownClaim
+from privfair.ledger import Claim, Ledger
 from privfair.run.folder import RunFolder
-from privfair.run.prepare import PreparedRun, claim_terms
-from privfair.run.session import Trust
+from privfair.run.open_run import Trust, begin, require_trust, take_up
+from privfair.run.prepare import PreparedRun
 from privfair.run.summary import receipts
-from privfair.transcript import Ending, Transcript
+from privfair.transcript import Transcript
 
 RECEIPT_TYPE = "application/vnd.privfair.receipt+json"
 """What a silo's key signs when its part of a run has ended."""
@@ -150,51 +150,34 @@ class Guard:
             log.warning("%s", self._halt())
         self._shapes = {name: values.shape for name, values in run.algorithm.checkpoint(run.algorithm.start()).items()}
         policy.require_manifest(run.manifest)
-        self._check_trust()
-        self._take_folder()
+        claim = self._claimed()
         self._steps = StepLog(folder.path / "steps.jsonl")
         self._past = Transcript.read(folder.transcript) if folder.transcript.exists() else None
         self._past_before = self._steps.last
         """Steps before this one are whole in `_past`."""
-        claim = self._claimed()
         self._session = 0 if claim is None else claim.session
         self._count_answered_steps()
         self._local = None if claim is None else self._open(claim)
         self._states = StateReader(run.algorithm) if self._local is None else self._local.states
 
-    def _take_folder(self) -> None:
-        """The folder is for this manifest alone; plan and manifest are kept in it for whoever audits it."""
-        if self._folder.manifest.exists() and self._folder.manifest.read_bytes() != self._run.envelope:
-            raise Refused(
-                f"{self._folder.path} belongs to another budget; name another --folder, or the budget it was begun with"
-            )
-        replace_file(self._folder.plan, self._run.plan_bytes)
-        replace_file(self._folder.manifest, self._run.envelope)
-        kept = {**self._run.plan.own_code(), **site_files(self._run.plan.data)}
-        for name, content in kept.items():
-            replace_file(self._folder.path / name, content)
-
     def _claimed(self) -> Claim | None:
-        """The claim of this folder, taken or taken up again; None where the run is over."""
-        token, past = ClaimToken.at(self._folder.token), self._past
-        closed = past is not None and past.ending is Ending.CLOSED
-        if past is not None:
-            past.verify_against(self._ledger)
-        try:
-            claim = self._ledger.resume(token)
-        except UnknownClaim:
-            if past is not None:
-                raise
-            claim = self._ledger.claim(claim_terms(self._run.manifest, self.party), token)
-        except ClaimEnded:
-            if not closed:
-                raise
-            return None
-        if past is not None and closed:  # killed between the end of the transcript and the end of the claim
-            claim.reconcile(past.releases())
-            claim.close(past.digest)
-            return None
-        return claim
+        """The claim of this folder, taken or taken up again; None where the run is over.
+
+        The folder is for this manifest alone; plan, manifest and code are kept in it for whoever audits it.
+        """
+        run, folder = self._run, self._folder
+        if folder.manifest.exists() and folder.manifest.read_bytes() != run.envelope:
+            raise Refused(
+                f"{folder.path} belongs to another budget; name another --folder, or the budget it was begun with"
+            )
+        kept = {folder.plan.name: run.plan_bytes, folder.manifest.name: run.envelope}
+        kept |= {**run.plan.own_code(), **site_files(run.plan.data)}
+        if not folder.token.exists():
+            return begin(run.manifest, self._ledger, folder, kept, self._trust, self.party)
+        self._check_trust()
+        for name, content in kept.items():
+            replace_file(folder.path / name, content)
+        return take_up(run.manifest, self._ledger, folder, self.party)
 
     def _open(self, claim: Claim) -> LocalParties:
         last = self._steps.steps.get(self._steps.last)
@@ -432,9 +415,7 @@ class Guard:
             self._check_trust()
 
     def _check_trust(self) -> None:
-        if self._trust is not None:
-            self._trust.require_signed(self._run.manifest.authentic)
-            self._ledger.remember_trust(self._trust.seen)
+        require_trust(self._trust, self._run.manifest, self._ledger)
 
     def _read_state(self, state: PublicState) -> str:
         """The digest of a state that can be used; whether it can depends on no record."""

@@ -39,13 +39,12 @@ from privfair.batches.participation import Participation, declared_sampling, req
 from privfair.batches.randomness import Indexes
 from privfair.batches.record import BatchWriter
 from privfair.contribution import BoundedContribution, Published
-from privfair.durable import replace_file
 from privfair.federation.local_party import StepGate, first_usable_round, open_batches, require_shapes
 from privfair.gate import Gate, open_gate
-from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, ClaimToken, Ledger, UnknownClaim
+from privfair.ledger import Claim, Ledger
 from privfair.plan.training import block_for
-from privfair.run.folder import RunFolder
-from privfair.run.prepare import claim_terms
+from privfair.run.folder import RunFolder, json_file
+from privfair.run.open_run import begin, require_trust, take_up
 from privfair.run.public import RunPromise, Status, promise_of
 from privfair.run.replay import Session, append_session
 from privfair.run.signed_budget import BudgetSource, envelope_of
@@ -325,7 +324,7 @@ class _OpenRun:
 
     def next_round(self, run: BudgetedRun) -> BudgetedRound:
         if self.gate_of_run.round is not None and self.gate.at_end_of_block:
-            self.check_trust()
+            require_trust(self.run._trust, self.run._manifest, self.ledger)
             if self.record is not None:
                 self.record.sync()
         self.current = None
@@ -339,11 +338,6 @@ class _OpenRun:
             raise GateRefused(f"round {of.number} is over; publish within the body of its own round")
         self.gate.send(self.run.party, message, of._sent)
 
-    def check_trust(self) -> None:
-        """As in `privfair train`: before the claim and before each block, the signers are still trusted."""
-        self.run._trust.require_signed(self.run._manifest.authentic)
-        self.ledger.remember_trust(self.run._trust.seen)
-
     def interrupt(self) -> None:
         self.gate.flush()
         self.write_summary(Status.INTERRUPTED)
@@ -356,7 +350,8 @@ class _OpenRun:
         return found
 
     def write_summary(self, status: Status) -> None:
-        _write_summary(self.run, self.folder, self.ledger, self.ledger_id, status, self.step)
+        document = _summary(self.run, self.folder, self.ledger, self.ledger_id, status, self.step)
+        self.folder.write_json(self.folder.summary, document)
 
 
 def _open(run: BudgetedRun, stack: ExitStack) -> _OpenRun:
@@ -365,9 +360,9 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _OpenRun:
     if run._out is None and run._resume:
         raise InvalidInput("resume", True, "needs the folder of the run to go on with", "give out=...")
     going_on = run._resume and RunFolder(path).begun
+    ledger = stack.enter_context(Ledger.open(run._place, run._anchor))
     folder = RunFolder(path) if going_on else RunFolder.create(path, resume=run._resume)
     stack.enter_context(folder.locked())
-    ledger = stack.enter_context(Ledger.open(run._place, run._anchor))
     ledger_id = ledger.identity
     claim = _claim_again(run, folder, ledger, ledger_id) if going_on else _begin(run, folder, ledger, ledger_id)
     document, manifest = run.document, run._manifest
@@ -392,40 +387,27 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _OpenRun:
 
 
 def _begin(run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id: str) -> Claim:
-    try:
-        run._trust.require_signed(run._manifest.authentic)
-        ledger.remember_trust(run._trust.seen)
-        if run._plan is not None:
-            replace_file(folder.plan, run._plan)
-        replace_file(folder.manifest, run._envelope)
-        _write_summary(run, folder, ledger, ledger_id, Status.BEGUN, 0)
-        return ledger.claim(claim_terms(run._manifest), ClaimToken.at(folder.token))
-    except (AlreadyClaimed, BudgetExceeded, ClaimEnded):
-        folder.discard()
-        raise
+    files = {} if run._plan is None else {folder.plan.name: run._plan}
+    files[folder.manifest.name] = run._envelope
+    files[folder.summary.name] = json_file(_summary(run, folder, ledger, ledger_id, Status.BEGUN, 0))
+    return begin(run._manifest, ledger, folder, files, run._trust)
 
 
 def _claim_again(run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id: str) -> Claim:
     require_same_run(folder, run._manifest, ledger_id)
-    run._trust.require_signed(run._manifest.authentic)
-    ledger.remember_trust(run._trust.seen)
-    if folder.transcript.exists():
-        Transcript.read(folder.transcript).verify_against(ledger)
-    try:
-        return ledger.resume(ClaimToken.at(folder.token))
-    except UnknownClaim:
-        if folder.transcript.exists():
-            raise
-        return ledger.claim(claim_terms(run._manifest), ClaimToken.at(folder.token))
+    require_trust(run._trust, run._manifest, ledger)
+    claim = take_up(run._manifest, ledger, folder)
+    if claim is None:
+        raise Refused(f"the run in {folder.path} has ended; begin another one, with a budget of its own")
+    return claim
 
 
-def _write_summary(
+def _summary(
     run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id: str, status: Status, steps: int
-) -> None:
+) -> dict[str, Any]:
     charged = None if status is Status.BEGUN else ledger.manifest_status(run.manifest_digest)
     ran = Ran(run._manifest, run._sampling, run.document.rounds)
-    document: dict[str, Any] = summary(status, ran, folder, ledger_id, steps, None, charged)
-    folder.write_json(folder.summary, document)
+    return summary(status, ran, folder, ledger_id, steps, None, charged)
 
 
 def _party(document: BudgetDocument, party: str | None) -> str:

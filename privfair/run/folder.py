@@ -10,7 +10,7 @@ import math
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -133,9 +133,8 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def write_json(self, path: Path, document: dict[str, Any]) -> None:
-        text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
-        replace_file(path, text.encode() + b"\n")
+    def write_json(self, path: Path, document: Mapping[str, Any]) -> None:
+        replace_file(path, json_file(document))
 
     def read_json(self, path: Path) -> dict[str, Any]:
         try:
@@ -153,12 +152,17 @@ class RunFolder:
         handed = (self.plan, self.manifest, self.transcript, self.batches, self.model, self.linear_model)
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in handed if path.exists()}
 
-    def discard(self) -> None:
-        """Remove what was prepared for a run that the ledger refused to begin."""
-        for path in (*self._prepared, self.summary, self.token, self._lock):
+    def discard(self, files: Iterable[str] = ()) -> None:
+        """Remove what was prepared for a run that was refused before it began; `files` are further names."""
+        for path in (*self._prepared, self.summary, self.token, self._lock, *(self.path / name for name in files)):
             path.unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
+
+
+def json_file(document: Mapping[str, Any]) -> bytes:
+    """The content of a JSON file of a run folder."""
+    return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 
 def _is_half_written(path: Path) -> bool:

@@ -32,6 +32,7 @@ from privfair.plan.data import AttributesAtSites
 from privfair.plan.privacy import require_signed
 from privfair.plan.search import SearchPlan, search_plan
 from privfair.plan.training import TrainingPlan, training_plan
+from privfair.run.folder import json_file
 from privfair.run.metrics import HeldOutRecords
 from privfair.run.public import RunPromise, SignedPlan, promise_of, read_signed_plan
 
@@ -135,6 +136,15 @@ class PreparedRun(PlannedRun):
         attributes = self.plan.data.attributes
         assert isinstance(attributes, AttributesAtSites)
         return self.data.parties[0].data.identifiers(attributes.record)
+
+    def files(self) -> dict[str, bytes]:
+        """What a run folder keeps of it from the beginning, by file name."""
+        return {
+            "plan.toml": self.plan_bytes,
+            "budget.json": self.envelope,
+            "encoding.json": json_file(self.data.encoding()),
+            "origin.json": json_file({"plan": str((self.plan.file.folder / self.plan.file.name).absolute())}),
+        }
 
     @property
     def setup(self) -> PartySetup:

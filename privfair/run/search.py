@@ -20,12 +20,12 @@ from privfair.batches.randomness import SystemWords
 from privfair.durable import replace_file
 from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.local_party import LocalParties
-from privfair.ledger import AlreadyClaimed, BudgetExceeded, ClaimEnded, ClaimToken, Ledger
+from privfair.ledger import ClaimToken, Ledger
 from privfair.plan.search import SearchPlan
-from privfair.run.folder import RunFolder, save_model
+from privfair.run.folder import RunFolder, json_file, save_model
+from privfair.run.open_run import Trust, begin
 from privfair.run.prepare import PreparedRun, claim_terms
 from privfair.run.public import Status
-from privfair.run.session import Trust
 from privfair.run.summary import Ran, receipts, summary
 
 
@@ -52,29 +52,18 @@ def run_search(run: PreparedRun, folder: RunFolder, ledger: Ledger, trust: Trust
     _require_signed_law(run.document, search)
     ran = Ran(run.manifest, run.sampling, run.updates)
 
-    def note(status: Status, best: _Try | None = None) -> dict[str, Any]:
+    def about(status: Status, best: _Try | None = None) -> dict[str, Any]:
         known = None if status is Status.BEGUN else ledger.manifest_status(run.manifest.digest)
         steps, metrics = (0, None) if best is None else (best.steps, best.metrics)
-        document = summary(status, ran, folder, identity, steps, metrics, known)
+        return summary(status, ran, folder, identity, steps, metrics, known)
+
+    def note(status: Status, best: _Try | None = None) -> dict[str, Any]:
+        document = about(status, best)
         folder.write_json(folder.summary, document)
         return document
 
-    try:
-        if trust is not None:
-            trust.require_signed(run.manifest.authentic)
-            ledger.remember_trust(trust.seen)
-    except Refused:
-        folder.discard()
-        raise
-    replace_file(folder.plan, run.plan_bytes)
-    replace_file(folder.manifest, run.envelope)
-    folder.write_json(folder.encoding, run.data.encoding())
-    note(Status.BEGUN)
-    try:
-        claim = ledger.claim(claim_terms(run.manifest), ClaimToken.at(folder.token))
-    except (AlreadyClaimed, BudgetExceeded, ClaimEnded):
-        folder.discard()
-        raise
+    files = {**run.files(), folder.summary.name: json_file(about(Status.BEGUN))}
+    claim = begin(run.manifest, ledger, folder, files, trust)
     claim.charge(run.document.rounds)
     try:
         best = _best_try(run, search, folder)

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from typing import Any, final
 
-from calibrate.errors import ManifestRefused, Refused, TrustRefused
-from calibrate.manifest.trust import TrustSeen
-from calibrate.manifest.verify import AuthenticManifest
+from calibrate.errors import ManifestRefused, TrustRefused
 from privfair.durable import replace_file
 from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.local_party import LocalParties
-from privfair.ledger import AlreadyClaimed, BudgetExceeded, Claim, ClaimEnded, ClaimToken, Ledger, UnknownClaim
-from privfair.run.folder import RunFolder, load_checkpoint, save_checkpoint, save_model
+from privfair.ledger import Claim, Ledger
+from privfair.run.folder import RunFolder, json_file, load_checkpoint, save_checkpoint, save_model
 from privfair.run.metrics import MetricsLog
-from privfair.run.prepare import PreparedRun, claim_terms
+from privfair.run.open_run import Trust, begin, require_trust, take_up
+from privfair.run.prepare import PreparedRun
 from privfair.run.public import Progress, Status
 from privfair.run.replay import Session, append_session, read_sessions, replay
 from privfair.run.summary import Ran, receipts, require_same_run, summary
-from privfair.transcript import Ending, Transcript
-
-
-class Trust(Protocol):
-    """The trust file in force, as it can be asked while a run goes on."""
-
-    @property
-    def seen(self) -> TrustSeen: ...
-
-    def require_signed(self, manifest: AuthenticManifest) -> None:
-        """Refuse to go on unless the manifest's signers are trusted now."""
-        ...
+from privfair.transcript import Transcript
 
 
 @final
@@ -55,44 +43,24 @@ class RunSession:
 
     def begin(self) -> dict[str, Any]:
         """A new run: write down what it is, claim the manifest, train."""
-        folder, run = self._folder, self._run
-        try:
-            self._check_trust()
-        except Refused:
-            folder.discard()
-            raise
-        replace_file(folder.plan, run.plan_bytes)
-        replace_file(folder.manifest, run.envelope)
-        folder.write_json(folder.encoding, run.data.encoding())
-        self._write_summary(Status.BEGUN, 0)
-        try:
-            claim = self._ledger.claim(claim_terms(run.manifest), ClaimToken.at(folder.token))
-        except (AlreadyClaimed, BudgetExceeded, ClaimEnded):
-            folder.discard()
-            raise
+        run = self._run
+        files = {**run.files(), self._folder.summary.name: json_file(self._summary(Status.BEGUN, 0))}
+        claim = begin(run.manifest, self._ledger, self._folder, files, self._trust)
         return self._go_on(claim, self._start())
 
     def resume(self) -> dict[str, Any]:
         """Go on with the run of this folder: fresh rounds only, from the state that the transcript leads to."""
         require_same_run(self._folder, self._run.manifest, self._ledger_id)
         self._check_trust()
-        transcript = Transcript.read(self._folder.transcript) if self._folder.transcript.exists() else None
-        claim = self._claim_again(transcript)
-        if transcript is None:
-            if claim is None:
-                raise self._lost_transcript()
-            return self._go_on(claim, self._start())
-        transcript.verify_against(self._ledger)
-        position = self._rebuild(transcript)
-        if transcript.ending is Ending.CLOSED:
-            if claim is not None:
-                claim.reconcile(transcript.releases())
-                claim.close(transcript.digest)
-            self._save_model(position)
-            return self._end(position)
-        if claim is None:
-            raise self._lost_transcript()
-        return self._go_on(claim, position)
+        replace_file(self._folder.origin, self._run.files()[self._folder.origin.name])
+        claim = take_up(self._run.manifest, self._ledger, self._folder)
+        position = self._start()
+        if self._folder.transcript.exists():
+            position = self._rebuild(Transcript.read(self._folder.transcript))
+        if claim is not None:
+            return self._go_on(claim, position)
+        self._save_model(position)
+        return self._end(position)
 
     def _go_on(self, claim: Claim, position: Position[Any]) -> dict[str, Any]:
         carried = sorted({value.round for values in position.carried.values() for value in values.values()})
@@ -143,32 +111,14 @@ class RunSession:
         return reached
 
     def _check_trust(self) -> None:
-        """Before a claim and after each block: the manifest's signers are still trusted, by a file that is not older.
-
-        Raises `Refused`. Blocks that were charged stay spent, published values stay published, and nothing further is
-        drawn; the run goes on with --resume once the same manifest is signed by a key that is live.
-        """
-        if self._trust is not None:
-            self._trust.require_signed(self._run.manifest.authentic)
-            self._ledger.remember_trust(self._trust.seen)
+        """Before a claim and after each block."""
+        require_trust(self._trust, self._run.manifest, self._ledger)
 
     def close(self) -> None:
         self._log.close()
 
     def _start(self) -> Position[Any]:
         return Position(self._run.algorithm.start())
-
-    def _claim_again(self, transcript: Transcript | None) -> Claim | None:
-        """The claim of this folder's token; None if it was closed, for then only files are left to be written."""
-        token = ClaimToken.at(self._folder.token)
-        try:
-            return self._ledger.resume(token)
-        except ClaimEnded:
-            return None
-        except UnknownClaim:
-            if transcript is not None:
-                raise
-            return self._ledger.claim(claim_terms(self._run.manifest), token)
 
     def _rebuild(self, transcript: Transcript) -> Position[Any]:
         """The state after the last finished step; steps that a crash left unmeasured are measured now."""
@@ -214,17 +164,15 @@ class RunSession:
         return self._write_summary(Status.FINISHED, position.step, self._run.algorithm.remarks(position.state))
 
     def _write_summary(self, status: Status, steps: int, remarks: tuple[str, ...] = ()) -> dict[str, Any]:
+        document = self._summary(status, steps, remarks)
+        self._folder.write_json(self._folder.summary, document)
+        return document
+
+    def _summary(self, status: Status, steps: int, remarks: tuple[str, ...] = ()) -> dict[str, Any]:
         status_now = None
         if status is not Status.BEGUN:
             status_now = self._ledger.manifest_status(self._run.manifest.digest)
         ran = Ran(self._run.manifest, self._run.sampling, self._run.updates)
         document = summary(status, ran, self._folder, self._ledger_id, steps, self._log.last, status_now)
         document["remarks"] = list(remarks)
-        self._folder.write_json(self._folder.summary, document)
         return document
-
-    def _lost_transcript(self) -> Refused:
-        return Refused(
-            f"the ledger closed this run, but {self._folder.transcript} is missing or has no end; put the untouched "
-            "file back, nothing can be published any more"
-        )
