@@ -305,7 +305,6 @@ class _OpenRun:
     run: BudgetedRun
     folder: RunFolder
     ledger: Ledger
-    ledger_id: str
     claim: Claim
     gate_of_run: Gate
     gate: StepGate
@@ -350,7 +349,7 @@ class _OpenRun:
         return found
 
     def write_summary(self, status: Status) -> None:
-        document = _summary(self.run, self.folder, self.ledger, self.ledger_id, status, self.step)
+        document = _summary(self.run, self.folder, self.ledger, status, self.step)
         self.folder.write_json(self.folder.summary, document)
 
 
@@ -363,8 +362,7 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _OpenRun:
     ledger = stack.enter_context(Ledger.open(run._place, run._anchor))
     folder = RunFolder(path) if going_on else RunFolder.create(path, resume=run._resume)
     stack.enter_context(folder.locked())
-    ledger_id = ledger.identity
-    claim = _claim_again(run, folder, ledger, ledger_id) if going_on else _begin(run, folder, ledger, ledger_id)
+    claim = _claim_again(run, folder, ledger) if going_on else _begin(run, folder, ledger)
     document, manifest = run.document, run._manifest
     values = tuple(ValueSpec(name, shape) for name, shape in run._shapes.items())
     seed = run._seed if document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY else None
@@ -383,18 +381,18 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _OpenRun:
 
     first = first_usable_round(claim, gate, drawn)
     own = StepGate(gate, claim, document, first, note_session)
-    return _OpenRun(run, folder, ledger, ledger_id, claim, gate, own, drawn[run.party], record, begun)
+    return _OpenRun(run, folder, ledger, claim, gate, own, drawn[run.party], record, begun)
 
 
-def _begin(run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id: str) -> Claim:
+def _begin(run: BudgetedRun, folder: RunFolder, ledger: Ledger) -> Claim:
     files = {} if run._plan is None else {folder.plan.name: run._plan}
     files[folder.manifest.name] = run._envelope
-    files[folder.summary.name] = json_file(_summary(run, folder, ledger, ledger_id, Status.BEGUN, 0))
+    files[folder.summary.name] = json_file(_summary(run, folder, ledger, Status.BEGUN, 0))
     return begin(run._manifest, ledger, folder, files, run._trust)
 
 
-def _claim_again(run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id: str) -> Claim:
-    require_same_run(folder, run._manifest, ledger_id)
+def _claim_again(run: BudgetedRun, folder: RunFolder, ledger: Ledger) -> Claim:
+    require_same_run(folder, run._manifest, ledger.identity)
     require_trust(run._trust, run._manifest, ledger)
     claim = take_up(run._manifest, ledger, folder)
     if claim is None:
@@ -402,12 +400,10 @@ def _claim_again(run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id:
     return claim
 
 
-def _summary(
-    run: BudgetedRun, folder: RunFolder, ledger: Ledger, ledger_id: str, status: Status, steps: int
-) -> dict[str, Any]:
+def _summary(run: BudgetedRun, folder: RunFolder, ledger: Ledger, status: Status, steps: int) -> dict[str, Any]:
     charged = None if status is Status.BEGUN else ledger.manifest_status(run.manifest_digest)
     ran = Ran(run._manifest, run._sampling, run.document.rounds)
-    return summary(status, ran, folder, ledger_id, steps, None, charged)
+    return summary(status, ran, folder, ledger.identity, steps, None, charged)
 
 
 def _party(document: BudgetDocument, party: str | None) -> str:
