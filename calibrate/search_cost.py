@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from scipy.optimize import brentq
 
 from calibrate.accountants.accountant import total_cost
-from calibrate.accountants.certified.accountant import CertifiedAccountant
-from calibrate.accountants.certified.contour import LossTransform
+from calibrate.accountants.certified import CertifiedAccountant
+from calibrate.accountants.contour import LossTransform
 from calibrate.accountants.directions import Side, compositions
 from calibrate.accountants.registry import best_epsilon
 from calibrate.accountants.renyi import RenyiAccountant, epsilon_from_rdp

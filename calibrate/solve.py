@@ -20,9 +20,8 @@ from enum import Enum
 from typing import Any, assert_never
 
 from calibrate.accountants.accountant import leave_room, total_cost
-from calibrate.accountants.certified.accountant import CertifiedAccountant, gaussian_interval, lattice_estimate
-from calibrate.accountants.certified.contour import Care, Cumulants, LossTransform, log_delta
-from calibrate.accountants.certified.side import log_cut, on_lattice
+from calibrate.accountants.certified import CertifiedAccountant, gaussian_interval, lattice_estimate
+from calibrate.accountants.contour import Care, Cumulants, LossTransform, log_delta
 from calibrate.accountants.directions import Composition, Side, compositions
 from calibrate.accountants.gaussian import gaussian_mu
 from calibrate.accountants.pairs import (
@@ -39,6 +38,7 @@ from calibrate.accountants.pairs import (
     Unbounded,
 )
 from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.side import log_cut, on_lattice
 from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit

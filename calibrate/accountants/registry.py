@@ -35,7 +35,7 @@ class AccountantName(StrEnum):
 ACCOUNTANTS: tuple[AccountantName, ...] = tuple(AccountantName)
 
 _HOMES = {
-    AccountantName.CERTIFIED: ("certified.accountant", "CertifiedAccountant"),
+    AccountantName.CERTIFIED: ("certified", "CertifiedAccountant"),
     AccountantName.GAUSSIAN: ("gaussian", "GaussianAccountant"),
     AccountantName.REVEALED: ("gaussian", "RevealedAccountant"),
     AccountantName.PLD: ("pld", "PrivacyLossAccountant"),

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import ndtr
 
 from calibrate.accountants.accountant import epsilon_of, total_cost
-from calibrate.accountants.certified.accountant import CertifiedAccountant
+from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from calibrate.accountants.certified import compose as module
-from calibrate.accountants.certified.compose import LatticeComposition, Window, compose, log_normaliser
-from calibrate.accountants.certified.grid import LatticeLaw, lattice_edges, pessimistic
+from calibrate.accountants import compose as module
+from calibrate.accountants.compose import LatticeComposition, Window, compose, log_normaliser
+from calibrate.accountants.grid import LatticeLaw, lattice_edges, pessimistic
 from calibrate.accountants.losses import normal_masses
 from calibrate.accountants.sampled_losses import SubsampledRemoval
 from calibrate.errors import NotCertified

@@ -8,8 +8,8 @@ import mpmath as mp
 import pytest
 
 from calibrate import questions
-from calibrate.accountants.certified import side
-from calibrate.accountants.certified.compose import CountedLaws, LatticeComposition, Window, compose
+from calibrate.accountants import side
+from calibrate.accountants.compose import CountedLaws, LatticeComposition, Window, compose
 from calibrate.accountants.registry import best_epsilon
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from calibrate.accountants.certified import grid
-from calibrate.accountants.certified.accountant import CertifiedAccountant
-from calibrate.accountants.certified.doubling import _Cells, _sum, epsilon_by_doubling
+from calibrate.accountants import grid
+from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.directions import Side, compositions
+from calibrate.accountants.doubling import _Cells, _sum, epsilon_by_doubling
 from calibrate.accountants.pairs import (
     FixedSizeReplacePair,
     LaplacePair,

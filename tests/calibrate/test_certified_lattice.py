@@ -13,7 +13,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from calibrate.accountants.certified.grid import LatticeLaw, lattice_edges, optimistic, pessimistic
+from calibrate.accountants.grid import LatticeLaw, lattice_edges, optimistic, pessimistic
 from calibrate.accountants.losses import (
     GaussianLoss,
     LaplaceLoss,

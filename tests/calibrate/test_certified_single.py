@@ -8,8 +8,8 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from calibrate.accountants.certified.accountant import CertifiedAccountant, single_interval
-from calibrate.accountants.certified.grid import optimistic_with_merged_bulk
+from calibrate.accountants.certified import CertifiedAccountant, single_interval
+from calibrate.accountants.grid import optimistic_with_merged_bulk
 from calibrate.accountants.losses import GaussianLoss, MixedGaussianLoss, PrivacyLossLaw
 from calibrate.accountants.pairs import (
     FixedSizeReplacePair,

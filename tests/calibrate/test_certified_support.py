@@ -7,9 +7,8 @@ import math
 import pytest
 from scipy.stats import binom
 
-from calibrate.accountants.certified.accountant import CertifiedAccountant, estimate
-from calibrate.accountants.certified.contour import LossTransform
-from calibrate.accountants.certified.side import log_cut
+from calibrate.accountants.certified import CertifiedAccountant, estimate
+from calibrate.accountants.contour import LossTransform
 from calibrate.accountants.directions import Composition
 from calibrate.accountants.pairs import (
     DominatingPair,
@@ -24,6 +23,7 @@ from calibrate.accountants.pairs import (
     Unbounded,
 )
 from calibrate.accountants.sampled_losses import SubsampledAddition, SubsampledRemoval
+from calibrate.accountants.side import log_cut
 from calibrate.accountants.support import PairCounts, dominating_pairs
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation

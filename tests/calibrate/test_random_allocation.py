@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from calibrate import questions
 from calibrate.accountants.accountant import epsilon_of
-from calibrate.accountants.certified.accountant import CertifiedAccountant
+from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
 from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.accountants.sampled_losses import Points, RandomAllocationLoss, _sum

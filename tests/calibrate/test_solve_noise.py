@@ -7,7 +7,7 @@ import math
 import pytest
 
 from calibrate.accountants.accountant import epsilon_of
-from calibrate.accountants.certified.accountant import CertifiedAccountant
+from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import GaussianAccountant, gaussian_mu
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation

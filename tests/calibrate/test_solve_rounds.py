@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calibrate.accountants.accountant import epsilon_of
-from calibrate.accountants.certified.accountant import CertifiedAccountant
+from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.budget import solve_parameter
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from calibrate import questions
 from calibrate.accountants.accountant import epsilon_of
-from calibrate.accountants.certified.accountant import CertifiedAccountant
+from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.registry import best_epsilon
 from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination

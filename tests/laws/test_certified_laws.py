@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from calibrate.accountants.accountant import epsilon_of, total_cost
-from calibrate.accountants.certified.accountant import CertifiedAccountant
+from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.gaussian import gaussian_delta, gaussian_epsilon
 from calibrate.arrays import Floats
 from calibrate.errors import NotCertified

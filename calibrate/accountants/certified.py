@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from calibrate.accountants.certified.contour import (
+from calibrate.accountants.contour import (
     Care,
     Cumulants,
     LossTransform,
@@ -35,9 +35,8 @@ from calibrate.accountants.certified.contour import (
     saddle_for_epsilon,
     tilt_below,
 )
-from calibrate.accountants.certified.doubling import epsilon_by_doubling
-from calibrate.accountants.certified.side import LatticeSide, log_cut, on_lattice
 from calibrate.accountants.directions import Composition, Side, compositions
+from calibrate.accountants.doubling import epsilon_by_doubling
 from calibrate.accountants.gaussian import (
     RevealedAccountant,
     gaussian_epsilon_interval,
@@ -60,6 +59,7 @@ from calibrate.accountants.pairs import (
     Unbounded,
 )
 from calibrate.accountants.sampled_losses import RandomAllocationLoss, SubsampledReplacement
+from calibrate.accountants.side import LatticeSide, log_cut, on_lattice
 from calibrate.accountants.support import CountingAccountant, PairCounts
 from calibrate.errors import NotCertified, open_unit, positive
 from calibrate.privacy_unit import EpsilonInterval

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from calibrate.accountants.certified.grid import LatticeLaw
+from calibrate.accountants.grid import LatticeLaw
 from calibrate.accountants.losses import UNIT_ROUNDOFF
 from calibrate.arrays import Floats, Integers
 from calibrate.errors import NotCertified

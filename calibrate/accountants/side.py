@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from calibrate.accountants.certified.compose import (
+from calibrate.accountants.compose import (
     SURPLUS_TILTS,
     CountedLaws,
     LatticeComposition,
@@ -22,9 +22,9 @@ from calibrate.accountants.certified.compose import (
     log_normaliser,
     period_for,
 )
-from calibrate.accountants.certified.contour import Cumulants, LossTransform, narrow_tilt, shortest_period
-from calibrate.accountants.certified.grid import lattice_edges, optimistic, optimistic_with_merged_bulk, pessimistic
+from calibrate.accountants.contour import Cumulants, LossTransform, narrow_tilt, shortest_period
 from calibrate.accountants.directions import Composition, Side
+from calibrate.accountants.grid import lattice_edges, optimistic, optimistic_with_merged_bulk, pessimistic
 from calibrate.accountants.losses import Nodes, PrivacyLossLaw
 from calibrate.arrays import Floats
 
