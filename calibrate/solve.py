@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, assert_never
 
-from calibrate.accountants.accountant import leave_room, total_cost
+from calibrate.accountants.accountant import PairCounts, leave_room, total_cost
 from calibrate.accountants.certified import CertifiedAccountant, gaussian_interval, lattice_estimate
+from calibrate.accountants.compose import log_cut, on_lattice
 from calibrate.accountants.contour import Care, Cumulants, LossTransform, log_delta
 from calibrate.accountants.directions import Composition, Side, compositions
 from calibrate.accountants.gaussian import gaussian_mu
-from calibrate.accountants.pairs import (
+from calibrate.accountants.registry import best_epsilon
+from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -37,9 +39,6 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.accountants.registry import best_epsilon
-from calibrate.accountants.side import log_cut, on_lattice
-from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, NotCertified, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit
 from calibrate.releases import Gaussian, Laplace, Release, Sampled, Together, leaves, scale_noise, untruncated

@@ -24,6 +24,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
+from calibrate.accountants.accountant import CountingAccountant, PairCounts
+from calibrate.accountants.compose import LatticeSide, log_cut, on_lattice
 from calibrate.accountants.contour import (
     Care,
     Cumulants,
@@ -44,7 +46,8 @@ from calibrate.accountants.gaussian import (
     log_delta_error,
 )
 from calibrate.accountants.losses import UNIT_ROUNDOFF, log_mixed_ratio
-from calibrate.accountants.pairs import (
+from calibrate.accountants.sampled_losses import RandomAllocationLoss, SubsampledReplacement
+from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -58,9 +61,6 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.accountants.sampled_losses import RandomAllocationLoss, SubsampledReplacement
-from calibrate.accountants.side import LatticeSide, log_cut, on_lattice
-from calibrate.accountants.support import CountingAccountant, PairCounts
 from calibrate.errors import NotCertified, open_unit, positive
 from calibrate.privacy_unit import EpsilonInterval
 

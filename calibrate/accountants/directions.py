@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
+from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.losses import (
     GaussianLoss,
     LaplaceLoss,
@@ -19,7 +20,14 @@ from calibrate.accountants.losses import (
     PrivacyLossLaw,
     RandomizedResponseLoss,
 )
-from calibrate.accountants.pairs import (
+from calibrate.accountants.sampled_losses import (
+    LargerOfBothDirections,
+    RandomAllocationLoss,
+    SubsampledAddition,
+    SubsampledRemoval,
+    SubsampledReplacement,
+)
+from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -32,14 +40,6 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.accountants.sampled_losses import (
-    LargerOfBothDirections,
-    RandomAllocationLoss,
-    SubsampledAddition,
-    SubsampledRemoval,
-    SubsampledReplacement,
-)
-from calibrate.accountants.support import PairCounts
 
 
 class Side(Enum):

@@ -25,8 +25,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
-from calibrate.accountants.pairs import DominatingPair, Free, GaussianPair, MixedGaussianPair, Unbounded
-from calibrate.accountants.support import CountingAccountant, PairCounts, priced_pairs
+from calibrate.accountants.accountant import CountingAccountant, PairCounts, priced_pairs
+from calibrate.accountants.support import DominatingPair, Free, GaussianPair, MixedGaussianPair, Unbounded
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, NotCertified, open_unit, positive
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit

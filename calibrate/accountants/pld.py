@@ -32,7 +32,8 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_m
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy.special import log_ndtr, ndtr
 
-from calibrate.accountants.pairs import (
+from calibrate.accountants.accountant import CountingAccountant, PairCounts
+from calibrate.accountants.support import (
     PRICED_PAIRS,
     DominatingPair,
     FixedSizeReplacePair,
@@ -46,7 +47,6 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.accountants.support import CountingAccountant, PairCounts
 from calibrate.arrays import Floats
 from calibrate.errors import NotCertified, positive
 from calibrate.privacy_unit import EpsilonInterval

@@ -15,8 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 from calibrate.accountants.accountant import Accountant, epsilon_of
-from calibrate.accountants.pairs import Free, GaussianPair, MixedGaussianPair, Unbounded
-from calibrate.accountants.support import dominating_pairs
+from calibrate.accountants.support import Free, GaussianPair, MixedGaussianPair, Unbounded, dominating_pairs
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit
 from calibrate.releases import Release, multiplicities, untruncated

@@ -21,7 +21,8 @@ from typing import assert_never
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from calibrate.accountants.pairs import (
+from calibrate.accountants.accountant import priced_pairs
+from calibrate.accountants.support import (
     PRICED_PAIRS,
     DominatingPair,
     FixedSizeReplacePair,
@@ -35,7 +36,6 @@ from calibrate.accountants.pairs import (
     SubsampledReplacePair,
     Unbounded,
 )
-from calibrate.accountants.support import priced_pairs
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, NotCertified, open_unit, positive
 from calibrate.errors import rate as check_rate

@@ -26,31 +26,22 @@ cyclic, sampled     SubsampledGaussianPair  refused                    refused, 
 
 Several Gaussian values of one batch (`Together`) are one Gaussian value with the joint multiplier, *inside*
 the sampling. A batch that always holds every unit is a full batch. Proofs: docs/theorems/certified-accountant.md.
+
+A pair (P, Q) dominates a release when, for every pair of neighbouring data sets and every e, the release's
+hockey-stick divergence at e^e is at most that of (P, Q). Dominating pairs compose (also adaptively), so an
+accountant needs nothing else. Every scale convention of `releases` is already resolved in a pair: its multiplier is
+the noise over the distance between the means that the pair itself has.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import assert_never
+from itertools import pairwise
+from typing import assert_never, get_args
 
-from calibrate.accountants.pairs import (
-    PRICED_PAIRS,
-    DominatingPair,
-    FixedSizeReplacePair,
-    Free,
-    GaussianPair,
-    LaplacePair,
-    MixedGaussianPair,
-    RandomAllocationPair,
-    RandomizedResponsePair,
-    SubsampledGaussianPair,
-    SubsampledReplacePair,
-    Unbounded,
-)
-from calibrate.errors import UnsupportedCombination, count, open_unit
-from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation, bounds_apart
+from calibrate.errors import InvalidInput, UnsupportedCombination, count, positive, rate
+from calibrate.privacy_unit import PrivacyUnit, Relation, bounds_apart
 from calibrate.releases import (
     Gaussian,
     Laplace,
@@ -72,6 +63,151 @@ from calibrate.sampling import (
     TruncatedPoisson,
     WithReplacement,
 )
+
+
+@dataclass(frozen=True)
+class GaussianPair:
+    """P = N(mu, 1), Q = N(0, 1); its own mirror image."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        positive("mu", self.mu)
+
+
+@dataclass(frozen=True)
+class _SubsampledPair:
+    """A Gaussian release on a secret batch that a unit joins with probability `rate`."""
+
+    rate: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        rate("sampling rate", self.rate)
+        positive("noise multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class SubsampledGaussianPair(_SubsampledPair):
+    """Secret batch, add-remove: ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2)) **and** its mirror image.
+
+    For Poisson batches z is the release's multiplier, for batches of fixed size half of it.
+
+    The two directions differ, and a bound must cover both (compose each alone, then take the larger).
+    """
+
+
+@dataclass(frozen=True)
+class SubsampledReplacePair(_SubsampledPair):
+    """Secret Poisson batch, replace-one: ((1-q) N(0, z^2) + q N(1, z^2), (1-q) N(0, z^2) + q N(-1, z^2)).
+
+    Its own mirror image. The multiplier is relative to one contribution bound: the means are +1 and -1.
+    """
+
+
+@dataclass(frozen=True)
+class FixedSizeReplacePair(_SubsampledPair):
+    """Secret batch of fixed size, replace-one: the pointwise maximum of a pair's profile and its mirror's.
+
+    The pair is ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2)); `noise_multiplier` is already this z, which is HALF
+    the release's multiplier because a replaced unit moves the sum by two bounds. Composing the pointwise
+    maximum is an upper bound. Composing one direction alone is attained by a real data set: a lower bound.
+    """
+
+
+@dataclass(frozen=True)
+class RandomAllocationPair:
+    """One epoch of random allocation, add-remove: (mean over i of N(e_i, z^2 I), N(0, z^2 I)) **and** its mirror image.
+
+    `batches` are the rounds of an epoch, of which the first `drawn` are made (docs/theorems/random-allocation.md).
+    """
+
+    batches: int
+    drawn: int
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        count("batches per epoch", self.batches)
+        count("rounds of the epoch", self.drawn)
+        positive("noise multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class MixedGaussianPair:
+    """Revealed batch: with probability w_j the observer sees which j it is and a Gaussian pair with mu_j.
+
+    `components` holds (w_j, mu_j) with distinct, increasing mu_j >= 0; mu = 0 is "took no part". The weights
+    sum to one. Its own mirror image. For revealed Poisson batches: ((1-q, 0), (q, mu)).
+    """
+
+    components: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        weights = [weight for weight, _ in self.components]
+        shifts = [mu for _, mu in self.components]
+        ordered = all(low < high for low, high in pairwise(shifts))
+        if (
+            not weights
+            or min(weights) < 0
+            or not ordered
+            or not 0 <= shifts[0] <= shifts[-1] < math.inf
+            or abs(math.fsum(weights) - 1) > 1e-9
+        ):
+            raise InvalidInput(
+                "components",
+                self.components,
+                "must be weights that sum to 1, each with a larger shift than the one before",
+                "list each shift once, smallest first",
+            )
+
+
+@dataclass(frozen=True)
+class LaplacePair:
+    """P = Laplace(1, b), Q = Laplace(0, b) on the line; its own mirror image."""
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        positive("Laplace scale", self.scale)
+
+
+@dataclass(frozen=True)
+class RandomizedResponsePair:
+    """The truth is category 1 under P and 2 under Q; reported by k-ary randomised response."""
+
+    epsilon: float
+    categories: int
+
+    def __post_init__(self) -> None:
+        positive("randomised-response epsilon", self.epsilon)
+        count("categories", self.categories, least=2)
+
+
+@dataclass(frozen=True)
+class Free:
+    """P = Q: the release does not depend on the unit."""
+
+
+@dataclass(frozen=True)
+class Unbounded:
+    """P and Q are disjoint: nothing is protected, epsilon is infinite at every delta < 1."""
+
+
+PricedPair = (
+    GaussianPair
+    | SubsampledGaussianPair
+    | SubsampledReplacePair
+    | FixedSizeReplacePair
+    | MixedGaussianPair
+    | RandomAllocationPair
+    | LaplacePair
+    | RandomizedResponsePair
+)
+DominatingPair = PricedPair | Free | Unbounded
+
+PRICED_PAIRS: tuple[type, ...] = get_args(PricedPair)
+"""Every pair that has a price between nothing and infinity."""
+
 
 _NEGLIGIBLE_WEIGHT = 1e-300
 """Binomial weights below this, relative to the largest, are dropped: far below the slack of every certificate."""
@@ -274,111 +410,3 @@ def _name(sampling: Sampling) -> str:
             return "cyclic"
         case _:
             assert_never(sampling)
-
-
-# The cheapest exact price: which dominating pairs were published, and how often each.
-#
-# Composition only adds counts, so nothing is rounded before the accountant knows the whole composition, and it
-# can choose its grid for it. Used by the accountants that evaluate everything at the end.
-
-
-@dataclass(frozen=True)
-class PairCounts:
-    """Each distinct dominating pair with its multiplicity, in order of first appearance; Free is left out."""
-
-    counts: tuple[tuple[DominatingPair, int], ...]
-
-    @classmethod
-    def of(cls, pairs: tuple[DominatingPair, ...]) -> PairCounts:
-        return cls(()).plus(tuple((pair, 1) for pair in pairs if not isinstance(pair, Free)))
-
-    @property
-    def unprotected(self) -> bool:
-        return any(isinstance(pair, Unbounded) for pair, _ in self.counts)
-
-    @property
-    def rounds(self) -> int:
-        """How many pairs are composed in all."""
-        return sum(times for _, times in self.counts)
-
-    @property
-    def chance_of_taking_part(self) -> float:
-        """No less than the probability that the unit takes part in any batch, and so than delta at any epsilon.
-
-        P and Q of a sampled pair agree unless the unit was drawn, so their total variation is at most the rate;
-        total variations add up under composition, also adaptively. A chance of 1 says nothing.
-        """
-        chance = math.fsum(times * _chance(pair) for pair, times in self.counts)
-        return min(1.0, chance * (1 + 1e-12))
-
-    def times(self, times: int) -> PairCounts:
-        count("times", times)
-        return PairCounts(tuple((pair, n * times) for pair, n in self.counts))
-
-    def plus(self, more: tuple[tuple[DominatingPair, int], ...]) -> PairCounts:
-        total = dict(self.counts)
-        for pair, times in more:
-            total[pair] = total.get(pair, 0) + times
-        return PairCounts(tuple(total.items()))
-
-
-def _chance(pair: DominatingPair) -> float:
-    match pair:
-        case SubsampledGaussianPair() | SubsampledReplacePair() | FixedSizeReplacePair():
-            return pair.rate
-        case RandomAllocationPair(batches, drawn):
-            return drawn / batches
-        case MixedGaussianPair(components):
-            return math.fsum(weight for weight, mu in components if mu > 0)
-        case _:
-            return 1.0
-
-
-def priced_pairs(
-    accountant: str, leaf: Leaf, unit: PrivacyUnit, supported: tuple[type, ...]
-) -> tuple[DominatingPair, ...]:
-    """The dominating pairs of a leaf, if the accountant can price every one of them; refused by name if not.
-
-    Free and Unbounded are priced by every accountant: nothing, and infinity.
-    """
-    pairs = dominating_pairs(leaf, unit)
-    for pair in pairs:
-        if not isinstance(pair, (*supported, Free, Unbounded)):
-            raise UnsupportedCombination(
-                f"the {type(pair).__name__} of {leaf!r} with the {accountant} accountant",
-                f"it prices only {', '.join(kind.__name__ for kind in supported)}",
-                "use the certified accountant, which prices every supported pair",
-            )
-    return pairs
-
-
-class CountingAccountant(ABC):
-    """An accountant whose price is the multiset of dominating pairs; it evaluates everything at the end.
-
-    A subclass gives its `name`, the kinds of pairs it can price, and both ends of epsilon for a non-empty multiset.
-    """
-
-    name: str
-    supported: tuple[type, ...] = PRICED_PAIRS
-
-    def price(self, leaf: Leaf, unit: PrivacyUnit) -> PairCounts:
-        """The dominating pairs of `leaf` for `unit`; raises UnsupportedCombination where one is not supported."""
-        return PairCounts.of(priced_pairs(self.name, leaf, unit, self.supported))
-
-    def self_compose(self, cost: PairCounts, times: int) -> PairCounts:
-        """The price of publishing `times` times what costs `cost`."""
-        return cost.times(times)
-
-    def compose(self, first: PairCounts, second: PairCounts) -> PairCounts:
-        """The price of publishing both."""
-        return first.plus(second.counts)
-
-    def epsilon(self, cost: PairCounts, delta: float) -> EpsilonInterval:
-        """Both ends of epsilon at `delta`, which lies in (0, 1), for the composition `cost`."""
-        open_unit("delta", delta)
-        if cost.unprotected:
-            return EpsilonInterval(math.inf, math.inf)
-        return self._interval(cost, delta) if cost.counts else EpsilonInterval(0.0, 0.0)
-
-    @abstractmethod
-    def _interval(self, cost: PairCounts, delta: float) -> EpsilonInterval: ...

@@ -8,7 +8,7 @@ import mpmath as mp
 import pytest
 
 from calibrate import questions
-from calibrate.accountants import side
+from calibrate.accountants import compose as module
 from calibrate.accountants.compose import CountedLaws, LatticeComposition, Window, compose
 from calibrate.accountants.registry import best_epsilon
 from calibrate.privacy_unit import PrivacyUnit, Relation
@@ -68,7 +68,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         points.append(made.length)
         return made
 
-    monkeypatch.setattr(side, "compose", counted)
+    monkeypatch.setattr(module, "compose", counted)
     return points
 
 

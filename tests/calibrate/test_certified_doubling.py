@@ -9,10 +9,12 @@ import pytest
 from scipy.special import ndtr
 
 from calibrate.accountants import grid
+from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.directions import Side, compositions
 from calibrate.accountants.doubling import _Cells, _sum, epsilon_by_doubling
-from calibrate.accountants.pairs import (
+from calibrate.accountants.sampled_losses import Points, SubsampledRemoval
+from calibrate.accountants.support import (
     FixedSizeReplacePair,
     LaplacePair,
     PricedPair,
@@ -20,8 +22,6 @@ from calibrate.accountants.pairs import (
     SubsampledGaussianPair,
     SubsampledReplacePair,
 )
-from calibrate.accountants.sampled_losses import Points, SubsampledRemoval
-from calibrate.accountants.support import PairCounts
 from calibrate.arrays import Floats
 
 

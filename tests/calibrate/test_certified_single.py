@@ -8,10 +8,17 @@ import mpmath as mp
 import numpy as np
 import pytest
 
+from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.certified import CertifiedAccountant, single_interval
 from calibrate.accountants.grid import optimistic_with_merged_bulk
 from calibrate.accountants.losses import GaussianLoss, MixedGaussianLoss, PrivacyLossLaw
-from calibrate.accountants.pairs import (
+from calibrate.accountants.sampled_losses import (
+    LargerOfBothDirections,
+    SubsampledAddition,
+    SubsampledRemoval,
+    SubsampledReplacement,
+)
+from calibrate.accountants.support import (
     FixedSizeReplacePair,
     GaussianPair,
     LaplacePair,
@@ -21,13 +28,6 @@ from calibrate.accountants.pairs import (
     SubsampledGaussianPair,
     SubsampledReplacePair,
 )
-from calibrate.accountants.sampled_losses import (
-    LargerOfBothDirections,
-    SubsampledAddition,
-    SubsampledRemoval,
-    SubsampledReplacement,
-)
-from calibrate.accountants.support import PairCounts
 
 Mixture = tuple[tuple[float, float], ...]
 

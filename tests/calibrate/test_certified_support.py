@@ -7,10 +7,13 @@ import math
 import pytest
 from scipy.stats import binom
 
+from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.certified import CertifiedAccountant, estimate
+from calibrate.accountants.compose import log_cut
 from calibrate.accountants.contour import LossTransform
 from calibrate.accountants.directions import Composition
-from calibrate.accountants.pairs import (
+from calibrate.accountants.sampled_losses import SubsampledAddition, SubsampledRemoval
+from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -21,10 +24,8 @@ from calibrate.accountants.pairs import (
     SubsampledGaussianPair,
     SubsampledReplacePair,
     Unbounded,
+    dominating_pairs,
 )
-from calibrate.accountants.sampled_losses import SubsampledAddition, SubsampledRemoval
-from calibrate.accountants.side import log_cut
-from calibrate.accountants.support import PairCounts, dominating_pairs
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Laplace, Leaf, NonPrivate, RandomizedResponse, Sampled, Together

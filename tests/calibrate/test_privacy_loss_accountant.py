@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from calibrate.accountants.accountant import PairCounts
 from calibrate.accountants.gaussian import gaussian_epsilon
-from calibrate.accountants.pairs import (
+from calibrate.accountants.pld import PrivacyLossAccountant, optimistic_loss, pessimistic_loss
+from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,
     Free,
@@ -19,8 +21,6 @@ from calibrate.accountants.pairs import (
     SubsampledGaussianPair,
     SubsampledReplacePair,
 )
-from calibrate.accountants.pld import PrivacyLossAccountant, optimistic_loss, pessimistic_loss
-from calibrate.accountants.support import PairCounts
 from calibrate.errors import InvalidInput, NotCertified
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Repeated, Sampled

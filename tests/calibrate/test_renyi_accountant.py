@@ -9,7 +9,15 @@ import pytest
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy.integrate import quad
 
-from calibrate.accountants.pairs import (
+from calibrate.accountants.registry import AccountantName, price
+from calibrate.accountants.renyi import (
+    RenyiAccountant,
+    epsilon_at_order,
+    epsilon_from_rdp,
+    poisson_gaussian_rdp,
+    rdp_of_pair,
+)
+from calibrate.accountants.support import (
     DominatingPair,
     FixedSizeReplacePair,
     GaussianPair,
@@ -18,14 +26,6 @@ from calibrate.accountants.pairs import (
     RandomizedResponsePair,
     SubsampledGaussianPair,
     SubsampledReplacePair,
-)
-from calibrate.accountants.registry import AccountantName, price
-from calibrate.accountants.renyi import (
-    RenyiAccountant,
-    epsilon_at_order,
-    epsilon_from_rdp,
-    poisson_gaussian_rdp,
-    rdp_of_pair,
 )
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Relation

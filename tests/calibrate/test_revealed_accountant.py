@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from calibrate.accountants.accountant import epsilon_of, total_cost
 from calibrate.accountants.gaussian import RevealedAccountant, gaussian_delta, squared_shifts
-from calibrate.accountants.pairs import MixedGaussianPair
+from calibrate.accountants.support import MixedGaussianPair
 from calibrate.errors import NotCertified
 from calibrate.privacy_unit import PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, Release, Repeated, Sampled

@@ -14,9 +14,9 @@ import pytest
 from scipy.optimize import brentq
 
 from calibrate.accountants.gaussian import gaussian_mu
-from calibrate.accountants.pairs import FixedSizeReplacePair
 from calibrate.accountants.registry import AccountantName, best_epsilon, price
 from calibrate.accountants.renyi import epsilon_from_rdp, poisson_gaussian_rdp, rdp_of_pair
+from calibrate.accountants.support import FixedSizeReplacePair
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, RandomizedResponse, Release, Repeated, Sampled, Together
 from calibrate.sampling import Batch, FixedSize, Poisson, ShuffledEpochs
