@@ -4,12 +4,21 @@
 What is proved about it is in docs/theorems/discrete-noise.md, what it costs in docs/benchmarks/noise.md.
 """
 
-from privfair.noise.grid import Grid
 from privfair.noise.lattice_sampler import discrete_gaussian, discrete_laplace
 from privfair.noise.random_stream import SecureStream, WordStream
 from privfair.noise.randomized_response import ResponseLaw, randomized_response
-from privfair.noise.research import UNSAFE_LABEL, UnsafeNoiseWarning, UnsafeSeededResearchNoise
-from privfair.noise.source import EXACT_LABEL, ExactNoise, NoiseAdder, NoiseScale, publish_gaussian, publish_laplace
+from privfair.noise.source import (
+    EXACT_LABEL,
+    UNSAFE_LABEL,
+    ExactNoise,
+    Grid,
+    NoiseAdder,
+    NoiseScale,
+    UnsafeNoiseWarning,
+    UnsafeSeededResearchNoise,
+    publish_gaussian,
+    publish_laplace,
+)
 
 __all__ = [
     "EXACT_LABEL",

@@ -17,9 +17,10 @@ import rfc8785
 from numpy.typing import NDArray
 
 from privfair.ledger import ClaimState, Ledger, Release
-from privfair.transcript.beside import BesideTranscript
-from privfair.transcript.frames import (
+from privfair.transcript.header import TranscriptHeader, TranscriptRefused, decode_header, release_digest
+from privfair.transcript.storage import (
     DIGEST_SIZE,
+    BesideTranscript,
     Frame,
     FrameKind,
     NotedState,
@@ -27,12 +28,12 @@ from privfair.transcript.frames import (
     first_frame,
     following_frames,
     largest_payload,
+    most_bytes,
     read_end,
     read_state,
     read_value_key,
+    unpack,
 )
-from privfair.transcript.header import TranscriptHeader, TranscriptRefused, decode_header, release_digest
-from privfair.transcript.numbers import most_bytes, unpack
 
 _RESTORE = "put an untouched copy of the transcript back"
 

@@ -14,18 +14,6 @@ from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, count
 from privfair.durable import sync_folder, write_all
-from privfair.transcript.beside import BesideTranscript
-from privfair.transcript.frames import (
-    MAGIC,
-    SEED,
-    FrameKind,
-    NotedState,
-    ValueKey,
-    encode_frame,
-    end_payload,
-    state_payload,
-    value_payload,
-)
 from privfair.transcript.header import (
     VERSION,
     TranscriptHeader,
@@ -35,8 +23,20 @@ from privfair.transcript.header import (
     published_bytes,
     release_digest,
 )
-from privfair.transcript.numbers import pack
 from privfair.transcript.reader import Ending, Transcript
+from privfair.transcript.storage import (
+    MAGIC,
+    SEED,
+    BesideTranscript,
+    FrameKind,
+    NotedState,
+    ValueKey,
+    encode_frame,
+    end_payload,
+    pack,
+    state_payload,
+    value_payload,
+)
 
 
 class TranscriptWriter:

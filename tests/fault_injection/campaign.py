@@ -22,7 +22,7 @@ from privfair.run.folder import RunFolder, load_theta
 from privfair.run.replay import last_position, read_sessions, rounds_of_steps
 from privfair.training import execute
 from privfair.transcript import Ending, Transcript
-from privfair.transcript.frames import ValueKey
+from privfair.transcript.storage import ValueKey
 from tests.fault_injection.faults import KILLED, Fault, Shim
 from tests.fault_injection.schemes import Scheme
 from tests.privfair.ledgers import new_ledger

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from privfair.noise import ExactNoise, NoiseScale
 from privfair.transcript import TranscriptRefused, ValueSpec
-from privfair.transcript.numbers import most_bytes, pack, unpack
+from privfair.transcript.storage import most_bytes, pack, unpack
 
 GRID = 30
 
