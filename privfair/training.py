@@ -22,7 +22,7 @@ from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relatio
 from privfair.data.own_files import load_own_silo
 from privfair.data.silos import Silos
 from privfair.data.training_data import site_format
-from privfair.fairness.gaps import emptiness
+from privfair.fairness.measurement import emptiness
 from privfair.federation.remote import EngineNodes, Node, ResendingTransport, read_guards
 from privfair.federation.sockets import SocketTransport
 from privfair.federation.wire import Transport

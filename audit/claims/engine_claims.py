@@ -55,9 +55,8 @@ from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
 from privfair.contribution import Published
-from privfair.fairness.constraints import FairnessNotion, KernelKind
-from privfair.fairness.kernels import GaussianSmoothing
-from privfair.fairness.penalty import ResponseChannel
+from privfair.fairness.constraints import FairnessNotion, KernelKind, ResponseChannel
+from privfair.fairness.mmd import GaussianSmoothing
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 

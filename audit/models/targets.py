@@ -16,8 +16,7 @@ from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
 from privfair.data.dataset import EVERYONE
 from privfair.data.read import BadData
-from privfair.fairness.gaps import count_confusion
-from privfair.fairness.measurement import Measurement, area_under_curve
+from privfair.fairness.measurement import Measurement, area_under_curve, count_confusion
 
 
 class OutputKind(Enum):

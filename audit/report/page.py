@@ -25,7 +25,7 @@ from calibrate.manifest.show import protected_text
 from calibrate.manifest.verify import AuthenticManifest, UnverifiedManifest
 from calibrate.meaning import Meaning, Protection, percent
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.fairness.gaps import emptiness
+from privfair.fairness.measurement import emptiness
 
 _MEANING = {
     Conclusion.CONSISTENT: "The audit found nothing against the promise, and would have noticed a breach.",

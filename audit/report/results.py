@@ -15,7 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from audit.bounds import LowerBound
 from calibrate.errors import InvalidInput
-from privfair.fairness.gaps import emptiness
+from privfair.fairness.measurement import emptiness
 
 SCHEMA_ID = "urn:privfair:audit-report:v1"
 

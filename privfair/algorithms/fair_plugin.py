@@ -35,8 +35,8 @@ from privfair.algorithms.parts.tree_growing import Distilling, TreesInTurn, Turn
 from privfair.algorithms.parts.unit_sums import SeenRecords, attributes_to_randomise, count_sum, gradient_sum
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
+from privfair.fairness.constraints import ResponseChannel
 from privfair.fairness.fermi import OUTSIDE, Independence, block_of
-from privfair.fairness.penalty import ResponseChannel
 from privfair.models.fair_rule import DistilledRule, FairRule
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model, tensor_of

@@ -23,8 +23,18 @@ from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.batches.randomness import Indexes, WordSource, permutation, stream, subset
 from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, require_score, score_values
-from privfair.fairness.kernels import GaussianSmoothing, Kernel, LaplaceSmoothing, Noise, kernel_of
-from privfair.fairness.mmd import Strata, TrackedPenalty, cell_of_rows, conditions, kernel_before_noise
+from privfair.fairness.mmd import (
+    GaussianSmoothing,
+    Kernel,
+    LaplaceSmoothing,
+    Noise,
+    Strata,
+    TrackedPenalty,
+    cell_of_rows,
+    conditions,
+    kernel_before_noise,
+    kernel_of,
+)
 from privfair.models.exact import clamped, folded_squares, root
 from privfair.models.model import Model, require_class_weights
 from privfair.plan.privacy import Unpriced, needed

@@ -32,8 +32,8 @@ from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, Open
 from privfair.algorithms.parts.unit_sums import attributes_to_randomise
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.fairness import fermi
+from privfair.fairness.constraints import FairnessPenalty, ResponseChannel, penalty_slopes
 from privfair.fairness.fermi import OUTSIDE, Independence
-from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_slopes
 from privfair.models.model import Model, Records, Weigh, class_means, require_class_weights
 
 

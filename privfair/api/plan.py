@@ -40,7 +40,7 @@ from privfair.api.frames import (
 from privfair.api.issue import Issuing, promise
 from privfair.api.reading import audit_run, report
 from privfair.data.read import BadData, RawTable, from_arrow
-from privfair.fairness.gaps import emptiness
+from privfair.fairness.measurement import emptiness
 from privfair.ledger import Ledger
 from privfair.ledger.terms import claimant_here
 from privfair.plan.file import PlanFile, read_plan_file

@@ -66,7 +66,7 @@ def command(
 
 def _show(run: Path, frontier: dict[str, Any], used: tuple[float, str]) -> None:
     """Ten thresholds, and the one in use with its warning."""
-    from privfair.fairness.gaps import emptiness
+    from privfair.fairness.measurement import emptiness
 
     points = frontier["points"]
     if not points:

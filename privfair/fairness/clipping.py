@@ -1,7 +1,6 @@
-"""Balanced performance across clients: the weighted variance Psi, and the fairness parameter its analysis suggests.
+"""FedFDP's fair clipping of records and losses, and the fairness parameter that its analysis suggests.
 
-Psi is Equation 2 of the FedFDP paper, on one global model. `optimal_fairness` is its Section VI: the minimiser over
-lambda of the convergence bound of Theorem 1.
+`optimal_fairness` is Section VI of the FedFDP paper: the minimiser over lambda of the convergence bound of Theorem 1.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from privfair.rounding import ROUNDING_SLACK, sum_in_blocks
 
 # Fair clipping: FedFDP's factor of a record's loss and the clip, in one coefficient; and the loss's own clip.
 #
-# The factor 1 + lambda (loss - mean loss) is negative for a record far below the mean, and the published mean
-# is noisy,
-# so that happens. Equation 13 of the paper, min(factor, C / norm), leaves such a record unbounded; here the *size* of
-# factor times gradient is clipped and the sign kept (docs/theorems/fedfdp.md, "Equation 13").
+# The factor 1 + lambda (loss - mean loss) is negative for a record far below the mean, and the published mean is
+# noisy, so that happens. Equation 13 of the paper, min(factor, C / norm), leaves such a record unbounded; here the
+# *size* of factor times gradient is clipped and the sign kept (docs/theorems/fedfdp.md, "Equation 13").
 
 
 def fair_clipping(fairness: float, mean_loss: float, clip: float) -> Weigh:

@@ -24,8 +24,14 @@ from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, Refused, open_unit
 from privfair.data.silos import Silos
 from privfair.durable import write_all
-from privfair.fairness.gaps import count_confusion, emptiness
-from privfair.fairness.measurement import Measurement, SiloMeasurements, area_under_curve, measure_silos
+from privfair.fairness.measurement import (
+    Measurement,
+    SiloMeasurements,
+    area_under_curve,
+    count_confusion,
+    emptiness,
+    measure_silos,
+)
 from privfair.models.model import Model
 from privfair.run.folder import RunFolder
 from privfair.run.public import NOT_PRIVATE

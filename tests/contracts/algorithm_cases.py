@@ -54,10 +54,9 @@ from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions
 from privfair.batches.participation import Participation
 from privfair.batches.randomness import SeededWords
 from privfair.contribution import BoundedContribution, Published
-from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriterion
+from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriterion, ResponseChannel
 from privfair.fairness.fermi import Independence
-from privfair.fairness.kernels import GaussianSmoothing
-from privfair.fairness.penalty import ResponseChannel
+from privfair.fairness.mmd import GaussianSmoothing
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron

@@ -16,9 +16,8 @@ from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.pay_once import PayOnce, PayOnceOptions
-from privfair.fairness.gaps import count_confusion, emptiness
-from privfair.fairness.measurement import Measurement, area_under_curve
-from privfair.fairness.penalty import ResponseChannel
+from privfair.fairness.constraints import ResponseChannel
+from privfair.fairness.measurement import Measurement, area_under_curve, count_confusion, emptiness
 from privfair.models.linear import LogisticRegression
 from privfair.run.metrics import AS_IT_IS, ThresholdRule, decide, measure_at
 from tests.privfair.steffle_cases import silo_of, some_state, steffle_for

@@ -16,8 +16,8 @@ from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.pay_once import ATTRIBUTE, PayOnce, PayOnceOptions
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions, WCenter
+from privfair.fairness.constraints import ResponseChannel
 from privfair.fairness.fermi import Independence
-from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair_experiments import stacked
 from tests.privfair.steffle_cases import without_noise

@@ -17,8 +17,8 @@ from calibrate.privacy_unit import EpsilonDelta, Protected
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions, FairPluginState
 from privfair.contribution import Published
+from privfair.fairness.constraints import ResponseChannel
 from privfair.fairness.fermi import Independence
-from privfair.fairness.penalty import ResponseChannel
 from privfair.models.fair_rule import FairRule
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import mean_over

@@ -12,7 +12,7 @@ import privfair
 from calibrate.errors import InvalidInput
 from calibrate.plans.fair_plugin import PUPIL, TREE
 from privfair.algorithms.fair_plugin import Clips, FairPlugin
-from privfair.fairness.penalty import ResponseChannel
+from privfair.fairness.constraints import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair.models.trees import LEFT, BoostedTrees
 from privfair.run.folder import RunFolder

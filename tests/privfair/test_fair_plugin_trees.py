@@ -18,7 +18,7 @@ from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions, FairPluginState
 from privfair.algorithms.parts.tree_growing import LEAST_RECORDS, RIDGE, Cuts, Grower, Turns, grow_tree
 from privfair.contribution import Published
-from privfair.fairness.penalty import ResponseChannel
+from privfair.fairness.constraints import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import mean_over
 from privfair.models.trees import FEATURE, LEFT, VALUE, BoostedTrees

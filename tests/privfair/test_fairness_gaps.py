@@ -17,11 +17,12 @@ from calibrate.errors import InvalidInput
 from privfair.data.dataset import Dataset
 from privfair.data.facts import digest
 from privfair.data.silos import Silo, Silos
-from privfair.fairness.gaps import (
+from privfair.fairness.measurement import (
     Comparison,
     Confusion,
     EmptyGroups,
     Measure,
+    Measurement,
     accuracies,
     accuracy_gap,
     count_confusion,
@@ -30,10 +31,10 @@ from privfair.fairness.gaps import (
     equalised_odds,
     false_negative_gap,
     false_positive_rates,
+    measure_silos,
     selection_rates,
     true_positive_rates,
 )
-from privfair.fairness.measurement import Measurement, measure_silos
 
 OVERALL = Measure(Comparison.OVERALL)
 LEFT_OUT = Measure(empty=EmptyGroups.LEFT_OUT)

@@ -13,7 +13,7 @@ from scipy.spatial.distance import cdist
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from privfair.fairness import mmd as kernel_mmd
-from privfair.fairness.kernels import (
+from privfair.fairness.mmd import (
     EnergyKernel,
     GaussianKernel,
     GaussianLaplaceKernel,
@@ -24,8 +24,6 @@ from privfair.fairness.kernels import (
     Noise,
     SharpenedGaussianKernel,
     TwoLaplaceKernel,
-)
-from privfair.fairness.mmd import (
     convolve,
     kernel_before_noise,
     mmd_squared_u,

@@ -13,8 +13,8 @@ from torch.nn.functional import one_hot
 
 from calibrate.errors import InvalidInput
 from privfair.fairness import fermi
+from privfair.fairness.constraints import FairnessPenalty, ResponseChannel, penalty_slopes, penalty_value
 from privfair.fairness.fermi import Independence
-from privfair.fairness.penalty import FairnessPenalty, ResponseChannel, penalty_slopes, penalty_value
 
 SIZES = tuple(itertools.product((2, 3, 5), (2, 3, 5)))
 

@@ -17,8 +17,7 @@ from privfair.algorithms.baselines.local_mmd import LocalMmd, LocalMmdOptions
 from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions, TranState
 from privfair.contribution import Published
 from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriterion, RateValue
-from privfair.fairness.kernels import GaussianKernel
-from privfair.fairness.mmd import mmd_squared_v
+from privfair.fairness.mmd import GaussianKernel, mmd_squared_v
 from privfair.models.linear import LogisticRegression
 from tests.privfair.plain_models import ROUNDED, Plain
 

@@ -28,8 +28,14 @@ from privfair.algorithms.mmd_fedavg import (
 from privfair.batches.randomness import SeededWords
 from privfair.contribution import Published
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, score_values
-from privfair.fairness.kernels import GaussianKernel, GaussianSmoothing, LaplaceSmoothing
-from privfair.fairness.mmd import TrackedPenalty, cell_of_rows, mmd_squared_v
+from privfair.fairness.mmd import (
+    GaussianKernel,
+    GaussianSmoothing,
+    LaplaceSmoothing,
+    TrackedPenalty,
+    cell_of_rows,
+    mmd_squared_v,
+)
 from privfair.models.exact import Bits
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model

@@ -17,8 +17,7 @@ from privfair.algorithms.parts.local_models import local_change, with_mean_chang
 from privfair.algorithms.parts.options import AtLeastZero, DecayedLocalTraining, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
-from privfair.fairness.kernels import kernel_of
-from privfair.fairness.mmd import conditions, own_gradient
+from privfair.fairness.mmd import conditions, kernel_of, own_gradient
 from privfair.models.model import Model
 
 CHANGE, COUNTS = "change", "counts"

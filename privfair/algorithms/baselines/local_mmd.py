@@ -13,8 +13,7 @@ from privfair.algorithms.parts.local_models import OneModel, OneModelAlgorithm, 
 from privfair.algorithms.parts.options import AtLeastZero, DecayedLocalTraining, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, require_score
-from privfair.fairness.kernels import kernel_of
-from privfair.fairness.mmd import Strata, conditions, own_gradient
+from privfair.fairness.mmd import Strata, conditions, kernel_of, own_gradient
 from privfair.models.model import Model
 
 CHANGE = "change"

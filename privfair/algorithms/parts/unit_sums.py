@@ -19,8 +19,7 @@ from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.parts.local_models import drawn_rows
 from privfair.algorithms.parts.user_statistics import Layout, Statistics, norms_of_users, rows_of_users
 from privfair.contribution import BoundedContribution
-from privfair.fairness.constraints import RateValue
-from privfair.fairness.penalty import ResponseChannel
+from privfair.fairness.constraints import RateValue, ResponseChannel
 from privfair.models.model import Features, Model, clipped_to, tensor_of
 from privfair.rounding import sum_in_blocks
 

@@ -22,8 +22,8 @@ from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.parts.descent import DescentRule
 from privfair.data.dataset import Dataset
+from privfair.fairness.constraints import ResponseChannel
 from privfair.fairness.fermi import Independence
-from privfair.fairness.penalty import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair_experiments.fair_plugin.report import Row
 from privfair_experiments.fair_plugin.run import ROUNDS, Last, cut_and_split, last_round, plan_and_noise, rule_scores

@@ -31,7 +31,7 @@ from privfair.algorithms.parts.descent import DescentRule
 from privfair.contribution import Published
 from privfair.data.dataset import Dataset
 from privfair.data.partition import cut_into_silos, split_silos
-from privfair.fairness.penalty import ResponseChannel
+from privfair.fairness.constraints import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair.plan.data_choices import Heterogeneous
 from privfair_experiments import PAGES

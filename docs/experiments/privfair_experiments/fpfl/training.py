@@ -22,8 +22,7 @@ from privfair.algorithms.fpfl import Fpfl, FpflOptions
 from privfair.data.training_data import USERS, TrainingData, load_training_data
 from privfair.fairness.constraints import FairnessNotion
 from privfair.fairness.fermi import Independence
-from privfair.fairness.gaps import Comparison, Measure, count_confusion
-from privfair.fairness.measurement import Measurement
+from privfair.fairness.measurement import Comparison, Measure, Measurement, count_confusion
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron

@@ -26,7 +26,7 @@ from privfair.algorithms.mmd_fedavg import (
     PaidCounts,
 )
 from privfair.fairness.constraints import KernelKind
-from privfair.fairness.kernels import GaussianSmoothing
+from privfair.fairness.mmd import GaussianSmoothing
 from privfair.models.linear import LogisticRegression
 from privfair_experiments.engine_run import promised, train, unpromised
 from privfair_experiments.mmd.cells import real_cell

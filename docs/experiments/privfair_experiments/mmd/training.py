@@ -28,7 +28,7 @@ from privfair.algorithms.mmd_fedavg import (
 from privfair.data.partition import split_silos
 from privfair.data.silos import Silos
 from privfair.fairness.constraints import KernelKind
-from privfair.fairness.kernels import GaussianSmoothing
+from privfair.fairness.mmd import GaussianSmoothing
 from privfair.models.model import Model
 from privfair_experiments.engine_run import Signed, promised, train, unpromised
 from privfair_experiments.mmd.settings import DELTA, EPSILON, PRIVATE, SAMPLES, Method, PrivateSetting, Schedule
