@@ -5,7 +5,6 @@
 See docs/ledger.md for what it promises and what a crash loses.
 """
 
-from privfair.ledger.anchor import Anchor, AnchorState
 from privfair.ledger.claim import DEFAULT_BLOCK, Claim
 from privfair.ledger.entries import (
     AlreadyClaimed,
@@ -24,6 +23,7 @@ from privfair.ledger.entries import (
     UnknownClaim,
     WrongLedger,
 )
+from privfair.ledger.journal import Anchor, AnchorState
 from privfair.ledger.ledger import Ledger
 from privfair.ledger.status import ClaimState, DataBudgetStatus, LedgerStatus, ManifestStatus
 from privfair.ledger.store import LedgerAccess

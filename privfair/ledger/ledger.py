@@ -16,7 +16,6 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.trust import TrustSeen
 from calibrate.privacy_unit import PrivacyUnit
 from privfair.durable import write_new_file
-from privfair.ledger.anchor import Anchor, AnchorFile, check_anchor
 from privfair.ledger.book import Book
 from privfair.ledger.claim import Claim
 from privfair.ledger.entries import (
@@ -37,11 +36,9 @@ from privfair.ledger.entries import (
     link,
     unit_text,
 )
-from privfair.ledger.journal import Draft, Journal
-from privfair.ledger.postgres import PostgresTable
-from privfair.ledger.sqlite import SqliteFile
+from privfair.ledger.journal import Anchor, AnchorFile, Draft, Journal, check_anchor
 from privfair.ledger.status import LedgerStatus, ManifestStatus, describe, describe_manifest
-from privfair.ledger.store import Backend, LedgerAccess, Store
+from privfair.ledger.store import Backend, LedgerAccess, PostgresTable, SqliteFile, Store
 from privfair.ledger.terms import ClaimToken, ManifestTerms, Release, claimant_here, label, promise, timestamp
 from privfair.ledger.witness import ClaimReceipt
 

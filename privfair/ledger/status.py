@@ -9,9 +9,9 @@ from enum import Enum
 from calibrate.compose import ODOMETER_DELTA, BudgetFilter, Spent, exact, odometer, rounded_up
 from calibrate.manifest.show import describe_unit
 from calibrate.privacy_unit import PrivacyUnit
-from privfair.ledger.anchor import AnchorState
 from privfair.ledger.book import Account, Book, basic_total
 from privfair.ledger.entries import UNIT_OF_TEXT, Closed, Head, unit_text
+from privfair.ledger.journal import AnchorState
 from privfair.ledger.terms import undeclared_dataset
 
 

@@ -111,7 +111,7 @@ def test_a_crash_between_commit_and_anchor_is_fine(path: Path, claim: Claim) -> 
 
 
 def test_a_late_anchor_writer_does_not_move_it_back(path: Path, claim: Claim) -> None:
-    from privfair.ledger.anchor import AnchorFile
+    from privfair.ledger.journal import AnchorFile
 
     file = AnchorFile(anchor_of(path))
     early = file.read()

@@ -18,8 +18,8 @@ from privfair.batches.record import BatchRecord
 from privfair.data.read import BadData
 from privfair.data.schema_toml import parse_schema
 from privfair.ledger import RolledBack, Unavailable
-from privfair.ledger.anchor import AnchorFile
 from privfair.ledger.entries import GENESIS, Link, read_link
+from privfair.ledger.journal import AnchorFile
 from privfair.run.folder import RunFolder
 from privfair.transcript import Transcript, TranscriptRefused
 

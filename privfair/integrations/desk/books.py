@@ -12,8 +12,8 @@ from markupsafe import Markup
 from audit.report.charts import Axis, Series, line_chart
 from calibrate.compose import cost_for, rounded_up
 from privfair.ledger import Ledger, LedgerAccess, LedgerStatus
-from privfair.ledger.anchor import AnchorState
 from privfair.ledger.entries import UNIT_OF_TEXT
+from privfair.ledger.journal import AnchorState
 from privfair.ledger.status import ClaimState, DataBudgetStatus, ManifestStatus, unit_in_words
 
 _NEARLY = 0.1
