@@ -196,15 +196,9 @@ class MmdTerms:
 def kernel_to_use(options: MmdFedAvgOptions, noise: Noise | None) -> Kernel:
     """The kernel to compute with, so that (with exact correction) the wanted one acts after the noise."""
     wanted = kernel_of(options.kernel, options.kernel_width)
-    if noise is None:
+    if noise is None or options.correction is NoiseCorrection.NONE:
         return wanted
-    match options.correction:
-        case NoiseCorrection.EXACT:
-            return kernel_before_noise(wanted, noise)
-        case NoiseCorrection.NONE:
-            return wanted
-        case _:
-            assert_never(options.correction)
+    return kernel_before_noise(wanted, noise)
 
 
 _LEAST_NOISE = GaussianSmoothing(1e-12)
@@ -427,8 +421,7 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
     def _weight(self, client: int) -> float:
         match self.options.weights:
             case ClientWeights.BY_SIZE:
-                sizes = self.terms.clients
-                return sizes[client] * len(sizes) / sum(sizes)
+                return self.terms.clients[client] * len(self.terms.clients) / sum(self.terms.clients)
             case ClientWeights.EQUAL:
                 return 1.0
             case _:
