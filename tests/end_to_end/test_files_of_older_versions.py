@@ -22,8 +22,8 @@ from privfair.batches.record import BatchRecord
 from privfair.cli.report import read_audit
 from privfair.data.schema_toml import load_schema
 from privfair.ledger import Ledger, LedgerAccess
-from privfair.ledger.anchor import AnchorFile
 from privfair.ledger.entries import GENESIS
+from privfair.ledger.journal import AnchorFile
 from privfair.ledger.store import TABLE
 from privfair.run.folder import RunFolder
 from privfair.transcript import Transcript
