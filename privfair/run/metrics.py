@@ -74,20 +74,14 @@ class HeldOutRecords:
         self._silos = silos
         self._sizes = list(silos.sizes)
         self._x = torch.cat([torch.tensor(silo.data.features, dtype=dtype) for silo in silos])
-        self._y = torch.cat([torch.tensor(silo.data.label) for silo in silos])
+        self.label: Integers = np.concatenate([silo.data.label for silo in silos])
+        """The true classes, silo after silo."""
+        self.group: Integers = np.concatenate([silo.data.group for silo in silos])
+        """The groups, silo after silo."""
+        self._y = torch.from_numpy(self.label)
         self._against = (1 - 2 * self._y).to(dtype)
         self.positive = _class_number(silos.class_names, positive)
         self.class_names, self.group_names = silos.class_names, silos.group_names
-
-    @property
-    def label(self) -> Integers:
-        """The true classes, silo after silo."""
-        return np.concatenate([silo.data.label for silo in self._silos])
-
-    @property
-    def group(self) -> Integers:
-        """The groups, silo after silo."""
-        return np.concatenate([silo.data.group for silo in self._silos])
 
     def probabilities(self, model: Model, theta: Tensor) -> Tensor:
         """The probability of each class for each record, silo after silo."""
@@ -105,15 +99,13 @@ class HeldOutRecords:
                 losses = functional.cross_entropy(logits, self._y, reduction="none").double()
                 scores, predictions = logits.double().softmax(dim=1), logits.argmax(dim=1)
         by_silo = torch.split(losses, self._sizes)
-        measured = measure_silos(
-            self._silos, [part.numpy() for part in torch.split(predictions, self._sizes)], self.positive
-        )
+        answers = [part.numpy() for part in torch.split(predictions, self._sizes)]
         return StepMetrics(
             step=step,
             round=round_number,
             loss=float(losses.mean()),
             silo_losses={name: float(part.mean()) for name, part in zip(self._silos.names, by_silo, strict=True)},
-            measured=measured,
+            measured=measure_silos(self._silos, answers, self.positive),
             auc=area_under_curve(scores.numpy(), self._y.numpy()),
         )
 
