@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: many short comput
 import pytest
 from hypothesis import settings
 
+from calibrate import plugins
 from privfair.batches import randomness
 from privfair.noise import random_stream
 
@@ -87,3 +89,24 @@ def _drawing_from(node: pytest.Item | pytest.Collector, name: str) -> Iterator[N
         return (yield)
     finally:
         _ENTROPY.pop()
+
+
+@pytest.fixture
+def installed_experiments(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The entry points of docs/experiments on the path, as `pip install -e docs/experiments` leaves them."""
+    folder, site = Path(__file__).parents[1] / "docs" / "experiments", tmp_path_factory.mktemp("site")
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    metadata = site / "privfair_experiments-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n", "utf-8")
+    lines = [
+        line
+        for group, named in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {place}" for name, place in named.items()))
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(lines), "utf-8")
+    for path in (folder, site):
+        monkeypatch.syspath_prepend(str(path))
+    plugins.installed_plugins.cache_clear()
+    yield
+    plugins.installed_plugins.cache_clear()

@@ -10,14 +10,11 @@ from privfair.algorithms import dp_fedsgd, fair_plugin, fedfdp, fpfl, mmd_fedavg
 from privfair.algorithms.baselines import (
     agnostic_fl,
     central_erm,
-    fairfed,
     fedavg,
     feddyn,
     fedfair,
-    fedfb,
     fedprox,
     fedsgd,
-    local_mmd,
     q_ffl,
     scaffold,
     tran,
@@ -26,10 +23,7 @@ from privfair.algorithms.recipe import Recipe
 from privfair.plan.file import nearest
 
 _PRIVATE = (steffle, pay_once, fair_plugin, fedfdp, fpfl, mmd_fedavg, dp_fedsgd)
-_BASELINES = (
-    *(fedsgd, fedavg, fedprox, scaffold, feddyn, fedfair, q_ffl),
-    *(agnostic_fl, local_mmd, fairfed, fedfb, tran, central_erm),
-)
+_BASELINES = (*(fedsgd, fedavg, fedprox, scaffold, feddyn, fedfair, q_ffl), *(agnostic_fl, tran, central_erm))
 _RECIPES: dict[str, Recipe[Any]] = {page.RECIPE.name: page.RECIPE for page in (*_PRIVATE, *_BASELINES)}
 
 

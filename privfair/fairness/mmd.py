@@ -481,31 +481,3 @@ class TrackedPenalty:
                         slope = witness_derivative(scores[inside], own[place], other[place], self.kernel)
                         out[inside] += 2.0 * slope / self.shares[cell]
         return out
-
-
-def own_gradient(
-    model: Model,
-    score: Score,
-    given: tuple[int | None, ...],
-    positive_class: int,
-    kernel: Kernel,
-    weight: float,
-    theta: Tensor,
-    x: Tensor,
-    y: Tensor,
-    s: Tensor,
-    groups: int = 2,
-    strata: Strata = _BY_CLASS,
-) -> Tensor:
-    """The gradient of mean loss plus weight times the squared MMDs between the groups among these very records.
-
-    A pair of groups of which one has no record here under a condition has no penalty there.
-    """
-    scores = score_values(score, model, theta, x, y, positive_class).numpy()
-    cells = cell_of_rows(given, strata.of(x, y), s).numpy()
-    shares = np.bincount(cells[cells >= 0], minlength=groups * len(given)) / max(1, len(y))
-    published = [
-        [scores[cells == group * len(given) + place] for place in range(len(given))] for group in range(groups)
-    ]
-    own = TrackedPenalty(model, score, given, positive_class, kernel, weight, published, shares, strata=strata)
-    return own.gradient(theta, x, y, s)

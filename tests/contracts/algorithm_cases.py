@@ -22,14 +22,11 @@ from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTens
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
 from privfair.algorithms.baselines.central_erm import CentralErm, CentralErmOptions
-from privfair.algorithms.baselines.fairfed import FairFed, FairFedOptions
 from privfair.algorithms.baselines.fedavg import FedAvg, FedAvgOptions
 from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
 from privfair.algorithms.baselines.fedfair import FedFair, FedFairOptions
-from privfair.algorithms.baselines.fedfb import FedFb, FedFbOptions
 from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
 from privfair.algorithms.baselines.fedsgd import FedSgd
-from privfair.algorithms.baselines.local_mmd import LocalMmd, LocalMmdOptions
 from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
 from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
@@ -62,6 +59,9 @@ from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 from privfair.models.torch_module import TorchModule, made_up_records
 from privfair.models.trees import BoostedTrees
+from privfair_experiments.baselines.fairfed import FairFed, FairFedOptions
+from privfair_experiments.baselines.fedfb import FedFb, FedFbOptions
+from privfair_experiments.baselines.local_mmd import LocalMmd, LocalMmdOptions
 
 FEATURES, RECORDS, USERS, CLIENTS, ROUNDS = 3, 40, 16, 4, 4
 SHARES = {"north": 0.5, "south": 0.5}

@@ -18,6 +18,9 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PLANS = sorted(path.name for path in EXAMPLES.glob("*.toml"))
 
 
+pytestmark = pytest.mark.usefixtures("installed_experiments")
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_an_example_is_a_plan_and_says_how_to_sign_it(name: str) -> None:
     path = EXAMPLES / name

@@ -156,6 +156,7 @@ def test_trained_from_a_plan(name: str, tmp_path: Path) -> None:
         assert times == (1 if spec.name in once else summary["rounds"]["steps"])
 
 
+@pytest.mark.usefixtures("installed_experiments")
 @pytest.mark.parametrize(
     "name", ["fedprox", "scaffold", "feddyn", "q-ffl", "agnostic-fl", "local-mmd", "fairfed", "fedfb", "tran"]
 )

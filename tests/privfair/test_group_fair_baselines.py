@@ -11,14 +11,14 @@ from torch import Tensor
 
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.baselines.fairfed import CHANGE, COUNTS, FairFed, FairFedOptions, distances
-from privfair.algorithms.baselines.fedfb import CELLS, FedFb, FedFbOptions, ReweightedNotion, reweigh
-from privfair.algorithms.baselines.local_mmd import LocalMmd, LocalMmdOptions
 from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions, TranState
 from privfair.contribution import Published
 from privfair.fairness.constraints import FairnessNotion, KernelKind, MmdCriterion, RateValue
 from privfair.fairness.mmd import GaussianKernel, mmd_squared_v
 from privfair.models.linear import LogisticRegression
+from privfair_experiments.baselines.fairfed import CHANGE, COUNTS, FairFed, FairFedOptions, distances
+from privfair_experiments.baselines.fedfb import CELLS, FedFb, FedFbOptions, ReweightedNotion, reweigh
+from privfair_experiments.baselines.local_mmd import LocalMmd, LocalMmdOptions
 from tests.privfair.plain_models import ROUNDED, Plain
 
 FEATURES, RECORDS = 3, 40

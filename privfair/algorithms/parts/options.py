@@ -82,15 +82,3 @@ class LocalTrainingOptions(Options):
     learning_rate: Positive = 0.1
     local_epochs: Count = 1
     local_batch: Count | None = None
-
-
-@dataclass(frozen=True)
-class DecayedLocalTraining(LocalTrainingOptions):
-    """Local training whose step shrinks from round to round."""
-
-    learning_rate_factor: Rate = 1.0
-    """By which it shrinks; the MMD paper's runs on real data use 0.99."""
-
-    def rate(self, step: int) -> float:
-        """The length of a local step in this round, counted from 0."""
-        return self.learning_rate * self.learning_rate_factor**step

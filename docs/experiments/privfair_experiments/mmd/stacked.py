@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from privfair.algorithms.algorithm import SiloTensors
-from privfair.algorithms.baselines.fairfed import distances
 from privfair.batches.randomness import SeededWords, permutation, stream
 from privfair.fairness.mmd import EnergyKernel, mmd_squared_v
 from privfair.models.perceptron import Perceptron
+from privfair_experiments.baselines.fairfed import distances
 from privfair_experiments.mmd.settings import Method, Schedule
 from privfair_experiments.mmd.training import CENTRAL, Cell, Clients
 

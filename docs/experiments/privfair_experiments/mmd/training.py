@@ -13,9 +13,6 @@ from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
-from privfair.algorithms.baselines.fairfed import FairFed, FairFedOptions
-from privfair.algorithms.baselines.fedfb import FedFb, FedFbOptions
-from privfair.algorithms.baselines.local_mmd import LocalMmd, LocalMmdOptions
 from privfair.algorithms.mmd_fedavg import (
     PREDICTIONS,
     CountsInTheClear,
@@ -30,6 +27,9 @@ from privfair.data.silos import Silos
 from privfair.fairness.constraints import KernelKind
 from privfair.fairness.mmd import GaussianSmoothing
 from privfair.models.model import Model
+from privfair_experiments.baselines.fairfed import FairFed, FairFedOptions
+from privfair_experiments.baselines.fedfb import FedFb, FedFbOptions
+from privfair_experiments.baselines.local_mmd import LocalMmd, LocalMmdOptions
 from privfair_experiments.engine_run import Signed, promised, train, unpromised
 from privfair_experiments.mmd.settings import DELTA, EPSILON, PRIVATE, SAMPLES, Method, PrivateSetting, Schedule
 

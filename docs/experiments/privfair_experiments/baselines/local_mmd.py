@@ -10,11 +10,12 @@ from torch import Tensor
 
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_models import OneModel, OneModelAlgorithm, local_change, with_mean_change
-from privfair.algorithms.parts.options import AtLeastZero, DecayedLocalTraining, Positive, Whole
+from privfair.algorithms.parts.options import AtLeastZero, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, require_score
-from privfair.fairness.mmd import Strata, conditions, kernel_of, own_gradient
+from privfair.fairness.mmd import Strata, conditions, kernel_of
 from privfair.models.model import Model
+from privfair_experiments.baselines.mmd_penalty import DecayedLocalTraining, OwnPenalty
 
 CHANGE = "change"
 
@@ -66,14 +67,19 @@ class LocalMmd(OneModelAlgorithm):
     def contribution(self, state: OneModel, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         options = self.options
         given = conditions(options.criterion, self.model.classes, options.positive_class)
-        kernel = kernel_of(options.kernel, options.kernel_width)
+        penalty = OwnPenalty(
+            model=self.model,
+            score=options.score,
+            given=given,
+            positive_class=options.positive_class,
+            kernel=kernel_of(options.kernel, options.kernel_width),
+            weight=options.fairness,
+            groups=self.groups,
+            strata=options.strata,
+        )
 
         def gradient(theta: Tensor, rows: Tensor) -> Tensor:
-            x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
-            place, weight = options.positive_class, options.fairness
-            return own_gradient(
-                self.model, options.score, given, place, kernel, weight, theta, x, y, s, self.groups, options.strata
-            )
+            return penalty.gradient(theta, silo.x[rows], silo.y[rows], silo.s[rows])
 
         change = local_change(
             state.theta, batch, options.local_epochs, options.local_batch, options.rate(step), gradient

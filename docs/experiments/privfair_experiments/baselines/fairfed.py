@@ -14,11 +14,12 @@ from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.local_models import local_change, with_mean_change
-from privfair.algorithms.parts.options import AtLeastZero, DecayedLocalTraining, Positive, Whole
+from privfair.algorithms.parts.options import AtLeastZero, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score
-from privfair.fairness.mmd import conditions, kernel_of, own_gradient
+from privfair.fairness.mmd import conditions, kernel_of
 from privfair.models.model import Model
+from privfair_experiments.baselines.mmd_penalty import DecayedLocalTraining, OwnPenalty
 
 CHANGE, COUNTS = "change", "counts"
 
@@ -79,12 +80,17 @@ class FairFed(Algorithm[FairFedState]):
     def contribution(self, state: FairFedState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         options = self.options
         given = conditions(options.criterion, self.model.classes, options.positive_class)
-        kernel = kernel_of(options.kernel, options.kernel_width)
+        penalty = OwnPenalty(
+            model=self.model,
+            score=Score.PROBABILITY,
+            given=given,
+            positive_class=options.positive_class,
+            kernel=kernel_of(options.kernel, options.kernel_width),
+            weight=options.fairness,
+        )
 
         def gradient(theta: Tensor, rows: Tensor) -> Tensor:
-            x, y, s = silo.x[rows], silo.y[rows], silo.s[rows]
-            place, weight = options.positive_class, options.fairness
-            return own_gradient(self.model, Score.PROBABILITY, given, place, kernel, weight, theta, x, y, s)
+            return penalty.gradient(theta, silo.x[rows], silo.y[rows], silo.s[rows])
 
         change = local_change(
             state.theta, batch, options.local_epochs, options.local_batch, options.rate(step), gradient
