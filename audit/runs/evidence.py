@@ -23,7 +23,7 @@ from torch import Tensor
 from calibrate.errors import InvalidInput
 from calibrate.manifest import keys as signature
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
-from calibrate.manifest.from_budget import fresh_nonce, valid_for
+from calibrate.manifest.draft import fresh_nonce, valid_for
 from calibrate.manifest.keys import Role, SigningKey, generate
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import AuthenticManifest

@@ -21,6 +21,7 @@ from calibrate.tries import RandomTries
 
 if TYPE_CHECKING:
     from calibrate.accountants.registry import Priced
+    from calibrate.budget import CertifiedBudget
 
 _SEAL = object()
 _QUADRATURE = 1.02
@@ -112,21 +113,25 @@ def _words(priced: Priced) -> str:
 
 @final
 @dataclass(frozen=True)
-class PricedDocument:
+class BudgetDraft:
     """A document whose event was priced twice in this process, so that signing it needs no further price."""
 
     document: BudgetDocument
     seal: InitVar[object]
+    certified: CertifiedBudget | None = None
+    """The calibrated budget that it promises; None for a paper's own noise, and where nothing is promised."""
 
     def __post_init__(self, seal: object) -> None:
         if seal is not _SEAL:
-            raise TypeError("PricedDocument is made by calibrate.manifest.issue and calibrate.manifest.from_budget")
+            raise TypeError("only calibrate.manifest.draft makes a BudgetDraft")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a document is passed on as its signed bytes and priced again, never pickled")
 
     @classmethod
-    def from_check(cls, document: BudgetDocument, checked: CrossCheck | None) -> PricedDocument:
+    def from_check(
+        cls, document: BudgetDocument, checked: CrossCheck | None, certified: CertifiedBudget | None = None
+    ) -> BudgetDraft:
         """The document with the opinions that were computed for its event; None where it promises nothing."""
         accounting = document.accounting
         if checked is None:
@@ -136,7 +141,7 @@ class PricedDocument:
             expected = printed == checked.first and accounting.second_opinion == checked.second
         if not expected:
             raise Step.PRICE.refuse("the document does not print the prices that were computed for it")
-        return cls(document, seal=_SEAL)
+        return cls(document, _SEAL, certified)
 
 
 # Step 12: the price, recomputed from the signed event by two accountants.
@@ -212,14 +217,14 @@ def _require_renyi(document: BudgetDocument) -> None:
             raise Step.PRICE.refuse(f"the document prints a Renyi divergence of {value} at order {order}, not {true}")
 
 
-def issue(document: BudgetDocument | PricedDocument, key: SigningKey) -> bytes:
+def issue(document: BudgetDocument | BudgetDraft, key: SigningKey) -> bytes:
     """The signed manifest of a document, as the bytes of its file.
 
     Two independent accountants price the embedded event first, unless they did so while the document was made;
     `ManifestRefused` if they contradict each other or the document. The result is read back before it is
     returned, so that nothing is ever issued that verification would not understand.
     """
-    if isinstance(document, PricedDocument):
+    if isinstance(document, BudgetDraft):
         document = document.document
     else:
         recompute(document)

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from calibrate.errors import InvalidInput, ManifestRefused
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument
-from calibrate.manifest.issue import PricedDocument, issue
+from calibrate.manifest.issue import BudgetDraft, issue
 from calibrate.manifest.keys import (
     BadSignature,
     BrokenEnvelope,
@@ -97,14 +97,14 @@ class Declined(StrictModel):
 
 
 def request_bytes(
-    priced: PricedDocument, asked_by: str, plan: bytes | None = None, asked_at: datetime | None = None
+    draft: BudgetDraft, asked_by: str, plan: bytes | None = None, asked_at: datetime | None = None
 ) -> bytes:
     """The file of a request.
 
-    priced: What is asked for, with its two prices. asked_by: Who asks, in words. plan: The bytes of the plan file,
+    draft: What is asked for, with its two prices. asked_by: Who asks, in words. plan: The bytes of the plan file,
     for the officer to read; left out where the budget is bound to something else. asked_at: Now, unless given.
     """
-    document = priced.document
+    document = draft.document
     text = plan.decode("utf-8", errors="replace") if plan is not None else None
     if text is not None and digest_of_bytes(text.encode()) != document.config_digest:
         text = None

@@ -9,15 +9,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from calibrate.budget import CertifiedBudget
+from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.errors import InvalidInput
-from calibrate.manifest.document import BudgetDocument, DataIdentity, LedgerBinding, OwnCode
-from calibrate.manifest.issue import PricedDocument, issue
+from calibrate.manifest.document import BudgetDocument, DataBinding, DataIdentity, LedgerBinding, OwnCode
+from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
+from calibrate.manifest.issue import BudgetDraft, issue
 from calibrate.manifest.keys import SigningKey, load_private
-from calibrate.manifest.strict_json import in_our_words
+from calibrate.manifest.strict_json import digest, in_our_words
+from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.plan import AlgorithmName
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.api.issue import Issuing, promise
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.plan.file import plan_from_flags
 from privfair.run.public import RunPromise, promise_of
@@ -39,18 +40,22 @@ class PricedBudget:
     (1.0, 1e-05)
     """
 
-    certified: CertifiedBudget = field(repr=False)
-    priced: PricedDocument = field(repr=False)
+    draft: BudgetDraft = field(repr=False)
 
     @property
     def document(self) -> BudgetDocument:
         """What will be signed."""
-        return self.priced.document
+        return self.draft.document
 
     @property
     def promise(self) -> RunPromise:
         """What is promised, to whom, and what is not protected."""
         return promise_of(self.document)
+
+    @property
+    def _certified(self) -> CertifiedBudget:
+        assert self.draft.certified is not None
+        return self.draft.certified
 
     def noise(self, name: str) -> float:
         """The standard deviation of the noise on a value.
@@ -58,7 +63,7 @@ class PricedBudget:
         Args:
             name: of the value, as the budget declares it.
         """
-        return self.certified.value(name).sigma
+        return self._certified.value(name).sigma
 
     def sign(self, key: Key) -> SignedBudget:
         """The budget under a signature, ready to be spent once.
@@ -66,26 +71,21 @@ class PricedBudget:
         Args:
             key: the officer's or owner's private key, or the path of its file.
         """
-        return sign_document(self.priced, key)
+        signing = key if isinstance(key, SigningKey) else load_private(Path(key))
+        return SignedBudget(issue(self.draft, signing), signing.public)
 
     def _repr_html_(self) -> str:
         from html import escape
 
         rows = "".join(
             f"<tr><td>{escape(str(value['name']))}</td><td>{value['sensitivity']:.6g}</td><td>{value['sigma']:.6g}</td></tr>"
-            for value in (value.to_json() for value in self.certified.values)
+            for value in (value.to_json() for value in self._certified.values)
             if value["sigma"] is not None
         )
         return (
             f"<b>{escape(self.promise.text)}</b> (not signed yet)"
             f"<table><tr><th>value</th><th>bound</th><th>sigma</th></tr>{rows}</table>"
         )
-
-
-def sign_document(priced: PricedDocument, key: Key) -> SignedBudget:
-    """A priced document under the signature of a key."""
-    signing = key if isinstance(key, SigningKey) else load_private(Path(key))
-    return SignedBudget(issue(priced, signing), signing.public)
 
 
 def budget(
@@ -168,17 +168,21 @@ def budget(
         "protects": protects,
     }
     file = plan_from_flags(AlgorithmName.OWN_LOOP.value, None, flags)
-    issuing = Issuing(
-        silos=tuple({"data": units}.items() if silos is None else silos.items()),
+    subject = BudgetSubject(
+        data=DataBinding.of(digest(None), ({"data": units} if silos is None else silos).items()),
+        dataset=None if dataset is None else _identity_of_data(dataset),
+        code=tuple(own_code(path) for path in code),
+        shapes={name: tuple(int(side) for side in shape) for name, shape in shapes.items()},
+    )
+    issuer = Issuer(
         ledgers=() if ledger is None else (LedgerBinding(ledger=identity_of_ledger(ledger)),),
         lifetime=timedelta(days=valid_days),
         why=why,
         research_noise=unsafe_seeded_research_noise,
-        shapes={name: tuple(int(side) for side in shape) for name, shape in shapes.items()},
-        dataset=None if dataset is None else _identity_of_data(dataset),
-        code=tuple(own_code(path) for path in code),
     )
-    return PricedBudget(*promise(file, EpsilonDelta(epsilon, delta), issuing))
+    plan = plan_from_mapping(file.algorithm, file.privacy)
+    priced = calibrate_plan(plan, EpsilonDelta(epsilon, delta), subject.numbers)
+    return PricedBudget(draft_document(priced, subject, issuer))
 
 
 def own_code(path: str | Path) -> OwnCode:

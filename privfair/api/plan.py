@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import LedgerBinding
+from calibrate.manifest.draft import Issuer
 from calibrate.manifest.request import request_bytes
 from calibrate.manifest.trust import TrustFile
 from privfair.api.budget import Key, PricedBudget, identity_of_ledger
+from privfair.api.draft import draft
 from privfair.api.frames import (
     Declared,
     Described,
@@ -37,7 +39,6 @@ from privfair.api.frames import (
     toml_text,
     write_frames,
 )
-from privfair.api.issue import Issuing, promise
 from privfair.api.reading import audit_run, report
 from privfair.data.read import BadData, RawTable, from_arrow
 from privfair.fairness.measurement import emptiness
@@ -232,7 +233,7 @@ class Plan:
                 unsafe_seeded_research_noise, reproducible noise that protects nobody, for experiments on public data.
         """
         ledger = asked.get("ledger")
-        issuing = Issuing(
+        issuer = Issuer(
             ledgers=() if ledger is None else (LedgerBinding(ledger=identity_of_ledger(ledger)),),
             lifetime=timedelta(days=asked.get("valid_days", 90)),
             why=asked.get("why", _NO_REASON),
@@ -240,7 +241,7 @@ class Plan:
             not_protected=self._public,
         )
         with self._in_words_of_frames():
-            return PricedBudget(*promise(self._file, self._file.target(), issuing))
+            return PricedBudget(draft(self._file, issuer))
 
     def sign(self, key: Key, **asked: Unpack[Asking]) -> SignedBudget:
         """The budget for this plan under your own signature.
@@ -260,7 +261,7 @@ class Plan:
             asked: what `price` takes: ledger, why, valid_days.
         """
         who = claimant_here().rpartition(", process")[0] if by is None else by
-        Path(path).write_bytes(request_bytes(self.price(**asked).priced, who, self._path.read_bytes()))
+        Path(path).write_bytes(request_bytes(self.price(**asked).draft, who, self._path.read_bytes()))
         return Path(path)
 
     def train(

@@ -200,10 +200,12 @@ def _run(
         plan = plan_from_mapping(file.algorithm, file.privacy)
         budget = calibrate_plan(plan, target, tries=None if search is None else search.tries)
     else:
-        from privfair.api.issue import promise
-        from privfair.cli.manifest import issuing_from_flags, write_manifest
+        from privfair.api.draft import draft
+        from privfair.cli.manifest import issuer_from_flags, write_manifest
 
-        budget, priced = promise(file, target, issuing_from_flags(**manifest))
+        drafted = draft(file, issuer_from_flags(**manifest), target=target)
+        assert drafted.certified is not None
+        budget = drafted.certified
     document = budget.to_json() | {
         "protected": Protection(budget.plan.unit, budget.target).protected,
         "not_protected": list(budget.plan.unprotected()),
@@ -219,7 +221,7 @@ def _run(
         plot_budget(budget, plot)
         document["plot"] = str(plot)
     if manifest["out"] is not None:
-        document["manifest"] = write_manifest(priced, manifest["out"], manifest["key_path"])
+        document["manifest"] = write_manifest(drafted, manifest["out"], manifest["key_path"])
     if as_json:
         print_json(document)
     else:

@@ -136,10 +136,11 @@ def _calibrate(file: PlanFile) -> Protection | None:
     """The whole, as it would be signed: data loaded, promise priced. What it would protect; None for a baseline."""
     from calibrate.meaning import Protection
     from privfair.algorithms.registry import recipe_named
-    from privfair.api.issue import Issuing, promise, without_promise
+    from privfair.api.draft import Unprotected, draft
 
     if recipe_named(file.algorithm).baseline:
-        without_promise(file, "check", Issuing())
+        draft(file, promise=Unprotected("check"))
         return None
-    budget, _ = promise(file, file.target(), Issuing())
+    budget = draft(file).certified
+    assert budget is not None
     return Protection(budget.plan.unit, budget.target)

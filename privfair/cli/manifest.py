@@ -13,13 +13,13 @@ from privfair.cli.output import json_option, options, print_json, read_bytes, wr
 
 if TYPE_CHECKING:
     from calibrate.manifest.document import LedgerBinding
-    from calibrate.manifest.issue import PricedDocument
-    from privfair.api.issue import Issuing
+    from calibrate.manifest.draft import Issuer
+    from calibrate.manifest.issue import BudgetDraft
 
 _file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 
 
-def issuing_from_flags(
+def issuer_from_flags(
     *,
     silos: tuple[str, ...] = (),
     ledgers: tuple[str, ...] = (),
@@ -27,13 +27,13 @@ def issuing_from_flags(
     why: str,
     research_noise: bool = False,
     **_: object,
-) -> Issuing:
+) -> Issuer:
     """What the flags of `calibrate --out` say about the manifest, beside where to write it."""
     from datetime import timedelta
 
-    from privfair.api.issue import Issuing
+    from calibrate.manifest.draft import Issuer
 
-    return Issuing(
+    return Issuer(
         silos=tuple(_named_size(text) for text in silos),
         ledgers=tuple(_ledger(text) for text in ledgers),
         lifetime=timedelta(days=valid_days),
@@ -66,12 +66,12 @@ def _named_size(text: str) -> tuple[str, int]:
     return name.strip(), int(size)
 
 
-def write_manifest(document: PricedDocument, out: Path, key_path: Path) -> str:
-    """Sign the document with the key in a file, and write the manifest; its path."""
+def write_manifest(draft: BudgetDraft, out: Path, key_path: Path) -> str:
+    """Sign the draft with the key in a file, and write the manifest; its path."""
     from calibrate.manifest.issue import issue
     from calibrate.manifest.keys import load_private
 
-    write_bytes(out, issue(document, load_private(key_path, ask_password)))
+    write_bytes(out, issue(draft, load_private(key_path, ask_password)))
     return str(out)
 
 

@@ -10,7 +10,7 @@ import click
 from privfair.cli.output import json_option, ledger_option, print_json, read_bytes, show_values_option, write_bytes
 
 if TYPE_CHECKING:
-    from calibrate.manifest.issue import PricedDocument
+    from calibrate.manifest.issue import BudgetDraft
     from privfair.plan.file import PlanFile
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -51,8 +51,8 @@ def command(plan: Path, out: Path, asked_by: str | None, since: Path | None, as_
     from privfair.cli.sign import changes_since
     from privfair.plan.file import read_plan_file
 
-    priced = _priced(read_plan_file(plan), **asked)
-    content = request_bytes(priced, asked_by or _user(), read_bytes(plan, "PLAN"))
+    draft = _draft(read_plan_file(plan), **asked)
+    content = request_bytes(draft, asked_by or _user(), read_bytes(plan, "PLAN"))
     request = read_request(content)
     write_bytes(out, content)
     changed = None if since is None else changes_since(since, request.document)
@@ -82,18 +82,15 @@ def _user() -> str:
     return claimant_here().rpartition(", process")[0]
 
 
-def _priced(
+def _draft(
     file: PlanFile, epsilon: float | None, delta: float | None, as_printed: bool, no_privacy: str | None, **asked: Any
-) -> PricedDocument:
-    from privfair.api import issue
-    from privfair.cli.manifest import issuing_from_flags
+) -> BudgetDraft:
+    from privfair.api.draft import Unprotected, draft
+    from privfair.cli.manifest import issuer_from_flags
 
-    issuing = issuing_from_flags(**asked)
+    issuer = issuer_from_flags(**asked)
     if as_printed and no_privacy is not None:
         raise click.UsageError("--as-printed and --no-privacy exclude each other")
     if no_privacy is not None:
-        return issue.without_promise(file, no_privacy, issuing)
-    target = file.target(epsilon, delta)
-    if as_printed:
-        return issue.as_printed(file, target, issuing)
-    return issue.promise(file, target, issuing)[1]
+        return draft(file, issuer, Unprotected(no_privacy))
+    return draft(file, issuer, "as-printed" if as_printed else "calibrated", file.target(epsilon, delta))

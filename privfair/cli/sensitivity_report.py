@@ -67,7 +67,7 @@ def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
     from calibrate.errors import InvalidInput
     from calibrate.manifest.mechanism import NoPrivacyPromised
     from calibrate.manifest.verify import read_unverified
-    from privfair.api.issue import Issuing, promise
+    from privfair.api.draft import draft
     from privfair.plan.file import read_plan_file
 
     if manifest is not None:
@@ -79,8 +79,7 @@ def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
                 "--manifest", str(manifest), "promises no privacy, so it signs no bound", "give a private plan"
             )
         return document
-    file = read_plan_file(plan)
-    return promise(file, file.target(), Issuing())[1].document
+    return draft(read_plan_file(plan)).document
 
 
 def _show(found: tuple[LocalSensitivity, ...], unit: str, note: str) -> None:

@@ -44,25 +44,25 @@ def baseline_command(path: Path, algorithm: str) -> click.Command:
 
 def no_privacy(file: PlanFile, reason: str, as_json: bool, manifest: dict[str, Any]) -> None:
     """Sign a manifest that promises nothing."""
-    from privfair.api.issue import without_promise
-    from privfair.cli.manifest import issuing_from_flags, write_manifest
+    from privfair.api.draft import Unprotected, draft
+    from privfair.cli.manifest import issuer_from_flags, write_manifest
 
     _require_output(manifest, "--no-privacy")
-    priced = without_promise(file, reason, issuing_from_flags(**manifest))
-    write_manifest(priced, manifest["out"], manifest["key_path"])
-    _show(priced.document, manifest, as_json, f"NO PRIVACY PROMISED: {reason}", {})
+    drafted = draft(file, issuer_from_flags(**manifest), Unprotected(reason))
+    write_manifest(drafted, manifest["out"], manifest["key_path"])
+    _show(drafted.document, manifest, as_json, f"NO PRIVACY PROMISED: {reason}", {})
 
 
 def as_printed(file: PlanFile, target: EpsilonDelta, as_json: bool, manifest: dict[str, Any]) -> None:
     """Sign a paper's own noise with its claimed and its true epsilon."""
     from calibrate.manifest.mechanism import AsPrintedGuarantee
-    from privfair.api import issue
-    from privfair.cli.manifest import issuing_from_flags, write_manifest
+    from privfair.api.draft import draft
+    from privfair.cli.manifest import issuer_from_flags, write_manifest
 
     _require_output(manifest, "--as-printed")
-    priced = issue.as_printed(file, target, issuing_from_flags(**manifest))
-    write_manifest(priced, manifest["out"], manifest["key_path"])
-    document = priced.document
+    drafted = draft(file, issuer_from_flags(**manifest), "as-printed", target)
+    write_manifest(drafted, manifest["out"], manifest["key_path"])
+    document = drafted.document
     guarantee = document.guarantee
     assert isinstance(guarantee, AsPrintedGuarantee)
     true = "no finite epsilon" if guarantee.epsilon is None else f"epsilon {guarantee.epsilon:.6g}"

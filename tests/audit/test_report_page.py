@@ -13,7 +13,7 @@ from audit.report.page import ReportContent, _odds, render
 from audit.report.results import AuditReport
 from calibrate.budget import calibrate_plan
 from calibrate.manifest.document import DataBinding, DataIdentity
-from calibrate.manifest.from_budget import Terms, document_from_budget, valid_for
+from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate
 from calibrate.manifest.verify import AuthenticManifest, authenticate, read_unverified
@@ -29,14 +29,13 @@ from tests.privfair.small_runs import trusting
 def _manifest(plan: Plan, folder: Path | None = None) -> AuthenticManifest:
     from datetime import timedelta
 
-    terms = Terms(
+    subject = BudgetSubject(
         data=DataBinding.of("ab" * 32, (("north", 500), ("south", 600))),
-        validity=valid_for(timedelta(days=9)),
-        justification="readmission model of ward 7",
         dataset=DataIdentity(name="stays", custodian="General Hospital", version="2026"),
     )
+    issuer = Issuer(lifetime=timedelta(days=9), why="readmission model of ward 7")
     key = generate()
-    envelope = issue(document_from_budget(calibrate_plan(plan, EpsilonDelta(2.0, 1e-5)), terms), key)
+    envelope = issue(draft_document(calibrate_plan(plan, EpsilonDelta(2.0, 1e-5)), subject, issuer), key)
     if folder is not None:
         (folder / "budget.json").write_bytes(envelope)
         (folder / "run.json").write_text("{}")

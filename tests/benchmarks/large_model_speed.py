@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from calibrate.manifest.draft import Issuer
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate
-from privfair.api.issue import Issuing, promise
+from privfair.api.draft import draft
 from privfair.federation import local_party
 from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
@@ -148,7 +149,7 @@ def _sign(folder: Path, updates: int) -> None:
     plan.write_text(PLAN.format(updates=updates), encoding="utf-8")
     (folder / "trust.json").write_bytes(trusting(key).to_bytes())
     file = read_plan_file(plan)
-    (folder / "budget.json").write_bytes(issue(promise(file, file.target(), Issuing())[1], key))
+    (folder / "budget.json").write_bytes(issue(draft(file, Issuer()), key))
     Ledger.create(folder / "ledger.db").close()
 
 

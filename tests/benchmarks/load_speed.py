@@ -86,9 +86,10 @@ def train_rounds(folder: Path) -> Callable[[], int]:
 
 
 def _training(folder: Path, rows: int, columns: int, plan: str) -> Callable[[], int]:
+    from calibrate.manifest.draft import Issuer
     from calibrate.manifest.issue import issue
     from calibrate.manifest.keys import generate
-    from privfair.api.issue import Issuing, promise
+    from privfair.api.draft import draft
     from privfair.ledger import Ledger
     from privfair.plan.file import read_plan_file
     from privfair.training import train
@@ -98,7 +99,7 @@ def _training(folder: Path, rows: int, columns: int, plan: str) -> Callable[[], 
     (folder / "plan.toml").write_text(plan, encoding="utf-8")
     key, file = generate(), read_plan_file(folder / "plan.toml")
     (folder / "trust.json").write_bytes(trusting(key).to_bytes())
-    (folder / "budget.json").write_bytes(issue(promise(file, file.target(), Issuing())[1], key))
+    (folder / "budget.json").write_bytes(issue(draft(file, Issuer()), key))
     Ledger.create(folder / "ledger.db").close()
 
     def work() -> int:

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
+from calibrate.manifest.draft import Issuer
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate
 from privfair import training
-from privfair.api.issue import Issuing, promise
+from privfair.api.draft import draft
 from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
 from privfair.plan.file import read_plan_file
@@ -64,7 +65,7 @@ def main() -> int:
         key = generate()
         trust.write_bytes(trusting(key).to_bytes())
         file = read_plan_file(plan)
-        budget.write_bytes(issue(promise(file, file.target(), Issuing())[1], key))
+        budget.write_bytes(issue(draft(file, Issuer()), key))
         Ledger.create(folder / "ledger.db").close()
         prepared = prepare(plan, budget, trust)
         apart, together = _contributions(prepared)

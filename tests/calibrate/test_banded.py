@@ -19,7 +19,7 @@ from calibrate.banded import banded_strategy, prefix_error
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding
-from calibrate.manifest.from_budget import Terms, document_from_budget, valid_for
+from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import BatchSampling, CorrelatedNoise, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
@@ -276,7 +276,7 @@ def _document(**changes: object) -> object:
     plan = GaussianPlan(0.25, 8, noise=CorrelatedNoise.BANDED, batches=4)
     budget = calibrate_plan(plan, EpsilonDelta(2.0, DELTA))
     data = DataBinding.of("0" * 64, [("north", 100)])
-    return document_from_budget(budget, Terms(data, valid_for(), "a test")).document.model_copy(update=changes)
+    return draft_document(budget, BudgetSubject(data), Issuer()).document.model_copy(update=changes)
 
 
 def test_the_document_signs_the_coefficients() -> None:

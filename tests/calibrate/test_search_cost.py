@@ -15,7 +15,7 @@ from calibrate.budget import calibrate_plan
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput, ManifestRefused, UnsupportedCombination
 from calibrate.manifest.document import DataBinding, SearchTerms
-from calibrate.manifest.from_budget import Terms, document_from_budget, valid_for
+from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import recompute
 from calibrate.meaning import Meaning
 from calibrate.plans.from_mapping import plan_from_mapping
@@ -162,8 +162,7 @@ def test_the_noise_of_a_search_is_as_little_as_its_price_allows(release: Release
 def test_a_document_pays_for_the_search_that_it_names() -> None:
     plan = plan_from_mapping("gaussian", {"sampling-rate": 0.1, "rounds": 20, "clip": 1.0})
     budget = calibrate_plan(plan, EpsilonDelta(2.0, 1e-5), tries=RandomTries.with_mean(10.0))
-    terms = Terms(data=DataBinding.of("ab" * 32, [("north", 100)]), validity=valid_for(), justification="a test")
-    document = document_from_budget(budget, terms).document
+    document = draft_document(budget, BudgetSubject(DataBinding.of("ab" * 32, [("north", 100)])), Issuer()).document
     assert budget.to_json()["tries"] == {"mean": pytest.approx(10.0), "shape": 0.0}
     found = recompute(document)
     assert found is not None

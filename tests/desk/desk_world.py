@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.manifest.document import DataIdentity, LedgerBinding
-from calibrate.manifest.from_budget import Terms, document_from_budget, valid_for
+from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import SigningKey, generate
 from calibrate.manifest.request import request_bytes
@@ -55,14 +55,9 @@ def make_world(folder: Path, port: int = PORT) -> World:
     budget = {epsilon: calibrate_plan(GaussianPlan(0.2, 3), EpsilonDelta(epsilon, 1e-5)) for epsilon in (2.0, 2.5)}
 
     def priced(epsilon: float, why: str) -> Any:
-        terms = Terms(
-            data=DataBinding.of("ab" * 32, ((ATTACK, 500),)),
-            validity=valid_for(timedelta(days=30)),
-            justification=why,
-            dataset=identity,
-            ledgers=(LedgerBinding(ledger=ledger.identity),),
-        )
-        return document_from_budget(budget[epsilon], terms)
+        subject = BudgetSubject(DataBinding.of("ab" * 32, ((ATTACK, 500),)), identity)
+        issuer = Issuer(ledgers=(LedgerBinding(ledger=ledger.identity),), lifetime=timedelta(days=30), why=why)
+        return draft_document(budget[epsilon], subject, issuer)
 
     for number, epsilon in enumerate((2.0, 2.5), start=1):
         document = priced(epsilon, f"ward {number} {ATTACK}").document

@@ -9,7 +9,6 @@ still verify and show.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest import mock
@@ -19,12 +18,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from securesystemslib.signer import CryptoSigner
 
 from calibrate.accountants import registry
-from calibrate.manifest import from_budget
-from calibrate.manifest.document import DataIdentity, LedgerBinding, OwnCode
-from calibrate.manifest.issue import PricedDocument, add_signature, issue
+from calibrate.budget import calibrate_plan
+from calibrate.manifest import draft as drafting
+from calibrate.manifest.document import DataBinding, DataIdentity, LedgerBinding, OwnCode
+from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
+from calibrate.manifest.issue import BudgetDraft, add_signature, issue
 from calibrate.manifest.keys import Role, SigningKey, public_key_from_pem
+from calibrate.manifest.strict_json import digest
 from calibrate.manifest.trust import TrustedKey, TrustFile
-from privfair.api.issue import Issuing, as_printed, promise, without_promise
+from calibrate.plans.from_mapping import plan_from_mapping
+from privfair.api.draft import Promise, Unprotected, draft
 from privfair.plan.file import PlanFile, read_plan_file
 from tests.privfair.small_runs import FEDSGD, FPFL, GAUSSIAN, steffle_plan, write_silos
 
@@ -62,80 +65,81 @@ _FEDFDP = "sampling-rate = 0.2\nrounds = 6\nclip = 1.0\nloss-clip = 2.0\nloss-no
 _MMD = "group-size = 100\nsamples-per-group = 10\nrounds = 3\n"
 _MMD_UPDATES = "users = 3\ncohort = 2\nupdate-clip = 0.5\nhistogram-noise-ratio = 1.0\n"
 
-PLANS: dict[str, tuple[str, Issuing]] = {
-    "steffle": (steffle_plan(24), Issuing(why="To lend fairly.", ledgers=(LedgerBinding(ledger="ab" * 32),))),
+PLANS: dict[str, tuple[str, Issuer]] = {
+    "steffle": (steffle_plan(24), Issuer(why="To lend fairly.", ledgers=(LedgerBinding(ledger="ab" * 32),))),
     "steffle-histogram-three-groups": (
         _plan(
             "steffle",
             _STEFFLE.replace("0.4", "0.3") + 'groups = 3\nhistogram-noise-ratio = 2.0\nsampling = "poisson"\n',
         ),
-        Issuing(silos=(("north", 7500), ("south", 9000))),
+        Issuer(silos=(("north", 7500), ("south", 9000))),
     ),
-    "steffle-research-noise": (steffle_plan(8, "retention = 4"), Issuing(research_noise=True)),
-    "steffle-as-printed": (_plan("steffle", _STEFFLE), Issuing()),
+    "steffle-research-noise": (steffle_plan(8, "retention = 4"), Issuer(research_noise=True)),
+    "steffle-as-printed": (_plan("steffle", _STEFFLE), Issuer()),
     "steffle-guards": (
         steffle_plan(12).replace(_FILES, _SITES.replace("north = 150", "north = 120") + _IDENTITY),
-        Issuing(ledgers=_GUARDS),
+        Issuer(ledgers=_GUARDS),
     ),
-    "fedfdp": (_plan("fedfdp", _FEDFDP, f"{_FILES}at-least = 100\n[training]\nlearning-rate = 1e-9\n"), Issuing()),
+    "fedfdp": (_plan("fedfdp", _FEDFDP, f"{_FILES}at-least = 100\n[training]\nlearning-rate = 1e-9\n"), Issuer()),
     "fedfdp-normalised": (
         _plan("fedfdp", f"{_FEDFDP}normalisation-noise-ratio = 3.0\n"),
-        Issuing(silos=(("one", 5000),)),
+        Issuer(silos=(("one", 5000),)),
     ),
-    "fpfl": (FPFL, Issuing(lifetime=timedelta(days=7))),
+    "fpfl": (FPFL, Issuer(lifetime=timedelta(days=7))),
     "fpfl-poisson": (
         _plan("fpfl", 'users = 900\ncohort = 90\nrounds = 5\nclip = 1.0\nsampling = "poisson"\n'),
-        Issuing(),
+        Issuer(),
     ),
-    "mmd-gaussian": (_plan("mmd-fedavg", _MMD + _MMD_UPDATES, f"{_FILES}[training]\nkernel-width = 8.0\n"), Issuing()),
-    "mmd-laplace": (_plan("mmd-fedavg", f'{_MMD}mechanism = "laplace"\n'), Issuing()),
-    "gaussian": (GAUSSIAN.format(rate=0.1, rounds=9, more=""), Issuing(ledgers=_GUARDS)),
-    "gaussian-search": (GAUSSIAN.format(rate=0.1, rounds=9, more="") + _SEARCH, Issuing()),
+    "mmd-gaussian": (_plan("mmd-fedavg", _MMD + _MMD_UPDATES, f"{_FILES}[training]\nkernel-width = 8.0\n"), Issuer()),
+    "mmd-laplace": (_plan("mmd-fedavg", f'{_MMD}mechanism = "laplace"\n'), Issuer()),
+    "gaussian": (GAUSSIAN.format(rate=0.1, rounds=9, more=""), Issuer(ledgers=_GUARDS)),
+    "gaussian-search": (GAUSSIAN.format(rate=0.1, rounds=9, more="") + _SEARCH, Issuer()),
     "gaussian-banded": (
         _plan("gaussian", 'rounds = 24\nclip = 1.0\nsampling = "cyclic"\nbatches = 6\nnoise = "banded"\n'),
-        Issuing(silos=(("one", 600),)),
+        Issuer(silos=(("one", 600),)),
     ),
-    "gaussian-no-privacy": (GAUSSIAN.format(rate=0.1, rounds=9, more=""), Issuing(why="A baseline.")),
-    "pay-once": (_plan("pay-once", "rounds = 21\n", f"{_FILES}[training]\nfairness = 5.0\n"), Issuing()),
+    "gaussian-no-privacy": (GAUSSIAN.format(rate=0.1, rounds=9, more=""), Issuer(why="A baseline.")),
+    "pay-once": (_plan("pay-once", "rounds = 21\n", f"{_FILES}[training]\nfairness = 5.0\n"), Issuer()),
     "fair-plugin": (
         _plan("fair-plugin", "rounds = 4\n", f"{_FILES}at-least = 100\n[training]\ntarget-gap = 0.05\n"),
-        Issuing(),
+        Issuer(),
     ),
     "fair-plugin-users": (
         _plan("fair-plugin", 'protect = "user"\nrounds = 4\ncount-clip = 2.0\n'),
-        Issuing(silos=(("one", 400),)),
+        Issuer(silos=(("one", 400),)),
     ),
     "own-loop": (
         _plan(
             "own-loop",
             f'units = 800\nrounds = 16\n{_ALLOCATED}names = ["gradient", "loss"]\nbounds = [1, 2]\nnoise = [1, 3]\n',
         ),
-        Issuing(
-            silos=(("data", 800),),
-            shapes={"gradient": (3, 4), "loss": (1,)},
-            dataset=DataIdentity(name="patients", custodian="North Hospital", version="2026"),
-            code=(OwnCode(name="loop.py", sha256="cd" * 32),),
-            not_protected=("The names of the hospitals.",),
-        ),
+        Issuer(not_protected=("The names of the hospitals.",)),
     ),
-    "fedsgd-no-privacy": (FEDSGD.format(rounds=5, more=""), Issuing()),
+    "fedsgd-no-privacy": (FEDSGD.format(rounds=5, more=""), Issuer()),
 }
 
 
-def _calibrated(file: PlanFile, issuing: Issuing) -> PricedDocument:
-    return promise(file, file.target(), issuing)[1]
+_PROMISES: dict[str, Promise] = {"as-printed": "as-printed", "no-privacy": Unprotected("to compare with")}
+"""By the last two words of a plan's name; the others are calibrated."""
 
 
-def _printed(file: PlanFile, issuing: Issuing) -> PricedDocument:
-    return as_printed(file, file.target(), issuing)
+def _draft(name: str, file: PlanFile, issuer: Issuer) -> BudgetDraft:
+    if name == "own-loop":
+        return _draft_own_loop(file, issuer)
+    return draft(file, issuer, _PROMISES.get("-".join(name.split("-")[-2:]), "calibrated"))
 
 
-def _unprotected(file: PlanFile, issuing: Issuing) -> PricedDocument:
-    return without_promise(file, "to compare with", issuing)
-
-
-def _drafting(name: str) -> Callable[[PlanFile, Issuing], PricedDocument]:
-    return {"as-printed": _printed, "no-privacy": _unprotected}.get("-".join(name.split("-")[-2:]), _calibrated)
+def _draft_own_loop(file: PlanFile, issuer: Issuer) -> BudgetDraft:
+    """What `pf.budget` does: the caller says what a [training] section would."""
+    subject = BudgetSubject(
+        data=DataBinding.of(digest(None), (("data", 800),)),
+        dataset=DataIdentity(name="patients", custodian="North Hospital", version="2026"),
+        code=(OwnCode(name="loop.py", sha256="cd" * 32),),
+        shapes={"gradient": (3, 4), "loss": (1,)},
+        config_digest=file.digest,
+    )
+    budget = calibrate_plan(plan_from_mapping(file.algorithm, file.privacy), file.target(), subject.numbers)
+    return draft_document(budget, subject, issuer)
 
 
 class _Clock(datetime):
@@ -146,19 +150,19 @@ class _Clock(datetime):
 
 def signed(name: str, folder: Path) -> bytes:
     """The manifest of a plan of `PLANS`, by fixed keys, at a fixed time, with a fixed nonce; data are written here."""
-    text, issuing = PLANS[name]
+    text, issuer = PLANS[name]
     write_silos(folder)
     (folder / "plan.toml").write_text(text, encoding="utf-8")
     nonce = name.encode().hex().ljust(64, "0")[:64]
     with (
-        mock.patch.object(from_budget, "datetime", _Clock),
-        mock.patch.object(from_budget, "fresh_nonce", return_value=nonce),
-        mock.patch.object(from_budget, "version", VERSIONS.get),
+        mock.patch.object(drafting, "datetime", _Clock),
+        mock.patch.object(drafting, "fresh_nonce", return_value=nonce),
+        mock.patch.object(drafting, "version", VERSIONS.get),
         mock.patch.object(registry, "_version", VERSIONS.get),
     ):
-        draft = _drafting(name)(read_plan_file(folder / "plan.toml"), issuing)
-    manifest = issue(draft, OFFICER)
-    return add_signature(manifest, OWNER) if issuing.ledgers == _GUARDS else manifest
+        drafted = _draft(name, read_plan_file(folder / "plan.toml"), issuer)
+    manifest = issue(drafted, OFFICER)
+    return add_signature(manifest, OWNER) if issuer.ledgers == _GUARDS else manifest
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from calibrate.budget import calibrate_plan
 from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.from_budget import Terms, document_from_budget, valid_for
+from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import Role, SigningKey, generate, load_private
 from calibrate.manifest.mechanism import InTheClear, NoiseSource
@@ -187,15 +187,13 @@ class Desk:
 
     def budget(self, name: str = "budget.json", research_noise: bool = False) -> Path:
         """The signed manifest of the plan: calibrated where the plan has a target, else without a promise."""
-        from privfair.api.issue import Issuing, promise, without_promise
+        from privfair.api.draft import Promise, Unprotected, draft
         from privfair.plan.file import read_plan_file
 
         out, file = self.folder / name, read_plan_file(self.plan)
-        if not file.target_section:
-            document = without_promise(file, "a test", Issuing())
-        else:
-            _, document = promise(file, file.target(), Issuing(research_noise=research_noise))
-        out.write_bytes(issue(document, load_private(self.key)))
+        promise: Promise = "calibrated" if file.target_section else Unprotected("a test")
+        drafted = draft(file, Issuer(research_noise=research_noise), promise)
+        out.write_bytes(issue(drafted, load_private(self.key)))
         return out
 
     def train(
@@ -232,15 +230,10 @@ def document_of(
     lifetime: timedelta = timedelta(days=1),
     noise_source: NoiseSource = NoiseSource.OPERATING_SYSTEM,
 ) -> BudgetDocument:
-    terms = Terms(
-        data=DataBinding.of("ab" * 32, silos),
-        validity=valid_for(lifetime),
-        justification="a test",
-        clear=clear,
-        shapes=shapes or {},
-        noise_source=noise_source,
-    )
-    return document_from_budget(calibrate_plan(plan, target), terms).document
+    subject = BudgetSubject(DataBinding.of("ab" * 32, silos), clear=clear, shapes=shapes or {})
+    research = noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+    issuer = Issuer(lifetime=lifetime, why="a test", research_noise=research)
+    return draft_document(calibrate_plan(plan, target), subject, issuer).document
 
 
 @dataclass(frozen=True)

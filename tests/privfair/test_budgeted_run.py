@@ -144,15 +144,16 @@ def test_under_replace_one_the_number_of_units_is_exact(ledger: Path) -> None:
 def test_a_budget_of_the_engines_own_algorithms_is_not_for_loops(ledger: Path, tmp_path: Path) -> None:
     from datetime import timedelta
 
+    from calibrate.manifest.draft import Issuer
     from calibrate.privacy_unit import EpsilonDelta
-    from privfair.api.budget import sign_document
-    from privfair.api.issue import Issuing, promise
+    from privfair.api.budget import PricedBudget
+    from privfair.api.draft import draft
     from privfair.plan.file import plan_from_flags
 
     file = plan_from_flags("pay-once", None, {"groups": 2, "rounds": 3})
-    _, priced = promise(file, EpsilonDelta(1.0, 1e-5), Issuing((("data", 200),), lifetime=timedelta(days=1)))
+    drafted = draft(file, Issuer((("data", 200),), lifetime=timedelta(days=1)), target=EpsilonDelta(1.0, 1e-5))
     with pytest.raises(ManifestRefused, match="own engine runs"):
-        opened(sign_document(priced, pf.generate_key()), ledger)
+        opened(PricedBudget(drafted).sign(pf.generate_key()), ledger)
 
 
 def test_one_budget_is_spent_once(ledger: Path) -> None:

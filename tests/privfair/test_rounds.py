@@ -15,7 +15,7 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.from_budget import Terms, document_without_promise, valid_for
+from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, draft_document
 from calibrate.manifest.mechanism import InTheClear
 from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.plans.gaussian import GaussianPlan
@@ -83,9 +83,9 @@ def unpromised(names: dict[str, tuple[int, ...]], rounds: int) -> BudgetDocument
         InTheClear(name=name, publications=rounds, shape=shape, why="a test", depends_on_unit=True)
         for name, shape in names.items()
     )
-    terms = Terms(DataBinding.of("ab" * 32, PARTIES), valid_for(), "a test", clear=clear)
-    unit = PrivacyUnit.of(Relation.REPLACE_ONE)
-    return document_without_promise("totals", unit, rounds, "a test", "cd" * 32, terms).document
+    subject = BudgetSubject(DataBinding.of("ab" * 32, PARTIES), clear=clear, config_digest="cd" * 32)
+    price = NoPromise("totals", PrivacyUnit.of(Relation.REPLACE_ONE), rounds, "a test")
+    return draft_document(price, subject, Issuer(why="a test")).document
 
 
 def local_parties(

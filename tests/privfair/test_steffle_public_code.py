@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
+from calibrate.manifest.draft import Issuer
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.baselines.steffle_public_code import H_THETA, H_W, G, PublicCodeState, StefflePublicCode
 from privfair.algorithms.parts.descent import DescentRule
-from privfair.api.issue import Issuing, as_printed, promise
+from privfair.api.draft import Promise, draft
 from privfair.fairness.fermi import Independence
 from privfair.models.linear import LogisticRegression
 from privfair.plan.file import read_plan_file
@@ -101,9 +102,10 @@ PLAN = steffle_plan(6, 'variant = "public-code"', epsilon=4.0, batch=40, minorit
 def test_it_is_refused_under_any_promise_and_trains_without_one(tmp_path: Path) -> None:
     desk = Desk.at(tmp_path, PLAN)
     file = read_plan_file(desk.plan)
-    for sign in (promise, as_printed):
+    promises: tuple[Promise, ...] = ("calibrated", "as-printed")
+    for promise in promises:
         with pytest.raises(UnsupportedCombination, match="a promise beside 'h_theta' in the clear"):
-            sign(file, file.target(), Issuing())
+            draft(file, Issuer(), promise)
     unpromised = Desk.at(tmp_path / "without", PLAN.replace("[target]\nepsilon = 4.0\ndelta = 1e-5\n", ""))
     result = unpromised.train(unpromised.budget())
     assert result.to_json()["epsilon"] is None

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from calibrate.budget import CertifiedBudget
 from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.from_budget import Terms, document_from_budget, document_without_promise, valid_for
+from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, draft_document
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import Role, generate
-from calibrate.manifest.mechanism import InTheClear, NoiseSource
+from calibrate.manifest.mechanism import InTheClear
 from calibrate.manifest.trust import TrustedKey, TrustFile
 from calibrate.manifest.verify import IntendedRun, VerifiedManifest, verify
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
@@ -49,14 +49,9 @@ class Signed:
 
 def promised(algorithm: Algorithm[Any], budget: CertifiedBudget, units: dict[str, int]) -> Signed:
     """The calibrated budget, signed for this algorithm on parties of these sizes."""
-    terms = Terms(
-        data=_binding(units),
-        validity=valid_for(timedelta(days=1)),
-        justification=_WHY,
-        shapes={name: tuple(shape) for name, shape in algorithm.shapes().items()},
-        noise_source=NoiseSource.SEEDED_RESEARCH_ONLY,
-    )
-    document = document_from_budget(budget, terms).document
+    shapes = {name: tuple(shape) for name, shape in algorithm.shapes().items()}
+    issuer = Issuer(lifetime=timedelta(days=1), why=_WHY, research_noise=True)
+    document = draft_document(budget, BudgetSubject(_binding(units), shapes=shapes), issuer).document
     require_declared(algorithm, document)
     sampling = None if algorithm.draws else declared_sampling(document)
     return Signed(_verified(document), sampling, budget.plan.rounds)
@@ -76,10 +71,9 @@ def unpromised(
         )
         for name, shape in algorithm.shapes().items()
     )
-    terms = Terms(data=_binding(units), validity=valid_for(timedelta(days=1)), justification=_WHY, clear=clear)
-    document = document_without_promise(
-        "experiment", _RECORD, rounds, "Without privacy, for comparison.", "00" * 32, terms
-    ).document
+    subject = BudgetSubject(_binding(units), clear=clear, config_digest="00" * 32)
+    price = NoPromise("experiment", _RECORD, rounds, "Without privacy, for comparison.")
+    document = draft_document(price, subject, Issuer(lifetime=timedelta(days=1), why=_WHY)).document
     return Signed(_verified(document), sampling, rounds)
 
 

@@ -21,6 +21,7 @@ from audit.report.page import power_of_ten, render
 from calibrate.choose import QUESTIONS, Fair, Need, Observer, choose
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.document import LedgerBinding
+from calibrate.manifest.draft import Issuer
 from calibrate.manifest.keys import SigningKey
 from calibrate.manifest.mechanism import instant_to_text
 from calibrate.manifest.request import plain_words, request_bytes
@@ -159,14 +160,13 @@ class Desk:
 
     def _asked(self, setting: PlannerSetting, why: str, asked_by: str) -> bytes:
         """The request for a setting, bound to this ledger; data are declared by the names and sizes of sites alone."""
-        from privfair.api.issue import Issuing, promise  # loads the engine, which reading does without
+        from privfair.api.draft import draft  # loads the engine, which reading does without
         from privfair.plan.file import plan_from_flags
 
-        ledger = open_books(self.papers.ledger).status.ledger
-        issuing = Issuing(silos=setting.silos(), ledgers=(LedgerBinding(ledger=ledger),), why=why)
+        bound = LedgerBinding(ledger=open_books(self.papers.ledger).status.ledger)
         file = plan_from_flags(setting.algorithm.value, None, setting.parameters())
-        priced = promise(file, setting.target(), issuing)[1]
-        return request_bytes(priced, asked_by.strip() or "the planner of this desk")
+        drafted = draft(file, Issuer(setting.silos(), (bound,), why=why), target=setting.target())
+        return request_bytes(drafted, asked_by.strip() or "the planner of this desk")
 
     async def requests(self, request: Request) -> Response:
         return self.page("requests.html.j2", {"inbox": await run_in_threadpool(open_inbox, self.papers.inbox)})

@@ -18,15 +18,7 @@ from calibrate.manifest.document import (
     OwnCode,
     plan_digest,
 )
-from calibrate.manifest.from_budget import (
-    BY_THE_TRAINER,
-    PaperClaim,
-    Terms,
-    document_as_printed,
-    document_from_budget,
-    document_without_promise,
-    valid_for,
-)
+from calibrate.manifest.draft import BudgetSubject, Issuer, NoPromise, PaperNoise, Price, draft_document, valid_for
 from calibrate.manifest.issue import issue, recompute
 from calibrate.manifest.keys import generate
 from calibrate.manifest.mechanism import (
@@ -72,13 +64,12 @@ def plan_of(name: str) -> Plan:
     return plan_from_mapping(algorithm, parameters)
 
 
-def terms(**changes: Any) -> Terms:
-    fields: dict[str, Any] = {
-        "data": DataBinding.of("ab" * 32, [("north", 20_000), ("south", 17_000)]),
-        "validity": valid_for(timedelta(days=30)),
-        "justification": "a test",
-    }
-    return Terms(**(fields | changes))
+DATA = DataBinding.of("ab" * 32, [("north", 20_000), ("south", 17_000)])
+ISSUER = Issuer(lifetime=timedelta(days=30), why="a test")
+
+
+def document_of(price: Price, issuer: Issuer = ISSUER, **subject: Any) -> BudgetDocument:
+    return draft_document(price, BudgetSubject(**({"data": DATA} | subject)), issuer).document
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +83,7 @@ def steffle() -> CertifiedBudget:
 def test_every_plans_budget_can_be_signed_and_recomputed(name: str) -> None:
     plan = plan_of(name)
     budget = calibrate_plan(plan, TARGET)
-    document = document_from_budget(budget, terms()).document
+    document = document_of(budget)
     assert isinstance(document.guarantee, PrivateGuarantee)
     assert document.guarantee.privacy_unit() == plan.unit
     assert {release.name for release in document.releases} == {value.name for value in budget.values}
@@ -107,7 +98,7 @@ def test_every_plans_budget_can_be_signed_and_recomputed(name: str) -> None:
 
 
 def test_the_signed_noise_is_the_budgets_bit_for_bit(steffle: CertifiedBudget) -> None:
-    document = document_from_budget(steffle, terms(shapes={"h_theta": (100,), "h_W": (2, 2)})).document
+    document = document_of(steffle, shapes={"h_theta": (100,), "h_W": (2, 2)})
     for value in steffle.values:
         declared = document.release(value.name)
         assert isinstance(declared, GaussianNoise)
@@ -115,55 +106,46 @@ def test_the_signed_noise_is_the_budgets_bit_for_bit(steffle: CertifiedBudget) -
         assert declared.sensitivity == value.sensitivity
 
 
-def test_the_terms_are_in_the_document(steffle: CertifiedBudget) -> None:
+def test_subject_and_issuer_are_in_the_document(steffle: CertifiedBudget) -> None:
     bound = (LedgerBinding(ledger="01" * 32),)
     named, code = DataIdentity(name="a", custodian="b", version="c"), (OwnCode(name="net.py", sha256="02" * 32),)
-    given = terms(
-        enforcement=BY_THE_TRAINER,
-        scope="the auditors",
-        shapes={"h_theta": (100,)},
-        clips={"h_theta": 3.0},
-        config_digest="77" * 32,
-        ledgers=bound,
-        dataset=named,
-        code=code,
-        not_protected=("Records held out.",),
-        noise_source=NoiseSource.SEEDED_RESEARCH_ONLY,
-    )
-    document = document_from_budget(steffle, given).document
+    given: dict[str, Any] = {"shapes": {"h_theta": (100,)}, "config_digest": "77" * 32, "dataset": named, "code": code}
+    issuer = Issuer(ledgers=bound, research_noise=True, not_protected=("Staff.",))
+    document = document_of(steffle, issuer, **given, not_protected=("Records held out.",), retention=7)
     release = document.release("h_theta")
     assert isinstance(release, GaussianNoise)
-    assert (release.shape, release.clip) == ((100,), 3.0)
-    assert (document.guarantee.scope, document.config_digest) == ("the auditors", "77" * 32)
+    assert (release.shape, release.clip) == ((100,), None)
+    assert (document.retention, document.config_digest) == (7, "77" * 32)
     assert (document.ledgers, document.dataset, document.code) == (bound, named, code)
-    assert "Records held out." in document.guarantee.not_protected
-    assert not document.sampling[0].assumption_enforced
+    assert {"Records held out.", "Staff."} < set(document.guarantee.not_protected)
+    assert "No reason was given" in document.justification
+    assert document.sampling[0].assumption_enforced
     assert document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
 
 
 def test_each_document_has_its_own_nonce_and_the_plans_digest(steffle: CertifiedBudget) -> None:
-    first, second = (document_from_budget(steffle, terms()).document for _ in range(2))
+    first, second = (document_of(steffle) for _ in range(2))
     assert first.nonce != second.nonce
     assert first.config_digest == second.config_digest == plan_digest("steffle", steffle.plan.parameters())
 
 
 def test_what_is_published_in_the_clear_is_priced_too(steffle: CertifiedBudget) -> None:
     free = InTheClear(name="g", publications=1172, why="does not depend on the attribute", depends_on_unit=False)
-    document = document_from_budget(steffle, terms(clear=(free,))).document
+    document = document_of(steffle, clear=(free,))
     assert document.release("g") == free
     assert recompute(document) is not None
     leaking = InTheClear(name="g", publications=1172, why="nobody looks", depends_on_unit=True)
     with pytest.raises(ManifestRefused, match="exceeds the promised"):
-        document_from_budget(steffle, terms(clear=(leaking,)))
+        document_of(steffle, clear=(leaking,))
 
 
 def test_a_silo_smaller_than_the_plans_is_refused(steffle: CertifiedBudget) -> None:
     with pytest.raises(InvalidInput, match="smaller than the 7500"):
-        document_from_budget(steffle, terms(data=DataBinding.of("ab" * 32, [("tiny", 7499)])))
+        document_of(steffle, data=DataBinding.of("ab" * 32, [("tiny", 7499)]))
 
 
 def test_pay_once_declares_its_randomised_response() -> None:
-    document = document_from_budget(calibrate_plan(plan_of("pay once"), TARGET), terms()).document
+    document = document_of(calibrate_plan(plan_of("pay once"), TARGET))
     release = document.releases[0]
     assert isinstance(release, RandomizedCategory)
     assert release.categories == 3
@@ -175,8 +157,7 @@ def test_pay_once_declares_its_randomised_response() -> None:
 def steffle_as_printed() -> BudgetDocument:
     """Theorem 3.3 at eps = 1 on Credit Card: z = q sqrt(2 T ln(1/delta)) / eps = 5.607 for each of the two."""
     z = 5.6074
-    claim = PaperClaim(1.0, "SteFFLe, Theorem 3.3")
-    return document_as_printed(plan_of("steffle"), {"h_theta": z, "h_W": z}, 1e-5, claim, terms()).document
+    return document_of(PaperNoise(plan_of("steffle"), TARGET, {"h_theta": z, "h_W": z}, "SteFFLe, Theorem 3.3"))
 
 
 def test_a_papers_noise_stands_with_its_true_price() -> None:
@@ -192,7 +173,7 @@ def test_a_papers_noise_that_protects_nobody_says_so() -> None:
     plan = plan_of("mmd gaussian")
     leaking = InTheClear(name="updates", publications=10, why="sent as they are", depends_on_unit=True)
     noise = dict.fromkeys((value.name for value in plan.values()), 5.0)
-    document = document_as_printed(plan, noise, 1e-5, PaperClaim(1.0, "a paper"), terms(clear=(leaking,))).document
+    document = document_of(PaperNoise(plan, TARGET, noise, "a paper"), clear=(leaking,))
     assert isinstance(document.guarantee, AsPrintedGuarantee)
     assert document.guarantee.epsilon is None
     assert document.accounting.interval.upper == float("inf")
@@ -201,32 +182,39 @@ def test_a_papers_noise_that_protects_nobody_says_so() -> None:
 
 def test_every_value_of_a_papers_plan_needs_its_noise() -> None:
     with pytest.raises(InvalidInput, match="h_W"):
-        document_as_printed(plan_of("steffle"), {"h_theta": 1.0}, 1e-5, PaperClaim(1.0, "x"), terms())
+        document_of(PaperNoise(plan_of("steffle"), TARGET, {"h_theta": 1.0}, "x"))
 
 
 def test_a_baseline_promises_nothing_and_can_be_signed() -> None:
     update = InTheClear(name="update", publications=5, why="a baseline", depends_on_unit=True)
-    unit = PrivacyUnit.of(Relation.ADD_REMOVE)
-    document = document_without_promise("fedavg", unit, 5, "a baseline", "cd" * 32, terms(clear=(update,))).document
+    price = NoPromise("fedavg", PrivacyUnit.of(Relation.ADD_REMOVE), 5, "a baseline")
+    document = document_of(price, clear=(update,))
     assert isinstance(document.guarantee, NoPrivacyPromised)
     assert read_unverified(issue(document, generate())).document == document
     with pytest.raises(InvalidInput, match="must name what is published"):
-        document_without_promise("fedavg", unit, 5, "a baseline", "cd" * 32, terms())
+        document_of(price)
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("issuer", "subject", "named"),
     [
-        ({"scope": "two\nlines"}, "scope"),
-        ({"justification": ""}, "justification"),
-        ({"clips": {"h_W": -1.0}}, "clip"),
-        ({"shapes": {"h_W": (-1,)}}, "shape"),
-        ({"config_digest": "x"}, "config_digest"),
+        (Issuer(why="two\nlines"), {}, "justification"),
+        (Issuer(not_protected=("",)), {}, "not_protected"),
+        (ISSUER, {"shapes": {"h_W": (-1,)}}, "shape"),
+        (ISSUER, {"config_digest": "x"}, "config_digest"),
+        (ISSUER, {"retention": 0}, "retention"),
     ],
 )
-def test_wrong_terms_are_refused_in_our_words(steffle: CertifiedBudget, changes: dict[str, Any], named: str) -> None:
+def test_wrong_wishes_are_refused_in_our_words(
+    steffle: CertifiedBudget, issuer: Issuer, subject: dict[str, Any], named: str
+) -> None:
     with pytest.raises(InvalidInput, match=named):
-        document_from_budget(steffle, terms(**changes))
+        document_of(steffle, issuer, **subject)
+
+
+def test_the_clip_is_signed_where_it_is_the_bound() -> None:
+    document = document_of(calibrate_plan(plan_of("fedfdp"), TARGET))
+    assert [getattr(release, "clip", None) for release in document.releases] == [1.0, None]
 
 
 @pytest.mark.parametrize("silos", [[("", 1)], [("a", 0)], [("a", 1), ("a", 2)], [], [("a\x1b", 1)]])
