@@ -19,8 +19,8 @@ from calibrate.manifest.trust import TrustFile, TrustSeen, read_trust
 from calibrate.manifest.verify import AuthenticManifest, require_still_signed
 from calibrate.meaning import Protection
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
+from privfair.data.dataset import Silos
 from privfair.data.own_files import load_own_silo
-from privfair.data.silos import Silos
 from privfair.data.training_data import site_format
 from privfair.fairness.measurement import emptiness
 from privfair.federation.remote import EngineNodes, Node, ResendingTransport, read_guards

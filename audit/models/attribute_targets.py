@@ -23,8 +23,8 @@ from audit.models.torch_targets import RunTarget, TorchTarget
 from audit.report.results import AttributeInference
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
+from privfair.data.dataset import Silos
 from privfair.data.read import BadData
-from privfair.data.silos import Silos
 from privfair.data.training_data import TrainingData, load_training_data
 from privfair.models.model import Model, mean_over
 from privfair.plan.model import build_model

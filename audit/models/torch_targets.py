@@ -23,8 +23,7 @@ from audit.models.targets import OutputKind, numeric_inputs, phi_of_outputs
 from audit.named import load_named
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-from privfair.data.benchmark_files import Standardisation
-from privfair.data.encode import codes, encode_features
+from privfair.data.encode import Standardisation, codes, encode_features
 from privfair.data.infer import FileLayout
 from privfair.data.schema import schema_from_json
 from privfair.plan.model import ModelKind, ModelPlan, build_model

@@ -15,11 +15,11 @@ import numpy as np
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput
 from privfair.batches.randomness import stream
+from privfair.data.dataset import Silo, Silos
 from privfair.data.infer import Layouts
 from privfair.data.partition import permutation
 from privfair.data.read import MISSING, BadData, RawTable
 from privfair.data.schema import Schema
-from privfair.data.silos import Silo, Silos
 
 # Attributes in files of their own, held by others than the records: joined by a column that numbers people.
 #

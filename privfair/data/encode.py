@@ -1,20 +1,19 @@
-"""From a table and its schema to arrays: resolve the lists once, number, scale, one-hot."""
+"""From a table and its schema to arrays: resolve the lists once, number, scale (or standardise), one-hot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.arrays import AnyFloats, Integers
-from privfair.data.dataset import EVERYONE, Dataset
-from privfair.data.facts import DerivedFact, FactKind
+from privfair.data.dataset import EVERYONE, Dataset, Silo, Silos
+from privfair.data.facts import DerivedFact, FactKind, Json
 from privfair.data.read import MISSING, BadData, RawTable
-from privfair.data.scaling import NonPrivateStandardisation
-from privfair.data.schema import CodedColumn, Schema
+from privfair.data.schema import CodedColumn, NonPrivateStandardisation, Schema
 
 
 def resolve(schema: Schema, tables: Sequence[RawTable]) -> tuple[Schema, tuple[DerivedFact, ...]]:
@@ -164,3 +163,46 @@ def encode_features(table: RawTable, schema: Schema, predicting: bool = False) -
     for numeric in schema.with_indicator:
         blocks.append(table.missing(numeric.name).astype(np.float64)[:, np.newaxis])
     return np.concatenate(blocks, axis=1)
+
+
+# Mean 0, variance 1 by the training records: for runs that do not protect features, and only those.
+
+
+@dataclass(frozen=True)
+class Standardisation:
+    """Fitted constants: feature columns[i] becomes (value - mean[i]) / scale[i]; a model must keep them to predict."""
+
+    columns: tuple[int, ...]
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def apply(self, features: AnyFloats) -> AnyFloats:
+        """A scaled copy of features that were encoded with the schema of the training records."""
+        scaled = np.array(features)
+        columns = list(self.columns)
+        scaled[:, columns] = (scaled[:, columns] - np.array(self.mean)) / np.array(self.scale)
+        return scaled
+
+    def apply_to_silos(self, silos: Silos) -> Silos:
+        return Silos(
+            tuple(
+                Silo(silo.name, replace(silo.data, features=self.apply(silo.data.features), unscaled_features=()))
+                for silo in silos
+            )
+        )
+
+    def as_json(self) -> dict[str, Json]:
+        return {"columns": [*self.columns], "mean": [*self.mean], "scale": [*self.scale]}
+
+
+def fit_standardisation(train: Silos) -> Standardisation:
+    """Mean and deviation of the pooled training records, for the features that the schema left for it.
+
+    A column without spread keeps its scale, so that it becomes zero in training.
+    """
+    columns = train[0].data.unscaled_features
+    pooled = np.concatenate([silo.data.features[:, list(columns)] for silo in train])
+    spread = pooled.std(axis=0)
+    return Standardisation(
+        columns, tuple(float(m) for m in pooled.mean(axis=0)), tuple(float(s) if s > 0 else 1.0 for s in spread)
+    )

@@ -11,12 +11,12 @@ import numpy as np
 from calibrate.arrays import AnyFloats
 from calibrate.errors import InvalidInput
 from privfair.data.attributes import AttributeFiles, without_attribute
+from privfair.data.dataset import Silo, Silos, TrainTest
 from privfair.data.encode import encode, encode_features, resolve
 from privfair.data.facts import DerivedFact
 from privfair.data.read import MISSING, BadData, RawTable, read_table
 from privfair.data.schema import Coverage, Schema
 from privfair.data.schema_toml import OwnFormat
-from privfair.data.silos import Silo, Silos, TrainTest
 
 NamedTables = list[tuple[str, RawTable]]
 

@@ -57,16 +57,21 @@ from typing import Any, Literal
 from calibrate.errors import InvalidInput
 from privfair.data.infer import FileLayout, Layouts
 from privfair.data.read import BadData
-from privfair.data.scaling import (
+from privfair.data.schema import (
+    SCHEMA_VERSION,
+    CodedColumn,
+    Coverage,
+    Missing,
     NonPrivateStandardisation,
+    NumericColumn,
     PaidScaling,
     PublicBounds,
     PublicMeanScale,
     Scaling,
+    Schema,
     Transform,
     Unscaled,
 )
-from privfair.data.schema import SCHEMA_VERSION, CodedColumn, Coverage, Missing, NumericColumn, Schema
 from privfair.plan.file import read_section, refuse_unknown
 
 Names = tuple[str | int, ...]

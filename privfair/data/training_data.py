@@ -26,21 +26,25 @@ from privfair.data.attributes import (
     read_attribute_files,
     require_distinct_records,
 )
-from privfair.data.benchmark_files import Standardisation, fit_standardisation
 from privfair.data.benchmarks import load_benchmark, load_plugin_dataset
-from privfair.data.dataset import EVERYONE, Dataset
+from privfair.data.dataset import EVERYONE, Dataset, Silo, Silos
+from privfair.data.encode import Standardisation, fit_standardisation
 from privfair.data.facts import NothingPromised
-from privfair.data.images import oriented_gradients
+from privfair.data.images import oriented_gradients, unfair_images
 from privfair.data.infer import FileLayout
 from privfair.data.own_files import load_own_silo, load_own_silos, load_own_train_test, silo_name
-from privfair.data.partition import cut_into_silos, split_silos, stability_of
-from privfair.data.scaling import NonPrivateStandardisation
-from privfair.data.schema import Schema
+from privfair.data.partition import (
+    UserRecords,
+    cut_into_silos,
+    poisson_users,
+    split_silos,
+    stability_of,
+    users_by_column,
+    users_by_record,
+)
+from privfair.data.schema import NonPrivateStandardisation, Schema
 from privfair.data.schema_toml import OwnFormat, load_schema
-from privfair.data.silos import Silo, Silos
 from privfair.data.stability import RecordHash, Stability
-from privfair.data.unfair_images import unfair_images
-from privfair.data.users import UserRecords, poisson_users, users_by_column, users_by_record
 from privfair.federation.party import PublicFacts
 from privfair.plan.data import (
     AttributesAtSites,

@@ -22,7 +22,7 @@ from calibrate.arrays import AnyFloats, Integers
 from calibrate.errors import InvalidInput, positive
 
 if TYPE_CHECKING:
-    from privfair.data.silos import Silos
+    from privfair.data.dataset import Silos
 
 # Counts from which every rate follows: group x true class x predicted class.
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, Refused, open_unit
-from privfair.data.silos import Silos
+from privfair.data.dataset import Silos
 from privfair.durable import write_all
 from privfair.fairness.measurement import (
     Measurement,

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from calibrate.errors import InvalidInput, Refused
-from privfair.data.benchmark_files import Standardisation
+from privfair.data.encode import Standardisation
 from privfair.data.infer import FileLayout, recognise
 from privfair.data.own_files import load_own_features
 from privfair.data.read import RawTable, read_table

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import privfair as pf
-from privfair.data.adult import load_adult
+from privfair.data.benchmarks import load_adult
 from tests.audit.strangers_training import opacus_loop
 
 RECORDS, RATE, STEPS, DELTA, HIDDEN = 5_000, 0.05, 20, 1e-5, 16

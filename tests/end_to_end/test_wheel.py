@@ -271,7 +271,7 @@ import warnings
 import pandas as pd
 
 import privfair
-from privfair.data.benchmark_files import data_file
+from privfair.data.benchmarks import data_file
 from privfair.integrations.sklearn import PrivateFairClassifier
 
 adult = pd.read_csv(data_file("adult", "adult.csv.zip", None)).iloc[:4000]

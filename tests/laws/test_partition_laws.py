@@ -11,8 +11,7 @@ from scipy import stats
 from calibrate.errors import InvalidInput
 from privfair.data.dataset import Dataset
 from privfair.data.facts import digest
-from privfair.data.partition import LEFT_OUT, assign, cut_into_silos
-from privfair.data.users import UserRecords, poisson_users, users_by_column
+from privfair.data.partition import LEFT_OUT, UserRecords, assign, cut_into_silos, poisson_users, users_by_column
 from privfair.plan.data_choices import ByColumn, DirichletByLabel, EqualAtRandom, Heterogeneous, Partition
 
 

@@ -14,10 +14,8 @@ import pytest
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.privacy_unit import PrivacyUnit, Relation
-from privfair.data import adult, communities_crime, compas, credit_card
-from privfair.data import benchmark_files as package_files
-from privfair.data.benchmarks import load_benchmark
-from privfair.data.communities_crime import AttributeSource, load_communities_crime
+from privfair.data import benchmarks
+from privfair.data.benchmarks import AttributeSource, load_benchmark, load_communities_crime
 from privfair.data.dataset import Dataset
 from privfair.data.partition import cut_into_silos
 from privfair.data.read import BadData
@@ -46,7 +44,7 @@ def _rate(data: Dataset, group: int) -> float:
 
 
 def _package_rows(filename: str) -> list[dict[str, str]]:
-    path = package_files.data_file("test", filename, None)
+    path = benchmarks.data_file("test", filename, None)
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             text = archive.read(archive.namelist()[0]).decode()
@@ -57,7 +55,7 @@ def _package_rows(filename: str) -> list[dict[str, str]]:
 
 def test_adult_is_the_papers_table(adult_data: Dataset) -> None:
     """SteFFLe, appendix E.2.2: 102 input features, attribute gender."""
-    assert adult_data.features.shape == (45_222, 102) == (adult.RECORDS, 102)
+    assert adult_data.features.shape == (45_222, 102) == (benchmarks.ADULT_RECORDS, 102)
     assert adult_data.class_names == ("<=50K", ">50K")
     assert adult_data.group_names == ("Female", "Male")
     assert adult_data.class_counts().tolist() == [34_014, 11_208]
@@ -81,7 +79,7 @@ def test_adult_cells_agree_with_another_reader(adult_data: Dataset) -> None:
 
 def test_credit_card_is_the_papers_table(credit_data: Dataset) -> None:
     """SteFFLe, appendix E.2.2: 85 input features, about 30,000 entries; 60.4% women in the UCI codebook."""
-    assert credit_data.features.shape == (30_000, 85) == (credit_card.RECORDS, 85)
+    assert credit_data.features.shape == (30_000, 85) == (benchmarks.CREDIT_RECORDS, 85)
     assert credit_data.class_counts().tolist() == [23_364, 6_636]
     assert dict(zip(credit_data.group_names, credit_data.group_counts().tolist(), strict=True)) == {
         "male": 11_888,
@@ -113,7 +111,7 @@ def test_indicator_blocks_are_one_hot(adult_data: Dataset, credit_data: Dataset)
 
 def test_compas(tmp_path: Path) -> None:
     data = load_benchmark(Benchmark.COMPAS)
-    assert data.features.shape == (6_167, 12) == (compas.RECORDS, 12)
+    assert data.features.shape == (6_167, 12) == (benchmarks.COMPAS_RECORDS, 12)
     assert data.class_counts().tolist() == [3_358, 2_809]
     assert data.group_counts().tolist() == [4_067, 2_100]
     assert _rate(data, 1) == pytest.approx(822 / 2_100)
@@ -127,11 +125,11 @@ def test_compas(tmp_path: Path) -> None:
 
 def test_communities_and_crime_by_state() -> None:
     data = load_benchmark(Benchmark.COMMUNITIES_CRIME)
-    assert data.features.shape == (1_993, 98) == (communities_crime.RECORDS, 98)
+    assert data.features.shape == (1_993, 98) == (benchmarks.CRIME_RECORDS, 98)
     assert "racepctblack" not in data.feature_names
     assert data.class_counts().tolist() == [1_285, 708]
     assert data.group_counts().tolist() == [1_023, 970]
-    silos = cut_into_silos(data, ByColumn("state", least=communities_crime.SMALLEST_STATE), seed=0)
+    silos = cut_into_silos(data, ByColumn("state", least=benchmarks.SMALLEST_STATE), seed=0)
     assert len(silos) == 42
     assert sum(silos.sizes) == 1_987
     assert min(silos.sizes) == 4
@@ -143,7 +141,7 @@ def test_the_papers_99_crime_features_reveal_the_attribute() -> None:
     data = load_communities_crime(attribute_source=AttributeSource.KEPT)
     assert data.features.shape[1] == 99
     share = data.features[:, data.feature_names.index("racepctblack")]
-    assert ((share > communities_crime.SHARE_ABOVE) == (data.group == 1)).all()
+    assert ((share > benchmarks.SHARE_ABOVE) == (data.group == 1)).all()
     with pytest.raises(UnsupportedCombination, match="racepctblack"):
         data.require_allowed(ATTRIBUTE)
     data.require_allowed(RECORD)
@@ -246,7 +244,7 @@ def test_without_package_and_path_the_message_says_how(name: Benchmark, monkeypa
     def absent(_: str) -> None:
         raise PackageNotFoundError
 
-    monkeypatch.setattr(package_files, "distribution", absent)
+    monkeypatch.setattr(benchmarks, "distribution", absent)
     with pytest.raises(InvalidInput, match=r"pip install 'privfair\[data\]'.*path"):
         load_benchmark(name)
     with pytest.raises(InvalidInput, match="does not exist"):

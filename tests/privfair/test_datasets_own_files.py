@@ -15,10 +15,9 @@ from calibrate.privacy_unit import PrivacyUnit, Relation
 from privfair.cli.output import progress_bar
 from privfair.data import read
 from privfair.data.own_files import load_own_features, load_own_silo, load_own_silos, load_own_train_test
-from privfair.data.partition import cut_into_silos
+from privfair.data.partition import cut_into_silos, users_by_column
 from privfair.data.read import BadData
 from privfair.data.schema_toml import OwnFormat, parse_schema
-from privfair.data.users import users_by_column
 from privfair.plan.data_choices import ByColumn, Heterogeneous
 
 SCHEMA = """

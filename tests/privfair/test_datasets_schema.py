@@ -12,16 +12,20 @@ import pytest
 from calibrate.errors import InvalidInput
 from privfair.data.encode import encode_features
 from privfair.data.read import BadData, RawTable
-from privfair.data.scaling import (
+from privfair.data.schema import (
+    CodedColumn,
+    Coverage,
     NonPrivateStandardisation,
+    NumericColumn,
     PaidScaling,
     PublicBounds,
     PublicMeanScale,
     Scaling,
+    Schema,
     Transform,
     Unscaled,
+    schema_from_json,
 )
-from privfair.data.schema import CodedColumn, Coverage, NumericColumn, Schema, schema_from_json
 from privfair.data.schema_toml import load_schema, parse_schema
 
 HEAD = 'version = 1\n[target]\ncolumn = "y"\nclasses = ["no", "yes"]\n'

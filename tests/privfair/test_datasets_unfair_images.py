@@ -13,10 +13,10 @@ from scipy.ndimage import correlate1d
 from calibrate.errors import InvalidInput
 from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
+from privfair.data.images import UNFAIR_GROUPS, WRITER, unfair_images
 from privfair.data.read import BadData
 from privfair.data.stability import RecordHash
 from privfair.data.training_data import load_training_data
-from privfair.data.unfair_images import GROUPS, WRITER, unfair_images
 from privfair.plan.data import read_data_plan
 from privfair.plan.data_choices import Benchmark, UnfairImages
 from tests.privfair.small_runs import Desk
@@ -47,7 +47,7 @@ def grey(tmp_path: Path) -> Dataset:
 
 
 def _group(data: Dataset, name: str) -> np.ndarray:
-    return data.group == GROUPS.index(name)
+    return data.group == UNFAIR_GROUPS.index(name)
 
 
 def test_idx_files_by_path_are_mnist(grey: Dataset, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_writers_keep_to_one_group_and_groups_have_the_papers_shares(grey: Datas
     for writer in np.unique(writers):
         assert len(np.unique(data.group[writers == writer])) == 1
     assert (data.group == np.repeat([0, 1, 2], [45, 45, 10])[writers]).all()
-    assert data.group_names == GROUPS
+    assert data.group_names == UNFAIR_GROUPS
     np.testing.assert_array_equal(data.label, grey.label)
 
 
@@ -125,7 +125,7 @@ def test_from_a_plan_with_writers_as_users(tmp_path: Path) -> None:
     data = load_training_data(read_data_plan(section, tmp_path))
     assert data.feature_shape == (3, 28, 28)
     assert data.users is not None
-    assert data.test.group_names == GROUPS
+    assert data.test.group_names == UNFAIR_GROUPS
     for user in range(len(data.users)):
         assert len(set(data.users.data.group[data.users.of(user)].tolist())) == 1
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score
 
 from calibrate.errors import InvalidInput
-from privfair.data.dataset import Dataset
+from privfair.data.dataset import Dataset, Silo, Silos
 from privfair.data.facts import digest
-from privfair.data.silos import Silo, Silos
 from privfair.fairness.measurement import (
     Comparison,
     Confusion,

@@ -9,10 +9,9 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import DataBinding
-from privfair.data.dataset import Dataset, pool
+from privfair.data.dataset import Dataset, Silo, Silos, TrainTest, pool
 from privfair.data.facts import digest
 from privfair.data.partition import split_dataset, split_silos
-from privfair.data.silos import Silo, Silos, TrainTest
 from privfair.data.synthetic_mmd import synthetic_mmd_clients
 
 

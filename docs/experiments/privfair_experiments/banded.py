@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from calibrate.banded import banded_strategy, prefix_error
 from calibrate.questions import choose_bands, sigma
 from privfair.contribution import RecentRounds
-from privfair.data.adult import load_adult
+from privfair.data.benchmarks import load_adult
 from privfair.data.images import DEBIAN_FOLDER, load_fashion_mnist
 from privfair_experiments import PAGES
 from privfair_experiments.seed_intervals import Interval, load_rows, save_rows

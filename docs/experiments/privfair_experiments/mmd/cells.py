@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from privfair.data.benchmarks import load_benchmark
+from privfair.data.dataset import Silos
 from privfair.data.partition import cut_into_silos
-from privfair.data.silos import Silos
 from privfair.data.synthetic_mmd import DIMENSIONS, synthetic_mmd_clients
 from privfair.models.linear import LogisticRegression
 from privfair.models.perceptron import Perceptron

@@ -22,8 +22,8 @@ from privfair.algorithms.mmd_fedavg import (
     NoiseCorrection,
     PublicShares,
 )
+from privfair.data.dataset import Silos
 from privfair.data.partition import split_silos
-from privfair.data.silos import Silos
 from privfair.fairness.constraints import KernelKind
 from privfair.fairness.mmd import GaussianSmoothing
 from privfair.models.model import Model
