@@ -1,10 +1,13 @@
-"""Files that are on disk when the call returns: write, fsync, and fsync the folder that names them."""
+"""Files that are on disk when the call returns, and files that a person named, with errors that say which and why."""
 
 from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
+
+from calibrate.errors import InvalidInput
 
 OTHER_VERSION = "read it with the version of privfair that wrote it, which run.json names"
 """The remedy for a file of a run whose format is of another version; nothing is guessed."""
@@ -53,3 +56,27 @@ def replace_file(path: Path, content: bytes) -> None:
         os.close(descriptor)
     os.replace(beside, path)
     sync_folder(path.parent)
+
+
+def read_named(path: Path, argument: str) -> bytes:
+    """The content of a file that `argument` names; refused with the reason if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            argument, str(path), f"cannot be read ({error.strerror})", "check the path and its permissions"
+        ) from error
+
+
+def write_named(path: Path, content: bytes) -> None:
+    """Write a whole file that --out names, or nothing: a crash leaves the old content."""
+    if path.exists() and not path.is_file():
+        raise InvalidInput("--out", str(path), "exists and is not a regular file", "name a file")
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        with suppress(OSError):
+            path.with_name(f".{path.name}.{os.getpid()}").unlink()
+        raise InvalidInput(
+            "--out", str(path), f"cannot be written ({error.strerror})", "choose another place"
+        ) from error

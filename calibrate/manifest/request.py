@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -155,6 +156,11 @@ def decline_request(request: BudgetRequest, reason: str, key: SigningKey) -> byt
             declined_at=datetime.now(UTC),
         )
     return sign(DECLINED_TYPE, canonical(declined.model_dump(mode="json", by_alias=True)), key)
+
+
+def answer_path(file: Path, *, signed: bool) -> Path:
+    """Where the answer to a request goes unless said otherwise: beside it."""
+    return file.with_name(f"{file.stem}-{'signed' if signed else 'declined'}.json")
 
 
 def read_declined(content: bytes, key: PublicKey | None = None) -> Declined:

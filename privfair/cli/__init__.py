@@ -12,6 +12,8 @@ from typing import Any
 import click
 
 _HERE = Path(__file__).parents[1]
+_CLICK = Path(click.__file__).parent
+"""Shell completion ends the process from there."""
 
 _COMMANDS = {
     "account": "the epsilon of given noise, as a certified interval",
@@ -85,6 +87,22 @@ class _LazyGroup(click.Group):
 
         return with_our_help(importlib.import_module(f"privfair.cli.{name}").command)
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Let a pipe that was closed while help is printed end the process quietly."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except BrokenPipeError:
+            raise click.exceptions.Exit(_leave_closed_pipe()) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Let a pipe that was closed while the command prints end the process quietly."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise click.exceptions.Exit(_leave_closed_pipe()) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in _PARTS.items():
             with formatter.section(title):
@@ -135,10 +153,9 @@ def main() -> None:
         _show_cell(error)
         sys.exit(error.exit_code)
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich ends the process where a pipe is closed
+            sys.exit(_leave_closed_pipe())
         sys.exit(_code_of(stop))
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
     except OSError as error:
         if error.filename is None:
             sys.exit(_report_fault(error))
@@ -168,7 +185,7 @@ def _code_of(stop: SystemExit) -> int | str | None:
     frame, file = stop.__traceback__, ""
     while frame is not None:
         file, frame = frame.tb_frame.f_code.co_filename, frame.tb_next
-    if Path(file).is_relative_to(_HERE) or Path(file).is_relative_to(_HERE.parent / "audit"):
+    if any(Path(file).is_relative_to(ours) for ours in (_HERE, _HERE.parent / "audit", _CLICK)):
         return stop.code
     click.echo(
         f"privfair: {file!a} ended the process (SystemExit: {stop.code!a}); code of one's own must not exit, "
@@ -176,6 +193,13 @@ def _code_of(stop: SystemExit) -> int | str | None:
         err=True,
     )
     return USAGE
+
+
+def _leave_closed_pipe() -> int:
+    """The reader closed the pipe (`| head`): the rest of the output goes nowhere, also at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    return 0
 
 
 def limit_threads(words: list[str]) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from privfair.cli.executors import executor_of, scheduler_option
-from privfair.cli.output import options, print_rich, print_wrapped, progress_bar
+from audit.executors import executor_of
+from privfair.cli.output import options, print_rich, print_wrapped, progress_bar, scheduler_option
 
 if TYPE_CHECKING:
     from audit.models.epsilon_bound import ClaimOnTrial
@@ -238,9 +238,9 @@ class ModelFlags:
         self._require_columns()
         if self.manifest_path is not None:
             from calibrate.manifest.verify import read_unverified
-            from privfair.cli.output import read_bytes
+            from privfair.durable import read_named
 
-            read_unverified(read_bytes(self.manifest_path, "--manifest"))
+            read_unverified(read_named(self.manifest_path, "--manifest"))
 
 
 def judge_model(flags: ModelFlags, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
@@ -405,7 +405,7 @@ def _claim(flags: ModelFlags, trust: TrustFile | None) -> ClaimOnTrial | None:
     from audit.models.epsilon_bound import ClaimOnTrial
     from calibrate.manifest.verify import authenticate, read_unverified
     from calibrate.privacy_unit import Relation
-    from privfair.cli.output import read_bytes
+    from privfair.durable import read_named
 
     if flags.epsilon is not None:
         return ClaimOnTrial.said(flags.epsilon, flags.delta, Relation(flags.relation))
@@ -416,7 +416,7 @@ def _claim(flags: ModelFlags, trust: TrustFile | None) -> ClaimOnTrial | None:
         path = RunFolder.existing(flags.run_folder).manifest
     if path is None:
         return None
-    envelope = read_bytes(path, "--manifest")
+    envelope = read_named(path, "--manifest")
     read = read_unverified(envelope) if trust is None else authenticate(envelope, trust, for_reading=True)
     return ClaimOnTrial.of_manifest(read.document)
 

@@ -55,10 +55,10 @@ class OutputFlags:
     def _require_places(self) -> None:
         """What would spoil the end of a long audit is said before it begins."""
         from calibrate.errors import InvalidInput
-        from privfair.cli.output import read_bytes
+        from privfair.durable import read_named
 
         if self.sign_path is not None:
-            read_bytes(self.sign_path, "--sign")
+            read_named(self.sign_path, "--sign")
         named = (
             *(("--out", self.out), ("--junit", self.junit)),
             *(("--statement", self.statement), ("--test-result", self.test_result)),
@@ -91,19 +91,19 @@ def model_subjects(model: Path | None) -> dict[str, str]:
 
 def write_outputs(flags: OutputFlags, report: AuditReport) -> None:
     """Write what was asked for; the statement last, so that it is never signed for a report that was not written."""
-    from privfair.cli.output import write_bytes
+    from privfair.durable import write_named
 
     if flags.out is not None:
-        write_bytes(flags.out, json.dumps(report.to_json(), indent=2).encode() + b"\n")
+        write_named(flags.out, json.dumps(report.to_json(), indent=2).encode() + b"\n")
     if flags.junit is not None:
         from audit.report.junit import junit_xml
 
-        write_bytes(flags.junit, junit_xml(report))
+        write_named(flags.junit, junit_xml(report))
     if flags.sign_path is not None and flags.statement is not None:
-        write_bytes(flags.statement, _sign(flags.sign_path, report))
+        write_named(flags.statement, _sign(flags.sign_path, report))
         click.echo(f"  signed statement written to {flags.statement}", err=True)
     if flags.sign_path is not None and flags.test_result is not None:
-        write_bytes(flags.test_result, _sign_test_result(flags.sign_path, report))
+        write_named(flags.test_result, _sign_test_result(flags.sign_path, report))
         click.echo(f"  signed test result written to {flags.test_result}", err=True)
 
 
@@ -130,9 +130,9 @@ def _sign_test_result(key_path: Path, report: AuditReport) -> bytes:
 
 
 def _digest(path: Path) -> str:
-    from privfair.cli.output import read_bytes
+    from privfair.durable import read_named
 
-    return hashlib.sha256(read_bytes(path, "model")).hexdigest()
+    return hashlib.sha256(read_named(path, "model")).hexdigest()
 
 
 _OF_A_RUN = ("run.json", "claim.token", "budget.json", "transcript.bin")
@@ -185,10 +185,10 @@ def command(
     if run is not None:
         require_run(run)
     from audit.report.statement import verify_audit
-    from privfair.cli.output import read_bytes
+    from privfair.durable import read_named
 
     subjects = model_subjects(model) if run is None else run_subjects(run)
-    found = verify_audit(read_bytes(statement, "STATEMENT"), read_trust_file(trust_path, root), subjects)
+    found = verify_audit(read_named(statement, "STATEMENT"), read_trust_file(trust_path, root), subjects)
     if report_path is not None:
         _require_same(found.predicate.report_digest, report_path)
     if as_json:
@@ -223,9 +223,9 @@ def _fails(verdict: str, require: str | None) -> bool:
 def _require_same(signed: str, path: Path) -> None:
     from audit.report.statement import AuditRefused, report_digest
     from calibrate.errors import InvalidInput
-    from privfair.cli.output import read_bytes
+    from privfair.durable import read_named
 
-    content = read_bytes(path, "--report")
+    content = read_named(path, "--report")
     try:
         report = json.loads(content)
     except (ValueError, RecursionError):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from audit.executors import executor_of
 from calibrate.errors import InvalidInput, PrivfairError
-from privfair.cli.executors import executor_of, worker_options
-from privfair.cli.output import json_option, print_json, progress_bar
+from privfair.cli.output import json_option, print_json, progress_bar, worker_options
 from privfair.data.infer import FileLayout, read_header
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def command(
     from audit.named import load_named
     from calibrate.errors import open_unit
     from calibrate.privacy_unit import EpsilonDelta
-    from privfair.cli.output import write_bytes
+    from privfair.durable import write_named
 
     # All that can be refused at once, before anything heavy is loaded.
     open_unit("--confidence", confidence)
@@ -134,7 +134,7 @@ def command(
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     report = report.model_copy(update={"audited_at": now})
     if out is not None:
-        write_bytes(out, f"{report.model_dump_json(indent=2)}\n".encode())
+        write_named(out, f"{report.model_dump_json(indent=2)}\n".encode())
     if as_json:
         print_json(report.to_json())
     else:

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from privfair.cli.keys import read_trust_file
-from privfair.cli.output import json_option, options, print_json, write_bytes
-from privfair.cli.report import read_audit, report_content
+from privfair.cli.output import json_option, options, print_json
+from privfair.durable import write_named
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 
@@ -27,13 +27,13 @@ def write_or_print(text: str, out: Path | None, document: dict[str, Any] | None 
     """To the file, or to standard output where none was named; with `document` that is what standard output gets."""
     if document is not None:
         if out is not None:
-            write_bytes(out, text.encode())
+            write_named(out, text.encode())
         print_json({**document, "out": None if out is None else str(out)})
         return
     if out is None:
         click.echo(text, nl=False)
         return
-    write_bytes(out, text.encode())
+    write_named(out, text.encode())
     click.echo(f"written to {out}", err=True)
 
 
@@ -60,6 +60,7 @@ def command(
       privfair card run/ --trust trust.json --audit audit.json --license apache-2.0 --out README.md
     Without --trust the card says that nobody checked the signatures.
     """
+    from audit.report.content import read_audit, report_content
     from audit.report.exports import CardFacts, model_card
 
     trust = None if trust_path is None else read_trust_file(trust_path, root)

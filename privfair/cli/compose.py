@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from privfair.cli.output import json_option, print_json, read_bytes
+from privfair.cli.output import json_option, print_json
+from privfair.durable import read_named
 
 
 @click.command("compose", short_help="one person's promise over several budgets or silos")
@@ -31,7 +32,7 @@ def command(budgets: tuple[Path, ...], silos: int | None, as_json: bool) -> None
     from calibrate.manifest.verify import read_unverified
     from privfair.api.reading import promises_of
 
-    documents = [(path.name, read_unverified(read_bytes(path, "BUDGET")).document) for path in budgets]
+    documents = [(path.name, read_unverified(read_named(path, "BUDGET")).document) for path in budgets]
     given = promises_of(documents, silos)
     basic = compose(given)
     total = compose_beforehand(given, [document.renyi_curve() for _, document in documents])

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from privfair.cli.keys import read_trust_file
-from privfair.cli.output import json_option, print_json, print_wrapped, read_bytes
+from privfair.cli.output import json_option, print_json, print_wrapped
+from privfair.durable import read_named
 
 if TYPE_CHECKING:
     from calibrate.meaning import Meaning
@@ -91,7 +92,7 @@ def _explain_budget(path: Path, trust_path: Path | None, root: Path | None, grou
     from calibrate.manifest.show import meaning_of, protected_text
     from calibrate.manifest.verify import authenticate, read_unverified
 
-    content = read_bytes(path, "BUDGET")
+    content = read_named(path, "BUDGET")
     if trust_path is None:
         document, checked, remark = read_unverified(content).document, False, None
     else:

@@ -9,7 +9,8 @@ import click
 
 from privfair.cli.help import Subcommands
 from privfair.cli.keys import ask_password, trust_options
-from privfair.cli.output import json_option, print_answer, read_bytes, show_values_option
+from privfair.cli.output import json_option, print_answer, show_values_option
+from privfair.durable import read_named
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _EXAMPLE = """
@@ -109,7 +110,7 @@ def serve(
         deadline=deadline,
     )
     plan_path = manifest.with_name("plan.toml") if plan is None else plan
-    run = prepare_site(plan_path, read_bytes(manifest, "--manifest"), trust.file, party, _by_silo(party, files))
+    run = prepare_site(plan_path, read_named(manifest, "--manifest"), trust.file, party, _by_silo(party, files))
 
     def ready() -> None:
         said = f"ready: the guard of {party} answers at {socket_path}"

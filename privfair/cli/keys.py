@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from privfair.cli.help import Subcommands
-from privfair.cli.output import json_option, options, print_answer, print_json, read_bytes, write_bytes
+from privfair.cli.output import json_option, options, print_answer, print_json
+from privfair.durable import read_named, write_named
 
 if TYPE_CHECKING:
     from calibrate.manifest.keys import SigningKey
@@ -50,7 +51,7 @@ def read_trust_file(path: Path, root: Path | None) -> TrustFile:
     from calibrate.manifest.keys import load_public
     from calibrate.manifest.trust import read_trust
 
-    return read_trust(read_bytes(path, "--trust"), None if root is None else load_public(root, ask_password))
+    return read_trust(read_named(path, "--trust"), None if root is None else load_public(root, ask_password))
 
 
 _out = click.option("--out", type=_PATH, required=True, help="The trust file, which is written anew.")
@@ -264,10 +265,10 @@ def _root_key(path: Path | None) -> SigningKey | None:
 def _read(path: Path, root: SigningKey | None) -> TrustFile:
     from calibrate.manifest.trust import read_trust
 
-    return read_trust(read_bytes(path, "--out"), None if root is None else root.public)
+    return read_trust(read_named(path, "--out"), None if root is None else root.public)
 
 
 def _write(trusted: TrustFile, path: Path, root: SigningKey | None, file_valid_days: int | None) -> None:
     if file_valid_days is not None:
         trusted = trusted.until(_now() + timedelta(days=file_valid_days))
-    write_bytes(path, trusted.to_bytes() if root is None else trusted.signed(root))
+    write_named(path, trusted.to_bytes() if root is None else trusted.signed(root))

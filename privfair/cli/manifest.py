@@ -9,7 +9,8 @@ import click
 
 from privfair.cli.help import Subcommands
 from privfair.cli.keys import ask_password, read_trust_file, trust_options
-from privfair.cli.output import json_option, options, print_json, read_bytes, write_bytes
+from privfair.cli.output import json_option, options, print_json
+from privfair.durable import read_named, write_named
 
 if TYPE_CHECKING:
     from calibrate.manifest.document import LedgerBinding
@@ -71,7 +72,7 @@ def write_manifest(draft: BudgetDraft, out: Path, key_path: Path) -> str:
     from calibrate.manifest.issue import issue
     from calibrate.manifest.keys import load_private
 
-    write_bytes(out, issue(draft, load_private(key_path, ask_password)))
+    write_named(out, issue(draft, load_private(key_path, ask_password)))
     return str(out)
 
 
@@ -101,8 +102,8 @@ def sign(file: Path, key_path: Path, out: Path | None, as_json: bool) -> None:
     from calibrate.manifest.verify import read_unverified
 
     key = load_private(key_path, ask_password)
-    signed = add_signature(read_bytes(file, "FILE"), key)
-    write_bytes(out or file, signed)
+    signed = add_signature(read_named(file, "FILE"), key)
+    write_named(out or file, signed)
     signatures = read_unverified(signed).claimed_key_ids
     if as_json:
         print_json({"manifest": str(out or file), "signed_by": key.key_id, "signatures": len(signatures)})
@@ -119,7 +120,7 @@ def verify(file: Path, trust_path: Path, root: Path | None, recompute: bool, as_
     """Check signatures, roles, validity and meaning; exit code 3 and the failed step otherwise."""
     from calibrate.manifest.verify import authenticate
 
-    manifest = authenticate(read_bytes(file, "FILE"), read_trust_file(trust_path, root))
+    manifest = authenticate(read_named(file, "FILE"), read_trust_file(trust_path, root))
     if recompute:
         from calibrate.manifest.issue import recompute as price_again
 
@@ -154,7 +155,7 @@ def show(file: Path, trust_path: Path | None, root: Path | None, as_json: bool) 
     from calibrate.manifest.show import render
     from calibrate.manifest.verify import authenticate, read_unverified
 
-    content = read_bytes(file, "FILE")
+    content = read_named(file, "FILE")
     manifest = (
         read_unverified(content)
         if trust_path is None

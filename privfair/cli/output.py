@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,43 +12,10 @@ from typing import Any, TypeVar
 
 import click
 
-from calibrate.errors import InvalidInput
-
 VALUES_WANTED = {"now": False}
 """Whether this invocation was asked to show the cell that a file is refused for; `privfair.cli.main` sets it back."""
 
 Item = TypeVar("Item")
-
-# Reading and writing files named on the command line, with errors that say which and why.
-
-
-def read_bytes(path: Path, argument: str) -> bytes:
-    """The content of a file that `argument` names; refused with the reason if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(
-            argument, str(path), f"cannot be read ({error.strerror})", "check the path and its permissions"
-        ) from error
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: a crash leaves the old content. A device or a folder is never replaced."""
-    if path.exists() and not path.is_file():
-        raise InvalidInput("--out", str(path), "exists and is not a regular file", "name a file")
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise InvalidInput(
-            "--out", str(path), f"cannot be written ({error.strerror})", "choose another place"
-        ) from error
-
 
 ledger_option = click.option(
     "--ledger",
@@ -266,3 +232,17 @@ trust_options = options(
     ),
 )
 """For commands that open a run folder, which may come from anybody."""
+
+scheduler_option = click.option(
+    "--scheduler", help="Address of a Dask scheduler, for example tcp://127.0.0.1:8786; a killed worker loses nothing."
+)
+worker_options = options(
+    click.option(
+        "--workers",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Number of processes that call the function side by side.",
+    ),
+    scheduler_option,
+)

@@ -59,7 +59,7 @@ def command(
     The CSV can be opened in a spreadsheet: a text that would run as a formula there gets an apostrophe in front.
     """
     from privfair.cli.keys import read_trust_file
-    from privfair.cli.output import write_bytes
+    from privfair.durable import write_named
     from privfair.run.folder_trust import FolderTrust
     from privfair.run.prediction import predict
 
@@ -67,7 +67,7 @@ def command(
     kept = tuple(dict.fromkeys((*(() if id_column is None else (id_column,)), *keep)))
     trusted = FolderTrust(signers, trust_code)
     found = predict(run, input_path, trusted, keep=kept, threshold=threshold, target_rate=target_rate)
-    write_bytes(out, found.as_csv())
+    write_named(out, found.as_csv())
     counts = Counter(found.predicted)
     warning = None
     if len(counts) == 1 and len(found.predicted) > 1:

@@ -9,7 +9,6 @@ import click
 
 from privfair.cli.card import run_options, write_or_print
 from privfair.cli.keys import read_trust_file
-from privfair.cli.report import read_audit, report_content
 
 _SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
 
@@ -47,6 +46,7 @@ def command(
       privfair registry run/ --region Norway --curator "North Hospital" --author "A. Lund" --out entry.yaml
     A run that promises nothing is refused.
     """
+    from audit.report.content import read_audit, report_content
     from audit.report.exports import RegistryFacts, as_yaml, registry_entry
     from calibrate.errors import InvalidInput
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from privfair.cli.output import json_option, ledger_option, print_json, read_bytes, show_values_option, write_bytes
+from privfair.cli.output import json_option, ledger_option, print_json, show_values_option
+from privfair.durable import read_named, write_named
 
 if TYPE_CHECKING:
     from calibrate.manifest.issue import BudgetDraft
@@ -52,9 +53,9 @@ def command(plan: Path, out: Path, asked_by: str | None, since: Path | None, as_
     from privfair.plan.file import read_plan_file
 
     draft = _draft(read_plan_file(plan), **asked)
-    content = request_bytes(draft, asked_by or _user(), read_bytes(plan, "PLAN"))
+    content = request_bytes(draft, asked_by or _user(), read_named(plan, "PLAN"))
     request = read_request(content)
-    write_bytes(out, content)
+    write_named(out, content)
     changed = None if since is None else changes_since(since, request.document)
     if as_json:
         print_json(

@@ -10,7 +10,8 @@ import click
 
 from privfair.cli.explain import print_lines
 from privfair.cli.keys import ask_password
-from privfair.cli.output import json_option, print_json, read_bytes, write_bytes
+from privfair.cli.output import json_option, print_json
+from privfair.durable import read_named, write_named
 
 if TYPE_CHECKING:
     from calibrate.manifest.document import BudgetDocument
@@ -41,9 +42,9 @@ def command(
       privfair sign request.json --key officer.pem --decline "epsilon 8 is too much for this purpose"
     """
     from calibrate.manifest.keys import load_private
-    from calibrate.manifest.request import decline_request, read_request, sign_request
+    from calibrate.manifest.request import answer_path, decline_request, read_request, sign_request
 
-    request = read_request(read_bytes(file, "REQUEST"))
+    request = read_request(read_named(file, "REQUEST"))
     changed = None if since is None else changes_since(since, request.document)
     if not as_json:
         _show(request, since, changed)
@@ -54,7 +55,7 @@ def command(
     key = load_private(key_path, ask_password)
     answer = sign_request(request, key) if decline is None else decline_request(request, decline, key)
     target = out or answer_path(file, signed=decline is None)
-    write_bytes(target, answer)
+    write_named(target, answer)
     if as_json:
         print_json(
             {
@@ -70,18 +71,13 @@ def command(
     print_lines((f"{word} with key {key.key_id}: return {target} to {request.asked_by}.",))
 
 
-def answer_path(file: Path, *, signed: bool) -> Path:
-    """Where the answer to a request goes unless said otherwise: beside it."""
-    return file.with_name(f"{file.stem}-{'signed' if signed else 'declined'}.json")
-
-
 def changes_since(path: Path, document: BudgetDocument) -> list[str]:
     """What is different in `document` from an earlier request or signed budget, one sentence each."""
     from calibrate.errors import InvalidInput
     from calibrate.manifest.request import changes, read_request
     from calibrate.manifest.verify import read_unverified
 
-    content = read_bytes(path, "--since")
+    content = read_named(path, "--since")
     try:
         before = read_request(content).document
     except InvalidInput:

@@ -17,16 +17,16 @@ from privfair.cli.output import (
     print_json,
     print_wrapped,
     progress_bar,
-    read_bytes,
     show_values_option,
     steps_option,
     table_lines,
     threads_option,
     threshold_options,
 )
+from privfair.durable import read_named
 
 if TYPE_CHECKING:
-    from privfair.cli.epsilon_so_far import EpsilonSoFar
+    from calibrate.epsilon_so_far import EpsilonSoFar
     from privfair.run.public import Progress
     from privfair.training import TrainingResult
 
@@ -161,7 +161,7 @@ def command(
     With --guards the silos' records, ledgers and noise are in processes of their own (`privfair guard serve`), and this
     one only asks them for published values; docs/how-to/federation.md.
     """
-    from privfair.cli.epsilon_so_far import EpsilonSoFar
+    from calibrate.epsilon_so_far import EpsilonSoFar
     from privfair.run.metrics import ThresholdRule
     from privfair.run.public import promise_of, read_signed_plan
 
@@ -183,7 +183,7 @@ def command(
             prepared = prepare(plan, manifest, trust)
             budget = prepared.document
         else:
-            signed = read_signed_plan(plan, read_bytes(manifest, "--manifest"), trust.file)
+            signed = read_signed_plan(plan, read_named(manifest, "--manifest"), trust.file)
             budget = signed.document
     promise = promise_of(budget)
     prices = EpsilonSoFar(budget)

@@ -163,14 +163,14 @@ def compare(place: Path, others: tuple[Path, ...], as_json: bool) -> None:
 def prove(place: Path, manifest: str | None, since: str | None, out: Path, as_json: bool) -> None:
     """Write a proof of some hundred bytes, for somebody who has a head of LOG and not the log."""
     from calibrate.errors import InvalidInput
-    from privfair.cli.output import write_bytes
+    from privfair.durable import write_named
     from privfair.ledger.witness import LogProof, WitnessLog
 
     if (manifest is None) == (since is None):
         raise InvalidInput("--manifest", manifest, "or --since must be given, and not both", "say what is to be proved")
     logs = WitnessLog.all_at(place)
     proof = LogProof.of_claim(logs, manifest) if manifest is not None else LogProof.of_growth(logs, str(since))
-    write_bytes(out, proof.encode())
+    write_named(out, proof.encode())
     if as_json:
         print_json({"log": str(place), "proof": str(out), "head": proof.head})
     else:
@@ -183,9 +183,9 @@ def prove(place: Path, manifest: str | None, since: str | None, out: Path, as_js
 @json_option
 def check(proof: Path, head: str, as_json: bool) -> None:
     """Check a PROOF against a head, without the log."""
-    from privfair.cli.output import read_bytes
+    from privfair.durable import read_named
     from privfair.ledger.witness import LogHead, LogProof
 
-    given, found = LogHead.parse(head), LogProof.decode(read_bytes(proof, "PROOF"))
+    given, found = LogHead.parse(head), LogProof.decode(read_named(proof, "PROOF"))
     wrong = [] if found.holds_for(given) else ["the proof does not lead to this head"]
     _finish(proof, {"head": head, "proves": found.statement}, wrong, as_json, f"proved: {found.statement}")

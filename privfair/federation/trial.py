@@ -29,7 +29,7 @@ from privfair.ledger import Ledger
 from privfair.run.public import read_signed_plan
 from privfair.training import TrustInForce, train_over_transport
 
-_PRIVFAIR = [sys.executable, "-c", "from privfair.cli import main; main()"]
+_PRIVFAIR = [sys.executable, "-m", "privfair"]
 _SECONDS_TO_START = 600.0
 _SECONDS_TO_STOP = 20.0
 RELAY = "privfair_relay"

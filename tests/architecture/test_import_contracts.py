@@ -17,6 +17,7 @@ PLANTED = {
     "the engine cannot calibrate itself": ("privfair/gate.py", "import calibrate.solve"),
     "the engine knows neither its front end nor the audits": ("privfair/training.py", "import privfair.api.plan"),
     "audits test the engine, and know no front end": ("audit/verdict.py", "import privfair.cli"),
+    "nothing but the entry point knows the command line": ("privfair/integrations/mlflow.py", "import privfair.cli"),
     "only the gate draws noise": ("privfair/fairness/measurement.py", "import privfair.noise"),
     "the coordinator sees no record": ("privfair/federation/party.py", "import privfair.data.dataset"),
     "algorithms do not import one another": ("privfair/algorithms/fpfl.py", "import privfair.algorithms.steffle"),

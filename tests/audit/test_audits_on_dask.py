@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from audit.coins.training_audit import audit_training
+from audit.executors import executor_of
 from calibrate.errors import InvalidInput
-from privfair.cli.executors import executor_of
 from privfair_experiments.sweep import results as sweep_results
 from tests.audit import strangers_training as strangers
 

@@ -9,6 +9,7 @@ import pytest
 from audit.report.results import FLOOR, AuditReport, CheckOutcome, Conclusion
 from audit.runs.noise import ALL_MEASURED
 from audit.runs.run_audit import AuditOptions, audit_run
+from calibrate.epsilon_so_far import EpsilonSoFar
 from calibrate.manifest import keys as signature
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
 from calibrate.manifest.keys import generate
@@ -16,7 +17,6 @@ from calibrate.manifest.mechanism import AsPrintedGuarantee
 from calibrate.manifest.verify import read_unverified
 from calibrate.sampling import RandomAllocation
 from privfair.batches.participation import declared_sampling
-from privfair.cli.epsilon_so_far import EpsilonSoFar
 from tests.contracts.canary_cases import CANARY_CASES
 from tests.privfair.small_runs import GAUSSIAN, Desk, trusting
 

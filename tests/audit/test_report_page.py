@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from audit.report.content import report_content
 from audit.report.page import ReportContent, _odds, render
 from audit.report.results import AuditReport
 from calibrate.budget import calibrate_plan
@@ -22,7 +23,6 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.cli.plots import plot_budget
-from privfair.cli.report import report_content
 from tests.privfair.small_runs import trusting
 
 

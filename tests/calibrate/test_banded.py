@@ -17,6 +17,7 @@ from scipy.linalg import toeplitz
 from calibrate.accountants.gaussian import gaussian_delta
 from calibrate.banded import banded_strategy, prefix_error
 from calibrate.budget import calibrate_plan
+from calibrate.epsilon_so_far import event_after
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding
 from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
@@ -27,7 +28,6 @@ from calibrate.questions import choose_bands, epsilon, rounds, sigma
 from calibrate.releases import MOST_BANDS, Gaussian, Repeated, Sampled, check_column
 from calibrate.sampling import Batch, Cyclic
 from privfair.cli import cli
-from privfair.cli.epsilon_so_far import event_after
 
 DELTA = 1e-5
 

@@ -18,8 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from torch import nn
 
+from audit.report.content import read_audit
 from audit.report.page import ReportContent, render
-from privfair.cli.report import read_audit
 from tests.end_to_end.command_line import Outcome, privfair
 
 RECORDS, FEATURES = 400, 6

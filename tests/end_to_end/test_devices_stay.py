@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.errors import InvalidInput
-from privfair.cli.output import write_bytes
-from privfair.durable import replace_file
+from privfair.durable import replace_file, write_named
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def pipe(tmp_path: Path) -> Path:
 
 def test_a_command_does_not_replace_a_pipe(pipe: Path) -> None:
     with pytest.raises(InvalidInput, match="not a regular file"):
-        write_bytes(pipe, b"content")
+        write_named(pipe, b"content")
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 

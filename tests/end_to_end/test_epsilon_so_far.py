@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from calibrate.accountants.registry import best_epsilon
+from calibrate.epsilon_so_far import EpsilonSoFar, event_after
 from calibrate.plans.fair_plugin import PayOncePlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.releases import Gaussian, InSequence, NonPrivate, Repeated, Sampled
 from calibrate.sampling import ShuffledEpochs
-from privfair.cli.epsilon_so_far import EpsilonSoFar, event_after
 from tests.privfair.small_runs import document_of
 
 TARGET = EpsilonDelta(2.0, 1e-5)

@@ -12,6 +12,7 @@ from runpy import run_path
 
 import pytest
 
+from audit.report.content import read_audit
 from calibrate.errors import PrivfairError
 from calibrate.manifest.document import PAYLOAD_TYPE, PREDICATE_TYPE, statement_bytes
 from calibrate.manifest.keys import generate, sign
@@ -19,7 +20,6 @@ from calibrate.manifest.request import read_request
 from calibrate.manifest.trust import read_trust
 from calibrate.manifest.verify import read_unverified
 from privfair.batches.record import BatchRecord
-from privfair.cli.report import read_audit
 from privfair.data.schema_toml import load_schema
 from privfair.ledger import Ledger, LedgerAccess
 from privfair.ledger.entries import GENESIS

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from privfair.cli.executors import executor_of
+from audit.executors import executor_of
 
 
 def test_a_fork_of_a_process_with_threads_ends() -> None:

@@ -24,7 +24,7 @@ def add_flags(parser: argparse.ArgumentParser, workers: int = 1) -> None:
 
 def results(chosen: argparse.Namespace, work: Callable[[Job], Found], jobs: Sequence[Job]) -> Iterator[Found]:
     """What `work` finds for each job, in the order of the jobs, wherever `chosen` has them run."""
-    from privfair.cli.executors import executor_of
+    from audit.executors import executor_of
 
     with executor_of(chosen.workers, chosen.scheduler) as executor:
         yield from map(work, jobs) if executor is None else executor.map(work, jobs)

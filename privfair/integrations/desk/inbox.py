@@ -13,6 +13,7 @@ from calibrate.manifest.request import (
     BudgetChange,
     BudgetRequest,
     Declined,
+    answer_path,
     changes,
     decline_request,
     grants,
@@ -22,8 +23,7 @@ from calibrate.manifest.request import (
     sign_request,
 )
 from calibrate.manifest.verify import read_unverified
-from privfair.cli.output import write_bytes
-from privfair.cli.sign import answer_path
+from privfair.durable import write_named
 
 _LARGEST = 2 << 20
 
@@ -136,7 +136,7 @@ def _waiting(letter: Letter) -> BudgetRequest:
 
 def _answered(letter: Letter, content: bytes, *, signed: bool) -> Path:
     path = answer_path(letter.path, signed=signed)
-    write_bytes(path, content)
+    write_named(path, content)
     return path
 
 
@@ -145,5 +145,5 @@ def drop_letter(folder: Path, stem: str, content: bytes) -> Path:
     number = 1
     while (path := folder / f"{stem}-{number}.json").exists():
         number += 1
-    write_bytes(path, content)
+    write_named(path, content)
     return path

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from audit.report.content import read_audit, report_content
 from audit.report.page import ReportContent
 from audit.report.results import AuditReport
 from calibrate.errors import InvalidInput, PrivfairError
@@ -19,7 +20,6 @@ from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.show import protected_text
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import read_unverified
-from privfair.cli.report import read_audit, report_content
 
 _MOST_AUDITS = 50
 _LARGEST = 8 << 20

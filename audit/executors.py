@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from multiprocessing import get_context
 
-import click
-
-from privfair.cli.output import options
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-scheduler_option = click.option(
-    "--scheduler", help="Address of a Dask scheduler, for example tcp://127.0.0.1:8786; a killed worker loses nothing."
-)
-worker_options = options(
-    click.option(
-        "--workers",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Number of processes that call the function side by side.",
-    ),
-    scheduler_option,
-)
+from calibrate.errors import InvalidInput
 
 
 @contextmanager
@@ -38,9 +20,6 @@ def executor_of(workers: int, scheduler: str | None, threads: bool = False) -> I
     if workers == 1:
         yield None
         return
-    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-    from multiprocessing import get_context
-
     # Fresh processes: in the fork of one in which torch has threads, its next parallel computation never ends.
     pool = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
@@ -51,8 +30,6 @@ def executor_of(workers: int, scheduler: str | None, threads: bool = False) -> I
 
 @contextmanager
 def _dask(address: str) -> Iterator[Executor]:
-    from calibrate.errors import InvalidInput
-
     try:
         from distributed import Client
     except ImportError as error:
