@@ -19,10 +19,10 @@ from calibrate.discrete_noise import NO_SLACK, ProfileSlack, combined
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination, positive
 from calibrate.meaning import Meaning
 from calibrate.plans.from_mapping import algorithm_named, parameter_names, plan_from_mapping
-from calibrate.plans.gaussian import BatchSampling
 from calibrate.plans.plan import AlgorithmName, NoisyValue, Plan, PluginName, RandomizedValue
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import Release, scale_noise
+from calibrate.sampling import SamplingName
 from calibrate.search_cost import price_search, solve_search
 from calibrate.solve import MOST_ROUNDS, bisected, solve_noise, solve_rounds
 from calibrate.tries import DRAW_ERROR, RandomTries
@@ -329,7 +329,7 @@ def solve_parameter(
 
 def _rate_parameter(name: AlgorithmName | PluginName, spelled: Mapping[str, object]) -> tuple[str, float]:
     """Which parameter sets the rate, and its largest value."""
-    allocated = spelled.get("sampling") in (BatchSampling.RANDOM_ALLOCATION, BatchSampling.RANDOM_ALLOCATION.value)
+    allocated = spelled.get("sampling") == SamplingName.RANDOM_ALLOCATION
     if allocated or (name is AlgorithmName.GAUSSIAN and spelled.get("batches") is not None):
         rule = "random allocation and cyclic batches have batches per epoch, not a rate"
         raise InvalidInput("solve", "rate", rule, "use --solve rounds")

@@ -8,25 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum
+from enum import Enum
 from fractions import Fraction
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, TypeVar
 
 from calibrate.errors import InvalidInput, NotCertified, count, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
-from calibrate.releases import Gaussian, Release, Repeated, Together, over_rounds, reached_over_rounds
-from calibrate.sampling import (
-    Batch,
-    Cyclic,
-    FixedSize,
-    Poisson,
-    RandomAllocation,
-    Sampling,
-    ShuffledEpochs,
-    TruncatedPoisson,
-    WithReplacement,
-    rounds_of,
-)
+from calibrate.releases import Gaussian, Release, Together, over_rounds, reached_over_rounds
+from calibrate.sampling import Batch, Cyclic, Sampling, SamplingName, rounds_of, sampling_named
 
 if TYPE_CHECKING:
     from calibrate.theorems.theorem import Theorem, Verdict
@@ -36,19 +25,6 @@ MOST_ROUNDS = 10**12
 
 Rate = float | str | Fraction
 Choice = TypeVar("Choice", bound=Enum)
-
-
-class SamplingName(StrEnum):
-    """How each round's batch is drawn."""
-
-    FULL = "full"
-    POISSON = "poisson"
-    FIXED = "fixed"
-    SHUFFLED = "shuffled"
-    WITH_REPLACEMENT = "with-replacement"
-    RANDOM_ALLOCATION = "random-allocation"
-    TRUNCATED_POISSON = "truncated-poisson"
-    CYCLIC = "cyclic"
 
 
 @dataclass(frozen=True)
@@ -77,15 +53,11 @@ class NoisyRounds:
     @property
     def published(self) -> Release:
         """What an upper end is computed from; an epoch that is begun counts whole."""
-        if self.sampling is None:
-            return Repeated(self._one_round, self.rounds)
         return over_rounds(self.sampling, self._one_round, self.rounds)
 
     @property
     def reached(self) -> Release:
         """What a lower end is computed from: of an epoch that is begun, only the batches that were published."""
-        if self.sampling is None:
-            return self.published
         return reached_over_rounds(self.sampling, self._one_round, self.rounds)
 
     @property
@@ -331,12 +303,15 @@ def noisy_rounds(
         rounds = count("epochs", epochs) * batches
     default = SamplingName.FULL if sampling_rate is None else SamplingName.POISSON
     name, neighbours = _choice(SamplingName, "sampling", sampling or default), _choice(Relation, "relation", relation)
-    drawn: Sampling | None
+    for argument, value in (("batch_limit", batch_limit), ("most_units", most_units)):
+        if (value is not None) != (name is SamplingName.TRUNCATED_POISSON):
+            rule = "is needed by" if value is None else "is only for"
+            raise InvalidInput(argument, value, f"{rule} sampling truncated-poisson", "give both or none")
+    known = _batch(batch, name, neighbours)
     if name is SamplingName.CYCLIC:
-        drawn = _cyclic(sampling_rate, batches, bands, _batch(batch, name, neighbours))
+        drawn: Sampling | None = _cyclic(sampling_rate, batches, bands, known)
     else:
-        drawn = _sampling(name, sampling_rate, _batch(batch, name, neighbours))
-    drawn = _truncated(name, drawn, batch_limit, most_units)
+        drawn = _sampling(name, sampling_rate, known, batch_limit, most_units)
     return NoisyRounds(tuple(noise_multipliers), drawn, 1 if rounds is None else rounds, PrivacyUnit.of(neighbours))
 
 
@@ -350,19 +325,6 @@ def _cyclic(sampling_rate: Rate | None, batches: int | None, bands: int | None, 
         rule = "must be positive and at most one over the batches per cycle"
         raise InvalidInput("sampling_rate", sampling_rate, rule, "drop it: each unit once per cycle")
     return Cyclic(batches, float(within), 1 if bands is None else bands, batch)
-
-
-def _truncated(
-    name: SamplingName, drawn: Sampling | None, batch_limit: int | None, most_units: int | None
-) -> Sampling | None:
-    """The same Poisson batches, cut at a limit, where that was asked for."""
-    for argument, value in (("batch_limit", batch_limit), ("most_units", most_units)):
-        if (value is not None) != (name is SamplingName.TRUNCATED_POISSON):
-            rule = "is needed by" if value is None else "is only for"
-            raise InvalidInput(argument, value, f"{rule} sampling truncated-poisson", "give both or none")
-    if batch_limit is None or most_units is None or not isinstance(drawn, Poisson):
-        return drawn
-    return TruncatedPoisson(drawn.rate, most_units, batch_limit, drawn.batch)
 
 
 def _choice(kind: type[Choice], argument: str, value: str) -> Choice:
@@ -385,50 +347,46 @@ def _batch(batch: str | None, sampling: SamplingName, relation: Relation) -> Bat
     return Batch.SECRET if amplified else Batch.REVEALED
 
 
-def _sampling(name: SamplingName, rate: Rate | None, batch: Batch) -> Sampling | None:
+def _sampling(
+    name: SamplingName, rate: Rate | None, batch: Batch, batch_limit: int | None, most_units: int | None
+) -> Sampling | None:
+    """The sampling of that name, if the rate says all that it needs."""
+    size = population = 1
     if name is SamplingName.FULL:
         if rate is not None and len(set(_ratio(rate))) != 1:
             raise InvalidInput("sampling_rate", rate, "contradicts sampling full", "drop it, or name a sampling")
-        return None
-    if rate is None:
+    elif rate is None:
         raise InvalidInput("sampling_rate", rate, f"is needed for sampling {name}", "give batch / population")
-    size, population = _ratio(rate)
+    else:
+        size, population = _ratio(rate)
+        _check_rate(name, rate, size, population)
+    return sampling_named(
+        name,
+        batch,
+        rate=size / population,
+        population=population if most_units is None else most_units,
+        size=size,
+        batches=population,
+        limit=batch_limit,
+    )
+
+
+def _check_rate(name: SamplingName, rate: Rate, size: int, population: int) -> None:
+    """Refuse a rate that leaves open what is drawn; `size` and `population` are what it spells."""
     if not 0 < size <= population:
         raise InvalidInput("sampling_rate", rate, "must lie in (0, 1]", "give a fraction such as 0.01 or 256/7500")
-    match name:
-        case SamplingName.POISSON | SamplingName.TRUNCATED_POISSON:
-            return Poisson(size / population, batch)
-        case SamplingName.FIXED:
-            return FixedSize(population, size, batch)
-        case SamplingName.SHUFFLED:
-            return ShuffledEpochs(*_whole_batches(rate, population, size), batch)
-        case SamplingName.WITH_REPLACEMENT:
-            if _is_decimal(rate):
-                rule = "is a decimal, but draws with replacement need both numbers"
-                raise InvalidInput("sampling_rate", rate, rule, "give draws/population, such as 256/7500")
-            return WithReplacement(population, size, batch)
-        case SamplingName.RANDOM_ALLOCATION:
-            if _is_decimal(rate) or size != 1:
-                rule = "must be one over the batches per epoch, as a fraction"
-                raise InvalidInput("sampling_rate", rate, rule, "give 1/30 for epochs of 30 batches, or batches=30")
-            return RandomAllocation(population, batch=batch)
-        case SamplingName.CYCLIC:
-            raise InvalidInput("batches", None, "is needed for sampling cyclic", "give the batches per cycle")
-        case _:
-            assert_never(name)
-
-
-def _whole_batches(rate: Rate, population: int, size: int) -> tuple[int, int]:
-    """Population and batch size of shuffled epochs; a decimal is taken only if it stands for whole batches.
-
-    0.3333 of the data would be four batches per epoch, the last of them nearly empty, where three are meant: fewer
-    epochs would be charged than are walked through.
-    """
-    if _is_decimal(rate) and population % size:
+    if name is SamplingName.WITH_REPLACEMENT and _is_decimal(rate):
+        rule = "is a decimal, but draws with replacement need both numbers"
+        raise InvalidInput("sampling_rate", rate, rule, "give draws/population, such as 256/7500")
+    if name is SamplingName.RANDOM_ALLOCATION and (_is_decimal(rate) or size != 1):
+        rule = "must be one over the batches per epoch, as a fraction"
+        raise InvalidInput("sampling_rate", rate, rule, "give 1/30 for epochs of 30 batches, or batches=30")
+    # 0.3333 of the data would be four batches per epoch, the last of them nearly empty, where three are meant: fewer
+    # epochs would be charged than are walked through.
+    if name is SamplingName.SHUFFLED and _is_decimal(rate) and population % size:
         rule = f"is a decimal that does not divide an epoch into whole batches ({population / size:.6g} of them)"
         nearest = max(1, population // size)
         raise InvalidInput("sampling_rate", rate, rule, f"give batch/population, such as 256/7500, or 1/{nearest}")
-    return population, size
 
 
 def _is_decimal(rate: Rate) -> bool:

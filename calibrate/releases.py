@@ -141,9 +141,11 @@ def leaves(release: Release, times: int = 1) -> Iterator[tuple[Leaf, int]]:
             assert_never(release)
 
 
-def over_rounds(sampling: Sampling, noisy: Gaussian | Laplace | Together, rounds: int) -> Release:
-    """`rounds` rounds of `noisy` on batches drawn by `sampling`; a begun epoch or cycle counts whole."""
+def over_rounds(sampling: Sampling | None, noisy: Gaussian | Laplace | Together, rounds: int) -> Release:
+    """`rounds` rounds of `noisy` on batches drawn by `sampling` (None: the full data); a begun epoch counts whole."""
     match sampling:
+        case None:
+            return Repeated(noisy, rounds)
         case ShuffledEpochs() | Cyclic():
             return Repeated(Sampled(sampling, noisy), sampling.epochs_for(rounds))
         case RandomAllocation(batches, _, batch):  # an epoch that is begun has a price of its own
@@ -154,7 +156,7 @@ def over_rounds(sampling: Sampling, noisy: Gaussian | Laplace | Together, rounds
             return Repeated(Sampled(sampling, noisy), rounds)
 
 
-def reached_over_rounds(sampling: Sampling, noisy: Gaussian | Laplace | Together, rounds: int) -> Release:
+def reached_over_rounds(sampling: Sampling | None, noisy: Gaussian | Laplace | Together, rounds: int) -> Release:
     """What those rounds really reach: the first r batches of an epoch are a revealed batch r times as large.
 
     Guarantee: never costs more than `over_rounds`, and is attained: for revealed batches the unit is among the

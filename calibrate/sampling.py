@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
+from typing import TypeVar, assert_never
 
 from calibrate.errors import InvalidInput, count, rate
+
+Number = TypeVar("Number", int, float)
 
 
 class Batch(Enum):
@@ -196,6 +199,59 @@ class Cyclic:
 
 Sampling = Poisson | FixedSize | ShuffledEpochs | WithReplacement | RandomAllocation | TruncatedPoisson | Cyclic
 """A full batch needs no sampling: it is the bare release."""
+
+
+class SamplingName(StrEnum):
+    """How each round's batch is drawn, as plans, command line and Python spell it."""
+
+    FULL = "full"
+    POISSON = "poisson"
+    FIXED = "fixed"
+    SHUFFLED = "shuffled"
+    WITH_REPLACEMENT = "with-replacement"
+    RANDOM_ALLOCATION = "random-allocation"
+    TRUNCATED_POISSON = "truncated-poisson"
+    CYCLIC = "cyclic"
+
+
+def sampling_named(
+    name: SamplingName,
+    batch: Batch,
+    *,
+    rate: float | None = None,
+    population: int | None = None,
+    size: int | None = None,
+    batches: int | None = None,
+    limit: int | None = None,
+    bands: int | None = None,
+) -> Sampling | None:
+    """The sampling of that name with those of the numbers that it needs; None for the full data."""
+    match name:
+        case SamplingName.FULL:
+            return None
+        case SamplingName.POISSON:
+            return Poisson(_needed("sampling rate", rate), batch)
+        case SamplingName.FIXED:
+            return FixedSize(_needed("population", population), _needed("batch size", size), batch)
+        case SamplingName.SHUFFLED:
+            return ShuffledEpochs(_needed("population", population), _needed("batch size", size), batch)
+        case SamplingName.WITH_REPLACEMENT:
+            return WithReplacement(_needed("population", population), _needed("draws", size), batch)
+        case SamplingName.RANDOM_ALLOCATION:
+            return RandomAllocation(_needed("batches per epoch", batches), batch=batch)
+        case SamplingName.TRUNCATED_POISSON:
+            most = _needed("most units", population)
+            return TruncatedPoisson(_needed("sampling rate", rate), most, _needed("batch limit", limit), batch)
+        case SamplingName.CYCLIC:
+            return Cyclic(_needed("batches per cycle", batches), _needed("rate", rate), bands or 1, batch)
+        case _:
+            assert_never(name)
+
+
+def _needed(argument: str, number: Number | None) -> Number:
+    if number is None:
+        raise InvalidInput(argument, None, "is needed for this sampling", "give it")
+    return number
 
 
 def whole(sampling: Sampling) -> Sampling:

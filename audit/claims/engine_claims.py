@@ -21,13 +21,14 @@ from audit.claims.falsify import CataloguedClaim
 from audit.claims.spaces import Ball, Box, Category, Space
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
-from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
+from calibrate.plans.clipped_sums import FedfdpPlan, FpflPlan
 from calibrate.plans.fair_plugin import ATTRIBUTE, FLIPS, GROUPS, RATES, SCORES, FairPluginPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import PREDICTIONS, UPDATES, MmdFedavgPlan
 from calibrate.plans.plan import HISTOGRAM, Plan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import Norm, Protected, Relation, SensitivityClaim
+from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
@@ -342,7 +343,7 @@ def _state_at(start: Any, theta: Tensor) -> Any:
     return replace(start, theta=theta)
 
 
-def _users(build: Callable[[], Algorithm[Any]], sampling: CohortSampling) -> Builder:
+def _users(build: Callable[[], Algorithm[Any]], sampling: SamplingName) -> Builder:
     def claim(id: str) -> CataloguedClaim:
         algorithm = build()
         start, cohort = algorithm.start(), torch.arange(_USERS)
@@ -352,9 +353,8 @@ def _users(build: Callable[[], Algorithm[Any]], sampling: CohortSampling) -> Bui
             return _value_named(algorithm.contribution(state, 0, _silo(x, y, s, user), cohort), _STATISTICS)
 
         domain = Domain(_COLUMNS, {"theta": _THETA}, most=3, user="user", most_per_user=2)
-        name = type(algorithm).__name__
-        says = f"{name}.contribution(): a user's whole vector keeps the plan's bound, {sampling.value} cohorts"
-        stated = _planned(FpflPlan(_USERS, 4, 10, _CLIP, sampling), _STATISTICS)
+        name, stated = type(algorithm).__name__, _planned(FpflPlan(_USERS, 4, 10, _CLIP, sampling), _STATISTICS)
+        says = f"{name}.contribution(): a user's whole vector keeps the plan's bound, {sampling} cohorts"
         return CataloguedClaim(id, says, stated, Subject(value, domain))
 
     return claim
@@ -455,11 +455,11 @@ BUILDERS: dict[str, Builder] = {
         for algorithm, build in _GRADIENTS_AND_LOSSES.items()
         for name in ("gradient", "loss")
     },
-    "engine.fpfl.user_statistics.poisson": _users(_fpfl(FairnessNotion.EQUALISED_ODDS), CohortSampling.POISSON),
+    "engine.fpfl.user_statistics.poisson": _users(_fpfl(FairnessNotion.EQUALISED_ODDS), SamplingName.POISSON),
     "engine.fpfl.user_statistics.fixed": _users(
-        _fpfl(FairnessNotion.ACCURACY, ((1.0, 1.0), (40.0, 1.0))), CohortSampling.FIXED
+        _fpfl(FairnessNotion.ACCURACY, ((1.0, 1.0), (40.0, 1.0))), SamplingName.FIXED
     ),
-    "engine.tran.user_statistics": _users(_tran, CohortSampling.POISSON),
+    "engine.tran.user_statistics": _users(_tran, SamplingName.POISSON),
     **{f"engine.mmd-fedavg.{name}": _mmd_message(name, 1) for name in PREDICTIONS},
     "engine.mmd-fedavg.client_updates": _mmd_updates(2),
     "engine.mmd-fedavg.predictions.three-groups": _mmd_message("predictions_group_2", 1, groups=3),

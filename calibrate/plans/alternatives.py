@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
-from calibrate.plans.gaussian import BatchSampling, GaussianPlan
+from calibrate.plans.clipped_sums import COHORTS, FedfdpPlan, FpflPlan
+from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import NoisyValue, Plan, of_one_batch, with_once
-from calibrate.plans.steffle import StefflePlan, SteffleSampling
+from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import EpsilonDelta, NoiseKind, PrivacyUnit, Protected, Relation
 from calibrate.releases import InSequence, Release, Repeated, Sampled
-from calibrate.sampling import Batch, FixedSize, Poisson
+from calibrate.sampling import Batch, FixedSize, Poisson, SamplingName
 from calibrate.solve import solve_noise
 
 
@@ -108,10 +108,10 @@ def _cases(plan: Plan, own: _Case) -> Iterator[_Case]:
 
 
 def _steffle(plan: StefflePlan, own: _Case) -> Iterator[_Case]:
-    for sampling in (SteffleSampling.SHUFFLED, SteffleSampling.POISSON, SteffleSampling.FULL):
+    for sampling in (SamplingName.SHUFFLED, SamplingName.POISSON, SamplingName.FULL):
         if sampling is plan.sampling:
             continue
-        batch = plan.silo_size if sampling is SteffleSampling.FULL else plan.batch_size
+        batch = plan.silo_size if sampling is SamplingName.FULL else plan.batch_size
         other = replace(plan, sampling=sampling, batch_size=batch)
         yield _Case(f"{sampling.value} batches", other.template(), other.unit, other.values()[-1])
     if plan.histogram_noise_ratio is None:
@@ -125,7 +125,7 @@ def _steffle(plan: StefflePlan, own: _Case) -> Iterator[_Case]:
         replace(own.value, noise_multiplier=1.0),
         "h_theta of the same batch is published too",
     )
-    if plan.sampling is not SteffleSampling.FULL:
+    if plan.sampling is not SamplingName.FULL:
         secret = Sampled(Poisson(plan.batch_size / plan.silo_size, Batch.SECRET), of_one_batch(plan.values()))
         yield _Case(
             "secret Poisson batches, amplified as in DP-SGD",
@@ -163,12 +163,12 @@ def _fedfdp(plan: FedfdpPlan, own: _Case) -> Iterator[_Case]:
 
 
 def _fpfl(plan: FpflPlan, own: _Case) -> Iterator[_Case]:
-    for sampling in CohortSampling:
+    for sampling in COHORTS:
         if sampling is not plan.sampling:
             other = replace(plan, sampling=sampling)
             description = f"{sampling.value} cohorts ({other.unit.relation.value})"
             yield _Case(description, other.template(), other.unit, own.value)
-    if plan.sampling is CohortSampling.FIXED:
+    if plan.sampling is SamplingName.FIXED:
         printed = replace(own.value, noise_multiplier=2.0)
         yield _Case(
             "fixed cohorts with sensitivity C, as in the paper's analysis",
@@ -216,7 +216,7 @@ def _mmd(plan: MmdFedavgPlan, own: _Case) -> Iterator[_Case]:
 
 
 _POISSON: dict[str, Any] = {
-    "sampling": BatchSampling.POISSON,
+    "sampling": SamplingName.POISSON,
     **dict.fromkeys(("batches", "batch_limit", "most_units", "bands")),
 }
 
@@ -224,11 +224,11 @@ _POISSON: dict[str, Any] = {
 def _gaussian(plan: GaussianPlan, own: _Case) -> Iterator[_Case]:
     for relation in (Relation.ADD_REMOVE, Relation.REPLACE_ONE):
         # Random allocation is priced for added and removed records alone.
-        if relation is not plan.relation and plan.sampling is BatchSampling.POISSON:
+        if relation is not plan.relation and plan.sampling is SamplingName.POISSON:
             other = replace(plan, relation=relation)
             yield _Case(f"relation {relation.value}", other.template(), other.unit, own.value)
     if plan.sampling_rate < 1:
-        if plan.sampling is not BatchSampling.POISSON:
+        if plan.sampling is not SamplingName.POISSON:
             independent = replace(plan, noise=plan.ratios, **_POISSON)
             yield _Case("Poisson batches of the same rate", independent.template(), independent.unit, own.value)
         full = replace(plan, sampling_rate=1.0, noise=plan.ratios, **_POISSON)

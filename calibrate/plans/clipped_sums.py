@@ -7,8 +7,7 @@ publishes one noisy sum of the cohort's clipped vectors.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Annotated, ClassVar, assert_never
+from typing import Annotated, ClassVar
 
 from calibrate.errors import InvalidInput, count, positive, rate
 from calibrate.plans.plan import (
@@ -19,14 +18,16 @@ from calibrate.plans.plan import (
     Flag,
     NoisyValue,
     Plan,
+    check_sampling,
     normalisation_statistics,
     of_one_batch,
     optional_ratio,
+    sampling_flag,
     with_once,
 )
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-from calibrate.releases import Release, Repeated, Sampled
-from calibrate.sampling import Batch, FixedSize, Poisson
+from calibrate.releases import Release, Repeated, Sampled, over_rounds
+from calibrate.sampling import Batch, Poisson, SamplingName, sampling_named
 
 GRADIENT, LOSS = "gradient", "loss"
 
@@ -117,11 +118,8 @@ class FedfdpPlan(Plan):
 STATISTICS = "user_statistics"
 
 
-class CohortSampling(Enum):
-    """How the cohort is drawn; it decides the adjacency for which a bound is proved."""
-
-    FIXED = "fixed"
-    POISSON = "poisson"
+COHORTS = (SamplingName.FIXED, SamplingName.POISSON)
+"""How the cohort is drawn; it decides the adjacency for which a bound is proved."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +144,13 @@ class FpflPlan(Plan):
     rounds: Annotated[int, ROUNDS_FLAG]
     clip: Annotated[float, Flag("C", "L2 clip of one user's whole message.")]
     sampling: Annotated[
-        CohortSampling, Flag("", "Cohorts of fixed size (replace-one, 2C) or Poisson (add-remove, C).")
-    ] = CohortSampling.FIXED
+        SamplingName, sampling_flag("Cohorts of fixed size (replace-one, 2C) or Poisson (add-remove, C).", *COHORTS)
+    ] = SamplingName.FIXED
     normalisation_noise_ratio: Annotated[float | None, NORMALISATION_FLAG] = None
     normalisation_clip: Annotated[float, NORMALISATION_CLIP_FLAG] = 1.0
 
     def __post_init__(self) -> None:
+        check_sampling(self.sampling, *COHORTS)
         check_cohort(self.users, self.cohort)
         count("rounds", self.rounds)
         positive("clip", self.clip)
@@ -160,13 +159,8 @@ class FpflPlan(Plan):
 
     @property
     def unit(self) -> PrivacyUnit:
-        match self.sampling:
-            case CohortSampling.FIXED:
-                return PrivacyUnit(Protected.USER, Relation.REPLACE_ONE)
-            case CohortSampling.POISSON:
-                return PrivacyUnit(Protected.USER, Relation.ADD_REMOVE)
-            case _:
-                assert_never(self.sampling)
+        fixed = self.sampling is SamplingName.FIXED
+        return PrivacyUnit(Protected.USER, Relation.REPLACE_ONE if fixed else Relation.ADD_REMOVE)
 
     def values(self) -> tuple[NoisyValue, ...]:
         return (NoisyValue(STATISTICS, self.clip),)
@@ -177,21 +171,16 @@ class FpflPlan(Plan):
         return (normalisation_statistics(self.normalisation_clip, self.normalisation_noise_ratio),)
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        match self.sampling:
-            case CohortSampling.FIXED:
-                cohort: FixedSize | Poisson = FixedSize(self.users, self.cohort, Batch.SECRET)
-            case CohortSampling.POISSON:
-                cohort = Poisson(self.cohort / self.users, Batch.SECRET)
-            case _:
-                assert_never(self.sampling)
-        return with_once(Repeated(Sampled(cohort, of_one_batch(values)), self.rounds), once)
+        sizes = {"population": self.users, "size": self.cohort}
+        cohort = sampling_named(self.sampling, Batch.SECRET, rate=self.cohort / self.users, **sizes)
+        return with_once(over_rounds(cohort, of_one_batch(values), self.rounds), once)
 
     def assumptions(self) -> tuple[str, ...]:
         drawn = {
-            CohortSampling.FIXED: (
+            SamplingName.FIXED: (
                 f"Each round's cohort is a fresh uniform subset of exactly {self.cohort} of {self.users} users."
             ),
-            CohortSampling.POISSON: (
+            SamplingName.POISSON: (
                 f"Each user joins each round's cohort independently with probability {self.cohort}/{self.users}."
             ),
         }[self.sampling]

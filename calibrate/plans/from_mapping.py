@@ -15,8 +15,9 @@ from calibrate.plans.fair_plugin import FairPluginPlan, PayOncePlan
 from calibrate.plans.gaussian import GaussianPlan, OwnLoopPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import AlgorithmName, Plan, PluginName
-from calibrate.plans.steffle import StefflePlan, SteffleSampling
+from calibrate.plans.steffle import StefflePlan
 from calibrate.plugins import PluginGroup, Plugins
+from calibrate.sampling import SamplingName
 
 Choice = TypeVar("Choice", bound=Enum)
 
@@ -107,7 +108,7 @@ def plan_from_mapping(algorithm: AlgorithmName | PluginName | str, mapping: Mapp
 def add_implied(name: AlgorithmName | PluginName, given: dict[str, object]) -> None:
     """Add to the given parameters, by field name, those that follow from others."""
     batches = given.get("batches")
-    if name is AlgorithmName.STEFFLE and given.get("sampling") in (SteffleSampling.FULL, "full"):
+    if name is AlgorithmName.STEFFLE and given.get("sampling") == SamplingName.FULL:
         given.setdefault("batch_size", given.get("silo_size"))
     if name is AlgorithmName.GAUSSIAN and isinstance(batches, int) and batches > 0:
         given.setdefault("sampling_rate", 1 / batches)
@@ -127,6 +128,8 @@ def _convert(key: str, value: object, hint: object) -> object:
         parts = [part for part in get_args(hint) if part is not type(None)]
         kind = _spoken(parts, value) or parts[0]
         value = value[0] if kind is not parts[0] and isinstance(value, list | tuple) else value
+    if kind is SamplingName:  # which of the names are offered is for the plan to say
+        return next((name for name in SamplingName if name == value), value)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return value if isinstance(value, kind) else _choice(key.replace("_", "-"), value, kind)
     if get_origin(kind) is tuple and isinstance(value, (list, tuple)):

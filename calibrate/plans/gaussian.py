@@ -9,31 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, ClassVar, assert_never
+from typing import Annotated, ClassVar
 
 from calibrate.errors import InvalidInput, count, positive, rate
-from calibrate.plans.plan import ROUNDS_FLAG, AlgorithmName, Flag, NoisyValue, Plan, of_one_batch
-from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-from calibrate.releases import Release, Repeated, over_rounds, reached_over_rounds
-from calibrate.sampling import (
-    Batch,
-    Cyclic,
-    FixedSize,
-    Poisson,
-    RandomAllocation,
-    Sampling,
-    ShuffledEpochs,
-    TruncatedPoisson,
+from calibrate.plans.plan import (
+    ROUNDS_FLAG,
+    AlgorithmName,
+    Flag,
+    NoisyValue,
+    Plan,
+    check_sampling,
+    of_one_batch,
+    sampling_flag,
 )
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
+from calibrate.releases import Release, over_rounds, reached_over_rounds
+from calibrate.sampling import Batch, Cyclic, RandomAllocation, Sampling, SamplingName, TruncatedPoisson, sampling_named
 
-
-class BatchSampling(Enum):
-    """How secret batches are drawn."""
-
-    POISSON = "poisson"
-    RANDOM_ALLOCATION = "random-allocation"
-    TRUNCATED_POISSON = "truncated-poisson"
-    CYCLIC = "cyclic"
+_SAMPLINGS = (SamplingName.POISSON, SamplingName.RANDOM_ALLOCATION, SamplingName.TRUNCATED_POISSON, SamplingName.CYCLIC)
+"""How the engine can draw secret batches."""
 
 
 class CorrelatedNoise(Enum):
@@ -78,13 +72,13 @@ class GaussianPlan(Plan):
     ] = (1.0,)
     clip: Annotated[float, Flag("C", "L2 clip of one unit's contribution.")] = 1.0
     sampling: Annotated[
-        BatchSampling,
-        Flag(
-            "",
+        SamplingName,
+        sampling_flag(
             "Batches by independent draws (poisson), the same but never above a limit (truncated-poisson), each "
             "unit in one batch per epoch (random-allocation), or groups in a cycle (cyclic; for banded noise).",
+            *_SAMPLINGS,
         ),
-    ] = BatchSampling.POISSON
+    ] = SamplingName.POISSON
     batches: Annotated[int | None, Flag("N", "Batches per epoch of random allocation, or per cycle.")] = None
     batch_limit: Annotated[int | None, Flag("B", "The most units in a batch of truncated Poisson sampling.")] = None
     most_units: Annotated[
@@ -98,6 +92,7 @@ class GaussianPlan(Plan):
     ] = None
 
     def __post_init__(self) -> None:
+        check_sampling(self.sampling, *_SAMPLINGS)
         rate("sampling-rate", self.sampling_rate)
         count("rounds", self.rounds)
         positive("clip", self.clip)
@@ -106,17 +101,17 @@ class GaussianPlan(Plan):
             raise InvalidInput("noise", self.noise, rule, "give one ratio for each value, or the word banded")
         for ratio in self.ratios:
             positive("noise", ratio)
-        if self.noise is CorrelatedNoise.BANDED and self.sampling is BatchSampling.POISSON:
-            object.__setattr__(self, "sampling", BatchSampling.CYCLIC)  # within a group, Poisson draws
+        if self.noise is CorrelatedNoise.BANDED and self.sampling is SamplingName.POISSON:
+            object.__setattr__(self, "sampling", SamplingName.CYCLIC)  # within a group, Poisson draws
         self._check_batches()
         self._check_bands()
 
     def _check_batches(self) -> None:
         for name, value in (("batch-limit", self.batch_limit), ("most-units", self.most_units)):
-            if (value is not None) != (self.sampling is BatchSampling.TRUNCATED_POISSON):
+            if (value is not None) != (self.sampling is SamplingName.TRUNCATED_POISSON):
                 rule = "is for truncated Poisson sampling" if value else "is needed by truncated Poisson sampling"
                 raise InvalidInput(name, value, rule, "give it together with sampling truncated-poisson")
-        if self.sampling not in (BatchSampling.RANDOM_ALLOCATION, BatchSampling.CYCLIC):
+        if self.sampling not in (SamplingName.RANDOM_ALLOCATION, SamplingName.CYCLIC):
             if self.batches is not None:
                 raise InvalidInput(
                     "batches",
@@ -125,7 +120,7 @@ class GaussianPlan(Plan):
                     "add sampling random-allocation or cyclic, or drop it",
                 )
             return
-        if self.sampling is BatchSampling.CYCLIC:
+        if self.sampling is SamplingName.CYCLIC:
             self._check_cycle()
             return
         # A rate that is one over a whole number says it too.
@@ -170,7 +165,7 @@ class GaussianPlan(Plan):
             if self.bands is not None:
                 raise InvalidInput("bands", self.bands, "is for banded noise", "add noise banded, or drop it")
             return
-        if self.sampling is not BatchSampling.CYCLIC or self.batches is None:
+        if self.sampling is not SamplingName.CYCLIC or self.batches is None:
             rule = "has no proved price with banded noise"
             raise InvalidInput("sampling", self.sampling.value, rule, "use cyclic, or drop it")
         object.__setattr__(self, "bands", self.batches if self.bands is None else count("bands", self.bands))
@@ -202,30 +197,24 @@ class GaussianPlan(Plan):
         )
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        noisy, sampling = of_one_batch(values), self.batch_sampling()
-        return Repeated(noisy, self.rounds) if sampling is None else over_rounds(sampling, noisy, self.rounds)
+        return over_rounds(self.batch_sampling(), of_one_batch(values), self.rounds)
 
     def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release | None:
-        sampling = self.batch_sampling()
-        if not isinstance(sampling, Cyclic):
-            return self.publish(values, once)
-        return reached_over_rounds(sampling, of_one_batch(values), self.rounds)
+        return reached_over_rounds(self.batch_sampling(), of_one_batch(values), self.rounds)
 
     def batch_sampling(self) -> Sampling | None:
         """How batches are drawn; None for the full data."""
-        match self.sampling:
-            case BatchSampling.POISSON:
-                return None if self.sampling_rate == 1 else Poisson(self.sampling_rate, Batch.SECRET)
-            case BatchSampling.TRUNCATED_POISSON:
-                assert self.most_units is not None
-                assert self.batch_limit is not None
-                return TruncatedPoisson(self.sampling_rate, self.most_units, self.batch_limit)
-            case BatchSampling.RANDOM_ALLOCATION:
-                return RandomAllocation(self.rounds_per_epoch, batch=Batch.SECRET)
-            case BatchSampling.CYCLIC:
-                return Cyclic(self.rounds_per_epoch, self.group_rate, self.bands or 1)
-            case _:
-                assert_never(self.sampling)
+        if self.sampling is SamplingName.POISSON and self.sampling_rate == 1:
+            return None
+        return sampling_named(
+            self.sampling,
+            Batch.SECRET,
+            rate=self.group_rate if self.sampling is SamplingName.CYCLIC else self.sampling_rate,
+            population=self.most_units,
+            limit=self.batch_limit,
+            batches=self.rounds_per_epoch,
+            bands=self.bands,
+        )
 
     def assumptions(self) -> tuple[str, ...]:
         meaning = (
@@ -271,24 +260,13 @@ class GaussianPlan(Plan):
         return ("Whatever else the training publishes, chooses or tunes on the data is not covered.",)
 
 
-class LoopSampling(Enum):
-    """How `round_.batch` is drawn."""
-
-    POISSON = "poisson"
-    TRUNCATED_POISSON = "truncated-poisson"
-    FIXED = "fixed"
-    SHUFFLED = "shuffled"
-    RANDOM_ALLOCATION = "random-allocation"
-    FULL = "full"
-
-
 _SIZE_OF = {
-    LoopSampling.POISSON: ("sampling_rate",),
-    LoopSampling.TRUNCATED_POISSON: ("sampling_rate", "batch_limit", "most_units"),
-    LoopSampling.FIXED: ("batch_size",),
-    LoopSampling.SHUFFLED: ("batch_size",),
-    LoopSampling.RANDOM_ALLOCATION: ("batches",),
-    LoopSampling.FULL: (),
+    SamplingName.POISSON: ("sampling_rate",),
+    SamplingName.TRUNCATED_POISSON: ("sampling_rate", "batch_limit", "most_units"),
+    SamplingName.FIXED: ("batch_size",),
+    SamplingName.SHUFFLED: ("batch_size",),
+    SamplingName.RANDOM_ALLOCATION: ("batches",),
+    SamplingName.FULL: (),
 }
 """The parameters that say how large batches are."""
 
@@ -315,7 +293,9 @@ class OwnLoopPlan(Plan):
     example: ClassVar[str] = "--epsilon 1 --delta 1e-5 --units 10000 --rounds 1000 --sampling-rate 0.01"
     units: Annotated[int, Flag("N", "Units in the data: a public lower bound; their number for replace relations.")]
     rounds: Annotated[int, ROUNDS_FLAG]
-    sampling: Annotated[LoopSampling, Flag("", "How the batch of a round is drawn.")] = LoopSampling.POISSON
+    sampling: Annotated[SamplingName, sampling_flag("How the batch of a round is drawn.", *_SIZE_OF)] = (
+        SamplingName.POISSON
+    )
     sampling_rate: Annotated[float | None, Flag("Q", "Probability that a unit joins a batch (poisson).")] = None
     batch_size: Annotated[int | None, Flag("M", "Units in a batch (fixed, shuffled).")] = None
     batches: Annotated[int | None, Flag("T", "Batches per epoch (random-allocation).")] = None
@@ -330,6 +310,7 @@ class OwnLoopPlan(Plan):
     protects: Annotated[Protected, Flag("", "What one unit is.", choices=("record", "user"))] = Protected.RECORD
 
     def __post_init__(self) -> None:
+        check_sampling(self.sampling, *_SIZE_OF)
         count("units", self.units)
         count("rounds", self.rounds)
         self._check_values()
@@ -374,53 +355,41 @@ class OwnLoopPlan(Plan):
     @property
     def scheme(self) -> Sampling | None:
         """How batches are drawn; None for the full data. Batches are secret wherever a price for that is proved."""
-        known = Batch.REVEALED if self.relation is Relation.REPLACE_ATTRIBUTE else Batch.SECRET
-        match self.sampling:
-            case LoopSampling.FULL:
-                return None
-            case LoopSampling.POISSON:
-                assert self.sampling_rate is not None
-                return None if self.sampling_rate == 1 else Poisson(self.sampling_rate, known)
-            case LoopSampling.TRUNCATED_POISSON:
-                assert self.sampling_rate is not None
-                assert self.most_units is not None
-                assert self.batch_limit is not None
-                return TruncatedPoisson(self.sampling_rate, self.most_units, self.batch_limit)
-            case LoopSampling.FIXED:
-                assert self.batch_size is not None
-                return FixedSize(self.units, self.batch_size, known)
-            case LoopSampling.SHUFFLED:
-                assert self.batch_size is not None
-                return ShuffledEpochs(self.units, self.batch_size, Batch.REVEALED)
-            case LoopSampling.RANDOM_ALLOCATION:
-                assert self.batches is not None
-                return RandomAllocation(self.batches)
-            case _:
-                assert_never(self.sampling)
+        if self.sampling is SamplingName.POISSON and self.sampling_rate == 1:
+            return None
+        drawn_anew = self.sampling in (SamplingName.POISSON, SamplingName.FIXED)
+        known = self.sampling is SamplingName.SHUFFLED or (drawn_anew and self._apart)
+        return sampling_named(
+            self.sampling,
+            Batch.REVEALED if known else Batch.SECRET,
+            rate=self.sampling_rate,
+            population=self.most_units or self.units,
+            size=self.batch_size,
+            batches=self.batches,
+            limit=self.batch_limit,
+        )
 
     def values(self) -> tuple[NoisyValue, ...]:
         bounds, noise = (one * len(self.names) if len(one) == 1 else one for one in (self.bounds, self.noise))
         return tuple(NoisyValue(*value) for value in zip(self.names, bounds, noise, strict=True))
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        noisy, scheme = of_one_batch(values), self.scheme
-        return Repeated(noisy, self.rounds) if scheme is None else over_rounds(scheme, noisy, self.rounds)
+        return over_rounds(self.scheme, of_one_batch(values), self.rounds)
 
     def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        noisy, scheme = of_one_batch(values), self.scheme
-        return Repeated(noisy, self.rounds) if scheme is None else reached_over_rounds(scheme, noisy, self.rounds)
+        return reached_over_rounds(self.scheme, of_one_batch(values), self.rounds)
 
     def assumptions(self) -> tuple[str, ...]:
         batch = {
-            LoopSampling.POISSON: "Each unit joins each batch independently with the sampling rate.",
-            LoopSampling.TRUNCATED_POISSON: (
+            SamplingName.POISSON: "Each unit joins each batch independently with the sampling rate.",
+            SamplingName.TRUNCATED_POISSON: (
                 "Each unit joins each batch independently with the sampling rate; of a batch above the limit a random "
                 f"part of {self.batch_limit} is kept, and there are at most {self.most_units} units."
             ),
-            LoopSampling.FIXED: "Each batch is a fresh uniformly random subset of the signed size.",
-            LoopSampling.SHUFFLED: "Each epoch goes once through the units in a fresh random order, batch by batch.",
-            LoopSampling.RANDOM_ALLOCATION: "In each epoch each unit joins exactly one batch, chosen at random.",
-            LoopSampling.FULL: "Every round uses the full data.",
+            SamplingName.FIXED: "Each batch is a fresh uniformly random subset of the signed size.",
+            SamplingName.SHUFFLED: "Each epoch goes once through the units in a fresh random order, batch by batch.",
+            SamplingName.RANDOM_ALLOCATION: "In each epoch each unit joins exactly one batch, chosen at random.",
+            SamplingName.FULL: "Every round uses the full data.",
         }[self.sampling]
         scheme = self.scheme
         if scheme is not None:

@@ -14,9 +14,10 @@ from enum import Enum
 from typing import ClassVar, assert_never
 
 from calibrate.discrete_noise import MOST_NUMBERS, ProfileSlack, slack_of_noise
-from calibrate.errors import positive
+from calibrate.errors import InvalidInput, positive
 from calibrate.privacy_unit import NoiseKind, PrivacyUnit, Relation, bounds_apart
 from calibrate.releases import Gaussian, InSequence, Laplace, RandomizedResponse, Release, Together
+from calibrate.sampling import SamplingName
 
 PlainValue = int | float | str | bool | None | tuple[float, ...] | tuple[str, ...]
 """What a plan's parameters are made of, so that they fit a manifest, TOML and JSON."""
@@ -56,6 +57,18 @@ HISTOGRAM_FLAG = Flag(
 NORMALISATION_FLAG = Flag("R", "Pay for noisy normalisation statistics once; R is relative to a round's multiplier.")
 NORMALISATION_CLIP_FLAG = Flag("C", "L2 clip of one unit's normalisation statistics.")
 ROUNDS_FLAG = Flag("T", "Rounds of training.")
+
+
+def sampling_flag(help: str, *offered: SamplingName) -> Flag:
+    """The flag of a plan that draws its batches in one of these ways."""
+    return Flag("", help, tuple(name.value for name in offered))
+
+
+def check_sampling(given: object, *offered: SamplingName) -> None:
+    """Refuse a sampling that the plan does not offer."""
+    if given not in offered:
+        shown = given.value if isinstance(given, SamplingName) else given
+        raise InvalidInput("sampling", shown, "is not one of the choices", f"use {', '.join(offered)}")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
-from typing import Annotated, ClassVar, assert_never
+from typing import Annotated, ClassVar
 
 from calibrate.errors import InvalidInput, count, open_unit, positive
 from calibrate.plans.plan import (
@@ -20,24 +19,21 @@ from calibrate.plans.plan import (
     NoisyValue,
     Plan,
     attribute_histogram,
+    check_sampling,
     of_one_batch,
     optional_ratio,
+    sampling_flag,
     with_once,
 )
 from calibrate.privacy_unit import Norm, PrivacyUnit, Protected, Relation, SensitivityClaim
-from calibrate.releases import Release, Repeated, Sampled, over_rounds, reached_over_rounds
-from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
+from calibrate.releases import Release, over_rounds, reached_over_rounds
+from calibrate.sampling import Batch, Sampling, SamplingName, sampling_named
 
 H_THETA, H_W = "h_theta", "h_W"
 
 
-class SteffleSampling(Enum):
-    """How a silo draws its batches. In each case the batch counts as revealed, because g shows it."""
-
-    SHUFFLED = "shuffled"
-    POISSON = "poisson"
-    FULL = "full"
-    WITH_REPLACEMENT = "with-replacement"
+_SAMPLINGS = (SamplingName.SHUFFLED, SamplingName.POISSON, SamplingName.FULL, SamplingName.WITH_REPLACEMENT)
+"""How a silo draws its batches. In each case the batch counts as revealed, because g shows it."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +63,15 @@ class StefflePlan(Plan):
     minority_fraction: Annotated[float, Flag("RHO", "Share of the smallest group, at most 1 / groups.")]
     lipschitz: Annotated[float, Flag("L", "Lipschitz constant of the class probabilities in theta.")]
     w_radius: Annotated[float, Flag("D", "Radius of the Frobenius ball that W is projected onto.")]
-    sampling: Annotated[SteffleSampling, Flag("", "How batches are drawn; they count as known to the observer.")] = (
-        SteffleSampling.SHUFFLED
-    )
+    sampling: Annotated[
+        SamplingName, sampling_flag("How batches are drawn; they count as known to the observer.", *_SAMPLINGS)
+    ] = SamplingName.SHUFFLED
     groups: Annotated[int, Flag("K", "Number of sensitive groups.")] = 2
     theta_share: Annotated[float, Flag("S", "Share of a round's budget for h_theta; the rest is h_W's.")] = 0.5
     histogram_noise_ratio: Annotated[float | None, HISTOGRAM_FLAG] = None
 
     def __post_init__(self) -> None:
+        check_sampling(self.sampling, *_SAMPLINGS)
         count("silo-size", self.silo_size)
         count("batch-size", self.batch_size)
         count("rounds", self.rounds)
@@ -98,7 +95,7 @@ class StefflePlan(Plan):
                 f"exceeds the silo of {self.silo_size} records",
                 "use a batch no larger than the silo",
             )
-        if self.sampling is SteffleSampling.FULL and self.batch_size != self.silo_size:
+        if self.sampling is SamplingName.FULL and self.batch_size != self.silo_size:
             raise InvalidInput(
                 "batch-size",
                 self.batch_size,
@@ -141,27 +138,15 @@ class StefflePlan(Plan):
         return (attribute_histogram(self.unit.relation, self.histogram_noise_ratio),)
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
-        n, m, noisy = self.silo_size, self.batch_size, of_one_batch(values)
-        match self.sampling:
-            case SteffleSampling.FULL:
-                rounds: Release = Repeated(noisy, self.rounds)
-            case SteffleSampling.POISSON:
-                rounds = Repeated(Sampled(Poisson(m / n, Batch.REVEALED), noisy), self.rounds)
-            case SteffleSampling.WITH_REPLACEMENT:
-                rounds = Repeated(Sampled(WithReplacement(n, m, Batch.REVEALED), noisy), self.rounds)
-            case SteffleSampling.SHUFFLED:
-                epoch = ShuffledEpochs(n, m, Batch.REVEALED)
-                rounds = over_rounds(epoch, noisy, self.rounds)
-            case _:
-                assert_never(self.sampling)
-        return with_once(rounds, once)
+        return with_once(over_rounds(self._drawn(), of_one_batch(values), self.rounds), once)
 
     def attained(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         """Shuffled batches: the started epoch in full is an upper bound; really the record is in it by chance."""
-        if self.sampling is not SteffleSampling.SHUFFLED:
-            return self.publish(values, once)
-        epoch = ShuffledEpochs(self.silo_size, self.batch_size, Batch.REVEALED)
-        return with_once(reached_over_rounds(epoch, of_one_batch(values), self.rounds), once)
+        return with_once(reached_over_rounds(self._drawn(), of_one_batch(values), self.rounds), once)
+
+    def _drawn(self) -> Sampling | None:
+        sizes = {"population": self.silo_size, "size": self.batch_size}
+        return sampling_named(self.sampling, Batch.REVEALED, rate=self.batch_size / self.silo_size, **sizes)
 
     def assumptions(self) -> tuple[str, ...]:
         theta, _ = self.claims()
@@ -178,7 +163,7 @@ class StefflePlan(Plan):
         )
 
     def _batches(self) -> str:
-        if self.sampling is SteffleSampling.FULL:
+        if self.sampling is SamplingName.FULL:
             return "Every round uses the whole silo, so there is no batch to keep secret."
         return (
             "The batches count as known to the observer, because the loss gradient g is sent without noise"

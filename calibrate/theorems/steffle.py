@@ -10,10 +10,10 @@ from typing import assert_never
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import price_plan
 from calibrate.errors import InvalidInput, count, open_unit, positive
-from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
+from calibrate.plans.steffle import H_THETA, H_W, StefflePlan
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected, Relation
 from calibrate.releases import Gaussian, Release, Repeated, Sampled, Together, joint_gaussian
-from calibrate.sampling import Batch, Poisson, ShuffledEpochs, WithReplacement
+from calibrate.sampling import Batch, Poisson, SamplingName, ShuffledEpochs, WithReplacement
 from calibrate.solve import Certificate, solve_noise
 from calibrate.theorems.printed import printed_sigma_w
 from calibrate.theorems.theorem import (
@@ -306,7 +306,7 @@ def _epoch_averages(s: Setting, theta: float, w: float) -> Release | None:
 
 
 def _steffle_plan(s: Setting) -> StefflePlan:
-    sampling = SteffleSampling(s.choice("sampling", Drawn).value)
+    sampling = SamplingName(s.choice("sampling", Drawn).value)
     n, m, rounds = s.whole("silo_size"), s.whole("batch_size"), s.whole("rounds")
     return StefflePlan(n, m, rounds, _share(s), 1.0, 1.0, sampling, s.whole("groups"))
 

@@ -28,7 +28,8 @@ from torch.nn.functional import one_hot
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
-from calibrate.plans.steffle import StefflePlan, SteffleSampling
+from calibrate.plans.steffle import StefflePlan
+from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
 from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
@@ -505,8 +506,7 @@ def _public_code(blueprint: Blueprint[SteffleOptions], plan: StefflePlan) -> Ste
 
 def _silo_weights(blueprint: Blueprint[SteffleOptions], plan: StefflePlan) -> dict[str, float]:
     """How the server weighs the silos that hold records."""
-    same_rate = plan.sampling in (SteffleSampling.FULL, SteffleSampling.POISSON)
-    law = BatchLaw.SAME_RATE if same_rate else BatchLaw.SAME_SIZE
+    same_rate = plan.sampling in (SamplingName.FULL, SamplingName.POISSON)
     sizes = {name: size for name, size in blueprint.parties if name not in blueprint.sensitive}
     if blueprint.sensitive and not same_rate and len(set(sizes.values())) > 1:
         raise InvalidInput(
@@ -515,7 +515,7 @@ def _silo_weights(blueprint: Blueprint[SteffleOptions], plan: StefflePlan) -> di
             "weighs records of unequal silos unequally, which a sensitive silo that sums over all can't follow",
             'write sampling = "full" or "poisson", or make the silos equal',
         )
-    return silo_weights(sizes, plan.silo_size, law)
+    return silo_weights(sizes, plan.silo_size, BatchLaw.SAME_RATE if same_rate else BatchLaw.SAME_SIZE)
 
 
 RECIPE = Recipe("steffle", SteffleOptions, build, ATTRIBUTE_REPLACED, attributes_apart=True)

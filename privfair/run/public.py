@@ -18,9 +18,9 @@ from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPriv
 from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate
-from calibrate.plans.steffle import StefflePlan, SteffleSampling
+from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import PrivacyUnit
-from calibrate.sampling import Sampling
+from calibrate.sampling import Sampling, SamplingName
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.recipe import Blueprint
 from privfair.federation.party import PublicFacts
@@ -132,7 +132,7 @@ def build(
             f"is not known to {plan.recipe.name}, whose silos hold the attributes of their own records",
             "use steffle, or drop the table",
         )
-    by_chance = (SteffleSampling.POISSON, SteffleSampling.WITH_REPLACEMENT)
+    by_chance = (SamplingName.POISSON, SamplingName.WITH_REPLACEMENT)
     at_sites = isinstance(plan.data.attributes, AttributesAtSites)
     if at_sites and isinstance(parameters, StefflePlan) and parameters.sampling in by_chance:
         raise UnsupportedCombination(

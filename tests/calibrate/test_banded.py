@@ -22,11 +22,11 @@ from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import DataBinding
 from calibrate.manifest.draft import BudgetSubject, Issuer, draft_document
 from calibrate.plans.from_mapping import plan_from_mapping
-from calibrate.plans.gaussian import BatchSampling, CorrelatedNoise, GaussianPlan
+from calibrate.plans.gaussian import CorrelatedNoise, GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
 from calibrate.questions import choose_bands, epsilon, rounds, sigma
 from calibrate.releases import MOST_BANDS, Gaussian, Repeated, Sampled, check_column
-from calibrate.sampling import Batch, Cyclic
+from calibrate.sampling import Batch, Cyclic, SamplingName
 from privfair.cli import cli
 
 DELTA = 1e-5
@@ -245,7 +245,7 @@ def test_the_command_line_calibrates_and_explains_banded_noise() -> None:
 def test_a_plan_says_banded_and_takes_its_batches_in_a_cycle() -> None:
     plan = plan_from_mapping("gaussian", {"noise": "banded", "batches": 10, "rounds": 30})
     assert isinstance(plan, GaussianPlan)
-    assert (plan.noise, plan.sampling, plan.bands) == (CorrelatedNoise.BANDED, BatchSampling.CYCLIC, 10)
+    assert (plan.noise, plan.sampling, plan.bands) == (CorrelatedNoise.BANDED, SamplingName.CYCLIC, 10)
     assert plan.batch_sampling() == Cyclic(10, 1.0, 10)
     assert plan_from_mapping("gaussian", plan.parameters()) == plan
     drawn = plan_from_mapping("gaussian", {"noise": "banded", "batches": 10, "sampling_rate": 0.01, "rounds": 30})

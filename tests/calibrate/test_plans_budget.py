@@ -10,13 +10,14 @@ from calibrate.accountants.gaussian import gaussian_mu
 from calibrate.budget import calibrate_plan, price_plan
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.plans.alternatives import Alternative, explain
-from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
+from calibrate.plans.clipped_sums import FedfdpPlan, FpflPlan
 from calibrate.plans.fair_plugin import PayOncePlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import Plan
-from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
+from calibrate.plans.steffle import H_THETA, H_W, StefflePlan
 from calibrate.privacy_unit import EpsilonDelta, NoiseKind, Relation
+from calibrate.sampling import SamplingName
 
 TARGET = EpsilonDelta(1.0, 1e-5)
 
@@ -81,7 +82,7 @@ def test_fpfl_fixed_size_costs_much_more_than_poisson() -> None:
     printed = alternative(fixed, "sensitivity C")
     assert printed.ratio == pytest.approx(0.5, rel=1e-3)
     assert alternative(fixed, "known to the observer").ratio > 1
-    back = alternative(FpflPlan(16280, 200, 250, 2.0, CohortSampling.POISSON), "fixed cohorts")
+    back = alternative(FpflPlan(16280, 200, 250, 2.0, SamplingName.POISSON), "fixed cohorts")
     assert back.ratio == pytest.approx(1 / poisson.ratio, rel=1e-3)
 
 
@@ -128,7 +129,7 @@ def test_pay_once_is_pure_and_rounds_are_free(epsilon: float) -> None:
 
 
 def test_steffle_with_full_batches_uses_the_whole_silo() -> None:
-    plan = StefflePlan(7500, 7500, 40, 0.4, 1.0, 1.0, SteffleSampling.FULL)
+    plan = StefflePlan(7500, 7500, 40, 0.4, 1.0, 1.0, SamplingName.FULL)
     budget = calibrate_plan(plan, TARGET)
     assert budget.joint_noise_multiplier == pytest.approx(math.sqrt(40) / gaussian_mu(1.0, 1e-5), rel=1e-4)
     assert budget.value(H_W).sensitivity == pytest.approx(2 * math.sqrt(2) / (7500 * math.sqrt(0.4)), rel=1e-12)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from calibrate.budget import price_plan
-from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
+from calibrate.plans.clipped_sums import COHORTS, FedfdpPlan, FpflPlan
 from calibrate.plans.fair_plugin import PayOncePlan
 from calibrate.plans.from_mapping import plan_from_mapping
-from calibrate.plans.gaussian import BatchSampling, GaussianPlan
+from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import PREDICTIONS, MmdFedavgPlan
-from calibrate.plans.steffle import StefflePlan, SteffleSampling
+from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import NoiseKind, Protected, Relation
 from calibrate.releases import (
     Gaussian,
@@ -25,7 +25,15 @@ from calibrate.releases import (
     Together,
     multiplicities,
 )
-from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, ShuffledEpochs, WithReplacement
+from calibrate.sampling import (
+    Batch,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    SamplingName,
+    ShuffledEpochs,
+    WithReplacement,
+)
 
 STEFFLE = StefflePlan(7500, 256, 1172, 0.4, 3.0, 2.0)
 
@@ -46,7 +54,7 @@ def test_steffles_share_splits_the_inverse_squares_and_leaves_the_joint_multipli
 
 
 def test_steffles_batches_are_revealed_whatever_the_sampling() -> None:
-    for sampling in (SteffleSampling.SHUFFLED, SteffleSampling.POISSON, SteffleSampling.WITH_REPLACEMENT):
+    for sampling in (SamplingName.SHUFFLED, SamplingName.POISSON, SamplingName.WITH_REPLACEMENT):
         plan = StefflePlan(7500, 256, 1172, 0.4, 3.0, 2.0, sampling)
         (leaf,) = multiplicities(plan.template())
         assert isinstance(leaf, Sampled)
@@ -73,14 +81,14 @@ def test_steffle_with_whole_epochs_reaches_its_template() -> None:
 
 
 def test_steffle_samplings_are_what_their_names_say() -> None:
-    def leaf(sampling: SteffleSampling, batch: int) -> object:
+    def leaf(sampling: SamplingName, batch: int) -> object:
         (found,) = multiplicities(StefflePlan(1000, batch, 30, 0.4, 1.0, 1.0, sampling).template())
         return found.sampling if isinstance(found, Sampled) else type(found)
 
-    assert leaf(SteffleSampling.SHUFFLED, 100) == ShuffledEpochs(1000, 100, Batch.REVEALED)
-    assert leaf(SteffleSampling.POISSON, 100) == Poisson(0.1, Batch.REVEALED)
-    assert leaf(SteffleSampling.WITH_REPLACEMENT, 100) == WithReplacement(1000, 100, Batch.REVEALED)
-    assert leaf(SteffleSampling.FULL, 1000) is Together
+    assert leaf(SamplingName.SHUFFLED, 100) == ShuffledEpochs(1000, 100, Batch.REVEALED)
+    assert leaf(SamplingName.POISSON, 100) == Poisson(0.1, Batch.REVEALED)
+    assert leaf(SamplingName.WITH_REPLACEMENT, 100) == WithReplacement(1000, 100, Batch.REVEALED)
+    assert leaf(SamplingName.FULL, 1000) is Together
 
 
 def test_fedfdp_publishes_both_values_of_one_secret_poisson_batch() -> None:
@@ -93,7 +101,7 @@ def test_fedfdp_publishes_both_values_of_one_secret_poisson_batch() -> None:
 
 
 def test_fpfls_sampling_decides_its_adjacency() -> None:
-    fixed, poisson = (FpflPlan(16280, 200, 1000, 2.0, sampling) for sampling in CohortSampling)
+    fixed, poisson = (FpflPlan(16280, 200, 1000, 2.0, sampling) for sampling in COHORTS)
     assert (fixed.unit.protected, fixed.unit.relation) == (Protected.USER, Relation.REPLACE_ONE)
     assert (poisson.unit.protected, poisson.unit.relation) == (Protected.USER, Relation.ADD_REMOVE)
     assert fixed.template() == Repeated(Sampled(FixedSize(16280, 200), Gaussian(1.0)), 1000)
@@ -184,7 +192,7 @@ def test_paid_normalisation_is_published_once_and_no_longer_unprotected(plan: Fe
 
 
 def test_full_rate_needs_no_sampling() -> None:
-    allocated = GaussianPlan(0.1, 25, sampling=BatchSampling.RANDOM_ALLOCATION)
+    allocated = GaussianPlan(0.1, 25, sampling=SamplingName.RANDOM_ALLOCATION)
     assert plan_from_mapping("gaussian", {"batches": 10, "rounds": 25, "sampling": "random-allocation"}) == allocated
     assert multiplicities(allocated.template()) == {
         Sampled(RandomAllocation(10), Gaussian(1.0)): 2,

@@ -18,10 +18,10 @@ from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
 from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.plans.from_mapping import plan_from_mapping
-from calibrate.plans.gaussian import BatchSampling, GaussianPlan
+from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, untruncated
-from calibrate.sampling import Batch, Poisson, TruncatedPoisson
+from calibrate.sampling import Batch, Poisson, SamplingName, TruncatedPoisson
 from calibrate.solve import solve_noise
 
 ADD_REMOVE = PrivacyUnit.of(Relation.ADD_REMOVE)
@@ -114,7 +114,7 @@ def test_too_small_a_batch_is_refused_with_the_remedy() -> None:
 def test_a_limit_that_cuts_nothing_is_answered_with_poisson() -> None:
     with pytest.raises(InvalidInput, match=r"batch-limit = 250: is not below most-units = 250.*; use poisson sampling"):
         GaussianPlan(
-            sampling_rate=0.2, rounds=5, sampling=BatchSampling.TRUNCATED_POISSON, batch_limit=250, most_units=250
+            sampling_rate=0.2, rounds=5, sampling=SamplingName.TRUNCATED_POISSON, batch_limit=250, most_units=250
         ).template()
 
 

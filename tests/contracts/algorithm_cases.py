@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
+from calibrate.plans.clipped_sums import FedfdpPlan, FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import Plan
-from calibrate.plans.steffle import StefflePlan, SteffleSampling
+from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import Protected, Relation
-from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs
+from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, SamplingName, ShuffledEpochs
 from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
 from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
@@ -189,8 +189,8 @@ def _fair_plan(protect: Protected) -> FairPluginPlan:
     return FairPluginPlan(ROUNDS, protect, 2, 0.5, 0.4, 1.5 if protect is Protected.USER else 1.0)
 
 
-def _steffle_plan(sampling: SteffleSampling) -> StefflePlan:
-    size = RECORDS if sampling is SteffleSampling.FULL else _STEFFLE.batch_size
+def _steffle_plan(sampling: SamplingName) -> StefflePlan:
+    size = RECORDS if sampling is SamplingName.FULL else _STEFFLE.batch_size
     return StefflePlan(RECORDS, size, ROUNDS, 0.3, 0.5, 0.5, sampling)
 
 
@@ -212,7 +212,7 @@ _WEIGHTED_CASES = tuple(
             lambda model: replace(_steffle(model), options=replace(_steffle(model).options, class_weight=_WEIGHTS)),
             _SHUFFLED_TENS,
             ("north", "south"),
-            _steffle_plan(SteffleSampling.SHUFFLED),
+            _steffle_plan(SamplingName.SHUFFLED),
         ),
         (
             "gaussian",
@@ -240,7 +240,7 @@ _WEIGHTED_CASES = tuple(
             lambda model: Fpfl(model, FpflOptions(class_weight=_WEIGHTS, group_weight=_GROUP_WEIGHTS), 2, 4.0, 2.0),
             Poisson(0.25),
             ("users",),
-            FpflPlan(USERS, 4, ROUNDS, 2.0, CohortSampling.POISSON),
+            FpflPlan(USERS, 4, ROUNDS, 2.0, SamplingName.POISSON),
         ),
         ("mmd-fedavg", _weighted_mmd, None, ("central",), _MMD_PLAN),
     )
@@ -248,7 +248,7 @@ _WEIGHTED_CASES = tuple(
 
 
 CASES = (
-    Case("steffle", _steffle, (_SHUFFLED_TENS, _POISSON), plan=_steffle_plan(SteffleSampling.SHUFFLED)),
+    Case("steffle", _steffle, (_SHUFFLED_TENS, _POISSON), plan=_steffle_plan(SamplingName.SHUFFLED)),
     Case("steffle, public code", _public_code, _ANY, kinds=("logistic", "perceptron", "cnn", "module")),
     Case("pay-once", _pay_once, (None,)),
     Case(
@@ -338,7 +338,7 @@ CASES = (
         lambda model: TranMultipliers(model, TranOptions(), 2, 4.0, 1.0),
         (Poisson(0.25),),
         ("users",),
-        FpflPlan(USERS, 4, ROUNDS, 1.0, CohortSampling.POISSON),
+        FpflPlan(USERS, 4, ROUNDS, 1.0, SamplingName.POISSON),
     ),
     Case("fedsgd", lambda model: FedSgd(model, GradientOptions(), SHARES), _ANY),
     Case("fedavg", lambda model: FedAvg(model, FedAvgOptions(local_batch=3), SHARES), _ANY),
@@ -377,14 +377,14 @@ CASES = (
         _fpfl(1.0, FairnessNotion.NONE),
         (Poisson(0.25),),
         ("users",),
-        FpflPlan(USERS, 4, ROUNDS, 1.0, CohortSampling.POISSON),
+        FpflPlan(USERS, 4, ROUNDS, 1.0, SamplingName.POISSON),
     ),
     Case(
         "fpfl",
         _fpfl(2.0, FairnessNotion.EQUALISED_ODDS),
         (FixedSize(USERS, 4), Poisson(0.25)),
         ("users",),
-        FpflPlan(USERS, 4, ROUNDS, 2.0, CohortSampling.FIXED),
+        FpflPlan(USERS, 4, ROUNDS, 2.0, SamplingName.FIXED),
     ),
     Case("mmd-fedavg, no privacy", _mmd(False, MmdCriterion.EQUAL_OPPORTUNITY), (None,), ("central",)),
     Case("mmd-fedavg", _mmd(True, MmdCriterion.STATISTICAL_PARITY), (None,), ("central",), _MMD_PLAN),

@@ -11,27 +11,28 @@ from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
 from calibrate.errors import InvalidInput
 from calibrate.plans.alternatives import explain
-from calibrate.plans.clipped_sums import CohortSampling, FedfdpPlan, FpflPlan
+from calibrate.plans.clipped_sums import FedfdpPlan, FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan, PayOncePlan
 from calibrate.plans.from_mapping import plan_from_mapping
-from calibrate.plans.gaussian import BatchSampling, GaussianPlan
+from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.plans.plan import Plan
-from calibrate.plans.steffle import StefflePlan, SteffleSampling
+from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import EpsilonDelta, NoiseKind, Protected, Relation
 from calibrate.releases import scale_noise
+from calibrate.sampling import SamplingName
 
 TARGET = EpsilonDelta(2.0, 1e-5)
 
 NOISY: dict[str, Plan] = {
     "steffle-shuffled": StefflePlan(1000, 100, 25, 0.4, 1.0, 2.0),
-    "steffle-poisson": StefflePlan(1000, 100, 25, 0.4, 1.0, 2.0, SteffleSampling.POISSON),
-    "steffle-full": StefflePlan(1000, 1000, 25, 0.4, 1.0, 2.0, SteffleSampling.FULL, histogram_noise_ratio=2.0),
-    "steffle-with-replacement": StefflePlan(1000, 100, 25, 0.4, 1.0, 2.0, SteffleSampling.WITH_REPLACEMENT),
+    "steffle-poisson": StefflePlan(1000, 100, 25, 0.4, 1.0, 2.0, SamplingName.POISSON),
+    "steffle-full": StefflePlan(1000, 1000, 25, 0.4, 1.0, 2.0, SamplingName.FULL, histogram_noise_ratio=2.0),
+    "steffle-with-replacement": StefflePlan(1000, 100, 25, 0.4, 1.0, 2.0, SamplingName.WITH_REPLACEMENT),
     "fedfdp": FedfdpPlan(0.05, 100, 0.1, 2.5, 2.5),
     "fedfdp-normalised": FedfdpPlan(0.05, 100, 0.1, 2.5, 2.5, normalisation_noise_ratio=3.0),
     "fpfl-fixed": FpflPlan(2000, 100, 50, 2.0),
-    "fpfl-poisson": FpflPlan(2000, 100, 50, 2.0, CohortSampling.POISSON),
+    "fpfl-poisson": FpflPlan(2000, 100, 50, 2.0, SamplingName.POISSON),
     "mmd": MmdFedavgPlan(2000, 50, 20),
     "mmd-updates": MmdFedavgPlan(
         2000, 50, 20, users=300, cohort=30, update_clip=1.5, update_noise_ratio=0.7, histogram_noise_ratio=2.0
@@ -40,7 +41,7 @@ NOISY: dict[str, Plan] = {
     "gaussian": GaussianPlan(0.01, 200),
     "gaussian-two": GaussianPlan(0.05, 200, noise=(1.0, 2.5)),
     "gaussian-replace": GaussianPlan(0.1, 20, Relation.REPLACE_ONE),
-    "gaussian-allocated": GaussianPlan(0.5, 5, sampling=BatchSampling.RANDOM_ALLOCATION),
+    "gaussian-allocated": GaussianPlan(0.5, 5, sampling=SamplingName.RANDOM_ALLOCATION),
     "gaussian-full": GaussianPlan(1.0, 20, Relation.REPLACE_ATTRIBUTE),
     "fair-plugin": FairPluginPlan(100),
     "fair-plugin-users": FairPluginPlan(50, Protected.USER, count_clip=2.0),

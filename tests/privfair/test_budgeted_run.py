@@ -13,8 +13,16 @@ import pytest
 import privfair as pf
 from calibrate.errors import GateRefused, InvalidInput, ManifestRefused, Refused, UnsupportedCombination
 from calibrate.manifest.document import NO_PLAN_FILE
-from calibrate.plans.gaussian import LoopSampling, OwnLoopPlan
-from calibrate.sampling import Batch, FixedSize, Poisson, RandomAllocation, ShuffledEpochs, TruncatedPoisson
+from calibrate.plans.gaussian import OwnLoopPlan
+from calibrate.sampling import (
+    Batch,
+    FixedSize,
+    Poisson,
+    RandomAllocation,
+    SamplingName,
+    ShuffledEpochs,
+    TruncatedPoisson,
+)
 from privfair.batches.record import BatchRecord
 from privfair.federation.party import RoundsSpent
 from privfair.ledger import AlreadyClaimed, ClaimEnded, Ledger
@@ -341,7 +349,7 @@ def test_a_combination_without_a_proof_is_refused_by_name() -> None:
 
 
 def test_an_own_loop_plan_says_whom_it_protects() -> None:
-    plan = OwnLoopPlan(100, 4, LoopSampling.FULL)
+    plan = OwnLoopPlan(100, 4, SamplingName.FULL)
     assert any("full data" in text for text in plan.assumptions())
     user = pf.budget(2.0, 1e-5, units=50, rounds=2, shapes={"g": (1,)}, sampling="full", protects="user")
     assert user.document.guarantee.unit.value == "user"

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from calibrate.budget import calibrate_plan
-from calibrate.plans.clipped_sums import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.privacy_unit import EpsilonDelta
+from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflOptions
 from privfair.contribution import Published
@@ -42,7 +43,7 @@ def test_without_a_promise_it_is_the_loop_by_hand() -> None:
 
 def test_with_a_promise_noise_follows_the_seed() -> None:
     algorithm, silo = _algorithm(1.0), _silo()
-    plan = FpflPlan(USERS, 10, ROUNDS, 1.0, CohortSampling.POISSON)
+    plan = FpflPlan(USERS, 10, ROUNDS, 1.0, SamplingName.POISSON)
     signed = engine_run.promised(algorithm, calibrate_plan(plan, EpsilonDelta(4.0, 1e-3)), {"users": USERS})
     one, again, other = (engine_run.train(algorithm, signed, (silo,), seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)

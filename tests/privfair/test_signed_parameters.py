@@ -17,7 +17,8 @@ from calibrate.manifest.verify import read_unverified
 from calibrate.plans.from_mapping import PLANS, plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.plan import AlgorithmName, PlainValue
-from calibrate.plans.steffle import StefflePlan, SteffleSampling
+from calibrate.plans.steffle import StefflePlan
+from calibrate.sampling import SamplingName
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.data.training_data import load_training_data
 from privfair.plan.file import read_plan_file
@@ -99,7 +100,7 @@ class TestWithoutAPromise:
     def test_a_whole_section_is_a_plan_and_takes_its_rounds_from_the_run(self) -> None:
         section = {"silo-size": 9, "sampling": "full", "minority-fraction": 0.4, "lipschitz": 1, "w-radius": 1}
         found = unpromised_parameters("steffle", section, rounds=7)
-        assert found == StefflePlan(9, 9, 7, 0.4, 1.0, 1.0, SteffleSampling.FULL)
+        assert found == StefflePlan(9, 9, 7, 0.4, 1.0, 1.0, SamplingName.FULL)
 
     def test_part_of_a_section_keeps_what_is_given_and_says_what_is_missing(self) -> None:
         found = unpromised_parameters("fpfl", {"cohort": 4}, rounds=7)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import pytest
 
 from calibrate.budget import calibrate_plan
-from calibrate.plans.clipped_sums import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
+from calibrate.sampling import SamplingName
 from calibrate.theorems.catalogue import theorem_named
 from calibrate.theorems.theorem import BoundComparison, EpsilonComparison, Outcome, Verdict
 
@@ -173,7 +174,7 @@ def test_fpfl_under_its_own_relation_and_under_replacement(
 
 
 def test_fpfl_poisson_cohorts_need_far_less_noise() -> None:
-    plan = FpflPlan(16280, 200, 1000, 1.0, CohortSampling.POISSON)
+    plan = FpflPlan(16280, 200, 1000, 1.0, SamplingName.POISSON)
     budget = calibrate_plan(plan, EpsilonDelta(2.0, 1 / 16280))
     assert budget.values[0].noise_multiplier == pytest.approx(0.997, abs=5e-4)
 

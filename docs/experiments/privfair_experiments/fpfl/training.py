@@ -11,10 +11,10 @@ import torch
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan, price_plan
-from calibrate.plans.clipped_sums import CohortSampling, FpflPlan
+from calibrate.plans.clipped_sums import FpflPlan
 from calibrate.plans.fair_plugin import FairPluginPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Protected, Relation
-from calibrate.sampling import Batch, FixedSize, Poisson
+from calibrate.sampling import Batch, FixedSize, Poisson, SamplingName
 from calibrate.theorems.printed import fixed_size_sigma
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
@@ -223,7 +223,7 @@ def plan_of(rung: Rung, users: int) -> FpflPlan:
     """What a plan's [privacy] would say of this rung."""
     assert rung.cohort is not None
     assert rung.clip is not None
-    sampling = CohortSampling.FIXED if rung.printed else CohortSampling.POISSON
+    sampling = SamplingName.FIXED if rung.printed else SamplingName.POISSON
     return FpflPlan(users, rung.cohort, rung.rounds, rung.clip, sampling)
 
 

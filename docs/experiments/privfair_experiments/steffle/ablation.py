@@ -10,8 +10,9 @@ from itertools import pairwise
 import numpy as np
 
 from calibrate.budget import calibrate_plan
-from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
+from calibrate.plans.steffle import H_THETA, H_W, StefflePlan
 from calibrate.privacy_unit import EpsilonDelta
+from calibrate.sampling import SamplingName
 from privfair_experiments import stacked
 from privfair_experiments.steffle.settings import DELTA, ROUNDS, SETTINGS, Setting
 from privfair_experiments.steffle.split import Split, load_split
@@ -91,7 +92,6 @@ def _measured(setting: Setting, split: Split, variant: Variant, seed: int) -> li
 
 
 def _columns(setting: Setting, size: int, batch: int, variant: Variant) -> stacked.SteffleColumns:
-    sampling = SteffleSampling.FULL if variant.batch_size is None else SteffleSampling.SHUFFLED
     plan = StefflePlan(
         size,
         batch,
@@ -99,7 +99,7 @@ def _columns(setting: Setting, size: int, batch: int, variant: Variant) -> stack
         setting.minority_fraction,
         variant.lipschitz,
         variant.w_radius,
-        sampling,
+        SamplingName.FULL if variant.batch_size is None else SamplingName.SHUFFLED,
         theta_share=variant.theta_share,
     )
     budget = calibrate_plan(plan, EpsilonDelta(1.0, DELTA))

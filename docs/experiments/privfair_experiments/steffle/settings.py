@@ -16,8 +16,9 @@ import numpy as np
 from calibrate.budget import calibrate_plan, price_plan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.plan import NoisyValue
-from calibrate.plans.steffle import H_THETA, H_W, StefflePlan, SteffleSampling
+from calibrate.plans.steffle import H_THETA, H_W, StefflePlan
 from calibrate.privacy_unit import EpsilonDelta
+from calibrate.sampling import SamplingName
 from calibrate.theorems.printed import printed_noise
 from privfair.fairness.fermi import Independence
 from privfair.plan.data_choices import Benchmark, BenchmarkScaling
@@ -131,7 +132,7 @@ def calibrated_noise(setting: Setting, silo_size: int, epsilon: float) -> Noise:
         setting.minority_fraction,
         setting.lipschitz,
         setting.w_radius,
-        SteffleSampling.FULL,
+        SamplingName.FULL,
     )
     return _noise_of(plan, epsilon)
 
@@ -157,13 +158,7 @@ def printed_rounds(silo_size: int) -> int:
 
 def _printed_plan(setting: Setting, silo_size: int) -> StefflePlan:
     return StefflePlan(
-        silo_size,
-        PRINTED_BATCH,
-        printed_rounds(silo_size),
-        setting.minority_fraction,
-        PRINTED_CLIP,
-        PRINTED_RADIUS,
-        SteffleSampling.SHUFFLED,
+        silo_size, PRINTED_BATCH, printed_rounds(silo_size), setting.minority_fraction, PRINTED_CLIP, PRINTED_RADIUS
     )
 
 
