@@ -202,7 +202,7 @@ def _unnoticed(power: AuditPower | None) -> str | None:
     if power is not None and power.bound is not None and power.bound.power < CONCLUSIVE:
         return (
             f"a unit that goes {100 * STATED_EXCESS:g}% beyond its bound would hardly have been noticed "
-            "(--budget-seconds 60 tries more units)"
+            "(--budget-seconds 600 tries more units)"
         )
     return None
 

@@ -19,6 +19,7 @@ from audit.bounds.guesses import RankedGuesses, pooled_order
 from audit.bounds.lower_bound import GuessCounts, LowerBound, Method, Selection, allowed_failure, refuted_up_to
 from audit.bounds.one_run import wrong_rate
 from audit.bounds.trade_off import CurveFamily, EpsilonDeltaCurve, TradeOff, check_family_delta
+from audit.settings import CONFIDENCE
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination, open_unit
 
@@ -55,10 +56,10 @@ class EProcess:
         toll = self.toll(path.coins, promise, path.choices)
         return min(1.0, math.exp(-path.log_wealth(self.leads, promise.epsilon, toll.forgiven)) + toll.price)
 
-    def refutes(self, runs: tuple[RankedGuesses, ...], claim: TradeOff, confidence: float = 0.95) -> bool:
+    def refutes(self, runs: tuple[RankedGuesses, ...], claim: TradeOff, confidence: float = CONFIDENCE) -> bool:
         return self.p_value(runs, claim) < allowed_failure(confidence)
 
-    def lower_bound(self, runs: tuple[RankedGuesses, ...], delta: float, confidence: float = 0.95) -> LowerBound:
+    def lower_bound(self, runs: tuple[RankedGuesses, ...], delta: float, confidence: float = CONFIDENCE) -> LowerBound:
         check_family_delta(self.family, delta)
         path = _Path.of(runs)
         toll = self.toll(path.coins, EpsilonDeltaCurve(self.least_epsilon, delta), path.choices)

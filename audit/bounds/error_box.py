@@ -21,6 +21,7 @@ from audit.bounds.lower_bound import (
     smallest_level,
 )
 from audit.bounds.trade_off import CurveFamily, TradeOff, check_family_delta
+from audit.settings import CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ class ClopperPearson:
         """The smallest failure probability at which the box refutes the curve (the box shrinks as it grows)."""
         return smallest_level(lambda failure: error_box(counts, failure).refutes(claim))
 
-    def refutes(self, counts: ErrorCounts, claim: TradeOff, confidence: float = 0.95) -> bool:
+    def refutes(self, counts: ErrorCounts, claim: TradeOff, confidence: float = CONFIDENCE) -> bool:
         return error_box(counts, allowed_failure(confidence)).refutes(claim)
 
-    def lower_bound(self, counts: ErrorCounts, delta: float, confidence: float = 0.95) -> LowerBound:
+    def lower_bound(self, counts: ErrorCounts, delta: float, confidence: float = CONFIDENCE) -> LowerBound:
         check_family_delta(self.family, delta)
         box = error_box(counts, allowed_failure(confidence))
         parameter = box.mu() if self.family is CurveFamily.GAUSSIAN else box.epsilon(delta)

@@ -16,6 +16,7 @@ from audit.bounds.binomial import log_ways, usual_range
 from audit.bounds.error_box import lower_rate, upper_rate
 from audit.bounds.lower_bound import ErrorCounts, LowerBound, Method, allowed_failure, bound_of_parameter
 from audit.bounds.trade_off import CurveFamily, TradeOff, curves_of
+from audit.settings import CONFIDENCE
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, open_unit
 
@@ -165,10 +166,10 @@ class JointExact:
     def p_value(self, counts: ErrorCounts, claim: TradeOff) -> float:
         return min(1.0, self.nuisance_error + self._tail(counts).largest(claim))
 
-    def refutes(self, counts: ErrorCounts, claim: TradeOff, confidence: float = 0.95) -> bool:
+    def refutes(self, counts: ErrorCounts, claim: TradeOff, confidence: float = CONFIDENCE) -> bool:
         return self._tail(counts).is_below(claim, self._level(confidence))
 
-    def lower_bound(self, counts: ErrorCounts, delta: float, confidence: float = 0.95) -> LowerBound:
+    def lower_bound(self, counts: ErrorCounts, delta: float, confidence: float = CONFIDENCE) -> LowerBound:
         curves, level = curves_of(self.family, delta), self._level(confidence)
         parameter = _largest_refuted(self._tail(counts), curves, level)
         return bound_of_parameter(self, parameter, counts, delta, confidence)

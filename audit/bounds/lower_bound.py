@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from audit.bounds.trade_off import CurveFamily, TradeOff
+from audit.settings import CONFIDENCE
 from calibrate.accountants.gaussian import gaussian_epsilon_interval
 from calibrate.errors import InvalidInput, count, open_unit
 
@@ -161,11 +162,11 @@ class Bound(Protocol[Evidence]):
         """At most u with probability at most u, for every u, if the claim is true."""
         ...
 
-    def refutes(self, counts: Evidence, claim: TradeOff, confidence: float = 0.95) -> bool:
+    def refutes(self, counts: Evidence, claim: TradeOff, confidence: float = CONFIDENCE) -> bool:
         """True with probability at most 1 - confidence if the claim is true."""
         ...
 
-    def lower_bound(self, counts: Evidence, delta: float, confidence: float = 0.95) -> LowerBound:
+    def lower_bound(self, counts: Evidence, delta: float, confidence: float = CONFIDENCE) -> LowerBound:
         """Above the true epsilon at `delta` with probability at most 1 - confidence."""
         ...
 
@@ -187,7 +188,9 @@ def bound_of_parameter(
 # Choosing a threshold, or how many guesses count (docs/theorems/audit-bounds.md, "Choosing a threshold").
 
 
-def bound_over(method: Bound[Counts], declared: Sequence[Counts], delta: float, confidence: float = 0.95) -> LowerBound:
+def bound_over(
+    method: Bound[Counts], declared: Sequence[Counts], delta: float, confidence: float = CONFIDENCE
+) -> LowerBound:
     """The best bound over counts at thresholds (or numbers of guesses) that were declared beforehand.
 
     Guarantee: each of K counts is tested at (1 - confidence) / K, so the largest bound holds at `confidence` whatever

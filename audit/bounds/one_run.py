@@ -25,6 +25,7 @@ from audit.bounds.lower_bound import (
     smallest_level,
 )
 from audit.bounds.trade_off import CurveFamily, TradeOff, check_family_delta, curves_of
+from audit.settings import CONFIDENCE
 
 _SCAN = 33
 _BISECTIONS = 30
@@ -47,10 +48,10 @@ class OneRun:
         """
         return min(self._p_value(counts, promise.epsilon, promise.delta) for promise in claim.points())
 
-    def refutes(self, counts: GuessCounts, claim: TradeOff, confidence: float = 0.95) -> bool:
+    def refutes(self, counts: GuessCounts, claim: TradeOff, confidence: float = CONFIDENCE) -> bool:
         return self.p_value(counts, claim) < allowed_failure(confidence)
 
-    def lower_bound(self, counts: GuessCounts, delta: float, confidence: float = 0.95) -> LowerBound:
+    def lower_bound(self, counts: GuessCounts, delta: float, confidence: float = CONFIDENCE) -> LowerBound:
         check_family_delta(self.family, delta)
         epsilon = self._largest_refuted(counts, delta, allowed_failure(confidence))
         return LowerBound(epsilon, delta, confidence, self.method, self.family, counts)
@@ -138,10 +139,10 @@ class FDPOneRun:
     def p_value(self, counts: GuessCounts, claim: TradeOff) -> float:
         return smallest_level(lambda tau: not_allowed(counts, claim, tau))
 
-    def refutes(self, counts: GuessCounts, claim: TradeOff, confidence: float = 0.95) -> bool:
+    def refutes(self, counts: GuessCounts, claim: TradeOff, confidence: float = CONFIDENCE) -> bool:
         return not_allowed(counts, claim, allowed_failure(confidence))
 
-    def lower_bound(self, counts: GuessCounts, delta: float, confidence: float = 0.95) -> LowerBound:
+    def lower_bound(self, counts: GuessCounts, delta: float, confidence: float = CONFIDENCE) -> LowerBound:
         curves, failure = curves_of(self.family, delta), allowed_failure(confidence)
         parameter = refuted_up_to(lambda parameter: not_allowed(counts, curves(parameter), failure))
         return bound_of_parameter(self, parameter, counts, delta, confidence)

@@ -16,6 +16,7 @@ from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import ErrorCounts, GuessCounts, OneRunBound, RepeatedRunsBound, allowed_failure
 from audit.bounds.one_run import FDPOneRun, OneRun
 from audit.bounds.trade_off import MOST_EPSILON, TradeOff, curve_at
+from audit.settings import CONFIDENCE
 from calibrate.errors import InvalidInput, UnsupportedCombination, count
 
 CONCLUSIVE = 0.5
@@ -59,7 +60,7 @@ def power_at(
     delta: float,
     method: RepeatedRunsBound | OneRunBound | EProcess,
     design: RepeatedDesign | OneRunDesign,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     comparisons: int = 1,
 ) -> float:
     """The probability that the method's lower bound would exceed the claimed epsilon; none does beyond MOST_EPSILON."""
@@ -73,7 +74,7 @@ def power_against(
     claim: TradeOff,
     method: RepeatedRunsBound | OneRunBound | EProcess,
     design: RepeatedDesign | OneRunDesign,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     comparisons: int = 1,
 ) -> float:
     """The probability that the method would refute the claimed curve.

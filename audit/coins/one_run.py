@@ -18,6 +18,7 @@ from scipy.stats import rankdata
 from audit.bounds import EProcess, EpsilonDeltaCurve, GuessCounts, OneRunDesign, RankedGuesses, counts_at, power_against
 from audit.bounds.lower_bound import allowed_failure
 from audit.report.results import Attack, AuditReport, Promise
+from audit.settings import CONFIDENCE
 from audit.verdict import judge
 from calibrate.arrays import Integers
 from calibrate.errors import InvalidInput, count
@@ -50,7 +51,7 @@ def one_run(
     *,
     delta: float,
     epsilon: float | None = None,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     controls: ArrayLike | None = None,
 ) -> AuditReport:
     """What one training run betrays about its coins, as a lower bound on epsilon and a verdict on a claim.

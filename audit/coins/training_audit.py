@@ -39,6 +39,7 @@ from audit.coins.training_watch import CROWD, Access, Watch
 from audit.models.in_memory import signal_of_model
 from audit.named import load_named
 from audit.report.results import Attack, AuditReport, Conclusion, Promise
+from audit.settings import CONFIDENCE
 from audit.verdict import is_at_ceiling, judge
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
@@ -64,7 +65,7 @@ class TrainingAuditOptions:
     runs: int = 32
     canaries: int | None = None
     unit: str | None = None
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     seed: int = 0
     budget_seconds: float | None = None
     """None: all runs, however long they take."""
@@ -138,7 +139,7 @@ def audit_training(
     canaries: int | None = None,
     score: Score | str | None = None,
     control: Train | str | None = None,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     seed: int = 0,
     budget_seconds: float | None = None,
     executor: Executor | None = None,

@@ -36,6 +36,7 @@ from audit.report.results import (
     OnOneSet,
     RecordCounts,
 )
+from audit.settings import CONFIDENCE
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit
 
@@ -119,7 +120,7 @@ _METHOD = (
 class AttributeOptions:
     """How hard to look; `most_records` of each set are used, drawn at random."""
 
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     seed: int = 0
     most_records: int = 4000
     attacks: tuple[AttributeAttack, ...] = ALL_ATTACKS

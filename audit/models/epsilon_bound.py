@@ -38,6 +38,7 @@ from audit.bounds.lower_bound import OneRunBound, allowed_failure, bound_of_para
 from audit.bounds.trade_off import check_family_delta
 from audit.models.roc import checked_scores
 from audit.report.results import Assignment, Promise
+from audit.settings import CONFIDENCE
 from audit.verdict import manifest_curve, on_trial
 from calibrate.accountants.gaussian import gaussian_mu
 from calibrate.arrays import Booleans, Floats
@@ -122,7 +123,7 @@ class BoundTerms:
     assignment: Assignment
     relation: Relation
     delta: float
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     seed: int = 0
     """Of the random pairs."""
     family: CurveFamily = CurveFamily.EPSILON_DELTA

@@ -28,6 +28,7 @@ from audit.models.shadow_models import ShadowRecipe, ShadowRecords
 from audit.models.signals import phi_from_probabilities
 from audit.models.targets import ClonedEstimator, OutputKind, is_torch_module, phi_of_outputs
 from audit.report.results import Assignment, AuditReport
+from audit.settings import CONFIDENCE
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
 from calibrate.manifest.trust import TrustFile
@@ -216,7 +217,7 @@ def audit_model(
     trust: TrustFile | None = None,
     by: tuple[str, ...] = (),
     exposed: int = 0,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     seed: int = 0,
     executor: Executor | None = None,
     progress: Progress | None = None,

@@ -49,6 +49,7 @@ from audit.report.results import (
     ShadowFacts,
     not_possible,
 )
+from audit.settings import CONFIDENCE
 from audit.verdict import judge
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput, open_unit
@@ -70,7 +71,7 @@ class MembershipOptions:
     recipe: ShadowRecipe | None = None
     """None: models that resemble the target."""
     assignment: Assignment = Assignment.EXCHANGEABLE
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     seed: int = 0
     delta: float = 1e-5
     """Of the bound, where no claim brings its own."""

@@ -16,6 +16,7 @@ from scipy.special import bdtr, ndtri
 from audit.bounds.error_box import lower_rate, upper_rate
 from audit.bounds.lower_bound import allowed_failure
 from audit.report.results import Interval, RateAt, RocPoint
+from audit.settings import CONFIDENCE
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput
 
@@ -41,7 +42,7 @@ def checked_scores(argument: str, scores: ArrayLike) -> Floats:
     return values
 
 
-def area(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) -> Interval:
+def area(members: ArrayLike, nonmembers: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
     """P[a member's score is above a non-member's], ties counting half, with an interval.
 
     Guarantee: covers the true area with at least `confidence` for large samples, whatever the scores' laws: the
@@ -63,7 +64,7 @@ def area_value(members: Floats, nonmembers: Floats) -> float:
     return float(below.sum() / (2 * len(members) * len(nonmembers)))
 
 
-def rate_at(members: ArrayLike, nonmembers: ArrayLike, fpr: float, confidence: float = 0.95) -> RateAt:
+def rate_at(members: ArrayLike, nonmembers: ArrayLike, fpr: float, confidence: float = CONFIDENCE) -> RateAt:
     """The true-positive rate at a false-positive rate: the best whose measured false-positive rate is not above it.
 
     Guarantee: the interval covers the attack's true rate at exactly `fpr` with probability at least `confidence`, if
@@ -75,7 +76,7 @@ def rate_at(members: ArrayLike, nonmembers: ArrayLike, fpr: float, confidence: f
     return _rate(inside, outside, fpr, allowed_failure(confidence) / 4)
 
 
-def curve(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) -> tuple[RocPoint, ...]:
+def curve(members: ArrayLike, nonmembers: ArrayLike, confidence: float = CONFIDENCE) -> tuple[RocPoint, ...]:
     """Points at evenly spaced logarithms of the false-positive rate, from one non-member to all of them."""
     inside, outside = (np.sort(checked_scores("members", members)), np.sort(checked_scores("nonmembers", nonmembers)))
     accused = np.unique(np.geomspace(1, len(outside), _POINTS).round().astype(int))
@@ -84,7 +85,7 @@ def curve(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) -
     return tuple(RocPoint(fpr=one.fpr, tpr=one.value, lower=one.lower, upper=one.upper) for one in found)
 
 
-def low_rates(members: ArrayLike, nonmembers: ArrayLike, confidence: float = 0.95) -> tuple[RateAt, ...]:
+def low_rates(members: ArrayLike, nonmembers: ArrayLike, confidence: float = CONFIDENCE) -> tuple[RateAt, ...]:
     """The two rates by which membership attacks are compared."""
     return tuple(rate_at(members, nonmembers, fpr, confidence) for fpr in LOW_RATES)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from audit.coins.canary_audit import canary_audit
@@ -18,8 +17,9 @@ from audit.runs.evidence import RunEvidence
 from audit.runs.federated import NO_SITES, SitesInHand, check_sites, read_site_papers
 from audit.runs.noise import check_noise, check_noise_floor
 from audit.runs.own_loop import check_loop, read_loop
+from audit.settings import AuditOptions
 from audit.verdict import judge, on_trial
-from calibrate.errors import UnsupportedCombination, count, open_unit, positive
+from calibrate.errors import UnsupportedCombination
 from calibrate.meaning import Protection
 from calibrate.privacy_unit import EpsilonDelta, Relation
 from privfair.ledger import Ledger
@@ -28,27 +28,6 @@ from privfair.run.folder_trust import UNTRUSTED, FolderTrust
 from privfair.run.metrics import HeldOutRecords
 
 _CANARY_RUNS, _CANARY_SECONDS = 50, 10.0
-
-
-@dataclass(frozen=True)
-class AuditOptions:
-    """How hard to look. `reruns` of 0 leaves the statistical attacks out.
-
-    Each is one rerun on attribute coins, or ten seconds (and at most fifty runs) of canaries, whose runs are shorter.
-    `budget_seconds` of processor time are for more reruns, where an attack is as right as without noise and cannot
-    decide, and for trying units one by one.
-    """
-
-    reruns: int = 2
-    seed: int = 0
-    confidence: float = 0.95
-    budget_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        count("reruns", self.reruns, least=0)
-        open_unit("confidence", self.confidence)
-        if self.budget_seconds:
-            positive("budget seconds", self.budget_seconds)
 
 
 def audit_run(
@@ -71,14 +50,16 @@ def audit_run(
     loop = read_loop(path, trusted)
     if loop is not None:
         say("a loop of somebody's own: its papers and what it published, without its data")
-        return judge(on_trial(loop.document), check_loop(loop, ledger), (), options.confidence)
+        document = loop.document
+        return judge(on_trial(document), check_loop(loop, ledger), (), options.confidence_for(document.algorithm))
     say("reading the run and redoing its states from the transcript")
     papers = read_site_papers(path, trusted, plan_path)
     say("conformance: do manifest, ledger, transcript, plan and model name one another?")
     if papers is not None:
         checks = check_sites(papers, sites)
         if not papers.covered_by(sites):
-            return judge(on_trial(papers.document), checks, (), options.confidence)
+            document = papers.document
+            return judge(on_trial(document), checks, (), options.confidence_for(document.algorithm))
     evidence = RunEvidence.read(path, trusted, plan_path, sites.files)
     if papers is None:
         checks = check_conformance(evidence, ledger)
@@ -86,13 +67,13 @@ def audit_run(
     checks += check_noise(evidence) if evidence.batches_known else check_noise_floor(evidence)
     say("probes: noise off, neighbouring data sets, and a rehearsal")
     checks += check_probes(evidence, ledger, options.seed, seconds=options.budget_seconds)
-    promise = on_trial(evidence.document)
+    promise, confidence = on_trial(evidence.document), options.confidence_for(evidence.document.algorithm)
     try:
         attacks = _attacks(evidence, promise, options, say, counted or (lambda done, total: None))
     except UnsupportedCombination as refusal:
         attacks = ()
         checks += (not_possible(Layer.ATTACK, "attack", str(refusal)),)
-    report = judge(promise, checks, attacks, options.confidence, _unseen(evidence))
+    report = judge(promise, checks, attacks, confidence, _unseen(evidence))
     return report.model_copy(update={**_protection(evidence), "model": _quality(evidence)})
 
 
@@ -155,19 +136,19 @@ def _attacks(
         )
         return (attack,)
 
-    return until_decided(attempt, promise, options)
+    return until_decided(attempt, promise, options, options.confidence_for(evidence.document.algorithm))
 
 
 def until_decided(
-    attempt: Callable[[int, float, int], tuple[Attack, ...]], promise: Promise, options: AuditOptions
+    attempt: Callable[[int, float, int], tuple[Attack, ...]], promise: Promise, options: AuditOptions, confidence: float
 ) -> tuple[Attack, ...]:
     """Attack with the asked-for reruns; while an attack is at its ceiling and refutes nothing, with twice as many.
 
-    Guarantee: with probability at least `options.confidence` no bound of any attempt exceeds the true epsilon. The j-th
+    Guarantee: with probability at least `confidence` no bound of any attempt exceeds the true epsilon. The j-th
     attempt, on fresh coins and noise, has the share 2^-j of the error, so that looking before going on costs nothing
     that was not paid for (the union bound; shares add up to less than one).
     """
-    error, reruns, number = 1 - options.confidence, options.reruns, 0
+    error, reruns, number = 1 - confidence, options.reruns, 0
     start = time.process_time()
     share = 0.5 if options.budget_seconds > 0 else 1.0
     while True:
@@ -203,4 +184,4 @@ def _canaries(
             progress=lambda done: counted(done, effort.most),
         )
 
-    return until_decided(attempt, promise, options)
+    return until_decided(attempt, promise, options, options.confidence_for(evidence.document.algorithm))

@@ -501,14 +501,19 @@ class TrainedModel:
         return np.array(self._predicted(frame).probabilities, dtype=np.float64)
 
     def audit(
-        self, *, reruns: int = 2, seed: int = 0, confidence: float = 0.95, progress: Callable[[str], None] | None = None
+        self,
+        *,
+        reruns: int | None = None,
+        seed: int = 0,
+        confidence: float | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> AuditReport:
         """Doubt the run: conformance, probes, noise and attacks, as `privfair audit`.
 
         Args:
-            reruns: how often the statistical attack runs the training again; 0 leaves it out.
+            reruns: how often the statistical attack runs the training again (4 by default); 0 leaves it out.
             seed: of the auditor's own coins.
-            confidence: of the lower bound on epsilon.
+            confidence: of the lower bound on epsilon; by default what suits the algorithm (0.95; pay-once 0.999).
             progress: called with a sentence before each layer.
         """
         return audit_run(

@@ -98,10 +98,10 @@ def audit_run(
     anchor: str | Path | None = None,
     plan: str | Path | None = None,
     trust_code: bool = False,
-    reruns: int = 2,
+    reruns: int | None = None,
     seed: int = 0,
-    confidence: float = 0.95,
-    budget_seconds: float = 0.0,
+    confidence: float | None = None,
+    budget_seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> AuditReport:
     """Doubt a run folder, as `privfair audit RUN`: its verdict, with every check and attack.
@@ -113,17 +113,18 @@ def audit_run(
         anchor: the ledger's anchor file; by default beside a ledger file.
         plan: the plan in its own place, if it names data files relative to it.
         trust_code: whether code that the folder brings may run.
-        reruns: how often the statistical attack runs the training again; 0 leaves it out.
+        reruns: how often the statistical attack runs the training again (4 by default); 0 leaves it out.
         seed: of the auditor's own coins.
-        confidence: of the lower bound on epsilon.
-        budget_seconds: of processor time, for more reruns while an attack is as right as without noise.
+        confidence: of the lower bound on epsilon; by default what suits the algorithm (0.95; pay-once 0.999).
+        budget_seconds: of processor time (60 by default), for trying units one by one, and for more reruns while an
+            attack is as right as without noise.
         progress: called with a sentence before each layer.
     """
-    from audit.runs.run_audit import AuditOptions
     from audit.runs.run_audit import audit_run as judge_run
+    from audit.settings import AuditOptions
 
     trusted = FolderTrust(None if trust is None else TrustInForce(trust).file, trust_code)
-    options, place = AuditOptions(reruns, seed, confidence, budget_seconds), None if plan is None else Path(plan)
+    options, place = AuditOptions.of(reruns, seed, confidence, budget_seconds), None if plan is None else Path(plan)
     if ledger is None:
         return judge_run(Path(run), options, trusted, None, progress, place)
     with Ledger.open(ledger, None if anchor is None else Path(anchor), LedgerAccess.READ) as book:

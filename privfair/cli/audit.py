@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from audit.settings import CONFIDENCE, DEFAULTS, AuditOptions
 from privfair.cli.audit_model import (
     AttributeFlags,
     ModelFlags,
@@ -155,14 +156,14 @@ _RUN_OPTIONS = frozenset(
 @click.option(
     "--reruns",
     type=click.IntRange(min=0),
-    default=4,
+    default=DEFAULTS.reruns,
     show_default=True,
     help="Number of reruns on coins; with canaries each stands for up to 50 short runs or 10 seconds.",
 )
 @click.option(
     "--budget-seconds",
     type=click.FloatRange(min=0),
-    default=0.0,
+    default=DEFAULTS.budget_seconds,
     show_default=True,
     help="Processor seconds for trying the second half of the units, and for more reruns of an undecided attack.",
 )
@@ -176,8 +177,8 @@ _RUN_OPTIONS = frozenset(
 @click.option(
     "--confidence",
     type=float,
-    default=0.95,
-    show_default=True,
+    default=None,
+    show_default="0.95; for pay-once 0.999",
     help="Confidence of the lower bound on epsilon and of all intervals.",
 )
 @click.option(
@@ -208,7 +209,7 @@ def command(
     reruns: int,
     budget_seconds: float,
     seed: int,
-    confidence: float,
+    confidence: float | None,
     limits: tuple[Limit, ...],
     verbose: bool,
     out: Path | None,
@@ -248,7 +249,8 @@ def command(
     Without a claimed --epsilon the verdict is leaks or no-leak-found, with the largest epsilon that is refuted.
     """
     flags, outputs = ModelFlags(**model), OutputFlags(out, junit, sign_path, statement, test_result)
-    _refuse_early(flags, run, limits, sensitive, confidence)
+    of_model = CONFIDENCE if confidence is None else confidence
+    _refuse_early(flags, run, limits, sensitive, of_model)
     from privfair.run.folder_trust import FolderTrust
 
     attribute = AttributeFlags(sensitive, infer)
@@ -259,16 +261,16 @@ def command(
         signers = read_trust_file(trust_path, root)
     trusted = FolderTrust(signers, trust_code)
     if flags.asked_for:
-        report = judge_model(flags, trusted, seed, confidence)
-        inferred = attribute_of_model(attribute, flags, trusted, seed, confidence)
+        report = judge_model(flags, trusted, seed, of_model)
+        inferred = attribute_of_model(attribute, flags, trusted, seed, of_model)
         subjects = model_subjects(flags.model_path)
     else:
         assert run is not None
         plan_path = plan_path or _where_it_lay(run)
-        in_hand = _RunFlags(plan_path, ledgers, files, site_keys, anchor, reruns, budget_seconds)
-        report = _judge_run(run, in_hand, trusted, seed, confidence)
+        in_hand = _RunFlags(plan_path, ledgers, files, site_keys, anchor)
+        report = _judge_run(run, in_hand, trusted, AuditOptions(reruns, seed, confidence, budget_seconds))
         _say("attribute inference: does the model tell more than imputation?")
-        inferred = attribute_of_run(attribute, run, trusted, plan_path, seed, confidence)
+        inferred = attribute_of_run(attribute, run, trusted, plan_path, seed, report.confidence)
         subjects = run_subjects(run)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     report = report.model_copy(update={**inferred, "subjects": subjects, "audited_at": now})
@@ -305,19 +307,16 @@ class _RunFlags:
     files: tuple[str, ...]
     keys: tuple[str, ...]
     anchor: Path | None
-    reruns: int
-    budget_seconds: float
 
 
-def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, seed: int, confidence: float) -> AuditReport:
+def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, options: AuditOptions) -> AuditReport:
     from contextlib import ExitStack
 
     from audit.runs.federated import SitesInHand
-    from audit.runs.run_audit import AuditOptions, audit_run
+    from audit.runs.run_audit import audit_run
     from calibrate.manifest.keys import load_public
     from privfair.ledger import Ledger, LedgerAccess
 
-    options = AuditOptions(flags.reruns, seed, confidence, flags.budget_seconds)
     named = dict(_by_party(text) for text in flags.ledgers)
     if len(named) < len(flags.ledgers) or (None in named and len(named) > 1):
         raise click.UsageError("--ledger is given once; of a run over guards once per party, as PARTY=LEDGER")

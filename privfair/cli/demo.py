@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+from audit.settings import DEFAULTS, DEMO_SECONDS
 from calibrate.errors import PrivfairError
 from privfair.cli.output import checks_text, json_option, number_text, print_json, table_lines, threads_option
-from privfair.cli.pipeline import Pipeline, audit_confidence, leave_if_refuted
+from privfair.cli.pipeline import Pipeline, leave_if_refuted
 
 # The plans `privfair demo` runs: real data, sized so that training and the audit take about a minute.
 
@@ -216,9 +217,6 @@ SLOW_ENGINES = {
     "nvflare": "NVFlare's clients look for work every two seconds",
 }
 
-RERUNS = {name: 1 if name == "steffle" else 2 for name in PLANS}
-"""Effort of each demo's audit: a rerun of SteFFLe has 22,500 coins already and takes the longest."""
-
 
 def _write_sites(plan: str, folder: Path) -> dict[str, int]:
     """The silos of a plan on a benchmark as files of their own, with test.csv for measuring; the sizes to be signed."""
@@ -275,7 +273,7 @@ class Demo:
         budget = self._sign(algorithm, as_printed)
         trained = self._train()
         self._refusals()
-        verdict, report = self._audit(RERUNS[algorithm], audit_confidence(algorithm))
+        verdict, report = self._audit()
         compared = None if as_printed else self._without_privacy()
         self._conclude(trained, compared, verdict, report)
         names = ("accuracy", "balanced_accuracy", "auc", "demographic_parity")
@@ -357,12 +355,12 @@ class Demo:
             *("--ledger", self.pipeline.ledgers[name], "--folder", path("again"), "--socket", path("again.sock")),
         )
 
-    def _audit(self, reruns: int, confidence: float) -> tuple[dict[str, Any], Path]:
+    def _audit(self) -> tuple[dict[str, Any], Path]:
         pipeline = self.pipeline
         pipeline.say("The audit: does the run keep its promise?")
-        verdict, report = pipeline.audit("--reruns", reruns, "--confidence", confidence)
+        verdict, report = pipeline.audit("--budget-seconds", DEMO_SECONDS)
         checks = checks_text([check["outcome"] for check in verdict["checks"]])
-        pipeline.tell(f"audited     {checks}; attacked by {reruns} rerun(s)")
+        pipeline.tell(f"audited     {checks}; attacked by {DEFAULTS.reruns} reruns")
         return verdict, report
 
     def _refusals(self) -> None:

@@ -21,15 +21,6 @@ from privfair.cli import INTERRUPTED, cli
 from privfair.cli.output import print_wrapped
 
 
-def audit_confidence(algorithm: str) -> float:
-    """At which confidence a run of this algorithm is audited where the user did not say.
-
-    Pay-once costs exactly what it promises, and its coins are read by the best decoder there is: at 95% one honest run
-    in twenty would be called violated.
-    """
-    return 0.999 if algorithm == "pay-once" else 0.95
-
-
 def leave_if_refuted(verdict: dict[str, Any]) -> None:
     """Exit code 1 once all is shown, as `privfair audit` has it: a script must see that the promise was refuted."""
     if verdict["verdict"] == "violated":

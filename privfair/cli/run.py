@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from audit.settings import DEFAULTS
 from privfair.cli.output import checks_text, json_option, print_json, threads_option, threshold_options
-from privfair.cli.pipeline import Pipeline, audit_confidence, leave_if_refuted
+from privfair.cli.pipeline import Pipeline, leave_if_refuted
 from privfair.cli.train import quality_lines
 
 _SELF_SIGNED = (
@@ -24,7 +25,9 @@ _SELF_SIGNED = (
     type=click.Path(path_type=Path, file_okay=False),
     help="New folder for everything; PLAN's folder with -run at the end unless given.",
 )
-@click.option("--reruns", type=click.IntRange(min=0), default=1, show_default=True, help="Reruns of the audit.")
+@click.option(
+    "--reruns", type=click.IntRange(min=0), default=DEFAULTS.reruns, show_default=True, help="Reruns of the audit."
+)
 @threshold_options
 @threads_option
 @click.option("-v", "--verbose", is_flag=True, help="Show every command, and all it prints.")
@@ -61,8 +64,7 @@ def command(
     trained = pipeline.answer(*pipeline.train_words(plan, "run"), *flags, progress=True)
     pipeline.tell(f"trained     {trained['rounds']} rounds")
     pipeline.say("The audit")
-    confidence = audit_confidence(budget["algorithm"])
-    verdict, report = pipeline.audit("--reruns", reruns, "--confidence", confidence, "--plan", plan)
+    verdict, report = pipeline.audit("--reruns", reruns, "--plan", plan)
     result = {
         "budget": {key: budget[key] for key in ("algorithm", "epsilon", "delta")},
         "self_signed": True,

@@ -204,13 +204,13 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         probabilities = self.predict_proba(X)
         return np.asarray(self.classes_[probabilities.argmax(axis=1)])
 
-    def audit(self, *, reruns: int = 2, seed: int = 0, confidence: float = 0.95) -> AuditReport:
+    def audit(self, *, reruns: int | None = None, seed: int = 0, confidence: float | None = None) -> AuditReport:
         """Doubt the run behind the last `fit`, as `privfair audit`.
 
         Args:
-            reruns: how often the statistical attack runs the training again; 0 leaves it out.
+            reruns: how often the statistical attack runs the training again (4 by default); 0 leaves it out.
             seed: of the auditor's own coins.
-            confidence: of the lower bound on epsilon.
+            confidence: of the lower bound on epsilon; by default what suits the algorithm (0.95; pay-once 0.999).
         """
         check_is_fitted(self, "coef_")
         if self.model_ is None:

@@ -29,7 +29,8 @@ from audit.report.results import (
     passed_if,
 )
 from audit.runs.noise import check_noise, noise_power
-from audit.runs.run_audit import AuditOptions, audit_run, until_decided
+from audit.runs.run_audit import audit_run, until_decided
+from audit.settings import CONFIDENCE, AuditOptions
 from audit.verdict import judge, on_trial
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from tests.planted_bugs.bug import sending, with_values
@@ -125,7 +126,7 @@ def test_reruns_go_on_until_the_attack_decides_and_the_error_is_paid_for() -> No
         return (_attack(reruns, epsilon=2.5 if reruns > 3 else 1.0, at_ceiling=True),)
 
     patient = AuditOptions(reruns=1, budget_seconds=1e6)
-    assert until_decided(attempt, PROMISE, patient)[0].bound.epsilon == 2.5
+    assert until_decided(attempt, PROMISE, patient, CONFIDENCE)[0].bound.epsilon == 2.5
     assert [reruns for reruns, _, _ in asked] == [1, 2, 4]
     assert len({seed for _, _, seed in asked}) == 3
     assert sum(1 - confidence for _, confidence, _ in asked) < 0.05
@@ -139,7 +140,7 @@ def test_without_a_budget_or_a_ceiling_there_is_one_attempt(budget: float, at_ce
         asked.append(1 - confidence)
         return (_attack(reruns, 1.0, at_ceiling),)
 
-    until_decided(attempt, PROMISE, AuditOptions(reruns=1, budget_seconds=budget))
+    until_decided(attempt, PROMISE, AuditOptions(reruns=1, budget_seconds=budget), CONFIDENCE)
     assert asked == [pytest.approx(0.05 if budget == 0 else 0.025)]
 
 
@@ -160,7 +161,7 @@ def test_epochs_sorted_by_the_attribute_are_never_called_consistent(workshop: Wo
 
         hasty = attempt(1, 0.95, 0)
         assert judge(promise, checks, hasty, 0.95).verdict is not Conclusion.CONSISTENT
-        patient = until_decided(attempt, promise, AuditOptions(reruns=1, budget_seconds=600.0))
+        patient = until_decided(attempt, promise, AuditOptions(reruns=1, budget_seconds=600.0), CONFIDENCE)
         assert judge(promise, checks, patient, 0.95).verdict is Conclusion.VIOLATED
         whole = audit_run(trained.run, AuditOptions(reruns=0), plan_path=trained.plan)
         assert whole.verdict is Conclusion.VIOLATED

@@ -8,7 +8,8 @@ import pytest
 
 from audit.report.results import FLOOR, AuditReport, CheckOutcome, Conclusion
 from audit.runs.noise import ALL_MEASURED
-from audit.runs.run_audit import AuditOptions, audit_run
+from audit.runs.run_audit import audit_run
+from audit.settings import AuditOptions
 from calibrate.epsilon_so_far import EpsilonSoFar
 from calibrate.manifest import keys as signature
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes

@@ -11,7 +11,8 @@ import pytest
 
 from audit.report.results import AuditReport, CheckOutcome
 from audit.runs.federated import SitesInHand
-from audit.runs.run_audit import AuditOptions, audit_run
+from audit.runs.run_audit import audit_run
+from audit.settings import AuditOptions
 from calibrate.errors import InvalidInput, Refused
 from calibrate.manifest.keys import Role, SigningKey, generate, load_public, save
 from privfair.federation.gather import gather_run, parties_of

@@ -14,7 +14,8 @@ import pytest
 
 from audit.report.results import CheckOutcome
 from audit.runs.federated import SitesInHand, _asked_records, _asked_too_often, read_site_papers
-from audit.runs.run_audit import AuditOptions, audit_run
+from audit.runs.run_audit import audit_run
+from audit.settings import AuditOptions
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.sampling import Poisson, ShuffledEpochs
 from privfair.batches.record import BatchRecord, BatchWriter
