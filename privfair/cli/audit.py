@@ -177,7 +177,6 @@ _RUN_OPTIONS = frozenset(
 @click.option(
     "--confidence",
     type=float,
-    default=None,
     show_default="0.95; for pay-once 0.999",
     help="Confidence of the lower bound on epsilon and of all intervals.",
 )

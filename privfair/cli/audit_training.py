@@ -57,9 +57,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     "--folder", type=click.Path(path_type=Path, file_okay=False), help="Keep finished runs here, and go on from them."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of canaries and coins.")
-@click.option(
-    "--confidence", type=float, default=CONFIDENCE, show_default=True, help="Confidence of the bound on epsilon."
-)
+@click.option("--confidence", type=float, default=CONFIDENCE, show_default=True, help="Confidence of the bound.")
 @click.option("--out", type=_FILE, help="File to which the report is also written, as JSON.")
 @worker_options
 @json_option

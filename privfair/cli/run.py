@@ -26,7 +26,7 @@ _SELF_SIGNED = (
     help="New folder for everything; PLAN's folder with -run at the end unless given.",
 )
 @click.option(
-    "--reruns", type=click.IntRange(min=0), default=DEFAULTS.reruns, show_default=True, help="Reruns of the audit."
+    "--reruns", type=click.IntRange(min=0), default=DEFAULTS.reruns, show_default=True, help="Number of reruns."
 )
 @threshold_options
 @threads_option
