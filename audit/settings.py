@@ -1,13 +1,15 @@
-"""How hard a run is audited where its auditor does not say: the one place of every default that decides a verdict.
+"""What may be asked of an audit, and how hard it looks where its auditor does not say; loads nothing heavy.
 
-The command line, `privfair run`, `privfair demo`, Python and the estimator all take their defaults from here.
+This is the one place of every default that decides a verdict: the command line, `privfair run`, `privfair demo`, Python
+and the estimator take theirs from here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibrate.errors import count, open_unit, positive
+from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.plugins import PluginGroup, installed_plugins
 
 CONFIDENCE = 0.95
 """Of all bounds of one audit together, where neither the auditor nor the algorithm asks for more."""
@@ -63,3 +65,36 @@ class AuditOptions:
 DEFAULTS = AuditOptions()
 DEMO_SECONDS = 0.0
 """Of the audit in `privfair demo`, which shall end in about a minute; its reruns and confidence are the defaults."""
+
+
+BY_CLASS, BY_CORRECTNESS = "class", "correctness"
+LEAST_MODELS = 16
+"""Half of the shadow models teach how a record looks in and out, the others are counted."""
+
+
+@dataclass(frozen=True)
+class ExposureOptions:
+    """What to look at beside the attacks on all records."""
+
+    by: tuple[str, ...] = ()
+    """class, correctness, or the name of a column."""
+    records: int = 0
+    """How many of the most exposed records to list."""
+
+
+def require_attack(name: str) -> None:
+    """Refuse the name of an attack that no installed package brings; nothing is imported."""
+    known = [one.name for one in installed_plugins(PluginGroup.ATTACKS)]
+    if name not in known:
+        remedy = f"use {', '.join(known)}" if known else "install the package that brings it"
+        raise InvalidInput("attack", name, "is not an installed attack (built-in ones run by themselves)", remedy)
+
+
+def require_models(shadow_models: int, exposed: int) -> None:
+    """Refuse a number of shadow models that no attack, or no list of `exposed` records, can use."""
+    count("shadow models", shadow_models, least=0)
+    if shadow_models == 1:
+        raise InvalidInput("shadow models", 1, "must be 0 or at least 2", "one model has no half to be without")
+    if exposed and shadow_models < LEAST_MODELS:
+        rule = f"must be at least {LEAST_MODELS} for a list of exposed records"
+        raise InvalidInput("shadow models", shadow_models, rule, "train more, or leave the list out")

@@ -5,12 +5,11 @@ assumes nothing about the release: a Gaussian reading has to be asked for with `
 """
 
 from audit.bounds.e_process import EProcess
-from audit.bounds.error_box import ClopperPearson
 from audit.bounds.guesses import RankedGuesses, counts_at
-from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import ErrorCounts, GuessCounts, LowerBound, Method, Selection, bound_over, p_value_over
 from audit.bounds.one_run import FDPOneRun, OneRun
 from audit.bounds.power import CONCLUSIVE, OneRunDesign, RepeatedDesign, power_against, power_at
+from audit.bounds.repeated_runs import ClopperPearson, JointExact
 from audit.bounds.trade_off import CurveFamily, EpsilonDeltaCurve, GaussianCurve, ProfileCurve, TradeOff, curve_at
 
 __all__ = [

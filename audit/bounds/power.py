@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from audit.bounds.binomial import at_least, at_most, usual_range
 from audit.bounds.e_process import EProcess, crossing_probability, single_promise
-from audit.bounds.error_box import ClopperPearson
-from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import ErrorCounts, GuessCounts, OneRunBound, RepeatedRunsBound, allowed_failure
 from audit.bounds.one_run import FDPOneRun, OneRun
+from audit.bounds.repeated_runs import ClopperPearson, JointExact
 from audit.bounds.trade_off import MOST_EPSILON, TradeOff, curve_at
 from audit.settings import CONFIDENCE
 from calibrate.errors import InvalidInput, UnsupportedCombination, count

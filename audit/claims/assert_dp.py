@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from audit.bounds import ClopperPearson, EpsilonDeltaCurve, ErrorCounts, LowerBound, Selection
-from audit.claims.domain import Domain, NeighbouringPair, Records, build_pair
+from audit.claims.claim import Domain, NeighbouringPair, Records, build_pair
 from audit.claims.outputs import Event, Outputs, Vocabulary, choose_event
 from audit.claims.shrink import Shrinking, table, to_json
 from audit.claims.spaces import RandomChoices

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from audit.claims import engine_claims
-from audit.claims.claim import Arrays, DistanceClaim, Subject
-from audit.claims.domain import Domain
+from audit.claims.claim import Arrays, DistanceClaim, Domain, Subject
 from audit.claims.falsify import CataloguedClaim
 from audit.claims.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex, Space
 from calibrate.errors import InvalidInput

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audit.claims.claim import DistanceClaim, Subject
-from audit.claims.domain import Domain
+from audit.claims.claim import DistanceClaim, Domain, Subject
 from audit.claims.falsify import CataloguedClaim
 from audit.claims.spaces import Ball, Box, Category, Space
 from calibrate.arrays import Floats

@@ -17,7 +17,7 @@ from typing import TypeVar, final
 
 from hypothesis import strategies as st
 
-from audit.claims.domain import Domain, NeighbouringPair, build_pair
+from audit.claims.claim import Domain, NeighbouringPair, build_pair
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 
 Option = TypeVar("Option")

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from audit.claims.domain import Column, Domain, NeighbouringPair, Records, size_of, without_row
+from audit.claims.claim import Column, Domain, NeighbouringPair, Records, size_of, without_row
 from audit.claims.spaces import Category
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import PrivacyUnit, Protected, Relation

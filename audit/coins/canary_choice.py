@@ -11,8 +11,18 @@ import torch
 from numpy.typing import NDArray
 
 from audit.coins.canary_decoder import CanaryKind, CoinMeaning, Interference, coin_meaning, quiet_directions
-from audit.coins.canary_model import LABEL, CanaryModel, canary_features, require_unmarked
-from audit.coins.insertion import Canaries, CanarySilo, ReplayedRound, Scaling, alone, first_units
+from audit.coins.insertion import (
+    LABEL,
+    Canaries,
+    CanaryModel,
+    CanarySilo,
+    ReplayedRound,
+    Scaling,
+    alone,
+    canary_features,
+    first_units,
+    require_unmarked,
+)
 from audit.runs.evidence import RunEvidence
 from calibrate.arrays import Floats
 from calibrate.sampling import (

@@ -34,8 +34,7 @@ from audit.bounds import (
     power_against,
 )
 from audit.coins.training_canaries import TrainingCanaries, TrainingCanaryKind, training_data
-from audit.coins.training_decoder import scores_of_runs
-from audit.coins.training_watch import CROWD, Access, Watch
+from audit.coins.training_signals import CROWD, Access, Watch, scores_of_runs
 from audit.models.in_memory import signal_of_model
 from audit.named import load_named
 from audit.report.results import Attack, AuditReport, Conclusion, Promise

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from audit.models.attribute_attacks import (
+    Asked,
+    Attribute,
     AttributeAttack,
+    AttributeRecords,
     AttributeTarget,
     Csmia,
     Knowledge,
@@ -22,9 +25,9 @@ from audit.models.attribute_attacks import (
     WhiteBox,
     Yeom,
     fit_classifier,
+    join,
 )
-from audit.models.attribute_records import Asked, Attribute, AttributeRecords, join
-from audit.models.blind import blind_rule
+from audit.models.membership_audit import blind_rule
 from audit.report.results import (
     AttributeAttackResult,
     AttributeFinding,

@@ -14,9 +14,15 @@ from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn import functional
 
-from audit.models.attribute_attacks import AttributeTarget, WhiteBoxTarget
+from audit.models.attribute_attacks import (
+    Attribute,
+    AttributeRecords,
+    AttributeTarget,
+    Codes,
+    SensitiveInput,
+    WhiteBoxTarget,
+)
 from audit.models.attribute_audit import AttributeOptions, attribute_inference
-from audit.models.attribute_records import Attribute, AttributeRecords, Codes, SensitiveInput
 from audit.models.records import AuditedRecords, RecordTables, class_text
 from audit.models.targets import Target as MembershipTarget
 from audit.models.torch_targets import RunTarget, TorchTarget

@@ -22,13 +22,12 @@ from audit.models.epsilon_bound import ClaimOnTrial
 from audit.models.exposure import grouping_column
 from audit.models.membership_audit import MembershipOptions, Progress
 from audit.models.membership_audit import audit_model as audit_target
-from audit.models.options import BY_CLASS, BY_CORRECTNESS, ExposureOptions
 from audit.models.records import AuditedRecords, class_text
 from audit.models.shadow_models import ShadowRecipe, ShadowRecords
 from audit.models.signals import phi_from_probabilities
 from audit.models.targets import ClonedEstimator, OutputKind, is_torch_module, phi_of_outputs
 from audit.report.results import Assignment, AuditReport
-from audit.settings import CONFIDENCE
+from audit.settings import BY_CLASS, BY_CORRECTNESS, CONFIDENCE, ExposureOptions
 from calibrate.arrays import Booleans, Floats, Integers
 from calibrate.errors import InvalidInput
 from calibrate.manifest.trust import TrustFile
@@ -189,7 +188,7 @@ class InMemoryTarget:
             return ClonedEstimator(self.model, features)
         if hasattr(self.model, "get_params") and hasattr(self.model, "fit"):
             return ClonedRegressor(self.model, features, self.data.labels.astype(np.float64))
-        from audit.models.stacked_perceptron import StackedPerceptron
+        from audit.models.stacked import StackedPerceptron
 
         return StackedPerceptron()
 

@@ -8,9 +8,9 @@ from typing import ClassVar, Protocol, final
 
 import numpy as np
 
-from audit.models.options import require_attack
 from audit.models.signals import Signals, log_probability
 from audit.report.results import AttackName
+from audit.settings import require_attack
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, positive
 from calibrate.plugins import PluginGroup, Plugins

@@ -79,7 +79,7 @@ class OnnxTarget:
         return phi_of_outputs(table, records.labels, self.outputs, self.source)
 
     def shadow_recipe(self, records: AuditedRecords) -> ShadowRecipe:
-        from audit.models.stacked_perceptron import StackedPerceptron
+        from audit.models.stacked import StackedPerceptron
 
         return StackedPerceptron()
 

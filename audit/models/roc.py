@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtr, ndtri
 
-from audit.bounds.error_box import lower_rate, upper_rate
 from audit.bounds.lower_bound import allowed_failure
+from audit.bounds.repeated_runs import lower_rate, upper_rate
 from audit.report.results import Interval, RateAt, RocPoint
 from audit.settings import CONFIDENCE
 from calibrate.arrays import Floats

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from audit.models.shadow_models import OwnOrders, ShadowRecords
-from audit.models.stacked_linear import phi_of_table
+from audit.models.stacked import phi_of_table
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import UnsupportedCombination, count, positive
 

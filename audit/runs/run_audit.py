@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from audit.coins.canary_audit import canary_audit
-from audit.coins.canary_runs import Effort
-from audit.coins.coin_audit import coin_audit
-from audit.coins.coin_decoder import require_decodable
+from audit.coins.attribute_coins import coin_audit, require_decodable
+from audit.coins.canary_audit import Effort, canary_audit
 from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, AuditReport, Layer, ModelQuality, Promise, not_possible
 from audit.runs.conformance import check_conformance

@@ -179,7 +179,7 @@ class ModelFlags:
     @property
     def grouping_columns(self) -> tuple[str, ...]:
         """The columns among the groups to compare; scores alone know neither class nor correctness."""
-        from audit.models.options import BY_CLASS, BY_CORRECTNESS
+        from audit.settings import BY_CLASS, BY_CORRECTNESS
 
         own = {BY_CLASS, BY_CORRECTNESS} if self.score is None else set()
         return tuple(name for name in self.by if name not in own)
@@ -202,7 +202,7 @@ class ModelFlags:
         self._require_files()
 
     def _require_numbers(self, confidence: float) -> None:
-        from audit.models.options import require_attack, require_models
+        from audit.settings import require_attack, require_models
         from calibrate.errors import open_unit
         from calibrate.privacy_unit import EpsilonDelta
 
@@ -376,8 +376,8 @@ def _member_marks(tables: RecordTables) -> Any:
 def _options(flags: ModelFlags, recipe: ShadowRecipe | None, seed: int, confidence: float) -> MembershipOptions:
     from audit.bounds import CurveFamily
     from audit.models.membership_audit import MembershipOptions
-    from audit.models.options import ExposureOptions
     from audit.report.results import Assignment
+    from audit.settings import ExposureOptions
 
     assignment, named = Assignment(flags.assignment), dict.fromkeys(flags.attacks)
     family = None if flags.family is None else CurveFamily(flags.family)
@@ -391,8 +391,7 @@ def _recipe(flags: ModelFlags) -> ShadowRecipe | None:
     """None for "same": the target itself says what resembles it."""
     if flags.own_shadows:
         return None
-    from audit.models.stacked_linear import StackedLogistic
-    from audit.models.stacked_perceptron import StackedPerceptron
+    from audit.models.stacked import StackedLogistic, StackedPerceptron
 
     epochs = {} if flags.epochs is None else {"epochs": flags.epochs}
     if flags.shadow == "logistic":

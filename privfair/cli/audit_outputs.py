@@ -96,7 +96,7 @@ def write_outputs(flags: OutputFlags, report: AuditReport) -> None:
     if flags.out is not None:
         write_named(flags.out, json.dumps(report.to_json(), indent=2).encode() + b"\n")
     if flags.junit is not None:
-        from audit.report.junit import junit_xml
+        from audit.report.exports import junit_xml
 
         write_named(flags.junit, junit_xml(report))
     if flags.sign_path is not None and flags.statement is not None:

@@ -100,7 +100,7 @@ def check(
 ) -> None:
     """Search for neighbouring data sets further apart than claimed; exit code 1 if there are any.
 
-    The function's parameters are named after the columns and public values of its DOMAIN (audit.claims.domain).
+    The function's parameters are named after the columns and public values of its DOMAIN (audit.claims.claim).
 
     \b
     Examples:
@@ -152,8 +152,7 @@ def _claim_of_id(id: str, claim: float | None, stated: dict[str, str | None]) ->
 
 
 def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | None]) -> CataloguedClaim:
-    from audit.claims.claim import Arrays, DistanceClaim, Subject
-    from audit.claims.domain import Domain
+    from audit.claims.claim import Arrays, DistanceClaim, Domain, Subject
     from audit.claims.falsify import CataloguedClaim
     from audit.named import load_named
     from calibrate.errors import InvalidInput
@@ -163,7 +162,7 @@ def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | N
         raise InvalidInput("--claim", None, "is needed for a function of your own", "state the bound to test")
     domain = load_named(stated["domain"] or what.partition(":")[0] + ":DOMAIN")
     if not isinstance(domain, Domain):
-        raise InvalidInput("--domain", stated["domain"], "is not a Domain", "name an audit.claims.domain.Domain")
+        raise InvalidInput("--domain", stated["domain"], "is not a Domain", "name an audit.claims.claim.Domain")
     bound = DistanceClaim(
         claim,
         Relation(stated["relation"] or "add-remove"),

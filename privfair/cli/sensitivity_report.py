@@ -41,8 +41,8 @@ def command(plan: Path, manifest: Path | None, rounds: int, units: int, seed: in
     Example:
       privfair sensitivity report plan.toml --manifest budget.json
     """
-    from audit.probes.local_sensitivity import NOTE, local_sensitivity
     from audit.probes.rehearsal import rehearse
+    from audit.probes.sensitivity import NOTE, local_sensitivity
 
     document = _document(plan, manifest)
     found = local_sensitivity(rehearse(plan, document, rounds), units, seed)

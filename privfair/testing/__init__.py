@@ -9,8 +9,7 @@ does my plan, algorithm, theorem or attack keep what privfair relies on?
 from __future__ import annotations
 
 from audit.claims.assert_dp import MechanismResult, MechanismSearch, PrivacyRefuted, assert_dp
-from audit.claims.claim import Arrays, DistanceClaim
-from audit.claims.domain import Domain
+from audit.claims.claim import Arrays, DistanceClaim, Domain
 from audit.claims.falsify import Search, SearchResult, SensitivityRefuted, assert_sensitivity
 from audit.claims.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex
 from calibrate.privacy_unit import Norm, Protected, Relation

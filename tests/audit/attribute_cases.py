@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from audit.models.attribute_records import Attribute, AttributeRecords, SensitiveInput
+from audit.models.attribute_attacks import Attribute, AttributeRecords, SensitiveInput
 from calibrate.arrays import Floats
 
 NUMERIC = 4

@@ -6,7 +6,7 @@ import numpy as np
 
 from audit.models.records import AuditedRecords
 from audit.models.shadow_models import ShadowRecords
-from audit.models.stacked_perceptron import StackedPerceptron
+from audit.models.stacked import StackedPerceptron
 
 FEATURES, CLASSES = 20, 4
 OVERFIT = StackedPerceptron((32,), epochs=40, batch=32)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from audit.models.shadow_models import ShadowRecords
-from audit.models.stacked_linear import Stack, margins, with_constant
+from audit.models.stacked import Stack, margins, with_constant
 from calibrate.arrays import Booleans, Floats
 from calibrate.errors import UnsupportedCombination, count, positive
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from audit.claims.domain import Domain
+from audit.claims.claim import Domain
 from audit.claims.spaces import Box
 from calibrate.privacy_unit import Relation
 

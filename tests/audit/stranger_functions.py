@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from audit.claims.claim import Arrays, DistanceClaim
-from audit.claims.domain import Domain
+from audit.claims.claim import Arrays, DistanceClaim, Domain
 from audit.claims.spaces import Box, Category
 from calibrate.privacy_unit import Norm, Relation
 

@@ -15,7 +15,7 @@ import pytest
 
 from audit.claims import assert_dp as module
 from audit.claims.assert_dp import MechanismSearch, PrivacyRefuted, assert_dp
-from audit.claims.domain import Domain
+from audit.claims.claim import Domain
 from audit.claims.outputs import Outputs, Vocabulary, _lowest_bits
 from audit.claims.spaces import Box, Category
 from calibrate.errors import InvalidInput

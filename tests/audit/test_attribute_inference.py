@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.models.attribute_attacks import Csmia, Yeom
+from audit.models.attribute_attacks import Attribute, AttributeRecords, Csmia, SensitiveInput, Yeom
 from audit.models.attribute_audit import AttributeOptions, attribute_inference, difference_interval, mean_interval
-from audit.models.attribute_records import Attribute, AttributeRecords, SensitiveInput
 from audit.report.results import AttributeFinding, AttributeInference
 from calibrate.errors import InvalidInput
 from tests.audit.attribute_cases import Honest, Memorising, MemorisingElsewhere, as_input, population, without_input

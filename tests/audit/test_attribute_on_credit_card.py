@@ -7,8 +7,8 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
+from audit.models.attribute_attacks import Attribute, AttributeRecords, SensitiveInput
 from audit.models.attribute_audit import attribute_inference
-from audit.models.attribute_records import Attribute, AttributeRecords, SensitiveInput
 from audit.report.results import AttributeFinding, AttributeInference
 from calibrate.arrays import Floats
 from privfair.data.benchmarks import load_benchmark

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from audit.models.attribute_attacks import WhiteBox, Yeom
+from audit.models.attribute_attacks import AttributeRecords, WhiteBox, Yeom
 from audit.models.attribute_audit import AttributeOptions, attribute_inference
-from audit.models.attribute_records import AttributeRecords
 from audit.models.attribute_targets import ModuleWeights, RunModel
 from audit.report.results import AttributeFinding
 from calibrate.errors import InvalidInput

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from audit.bounds import CurveFamily, GuessCounts, LowerBound, Method
-from audit.coins.coin_audit import coin_audit
+from audit.coins.attribute_coins import coin_audit
 from audit.probes.sensitivity import check_every_unit
 from audit.probes.setting import ProbeSetting
 from audit.report.figures import draw_figures

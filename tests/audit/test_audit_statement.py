@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from audit.report.junit import junit_xml
+from audit.report.exports import junit_xml
 from audit.report.results import AuditReport, Conclusion, schema
 from audit.report.statement import AuditPredicate, AuditRefused, report_digest, sign_audit, verify_audit
 from calibrate.errors import ManifestRefused, Refused

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import privfair as pf
 from audit.coins.training_audit import audit_training
 from audit.coins.training_canaries import TrainingCanaries, TrainingCanaryKind, training_data
-from audit.coins.training_watch import Access, Watch
+from audit.coins.training_signals import Access, Watch
 from calibrate.errors import InvalidInput
 from privfair.cli import cli
 from tests.audit import strangers_training as strangers

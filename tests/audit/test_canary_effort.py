@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from audit.coins.canary_audit import COIN_STREAM, NOISE_STREAM, Effort
 from audit.coins.canary_decoder import CoinMeaning
-from audit.coins.canary_runs import COIN_STREAM, NOISE_STREAM, Effort
 from audit.coins.insertion import Canaries, CanarySilo
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import SiloTensors

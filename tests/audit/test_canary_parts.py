@@ -20,7 +20,7 @@ from audit.coins.canary_decoder import (
     coin_meaning,
     quiet_directions,
 )
-from audit.coins.canary_model import LABEL, LENGTH, CanaryModel, canary_features, require_unmarked
+from audit.coins.insertion import LABEL, LENGTH, CanaryModel, canary_features, require_unmarked
 from audit.report.results import Attack, Conclusion, CurveTest, Promise
 from audit.runs.noise import _directions
 from audit.verdict import judge, manifest_curve

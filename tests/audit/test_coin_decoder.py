@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.coins.coin_decoder import decode
+from audit.coins.attribute_coins import decode
 from audit.runs.evidence import RunEvidence
 from audit.runs.rerun import coin_runs
 from tests.privfair.small_runs import Desk, steffle_plan

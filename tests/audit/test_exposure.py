@@ -172,7 +172,7 @@ def test_what_cannot_be_compared_is_refused(asked: dict[str, Any], match: str) -
 
 def test_records_cannot_be_listed_with_a_population_or_from_scores_alone() -> None:
     from audit.models.membership_audit import MembershipOptions, audit_scores
-    from audit.models.options import ExposureOptions
+    from audit.settings import ExposureOptions
 
     with pytest.raises(InvalidInput, match="population"):
         pf.audit_model(MODEL, MEMBERS, OTHERS, population=two_groups(9)[0], label="label", shadow_models=16, exposed=2)

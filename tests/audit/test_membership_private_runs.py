@@ -14,7 +14,7 @@ from audit.models.epsilon_bound import ClaimOnTrial
 from audit.models.membership_audit import MembershipOptions, audit_model
 from audit.models.records import RecordTables
 from audit.models.shadow_models import ShadowRecords
-from audit.models.stacked_perceptron import StackedPerceptron
+from audit.models.stacked import StackedPerceptron
 from audit.models.torch_targets import RunTarget
 from audit.report.results import AuditReport, Conclusion
 from calibrate.manifest.verify import read_unverified

@@ -19,9 +19,8 @@ from sklearn.pipeline import make_pipeline
 from torch import nn
 
 from audit.models.shadow_models import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
-from audit.models.stacked_linear import StackedLogistic
+from audit.models.stacked import StackedLogistic, StackedPerceptron
 from audit.models.stacked_module import StackedModule
-from audit.models.stacked_perceptron import StackedPerceptron
 from audit.models.targets import ClonedEstimator, twin_forest
 from audit.models.torch_targets import TorchTarget
 from calibrate.errors import InvalidInput, UnsupportedCombination

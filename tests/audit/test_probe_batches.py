@@ -9,8 +9,17 @@ import pytest
 import torch
 from scipy import stats
 
-from audit.probes.batch_relations import moving_groups, predicted_batches, related_rounds, related_silos
-from audit.probes.batches import _favoured_units, _so_uneven, _wrong_epoch_apart, wrong_batches, wrong_places
+from audit.probes.batches import (
+    _favoured_units,
+    _so_uneven,
+    _wrong_epoch_apart,
+    moving_groups,
+    predicted_batches,
+    related_rounds,
+    related_silos,
+    wrong_batches,
+    wrong_places,
+)
 from calibrate.sampling import (
     FixedSize,
     Poisson,
@@ -182,7 +191,7 @@ def test_groups_of_a_cycle_that_follow_the_position_are_seen() -> None:
     random = torch.Generator().manual_seed(0)
     silo = SiloTensors("north", torch.randn(40, 3, generator=random), torch.arange(40) % 2, torch.arange(40) // 2 % 2)
     assert moving_groups(silo, 6) is None
-    with patch("audit.probes.batch_relations.group_of_units", lambda one, groups: np.arange(len(one)) % groups):
+    with patch("audit.probes.batches.group_of_units", lambda one, groups: np.arange(len(one)) % groups):
         assert moving_groups(silo, 6) is not None
 
 

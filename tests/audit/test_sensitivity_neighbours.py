@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from audit.claims import neighbours
-from audit.claims.claim import DistanceClaim, Subject
-from audit.claims.domain import Domain, NeighbouringPair, size_of
+from audit.claims.claim import DistanceClaim, Domain, NeighbouringPair, Subject, size_of
 from audit.claims.falsify import Search, falsify, replay
 from audit.claims.shrink import from_json, table, to_json
 from audit.claims.spaces import Ball, Box, Category

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit.claims.domain import Domain
+from audit.claims.claim import Domain
 from audit.claims.falsify import Search, SensitivityRefuted, assert_sensitivity
 from audit.claims.spaces import Box
 from calibrate.errors import InvalidInput

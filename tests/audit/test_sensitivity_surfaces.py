@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from privfair.cli import cli
 
 _MODULE = """
-from audit.claims.domain import Domain
+from audit.claims.claim import Domain
 from audit.claims.spaces import Box
 DOMAIN = Domain({"x": Box(0.0, 1.0)})
 def total(x):

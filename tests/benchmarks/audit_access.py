@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import privfair as pf
-from audit.coins.training_watch import Access
+from audit.coins.training_signals import Access
 from tests.audit.strangers_training import RATE, STEPS, LogisticLoop
 from tests.benchmarks.audit_acceptance import adult
 

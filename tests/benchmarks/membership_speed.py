@@ -29,8 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from audit.models.membership_attacks import shares_above
 from audit.models.shadow_models import ShadowRecipe, ShadowRecords, random_halves, train_shadow_models
-from audit.models.stacked_linear import StackedLogistic
-from audit.models.stacked_perceptron import StackedPerceptron
+from audit.models.stacked import StackedLogistic, StackedPerceptron
 from tests.audit.private_shadow_models import StackedPrivateLogistic
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "membership.md"

@@ -18,11 +18,10 @@ import pytest
 from scipy.special import ndtri
 
 from audit.bounds.e_process import EProcess
-from audit.bounds.error_box import ClopperPearson
 from audit.bounds.guesses import RankedGuesses, counts_at
-from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import ErrorCounts, LowerBound, bound_over
 from audit.bounds.one_run import FDPOneRun, OneRun
+from audit.bounds.repeated_runs import ClopperPearson, JointExact
 from audit.bounds.trade_off import CurveFamily
 from calibrate.accountants.gaussian import gaussian_epsilon
 from tests.audit.published_one_run import PublishedOneRun

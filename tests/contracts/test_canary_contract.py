@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit.coins.canary_audit import canary_audit
+from audit.coins.canary_audit import Effort, canary_audit
 from audit.coins.canary_choice import CanaryDesign, design_canaries
 from audit.coins.canary_decoder import CanaryKind, CoinMeaning
-from audit.coins.canary_runs import Effort
 from audit.coins.insertion import ReplayedRound, Scaling, alone
 from audit.report.results import AuditReport, CheckOutcome, Conclusion
 from audit.runs.evidence import RunEvidence

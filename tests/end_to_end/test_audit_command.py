@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from audit.coins.coin_decoder import fitted_deviation, log_odds
+from audit.coins.attribute_coins import fitted_deviation, log_odds
 from audit.report.results import CheckOutcome
 from audit.runs.evidence import RunEvidence
 from audit.runs.noise import check_noise, judge_residuals, residuals

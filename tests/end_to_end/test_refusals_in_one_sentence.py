@@ -20,7 +20,7 @@ STEFFLE = {
     "--w-radius": "1",
 }
 MODULE = """
-from audit.claims.domain import Domain
+from audit.claims.claim import Domain
 from audit.claims.spaces import Box
 
 DOMAIN = Domain({"x": Box(0.0, 1.0)}, fewest=2)

@@ -15,11 +15,10 @@ from scipy.sparse import lil_matrix
 
 from audit.bounds.binomial import at_least, log_masses
 from audit.bounds.e_process import EProcess, log_odds
-from audit.bounds.error_box import ClopperPearson
 from audit.bounds.guesses import RankedGuesses
-from audit.bounds.joint_exact import JointExact
 from audit.bounds.lower_bound import ErrorCounts, GuessCounts
 from audit.bounds.one_run import FDPOneRun, OneRun, wrong_rate
+from audit.bounds.repeated_runs import ClopperPearson, JointExact
 from audit.bounds.trade_off import CurveFamily, EpsilonDeltaCurve, GaussianCurve, ProfileCurve, curve_at
 from calibrate.accountants.gaussian import gaussian_delta
 from tests.audit.published_one_run import PublishedOneRun

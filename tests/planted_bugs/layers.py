@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 from audit.claims import catalogue
 from audit.claims.falsify import Search
-from audit.coins.canary_audit import canary_audit
-from audit.coins.canary_runs import Effort
-from audit.coins.coin_audit import coin_audit
+from audit.coins.attribute_coins import coin_audit
+from audit.coins.canary_audit import Effort, canary_audit
 from audit.probes.check_probes import check_probes
 from audit.report.results import Attack, Check, CheckOutcome, Conclusion
 from audit.runs.conformance import check_conformance
