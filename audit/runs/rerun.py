@@ -30,11 +30,12 @@ from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.batches.record import BatchRecord
 from privfair.contribution import BoundedContribution, Published
 from privfair.federation.coordinator import Position, run_steps
-from privfair.federation.local_party import LocalParties, RoundObserver
-from privfair.gate import Gate, open_gate
+from privfair.federation.local_party import RoundObserver
+from privfair.gate import Gate
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
-from privfair.run.prepare import PlannedRun, Sites, claim_terms, prepare_run
+from privfair.run.open_run import OpenRun
+from privfair.run.prepare import PlannedRun, PreparedRun, Sites, prepare_run
 from privfair.run.replay import FIRST_SESSION
 from privfair.transcript import Transcript
 
@@ -116,41 +117,44 @@ def rerun(
     default a new one.
     """
     data = run.document.data if sizes is None else DataBinding.of(run.document.data.schema_digest, sizes.items())
-    envelope = envelope or auditor.envelope(run.document.model_copy(update={"data": data}))
-    manifest = verify(
-        envelope, auditor.trust, IntendedRun(run.document.config_digest, data, run.document.code_digests())
-    )
-    prepared = run.under(manifest, envelope)
+    prepared = _under_auditor(run, auditor, run.document.model_copy(update={"data": data}), envelope)
     setup = replace(prepared.setup, seed=seed, block=block or prepared.setup.block, strict=True)
     start = Position(run.algorithm.start())
     with TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place:
-        folder = RunFolder(Path(place))
-        with Ledger.create(folder.path / "ledger.db") as ledger:
-            claim = ledger.claim(claim_terms(manifest))
-            with LocalParties.open(setup, claim, folder.transcript, folder.batches, observer=observer) as local:
-                if visits is None:
-                    until = prepared.updates if updates is None else min(updates, prepared.updates)
-                    last = deque(chain((start,), run_steps(run.algorithm, local, start, until)), maxlen=1).pop()
-                else:
-                    last = start
-                    for one in visits:
-                        local.gate.leave_out_before(one.round)
-                        received = local.contribute(one.step, run.algorithm.checkpoint(one.state))
-                        if run.algorithm.replies:
-                            local.reply(one.step, received)
-                local.finish()
+        with OpenRun.apart(prepared.manifest, Path(place)) as spending:
+            folder, claim, local = spending.folder, spending.claim, spending.parties(setup, observer=observer)
+            if visits is None:
+                until = prepared.updates if updates is None else min(updates, prepared.updates)
+                last = deque(chain((start,), run_steps(run.algorithm, local, start, until)), maxlen=1).pop()
+            else:
+                last = start
+                for one in visits:
+                    local.gate.leave_out_before(one.round)
+                    received = local.contribute(one.step, run.algorithm.checkpoint(one.state))
+                    if run.algorithm.replies:
+                        local.reply(one.step, received)
+            spending.finish()
             charged = claim.charged
         evidence = RunEvidence(
             **{name: getattr(prepared, name) for name in PlannedRun.__dataclass_fields__},
             folder=folder,
             plan_path=folder.plan,
-            manifest_digest=manifest.digest,
-            authentic=manifest.authentic,
+            manifest_digest=prepared.manifest.digest,
+            authentic=prepared.manifest.authentic,
             transcript=Transcript.read(folder.transcript),
             sessions=(FIRST_SESSION,),
             batches=BatchRecord.read(folder.batches) if folder.batches.exists() else None,
         )
     return Rerun(evidence, last, charged)
+
+
+def _under_auditor(
+    run: PlannedRun, auditor: AuditorsManifest, document: BudgetDocument, envelope: bytes | None = None
+) -> PreparedRun:
+    """The run under the same promise once more, in the auditor's name."""
+    envelope = envelope or auditor.envelope(document)
+    intended = IntendedRun(document.config_digest, document.data, document.code_digests())
+    return run.under(verify(envelope, auditor.trust, intended), envelope)
 
 
 # The gate alone, without any training: one message again and again.
@@ -205,7 +209,8 @@ def publish_repeatedly(
         for session in range(sessions):
             left = -(-(wanted - min(len(one.published) for one in found.values())) // (sessions - session))
             apart = each if session == sessions - 1 else 0
-            _publish_one_session(run, auditor, ledger, Path(place) / f"transcript-{session}", found, left, apart)
+            folder = RunFolder(Path(place) / f"session-{session}")
+            _publish_one_session(run, auditor, ledger, folder, found, left, apart)
     return found
 
 
@@ -213,14 +218,14 @@ def _publish_one_session(
     run: PlannedRun,
     auditor: AuditorsManifest,
     ledger: Ledger,
-    path: Path,
+    folder: RunFolder,
     found: dict[str, GateNoise],
     left: int,
     apart: int,
 ) -> None:
     """Every silo publishes in rounds of one claim until `left` are there; the rest of `apart` has no round."""
     document = run.document
-    open_again = _claim_gate(run, auditor, ledger, path)
+    open_again = _claim_gate(run, auditor, ledger, folder)
     gate = open_again()
     research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
     declared = {one.name: one for one in document.releases if isinstance(one, GaussianNoise | LaplaceNoise)}
@@ -257,18 +262,13 @@ def _publish_one_session(
         gate.close()
 
 
-def _claim_gate(run: PlannedRun, auditor: AuditorsManifest, ledger: Ledger, path: Path) -> Callable[[], Gate]:
+def _claim_gate(run: PlannedRun, auditor: AuditorsManifest, ledger: Ledger, folder: RunFolder) -> Callable[[], Gate]:
     """Claim a manifest of the auditor's own; what is returned opens its gate, the first time or once more."""
-    document = run.document
-    envelope = auditor.envelope(document)
-    manifest = verify(
-        envelope, auditor.trust, IntendedRun(document.config_digest, document.data, document.code_digests())
-    )
-    setup = run.under(manifest, envelope).setup
-    claim = ledger.claim(claim_terms(manifest))
-    research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
-    seed = int(path.name.rpartition("-")[2]) if research else None
-    return lambda: open_gate(manifest, claim, path, setup.values, seed, document.rounds)
+    document, prepared = run.document, _under_auditor(run, auditor, run.document)
+    folder.path.mkdir()
+    spending = OpenRun(prepared.manifest, ledger, folder).begin()
+    seed = int(folder.path.name.rpartition("-")[2])
+    return lambda: spending.open_gate(prepared.setup.values, seed=seed, block=document.rounds)
 
 
 def answer_repeatedly(run: PlannedRun, auditor: AuditorsManifest, number: int) -> dict[str, list[Answers]]:
@@ -280,7 +280,7 @@ def answer_repeatedly(run: PlannedRun, auditor: AuditorsManifest, number: int) -
         TemporaryDirectory(prefix="privfair-audit-", dir=in_memory()) as place,
         Ledger.create(Path(place) / "ledger.db") as ledger,
     ):
-        gate = _claim_gate(run, auditor, ledger, Path(place) / "transcript-0")()
+        gate = _claim_gate(run, auditor, ledger, RunFolder(Path(place) / "session-0"))()
         try:
             silos = [silo.name for silo in run.document.data.silos]
             return {name: [gate.answers_alone(silo, name, number) for silo in silos] for name in names}

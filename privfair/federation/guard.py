@@ -76,11 +76,11 @@ from privfair.federation.wire import (
     receipt_message,
     refusal,
 )
-from privfair.ledger import Claim, Ledger
+from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
-from privfair.run.open_run import Trust, begin, require_trust, take_up
+from privfair.run.open_run import OpenRun, Trust
 from privfair.run.prepare import PreparedRun
-from privfair.run.summary import receipts
+from privfair.run.record import receipts
 from privfair.transcript import Transcript
 
 RECEIPT_TYPE = "application/vnd.privfair.receipt+json"
@@ -150,18 +150,18 @@ class Guard:
             log.warning("%s", self._halt())
         self._shapes = {name: values.shape for name, values in run.algorithm.checkpoint(run.algorithm.start()).items()}
         policy.require_manifest(run.manifest)
-        claim = self._claimed()
+        self._spending = self._claimed(policy)
         self._steps = StepLog(folder.path / "steps.jsonl")
         self._past = Transcript.read(folder.transcript) if folder.transcript.exists() else None
         self._past_before = self._steps.last
         """Steps before this one are whole in `_past`."""
-        self._session = 0 if claim is None else claim.session
+        self._session = 0 if self._spending.ended else self._spending.claim.session
         self._count_answered_steps()
-        self._local = None if claim is None else self._open(claim)
+        self._local = None if self._spending.ended else self._open()
         self._states = StateReader(run.algorithm) if self._local is None else self._local.states
 
-    def _claimed(self) -> Claim | None:
-        """The claim of this folder, taken or taken up again; None where the run is over.
+    def _claimed(self, policy: Policy) -> OpenRun:
+        """The claim of this folder, taken or taken up again.
 
         The folder is for this manifest alone; plan, manifest and code are kept in it for whoever audits it.
         """
@@ -172,35 +172,36 @@ class Guard:
             )
         kept = {folder.plan.name: run.plan_bytes, folder.manifest.name: run.envelope}
         kept |= {**run.plan.own_code(), **site_files(run.plan.data)}
+
+        def in_hours() -> None:
+            now = datetime.now(UTC)
+            policy.require_now(now, self._steps.rounds_on(now))
+
+        found = OpenRun(run.manifest, self._ledger, folder, party=self.party, trust=self._trust, rules=(in_hours,))
         if not folder.token.exists():
-            return begin(run.manifest, self._ledger, folder, kept, self._trust, self.party)
-        self._check_trust()
+            return found.begin(kept)
         for name, content in kept.items():
             replace_file(folder.path / name, content)
-        return take_up(run.manifest, self._ledger, folder, self.party)
+        return found.resume()
 
-    def _open(self, claim: Claim) -> LocalParties:
+    def _open(self) -> LocalParties:
         last = self._steps.steps.get(self._steps.last)
         carried = {} if last is None or self._past is None else values_of_step(self._past, self.party, last)
         start = self._run.algorithm.start()
         position: Position[Any] = Position(start, max(0, self._steps.last), None, {self.party: carried})
-        folder = self._folder
 
         def on_round(step: int, round_number: int) -> None:
             self._steps.begin(step, round_number, self._asked)
             self._opened = round_number
 
-        return LocalParties.open(
-            *(replace(self._run.setup, log=self._log), claim, folder.transcript, folder.batches, position, on_round),
-            allow_round=self._require_new_round,
-        )
+        return self._spending.parties(replace(self._run.setup, log=self._log), position, on_round=on_round)
 
     def close(self) -> None:
         """Let go of all files; what waits for the ledger is written to it."""
         if self._local is not None:
             self._local.gate.flush()
-            self._local.close()
             self._local = None
+        self._spending.close()
         self._steps.close()
 
     # The four questions, each of which may be asked any number of times.
@@ -317,9 +318,9 @@ class Guard:
     def finish(self) -> Receipt:
         """See `Party.finish`; the receipt is signed if the silo has a key."""
         if self._local is not None:
-            self._local.finish()
+            self._spending.finish()
             self._local.gate.forget(self._run.document.rounds)
-            self._local.close()
+            self._spending.close()
             self._local = None
             self._past, self._past_before = None, 0
             self._log.info("finished; the claim is closed")
@@ -406,16 +407,6 @@ class Guard:
             "a contribution failed, and nothing more is computed. Find the cause in this log, delete "
             f"{self._halt_file}, then start the guard again."
         )
-
-    def _require_new_round(self) -> None:
-        """The site's policy, and at the end of each block the trust file, before a new round is opened."""
-        now = datetime.now(UTC)
-        self._policy.require_now(now, self._steps.rounds_on(now))
-        if self._local is not None and self._local.gate.at_end_of_block:
-            self._check_trust()
-
-    def _check_trust(self) -> None:
-        require_trust(self._trust, self._run.manifest, self._ledger)
 
     def _read_state(self, state: PublicState) -> str:
         """The digest of a state that can be used; whether it can depends on no record."""

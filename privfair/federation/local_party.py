@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, assert_never, final
 
 import torch
@@ -21,13 +21,7 @@ from torch import Tensor
 
 from calibrate.errors import GateRefused
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.mechanism import (
-    AsPrintedGuarantee,
-    InTheClear,
-    NoiseSource,
-    NoPrivacyPromised,
-    PrivateGuarantee,
-)
+from calibrate.manifest.mechanism import AsPrintedGuarantee, InTheClear, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.verify import VerifiedManifest
 from calibrate.sampling import Batch, Cyclic, Sampling
 from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
@@ -54,7 +48,7 @@ from privfair.federation.party import (
     digest_of_values,
     state_digest,
 )
-from privfair.gate import LOG, Gate, open_gate
+from privfair.gate import LOG, Gate
 from privfair.ledger import DEFAULT_BLOCK, Claim
 from privfair.transcript import ValueSpec
 
@@ -369,43 +363,13 @@ class LocalParty(Generic[State]):
 
 @dataclass(frozen=True, eq=False)
 class LocalParties:
-    """All parties of this process under one claim; a context that lets go of the files it opened."""
+    """All parties of this process behind one gate, under one claim."""
 
     parties: tuple[LocalParty[Any], ...]
     gate: StepGate
     record: BatchWriter | None
     states: StateReader[Any]
     batches: Mapping[str, PartyBatches]
-
-    @classmethod
-    def open(
-        cls,
-        setup: PartySetup,
-        claim: Claim,
-        transcript: Path,
-        batches: Path | None = None,
-        position: Position[Any] | None = None,
-        on_round: Callable[[int, int], None] = lambda step, round_number: None,
-        observer: RoundObserver | None = None,
-        allow_round: Callable[[], None] = lambda: None,
-    ) -> LocalParties:
-        """Open gate, transcript and batch record (where batches count as known and a path is given).
-
-        `position` is where the run stands, with what an interrupted step already published; `on_round` is
-        called with a step and the round that was opened for it, before anything is published in it; `allow_round` is
-        called before any round is opened, and raises where none may be.
-        """
-        research = setup.manifest.document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
-        seed = setup.seed if research else None
-        strict = setup.strict or _promises_nothing(setup.manifest.document)
-        gate = open_gate(
-            *(setup.manifest, claim, transcript, setup.values, seed, setup.block, setup.names), strict, setup.log
-        )
-        try:
-            return cls.behind(gate, setup, claim, batches, position, on_round, observer, allow_round)
-        except BaseException:
-            gate.close()
-            raise
 
     @classmethod
     def behind(
@@ -419,7 +383,12 @@ class LocalParties:
         observer: RoundObserver | None = None,
         allow_round: Callable[[], None] = lambda: None,
     ) -> LocalParties:
-        """The parties behind a gate that is open already; the other arguments are those of `open`."""
+        """The parties behind an open gate, with their batches (recorded where they count as known and a path is given).
+
+        `position` is where the run stands, with what an interrupted step already published; `on_round` is
+        called with a step and the round that was opened for it, before anything is published in it; `allow_round` is
+        called before any round is opened, and raises where none may be.
+        """
         drawn, record = _open_batches(setup, claim, batches)
         first = first_usable_round(claim, gate, drawn, setup.sensitive)
         step_gate = StepGate(gate, claim, setup.manifest.document, first, on_round, allow_round, setup.updates)
@@ -432,14 +401,6 @@ class LocalParties:
         )
         return cls(parties, step_gate, record, states, drawn)
 
-    def __enter__(self) -> LocalParties:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def contribute(self, step: int, state: PublicState) -> Received:
         return {party.name: party.contribute(step, state) for party in self.parties}
 
@@ -448,11 +409,6 @@ class LocalParties:
 
     def finish(self) -> tuple[Receipt, ...]:
         return tuple(party.finish() for party in self.parties)
-
-    def close(self) -> None:
-        self.gate.close()
-        if self.record is not None:
-            self.record.close()
 
 
 def open_batches(

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,7 +29,6 @@ from numpy.typing import ArrayLike
 from calibrate.arrays import Floats
 from calibrate.errors import GateRefused, InvalidInput, Refused, count
 from calibrate.manifest.document import BudgetDocument, plan_digest
-from calibrate.manifest.mechanism import NoiseSource
 from calibrate.manifest.strict_json import Step, digest
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import IntendedRun, SiloData, VerifiedManifest, authenticate, bind
@@ -37,18 +36,16 @@ from calibrate.plans.plan import AlgorithmName
 from privfair.algorithms.algorithm import Message
 from privfair.batches.participation import Participation, declared_sampling, require_population, word_source
 from privfair.batches.randomness import Indexes
-from privfair.batches.record import BatchWriter
 from privfair.contribution import BoundedContribution, Published
-from privfair.federation.local_party import StepGate, first_usable_round, open_batches, require_shapes
-from privfair.gate import Gate, open_gate
-from privfair.ledger import Claim, Ledger
+from privfair.federation.local_party import StepGate, open_batches, require_shapes
+from privfair.gate import Gate
+from privfair.ledger import Ledger
 from privfair.plan.training import block_for
-from privfair.run.folder import RunFolder, json_file
-from privfair.run.open_run import begin, require_trust, take_up
+from privfair.run.folder import RunFolder
+from privfair.run.open_run import OpenRun
 from privfair.run.public import RunPromise, Status, promise_of
-from privfair.run.replay import Session, append_session
+from privfair.run.record import RunRecord
 from privfair.run.signed_budget import BudgetSource, envelope_of
-from privfair.run.summary import Ran, receipts, require_same_run, summary
 from privfair.training import TrustInForce
 from privfair.transcript import Transcript, ValueSpec
 
@@ -181,7 +178,7 @@ class BudgetedRun:
         self._anchor = None if anchor is None else Path(anchor)
         self._seed = count("seed", seed, least=0)
         self._block = block_for(self.document.rounds) if block is None else count("block", block)
-        self._open: _OpenRun | None = None
+        self._open: _Loop | None = None
         self._finished = False
 
     @property
@@ -202,7 +199,7 @@ class BudgetedRun:
     @property
     def folder(self) -> Path:
         """Where the run's files are; only while the run is open, if it was given no `out`."""
-        return self._opened.folder.path
+        return self._opened.spending.folder.path
 
     @property
     def rounds_left(self) -> int:
@@ -219,8 +216,8 @@ class BudgetedRun:
     def history(self) -> Iterator[Published]:
         """What earlier sessions of a resumed run published, in order: enough to redo a state that was not saved."""
         opened = self._opened
-        found = None if not opened.gate_of_run.earlier else Transcript.read(opened.folder.transcript)
-        for release in opened.gate_of_run.earlier:
+        found = None if not opened.gate.earlier else Transcript.read(opened.spending.folder.transcript)
+        for release in opened.gate.earlier:
             assert found is not None
             values = np.array(found.value(release.round, release.party, release.name), dtype=np.float64)
             yield Published(release.round, release.party, release.name, values)
@@ -269,7 +266,7 @@ class BudgetedRun:
         )
 
     @property
-    def _opened(self) -> _OpenRun:
+    def _opened(self) -> _Loop:
         if self._open is None:
             raise Refused("the run is not open; use it inside `with pf.BudgetedRun(...) as run:`")
         return self._open
@@ -299,35 +296,28 @@ class BudgetedRun:
 
 
 @dataclass(eq=False)
-class _OpenRun:
-    """The files and the claim of a run for as long as one process has them open."""
+class _Loop:
+    """The rounds of an open run, for the caller's own body."""
 
     run: BudgetedRun
-    folder: RunFolder
-    ledger: Ledger
-    claim: Claim
-    gate_of_run: Gate
-    gate: StepGate
+    spending: OpenRun
+    record: RunRecord
+    gate: Gate
+    steps: StepGate
     batches: Participation
-    record: BatchWriter | None
     step: int
     current: BudgetedRound | None = None
 
     @property
     def rounds_left(self) -> int:
-        if self.gate.exhausted:
+        if self.steps.exhausted:
             return 0
-        last = self.gate_of_run.round
-        first = self.claim.held.start if last is None else last + 1
-        return self.claim.rounds - max(first, self.gate.first_round)
+        claim, last = self.spending.claim, self.gate.round
+        return claim.rounds - max(claim.held.start if last is None else last + 1, self.steps.first_round)
 
     def next_round(self, run: BudgetedRun) -> BudgetedRound:
-        if self.gate_of_run.round is not None and self.gate.at_end_of_block:
-            require_trust(self.run._trust, self.run._manifest, self.ledger)
-            if self.record is not None:
-                self.record.sync()
         self.current = None
-        number = self.gate.open(self.step)
+        number = self.steps.open(self.step)
         self.current = BudgetedRound(number, self.step, self.batches.batch(number), run)
         self.step += 1
         return self.current
@@ -335,25 +325,20 @@ class _OpenRun:
     def send(self, of: BudgetedRound, message: Message) -> None:
         if of is not self.current:
             raise GateRefused(f"round {of.number} is over; publish within the body of its own round")
-        self.gate.send(self.run.party, message, of._sent)
+        self.steps.send(self.run.party, message, of._sent)
 
     def interrupt(self) -> None:
-        self.gate.flush()
-        self.write_summary(Status.INTERRUPTED)
+        self.steps.flush()
+        self.record.write(Status.INTERRUPTED, self.step)
 
     def finish(self) -> str:
         self.current = None
-        found = self.gate.finish()
-        self.folder.write_json(self.folder.receipts, receipts(self.ledger, self.run.manifest_digest))
-        self.write_summary(Status.FINISHED)
-        return found
-
-    def write_summary(self, status: Status) -> None:
-        document = _summary(self.run, self.folder, self.ledger, status, self.step)
-        self.folder.write_json(self.folder.summary, document)
+        self.spending.finish()
+        self.record.write(Status.FINISHED, self.step)
+        return self.steps.finish()
 
 
-def _open(run: BudgetedRun, stack: ExitStack) -> _OpenRun:
+def _open(run: BudgetedRun, stack: ExitStack) -> _Loop:
     """Folder, ledger, claim, gate and batches; what is opened is closed by `stack`, in reverse order."""
     path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run" if run._out is None else Path(run._out)
     if run._out is None and run._resume:
@@ -362,48 +347,21 @@ def _open(run: BudgetedRun, stack: ExitStack) -> _OpenRun:
     ledger = stack.enter_context(Ledger.open(run._place, run._anchor))
     folder = RunFolder(path) if going_on else RunFolder.create(path, resume=run._resume)
     stack.enter_context(folder.locked())
-    claim = _claim_again(run, folder, ledger) if going_on else _begin(run, folder, ledger)
-    document, manifest = run.document, run._manifest
+    manifest, party = run._manifest, run.party
+    record = RunRecord(manifest, run._sampling, run.document.rounds, folder, ledger)
+    spending = stack.enter_context(OpenRun(manifest, ledger, folder, trust=run._trust))
+    if going_on:
+        record.require_same_run()
+        spending.resume()
+    else:
+        plan = {} if run._plan is None else {folder.plan.name: run._plan}
+        spending.begin({**plan, folder.manifest.name: run._envelope, **record.begun()})
     values = tuple(ValueSpec(name, shape) for name, shape in run._shapes.items())
-    seed = run._seed if document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY else None
-    gate = open_gate(manifest, claim, folder.transcript, values, seed, run._block, (run.party,), strict=True)
-    stack.callback(gate.close)
-    source = {run.party: word_source(document, run._seed, run.party, claim.session)}
-    units = {run.party: run.units}
-    drawn, record = open_batches(manifest, run._sampling, units, source, folder.batches, (run.party,))
-    if record is not None:
-        stack.callback(record.close)
+    gate = spending.open_gate(values, (party,), run._seed, run._block, strict=True)
+    source = {party: word_source(run.document, run._seed, party, spending.claim.session)}
+    drawn, writer = open_batches(manifest, run._sampling, {party: run.units}, source, folder.batches, (party,))
     begun = len({release.round for release in gate.earlier})
-
-    def note_session(step: int, opened: int) -> None:
-        if step == begun:
-            append_session(folder.sessions, Session(claim.session, claim.held.start, step, ()))
-
-    first = first_usable_round(claim, gate, drawn)
-    own = StepGate(gate, claim, document, first, note_session)
-    return _OpenRun(run, folder, ledger, claim, gate, own, drawn[run.party], record, begun)
-
-
-def _begin(run: BudgetedRun, folder: RunFolder, ledger: Ledger) -> Claim:
-    files = {} if run._plan is None else {folder.plan.name: run._plan}
-    files[folder.manifest.name] = run._envelope
-    files[folder.summary.name] = json_file(_summary(run, folder, ledger, Status.BEGUN, 0))
-    return begin(run._manifest, ledger, folder, files, run._trust)
-
-
-def _claim_again(run: BudgetedRun, folder: RunFolder, ledger: Ledger) -> Claim:
-    require_same_run(folder, run._manifest, ledger.identity)
-    require_trust(run._trust, run._manifest, ledger)
-    claim = take_up(run._manifest, ledger, folder)
-    if claim is None:
-        raise Refused(f"the run in {folder.path} has ended; begin another one, with a budget of its own")
-    return claim
-
-
-def _summary(run: BudgetedRun, folder: RunFolder, ledger: Ledger, status: Status, steps: int) -> dict[str, Any]:
-    charged = None if status is Status.BEGUN else ledger.manifest_status(run.manifest_digest)
-    ran = Ran(run._manifest, run._sampling, run.document.rounds)
-    return summary(status, ran, folder, ledger.identity, steps, None, charged)
+    return _Loop(run, spending, record, gate, spending.rounds(gate, drawn, writer, begun), drawn[party], begun)
 
 
 def _party(document: BudgetDocument, party: str | None) -> str:

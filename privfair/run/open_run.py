@@ -1,25 +1,66 @@
-"""Taking a signed budget into use: the one place that claims, and that takes a claim up again.
+"""Between a signed budget and a published value: the one place that claims, opens the gate and ends a run.
 
-What is refused before anything was claimed leaves no file behind. Only a ledger that could not be reached may have
-noted the claim all the same: then the folder keeps its token, and `--resume` continues.
+::
+
+    with OpenRun(budget, ledger, folder, trust=trust).begin(files) as spending:   # or .resume()
+        parties = spending.parties(setup, position)
+        for position in run_steps(algorithm, parties, position, until):
+            spending.checkpoint(algorithm, position)
+        spending.finish()
+
+1. `begin` asks the trust file, writes the run's files and claims the budget in the ledger; `resume` takes the claim of
+   a folder up again, with fresh rounds only.
+2. `parties` opens the gate, the transcript and the batches: for an algorithm of privfair's own, whose silos are asked
+   step by step. A loop of the caller's own gets its steps from `rounds`.
+3. Before each round the rules are asked, and at the end of each block the trust file; then the ledger charges the next
+   block on disk, and only then a round is open.
+4. What a silo computes in the round passes the gate (`privfair.gate`), which checks it against the budget, draws the
+   noise, and writes the transcript; the step's answer is that value, however often it is asked for.
+5. `finish` closes transcript and claim. Leaving the `with` block without it keeps the claim open for `resume`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Protocol, Self, TypeVar, final
 
-from calibrate.errors import PrivfairError, Refused
+from calibrate.errors import GateRefused, PrivfairError, Refused
+from calibrate.manifest.mechanism import NoiseSource, NoPrivacyPromised
 from calibrate.manifest.trust import TrustSeen
 from calibrate.manifest.verify import AuthenticManifest, VerifiedManifest
+from privfair.algorithms.algorithm import Algorithm
+from privfair.batches.participation import PartyBatches
+from privfair.batches.record import BatchWriter
 from privfair.durable import replace_file
-from privfair.ledger import Claim, ClaimEnded, ClaimToken, Ledger, RolledBack, Unavailable, UnknownClaim
-from privfair.run.folder import RunFolder
+from privfair.federation.coordinator import Position
+from privfair.federation.local_party import LocalParties, PartySetup, RoundObserver, StepGate, first_usable_round
+from privfair.gate import LOG, Gate, open_gate
+from privfair.ledger import (
+    DEFAULT_BLOCK,
+    Claim,
+    ClaimEnded,
+    ClaimToken,
+    Ledger,
+    ManifestTerms,
+    RolledBack,
+    Unavailable,
+    UnknownClaim,
+)
+from privfair.run.folder import RunFolder, save_checkpoint
 from privfair.run.prepare import claim_terms
-from privfair.transcript import Ending, Transcript
+from privfair.run.replay import Session, append_session
+from privfair.transcript import Ending, Transcript, ValueSpec
 
+State = TypeVar("State")
 _NOT_REACHED = (Unavailable, RolledBack)
 """A ledger or its anchor could not be read or written; the claim may have been noted by then."""
+OnRound = Callable[[int, int], None]
+"""Told of each step and the round opened for it, before anything is published in it."""
 
 
 class Trust(Protocol):
@@ -33,62 +74,251 @@ class Trust(Protocol):
         ...
 
 
-def require_trust(trust: Trust | None, manifest: VerifiedManifest, ledger: Ledger) -> None:
-    """The manifest's signers are still trusted, by a file that is not older than one the ledger has seen.
+@final
+class OpenRun:
+    """A claimed budget with its gate, batches, transcript and folder, for as long as one process has them.
 
-    Raises `Refused`. Blocks that were charged stay spent, published values stay published, and nothing further is
-    drawn; the run continues with --resume once the same manifest is signed by a key that is live.
+    Guarantee: a value leaves only through the gate, in a round that was charged on disk before, under the verified
+    budget and the one claim made for it. What is refused before anything was claimed leaves no file behind, so that
+    there is nothing to resume; only if the ledger could not be reached, the claim may be in it, and the folder keeps
+    its token for `resume`. A resumed run opens fresh rounds alone: what was charged stays spent.
     """
-    if trust is not None:
-        trust.require_signed(manifest.authentic)
-        ledger.remember_trust(trust.seen)
 
+    def __init__(
+        self,
+        budget: VerifiedManifest,
+        ledger: Ledger,
+        folder: RunFolder,
+        *,
+        party: str | None = None,
+        trust: Trust | None = None,
+        rules: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """`party` is the silo whose ledger this is, where each has one; `rules` raise where no round may be opened."""
+        self.budget = budget
+        self.ledger = ledger
+        self.folder = folder
+        self._party = party
+        self._trust = trust
+        self._rules = rules
+        self._claim: Claim | None = None
+        self._gate: StepGate | None = None
+        self._batches: BatchWriter | None = None
+        self._noted = False
+        self._open_files = ExitStack()
 
-def begin(
-    manifest: VerifiedManifest,
-    ledger: Ledger,
-    folder: RunFolder,
-    files: Mapping[str, bytes],
-    trust: Trust | None,
-    party: str | None = None,
-) -> Claim:
-    """Ask the trust file, write the files of a new run, then claim; `party` is the silo whose ledger this is."""
-    asked = False
-    try:
-        require_trust(trust, manifest, ledger)
-        for name, content in files.items():
-            replace_file(folder.path / name, content)
-        token = ClaimToken.at(folder.token)
-        asked = True
-        return ledger.claim(claim_terms(manifest, party), token)
-    except PrivfairError as refused:
-        if not (asked and isinstance(refused, _NOT_REACHED)):
-            folder.discard(files)
-        raise
-
-
-def take_up(manifest: VerifiedManifest, ledger: Ledger, folder: RunFolder, party: str | None = None) -> Claim | None:
-    """The claim of this folder's token; None if the run has ended, for then only files are left to be written."""
-    past = Transcript.read(folder.transcript) if folder.transcript.exists() else None
-    closed = past is not None and past.ending is Ending.CLOSED
-    token = ClaimToken.at(folder.token)
-    if past is not None:
-        past.verify_against(ledger)
-    try:
-        claim = ledger.resume(token)
-    except UnknownClaim:  # stopped between token and claim
-        if past is not None:
+    def begin(self, files: Mapping[str, bytes] = MappingProxyType({})) -> Self:
+        """Ask the trust file, write what the folder keeps for auditors (`files`), then claim."""
+        token = None
+        try:
+            self._require_trust()
+            for name, content in files.items():
+                replace_file(self.folder.path / name, content)
+            token = ClaimToken.at(self.folder.token)
+            self._claim = self._claimed(self.terms, token)
+        except PrivfairError as refused:
+            if token is None or not isinstance(refused, _NOT_REACHED):
+                self.folder.discard(files)
             raise
-        return ledger.claim(claim_terms(manifest, party), token)
-    except ClaimEnded:
-        if closed:
-            return None
-        raise Refused(
-            f"the ledger closed this run, but {folder.transcript} is missing or has no end; put the untouched "
-            "file back, nothing can be published any more"
-        ) from None
-    if past is None or not closed:
-        return claim
-    claim.reconcile(past.releases())  # stopped between the end of the transcript and the end of the claim
-    claim.close(past.digest)
-    return None
+        return self
+
+    def resume(self) -> Self:
+        """Take up the claim of this folder's token; `ended` if the run was over, and only files are left to write."""
+        self._require_trust()
+        place = self.folder.transcript
+        past = Transcript.read(place) if place.exists() else None
+        closed = past is not None and past.ending is Ending.CLOSED
+        token = ClaimToken.at(self.folder.token)
+        if past is not None:
+            past.verify_against(self.ledger)
+        claim: Claim | None = None
+        try:
+            claim = self.ledger.resume(token)
+        except UnknownClaim:  # stopped between token and claim
+            if past is not None:
+                raise
+            claim = self._claimed(self.terms, token)
+        except ClaimEnded:
+            if not closed:
+                raise Refused(
+                    f"the ledger closed this run, but {place} is missing or has no end; put the untouched file back, "
+                    "nothing can be published any more"
+                ) from None
+        if claim is not None and past is not None and closed:  # stopped between the ends of transcript and claim
+            claim.reconcile(past.releases())
+            claim.close(past.digest)
+            claim = None
+        self._claim = claim
+        return self
+
+    @classmethod
+    @contextmanager
+    def apart(cls, budget: VerifiedManifest, place: Path) -> Iterator[OpenRun]:
+        """A run that touches no one's ledger: an auditor's or an experiment's, with a new ledger in a new folder."""
+        with Ledger.create(place / "ledger.db") as ledger, cls(budget, ledger, RunFolder(place)).begin() as spending:
+            yield spending
+
+    @property
+    def terms(self) -> ManifestTerms:
+        """What the ledger enforces of the budget."""
+        return claim_terms(self.budget, self._party)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the claim is closed: nothing can be published any more."""
+        return self._claim is None
+
+    @property
+    def claim(self) -> Claim:
+        """The rounds that this process may use; refused once the run has ended."""
+        if self._claim is None:
+            raise Refused(f"the run in {self.folder.path} has ended; begin another one, with a budget of its own")
+        return self._claim
+
+    def open_gate(
+        self,
+        values: tuple[ValueSpec, ...],
+        parties: tuple[str, ...] | None = None,
+        seed: int = 0,
+        block: int = DEFAULT_BLOCK,
+        strict: bool = False,
+        log: logging.Logger = LOG,
+    ) -> Gate:
+        """The gate alone, new or once more; `seed` is for research noise, which protects no one."""
+        document = self.budget.document
+        research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
+        gate = open_gate(
+            manifest=self.budget,
+            claim=self.claim,
+            transcript=self.folder.transcript,
+            values=values,
+            research_seed=seed if research else None,
+            block=block,
+            parties=parties,
+            strict=strict or isinstance(document.guarantee, NoPrivacyPromised),
+            log=log,
+        )
+        self._open_files.callback(gate.close)
+        return gate
+
+    def parties(
+        self,
+        setup: PartySetup,
+        position: Position[Any] | None = None,
+        observer: RoundObserver | None = None,
+        on_round: OnRound | None = None,
+    ) -> LocalParties:
+        """The silos' side of an algorithm, asked by step; `position` is where the run stands.
+
+        `on_round` takes the place of the note in sessions.jsonl, for a party that keeps its own log.
+        """
+        start = Position(setup.algorithm.start()) if position is None else position
+        gate = self.open_gate(setup.values, setup.names, setup.seed, setup.block, setup.strict, setup.log)
+        noting = self._noting_session(start) if on_round is None else on_round
+        local = LocalParties.behind(
+            gate, setup, self.claim, self.folder.batches, start, noting, observer, self._require_round
+        )
+        self._keep(local.gate, local.record)
+        return local
+
+    def rounds(self, gate: Gate, drawn: Mapping[str, PartyBatches], record: BatchWriter | None, step: int) -> StepGate:
+        """The gate of a loop of the caller's own, asked by step; `step` is the next one."""
+        first = first_usable_round(self.claim, gate, drawn)
+        noting = self._noting_session(Position(None, step))
+        self._keep(
+            StepGate(gate, self.claim, self.budget.document, first, noting, allow_round=self._require_round), record
+        )
+        return self.gate
+
+    @property
+    def gate(self) -> StepGate:
+        """The gate in use."""
+        assert self._gate is not None
+        return self._gate
+
+    def charge_all(self) -> None:
+        """Pay for every signed round now; no gate is opened under this claim."""
+        self.claim.charge(self.budget.document.rounds)
+
+    def attempt(self, ledger: Ledger, folder: RunFolder) -> OpenRun:
+        """One whole run inside a budget that `charge_all` has paid, in a ledger and a folder that are thrown away."""
+        if self.claim.remaining:
+            raise GateRefused("a try before the whole budget was charged; call charge_all first")
+        inside = OpenRun(self.budget, ledger, folder)
+        inside._claim = inside._claimed(replace(self.terms, ledgers=()), ClaimToken.at(folder.token))
+        return inside
+
+    def checkpoint(self, algorithm: Algorithm[State], position: Position[State]) -> None:
+        """Only after the transcript is durable up to this position, so that a checkpoint is never ahead of it."""
+        if self._batches is not None:
+            self._batches.sync()
+        if not position.carried:
+            save_checkpoint(self.folder.checkpoint, self.budget.digest, algorithm, position)
+            self.gate.forget(-1 if position.round is None else position.round)
+
+    def finish(self, position: Position[Any] | None = None) -> None:
+        """End transcript and claim; rounds that were not used lapse. Nothing is done where the run has ended."""
+        if self._claim is None:
+            return
+        if position is not None and position.carried:
+            # No round is left: what the last step published stays without an update.
+            self._note_session(position, position.step)
+        if self._gate is None:
+            self._claim.close()
+        else:
+            self._gate.finish()
+        self._claim = None
+
+    def close(self) -> None:
+        """Let go of all files without ending the run, so that it can be resumed."""
+        self._open_files.close()
+
+    def __enter__(self) -> OpenRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _keep(self, gate: StepGate, record: BatchWriter | None) -> None:
+        self._gate, self._batches = gate, record
+        if record is not None:
+            self._open_files.callback(record.close)
+
+    def _claimed(self, terms: ManifestTerms, token: ClaimToken) -> Claim:
+        return self.ledger.claim(terms, token)
+
+    def _require_trust(self) -> None:
+        """The budget's signers are still trusted, by a file that is not older than one the ledger has seen.
+
+        Raises `Refused`. Blocks that were charged stay spent, published values stay published, and nothing further is
+        drawn; the run continues with --resume once the same manifest is signed by a key that is live.
+        """
+        if self._trust is not None:
+            self._trust.require_signed(self.budget.authentic)
+            self.ledger.remember_trust(self._trust.seen)
+
+    def _require_round(self) -> None:
+        """The rules before each round; at the end of a block also the trust file, so that a revocation takes effect."""
+        for rule in self._rules:
+            rule()
+        if self.gate.at_end_of_block:
+            self._require_trust()
+            if self._batches is not None:
+                self._batches.sync()
+
+    def _noting_session(self, start: Position[Any]) -> OnRound:
+        """Write the line of this process in sessions.jsonl when its first round is opened."""
+
+        def on_round(step: int, round_number: int) -> None:
+            if not self._noted:
+                self._note_session(start, step)
+                self._noted = True
+
+        return on_round
+
+    def _note_session(self, start: Position[Any], step: int) -> None:
+        carried = {value.round for values in start.carried.values() for value in values.values()}
+        before = tuple(sorted(carried)) if step == start.step else ()
+        append_session(self.folder.sessions, Session(self.claim.session, self.claim.held.start, step, before))

@@ -25,16 +25,17 @@ from privfair.data.facts import NothingPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_site_data, load_training_data, site_facts
 from privfair.federation.local_party import PartySetup, require_declared
 from privfair.federation.party import PublicFacts
-from privfair.ledger import ManifestTerms
+from privfair.ledger import Ledger, ManifestTerms
 from privfair.ledger.terms import undeclared_dataset
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
 from privfair.plan.privacy import require_signed
 from privfair.plan.search import SearchPlan, search_plan
 from privfair.plan.training import TrainingPlan, training_plan
-from privfair.run.folder import json_file
+from privfair.run.folder import RunFolder, json_file
 from privfair.run.metrics import HeldOutRecords
 from privfair.run.public import RunPromise, SignedPlan, promise_of, read_signed_plan
+from privfair.run.record import RunRecord
 
 
 def facts_covered(document: BudgetDocument) -> PrivacyUnit | NothingToCover:
@@ -136,6 +137,10 @@ class PreparedRun(PlannedRun):
         attributes = self.plan.data.attributes
         assert isinstance(attributes, AttributesAtSites)
         return self.data.parties[0].data.identifiers(attributes.record)
+
+    def record(self, folder: RunFolder, ledger: Ledger) -> RunRecord:
+        """What run.json tells of it in this folder."""
+        return RunRecord(self.manifest, self.sampling, self.updates, folder, ledger)
 
     def files(self) -> dict[str, bytes]:
         """What a run folder keeps of it from the beginning, by file name."""

@@ -8,7 +8,7 @@ model, its setting and its score ever reaches the run folder. Nothing counts the
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,12 @@ from calibrate.manifest.document import BudgetDocument
 from privfair.batches.randomness import SystemWords
 from privfair.durable import replace_file
 from privfair.federation.coordinator import Position, run_steps
-from privfair.federation.local_party import LocalParties
-from privfair.ledger import ClaimToken, Ledger
+from privfair.ledger import Ledger
 from privfair.plan.search import SearchPlan
-from privfair.run.folder import RunFolder, json_file, save_model
-from privfair.run.open_run import Trust, begin
-from privfair.run.prepare import PreparedRun, claim_terms
+from privfair.run.folder import RunFolder, save_model
+from privfair.run.open_run import OpenRun, Trust
+from privfair.run.prepare import PreparedRun
 from privfair.run.public import Status
-from privfair.run.summary import Ran, receipts, summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,37 +45,23 @@ def run_search(run: PreparedRun, folder: RunFolder, ledger: Ledger, trust: Trust
     calibrate/tries.py), by a rule that looks at each try's own output; so the price of the manifest covers it
     (docs/theorems/hyperparameter-search.md). A search that stops has spent its budget and shows nothing.
     """
-    search, identity = run.search, ledger.anchor().ledger
+    search, record = run.search, run.record(folder, ledger)
     assert search is not None
     _require_signed_law(run.document, search)
-    ran = Ran(run.manifest, run.sampling, run.updates)
-
-    def about(status: Status, best: _Try | None = None) -> dict[str, Any]:
-        known = None if status is Status.BEGUN else ledger.manifest_status(run.manifest.digest)
-        steps, metrics = (0, None) if best is None else (best.steps, best.metrics)
-        return summary(status, ran, folder, identity, steps, metrics, known)
-
-    def note(status: Status, best: _Try | None = None) -> dict[str, Any]:
-        document = about(status, best)
-        folder.write_json(folder.summary, document)
-        return document
-
-    files = {**run.files(), folder.summary.name: json_file(about(Status.BEGUN))}
-    claim = begin(run.manifest, ledger, folder, files, trust)
-    claim.charge(run.document.rounds)
+    spending = OpenRun(run.manifest, ledger, folder, trust=trust).begin({**run.files(), **record.begun()})
+    spending.charge_all()
     try:
-        best = _best_try(run, search, folder)
+        best = _best_try(spending, run, search)
     except BaseException:
-        note(Status.INTERRUPTED)
+        record.write(Status.INTERRUPTED)
         raise
     save_model(folder, run.model, best.theta, run.data.encoding(), run.promise.text)
     for name, code in run.plan.own_code().items():
         replace_file(folder.path / name, code)
     chosen = {"setting": dict(search.settings[best.setting]), "score": search.score.value, "value": best.score}
     folder.write_json(folder.search, chosen)
-    claim.close()
-    folder.write_json(folder.receipts, receipts(ledger, run.manifest.digest))
-    return note(Status.FINISHED, best)
+    spending.finish()
+    return record.write(Status.FINISHED, best.steps, best.metrics)
 
 
 def _require_signed_law(document: BudgetDocument, search: SearchPlan) -> None:
@@ -89,31 +73,27 @@ def _require_signed_law(document: BudgetDocument, search: SearchPlan) -> None:
         )
 
 
-def _best_try(run: PreparedRun, search: SearchPlan, folder: RunFolder) -> _Try:
+def _best_try(spending: OpenRun, run: PreparedRun, search: SearchPlan) -> _Try:
     """The number of tries is drawn now, from the operating system; of equal scores the first one counts."""
     words = SystemWords()
     best: _Try | None = None
     for _ in range(search.tries.drawn_by(int.from_bytes(words.words(2).tobytes(), "little"))):
         setting = int.from_bytes(words.words(2).tobytes(), "little") % len(run.tries)
-        with tempfile.TemporaryDirectory(prefix=".try-", dir=folder.path) as hidden:
-            one = _one_try(run.tries[setting], setting, search, Path(hidden))
+        with tempfile.TemporaryDirectory(prefix=".try-", dir=spending.folder.path) as hidden:
+            one = _one_try(spending, run.tries[setting], setting, search, Path(hidden))
         if best is None or one.score > best.score:
             best = one
     assert best is not None
     return best
 
 
-def _one_try(run: PreparedRun, setting: int, search: SearchPlan, hidden: Path) -> _Try:
-    """A whole run, with a ledger of its own beside the one that has been charged."""
-    terms = replace(claim_terms(run.manifest), ledgers=())
-    with Ledger.create(hidden / "ledger.db") as own:
-        claim = own.claim(terms, ClaimToken.at(hidden / "claim.token"))
-        position: Position[Any] = Position(run.algorithm.start())
-        files = hidden / "transcript.bin", hidden / "batches.bin"
-        with LocalParties.open(run.setup, claim, *files, position) as parties:
-            for reached in run_steps(run.algorithm, parties, position, run.updates):
-                position = reached
-            parties.finish()
+def _one_try(spending: OpenRun, run: PreparedRun, setting: int, search: SearchPlan, hidden: Path) -> _Try:
+    """A whole run, with a ledger of its own in addition to the one that has been charged."""
+    start = position = Position(run.algorithm.start())
+    with Ledger.create(hidden / "ledger.db") as own, spending.attempt(own, RunFolder(hidden)) as attempt:
+        for reached in run_steps(run.algorithm, attempt.parties(run.setup), start, run.updates):
+            position = reached
+        attempt.finish()
     theta = run.algorithm.theta(position.state)
     assert run.held_out is not None
     metrics = run.held_out.measure(run.model, theta, position.step, position.round).as_json()

@@ -157,3 +157,23 @@ def test_randomness_has_two_doors() -> None:
         and re.search(r"urandom|SystemRandom|getrandom|default_rng\(\)|randbits", module.text)
     ]
     assert not asking, "draw from the two sources that tests can fix: " + ", ".join(asking)
+
+
+def _asks_a_ledger(node: ast.AST) -> str | None:
+    """`claim` or `resume` where the call is a ledger's: `Class.resume(..)` opens a file, `.resume()` a run's folder."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+        return None
+    of_a_class = isinstance(node.func.value, ast.Name) and node.func.value.id[:1].isupper()
+    return node.func.attr if node.func.attr in ("claim", "resume") and not of_a_class else None
+
+
+def test_one_place_claims() -> None:
+    """Budgets are spent through `OpenRun` alone: privfair/run/open_run.py claims in one line and resumes in another."""
+    experiments = [Module(path) for path in sorted((ROOT / "docs" / "experiments").rglob("*.py"))]
+    found = [
+        f"{module.path.relative_to(ROOT)}: {asked}"
+        for module in (*modules(), *experiments)
+        for asked in map(_asks_a_ledger, ast.walk(module.tree))
+        if asked is not None
+    ]
+    assert sorted(found) == ["privfair/run/open_run.py: claim", "privfair/run/open_run.py: resume"]

@@ -19,10 +19,9 @@ import torch
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.contribution import Published
 from privfair.federation.coordinator import Position, run_steps
-from privfair.federation.local_party import LocalParties
-from privfair.ledger import Ledger
 from privfair.run.federated import train_over
-from privfair.run.prepare import PreparedRun, claim_terms, prepare_run
+from privfair.run.open_run import OpenRun
+from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.training import TrustInForce
 from tests.federation.sites import Sites
 from tests.privfair.small_runs import SCHEMA, Desk
@@ -83,16 +82,18 @@ def _row(kind: str, parties: int, milliseconds: float, mebibytes: float, per_rou
 def in_one_process(folder: Path) -> str:
     sites = ManySites.of(folder, IN_ONE_PROCESS)
     run = sites.together()
-    with Ledger.create(folder / "all.db") as ledger:
-        claim = ledger.claim(claim_terms(run.manifest))
-        with LocalParties.open(run.setup, claim, folder / "transcript.bin") as parties:
-            begun = time.process_time()
-            for _ in run_steps(run.algorithm, parties, Position(run.algorithm.start()), ROUNDS):
-                pass
-            spent = 1e3 * (time.process_time() - begun) / ROUNDS
-            parties.finish()
+    (folder / "all").mkdir()
+    with OpenRun.apart(run.manifest, folder / "all") as spending:
+        parties = spending.parties(run.setup)
+        begun = time.process_time()
+        for _ in run_steps(run.algorithm, parties, Position(run.algorithm.start()), ROUNDS):
+            pass
+        spent = 1e3 * (time.process_time() - begun) / ROUNDS
+        spending.finish()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return _row("one process", IN_ONE_PROCESS, spent, memory, (folder / "transcript.bin").stat().st_size / ROUNDS)
+    return _row(
+        "one process", IN_ONE_PROCESS, spent, memory, (folder / "all" / "transcript.bin").stat().st_size / ROUNDS
+    )
 
 
 def _own_memory(process: int) -> float:

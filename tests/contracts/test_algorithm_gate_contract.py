@@ -20,7 +20,8 @@ from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.federation.coordinator import Position, run_steps
 from privfair.federation.local_party import LocalParties, PartySetup, require_declared
 from privfair.gate import open_gate
-from privfair.run.prepare import claim_terms
+from privfair.run.folder import RunFolder
+from privfair.run.open_run import OpenRun
 from privfair.run.replay import FIRST_SESSION, replay
 from privfair.transcript import Transcript
 from tests.contracts.algorithm_cases import CASES, MODELS, NETS, ROUNDS, USERS, Case, silo
@@ -70,7 +71,7 @@ def _open(
     algorithm = case.build(MODELS[kind]())
     manifest, place = _manifest(case, kind), folder / "transcript.bin"
     ledger = open_ledger(folder / "ledger.db")
-    claim = ledger.claim(claim_terms(manifest))
+    claim = OpenRun(manifest, ledger, RunFolder(folder)).begin().claim
     silos = tuple(silo(name, MODELS[kind]()) for name in case.parties)
     setup = PartySetup(manifest, algorithm, silos, None if algorithm.draws else case.samplings[0], seed)
     with pytest.warns(UserWarning, match="research"):

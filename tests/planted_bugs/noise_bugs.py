@@ -16,7 +16,7 @@ from privfair.contribution import RecentRounds
 from privfair.gate import Gate
 from privfair.noise import ExactNoise
 from privfair.noise.source import NoiseScale
-from tests.planted_bugs.bug import Bug, Caught, together
+from tests.planted_bugs.bug import Bug, Caught
 from tests.planted_bugs.workshop import Engine
 
 _RIGHT = ExactNoise.gaussian
@@ -287,14 +287,13 @@ def _again_after_opening() -> AbstractContextManager[Any]:
 
     right, tokens = gate.open_gate, {}  # type: ignore[var-annotated]
 
-    def open_gate(manifest: Any, claim: Any, *rest: Any, **more: Any) -> Any:
-        opened = right(manifest, claim, *rest, **more)
+    def open_gate(*, manifest: Any, claim: Any, **more: Any) -> Any:
+        opened = right(manifest, claim, **more)
         token = tokens.setdefault(id(claim), f"{len(tokens)} {manifest.document.nonce}")
         opened._noise = {party: Restarted(f"{token} {party}") for party in opened._noise}
         return opened
 
-    modules = ("audit.runs.rerun", "privfair.federation.local_party")
-    return together(*(patch(f"{name}.open_gate", open_gate) for name in modules))
+    return patch("privfair.run.open_run.open_gate", open_gate)
 
 
 def _answers(wrong: Callable[[Any, Any, int, float], Any]) -> Callable[[], AbstractContextManager[Any]]:

@@ -22,7 +22,8 @@ from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.gate import Gate, open_gate
 from privfair.ledger import Claim, Ledger
-from privfair.run.prepare import claim_terms
+from privfair.run.folder import RunFolder
+from privfair.run.open_run import OpenRun
 from privfair.run.public import Progress
 from privfair.training import TrainingResult, train
 from privfair.transcript import ValueSpec
@@ -256,7 +257,7 @@ def gate_for(document: BudgetDocument, folder: Path, shapes: dict[str, tuple[int
     manifest = verified(document)
     folder.mkdir(exist_ok=True)
     ledger = open_ledger(folder / "ledger.db")
-    claim = ledger.claim(claim_terms(manifest))
+    claim = OpenRun(manifest, ledger, RunFolder(folder)).begin().claim
     values = tuple(ValueSpec(name, shape) for name, shape in shapes.items())
     place = folder / "transcript.bin"
     return OpenGate(open_gate(manifest, claim, place, values, **options), claim, ledger, place, manifest)

@@ -271,14 +271,15 @@ def test_a_resumed_gate_goes_on_with_fresh_rounds_and_remembers_what_was_publish
     document: BudgetDocument, tmp_path: Path
 ) -> None:
     from privfair.gate import open_gate
-    from privfair.run.prepare import claim_terms
+    from privfair.run.folder import RunFolder
+    from privfair.run.open_run import OpenRun
     from privfair.transcript import ValueSpec
     from tests.privfair.small_runs import verified
 
     manifest = verified(document)
     specs = tuple(ValueSpec(name, shape) for name, shape in SHAPES.items())
     with open_ledger(tmp_path / "ledger.db") as ledger:
-        claim = ledger.claim(claim_terms(manifest))
+        claim = OpenRun(manifest, ledger, RunFolder(tmp_path)).begin().claim
         gate = open_gate(manifest, claim, tmp_path / "transcript.bin", specs, block=2)
         gate.next_round()
         gate.publish("north", value())

@@ -183,7 +183,7 @@ def test_death_right_after_the_claim_can_be_resumed_from(
 ) -> None:
     manifest = desk.budget("claimed.json")
     with monkeypatch.context() as patched:
-        patched.setattr("privfair.federation.local_party.open_gate", lambda *_: (_ for _ in ()).throw(Killed()))
+        patched.setattr("privfair.run.open_run.open_gate", lambda **_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             desk.train(manifest, "claimed")
     with pytest.raises(Refused, match="a manifest is claimed once"):

@@ -17,6 +17,7 @@ from privfair.ledger import AlreadyClaimed, Ledger
 from privfair.plan.file import read_plan_file
 from privfair.plan.search import SearchPlan, TryScore, search_plan
 from privfair.run import search as searching
+from privfair.run.open_run import OpenRun
 from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.training import TrustInForce
 from tests.privfair.small_runs import GAUSSIAN, Desk
@@ -47,9 +48,9 @@ def _tries(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Path]:
     monkeypatch.setattr(RandomTries, "drawn_by", lambda self, bits: number)
     hidden, real = [], searching._one_try
 
-    def noting(run: PreparedRun, setting: int, plan: SearchPlan, folder: Path) -> searching._Try:
+    def noting(spending: OpenRun, run: PreparedRun, setting: int, plan: SearchPlan, folder: Path) -> searching._Try:
         hidden.append(folder)
-        return real(run, setting, plan, folder)
+        return real(spending, run, setting, plan, folder)
 
     monkeypatch.setattr(searching, "_one_try", noting)
     return hidden
@@ -99,8 +100,8 @@ def test_the_larger_score_wins_and_of_equal_ones_the_first(desk: Desk, monkeypat
     monkeypatch.setattr(RandomTries, "drawn_by", lambda self, bits: 4)
     scores, seen, real = iter((0.2, float("-inf"), 0.7, 0.7)), [], searching._one_try
 
-    def judged(run: PreparedRun, setting: int, plan: SearchPlan, folder: Path) -> searching._Try:
-        one = real(run, setting, plan, folder)
+    def judged(spending: OpenRun, run: PreparedRun, setting: int, plan: SearchPlan, folder: Path) -> searching._Try:
+        one = real(spending, run, setting, plan, folder)
         seen.append(searching._Try(next(scores), setting, one.theta, one.metrics, one.steps))
         return seen[-1]
 
@@ -116,7 +117,7 @@ def test_a_search_that_fails_has_spent_everything_and_shows_nothing(
 ) -> None:
     hidden: list[Path] = []
 
-    def failing(run: object, setting: int, plan: object, folder: Path) -> searching._Try:
+    def failing(spending: object, run: object, setting: int, plan: object, folder: Path) -> searching._Try:
         hidden.append(folder)
         (folder / "transcript.bin").write_bytes(b"secret")
         raise KeyboardInterrupt

@@ -29,9 +29,8 @@ from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.batches.participation import declared_sampling
 from privfair.federation.coordinator import Position, run_steps
-from privfair.federation.local_party import LocalParties, PartySetup, require_declared
-from privfair.ledger import Ledger
-from privfair.run.prepare import claim_terms
+from privfair.federation.local_party import PartySetup, require_declared
+from privfair.run.open_run import OpenRun
 
 _BLOCK = 32
 _RECORD = PrivacyUnit(Protected.RECORD, Relation.REPLACE_ONE)
@@ -89,13 +88,11 @@ def train(
     start = position = Position(algorithm.start())
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that research noise protects nobody is said on the page
-        with Ledger.create(Path(folder) / "ledger.db") as ledger:
-            claim = ledger.claim(claim_terms(signed.manifest))
-            with LocalParties.open(setup, claim, Path(folder) / "transcript.bin") as local:
-                for position in run_steps(algorithm, local, start, signed.rounds):
-                    if watch is not None:
-                        watch(position)
-                local.finish()
+        with OpenRun.apart(signed.manifest, Path(folder)) as spending:
+            for position in run_steps(algorithm, spending.parties(setup), start, signed.rounds):
+                if watch is not None:
+                    watch(position)
+            spending.finish()
     return algorithm.theta(position.state)
 
 
