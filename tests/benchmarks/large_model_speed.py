@@ -32,7 +32,7 @@ from privfair.ledger import Ledger
 from privfair.noise import ExactNoise
 from privfair.plan.file import read_plan_file
 from privfair.plan.training import block_for
-from privfair.run import session
+from privfair.run import open_run, session
 from privfair.training import prepare, train
 from privfair.transcript import TranscriptWriter
 from tests.benchmarks.whole_run_speed import _Timed
@@ -160,7 +160,7 @@ def _parts(algorithm: type) -> dict[str, tuple[Any, str]]:
         "exact noise": (ExactNoise, "gaussian"),
         "transcript": (TranscriptWriter, "append"),
         "digests of states": (local_party, "state_digest"),
-        "checkpoints": (session, "save_checkpoint"),
+        "checkpoints": (open_run, "save_checkpoint"),
         "measuring": (session.RunSession, "_measure"),
     }
 

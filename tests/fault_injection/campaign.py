@@ -17,7 +17,7 @@ import numpy as np
 
 from calibrate.errors import PrivfairError
 from privfair.ledger import Ledger
-from privfair.run import decision
+from privfair.run import metrics
 from privfair.run.folder import RunFolder, load_theta
 from privfair.run.replay import last_position, read_sessions, rounds_of_steps
 from privfair.training import execute
@@ -111,7 +111,7 @@ class Trial:
 
 def _measure_less() -> None:
     """One threshold in place of 99 in the file of metrics, which took most of a child's time."""
-    decision.GRID = np.array([0.5])
+    metrics.GRID = np.array([0.5])
 
 
 def attempt(trial: Trial, fault: Fault, at: int, again: int | None = None) -> list[str]:
