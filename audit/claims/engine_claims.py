@@ -192,10 +192,10 @@ _GRADIENTS_AND_LOSSES: dict[str, Callable[[Model], Algorithm[Any]]] = {
 # Messages about a record's attribute: SteFFLe's gradients and histogram, pay-once's responses, and what is clear.
 
 _BATCH, _RHO, _LIPSCHITZ, _RADIUS = 8, 0.3, 0.5, 1.0
-_BOUNDS = SteffleBounds(_BATCH, _RHO, _LIPSCHITZ, _RADIUS)
 _ALL = (1, _GROUPS, 2)
 _LINE = torch.linspace(-0.3, 0.4, 2 * _GROUPS, dtype=torch.float64).reshape(_ALL)
 _STEFFLE = StefflePlan(100, _BATCH, 10, _RHO, _LIPSCHITZ, _RADIUS, groups=_GROUPS, histogram_noise_ratio=1.0)
+_BOUNDS = SteffleBounds.of(_STEFFLE)
 
 
 def _attribute_domain(public: dict[str, Space] | None = None) -> Domain:

@@ -20,7 +20,7 @@ from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
 from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
 from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
 from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
-from privfair.algorithms.fed_sgda import FedSgda
+from privfair.algorithms.fed_sgda import OF_W, FedSgda
 from privfair.algorithms.parts.clients import NOISY, ClippedSums, clipped_sum
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, GradientOptions, Options, Positive
@@ -190,7 +190,8 @@ def build(blueprint: Blueprint[Any]) -> Algorithm[Any]:
     model, shares, seed = blueprint.model, blueprint.shares, blueprint.seed
     require_class_weights(own.class_weight, model.classes)
     expected = blueprint.expected(plan.sampling_rate)
-    sending = ClippedSums(plan.clip, expected, plan.batch_limit, own.class_weight)
+    clip = blueprint.bound(NOISY)
+    sending = ClippedSums(clip, expected, plan.batch_limit, own.class_weight)
     signed = blueprint.signed(NOISY)
     if plan.noise is CorrelatedNoise.BANDED and not isinstance(own, PrivateStepOptions):
         rule = "must be taken apart by the server, which only method = 'fedsgd' does"
@@ -201,7 +202,7 @@ def build(blueprint: Blueprint[Any]) -> Algorithm[Any]:
             of_all = plan.sampling_rate * blueprint.units
             mixed = signed.strategy if isinstance(signed, GaussianNoise) else None
             descent = _rule_of(own, blueprint.rounds, seed)
-            return DpFedSgd(model, simple, plan.clip, of_all, seed, plan.batch_limit, own.class_weight, mixed, descent)
+            return DpFedSgd(model, simple, clip, of_all, seed, plan.batch_limit, own.class_weight, mixed, descent)
         case PrivateFedProx():
             return FedProx(model, own, shares, sending, seed)
         case PrivateScaffold():
@@ -249,7 +250,7 @@ def _descent_ascent(blueprint: Blueprint[MinMaxOptions], plan: GaussianPlan, gam
         w_step=table.w_step,
         w_radius=table.w_radius,
         rule=DescentRule(blueprint.options.learning_rate, table.momentum, rounds=blueprint.rounds, seed=blueprint.seed),
-        clip=plan.clip,
+        clip=blueprint.bound(OF_W),
     )
 
 

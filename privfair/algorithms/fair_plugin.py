@@ -359,7 +359,7 @@ def build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin:
     blueprint.require_groups(plan.groups)
     pupil, rule = (released.pupil, released.rule) if isinstance(released, DistilledRule) else (None, released)
     assert isinstance(rule, FairRule)
-    attribute = plan.protect is Protected.ATTRIBUTE
+    attribute, clip = plan.protect is Protected.ATTRIBUTE, blueprint.bound
     signed = blueprint.signed(ATTRIBUTE) if attribute else None
     epsilon = signed.epsilon if isinstance(signed, RandomizedCategory) else None
     return FairPlugin(
@@ -368,7 +368,7 @@ def build(blueprint: Blueprint[FairPluginOptions]) -> FairPlugin:
         options=blueprint.options,
         units=blueprint.units,
         rounds=blueprint.rounds,
-        clips=None if attribute else Clips(plan.clip, plan.group_clip, plan.count_clip),
+        clips=None if attribute else Clips(clip(SCORES), clip(GROUPS), clip(RATES)),
         channel=ResponseChannel.of_epsilon(plan.groups, epsilon) if attribute else None,
         largest_silo=max(size for _, size in blueprint.parties),
         seed=blueprint.seed,

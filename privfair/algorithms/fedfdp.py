@@ -304,7 +304,7 @@ def _signed_clips(blueprint: Blueprint[Any]) -> tuple[FedFdpClips | None, dict[s
         return FedFdpClips(clip, needed("loss_clip", given.number("loss_clip"))), blueprint.expected(rate)
     plan = blueprint.plan(FedfdpPlan)
     refuse_normalisation(plan.normalisation_noise_ratio)
-    return FedFdpClips(plan.clip, plan.loss_clip), blueprint.expected(plan.sampling_rate)
+    return FedFdpClips(blueprint.bound(GRADIENT), blueprint.bound(LOSS)), blueprint.expected(plan.sampling_rate)
 
 
 RECIPE: Recipe[Any] = Recipe("fedfdp", FedFdpOptions, build, RECORD_ADDED, methods=METHODS)

@@ -266,7 +266,8 @@ def build(blueprint: Blueprint[Any]) -> Fpfl | TranMultipliers:
         cohort = needed("cohort", given.whole("cohort"))
     else:
         plan = blueprint.plan(FpflPlan)
-        ratio, users, clip, cohort = plan.normalisation_noise_ratio, plan.users, plan.clip, float(plan.cohort)
+        ratio, users, cohort = plan.normalisation_noise_ratio, plan.users, float(plan.cohort)
+        clip = blueprint.bound(STATISTICS)
     refuse_normalisation(ratio)
     blueprint.require_users(users)
     expected = cohort * len(blueprint.parties)

@@ -16,7 +16,9 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, Refused, UnsupportedCombination, count, positive, rate
 from calibrate.manifest import mechanism
-from calibrate.plans.mmd_fedavg import MmdFedavgPlan, prediction_names
+from calibrate.plans.mmd_fedavg import HALF_RANGE, MmdFedavgPlan, prediction_names
+from calibrate.plans.plan import attribute_histogram
+from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive, Rate, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
@@ -103,10 +105,7 @@ class MmdFedAvgOptions(Options):
 
 # What an MMD-fair run is told from outside: clients, draws, clips, noise, and how the cells' sizes are known.
 
-HALF_RANGE = 0.5
-"""Scores lie in [0, 1], within 1/2 of the centre."""
-HISTOGRAM_BOUND = math.sqrt(2) / 2
-"""A replaced record takes one from one count and gives one to another: half the distance sqrt(2), under replace-one."""
+HISTOGRAM_BOUND = attribute_histogram(Relation.REPLACE_ONE, 1.0).sensitivity
 
 
 @dataclass(frozen=True)
@@ -440,7 +439,8 @@ def build(blueprint: Blueprint[MmdFedAvgOptions]) -> MmdFedAvg:
         plan = blueprint.plan(MmdFedavgPlan)
         blueprint.require_groups(plan.groups)
         kernel_to_use(blueprint.options, _LEAST_NOISE)  # what no noise allows is refused before anybody signs
-        users, cohort, clip, samples = plan.users, plan.cohort, plan.update_clip, plan.samples_per_group
+        users, cohort, samples = plan.users, plan.cohort, plan.samples_per_group
+        clip = None if plan.update_clip is None else blueprint.bound(UPDATES)
         smallest, paid = plan.group_size, plan.histogram_noise_ratio
     if users is not None and users != len(clients):
         raise InvalidInput(

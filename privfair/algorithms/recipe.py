@@ -63,6 +63,14 @@ class Blueprint(Generic[OptionsT]):
         found = None if self.document is None else self.document.release(name)
         return found if isinstance(found, GaussianNoise | LaplaceNoise | RandomizedCategory) else None
 
+    def bound(self, name: str) -> float:
+        """The contribution bound of a noisy value: as it was signed; the plan's own while none is signed."""
+        signed = self.signed(name)
+        if isinstance(signed, GaussianNoise | LaplaceNoise):
+            return signed.sensitivity
+        plan = self.plan(Plan)  # type: ignore[type-abstract]
+        return next(value.sensitivity for value in (*plan.values(), *plan.once()) if value.name == name)
+
     def require_groups(self, planned: int) -> None:
         """Refuse another number of groups than the data's schema has."""
         if planned != self.groups:

@@ -13,7 +13,6 @@ published values alone (docs/theorems/steffle-messages.md).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -28,7 +27,11 @@ from torch.nn.functional import one_hot
 
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit, positive
+from calibrate.plans.plan import HISTOGRAM, attribute_histogram
+from calibrate.plans.steffle import H_THETA as H_THETA
+from calibrate.plans.steffle import H_W as H_W
 from calibrate.plans.steffle import StefflePlan
+from calibrate.privacy_unit import Relation
 from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
@@ -87,28 +90,27 @@ class SteffleOptions(DescentOptions):
 @final
 @dataclass(frozen=True)
 class SteffleBounds:
-    """What was signed: the divisor, the floor of the group frequencies, and the two factors of theta's bound."""
+    """What was signed: the divisor, the floor of the group frequencies, W's radius, and the two contribution bounds."""
 
     batch_size: int
     minority_fraction: float
-    lipschitz: float
     w_radius: float
+    h_theta: float
+    """Enforced by clipping each record's part."""
+    h_w: float
+    """How far one record's attribute moves h_W at most."""
 
     def __post_init__(self) -> None:
         count("batch-size", self.batch_size)
         open_unit("minority-fraction", self.minority_fraction)
-        positive("lipschitz", self.lipschitz)
-        positive("w-radius", self.w_radius)
+        for name in ("w_radius", "h_theta", "h_w"):
+            positive(name, getattr(self, name))
 
-    @property
-    def h_w(self) -> float:
-        """2 sqrt(2) / (m sqrt(rho)): how far one record's attribute moves h_W at most."""
-        return 2.0 * math.sqrt(2.0) / (self.batch_size * math.sqrt(self.minority_fraction))
-
-    @property
-    def h_theta(self) -> float:
-        """2 sqrt(2) D L / (m sqrt(rho)), which per-record clipping enforces."""
-        return self.h_w * self.lipschitz * self.w_radius
+    @classmethod
+    def of(cls, plan: StefflePlan) -> SteffleBounds:
+        """The plan's own, where nothing is signed."""
+        theta, w = plan.values()
+        return cls(plan.batch_size, plan.minority_fraction, plan.w_radius, theta.sensitivity, w.sensitivity)
 
 
 class BatchLaw(Enum):
@@ -151,8 +153,8 @@ def silo_weights(sizes: Mapping[str, int], silo_size: int, law: BatchLaw) -> dic
 # **always** sends: the sum over whatever it was asked for, possibly nothing, over the fixed divisor, with the full
 # signed noise.
 
-LOSS_GRADIENT, H_THETA, H_W, HISTOGRAM = "g", "h_theta", "h_W", "attribute_histogram"
-"""The names of a SteFFLe plan."""
+LOSS_GRADIENT = "g"
+_HISTOGRAM = attribute_histogram(Relation.REPLACE_ATTRIBUTE, 1.0).sensitivity
 
 _UNDER_THE_BOUND = 1.0 / ((1.0 + 2.0**-16) * (1.0 + ROUNDING_SLACK))
 """Parts are held this far under their bound: it covers scores and slopes in single precision, and the sum of parts."""
@@ -412,7 +414,7 @@ class Steffle(Algorithm[SteffleState]):
         """Counts of groups, block by block, over all records; a replaced attribute moves two of them by one."""
         block = fermi.block_of(self.options.notion, silo.y, self.options.positive_class)
         counts = [np.bincount(silo.s[block == b].numpy(), minlength=self.groups) for b in range(self.blocks)]
-        return BoundedContribution(HISTOGRAM, np.stack(counts).astype(np.float64), math.sqrt(2.0), math.sqrt(2.0))
+        return BoundedContribution(HISTOGRAM, np.stack(counts).astype(np.float64), _HISTOGRAM, _HISTOGRAM)
 
     def _noisy_shares(self, received: Received) -> Tensor:
         """Shares from the noisy counts, each at least the signed minority fraction."""
@@ -466,7 +468,7 @@ def build(blueprint: Blueprint[SteffleOptions]) -> Steffle | StefflePublicCode:
     return Steffle(
         model=blueprint.model,
         options=blueprint.options,
-        bounds=SteffleBounds(plan.batch_size, plan.minority_fraction, plan.lipschitz, plan.w_radius),
+        bounds=replace(SteffleBounds.of(plan), h_theta=blueprint.bound(H_THETA), h_w=blueprint.bound(H_W)),
         weights=weights | dict.fromkeys(blueprint.sensitive, next(iter(weights.values()))),
         groups=blueprint.groups,
         rounds=blueprint.rounds,

@@ -157,7 +157,7 @@ _SUMS, _PAIRS = ClippedSums(1.0, EXPECTED), ClippedPairs(0.3, 2.0, EXPECTED)
 _GAUSSIAN = GaussianPlan(sampling_rate=0.25, rounds=ROUNDS, clip=1.0, relation=Relation.ADD_REMOVE)
 _FEDFDP = FedfdpPlan(0.25, ROUNDS, 0.3, 2.0, 2.5)
 
-_STEFFLE = SteffleBounds(10, 0.3, 0.5, 0.5)
+_STEFFLE = SteffleBounds.of(StefflePlan(100, 10, ROUNDS, 0.3, 0.5, 0.5))
 
 
 def _steffle(model: Model) -> Steffle:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrate.plans.steffle import StefflePlan
 from privfair.algorithms.algorithm import Message, SiloTensors
 from privfair.algorithms.steffle import Steffle, SteffleBounds, SteffleOptions, SteffleState
 from privfair.contribution import Published
@@ -45,7 +46,7 @@ def steffle_for(
     own = SteffleOptions(**options)  # type: ignore[arg-type]
     blocks = own.notion.blocks(model.classes)
     own = replace(own, group_frequencies=frequencies or (1.0 / groups,) * (groups * blocks))
-    bounds = SteffleBounds(batch_size, minority_fraction, lipschitz, w_radius)
+    bounds = SteffleBounds.of(StefflePlan(10_000, batch_size, 10, minority_fraction, lipschitz, w_radius))
     return Steffle(model, own, bounds, weights or {"north": 1.0}, groups, rounds=10)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from calibrate.plans.steffle import StefflePlan
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
@@ -45,7 +46,7 @@ def _warm(silos: list[SiloTensors]) -> np.ndarray:
     algorithm = Steffle(
         LogisticRegression(3),
         SteffleOptions(group_frequencies=(0.5, 0.5), warm_start=20),
-        SteffleBounds(80, 0.4, 0.3, 0.2),
+        SteffleBounds.of(StefflePlan(80, 80, 7, 0.4, 0.3, 0.2)),
         {silo.name: 0.5 for silo in silos},
     )
     messages = [(s.name, algorithm.contribution(algorithm.start(), 0, s, torch.arange(80))) for s in silos]
@@ -69,7 +70,7 @@ def test_steffle(notion, center, batch_size, warm) -> None:
         w_center=center,
         warm_start=warm,
     )
-    bounds = SteffleBounds(batch_size, 0.4, 0.3, 0.2)
+    bounds = SteffleBounds.of(StefflePlan(80, batch_size, 7, 0.4, 0.3, 0.2))
     columns = stacked.SteffleColumns(
         FAIRNESS,
         np.zeros(3),
@@ -187,7 +188,9 @@ def test_pay_once(epsilon, warm) -> None:
 
 def test_the_bound_is_the_signed_one() -> None:
     columns = stacked.SteffleColumns(np.ones(1), np.ones(1), np.ones(1), np.ones(1), ((0.5, 0.5),), 0.4, 80, 0.3, 0.2)
-    assert columns.reach / 80 == pytest.approx(SteffleBounds(80, 0.4, 0.3, 0.2).h_theta, rel=1e-4)
+    assert columns.reach / 80 == pytest.approx(
+        SteffleBounds.of(StefflePlan(80, 80, 7, 0.4, 0.3, 0.2)).h_theta, rel=1e-4
+    )
     assert math.isfinite(columns.reach)
 
 

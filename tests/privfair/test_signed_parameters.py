@@ -6,12 +6,15 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from calibrate.errors import InvalidInput, ManifestRefused
 from calibrate.manifest.document import PAYLOAD_TYPE, BudgetDocument, statement_bytes
 from calibrate.manifest.keys import load_private, sign
+from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.manifest.trust import read_trust
 from calibrate.manifest.verify import read_unverified
 from calibrate.plans.from_mapping import PLANS, plan_from_mapping
@@ -19,14 +22,18 @@ from calibrate.plans.gaussian import GaussianPlan
 from calibrate.plans.plan import AlgorithmName, PlainValue
 from calibrate.plans.steffle import StefflePlan
 from calibrate.sampling import SamplingName
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd
+from privfair.algorithms.mmd_fedavg import MmdFedAvg
 from privfair.data.training_data import load_training_data
 from privfair.plan.file import read_plan_file
 from privfair.plan.privacy import Unpriced, unpromised_parameters
 from privfair.plan.training import read_training_plan
 from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.run.public import build
-from tests.privfair.small_runs import GAUSSIAN, Desk
+from tests.privfair.pinned_drafts import PINNED
+from tests.privfair.pinned_drafts import PLANS as PLANS_PINNED
+from tests.privfair.small_runs import GAUSSIAN, Desk, write_silos
 
 PLAN = GAUSSIAN.format(rate=0.2, rounds=3, more="")
 
@@ -78,6 +85,47 @@ def test_signed_parameters_that_are_not_the_plan_files_are_refused(desk: Desk, c
 def test_signed_parameters_with_another_bound_than_the_releases_are_refused(desk: Desk) -> None:
     with pytest.raises(ManifestRefused, match="its parameters bound value_1 by 2"):
         _prepare(desk, clip=2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_records"),
+    [
+        ("steffle", {"h_theta", "h_W"}),
+        ("fedfdp", {"gradient", "loss"}),
+        ("fpfl", {"user_statistics"}),
+        ("gaussian", {"value_1"}),
+        ("fair-plugin", {"score_gradient", "group_gradient"}),
+    ],
+)
+def test_the_signed_bound_is_the_one_that_a_message_states(name: str, of_records: set[str], tmp_path: Path) -> None:
+    algorithm, silo, signed = _with_halved_bounds(name, tmp_path)
+    message = algorithm.contribution(algorithm.start(), 1, silo, torch.arange(len(silo)))
+    stated = {one.name: one.bound for one in message.noisy if one.name in of_records}
+    assert stated == {one.name: one.sensitivity for one in signed if one.name in of_records}
+    clipped = of_records - {"h_W"}  # bounded by its floor and divisor, without a clip
+    assert all(one.measured <= one.bound for one in message.noisy if one.name in clipped)
+
+
+def test_the_signed_bound_is_the_clip_of_updates(tmp_path: Path) -> None:
+    algorithm, _, signed = _with_halved_bounds("mmd-gaussian", tmp_path)
+    assert isinstance(algorithm, MmdFedAvg)
+    assert [algorithm.terms.update_clip] == [one.sensitivity for one in signed if one.name == "client_updates"]
+
+
+def _with_halved_bounds(name: str, folder: Path) -> tuple[Algorithm[Any], SiloTensors, list[GaussianNoise]]:
+    """A pinned plan's algorithm, its first silo, and the releases of a document that signs half of every bound."""
+    write_silos(folder)
+    (folder / "plan.toml").write_text(PLANS_PINNED[name][0], encoding="utf-8")
+    training = read_training_plan(folder / "plan.toml")
+    document = read_unverified((PINNED / f"{name}.json").read_bytes()).document
+    plan = plan_from_mapping(document.algorithm, document.parameters)
+    data = load_training_data(training.data, central=training.recipe.central, unit=plan.unit)
+    noisy = [release for release in document.releases if isinstance(release, GaussianNoise)]
+    halved = [release.model_copy(update={"sensitivity": release.sensitivity / 2}) for release in noisy]
+    others = [release for release in document.releases if not isinstance(release, GaussianNoise)]
+    signed = document.model_copy(update={"releases": (*halved, *others)})
+    _, algorithm = build(training, data.facts, plan, data.binding, signed)
+    return algorithm, data.tensors(training.model.dtype)[0], halved
 
 
 def test_a_plan_that_is_not_signed_yet_is_built_with_the_parameters_that_will_be(desk: Desk) -> None:

@@ -26,9 +26,9 @@ from tests.privfair.steffle_cases import NOTIONS, everybody, logistic, noisy_val
 
 def test_names_and_bounds_are_those_of_the_plan() -> None:
     assert (H_THETA, H_W, HISTOGRAM) == (PLANNED_H_THETA, PLANNED_H_W, PLANNED_HISTOGRAM)
-    plan = StefflePlan(7500, 256, 1172, 0.39, 0.7, 0.2)
-    bounds = SteffleBounds(256, 0.39, 0.7, 0.2)
-    assert [value.sensitivity for value in plan.values()] == [bounds.h_theta, bounds.h_w]
+    bounds = SteffleBounds.of(StefflePlan(7500, 256, 1172, 0.39, 0.7, 0.2))
+    closed = 2 * math.sqrt(2) / (256 * math.sqrt(0.39))
+    assert [bounds.h_theta, bounds.h_w] == [pytest.approx(closed * 0.7 * 0.2), pytest.approx(closed)]
 
 
 def _distances(algorithm, state, silo, batch, record: int) -> dict[str, float]:
@@ -185,7 +185,3 @@ def test_sums_are_divided_by_the_signed_size_and_an_empty_batch_sends_zeros() ->
 def test_frequencies_below_the_signed_floor_are_refused() -> None:
     with pytest.raises(InvalidInput, match="minority"):
         steffle_for(logistic(2, 2), 2, batch_size=5, minority_fraction=0.2, frequencies=(0.1, 0.9))
-
-
-def test_the_bound_of_w_is_the_closed_form() -> None:
-    assert SteffleBounds(100, 0.25, 1.0, 1.0).h_w == pytest.approx(2 * math.sqrt(2) / (100 * 0.5))
