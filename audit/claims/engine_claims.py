@@ -30,11 +30,8 @@ from calibrate.privacy_unit import Norm, Protected, Relation, SensitivityClaim
 from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
-from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
-from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
-from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
-from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
-from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
+from privfair.algorithms.baselines import drift
+from privfair.algorithms.baselines.client_losses import AgnosticFl, AgnosticOptions, QFfl, QFflOptions
 from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
@@ -179,9 +176,9 @@ def _fed_sgda(model: Model) -> FedSgda:
 
 _ADD_REMOVE, _REPLACE = _gaussian(Relation.ADD_REMOVE), _gaussian(Relation.REPLACE_ONE)
 _LOCAL_STEPS: dict[str, Callable[[Model], Algorithm[Any]]] = {
-    "fedprox": lambda model: FedProx(model, FedProxOptions(), _SHARES, _SUMS),
-    "scaffold": lambda model: Scaffold(model, ScaffoldOptions(), _SHARES, _SUMS),
-    "feddyn": lambda model: FedDyn(model, FedDynOptions(), _SHARES, _SUMS),
+    "fedprox": lambda model: drift.FedProx(model, drift.FedProxOptions(), _SHARES, _SUMS),
+    "scaffold": lambda model: drift.Scaffold(model, drift.ScaffoldOptions(), _SHARES, _SUMS),
+    "feddyn": lambda model: drift.FedDyn(model, drift.FedDynOptions(), _SHARES, _SUMS),
     "ali-dpfl": lambda model: AliDpfl(model, AliDpflOptions(), _SHARES, _SUMS, 1.0, 10),
 }
 _GRADIENTS_AND_LOSSES: dict[str, Callable[[Model], Algorithm[Any]]] = {

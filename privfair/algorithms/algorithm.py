@@ -54,6 +54,11 @@ class SiloTensors:
         whole = len(rows) == len(self) and torch.equal(rows, torch.arange(len(self), dtype=rows.dtype))
         return Records(self.x, None if whole else rows)
 
+    def columns(self, rows: Tensor) -> tuple[Records, Tensor, Tensor]:
+        """Features, classes and groups of these records."""
+        x = self.batch(rows)
+        return x, x.of(self.y), x.of(self.s)
+
     @property
     def units(self) -> int:
         """How many protected units there are: records, or users."""

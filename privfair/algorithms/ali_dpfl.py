@@ -11,8 +11,7 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput, count
 from privfair.algorithms.algorithm import Received
-from privfair.algorithms.parts.clients import ClippedSums, LocalSteps
-from privfair.algorithms.parts.local_models import LocalModels, weighted_mean
+from privfair.algorithms.parts.clients import ClippedSums, LocalModels, LocalSteps, weighted_mean
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.models.model import Model
 

@@ -17,9 +17,14 @@ from calibrate.plans.gaussian import CorrelatedNoise, GaussianPlan
 from calibrate.privacy_unit import Relation
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
-from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
-from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
-from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
+from privfair.algorithms.baselines.drift import (
+    FedDyn,
+    FedDynOptions,
+    FedProx,
+    FedProxOptions,
+    Scaffold,
+    ScaffoldOptions,
+)
 from privfair.algorithms.fed_sgda import OF_W, FedSgda
 from privfair.algorithms.parts.clients import NOISY, ClippedSums, clipped_sum
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
@@ -202,7 +207,17 @@ def build(blueprint: Blueprint[Any]) -> Algorithm[Any]:
             of_all = plan.sampling_rate * blueprint.units
             mixed = signed.strategy if isinstance(signed, GaussianNoise) else None
             descent = _rule_of(own, blueprint.rounds, seed)
-            return DpFedSgd(model, simple, clip, of_all, seed, plan.batch_limit, own.class_weight, mixed, descent)
+            return DpFedSgd(
+                model,
+                simple,
+                clip,
+                of_all,
+                seed,
+                limit=plan.batch_limit,
+                class_weight=own.class_weight,
+                strategy=mixed,
+                rule=descent,
+            )
         case PrivateFedProx():
             return FedProx(model, own, shares, sending, seed)
         case PrivateScaffold():
@@ -223,7 +238,9 @@ def _rule_of(own: PrivateStepOptions, rounds: int, seed: int) -> DescentRule | N
     if own.learning_rate_decay:
         rule = "is for plain steps, without momentum, cosine or iterate"
         raise InvalidInput("[training] learning-rate-decay", own.learning_rate_decay, rule, "use cosine = true instead")
-    return DescentRule(own.learning_rate, own.momentum, 1.0, 1, own.iterate, rounds, seed, own.cosine)
+    return DescentRule(
+        own.learning_rate, own.momentum, iterate=own.iterate, rounds=rounds, seed=seed, cosine=own.cosine
+    )
 
 
 def _descent_ascent(blueprint: Blueprint[MinMaxOptions], plan: GaussianPlan, game: MinMaxPlan) -> FedSgda:

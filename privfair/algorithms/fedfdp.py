@@ -16,8 +16,7 @@ from calibrate.errors import InvalidInput, positive
 from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.plans.clipped_sums import FedfdpPlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
-from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
+from privfair.algorithms.baselines.client_losses import AgnosticFl, AgnosticOptions, QFfl, QFflOptions
 from privfair.algorithms.parts.clients import ClippedPairs, PlainMeans
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options, Positive
 from privfair.algorithms.recipe import RECORD_ADDED, Blueprint, Recipe, refuse_normalisation
@@ -288,7 +287,7 @@ def _with_fairness(
             smallest_batch=min(expected.values()),
         )
     )
-    without: dict[str, Any] = dict.fromkeys(_ASSUMED)
+    without: Mapping[str, Any] = dict.fromkeys(_ASSUMED)
     return replace(own, fairness=found.value, **without)
 
 

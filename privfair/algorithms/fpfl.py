@@ -19,7 +19,7 @@ from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Receiv
 from privfair.algorithms.baselines.tran import MultiplierOptions, TranMultipliers
 from privfair.algorithms.parts.descent import Descent, DescentRule, Iterate
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Options, Positive, Rate, Whole
-from privfair.algorithms.parts.user_statistics import (
+from privfair.algorithms.parts.unit_sums import (
     HITS,
     RECORDS,
     Layout,

@@ -336,16 +336,16 @@ class MmdFedAvg(Algorithm[MmdFedAvgState]):
         shares = state.shares if HISTOGRAM not in values else self._shares(values[HISTOGRAM].values)
         assert shares is not None
         penalty = TrackedPenalty(
-            self.model,
-            self.options.compared,
-            self.given,
-            self.options.positive_class,
-            self.kernel,
-            self.options.fairness,
-            [list(of) for of in published.reshape(self.groups, len(self.given), self.terms.samples)],
-            np.array(shares),
-            self.options.class_weight,
-            self.options.strata,
+            model=self.model,
+            score=self.options.compared,
+            given=self.given,
+            positive_class=self.options.positive_class,
+            kernel=self.kernel,
+            weight=self.options.fairness,
+            published=[list(of) for of in published.reshape(self.groups, len(self.given), self.terms.samples)],
+            shares=np.array(shares),
+            class_weight=self.options.class_weight,
+            strata=self.options.strata,
         )
         start = clamped(state.theta)
         running, largest = RunningTotal(torch.zeros(self.model.size, dtype=torch.float64)), 0.0

@@ -26,15 +26,15 @@ from calibrate.errors import InvalidInput, count
 from calibrate.manifest.mechanism import RandomizedCategory
 from calibrate.plans.fair_plugin import PayOncePlan
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
-from privfair.algorithms.parts.local_models import towards_own_minimum
+from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, require_classes, tensor
+from privfair.algorithms.parts.local_training import towards_own_minimum
 from privfair.algorithms.parts.options import AtLeastZero, BelowOne, Count, OpenUnit, Positive, Whole
 from privfair.algorithms.parts.unit_sums import attributes_to_randomise
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.fairness import fermi
 from privfair.fairness.constraints import FairnessPenalty, ResponseChannel, penalty_slopes
 from privfair.fairness.fermi import OUTSIDE, Independence
-from privfair.models.model import Model, Records, Weigh, class_means, require_class_weights
+from privfair.models.model import Model, Records, Weigh, class_means
 
 
 @dataclass(frozen=True)
@@ -104,18 +104,8 @@ class PayOnce(Algorithm[PayOnceState]):
 
     def __post_init__(self) -> None:
         count("largest-silo", self.largest_silo)
-        require_class_weights(self.options.class_weight, self.model.classes)
-        if self.options.class_weight and self.options.warm_start:
-            raise InvalidInput(
-                "class-weight", self.options.class_weight, "excludes warm-start, which counts all alike", "drop one"
-            )
-        if self.options.positive_class >= self.model.classes:
-            raise InvalidInput(
-                "positive-class",
-                self.options.positive_class,
-                f"must be below {self.model.classes}, the number of classes",
-                "give a class's number",
-            )
+        own = self.options
+        require_classes(self.model.classes, own.positive_class, own.class_weight, own.warm_start)
 
     @property
     def groups(self) -> int:

@@ -126,6 +126,11 @@ class Recipe(Generic[OptionsT]):
     """What [training] may say next to a min-max loss of the user's own; None where there can be none."""
 
 
+def from_shares(kind: Callable[..., Algorithm[Any]]) -> Callable[[Blueprint[Any]], Algorithm[Any]]:
+    """Build an algorithm that is made of a model, options, the parties' shares and a seed."""
+    return lambda blueprint: kind(blueprint.model, blueprint.options, blueprint.shares, seed=blueprint.seed)
+
+
 def refuse_normalisation(ratio: float | None) -> None:
     """Refuse to pay for statistics that no algorithm here publishes."""
     if ratio is not None:

@@ -7,24 +7,18 @@ from typing import Any
 from calibrate.errors import InvalidInput
 from calibrate.plugins import PluginGroup, Plugins
 from privfair.algorithms import dp_fedsgd, fair_plugin, fedfdp, fpfl, mmd_fedavg, pay_once, steffle
-from privfair.algorithms.baselines import (
-    agnostic_fl,
-    central_erm,
-    fedavg,
-    feddyn,
-    fedfair,
-    fedprox,
-    fedsgd,
-    q_ffl,
-    scaffold,
-    tran,
-)
+from privfair.algorithms.baselines import averaging, central_erm, client_losses, drift, fedfair, tran
 from privfair.algorithms.recipe import Recipe
 from privfair.plan.file import nearest
 
 _PRIVATE = (steffle, pay_once, fair_plugin, fedfdp, fpfl, mmd_fedavg, dp_fedsgd)
-_BASELINES = (*(fedsgd, fedavg, fedprox, scaffold, feddyn, fedfair, q_ffl), *(agnostic_fl, tran, central_erm))
-_RECIPES: dict[str, Recipe[Any]] = {page.RECIPE.name: page.RECIPE for page in (*_PRIVATE, *_BASELINES)}
+_BASELINES: tuple[Recipe[Any], ...] = (
+    *(*averaging.RECIPES, *drift.RECIPES, *client_losses.RECIPES),
+    *(fedfair.RECIPE, tran.RECIPE, central_erm.RECIPE),
+)
+_RECIPES: dict[str, Recipe[Any]] = {
+    recipe.name: recipe for recipe in (*(page.RECIPE for page in _PRIVATE), *_BASELINES)
+}
 
 
 def _read_recipe(name: str, found: object) -> Recipe[Any] | None:

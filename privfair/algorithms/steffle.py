@@ -35,15 +35,15 @@ from calibrate.privacy_unit import Relation
 from calibrate.sampling import SamplingName
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
-from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, tensor
-from privfair.algorithms.parts.local_models import drawn_rows, towards_own_minimum
+from privfair.algorithms.parts.descent import Descent, DescentOptions, DescentRule, require_classes, tensor
+from privfair.algorithms.parts.local_training import towards_own_minimum
 from privfair.algorithms.parts.options import AtLeastZero, OpenUnit, Positive, Whole
 from privfair.algorithms.recipe import ATTRIBUTE_REPLACED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.fairness import fermi
 from privfair.fairness.fermi import OUTSIDE, Independence
 from privfair.models.exact import folded_squares, root, through_softmax
-from privfair.models.model import Features, Model, Records, class_means, require_class_weights
+from privfair.models.model import Features, Model, Records, class_means
 from privfair.rounding import ROUNDING_SLACK, RunningTotal, blocks_of, terms_per_block
 
 
@@ -207,18 +207,8 @@ class Steffle(Algorithm[SteffleState]):
         count("groups", self.groups, least=2)
         if len(set(self.sensitive)) != len(self.sensitive):
             raise InvalidInput("sensitive", self.sensitive, "must be distinct names", "name each silo once")
-        require_class_weights(self.options.class_weight, self.model.classes)
-        if self.options.class_weight and self.options.warm_start:
-            raise InvalidInput(
-                "class-weight", self.options.class_weight, "excludes warm-start, which counts all alike", "drop one"
-            )
-        if self.options.positive_class >= self.model.classes:
-            raise InvalidInput(
-                "positive-class",
-                self.options.positive_class,
-                f"must be below {self.model.classes}, the number of classes",
-                "give a class's number",
-            )
+        own = self.options
+        require_classes(self.model.classes, own.positive_class, own.class_weight, own.warm_start)
         given = self.options.group_frequencies
         if given is not None and len(given) != self.blocks * self.groups:
             raise InvalidInput(
@@ -290,7 +280,7 @@ class Steffle(Algorithm[SteffleState]):
     def contribution(self, state: SteffleState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         if not state.warm or state.frequencies is None:
             return self._opening(state, silo, batch)
-        x, y, s = drawn_rows(silo, batch)
+        x, y, s = silo.columns(batch)
         block = fermi.block_of(self.options.notion, y, self.options.positive_class)
         noisy: tuple[BoundedContribution, ...] = ()
         if self.sends_fairness(silo.name):
@@ -321,7 +311,7 @@ class Steffle(Algorithm[SteffleState]):
         if not self.sends_loss(silo.name):
             return Message(noisy=noisy)
         if state.warm:
-            x, y, _ = drawn_rows(silo, batch)
+            x, y, _ = silo.columns(batch)
             return Message(noisy=noisy, clear={LOSS_GRADIENT: self._loss_gradient(state, x, y)})
         theta, iterations = state.descent.theta, self.options.warm_start
         own = towards_own_minimum(self.model, theta, Records(silo.x), silo.y, iterations)

@@ -22,7 +22,7 @@ PLANTED = {
     "the coordinator sees no record": ("privfair/federation/party.py", "import privfair.data.dataset"),
     "algorithms do not import one another": ("privfair/algorithms/fpfl.py", "import privfair.algorithms.steffle"),
     "baselines do not import one another": (
-        "privfair/algorithms/baselines/scaffold.py",
+        "privfair/algorithms/baselines/drift.py",
         "import privfair.algorithms.baselines.tran",
     ),
 }

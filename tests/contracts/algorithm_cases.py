@@ -20,15 +20,18 @@ from calibrate.privacy_unit import Protected, Relation
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, SamplingName, ShuffledEpochs
 from privfair.algorithms.algorithm import Algorithm, Message, Received, SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
-from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
+from privfair.algorithms.baselines.averaging import FedAvg, FedAvgOptions, FedSgd
 from privfair.algorithms.baselines.central_erm import CentralErm, CentralErmOptions
-from privfair.algorithms.baselines.fedavg import FedAvg, FedAvgOptions
-from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
+from privfair.algorithms.baselines.client_losses import AgnosticFl, AgnosticOptions, QFfl, QFflOptions
+from privfair.algorithms.baselines.drift import (
+    FedDyn,
+    FedDynOptions,
+    FedProx,
+    FedProxOptions,
+    Scaffold,
+    ScaffoldOptions,
+)
 from privfair.algorithms.baselines.fedfair import FedFair, FedFairOptions
-from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
-from privfair.algorithms.baselines.fedsgd import FedSgd
-from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
-from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.baselines.steffle_public_code import StefflePublicCode
 from privfair.algorithms.baselines.tran import TranMultipliers, TranOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd

@@ -16,7 +16,7 @@ from calibrate.errors import InvalidInput
 from calibrate.manifest.trust import read_trust
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions, AliDpflState
-from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
+from privfair.algorithms.baselines.drift import FedProx, FedProxOptions
 from privfair.algorithms.dp_fedsgd import PrivateAliDpfl
 from privfair.algorithms.parts.clients import NOISY, ClippedSums
 from privfair.contribution import Published

@@ -11,11 +11,15 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions, on_simplex
-from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
-from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
-from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
-from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
+from privfair.algorithms.baselines.client_losses import AgnosticFl, AgnosticOptions, QFfl, QFflOptions, on_simplex
+from privfair.algorithms.baselines.drift import (
+    FedDyn,
+    FedDynOptions,
+    FedProx,
+    FedProxOptions,
+    Scaffold,
+    ScaffoldOptions,
+)
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.parts.clients import GRADIENT, LOSS, NOISY, PLAIN, ClippedPairs, ClippedSums, LocalSteps
 from privfair.algorithms.parts.options import GradientOptions

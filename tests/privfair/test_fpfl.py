@@ -13,7 +13,7 @@ from torch import Tensor
 
 from calibrate.errors import InvalidInput
 from privfair.algorithms.algorithm import Message, SiloTensors
-from privfair.algorithms.baselines.fedsgd import GRADIENT, FedSgd
+from privfair.algorithms.baselines.averaging import GRADIENT, FedSgd
 from privfair.algorithms.fpfl import STATISTICS, Fpfl, FpflOptions, FpflState, ModelChoice
 from privfair.algorithms.parts.descent import DescentRule
 from privfair.algorithms.parts.options import GradientOptions
@@ -222,7 +222,7 @@ def test_blocks_of_users_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     silo, algorithm = _silo(), _fpfl(clip=1.0)
     state = algorithm.start()
     whole = algorithm.contribution(state, 0, silo, torch.arange(USERS)).noisy[0]
-    monkeypatch.setattr("privfair.algorithms.parts.user_statistics._BLOCK", 1)
+    monkeypatch.setattr("privfair.algorithms.parts.unit_sums._BLOCK", 1)
     blocks = algorithm.contribution(state, 0, silo, torch.arange(USERS)).noisy[0]
     np.testing.assert_allclose(blocks.values, whole.values, rtol=1e-10)
     assert blocks.measured == pytest.approx(whole.measured)

@@ -18,8 +18,7 @@ from calibrate.errors import CheckFailed
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.parts.options import GradientOptions
-from privfair.algorithms.parts.unit_sums import _clipped_users
-from privfair.algorithms.parts.user_statistics import Layout, Statistics
+from privfair.algorithms.parts.unit_sums import Layout, Statistics, _clipped_users
 from privfair.contribution import RecentRounds
 from privfair.fairness.clipping import clipped_losses, sum_of_losses
 from privfair.fairness.constraints import RateValue

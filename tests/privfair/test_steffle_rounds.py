@@ -11,7 +11,7 @@ import torch
 
 from calibrate.errors import InvalidInput
 from privfair.algorithms.parts.descent import DescentRule, Iterate
-from privfair.algorithms.parts.local_models import towards_own_minimum
+from privfair.algorithms.parts.local_training import towards_own_minimum
 from privfair.algorithms.steffle import H_THETA, H_W, HISTOGRAM, LOSS_GRADIENT, BatchLaw, silo_weights
 from privfair.contribution import Published
 from privfair.fairness import fermi

@@ -9,8 +9,8 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from calibrate.sampling import FixedSize, Poisson, ShuffledEpochs, WithReplacement
+from privfair.algorithms.baselines.averaging import FedAvgOptions
 from privfair.algorithms.baselines.central_erm import CentralErmOptions
-from privfair.algorithms.baselines.fedavg import FedAvgOptions
 from privfair.algorithms.parts.options import GradientOptions
 from privfair.algorithms.registry import recipe_named
 from privfair.models.linear import LogisticRegression

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calibrate.arrays import Floats
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import OneModel, OneModelAlgorithm, minimum
+from privfair.algorithms.parts.local_training import OneModel, OneModelAlgorithm, minimum
 from privfair.algorithms.parts.options import AtLeastZero, Count, Options
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.models.model import Model, mean_over
@@ -42,9 +42,6 @@ class CentralErm(OneModelAlgorithm):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {MINIMISER: (self.model.size,)}
-
-    def start(self) -> OneModel:
-        return OneModel(self.model.initial(self.seed))
 
     def contribution(self, state: OneModel, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         x, y, weigh, l2 = silo.x[batch], silo.y[batch], mean_over(max(1, len(batch))), self.options.l2

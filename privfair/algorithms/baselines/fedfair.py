@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import local_change, with_mean_change
+from privfair.algorithms.parts.local_training import local_change, with_mean_change
 from privfair.algorithms.parts.options import AtLeastZero, LocalTrainingOptions
-from privfair.algorithms.recipe import Blueprint, Recipe
+from privfair.algorithms.recipe import Recipe, from_shares
 from privfair.models.model import Model, mean_over
 
 CHANGE, LOSS = "change", "loss"
@@ -85,9 +85,4 @@ class FedFair(Algorithm[FedFairState]):
         return state.theta
 
 
-def build(blueprint: Blueprint[FedFairOptions]) -> FedFair:
-    """FedFair of a plan."""
-    return FedFair(blueprint.model, blueprint.options, blueprint.shares, blueprint.seed)
-
-
-RECIPE = Recipe("fedfair", FedFairOptions, build, baseline=True)
+RECIPE = Recipe("fedfair", FedFairOptions, from_shares(FedFair), baseline=True)

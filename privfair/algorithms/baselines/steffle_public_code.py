@@ -27,7 +27,6 @@ from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, UnsupportedCombination, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.descent import Descent, DescentRule, tensor
-from privfair.algorithms.parts.local_models import drawn_rows
 from privfair.fairness import fermi
 from privfair.fairness.fermi import Independence
 from privfair.models.model import Features, Model, mean_over
@@ -99,7 +98,7 @@ class StefflePublicCode(Algorithm[PublicCodeState]):
 
     def contribution(self, state: PublicCodeState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         theta = state.descent.theta
-        x, y, s = drawn_rows(silo, batch)
+        x, y, s = silo.columns(batch)
         if len(y) == 0:
             return Message(clear={name: np.zeros(shape) for name, shape in self.shapes().items()})
         first = (s == silo.s[0]).to(torch.float64)

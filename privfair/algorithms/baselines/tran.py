@@ -15,7 +15,7 @@ from calibrate.arrays import Floats
 from calibrate.errors import count, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.algorithms.parts.options import Count, Options, Positive, Whole
-from privfair.algorithms.parts.user_statistics import Layout, Statistics, summed_statistics
+from privfair.algorithms.parts.unit_sums import Layout, Statistics, summed_statistics
 from privfair.algorithms.recipe import USER_ADDED, Blueprint, Recipe
 from privfair.contribution import BoundedContribution
 from privfair.fairness.constraints import FairnessNotion, Rate, RateValue, rates_of

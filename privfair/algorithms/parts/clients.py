@@ -1,7 +1,9 @@
-"""How a client's gradient is sent: a plain mean in the clear, or a sum of clipped ones for the gate's noise.
+"""How a client's gradient is sent, and the clients' own models between two aggregations, which follow from it.
 
-A local step that is corrected by public numbers (a proximal term, control variates) needs nothing else from the data:
-the correction is post-processing. So algorithms that differ in their corrections alone share this message.
+A gradient is a plain mean in the clear, or a sum of clipped ones for the gate's noise; with it may come the loss on the
+same batch. A local step that is corrected by public numbers (a proximal term, control variates) needs nothing else from
+the data: the correction is post-processing. So algorithms that differ in their corrections alone share this message,
+and the server (or anyone) can follow every client's model from published gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, positive
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors, State
-from privfair.algorithms.parts.local_models import LocalModels, place_of
 from privfair.contribution import BoundedContribution, Published
 from privfair.fairness.clipping import clipped_losses, mean_of_losses, sum_of_losses
 from privfair.models.model import Model, Shrunk, WeightedGradient, clipped_to, mean_over, shrunk_by_class
@@ -117,6 +118,36 @@ def gradient_in_the_clear(sending: Sending) -> tuple[ClearValue, ...]:
     return ()
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class LocalModels:
+    """The global model, and one row per client while local steps are under way."""
+
+    theta: Tensor
+    local: Tensor | None = None
+    inner: int = 0
+    """Local steps since the last aggregation."""
+
+    def of(self, place: int) -> Tensor:
+        return self.theta if self.local is None else self.local[place]
+
+    def rows(self, clients: int) -> Tensor:
+        """Every client's model, as a copy."""
+        return self.theta.repeat(clients, 1) if self.local is None else self.local.clone()
+
+
+def place_of(party: str, weights: Mapping[str, float]) -> int:
+    """A client's row; clients stand in the order of their weights."""
+    if party not in weights:
+        raise InvalidInput("client", party, f"is none of {', '.join(weights)}", "give it a weight")
+    return tuple(weights).index(party)
+
+
+def weighted_mean(weights: Mapping[str, float], rows: Tensor) -> Tensor:
+    """The weighted mean of the clients' rows."""
+    return torch.tensor(tuple(weights.values()), dtype=rows.dtype) @ rows
+
+
 class LocalSteps(Algorithm[State]):
     """Clients that step along their published gradients and are averaged now and then; a base class.
 
@@ -149,8 +180,6 @@ class LocalSteps(Algorithm[State]):
         found = [published_gradient(self.sending, party, received[party]) for party in self.weights]
         return torch.from_numpy(np.stack(found)).to(like.dtype)
 
-
-# A client's gradient together with its loss on the same batch: plain means, or two clipped sums for the gate.
 
 GRADIENT, LOSS = "gradient", "loss"
 """As a FedFDP plan names its two values of one batch."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrate.arrays import Floats
 from calibrate.errors import UnsupportedCombination
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import local_change, with_mean_change
+from privfair.algorithms.parts.local_training import local_change, with_mean_change
 from privfair.algorithms.parts.options import AtLeastZero, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score

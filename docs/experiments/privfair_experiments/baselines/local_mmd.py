@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor
 
 from privfair.algorithms.algorithm import ClearValue, Message, Received, SiloTensors
-from privfair.algorithms.parts.local_models import OneModel, OneModelAlgorithm, local_change, with_mean_change
+from privfair.algorithms.parts.local_training import OneModel, OneModelAlgorithm, local_change, with_mean_change
 from privfair.algorithms.parts.options import AtLeastZero, Positive, Whole
 from privfair.algorithms.recipe import Blueprint, Recipe
 from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, require_score
@@ -60,9 +60,6 @@ class LocalMmd(OneModelAlgorithm):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {CHANGE: (self.model.size,)}
-
-    def start(self) -> OneModel:
-        return OneModel(self.model.initial(self.seed))
 
     def contribution(self, state: OneModel, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         options = self.options

@@ -50,15 +50,6 @@ class OwnPenalty:
         published = [
             [scores[cells == group * len(self.given) + place] for place in conditions] for group in range(self.groups)
         ]
-        fixed = TrackedPenalty(
-            model=self.model,
-            score=self.score,
-            given=self.given,
-            positive_class=self.positive_class,
-            kernel=self.kernel,
-            weight=self.weight,
-            published=published,
-            shares=shares,
-            strata=self.strata,
-        )
+        own = (self.model, self.score, self.given, self.positive_class, self.kernel, self.weight)
+        fixed = TrackedPenalty(*own, published, shares=shares, strata=self.strata)
         return fixed.gradient(theta, x, y, s)

@@ -25,12 +25,17 @@ from calibrate.privacy_unit import EpsilonDelta
 from calibrate.questions import rounds
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.ali_dpfl import AliDpfl, AliDpflOptions
-from privfair.algorithms.baselines.fedavg import FedAvg, FedAvgOptions
-from privfair.algorithms.baselines.feddyn import FedDyn, FedDynOptions
+from privfair.algorithms.baselines.averaging import FedAvg, FedAvgOptions
+from privfair.algorithms.baselines.client_losses import QFfl, QFflOptions
+from privfair.algorithms.baselines.drift import (
+    FedDyn,
+    FedDynOptions,
+    FedProx,
+    FedProxOptions,
+    Scaffold,
+    ScaffoldOptions,
+)
 from privfair.algorithms.baselines.fedfair import FedFair, FedFairOptions
-from privfair.algorithms.baselines.fedprox import FedProx, FedProxOptions
-from privfair.algorithms.baselines.q_ffl import QFfl, QFflOptions
-from privfair.algorithms.baselines.scaffold import Scaffold, ScaffoldOptions
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.parts.clients import NOISY, ClippedPairs, ClippedSums

@@ -12,7 +12,7 @@ from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.plans.mmd_fedavg import MmdFedavgPlan
 from calibrate.privacy_unit import EpsilonDelta
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
-from privfair.algorithms.baselines.agnostic_fl import AgnosticFl, AgnosticOptions
+from privfair.algorithms.baselines.client_losses import AgnosticFl, AgnosticOptions
 from privfair.algorithms.mmd_fedavg import (
     PREDICTIONS,
     CountsInTheClear,

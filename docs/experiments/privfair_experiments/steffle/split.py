@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.baselines.central_erm import CentralErm, CentralErmOptions
-from privfair.algorithms.parts.local_models import towards_own_minimum
+from privfair.algorithms.parts.local_training import towards_own_minimum
 from privfair.contribution import Published
 from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset

@@ -1,6 +1,7 @@
-"""The clients' own models between two aggregations, where every local step is a round of its own.
+"""What a silo computes on its own: passes over its batch in mini-batches, or the minimiser of its own loss.
 
-All of it follows from published gradients, so the server (or anybody) can follow every client's model.
+Where features and labels are not protected, everything computed from them alone is free. A run may therefore begin at
+the mean of the silos' own minimisers (one-shot averaging) instead of at zero, and spend its paid rounds on fairness.
 """
 
 from __future__ import annotations
@@ -15,18 +16,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from calibrate.arrays import Floats
-from calibrate.errors import InvalidInput
-from privfair.algorithms.algorithm import Algorithm, Received, SiloTensors
-from privfair.models.model import Features, Model, Records, mean_over
-
-
-def drawn_rows(silo: SiloTensors, batch: Tensor) -> tuple[Records, Tensor, Tensor]:
-    """Features, classes and groups of a batch."""
-    x = silo.batch(batch)
-    return x, x.of(silo.y), x.of(silo.s)
-
-
-# A client that trains on its own for a while: passes over its batch in mini-batches, in the batch's own order.
+from privfair.algorithms.algorithm import Algorithm, Received
+from privfair.models.model import Features, Model, mean_over
 
 
 def local_change(
@@ -57,52 +48,20 @@ class OneModel:
 class OneModelAlgorithm(Algorithm[OneModel]):
     """An algorithm that remembers nothing but its model; a base class."""
 
+    model: Model
+    seed: int
+
+    def start(self) -> OneModel:
+        return OneModel(self.model.initial(self.seed))
+
     def theta(self, state: OneModel) -> Tensor:
         return state.theta
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class LocalModels:
-    """The global model, and one row per client while local steps are under way."""
-
-    theta: Tensor
-    local: Tensor | None = None
-    inner: int = 0
-    """Local steps since the last aggregation."""
-
-    def of(self, place: int) -> Tensor:
-        return self.theta if self.local is None else self.local[place]
-
-    def rows(self, clients: int) -> Tensor:
-        """Every client's model, as a copy."""
-        return self.theta.repeat(clients, 1) if self.local is None else self.local.clone()
-
-
-def place_of(party: str, weights: Mapping[str, float]) -> int:
-    """A client's row; clients stand in the order of their weights."""
-    if party not in weights:
-        raise InvalidInput("client", party, f"is none of {', '.join(weights)}", "give it a weight")
-    return tuple(weights).index(party)
 
 
 def with_mean_change(theta: Tensor, weights: Mapping[str, float], received: Received, name: str) -> Tensor:
     """The model moved by the weighted mean of the changes that clients published under this name."""
     mean = sum(share * received[party][name].values for party, share in weights.items())
     return theta + torch.from_numpy(np.asarray(mean)).to(theta.dtype)
-
-
-def weighted_mean(weights: Mapping[str, float], rows: Tensor) -> Tensor:
-    """The weighted mean of the clients' rows."""
-    return torch.tensor(tuple(weights.values()), dtype=rows.dtype) @ rows
-
-
-# A start that costs nothing: each silo's own minimiser of the loss, which no attribute enters.
-#
-# Where features and labels are not protected, everything computed from them alone is free. A run may
-# therefore begin at
-# the mean of the silos' own minimisers (one-shot averaging) instead of at zero, and spend its paid rounds on
-# fairness.
 
 
 def towards_own_minimum(model: Model, theta: Tensor, x: Features, y: Tensor, iterations: int) -> Floats:
