@@ -12,10 +12,14 @@ from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeVar
 
+from calibrate.accountants import registry
 from calibrate.errors import InvalidInput, NotCertified, count, positive
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Relation
 from calibrate.releases import Gaussian, Release, Together, over_rounds, reached_over_rounds
 from calibrate.sampling import Batch, Cyclic, Sampling, SamplingName, rounds_of, sampling_named
+from calibrate.search_cost import price_search
+from calibrate.solve import Certificate, solve_noise, solve_rounds
+from calibrate.tries import RandomTries
 
 if TYPE_CHECKING:
     from calibrate.theorems.theorem import Theorem, Verdict
@@ -107,8 +111,6 @@ def sigma(
     >>> round(sigma(epsilon=1, delta=1e-5, sampling_rate=0.01, rounds=1000), 3)
     1.415
     """
-    from calibrate.solve import Certificate, solve_noise
-
     drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units, bands)
     asked = noisy_rounds(noise_ratios, rounds, *drawn)
     target = EpsilonDelta(epsilon, delta)
@@ -151,9 +153,6 @@ def epsilon(
     drawn = (sampling_rate, sampling, relation, batch, batches, epochs, batch_limit, most_units, bands)
     asked = noisy_rounds(multipliers, rounds, *drawn)
     if tries is not None:
-        from calibrate.search_cost import price_search
-        from calibrate.tries import RandomTries
-
         return price_search(asked.published, asked.unit, delta, RandomTries.with_mean(tries))
     return price(asked, delta)[0]
 
@@ -184,8 +183,6 @@ def rounds(
     >>> rounds(epsilon=1, delta=1e-5, noise_multiplier=2.0, sampling_rate=0.01)
     2433
     """
-    from calibrate.solve import solve_rounds
-
     multipliers = (noise_multiplier,) if isinstance(noise_multiplier, (int, float)) else tuple(noise_multiplier)
     target = EpsilonDelta(epsilon, delta)
     drawn = (sampling_rate, sampling, relation, batch, batches, None, batch_limit, most_units, bands)
@@ -214,7 +211,7 @@ def choose_bands(*, epsilon: float, delta: float, batches: int, rounds: int) -> 
     >>> choose_bands(epsilon=8, delta=1e-5, batches=4, rounds=4)
     4
     """
-    from calibrate.banded import banded_strategy, prefix_error
+    from calibrate.banded import banded_strategy, prefix_error  # 0.4 s: an optimiser
 
     def error(bands: int) -> float:
         rate, drawn = f"1/{batches}", SamplingName.CYCLIC.value
@@ -233,7 +230,7 @@ def theorems() -> tuple[Theorem, ...]:
     >>> "steffle.theorem-3.3" in [theorem.id for theorem in theorems()]
     True
     """
-    from calibrate.theorems.catalogue import CATALOGUE
+    from calibrate.theorems.catalogue import CATALOGUE  # 0.1 s, which no other question needs
 
     return CATALOGUE
 
@@ -248,14 +245,13 @@ def check_theorem(id: str, **settings: object) -> Verdict:
     >>> check_theorem("steffle.theorem-3.3", epsilon=1).outcome.value
     'fails'
     """
-    from calibrate.theorems.catalogue import theorem_named
+    from calibrate.theorems.catalogue import theorem_named  # 0.1 s, which no other question needs
 
     return theorem_named(id).judge(settings)
 
 
 def price(asked: NoisyRounds, delta: float, accountant: str = "best") -> tuple[EpsilonInterval, str]:
     """The interval of epsilon at `delta` and the accountant that computed it: the named one, or the best."""
-    from calibrate.accountants import registry
 
     def priced(release: Release) -> registry.Priced:
         if accountant == "best":

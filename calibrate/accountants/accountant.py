@@ -85,6 +85,7 @@ def epsilon_of(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit
         return interval
     bound = max(interval.upper, _LEAST_EPSILON)
     while True:  # the room shrinks as the bound grows, so this ends: in an answer or in a refusal
+        # Equation 2 of truncated-poisson.md: Poisson batches must keep what the cuts leave of delta.
         upper = accountant.epsilon(cost, leave_room(EpsilonDelta(bound, delta), chance).delta).upper
         if upper <= bound:
             return EpsilonInterval(min(interval.lower, upper), upper)

@@ -82,8 +82,10 @@ def single_interval(pair: PricedPair, delta: float) -> EpsilonInterval:
         case MixedGaussianPair():
             return RevealedAccountant().epsilon(PairCounts(((pair, 1),)), delta)
         case LaplacePair(scale):
+            # delta = 1 - exp((eps - 1/b) / 2), solved for eps.
             return _widened(1 / scale + 2 * math.log1p(-delta), 1 / scale)
         case RandomizedResponsePair(epsilon, categories):
+            # e^eps = e^E - delta (e^E + k - 1), solved for eps (section 8).
             lost = delta * (1 + (categories - 1) * math.exp(-epsilon))
             return _widened(epsilon + math.log1p(-lost) if lost < 1 else 0.0, epsilon)
         case RandomAllocationPair(batches, drawn, z):
@@ -102,6 +104,7 @@ def _subsampled(rate: float, z: float, delta: float) -> EpsilonInterval:
     upper = gaussian_epsilon_interval(
         (1 + _WOBBLE) / z, (1 + _WOBBLE) / z, min(delta / rate, 1.0) * (1 - _WOBBLE)
     ).upper
+    # Equation 13 backwards: eps = log(1 + q (e^eps' - 1)), which is the same function of eps' as a mixed ratio.
     ends = log_mixed_ratio(np.array([lower, upper]), rate)
     return _interval(float(ends[0]) * (1 - _WOBBLE), float(ends[1]) * (1 + _WOBBLE))
 
@@ -115,6 +118,7 @@ def _replacement_log_delta(rate: float, z: float, sign: int, epsilon: float) -> 
     if sign < 0:
         first = float(log_ndtr(mu - u))
         rest = math.exp(log_middle + float(log_ndtr(-u)) - first) + math.exp(epsilon + float(log_ndtr(-u - mu)) - first)
+        # Equation 15 with the event "above u", divided by its first term.
         left = 1 - rest - 16 * doubt
         return math.log(rate) + first - 16 * doubt + math.log(left) if left > 0 else -math.inf
     # Any shares that add up to one are a bound; those of the optimal threshold make it sharp.

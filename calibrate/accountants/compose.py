@@ -119,16 +119,19 @@ class LatticeComposition:
         epsilon -= self.offset
         value, error = self._sum(epsilon)
         bound = (max(value, 0.0) + error) * (1 + self._slack(epsilon)) + math.exp(-self.tilt * self.period)
+        # Equation 10: exp(log M - c eps) times the sum of equation 11, plus the mass at infinity.
         return _safe_exp(self.log_normaliser - self.tilt * epsilon + math.log(bound)) + self.infinite
 
     def delta_lower(self, epsilon: float) -> float:
         """Delta at `epsilon`, rounded down; a certificate if the laws were optimistic."""
         epsilon -= self.offset
         value, error = self._sum(epsilon)
+        # Losses above the window are counted in it (section 4), which a lower bound must take off again.
         wrapped = _above(self.surplus, epsilon + self.period) + math.exp(-self.tilt * self.period)
         bound = (value - error - wrapped) * (1 - self._slack(epsilon))
         if bound <= 0:
             return 0.0
+        # Equation 10; what aliases into the window from below adds at most exp(-c * period).
         delta = _safe_exp(self.log_normaliser - self.tilt * epsilon + math.log(bound))
         return max(0.0, delta - math.exp(-self.tilt * self.period) * (1 + 1e-9))
 
@@ -256,6 +259,7 @@ def compose(laws: CountedLaws, step: float, window: Window) -> LatticeCompositio
     wobble = np.zeros(len(kept))
     for spectrum, count in spectra:
         values = spectrum[kept]
+        # G_k of equation 11: the product of the laws' transforms, each to its count.
         transform *= _power(values, count)
         with np.errstate(divide="ignore"):
             doubt = np.minimum(roundoff / np.abs(values), 1.0)
@@ -289,6 +293,7 @@ def _tilt(law: LatticeLaw, step: float, tilt: float) -> tuple[Floats, float]:
     exponent = tilt * step * law.index
     top = float(exponent[-1])
     top = top if top > 300.0 else 0.0  # no shift where none is needed: log M stays accurate
+    # mass * exp(c * loss), divided by its sum: the logarithms of these sums make log M of equation 10.
     weights = law.mass * np.exp(exponent - top)
     total = float(weights.sum())
     if not 0 < total < math.inf:
@@ -509,6 +514,7 @@ def _fine_enough(
 ) -> tuple[float, float, CountedLaws]:
     """By how much log delta moves, the step, and the laws on that lattice: the best of a few refinements."""
     c, coarsest = saddle.tilt, window.period / most_points
+    # A lattice moves log delta by about c^2 h^2 / 12 per step (section 3), which is solved for h.
     step = min(math.sqrt(12 * precision / (1.1 * composition.steps)) / c, 0.05 * window.deviation)
     best, in_vain = None, 0
     while True:

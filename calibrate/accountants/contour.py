@@ -300,6 +300,7 @@ def _integral(transform: LossTransform, tilt: float, epsilon: float, period: flo
         first = block * _BLOCK
         t = step * np.arange(first, first + _BLOCK)
         s = tilt + 1j * t
+        # The integrand of equation 12 over exp(K(c)); by symmetry only t >= 0 is summed.
         values = transform.oscillation(tilt, step, first, _BLOCK) * np.exp(-1j * t * epsilon) / (s * (1 + s))
         terms = np.where(np.isfinite(values), values, 0.0).real
         if first == 0:

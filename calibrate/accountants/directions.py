@@ -93,15 +93,16 @@ def _laws_of(pair: DominatingPair, side: Side) -> tuple[PrivacyLossLaw, PrivacyL
         case SubsampledReplacePair(rate, z):
             return _symmetric(GaussianLoss(2 / z) if rate == 1 else SubsampledReplacement(rate, z))
         case FixedSizeReplacePair(rate, z):
+            # One direction alone is attained by a real data set (after equation 6), so it is a lower bound.
             if side is Side.LOWER or rate == 1:
                 return _both_directions(rate, z)
-            return _symmetric(LargerOfBothDirections(rate, z))
+            return _symmetric(LargerOfBothDirections(rate, z))  # equation 6, an upper bound only
         case RandomAllocationPair(batches, drawn, z):
             upper = side is Side.UPPER
             removal = RandomAllocationLoss(z, batches, drawn, True, upper)
             return removal, RandomAllocationLoss(z, batches, drawn, False, upper)
         case MixedGaussianPair(components):
-            return _symmetric(MixedGaussianLoss.of(components))
+            return _symmetric(MixedGaussianLoss.of(components))  # equation 7
         case LaplacePair(scale):
             return _symmetric(LaplaceLoss(scale))
         case RandomizedResponsePair(epsilon, categories):
@@ -119,4 +120,4 @@ def _symmetric(law: PrivacyLossLaw) -> tuple[PrivacyLossLaw, PrivacyLossLaw]:
 def _both_directions(rate: float, z: float) -> tuple[PrivacyLossLaw, PrivacyLossLaw]:
     if rate == 1:
         return _symmetric(GaussianLoss(1 / z))
-    return SubsampledRemoval(rate, z), SubsampledAddition(rate, z)
+    return SubsampledRemoval(rate, z), SubsampledAddition(rate, z)  # equation 3 and its mirror image

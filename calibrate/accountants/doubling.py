@@ -128,6 +128,7 @@ def _placed(law: PrivacyLossLaw, cells: _Cells, log_smallest: float, upper: bool
         mass = buckets.p + buckets.p_error
         widest = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
         excess = mass - (buckets.q - buckets.q_error) * np.exp(edges[:-1]) + 8 * UNIT_ROUNDOFF * (1 + widest) * mass
+        # Equation 8: from above the share of a bucket that goes to its upper edge.
         share = np.clip(excess / -np.expm1(-np.diff(edges)), 0.0, mass)
         values, masses = edges, np.append(mass - share, 0.0)
         masses[1:] += share
@@ -135,6 +136,7 @@ def _placed(law: PrivacyLossLaw, cells: _Cells, log_smallest: float, upper: bool
     else:
         p, q = np.maximum(buckets.p - buckets.p_error, 0.0), buckets.q + buckets.q_error
         kept = p > 0
+        # Equation 20: from below a bucket is merged into one outcome.
         values, masses = np.log(p[kept] / q[kept]), p[kept]
         values, away = values - 8 * UNIT_ROUNDOFF * (1 + np.abs(values)), -away
     values, masses = np.append(values, atoms[:, 0]), np.append(masses, atoms[:, 1] * (1 + away))
@@ -170,11 +172,13 @@ def _sum(first: Points, second: Points, cells: _Cells, upper: bool) -> Points:
     largest = float(max(abs(edges[0]), abs(edges[-1])))
     stretch = first.stretch + second.stretch + 4 * UNIT_ROUNDOFF * largest
     if upper:
+        # Equation 8, with what rounding makes doubtful counted at both ends of the cell.
         share = np.clip(offset / -np.expm1(-np.diff(edges)), 0.0, mass)
         ends = np.append(mass - share, 0.0) + np.append(rounding * mass, 0.0)
         ends[1:] += share + rounding * mass
         return Points(edges[ends > 0], ends[ends > 0], stretch)
     kept = mass > 0
+    # Equation 20: e_i - log(1 - offset / mass), rounded down.
     left = np.minimum(offset[kept] / mass[kept], 1.0) * (1 - 2 * rounding)
     return Points(bases[kept] - np.log1p(-left), mass[kept] * (1 - rounding), stretch)
 

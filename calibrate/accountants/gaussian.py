@@ -45,6 +45,7 @@ def _mills(x: Floats) -> Floats:
 
 def gaussian_log_delta(mu: Floats, epsilon: float) -> Floats:
     """log delta(mu, epsilon) for each mu > 0 of an array, at one epsilon >= 0."""
+    # Equation A1 in the form phi(a) (R(a) - R(b)): three ranges, so that the difference never cancels.
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     result = np.empty_like(a)
     small, bulk = mu < _SMALL_MU, (mu >= _SMALL_MU) & (a < 0)
@@ -317,7 +318,9 @@ class _Side:
     def log_delta(self, epsilon: float) -> float:
         error = log_delta_error(self.mu, epsilon)
         terms = np.exp(gaussian_log_delta(self.mu, epsilon) + self.sign * error)
+        # Equation A2: the sum over s of weight(s) * delta(sqrt(s)), with every factor moved to the side of the bound.
         total = math.fsum(self.weights * terms) * (1 + self.sign * self.relative_error)
+        # What was cut off the law of s may have any delta up to 1.
         total += self.lost if self.sign > 0 else 0.0
         return math.log(total) if total > 0 else -math.inf
 
@@ -349,6 +352,7 @@ def _side(cost: PairCounts, sign: int) -> _Side:
     values, weights = np.zeros(1), np.ones(1)
     if laws:
         values, weights = reduce(_adder(sign), ((law.values, law.weights) for law in laws))
+    # Plain releases have the same squared shift whatever the batches, so they add to every s.
     mu = np.sqrt(values + certain) * (1 + sign * 2 * LATTICE_ERROR)
     takes_part = mu > 0
     return _Side(mu[takes_part], weights[takes_part], _lost(laws), sum(law.relative_error for law in laws), sign)
@@ -375,6 +379,7 @@ def _coarsen(values: Floats, weights: Floats, bins: int, sign: int) -> tuple[Flo
         return values, weights
     low, width = float(values.min()), float(np.ptp(values)) / (bins - 1)
     position = (values - low) / width
+    # Delta grows with mu: values rounded up bound it from above, values rounded down from below.
     index = (np.ceil(position) if sign > 0 else np.floor(position)).astype(np.int64)
     grid = low + width * np.arange(index.max() + 1)
     return grid, np.asarray(np.bincount(index, weights=weights), dtype=float)

@@ -100,10 +100,12 @@ def pessimistic(law: PrivacyLossLaw, edges: Integers, step: float) -> LatticeLaw
     buckets = law.buckets(loss)
     mass = buckets.p + buckets.p_error
     excess = mass - (buckets.q - buckets.q_error) * np.exp(loss[:-1]) + _edge_error(loss) * mass
+    # Equation 8: this share of a bucket goes to its upper edge, the rest to the lower one; both masses are kept.
     upper_share = np.clip(excess / -np.expm1(-np.diff(loss)), 0.0, mass)
     nodes = np.zeros(len(edges))
     nodes[:-1] += mass - upper_share
     nodes[1:] += upper_share
+    # Losses below the first edge are raised to it, and those above the last one become infinite: H only rises.
     nodes[0] += buckets.below
     index, masses = _with_atoms(edges, nodes, [item for atom in law.atoms for item in _split_atom(atom, step)])
     return LatticeLaw(index, masses, buckets.above + law.unbounded_mass)
@@ -121,6 +123,7 @@ def optimistic(law: PrivacyLossLaw, edges: Integers, step: float, offset: float 
     halves[::2] = loss
     halves[1::2] = (loss[1:] + loss[:-1]) / 2
     buckets = law.buckets(halves)
+    # Less P-mass and more Q-mass: H (equation 1) only falls.
     p = np.maximum(buckets.p - buckets.p_error, 0.0).reshape(-1, 2)
     q = (buckets.q + buckets.q_error).reshape(-1, 2) * np.exp(loss[:-1])[:, None]
     q += _edge_error(loss)[:, None] * p
@@ -169,6 +172,7 @@ def _merged_below(law: PrivacyLossLaw, low: float, threshold: float) -> tuple[fl
     if not p > 0:
         return None
     loss = math.log(p / q)
+    # The merged outcome has loss log(p/q): post-processing, so H falls.
     return p, loss - 16 * UNIT_ROUNDOFF * (1 + abs(loss))
 
 
@@ -180,9 +184,11 @@ def _lower_chords(p: Floats, q: Floats, width: Floats) -> Floats:
     """
     mass, excess = p.sum(axis=1), (p - q).sum(axis=1)
     share = np.clip(excess / -np.expm1(-width), 0.0, mass)
+    # Equation 9: lowered at each edge until no chord exceeds H at a kink.
     drop = _drops(_gaps(p, q, np.expm1(width)), excess)
     nodes = np.append(mass - share, 0.0)
     nodes[1:] += share
+    # Lowering the function at an edge moves mass between that edge and its neighbours (a change of slopes).
     rise = np.diff(drop)
     nodes[:-1] -= rise / np.expm1(width)
     nodes[1:] += rise / -np.expm1(-width)
@@ -202,6 +208,7 @@ def _shared_down(mass: Floats, excess: Floats, width: Floats) -> Floats:
     missing += 8 * UNIT_ROUNDOFF * (excess + missing)
     above, below = np.append(excess, 0.0), np.append(0.0, missing)
     total = np.maximum(above + below, 1e-300)
+    # l_i = max(w_i, w_(i+1)) of equation 19, as shares down and up, each moved to its safe side.
     down = np.where(above + below > 0, below / total, 1.0) * (1 + _NODE_ROUNDINGS * UNIT_ROUNDOFF)
     up = above / total * (1 - _NODE_ROUNDINGS * UNIT_ROUNDOFF)
     nodes = np.append(np.minimum(np.maximum(down[:-1], down[1:]), 1.0) * mass, 0.0)

@@ -125,11 +125,13 @@ def rdp_of_pair(pair: DominatingPair, orders: tuple[float, ...]) -> Floats:
             return np.array(_fixed_size(rate, z, orders))
         case MixedGaussianPair(components):
             weights, shifts = np.array(components).T
+            # log sum_j w_j exp(a (a-1) mu_j^2 / 2) / (a-1): the batch has the same law under P and Q.
             exponents = np.outer(a * (a - 1) / 2, shifts**2)
             return np.asarray(logsumexp(exponents, axis=1, b=weights) / (a - 1))
         case RandomAllocationPair(batches, drawn, z):
             return _random_allocation(batches, drawn, z, a)
         case LaplacePair(scale):
+            # The losses between the two ends, and the atom at each end, integrated in closed form.
             up = np.log(a / (2 * a - 1)) + (a - 1) / scale
             down = np.log((a - 1) / (2 * a - 1)) - a / scale
             return np.asarray(np.logaddexp(up, down) / (a - 1))
@@ -153,7 +155,7 @@ def _sampled_gaussian(rate: float, z: float, order: float) -> float:
 @lru_cache(maxsize=64)
 def _fixed_size(rate: float, z: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Wang, Balle and Kasiviswanathan 2019, Theorem 27; z is already the noise over *two* bounds."""
-    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp  # 0.5 s, for this one pair
 
     return tuple(float(value) for value in rdp._compute_rdp_sample_wor_gaussian(rate, z, orders))
 
@@ -235,6 +237,7 @@ def epsilon_at_order(rdp: float, order: float, delta: float) -> float:
     if not order > 1:
         raise InvalidInput("order", order, "must be greater than 1", "give for example 2")
     open_unit("delta", delta)
+    # Equation A5.
     return rdp + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
@@ -319,6 +322,7 @@ class MomentsAccountant:
     def epsilon(self, cost: LogMoments, delta: float) -> EpsilonInterval:
         if not any(cost.values):
             return EpsilonInterval(0.0, 0.0)
+        # Equation A6.
         bounds = ((moment - math.log(delta)) / order for order, moment in enumerate(cost.values, start=1))
         return EpsilonInterval(0.0, min(bounds) * (1 + _OUTWARD))
 

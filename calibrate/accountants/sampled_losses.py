@@ -351,6 +351,7 @@ class RandomAllocationLoss(PrivacyLossLaw):
         log_ratio = np.log(law.values)
         if not self.removal:
             return -log_ratio[::-1] + away, law.masses[::-1]
+        # With the unit, mass is that without it times the ratio S (eq. 2).
         masses = law.values * law.masses
         kept = masses > 0
         return log_ratio[kept] + away, masses[kept]
@@ -413,6 +414,7 @@ def _lognormal(s: float, levels: tuple[Floats, Floats], upper: bool) -> Points:
         off = (mean_error + error * centre) / np.maximum(sure * centre, 1e-300)
         kept = (sure > 0) & (off < _WORST_CENTRE)  # a cell whose mean is not known well enough is dropped
         return Points(centre[kept], sure[kept], stretch + _WORST_CENTRE)
+    # Eq. 3: the share that goes to the upper end, so that the mean of the cell is kept.
     share = np.clip((mean - mass * edges[:-1]) / np.diff(edges), 0.0, mass)
     doubt = (mean_error + error * edges[1:]) / np.diff(edges) + error + 8 * UNIT_ROUNDOFF * mass
     return Points(edges, _at_ends(mass, share, doubt), stretch)
@@ -441,9 +443,11 @@ def _sum(first: Points, second: Points, levels: tuple[Floats, Floats], upper: bo
     values = bins.origin + ends
     values[0] = first.values[0] + second.values[0]
     if upper:
+        # Eq. 3 again, by the mass times distance that each bin has kept.
         share = np.clip(offset / np.diff(ends), 0.0, mass)
         return Points(values, _at_ends(mass, share, rounding * mass), stretch)
     kept = mass > 0
+    # Eq. 4: the mean of the cell.
     centre = values[:-1][kept] + offset[kept] / mass[kept]
     return Points(centre, mass[kept] * (1 - rounding), stretch + 2 * rounding)
 

@@ -257,6 +257,7 @@ def _full_batch_pairs(together: Together, unit: PrivacyUnit) -> tuple[Dominating
     """Without sampling there is no common batch to exploit: Gaussians join exactly, the rest is a sequence."""
     gaussians = tuple(part for part in together.releases if isinstance(part, Gaussian))
     others = tuple(_full_batch_pair(part, unit) for part in together.releases if isinstance(part, Laplace))
+    # The whole data set is one batch for all values, so their multipliers join as z = (sum z_i^-2)^(-1/2).
     joint = joint_gaussian(Together(gaussians)) if gaussians else None
     return others if joint is None else (_full_batch_pair(joint, unit), *others)
 
@@ -290,20 +291,21 @@ def _sampled_pair(sampling: Sampling, release: Gaussian | Laplace | Together, un
     match sampling:
         case Poisson(rate=rate):
             if revealed:
-                return _participation_pair(rate, mu)
+                return _participation_pair(rate, mu)  # equation 7, j in {0, 1}
             if unit.relation is Relation.ADD_REMOVE:
-                return SubsampledGaussianPair(rate, z)
-            return SubsampledReplacePair(rate, z)
+                return SubsampledGaussianPair(rate, z)  # equation 3
+            return SubsampledReplacePair(rate, z)  # equation 4: means at +1 and -1 are the worst
         case FixedSize():
             if revealed:
                 return _participation_pair(sampling.rate, mu)
+            # Equation 16 for an added unit, equations 5 and 6 for a replaced one, both with half the noise:
             # The unit takes the place of another one, so the sum moves by two bounds under either relation.
             added = unit.relation is Relation.ADD_REMOVE
             return SubsampledGaussianPair(sampling.rate, z / 2) if added else FixedSizeReplacePair(sampling.rate, z / 2)
         case ShuffledEpochs():
             return GaussianPair(mu)
         case WithReplacement(population, draws):
-            return _multiplicity_pair(population, draws, mu)
+            return _multiplicity_pair(population, draws, mu)  # equation 7, j binomial
         case RandomAllocation(batches):
             if not revealed:
                 return RandomAllocationPair(batches, sampling.drawn, z)

@@ -185,7 +185,7 @@ def _lemma_theta(s: Setting) -> Finding:
     size, lipschitz, radius = s.number("w_radius"), s.number("lipschitz"), s.choice("radius", Radius)
     printed = 8 * (size * lipschitz) ** 2 / (m**2 * rho)
     frequencies, groups, classes = s.choice("frequencies", Frequencies), s.whole("groups"), s.whole("classes")
-    found = theta_gradient_supremum(m, rho, groups, frequencies, classes, lipschitz, size, radius)
+    found = theta_gradient_supremum(m, rho, groups, frequencies, classes, lipschitz=lipschitz, size=size, radius=radius)
     return _lemma(f"L2 sensitivity of the batch mean of grad_theta psi ({radius.value} D)", printed, found, s)
 
 
@@ -210,7 +210,9 @@ def _multipliers(s: Setting) -> tuple[float, float]:
     w = weight_gradient_supremum(m, rho, groups, frequencies)
     # sigma_theta = L D sigma_W, and the sensitivity has the same factor L D: both at 1.
     radius = s.choice("radius", Radius)
-    theta = theta_gradient_supremum(m, rho, groups, frequencies, s.whole("classes"), 1.0, 1.0, radius)
+    theta = theta_gradient_supremum(
+        m, rho, groups, frequencies, s.whole("classes"), lipschitz=1.0, size=1.0, radius=radius
+    )
     return sigma_w / theta, sigma_w / w
 
 
@@ -308,7 +310,7 @@ def _epoch_averages(s: Setting, theta: float, w: float) -> Release | None:
 def _steffle_plan(s: Setting) -> StefflePlan:
     sampling = SamplingName(s.choice("sampling", Drawn).value)
     n, m, rounds = s.whole("silo_size"), s.whole("batch_size"), s.whole("rounds")
-    return StefflePlan(n, m, rounds, _share(s), 1.0, 1.0, sampling, s.whole("groups"))
+    return StefflePlan(n, m, rounds, _share(s), 1.0, 1.0, sampling, groups=s.whole("groups"))
 
 
 def _theorem_c2(s: Setting) -> Finding:
