@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Protocol, TypeVar
@@ -60,7 +61,22 @@ class Accountant(Protocol[Cost]):
         ...
 
 
+Part = TypeVar("Part")
+
 _LEAST_EPSILON = 1e-12
+
+
+def self_composed(compose: Callable[[Part, Part], Part], once: Part, times: int, start: Part | None = None) -> Part:
+    """`times` independent copies of `once` on top of `start`, by repeated squaring."""
+    total, square = start, once
+    while True:
+        if times & 1:
+            total = square if total is None else compose(total, square)
+        times >>= 1
+        if not times:
+            assert total is not None
+            return total
+        square = compose(square, square)
 
 
 def total_cost(accountant: Accountant[Cost], release: Release, unit: PrivacyUnit) -> Cost:

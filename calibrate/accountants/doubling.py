@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import brentq
 
+from calibrate.accountants.accountant import self_composed
 from calibrate.accountants.directions import Composition, Side
 from calibrate.accountants.losses import UNIT_ROUNDOFF, Nodes, PrivacyLossLaw
 from calibrate.accountants.sampled_losses import Points
@@ -72,9 +73,14 @@ def epsilon_by_doubling(composition: Composition, side: Side, log_target: float)
     upper, smallest = side is Side.UPPER, log_target - _CUT - math.log(composition.steps)
     sums = sum(count.bit_length() + count.bit_count() - 1 for _, count in composition.terms) - 1
     cells, total, lost = _Cells.for_sums(sums, smallest), None, 0.0
+
+    def add(first: Points, second: Points) -> Points:
+        return _sum(first, second, cells, upper)
+
     for law, count in composition.terms:
-        points, infinite = _power(law, count, cells, smallest, upper)
-        total = points if total is None else _sum(total, points, cells, upper)
+        once, infinite = _placed(law, cells, smallest, upper)
+        points = self_composed(add, once, count)
+        total = points if total is None else add(total, points)
         lost += count * infinite
     assert total is not None
     # A sum made on the way to T rounds is used in all of them together at most T times, likewise those of odd counts.
@@ -101,20 +107,6 @@ def _crossing(excess: Callable[[float], float], largest: float, upper: bool) -> 
     while (excess(epsilon) > 0) == upper:
         epsilon, nudge = epsilon * (1 + nudge if upper else 1 - nudge), 2 * nudge
     return epsilon
-
-
-def _power(law: PrivacyLossLaw, count: int, cells: _Cells, log_smallest: float, upper: bool) -> tuple[Points, float]:
-    """The `count`-fold composition of a law, and the mass of a single round that counts as infinite."""
-    power, infinite = _placed(law, cells, log_smallest, upper)
-    total: Points | None = None
-    while True:
-        if count & 1:
-            total = power if total is None else _sum(total, power, cells, upper)
-        count >>= 1
-        if not count:
-            assert total is not None
-            return total, infinite
-        power = _sum(power, power, cells, upper)
 
 
 def _placed(law: PrivacyLossLaw, cells: _Cells, log_smallest: float, upper: bool) -> tuple[Points, float]:

@@ -25,7 +25,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
-from calibrate.accountants.accountant import CountingAccountant, PairCounts, priced_pairs
+from calibrate.accountants.accountant import CountingAccountant, PairCounts, priced_pairs, self_composed
 from calibrate.accountants.support import DominatingPair, Free, GaussianPair, MixedGaussianPair, Unbounded
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, NotCertified, open_unit, positive
@@ -266,20 +266,7 @@ def squared_shifts(pair: MixedGaussianPair, times: int) -> SquaredShifts:
         raise NotCertified(f"a record may be drawn {steps[-1]} ** 0.5 times in a round: price it with pld")
     once = np.zeros(steps[-1] + 1)
     once[steps] = [weight for weight, _ in pair.components]
-    return _power(SquaredShifts(unit, 0, once, 0.0, 16 * _ROUNDOFF), times)
-
-
-def _power(law: SquaredShifts, times: int) -> SquaredShifts:
-    """The times-fold convolution by repeated squaring."""
-    result: SquaredShifts | None = None
-    square = _trim(law)
-    while True:
-        if times & 1:
-            result = square if result is None else _convolve(result, square)
-        times >>= 1
-        if not times:
-            return result if result is not None else square
-        square = _convolve(square, square)
+    return self_composed(_convolve, _trim(SquaredShifts(unit, 0, once, 0.0, 16 * _ROUNDOFF)), times)
 
 
 def _convolve(first: SquaredShifts, second: SquaredShifts) -> SquaredShifts:

@@ -21,7 +21,7 @@ from typing import assert_never
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from calibrate.accountants.accountant import priced_pairs
+from calibrate.accountants.accountant import priced_pairs, self_composed
 from calibrate.accountants.support import (
     PRICED_PAIRS,
     DominatingPair,
@@ -192,16 +192,7 @@ def _log_moments_of_mean(batches: int, drawn: int, z: float) -> Floats:
     k = np.arange(_HIGHEST_MOMENT + 1)
     series = k * (k - 1) / (2 * z * z) - k * math.log(batches) - gammaln(k + 1)
     total = np.where(k == 0, 0.0, k * math.log1p(-drawn / batches) - gammaln(k + 1)) if drawn < batches else None
-    power, rest = series, drawn
-    while True:
-        if rest & 1:
-            total = power if total is None else _log_convolve(total, power)
-        rest >>= 1
-        if not rest:
-            break
-        power = _log_convolve(power, power)
-    assert total is not None
-    return total + gammaln(k + 1)
+    return self_composed(_log_convolve, series, drawn, total) + gammaln(k + 1)
 
 
 def _log_convolve(first: Floats, second: Floats) -> Floats:
@@ -249,14 +240,24 @@ def epsilon_from_rdp(orders: Sequence[float], rdp: Sequence[float], delta: float
 
 
 @dataclass(frozen=True)
-class RenyiCurve:
-    """Upper bounds on the Renyi divergence, one for each order of the accountant."""
+class Curve:
+    """Upper bounds, one for each order of the accountant: Renyi divergences, or log moments."""
 
     values: tuple[float, ...]
 
 
+class _AddsCurves:
+    """Bounds of adaptively composed releases add, order by order."""
+
+    def self_compose(self, cost: Curve, times: int) -> Curve:
+        return Curve(tuple(value * times for value in cost.values))
+
+    def compose(self, first: Curve, second: Curve) -> Curve:
+        return Curve(tuple(a + b for a, b in zip(first.values, second.values, strict=True)))
+
+
 @dataclass(frozen=True)
-class RenyiAccountant:
+class RenyiAccountant(_AddsCurves):
     """Prices every pair of the support table by its Renyi divergence; gives the upper side only.
 
     Guarantee: Renyi divergences of adaptively composed releases add (Mironov 2017, Proposition 1); see
@@ -270,18 +271,12 @@ class RenyiAccountant:
         if not self.orders or min(self.orders) <= 1 or not all(map(math.isfinite, self.orders)):
             raise InvalidInput("orders", self.orders, "must be finite and greater than 1", "give for example 2 .. 64")
 
-    def price(self, leaf: Leaf, unit: PrivacyUnit) -> RenyiCurve:
+    def price(self, leaf: Leaf, unit: PrivacyUnit) -> Curve:
         pairs = priced_pairs(self.name, leaf, unit, PRICED_PAIRS)
         total = np.sum([rdp_of_pair(pair, self.orders) for pair in pairs], axis=0)
-        return RenyiCurve(tuple((total * (1 + _OUTWARD)).tolist()))
+        return Curve(tuple((total * (1 + _OUTWARD)).tolist()))
 
-    def self_compose(self, cost: RenyiCurve, times: int) -> RenyiCurve:
-        return RenyiCurve(tuple(value * times for value in cost.values))
-
-    def compose(self, first: RenyiCurve, second: RenyiCurve) -> RenyiCurve:
-        return RenyiCurve(tuple(a + b for a, b in zip(first.values, second.values, strict=True)))
-
-    def epsilon(self, cost: RenyiCurve, delta: float) -> EpsilonInterval:
+    def epsilon(self, cost: Curve, delta: float) -> EpsilonInterval:
         if not any(cost.values):  # nothing was published: the conversion would still charge its logarithms
             return EpsilonInterval(0.0, 0.0)
         return EpsilonInterval(0.0, epsilon_from_rdp(self.orders, cost.values, delta) * (1 + _OUTWARD))
@@ -291,14 +286,7 @@ LARGEST_MOMENT = 32
 """The paper: "it suffices to compute alpha(lambda) for lambda <= 32"."""
 
 
-@dataclass(frozen=True)
-class LogMoments:
-    """alpha(lambda) for lambda = 1 .. LARGEST_MOMENT, each rounded up."""
-
-    values: tuple[float, ...]
-
-
-class MomentsAccountant:
+class MomentsAccountant(_AddsCurves):
     """Upper bounds by log moments; no lower bound is claimed, so lower is 0.
 
     Guarantee: log moments of adaptively composed releases add, and epsilon = min over lambda of
@@ -307,19 +295,13 @@ class MomentsAccountant:
 
     name = "moments"
 
-    def price(self, leaf: Leaf, unit: PrivacyUnit) -> LogMoments:
-        total = LogMoments((0.0,) * LARGEST_MOMENT)
+    def price(self, leaf: Leaf, unit: PrivacyUnit) -> Curve:
+        total = Curve((0.0,) * LARGEST_MOMENT)
         for pair in priced_pairs(self.name, leaf, unit, (GaussianPair, SubsampledGaussianPair)):
             total = self.compose(total, _log_moments(pair))
         return total
 
-    def self_compose(self, cost: LogMoments, times: int) -> LogMoments:
-        return LogMoments(tuple(value * times for value in cost.values))
-
-    def compose(self, first: LogMoments, second: LogMoments) -> LogMoments:
-        return LogMoments(tuple(a + b for a, b in zip(first.values, second.values, strict=True)))
-
-    def epsilon(self, cost: LogMoments, delta: float) -> EpsilonInterval:
+    def epsilon(self, cost: Curve, delta: float) -> EpsilonInterval:
         if not any(cost.values):
             return EpsilonInterval(0.0, 0.0)
         # Equation A6.
@@ -327,8 +309,8 @@ class MomentsAccountant:
         return EpsilonInterval(0.0, min(bounds) * (1 + _OUTWARD))
 
 
-def _log_moments(pair: DominatingPair) -> LogMoments:
-    return LogMoments(tuple(_log_moment(pair, order) * (1 + _OUTWARD) for order in range(1, LARGEST_MOMENT + 1)))
+def _log_moments(pair: DominatingPair) -> Curve:
+    return Curve(tuple(_log_moment(pair, order) * (1 + _OUTWARD) for order in range(1, LARGEST_MOMENT + 1)))
 
 
 def _log_moment(pair: DominatingPair, order: int) -> float:

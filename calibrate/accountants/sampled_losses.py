@@ -27,6 +27,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import erf, ndtr
 
+from calibrate.accountants.accountant import self_composed
 from calibrate.accountants.losses import (
     DEVIATIONS_COVERED,
     LARGEST_LOSS,
@@ -369,15 +370,7 @@ def _allocation_law(noise_multiplier: float, batches: int, drawn: int, upper: bo
         return Points(np.ones(1), np.ones(1), 0.0)  # S = 1, its mean, lies below every law of S
     s = 1 / min(noise_multiplier, _MOST_NOISE)
     levels = _levels(s)
-    power, total, rest = _lognormal(s, levels, upper), None, drawn
-    while True:
-        if rest & 1:
-            total = power if total is None else _sum(total, power, levels, upper)
-        rest >>= 1
-        if not rest:
-            break
-        power = _sum(power, power, levels, upper)
-    assert total is not None
+    total = self_composed(lambda first, second: _sum(first, second, levels, upper), _lognormal(s, levels, upper), drawn)
     values = (batches - drawn + total.values) / batches
     kept = total.masses > 0
     return Points(values[kept], total.masses[kept], total.stretch + 4 * UNIT_ROUNDOFF)

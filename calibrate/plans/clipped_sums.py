@@ -78,9 +78,7 @@ class FedfdpPlan(Plan):
         return (NoisyValue(GRADIENT, self.clip), NoisyValue(LOSS, self.loss_clip, self.loss_noise_ratio))
 
     def once(self) -> tuple[NoisyValue, ...]:
-        if self.normalisation_noise_ratio is None:
-            return ()
-        return (normalisation_statistics(self.normalisation_clip, self.normalisation_noise_ratio),)
+        return normalisation_statistics(self.normalisation_clip, self.normalisation_noise_ratio)
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         noisy = Sampled(Poisson(self.sampling_rate, Batch.SECRET), of_one_batch(values))
@@ -166,9 +164,7 @@ class FpflPlan(Plan):
         return (NoisyValue(STATISTICS, self.clip),)
 
     def once(self) -> tuple[NoisyValue, ...]:
-        if self.normalisation_noise_ratio is None:
-            return ()
-        return (normalisation_statistics(self.normalisation_clip, self.normalisation_noise_ratio),)
+        return normalisation_statistics(self.normalisation_clip, self.normalisation_noise_ratio)
 
     def publish(self, values: tuple[NoisyValue, ...], once: tuple[NoisyValue, ...]) -> Release:
         sizes = {"population": self.users, "size": self.cohort}

@@ -257,11 +257,16 @@ def attribute_histogram(relation: Relation, noise_ratio: float) -> NoisyValue:
     return NoisyValue(HISTOGRAM, distance / bounds_apart(relation), noise_ratio, every_round=False)
 
 
-def normalisation_statistics(clip: float, noise_ratio: float) -> NoisyValue:
-    """Noisy sums of features, of their squares and of ones, each unit's whole vector clipped to `clip` in L2."""
+def normalisation_statistics(clip: float, noise_ratio: float | None) -> tuple[NoisyValue, ...]:
+    """Noisy sums of features, of their squares and of ones, each unit's whole vector clipped to `clip` in L2.
+
+    Empty if they are not paid for.
+    """
+    if noise_ratio is None:
+        return ()
     positive("normalisation-clip", clip)
     positive("normalisation-noise-ratio", noise_ratio)
-    return NoisyValue(NORMALISATION, clip, noise_ratio, every_round=False)
+    return (NoisyValue(NORMALISATION, clip, noise_ratio, every_round=False),)
 
 
 def with_once(rounds: Release, once: tuple[NoisyValue, ...]) -> Release:
