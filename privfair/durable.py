@@ -1,13 +1,15 @@
-"""Files that are on disk when the call returns, and files that a person named, with errors that say which and why."""
+"""Files that are on disk when the call returns, locks on them, and files that a person named, with errors that say why."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from calibrate.errors import InvalidInput
+from calibrate.errors import InvalidInput, Refused
 
 OTHER_VERSION = "read it with the version of privfair that wrote it, which run.json names"
 """The remedy for a file of a run whose format is of another version; nothing is guessed."""
@@ -80,3 +82,33 @@ def write_named(path: Path, content: bytes) -> None:
         raise InvalidInput(
             "--out", str(path), f"cannot be written ({error.strerror})", "choose another place"
         ) from error
+
+
+def lock_file(descriptor: int, *, wait: bool = False) -> None:
+    """Lock an open file against other processes until it is closed.
+
+    Raises BlockingIOError if another process has the lock, unless the call is to `wait` for it.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+@contextmanager
+def locked(path: Path, *, busy: str | None = None, mode: int = 0o644) -> Iterator[None]:
+    """Hold the lock of the file at `path`, which is made if it does not exist, during the block.
+
+    Where another process has it, the call waits, or is refused with the sentence `busy`.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        try:
+            lock_file(descriptor, wait=busy is None)
+        except BlockingIOError:
+            raise Refused(str(busy)) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def lock_next_to(path: Path) -> Path:
+    """The file whose lock guards `path`: not itself, because `replace_file` puts another file in its place."""
+    return path.with_name(f"{path.name}.lock")

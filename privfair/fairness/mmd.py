@@ -29,39 +29,38 @@ from privfair.fairness.constraints import KernelKind, MmdCriterion, Score, score
 from privfair.models.model import Model, class_means
 
 
+class _Positive:
+    """All numbers of a noise law or a kernel must be greater than zero."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, _Positive):
+                positive(name, value)
+
+
 @dataclass(frozen=True)
-class GaussianSmoothing:
+class GaussianSmoothing(_Positive):
     """N(0, deviation^2)."""
 
     deviation: float
 
-    def __post_init__(self) -> None:
-        positive("deviation", self.deviation)
-
 
 @dataclass(frozen=True)
-class LaplaceSmoothing:
+class LaplaceSmoothing(_Positive):
     """Density exp(-|u| / scale) / (2 scale)."""
 
     scale: float
-
-    def __post_init__(self) -> None:
-        positive("scale", self.scale)
 
 
 Noise = GaussianSmoothing | LaplaceSmoothing
 
 
 @dataclass(frozen=True)
-class GaussianKernel:
+class GaussianKernel(_Positive):
     """amplitude * exp(-u^2 / (2 width^2))."""
 
     width: float
     amplitude: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("width", self.width)
-        positive("amplitude", self.amplitude)
 
     def values(self, u: AnyFloats) -> AnyFloats:
         return np.asarray(self.amplitude * np.exp(-(u**2) / (2 * self.width**2)))
@@ -71,15 +70,11 @@ class GaussianKernel:
 
 
 @dataclass(frozen=True)
-class LaplaceKernel:
+class LaplaceKernel(_Positive):
     """amplitude * exp(-|u| / width)."""
 
     width: float
     amplitude: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("width", self.width)
-        positive("amplitude", self.amplitude)
 
     def values(self, u: AnyFloats) -> AnyFloats:
         return self.amplitude * np.exp(-np.abs(u) / self.width)
@@ -90,16 +85,13 @@ class LaplaceKernel:
 
 
 @dataclass(frozen=True)
-class EnergyKernel:
+class EnergyKernel(_Positive):
     """-amplitude * |u|, whose MMD^2 is the energy distance.
 
     It is unbounded and only conditionally positive definite (for weights that sum to zero, as in an MMD).
     """
 
     amplitude: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("amplitude", self.amplitude)
 
     def values(self, u: AnyFloats) -> AnyFloats:
         return -self.amplitude * np.abs(u)
@@ -109,17 +101,12 @@ class EnergyKernel:
 
 
 @dataclass(frozen=True)
-class GaussianLaplaceKernel:
+class GaussianLaplaceKernel(_Positive):
     """amplitude * (exp(-u^2 / (2 width^2)) convolved with the Laplace density of the given scale)."""
 
     width: float
     scale: float
     amplitude: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("width", self.width)
-        positive("scale", self.scale)
-        positive("amplitude", self.amplitude)
 
     def values(self, u: AnyFloats) -> AnyFloats:
         return self._weight * (self._tail(u) + self._tail(-u))
@@ -143,17 +130,12 @@ class GaussianLaplaceKernel:
 
 
 @dataclass(frozen=True)
-class TwoLaplaceKernel:
+class TwoLaplaceKernel(_Positive):
     """amplitude * (exp(-|u| / width) convolved with the Laplace density of the given scale)."""
 
     width: float
     scale: float
     amplitude: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("width", self.width)
-        positive("scale", self.scale)
-        positive("amplitude", self.amplitude)
 
     def values(self, u: AnyFloats) -> AnyFloats:
         # (w e^{-a/w} - b e^{-a/b}) / (w - b), written so that w -> b does not divide zero by zero.
@@ -175,14 +157,11 @@ class TwoLaplaceKernel:
 
 
 @dataclass(frozen=True)
-class SmoothedEnergyKernel:
+class SmoothedEnergyKernel(_Positive):
     """-amplitude * E|u + noise|: what noise makes of the energy kernel."""
 
     noise: Noise
     amplitude: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("amplitude", self.amplitude)
 
     def values(self, u: AnyFloats) -> AnyFloats:
         match self.noise:
@@ -202,28 +181,21 @@ class SmoothedEnergyKernel:
 
 
 @dataclass(frozen=True)
-class SharpenedGaussianKernel:
+class SharpenedGaussianKernel(_Positive):
     """w - scale^2 w'' for the Gaussian w = amplitude * exp(-u^2 / (2 width^2)): Laplace noise turns it into w."""
 
     width: float
     scale: float
     amplitude: float = 1.0
 
-    def __post_init__(self) -> None:
-        positive("width", self.width)
-        positive("scale", self.scale)
-        positive("amplitude", self.amplitude)
-
     def values(self, u: AnyFloats) -> AnyFloats:
         ratio = (self.scale / self.width) ** 2
-        return self._gaussian(u) * (1 + ratio - ratio * (u / self.width) ** 2)
+        return GaussianKernel(self.width, self.amplitude).values(u) * (1 + ratio - ratio * (u / self.width) ** 2)
 
     def derivative(self, u: AnyFloats) -> AnyFloats:
         ratio = (self.scale / self.width) ** 2
-        return -u / self.width**2 * self._gaussian(u) * (1 + 3 * ratio - ratio * (u / self.width) ** 2)
-
-    def _gaussian(self, u: AnyFloats) -> AnyFloats:
-        return np.asarray(self.amplitude * np.exp(-(u**2) / (2 * self.width**2)))
+        gaussian = GaussianKernel(self.width, self.amplitude).values(u)
+        return -u / self.width**2 * gaussian * (1 + 3 * ratio - ratio * (u / self.width) ** 2)
 
 
 Kernel = (

@@ -10,7 +10,6 @@ that each entry is read and checked once by each process.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import threading
@@ -27,7 +26,7 @@ import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Connection
 
-from privfair.durable import replace_file
+from privfair.durable import lock_next_to, locked, replace_file
 from privfair.ledger.book import Book, short
 from privfair.ledger.entries import (
     ClaimSuperseded,
@@ -101,7 +100,7 @@ class AnchorFile:
         """Write `anchor` durably, unless another process has already written a later one."""
         document = _Document(ledger=anchor.ledger, seq=anchor.head.seq, head=anchor.head.hash)
         try:
-            with self._alone():
+            with locked(lock_next_to(self.path)):
                 earlier = self.read()
                 if earlier is None or earlier.head.seq < anchor.head.seq:
                     replace_file(self.path, rfc8785.dumps(document.model_dump()))
@@ -112,15 +111,6 @@ class AnchorFile:
         """Give the place of an anchor free, keeping its file under another name."""
         if self.path.is_file():
             os.replace(self.path, self.path.with_name(f"{self.path.name}.lost"))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
     def _unavailable(self, error: OSError) -> Unavailable:
         return Unavailable(f"anchor {self.path}", f"it cannot be used ({error.strerror})", "make its folder writable")

@@ -7,12 +7,10 @@ without being found out. Hashing and proofs follow RFC 6962, Section 2.1.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,7 +19,7 @@ import rfc8785
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from calibrate.errors import InvalidInput
-from privfair.durable import replace_file, sync_folder, write_all
+from privfair.durable import lock_next_to, locked, replace_file, sync_folder, write_all
 from privfair.ledger.book import Account, short
 from privfair.ledger.entries import Count, Digest, Label, Moment, NotIntact, Unavailable
 
@@ -250,7 +248,7 @@ class WitnessLog:
     def append(self, receipts: Sequence[ClaimReceipt]) -> tuple[ClaimReceipt, ...]:
         """Write the receipts that are not there yet, durably; returns all that are there then."""
         try:
-            with self._alone():
+            with locked(lock_next_to(self.path)):
                 there = self.read()
                 new = [receipt for receipt in receipts if receipt not in set(there)]
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -265,15 +263,6 @@ class WitnessLog:
                 return (*there, *new)
         except OSError as error:
             raise self._unavailable(error) from error
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
     def _damaged(self, line: int) -> NotIntact:
         return NotIntact(f"log {self.path}", f"line {line} is not a receipt", "put an untouched copy back")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
 import math
-import os
 import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from calibrate.errors import CheckFailed, InvalidInput, Refused
 from privfair.algorithms.algorithm import Algorithm
-from privfair.durable import OTHER_VERSION, replace_file
+from privfair.durable import OTHER_VERSION, locked, replace_file
 from privfair.federation.coordinator import Position
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model
@@ -121,17 +119,11 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time: a second one would take the claim away from the first."""
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Refused(f"another process is training in {self.path}; let it finish, or stop it first") from None
+        busy = f"another process is training in {self.path}; let it finish, or stop it first"
+        with locked(self._lock, busy=busy, mode=0o600):
             for left in filter(_is_half_written, self.path.iterdir()):
                 left.unlink()
             yield
-        finally:
-            os.close(descriptor)
 
     def write_json(self, path: Path, document: Mapping[str, Any]) -> None:
         replace_file(path, json_file(document))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.errors import InvalidInput, count
-from privfair.durable import sync_folder, write_all
+from privfair.durable import lock_file, sync_folder, write_all
 from privfair.transcript.header import (
     VERSION,
     TranscriptHeader,
@@ -212,7 +211,7 @@ class TranscriptWriter:
 
 def _lock(descriptor: int, path: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(descriptor)
     except BlockingIOError as error:
         raise _refused(path, "another process is writing it", "let that one finish, or stop it") from error
 
