@@ -7,12 +7,12 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import rfc8785
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from calibrate.errors import InvalidInput, Refused, count
 from privfair.ledger import Claim
@@ -32,6 +32,8 @@ class TranscriptRefused(Refused):
 
 
 _MOST_GRID = 900
+_STRICT = ConfigDict(strict=True, extra="forbid")
+"""Of the JSON in which a header is stored."""
 
 
 class FloatFormat(Enum):
@@ -49,6 +51,7 @@ class FloatFormat(Enum):
 class ValueSpec:
     """One value that each party publishes in a round: its name, its shape, its numbers."""
 
+    __pydantic_config__ = _STRICT
     name: str
     shape: tuple[int, ...]
     format: FloatFormat = FloatFormat.FLOAT64
@@ -76,15 +79,16 @@ VERSION = 3
 class TranscriptHeader:
     """Bound to the manifest by its digest, and to the ledger by its identity and the claim's entry."""
 
-    manifest_digest: str
+    __pydantic_config__ = _STRICT
+    manifest_digest: Annotated[str, Field(alias="manifest")]
     ledger: str
-    claim_hash: str
+    claim_hash: Annotated[str, Field(alias="claim")]
     noise_source: str
     parties: tuple[str, ...]
     values: tuple[ValueSpec, ...]
     retention: int | None = None
     """Every so many steps values are kept in full, else by their digests alone; None keeps all."""
-    version: int = VERSION
+    version: Annotated[int, Field(ge=2, le=VERSION)] = VERSION
 
     def __post_init__(self) -> None:
         if self.retention is not None:
@@ -111,60 +115,18 @@ class TranscriptHeader:
         return cls(claim.manifest, claim.ledger, claim.head.hash, noise_source, parties, values, retention)
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-    name: str
-    shape: tuple[int, ...]
-    format: Literal["<f8", "<f4"]
-    grid: int | None
-
-
-class _Document(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-    version: Annotated[int, Field(ge=2, le=VERSION)]
-    manifest: str
-    ledger: str
-    claim: str
-    noise_source: str
-    parties: Annotated[tuple[str, ...], Field(min_length=1)]
-    values: Annotated[tuple[_Value, ...], Field(min_length=1)]
-    retention: int | None
+_ADAPTER = TypeAdapter(TranscriptHeader)
 
 
 def encode_header(header: TranscriptHeader) -> bytes:
     """Canonical JSON, so that one header has one spelling."""
-    document = _Document(
-        version=header.version,
-        manifest=header.manifest_digest,
-        ledger=header.ledger,
-        claim=header.claim_hash,
-        noise_source=header.noise_source,
-        parties=header.parties,
-        values=tuple(
-            _Value(name=value.name, shape=value.shape, format=value.format.value, grid=value.grid)
-            for value in header.values
-        ),
-        retention=header.retention,
-    )
-    return rfc8785.dumps(document.model_dump(mode="json"))
+    return rfc8785.dumps(_ADAPTER.dump_python(header, mode="json", by_alias=True))
 
 
 def decode_header(payload: bytes) -> TranscriptHeader:
     """The header of exactly these bytes; anything else is refused."""
     try:
-        document = _Document.model_validate_json(payload)
-        header = TranscriptHeader(
-            manifest_digest=document.manifest,
-            ledger=document.ledger,
-            claim_hash=document.claim,
-            noise_source=document.noise_source,
-            parties=document.parties,
-            values=tuple(
-                ValueSpec(value.name, value.shape, FloatFormat(value.format), value.grid) for value in document.values
-            ),
-            retention=document.retention,
-            version=document.version,
-        )
+        header = _ADAPTER.validate_json(payload)
         canonical = encode_header(header) == payload
     except (ValidationError, InvalidInput, rfc8785.CanonicalizationError) as error:
         raise _unreadable() from error
