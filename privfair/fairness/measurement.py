@@ -76,28 +76,28 @@ class Confusion:
         return np.diagonal(self.counts, axis1=1, axis2=2)
 
     @cached_property
-    def selected(self) -> AnyFloats:
-        """See `selection_rates`."""
+    def selection_rates(self) -> AnyFloats:
+        """P(prediction = p | group): one row per group, one column per class; NaN where a group is empty."""
         return _ratio(self.answered, self.of_group[:, np.newaxis])
 
     @cached_property
-    def right(self) -> AnyFloats:
-        """See `accuracies`."""
+    def accuracies(self) -> AnyFloats:
+        """P(prediction = class | group)."""
         return _ratio(self.correct.sum(axis=1), self.of_group)
 
     @cached_property
-    def found(self) -> AnyFloats:
-        """See `true_positive_rates`."""
+    def true_positive_rates(self) -> AnyFloats:
+        """P(prediction = c | class = c, group): one row per group, one column per class."""
         return _ratio(self.correct, self.of_class)
 
     @cached_property
-    def alarms(self) -> AnyFloats:
-        """See `false_positive_rates`."""
+    def false_positive_rates(self) -> AnyFloats:
+        """P(prediction = c | class is not c, group): one row per group, one column per class."""
         return _ratio(self.answered - self.correct, self.of_group[:, np.newaxis] - self.of_class)
 
     @cached_property
-    def precise(self) -> AnyFloats:
-        """See `precisions`."""
+    def precisions(self) -> AnyFloats:
+        """P(class = c | prediction = c, group): one row per group, one column per class."""
         return _ratio(self.correct, self.answered)
 
     @property
@@ -190,50 +190,23 @@ class Measure:
 PAIRWISE = Measure()
 
 
-def selection_rates(confusion: Confusion) -> AnyFloats:
-    """P(prediction = p | group): one row per group, one column per class; NaN where a group is empty."""
-    return confusion.selected
-
-
-def accuracies(confusion: Confusion) -> AnyFloats:
-    """P(prediction = class | group)."""
-    return confusion.right
-
-
-def true_positive_rates(confusion: Confusion) -> AnyFloats:
-    """P(prediction = c | class = c, group): one row per group, one column per class."""
-    return confusion.found
-
-
-def false_positive_rates(confusion: Confusion) -> AnyFloats:
-    """P(prediction = c | class is not c, group): one row per group, one column per class."""
-    return confusion.alarms
-
-
-def precisions(confusion: Confusion) -> AnyFloats:
-    """P(class = c | prediction = c, group): one row per group, one column per class."""
-    return confusion.precise
-
-
 def demographic_parity(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
     """Largest difference of P(prediction = p | group), over classes p and groups (SteFFLe, equation 11)."""
-    return _gap(confusion, selection_rates, measure, "records")
+    return _gap(confusion, lambda c: c.selection_rates, measure, "records")
 
 
 def equalised_odds(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
     """Largest difference of true and of false positive rates, over classes and groups (SteFFLe, equation 12)."""
 
     def both(counts: Confusion) -> AnyFloats:
-        return np.concatenate([true_positive_rates(counts), false_positive_rates(counts)], axis=1)
+        return np.concatenate([counts.true_positive_rates, counts.false_positive_rates], axis=1)
 
     return _gap(confusion, both, measure, "records of every class and its complement")
 
 
 def equal_opportunity(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
     """Largest difference of the true positive rate of one class."""
-    _require_class(confusion, positive)
-    name = confusion.class_names[positive]
-    return _gap(confusion, lambda c: true_positive_rates(c)[:, [positive]], measure, f"records of class {name!r}")
+    return _gap_of_class(confusion, lambda c: c.true_positive_rates, positive, measure, "of class")
 
 
 def false_negative_gap(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
@@ -241,24 +214,34 @@ def false_negative_gap(confusion: Confusion, positive: int = 1, measure: Measure
 
     Pairwise it equals `equal_opportunity`; FPFL measures it against the overall rate.
     """
-    _require_class(confusion, positive)
-    name = confusion.class_names[positive]
-    return _gap(confusion, lambda c: 1 - true_positive_rates(c)[:, [positive]], measure, f"records of class {name!r}")
+    return _gap_of_class(confusion, lambda c: 1 - c.true_positive_rates, positive, measure, "of class")
 
 
 def predictive_parity(confusion: Confusion, positive: int = 1, measure: Measure = PAIRWISE) -> Gap:
     """Largest difference of the precision of one class, P(class = c | prediction = c, group)."""
-    _require_class(confusion, positive)
-    name = confusion.class_names[positive]
-    return _gap(confusion, lambda c: precisions(c)[:, [positive]], measure, f"records predicted as {name!r}")
+    return _gap_of_class(confusion, lambda c: c.precisions, positive, measure, "predicted as")
 
 
 def accuracy_gap(confusion: Confusion, measure: Measure = PAIRWISE) -> Gap:
     """Largest difference of the accuracy."""
-    return _gap(confusion, lambda c: accuracies(c)[:, np.newaxis], measure, "records")
+    return _gap(confusion, lambda c: c.accuracies[:, np.newaxis], measure, "records")
 
 
-def _gap(confusion: Confusion, rates: Callable[[Confusion], AnyFloats], measure: Measure, needed: str) -> Gap:
+_Rates = Callable[[Confusion], AnyFloats]
+"""One row per group."""
+
+
+def _gap_of_class(confusion: Confusion, rates: _Rates, positive: int, measure: Measure, which: str) -> Gap:
+    """The gap in one column of `rates`; `which` records are needed for it."""
+    if not 0 <= positive < confusion.classes:
+        raise InvalidInput(
+            "positive", positive, f"must lie between 0 and {confusion.classes - 1}", "give the number of a class"
+        )
+    needed = f"records {which} {confusion.class_names[positive]!r}"
+    return _gap(confusion, lambda c: rates(c)[:, [positive]], measure, needed)
+
+
+def _gap(confusion: Confusion, rates: _Rates, measure: Measure, needed: str) -> Gap:
     """The largest difference over the columns of `rates(confusion)`, whose rows are groups."""
     # Few numbers, very often: plain ones are ten times as fast as arrays.
     rows: list[list[float]] = rates(confusion).tolist()
@@ -282,13 +265,6 @@ def _ratio(part: Integers, whole: Integers) -> AnyFloats:
         result: AnyFloats = part / whole
     result.setflags(write=False)
     return result
-
-
-def _require_class(confusion: Confusion, positive: int) -> None:
-    if not 0 <= positive < confusion.classes:
-        raise InvalidInput(
-            "positive", positive, f"must lie between 0 and {confusion.classes - 1}", "give the number of a class"
-        )
 
 
 _NEARLY_ALL, _CONSTANT = 0.995, 0.005
@@ -359,39 +335,15 @@ class Measurement:
         return self.confusion.class_names[most], share
 
     @property
-    def demographic_parity(self) -> Gap:
-        return demographic_parity(self.confusion, self.measure)
-
-    @property
-    def equalised_odds(self) -> Gap:
-        return equalised_odds(self.confusion, self.measure)
-
-    @property
-    def equal_opportunity(self) -> Gap:
-        return equal_opportunity(self.confusion, self.positive, self.measure)
-
-    @property
-    def false_negative_gap(self) -> Gap:
-        return false_negative_gap(self.confusion, self.positive, self.measure)
-
-    @property
-    def accuracy_gap(self) -> Gap:
-        return accuracy_gap(self.confusion, self.measure)
-
-    @property
-    def predictive_parity(self) -> Gap:
-        return predictive_parity(self.confusion, self.positive, self.measure)
-
-    @property
     def gaps(self) -> dict[str, Gap]:
         """Every gap by its name in metrics.jsonl."""
         return {
-            "demographic_parity": self.demographic_parity,
-            "equalised_odds": self.equalised_odds,
-            "equal_opportunity": self.equal_opportunity,
-            "false_negative_gap": self.false_negative_gap,
-            "accuracy_gap": self.accuracy_gap,
-            "predictive_parity": self.predictive_parity,
+            "demographic_parity": demographic_parity(self.confusion, self.measure),
+            "equalised_odds": equalised_odds(self.confusion, self.measure),
+            "equal_opportunity": equal_opportunity(self.confusion, self.positive, self.measure),
+            "false_negative_gap": false_negative_gap(self.confusion, self.positive, self.measure),
+            "accuracy_gap": accuracy_gap(self.confusion, self.measure),
+            "predictive_parity": predictive_parity(self.confusion, self.positive, self.measure),
         }
 
     def against_overall(self) -> dict[str, float | None]:
@@ -403,11 +355,11 @@ class Measurement:
         """For metrics.jsonl; an undefined number is null and its reason stands beside it."""
         gaps = self.gaps
         names = self.confusion.group_names
-        records, accuracy = self.confusion.of_group.tolist(), accuracies(self.confusion).tolist()
-        selected = selection_rates(self.confusion).tolist()
-        found = true_positive_rates(self.confusion)[:, self.positive].tolist()
-        alarms = false_positive_rates(self.confusion)[:, self.positive].tolist()
-        precise = precisions(self.confusion)[:, self.positive].tolist()
+        records, accuracy = self.confusion.of_group.tolist(), self.confusion.accuracies.tolist()
+        selected = self.confusion.selection_rates.tolist()
+        found = self.confusion.true_positive_rates[:, self.positive].tolist()
+        alarms = self.confusion.false_positive_rates[:, self.positive].tolist()
+        precise = self.confusion.precisions[:, self.positive].tolist()
         (majority, share), (favourite, answered) = self.majority, self.favourite
         rows: dict[str, Any] = {
             "records": self.confusion.records,

@@ -124,7 +124,7 @@ def _row(
 ) -> Row:
     test, own = measured
     added, replaced = (None, None) if budget is None else _costs(budget)
-    precision = test.predictive_parity
+    gaps = test.gaps
     return Row(
         rung=name,
         cohort=cohort,
@@ -133,11 +133,11 @@ def _row(
         true_epsilon=added,
         noise_multiplier=None if budget is None else budget.values[0].noise_multiplier,
         accuracy=test.accuracy,
-        fnr_gap=test.false_negative_gap.value,
-        fnr_gap_training=own.false_negative_gap.value,
-        equalised_odds_gap=test.equalised_odds.value,
-        demographic_parity_gap=test.demographic_parity.value,
-        predictive_parity_gap=precision.value if precision.defined else None,
+        fnr_gap=gaps["false_negative_gap"].value,
+        fnr_gap_training=own.gaps["false_negative_gap"].value,
+        equalised_odds_gap=gaps["equalised_odds"].value,
+        demographic_parity_gap=gaps["demographic_parity"].value,
+        predictive_parity_gap=gaps["predictive_parity"].value if gaps["predictive_parity"].defined else None,
         replaced_epsilon=replaced,
         seconds=process_time() - start,
     )
