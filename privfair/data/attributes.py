@@ -143,10 +143,6 @@ class HeldApart:
     numbers: tuple[Integers, ...]
     """For each party, the numbers of its records, row by row."""
 
-    @property
-    def holders(self) -> tuple[str, ...]:
-        return tuple(name for name in self.parties.names if name not in self.sensitive)
-
 
 def deal_attributes(train: Silos, sensitive: tuple[str, ...], seed: int) -> HeldApart:
     """Each record's attribute to a random one of the sensitive silos, whose sizes differ by at most one."""

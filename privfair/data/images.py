@@ -97,15 +97,8 @@ FASHION_CLASSES = (
 
 def load_fashion_mnist(folder: Path | None = None) -> tuple[Dataset, Dataset]:
     """Training and test images as float32 in [0, 1], shape (records, 1, 28, 28): one grey channel."""
-    where = DEBIAN_FOLDER if folder is None else Path(folder)
-    if not where.is_dir():
-        raise InvalidInput(
-            "dataset",
-            "fashion-mnist",
-            f"its folder {where} does not exist",
-            "apt install dataset-fashion-mnist, or give the folder of the four idx files",
-        )
-    return load_idx_folder(where, "fashion-mnist", FASHION_CLASSES)
+    remedy = "apt install dataset-fashion-mnist, or give the folder of the four idx files"
+    return load_idx_folder(_folder("fashion-mnist", folder or DEBIAN_FOLDER, remedy), "fashion-mnist", FASHION_CLASSES)
 
 
 DIGIT_CLASSES = tuple(str(digit) for digit in range(10))
@@ -113,14 +106,15 @@ DIGIT_CLASSES = tuple(str(digit) for digit in range(10))
 
 def load_mnist(folder: Path | None = None) -> tuple[Dataset, Dataset]:
     """Training and test images as float32 in [0, 1], shape (records, 1, height, width): one grey channel."""
+    where = _folder("mnist", folder, "give the folder of the four idx files as path")
+    return load_idx_folder(where, "mnist", DIGIT_CLASSES)
+
+
+def _folder(dataset: str, folder: Path | None, remedy: str) -> Path:
     if folder is None or not Path(folder).is_dir():
-        raise InvalidInput(
-            "dataset",
-            "mnist",
-            "comes with no package" if folder is None else f"its folder {folder} does not exist",
-            "give the folder of the four idx files as path",
-        )
-    return load_idx_folder(Path(folder), "mnist", DIGIT_CLASSES)
+        rule = "comes with no package" if folder is None else f"its folder {folder} does not exist"
+        raise InvalidInput("dataset", dataset, rule, remedy)
+    return Path(folder)
 
 
 # CIFAR-10: 50,000 training and 10,000 test images of 3 x 32 x 32 colour pixels in 10 classes, in its binary format:
@@ -135,10 +129,8 @@ _CIFAR_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_b
 
 def load_cifar_10(folder: Path | None = None) -> Dataset:
     """All images as float32 in [0, 1], shape (records, 3, 32, 32), the test batch last."""
-    if folder is None or not Path(folder).is_dir():
-        rule = "comes with no package" if folder is None else f"its folder {folder} does not exist"
-        raise InvalidInput("dataset", "cifar-10", rule, f"give the folder of {_CIFAR_FILES[0]} .. as path")
-    parts = [_cifar_batch(Path(folder) / name) for name in _CIFAR_FILES]
+    where = _folder("cifar-10", folder, f"give the folder of {_CIFAR_FILES[0]} .. as path")
+    parts = [_cifar_batch(where / name) for name in _CIFAR_FILES]
     pixels, label = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return Dataset(
         features=pixels.astype(np.float32) / _LARGEST_PIXEL,

@@ -241,10 +241,14 @@ def load_training_data(plan: DataPlan, *, central: bool = False, unit: PrivacyUn
     if plan.attributes is not None:
         apart = _separate_attributes(plan, train, central)
         return replace(loaded, parties=apart.parties, apart=apart, steps=(*loaded.steps, stability.ATTRIBUTES_APART))
-    if not central:
-        return loaded
-    clients = tuple(zip(train.names, train.sizes, strict=True))
-    return replace(loaded, parties=Silos((Silo(CENTRAL, train.pooled()),)), clients=clients)
+    return _at_one_party(loaded) if central else loaded
+
+
+def _at_one_party(loaded: TrainingData) -> TrainingData:
+    """All silos' training records at one aggregator."""
+    silos = loaded.parties
+    clients = tuple(zip(silos.names, silos.sizes, strict=True))
+    return replace(loaded, parties=Silos((Silo(CENTRAL, silos.pooled()),)), clients=clients)
 
 
 def known_of_silos(unit: PrivacyUnit, parties: int, *, apart: bool) -> tuple[str, ...]:
@@ -389,10 +393,7 @@ def load_site_data(
         if 1 < len(known) < len(source.silos) + len(registries):
             raise InvalidInput("--data", sorted(known), "must be one site's file, or all of them", "give all files")
         return _at_sites(loaded, plan.attributes, known)
-    if not central:
-        return loaded
-    clients = tuple(zip(silos.names, silos.sizes, strict=True))
-    return replace(loaded, parties=Silos((Silo(CENTRAL, silos.pooled()),)), clients=clients)
+    return _at_one_party(loaded) if central else loaded
 
 
 def _at_sites(loaded: TrainingData, plan: AttributesAtSites, files: Mapping[str, Path]) -> TrainingData:

@@ -106,10 +106,6 @@ class OptimalFairness:
     """2 a1 a5, 3 a1 + a2 a5, 2 a2, a3 - a4 a5."""
     conditions: tuple[tuple[str, bool], ...]
 
-    @property
-    def applicable(self) -> bool:
-        return all(holds for _, holds in self.conditions)
-
 
 def coefficients(constants: ConvergenceConstants) -> tuple[float, float, float, float, float]:
     """a_1 .. a_5 as printed.

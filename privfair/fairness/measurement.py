@@ -174,10 +174,6 @@ class Gap:
     def defined(self) -> bool:
         return not math.isnan(self.value)
 
-    def as_json(self) -> dict[str, Any]:
-        """JSON knows no NaN: an undefined gap is null with its reason."""
-        return {"value": self.value if self.defined else None, "reason": self.reason, "left_out": list(self.left_out)}
-
 
 @dataclass(frozen=True)
 class Measure:
