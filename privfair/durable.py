@@ -1,4 +1,4 @@
-"""Files that are on disk when the call returns, locks on them, and files that a person named, with errors that say why."""
+"""Files that are on disk when the call returns, locks on them, and files that a person named, with errors to match."""
 
 from __future__ import annotations
 
