@@ -20,8 +20,7 @@ from calibrate.manifest.issue import recompute
 from calibrate.manifest.mechanism import GaussianNoise, LaplaceNoise, NoPrivacyPromised
 from calibrate.manifest.verify import AuthenticManifest, misfit_of_data
 from privfair.algorithms.algorithm import Algorithm
-from privfair.federation.coordinator import Position
-from privfair.federation.party import state_digest
+from privfair.federation.coordinator import Position, state_digest
 from privfair.ledger import Ledger
 from privfair.models.linear import LogisticRegression
 from privfair.models.model import Model

@@ -22,8 +22,8 @@ from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit
 from calibrate.theorems.printed import printed_noise
 from privfair.algorithms.algorithm import Algorithm
 from privfair.data.training_data import known_of_silos, load_training_data, site_facts
+from privfair.federation.coordinator import PublicFacts
 from privfair.federation.local_party import require_declared
-from privfair.federation.party import PublicFacts
 from privfair.plan.data import DataPlan, SiteSource, read_data_plan
 from privfair.plan.file import PlanFile
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters

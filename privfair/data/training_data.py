@@ -45,7 +45,7 @@ from privfair.data.partition import (
 from privfair.data.schema import NonPrivateStandardisation, Schema
 from privfair.data.schema_toml import OwnFormat, load_schema
 from privfair.data.stability import RecordHash, Stability
-from privfair.federation.party import PublicFacts
+from privfair.federation.coordinator import PublicFacts
 from privfair.plan.data import (
     AttributesAtSites,
     AttributesInFiles,

@@ -1,20 +1,133 @@
 """The coordinator's half of a round: the state, the update, and parties that it can only ask.
 
-It sees no record, no ledger and no noise: an import contract keeps gate, noise, ledger and data out of this module.
-A *step* is one update of the state. A *round* is a number of a ledger: charged, spent once, never used again. Without
-interruptions step and round agree; a crash leaves rounds behind that no step uses.
+A party is one silo as the coordinator sees it: in process, behind a socket or behind an engine, the same calls. The
+coordinator sees no record, no ledger and no noise: an import contract keeps gate, noise, ledger and data out of this
+module. A *step* is one update of the state. A *round* is a number of a ledger: charged, spent once, never used again.
+Without interruptions step and round agree; a crash leaves rounds behind that no step uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+from pydantic import JsonValue
+
+from calibrate.arrays import Floats
+from calibrate.errors import Refused
 from privfair.algorithms.algorithm import Algorithm, Received
-from privfair.federation.party import Parties, RoundsSpent
+from privfair.contribution import Published
 
 State = TypeVar("State")
+PublicState = Mapping[str, Floats]
+"""`Algorithm.checkpoint(state)`: public, because it follows from published values alone. Never changed after it is
+handed out."""
+
+
+class RoundsSpent(Refused):
+    """No signed round is left for another release; what was published stays published."""
+
+
+class StepRefused(Refused):
+    """A step is answered once: for one state, and in order."""
+
+
+@dataclass(frozen=True)
+class PublicFacts:
+    """What model and algorithm are built from, and what a prediction needs; it follows from the signed schema."""
+
+    feature_shape: tuple[int, ...]
+    """The shape of one record's features."""
+    classes: int
+    groups: int
+    clients: tuple[tuple[str, int], ...] = ()
+    """Whose records a central party holds, one client after the other: names and sizes."""
+    sensitive: tuple[str, ...] = ()
+    """The parties that hold nothing but attributes."""
+    encoding: Mapping[str, JsonValue] = field(default_factory=dict)
+    """How a record becomes features, as `encoding.json` has it."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """Who answers, under which manifest and ledger, and how far it is."""
+
+    party: str
+    manifest: str
+    ledger: str
+    session: int
+    """How often the claim was taken up; 1 for a run that was never interrupted."""
+    step: int
+    """The step to be asked for next."""
+    facts: PublicFacts | None = None
+    """What is public of its data; None where the coordinator knows it anyway."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a party says when it has ended its part: its transcript's digest, which its ledger now holds."""
+
+    party: str
+    manifest: str
+    ledger: str
+    transcript: str
+    statement: Mapping[str, JsonValue] = field(default_factory=dict)
+    """What its ledger says about the run: charges, releases, where its chain ended."""
+    signed: str | None = None
+    """The statement in an envelope that the silo's own key signed; None if it has no key."""
+
+
+class Parties(Protocol):
+    """All silos of a run, to be asked at once: in this process, over sockets, or by an engine."""
+
+    def contribute(self, step: int, state: PublicState) -> Received:
+        """What each published for this step, by silo in the manifest's order."""
+        ...
+
+    def reply(self, step: int, received: Received) -> Received:
+        """All values of this step, those computed from `received` included."""
+        ...
+
+
+class Party(Protocol):
+    """A silo that can be asked for published values and for nothing else."""
+
+    @property
+    def name(self) -> str: ...
+
+    def hello(self) -> Greeting: ...
+
+    def contribute(self, step: int, state: PublicState) -> Mapping[str, Published]:
+        """The values of this step by name. Asked again with the same state: the same values; with another: refused."""
+        ...
+
+    def reply(self, step: int, received: Received) -> Mapping[str, Published]:
+        """All values of this step, those computed from `received` included; asked again, the same."""
+        ...
+
+    def finish(self) -> Receipt:
+        """End the run on this side; nothing is published after it."""
+        ...
+
+
+def state_digest(arrays: PublicState) -> str:
+    """SHA-256 over names, shapes and numbers, whatever their order."""
+    hasher = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        hasher.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        hasher.update(array.tobytes())
+    return hasher.hexdigest()
+
+
+def digest_of_values(received: Received) -> str:
+    """SHA-256 over all published values of a step, with their rounds."""
+    return state_digest(
+        {f"{v.round} {party} {name}": v.values for party, values in received.items() for name, v in values.items()}
+    )
 
 
 @dataclass(frozen=True, eq=False)

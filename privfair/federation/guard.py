@@ -36,10 +36,9 @@ from privfair.batches.record import BatchRecord
 from privfair.contribution import Published
 from privfair.data.training_data import site_files
 from privfair.durable import replace_file
-from privfair.federation.coordinator import Position
-from privfair.federation.local_party import LocalParties, StateReader
-from privfair.federation.party import (
+from privfair.federation.coordinator import (
     Greeting,
+    Position,
     PublicState,
     Receipt,
     RoundsSpent,
@@ -47,6 +46,7 @@ from privfair.federation.party import (
     digest_of_values,
     state_digest,
 )
+from privfair.federation.local_party import LocalParties, StateReader
 from privfair.federation.policy import ANYTHING, Policy, PolicyRefused
 from privfair.federation.registries import (
     HOW_TO_MAKE,

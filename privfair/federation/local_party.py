@@ -37,9 +37,9 @@ from privfair.batches.participation import (
 from privfair.batches.randomness import Indexes, WordSource
 from privfair.batches.record import BatchHeader, BatchRecord, BatchWriter
 from privfair.contribution import BoundedContribution, Published
-from privfair.federation.coordinator import Position
-from privfair.federation.party import (
+from privfair.federation.coordinator import (
     Greeting,
+    Position,
     PublicFacts,
     PublicState,
     Receipt,

@@ -18,7 +18,7 @@ from calibrate.errors import InvalidInput, Refused, positive
 from calibrate.manifest.document import BudgetDocument
 from privfair.algorithms.algorithm import Received
 from privfair.contribution import Published
-from privfair.federation.party import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent, state_digest
+from privfair.federation.coordinator import Greeting, PublicFacts, PublicState, Receipt, RoundsSpent, state_digest
 from privfair.federation.sockets import GuardUnreachable
 from privfair.federation.wire import (
     Code,

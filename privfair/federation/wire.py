@@ -30,7 +30,7 @@ from calibrate.errors import Refused
 from calibrate.manifest.strict_json import Json
 from privfair.algorithms.algorithm import Received
 from privfair.contribution import Published
-from privfair.federation.party import Greeting, PublicState, Receipt
+from privfair.federation.coordinator import Greeting, PublicState, Receipt
 
 Transport = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
 """Carries one message to each named party and brings each one's answer back."""

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from calibrate.errors import Refused, count
 from privfair.durable import replace_file
-from privfair.federation.coordinator import Position, run_steps
-from privfair.federation.party import Receipt
+from privfair.federation.coordinator import Position, Receipt, run_steps
 from privfair.federation.remote import RemoteParties, agreed_facts
 from privfair.federation.wire import Transport
 from privfair.models.model import Model

@@ -23,8 +23,8 @@ from privfair.batches.participation import declared_sampling, require_population
 from privfair.batches.randomness import SeededWords
 from privfair.data.facts import NothingPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_site_data, load_training_data, site_facts
+from privfair.federation.coordinator import PublicFacts
 from privfair.federation.local_party import PartySetup, require_declared
-from privfair.federation.party import PublicFacts
 from privfair.ledger import Ledger, ManifestTerms
 from privfair.ledger.terms import undeclared_dataset
 from privfair.models.model import Model

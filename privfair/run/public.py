@@ -23,7 +23,7 @@ from calibrate.privacy_unit import PrivacyUnit
 from calibrate.sampling import Sampling, SamplingName
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.recipe import Blueprint
-from privfair.federation.party import PublicFacts
+from privfair.federation.coordinator import PublicFacts
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
 from privfair.plan.model import build_model

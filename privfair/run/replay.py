@@ -21,8 +21,7 @@ from calibrate.errors import Refused
 from privfair.algorithms.algorithm import Algorithm, Received
 from privfair.contribution import Published
 from privfair.durable import sync_folder, write_all
-from privfair.federation.coordinator import Position
-from privfair.federation.party import state_digest
+from privfair.federation.coordinator import Position, state_digest
 from privfair.transcript import Ending, Transcript
 
 State = TypeVar("State")

@@ -19,9 +19,9 @@ import pytest
 
 from calibrate.errors import InvalidInput, Refused
 from privfair.contribution import Published
+from privfair.federation.coordinator import state_digest
 from privfair.federation.guard import Guard
 from privfair.federation.guard_socket import relayed
-from privfair.federation.party import state_digest
 from privfair.federation.remote import RemoteParties, ResendingTransport
 from privfair.federation.sockets import GuardUnreachable, SocketTransport
 from privfair.federation.trial import (

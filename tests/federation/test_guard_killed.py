@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from privfair.algorithms.algorithm import Received
+from privfair.federation.coordinator import RoundsSpent
 from privfair.federation.guard import Guard
-from privfair.federation.party import RoundsSpent
 from privfair.federation.registries import SitesKey
 from privfair.federation.remote import RemoteParties
 from privfair.federation.step_log import StepLog

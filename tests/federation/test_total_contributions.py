@@ -18,8 +18,8 @@ from privfair.algorithms.algorithm import Message
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.contribution import BoundedContribution
 from privfair.federation import wire
+from privfair.federation.coordinator import PublicState
 from privfair.federation.guard import Guard
-from privfair.federation.party import PublicState
 from privfair.federation.wire import MessageKind, decode
 from privfair.ledger import Ledger
 from privfair.run.federated import train_over

@@ -24,7 +24,7 @@ from calibrate.sampling import (
     TruncatedPoisson,
 )
 from privfair.batches.record import BatchRecord
-from privfair.federation.party import RoundsSpent
+from privfair.federation.coordinator import RoundsSpent
 from privfair.ledger import AlreadyClaimed, ClaimEnded, Ledger
 from privfair.run.folder import RunFolder
 from privfair.transcript import Ending, Transcript

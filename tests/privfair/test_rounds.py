@@ -23,9 +23,8 @@ from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
 from calibrate.sampling import Poisson
 from privfair.algorithms.algorithm import Algorithm, ClearValue, Message, Received, SiloTensors
 from privfair.contribution import BoundedContribution
-from privfair.federation.coordinator import Position, run_steps
+from privfair.federation.coordinator import Position, StepRefused, run_steps
 from privfair.federation.local_party import LocalParties, PartySetup, require_declared
-from privfair.federation.party import StepRefused
 from privfair.transcript import Transcript
 from tests.privfair.small_runs import OpenGate, document_of, gate_for
 
