@@ -40,7 +40,7 @@ from privfair.run.metrics import (
     measure_thresholds,
 )
 from privfair.run.prepare import PreparedRun, prepare_run
-from privfair.run.public import Progress, SignedPlan, read_signed_plan
+from privfair.run.public import Progress, PublicRun, read_signed_plan
 from privfair.run.search import run_search
 from privfair.run.session import RunSession
 
@@ -265,7 +265,7 @@ def _decide(prepared: PreparedRun, folder: RunFolder, rule: ThresholdRule) -> di
 
 
 def train_with_guards(
-    signed: SignedPlan,
+    signed: PublicRun,
     guards: str | Path,
     out: str | Path,
     test_files: Sequence[Path] = (),
@@ -290,7 +290,7 @@ def train_with_guards(
 
 def train_over_transport(
     transport: Transport,
-    signed: SignedPlan,
+    signed: PublicRun,
     out: str | Path,
     test_files: Sequence[Path] = (),
     resume: bool = False,
@@ -342,7 +342,7 @@ def train_over_engine(
 
 
 @contextmanager
-def _measuring(signed: SignedPlan, files: tuple[Path, ...], folder: Path) -> Iterator[Measure | None]:
+def _measuring(signed: PublicRun, files: tuple[Path, ...], folder: Path) -> Iterator[Measure | None]:
     """What writes a line of metrics.jsonl; None without test files."""
     if not files:
         yield None

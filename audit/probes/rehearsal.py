@@ -18,7 +18,7 @@ from calibrate.manifest.mechanism import GaussianNoise
 from calibrate.sampling import Sampling
 from privfair.algorithms.algorithm import Algorithm, SiloTensors
 from privfair.models.model import Model
-from privfair.run.prepare import PlannedRun, Sites, prepare_run
+from privfair.run.prepare import Run, Sites, prepare_run
 
 DEFAULT_ROUNDS, SPREAD_ROUNDS, _AGAIN = 32, 16, 4
 MESSAGES, _MOST_VALUES = 10_000, 200_000
@@ -100,9 +100,7 @@ def rehearse(
     )
 
 
-def _rehearse_later(
-    run: PlannedRun, auditor: AuditorsManifest, audited: RunEvidence, rehearsed: int
-) -> tuple[Sending, ...]:
+def _rehearse_later(run: Run, auditor: AuditorsManifest, audited: RunEvidence, rehearsed: int) -> tuple[Sending, ...]:
     """Rounds after the first `rehearsed` ones, evenly spread up to the last; parties answer and nothing is learned.
 
     Not where rounds are mixed with those before them: a round alone is not a round of such a run.

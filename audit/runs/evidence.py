@@ -38,7 +38,7 @@ from privfair.plan.privacy import signed_parameters
 from privfair.plan.training import TrainingPlan
 from privfair.run.folder import RunFolder
 from privfair.run.folder_trust import UNTRUSTED, FolderTrust
-from privfair.run.prepare import PlannedRun, Sites, load_data
+from privfair.run.prepare import Run, Sites, load_data
 from privfair.run.public import build, refuse_search
 from privfair.run.replay import KeptStep, Session, finished_steps, kept_steps, read_sessions, replay
 from privfair.run.trusted_plan import read_folder_plan
@@ -88,7 +88,7 @@ class RoundEvidence:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RunEvidence(PlannedRun):
+class RunEvidence(Run):
     """A run folder, opened and understood."""
 
     folder: RunFolder

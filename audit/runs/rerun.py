@@ -35,7 +35,7 @@ from privfair.gate import Gate
 from privfair.ledger import Ledger
 from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun
-from privfair.run.prepare import PlannedRun, PreparedRun, Sites, prepare_run
+from privfair.run.prepare import PreparedRun, Run, Sites, prepare_run
 from privfair.run.replay import FIRST_SESSION
 from privfair.transcript import Transcript
 
@@ -98,7 +98,7 @@ class Rerun:
 
 
 def rerun(
-    run: PlannedRun,
+    run: Run,
     auditor: AuditorsManifest,
     *,
     seed: int,
@@ -136,7 +136,7 @@ def rerun(
             spending.finish()
             charged = claim.charged
         evidence = RunEvidence(
-            **{name: getattr(prepared, name) for name in PlannedRun.__dataclass_fields__},
+            **prepared.parts,
             folder=folder,
             plan_path=folder.plan,
             manifest_digest=prepared.manifest.digest,
@@ -149,7 +149,7 @@ def rerun(
 
 
 def _under_auditor(
-    run: PlannedRun, auditor: AuditorsManifest, document: BudgetDocument, envelope: bytes | None = None
+    run: Run, auditor: AuditorsManifest, document: BudgetDocument, envelope: bytes | None = None
 ) -> PreparedRun:
     """The run under the same promise once more, in the auditor's name."""
     envelope = envelope or auditor.envelope(document)
@@ -180,9 +180,7 @@ Answers = tuple[Floats, Floats]
 """Categories as they were answered, and as they are."""
 
 
-def publish_repeatedly(
-    run: PlannedRun, auditor: AuditorsManifest, messages: int, most_values: int
-) -> dict[str, GateNoise]:
+def publish_repeatedly(run: Run, auditor: AuditorsManifest, messages: int, most_values: int) -> dict[str, GateNoise]:
     """The noise that the production gate puts on known messages, by the name of each noisy value.
 
     Zeros and far larger numbers take turns, so that a gate that changes what it is given shows; where sums of rounds
@@ -215,7 +213,7 @@ def publish_repeatedly(
 
 
 def _publish_one_session(
-    run: PlannedRun,
+    run: Run,
     auditor: AuditorsManifest,
     ledger: Ledger,
     folder: RunFolder,
@@ -262,7 +260,7 @@ def _publish_one_session(
         gate.close()
 
 
-def _claim_gate(run: PlannedRun, auditor: AuditorsManifest, ledger: Ledger, folder: RunFolder) -> Callable[[], Gate]:
+def _claim_gate(run: Run, auditor: AuditorsManifest, ledger: Ledger, folder: RunFolder) -> Callable[[], Gate]:
     """Claim a manifest of the auditor's own; what is returned opens its gate, the first time or once more."""
     document, prepared = run.document, _under_auditor(run, auditor, run.document)
     folder.path.mkdir()
@@ -271,7 +269,7 @@ def _claim_gate(run: PlannedRun, auditor: AuditorsManifest, ledger: Ledger, fold
     return lambda: spending.open_gate(prepared.setup.values, seed=seed, block=document.rounds)
 
 
-def answer_repeatedly(run: PlannedRun, auditor: AuditorsManifest, number: int) -> dict[str, list[Answers]]:
+def answer_repeatedly(run: Run, auditor: AuditorsManifest, number: int) -> dict[str, list[Answers]]:
     """So many randomised responses of each silo to known categories, by the name of the value."""
     names = [one.name for one in run.document.releases if isinstance(one, RandomizedCategory)]
     if not names or not number:

@@ -19,7 +19,7 @@ from privfair.federation.remote import RemoteParties, agreed_facts
 from privfair.federation.wire import Transport
 from privfair.models.model import Model
 from privfair.run.folder import RunFolder, load_checkpoint, save_checkpoint, save_model
-from privfair.run.public import Progress, SignedPlan, Status, describe_run, promise_of
+from privfair.run.public import Progress, PublicRun, Status, describe_run, promise_of
 
 Measure = Callable[[Model, Tensor, int, int | None], dict[str, Any]]
 """The metrics of a model with these parameters after a step, on public records; written where they belong."""
@@ -31,7 +31,7 @@ class FederatedRun:
 
     def __init__(
         self,
-        signed: SignedPlan,
+        signed: PublicRun,
         folder: RunFolder,
         transport: Transport,
         engine: str = "guards",
@@ -145,7 +145,7 @@ class FederatedRun:
 
 def train_over(
     transport: Transport,
-    signed: SignedPlan,
+    signed: PublicRun,
     out: Path,
     *,
     resume: bool = False,

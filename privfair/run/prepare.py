@@ -6,10 +6,12 @@ The manifest is authenticated before any record is read (`run.public`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from calibrate.errors import InvalidInput
 from calibrate.manifest.document import BudgetDocument, DataBinding
@@ -23,6 +25,7 @@ from privfair.batches.participation import declared_sampling, require_population
 from privfair.batches.randomness import SeededWords
 from privfair.data.facts import NothingPromised as NothingToCover
 from privfair.data.training_data import TrainingData, load_site_data, load_training_data, site_facts
+from privfair.durable import replace_file
 from privfair.federation.coordinator import PublicFacts
 from privfair.federation.local_party import PartySetup, require_declared
 from privfair.ledger import Ledger, ManifestTerms
@@ -32,9 +35,9 @@ from privfair.plan.data import AttributesAtSites
 from privfair.plan.privacy import require_signed
 from privfair.plan.search import SearchPlan, search_plan
 from privfair.plan.training import TrainingPlan, training_plan
-from privfair.run.folder import RunFolder, json_file
+from privfair.run.folder import RunFolder, json_file, save_model
 from privfair.run.metrics import HeldOutRecords
-from privfair.run.public import RunPromise, SignedPlan, promise_of, read_signed_plan
+from privfair.run.public import PublicRun, RunPromise, promise_of, read_signed_plan
 from privfair.run.record import RunRecord
 
 
@@ -69,8 +72,8 @@ def claim_terms(manifest: VerifiedManifest, silo: str | None = None) -> Manifest
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PlannedRun:
-    """A plan with its data, model and algorithm under one budget: what training and auditing have in common."""
+class Run:
+    """What would be computed: a plan with its data, model and algorithm under one budget. Nothing here can spend."""
 
     plan: TrainingPlan
     plan_bytes: bytes
@@ -96,26 +99,21 @@ class PlannedRun:
             return self.plan.unpromised_sampling(require_signed(self.document, self.plan.file.privacy), smallest)
         return declared_sampling(self.document)
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Its fields by name, for a run that is more than this."""
+        return {one.name: getattr(self, one.name) for one in fields(Run)}
+
     def under(self, manifest: VerifiedManifest, envelope: bytes) -> PreparedRun:
         """The same run, to be trained under a manifest that was verified for it."""
-        return PreparedRun(
-            plan=self.plan,
-            plan_bytes=self.plan_bytes,
-            envelope=envelope,
-            document=manifest.document,
-            data=self.data,
-            facts=self.facts,
-            model=self.model,
-            algorithm=self.algorithm,
-            silos=self.silos,
-            manifest=manifest,
-            updates=self.plan.updates(manifest.document.rounds),
-        )
+        document = manifest.document
+        signed = {"envelope": envelope, "document": document, "manifest": manifest}
+        return PreparedRun(**{**self.parts, **signed}, updates=self.plan.updates(document.rounds))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PreparedRun(PlannedRun):
-    """A run whose manifest is verified; nothing is spent yet."""
+class PreparedRun(Run):
+    """A run with the verified manifest that `OpenRun` may spend on it; nothing is spent yet."""
 
     manifest: VerifiedManifest
     updates: int
@@ -150,6 +148,12 @@ class PreparedRun(PlannedRun):
             "encoding.json": json_file(self.data.encoding()),
             "origin.json": json_file({"plan": str((self.plan.file.folder / self.plan.file.name).absolute())}),
         }
+
+    def save_model(self, folder: RunFolder, theta: Tensor) -> None:
+        """Write the model with the user's own code that it needs."""
+        for name, code in self.plan.own_code().items():
+            replace_file(folder.path / name, code)
+        save_model(folder, self.model, theta, self.data.encoding(), self.promise.text)
 
     @property
     def setup(self) -> PartySetup:
@@ -188,7 +192,7 @@ def prepare_run(
     return prepared if search is None else _with_tries(prepared, signed, search)
 
 
-def _with_tries(prepared: PreparedRun, signed: SignedPlan, search: SearchPlan) -> PreparedRun:
+def _with_tries(prepared: PreparedRun, signed: PublicRun, search: SearchPlan) -> PreparedRun:
     """The run with a run for each setting of its search, all of them over the same records."""
     if prepared.held_out is None:
         raise InvalidInput(
@@ -225,14 +229,14 @@ def prepare_site(plan_path: Path, envelope: bytes, trust: TrustFile, party: str,
     return _prepare(signed, data, SiloData(own.name, own.size, data.binding.schema_digest), facts)
 
 
-def _prepare(signed: SignedPlan, data: TrainingData, own: DataBinding | SiloData, facts: PublicFacts) -> PreparedRun:
+def _prepare(signed: PublicRun, data: TrainingData, own: DataBinding | SiloData, facts: PublicFacts) -> PreparedRun:
     plan, document = signed.plan, signed.document
     manifest = bind(signed.manifest, IntendedRun(plan.file.digest, own, plan.code_digests()))
     research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
     data.require_allowed(facts_covered(document), research)
     model, algorithm = signed.build(facts)
     require_declared(algorithm, document)
-    planned = PlannedRun(
+    planned = Run(
         plan=plan,
         plan_bytes=signed.plan_bytes,
         envelope=signed.envelope,

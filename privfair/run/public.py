@@ -144,8 +144,8 @@ def build(
 
 
 @dataclass(frozen=True, eq=False)
-class SignedPlan:
-    """A plan with the authentic manifest that was signed for it."""
+class PublicRun:
+    """A plan with the authentic manifest that was signed for it: all that a coordinator knows, without a record."""
 
     plan: TrainingPlan
     plan_bytes: bytes
@@ -164,7 +164,7 @@ class SignedPlan:
         return build(self.plan, facts, parameters, self.document.data, self.document)
 
 
-def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching: bool = False) -> SignedPlan:
+def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching: bool = False) -> PublicRun:
     """Authenticate the manifest, compare the plan's bytes with the signed digest, and only then parse them.
 
     A plan with a [search] is refused unless `searching`: whoever shows a run would show a try.
@@ -180,7 +180,7 @@ def read_signed_plan(path: Path, envelope: bytes, trust: TrustFile, *, searching
     plan = read_training_plan(path)
     if not searching:
         refuse_search(plan)
-    return SignedPlan(plan, content, envelope, authentic)
+    return PublicRun(plan, content, envelope, authentic)
 
 
 def refuse_search(plan: TrainingPlan) -> None:

@@ -17,11 +17,10 @@ from torch import Tensor
 from calibrate.errors import Refused
 from calibrate.manifest.document import BudgetDocument
 from privfair.batches.randomness import SystemWords
-from privfair.durable import replace_file
 from privfair.federation.coordinator import Position, run_steps
 from privfair.ledger import Ledger
 from privfair.plan.search import SearchPlan
-from privfair.run.folder import RunFolder, save_model
+from privfair.run.folder import RunFolder
 from privfair.run.open_run import OpenRun, Trust
 from privfair.run.prepare import PreparedRun
 from privfair.run.public import Status
@@ -55,9 +54,7 @@ def run_search(run: PreparedRun, folder: RunFolder, ledger: Ledger, trust: Trust
     except BaseException:
         record.write(Status.INTERRUPTED)
         raise
-    save_model(folder, run.model, best.theta, run.data.encoding(), run.promise.text)
-    for name, code in run.plan.own_code().items():
-        replace_file(folder.path / name, code)
+    run.save_model(folder, best.theta)
     chosen = {"setting": dict(search.settings[best.setting]), "score": search.score.value, "value": best.score}
     folder.write_json(folder.search, chosen)
     spending.finish()

@@ -9,7 +9,7 @@ from calibrate.errors import ManifestRefused, TrustRefused
 from privfair.durable import replace_file
 from privfair.federation.coordinator import Position, run_steps
 from privfair.ledger import Ledger
-from privfair.run.folder import RunFolder, load_checkpoint, save_model
+from privfair.run.folder import RunFolder, load_checkpoint
 from privfair.run.metrics import MetricsLog
 from privfair.run.open_run import OpenRun, Trust
 from privfair.run.prepare import PreparedRun
@@ -54,12 +54,12 @@ class RunSession:
                 position = self._rebuild(Transcript.read(folder.transcript))
             if not spending.ended:
                 return self._go_on(spending, position)
-            self._save_model(position)
+            self._run.save_model(folder, self._run.algorithm.theta(position.state))
             return self._end(position)
 
     def _go_on(self, spending: OpenRun, position: Position[Any]) -> dict[str, Any]:
         reached = self._train(spending, position)
-        self._save_model(reached)
+        self._run.save_model(self._folder, self._run.algorithm.theta(reached.state))
         spending.finish(reached)
         return self._end(reached)
 
@@ -115,13 +115,6 @@ class RunSession:
             return None
         theta = run.algorithm.theta(position.state)
         return self._log.append(run.held_out.measure(run.model, theta, step, position.round))
-
-    def _save_model(self, position: Position[Any]) -> None:
-        run = self._run
-        theta = run.algorithm.theta(position.state)
-        for name, code in run.plan.own_code().items():
-            replace_file(self._folder.path / name, code)
-        save_model(self._folder, run.model, theta, run.data.encoding(), run.promise.text)
 
     def _end(self, position: Position[Any]) -> dict[str, Any]:
         self._measure(position, last=True)

@@ -16,7 +16,7 @@ from privfair.federation.guard import GuardOptions, serve_guard
 from privfair.federation.sockets import SocketTransport
 from privfair.ledger import Ledger
 from privfair.run.prepare import PreparedRun, prepare_site
-from privfair.run.public import SignedPlan, read_signed_plan
+from privfair.run.public import PublicRun, read_signed_plan
 from privfair.training import TrustInForce
 from tests.privfair.small_runs import Desk, write_silos
 
@@ -194,7 +194,7 @@ class Sites:
     def manifest(self) -> Path:
         return self.folder / "budget.json"
 
-    def signed(self) -> SignedPlan:
+    def signed(self) -> PublicRun:
         return read_signed_plan(self.desk.plan, self.manifest.read_bytes(), TrustInForce(self.desk.trust).file)
 
     def prepare(self, party: str) -> PreparedRun:

@@ -26,7 +26,7 @@ _LARGEST = 8 << 20
 
 
 @dataclass(frozen=True)
-class Run:
+class RunOnDesk:
     """One run folder: its budget, how far it got, and the audit that speaks of it."""
 
     path: Path
@@ -69,10 +69,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Runs:
-    found: tuple[Run, ...]
+    found: tuple[RunOnDesk, ...]
     unreadable: tuple[tuple[str, str], ...]
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str) -> RunOnDesk:
         for one in self.found:
             if one.name == name:
                 return one
@@ -81,7 +81,7 @@ class Runs:
 
 def open_runs(folders: Iterable[Path]) -> Runs:
     """The runs directly inside these folders, in the order of their names."""
-    found: dict[str, Run] = {}
+    found: dict[str, RunOnDesk] = {}
     unreadable: list[tuple[str, str]] = []
     for folder in folders:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -94,10 +94,10 @@ def open_runs(folders: Iterable[Path]) -> Runs:
     return Runs(tuple(found.values()), tuple(unreadable))
 
 
-def _run(path: Path) -> Run:
+def _run(path: Path) -> RunOnDesk:
     manifest = read_unverified((path / "budget.json").read_bytes())
     summary, receipts = (_json(path / name) for name in ("run.json", "receipts.json"))
-    return Run(path, manifest.digest, manifest.document, summary, receipts, _audit_of(path, manifest.digest))
+    return RunOnDesk(path, manifest.digest, manifest.document, summary, receipts, _audit_of(path, manifest.digest))
 
 
 def _audit_of(path: Path, digest: str) -> AuditReport | None:
