@@ -1,4 +1,4 @@
-"""Somebody's own code: a function by its name, as module:name, or whatever a pickle carries."""
+"""Code that is not privfair's: a function given as module:name, or whatever a pickle carries."""
 
 from __future__ import annotations
 

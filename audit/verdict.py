@@ -1,6 +1,6 @@
 """What an audit concludes: consistent, violated or inconclusive; without a promise, whether a leak was found.
 
-Never "passed" because the attack was weak.
+Never "passed" because the attack was weak. The promise is the manifest's own, with its trade-off curve, or a paper's.
 """
 
 from __future__ import annotations

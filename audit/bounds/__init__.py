@@ -5,7 +5,7 @@ assumes nothing about the release: a Gaussian reading has to be asked for with `
 """
 
 from audit.bounds.e_process import EProcess
-from audit.bounds.guesses import RankedGuesses, counts_at
+from audit.bounds.guesses import RankedGuesses, counts_at, share_right
 from audit.bounds.lower_bound import ErrorCounts, GuessCounts, LowerBound, Method, Selection, bound_over, p_value_over
 from audit.bounds.one_run import FDPOneRun, OneRun
 from audit.bounds.power import CONCLUSIVE, OneRunDesign, RepeatedDesign, power_against, power_at
@@ -38,4 +38,5 @@ __all__ = [
     "p_value_over",
     "power_against",
     "power_at",
+    "share_right",
 ]

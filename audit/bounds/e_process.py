@@ -171,11 +171,6 @@ def _upper_hull(x: list[int], y: list[int]) -> list[int]:
     return hull
 
 
-# The exact probability that the e-process refutes a promise when every guess is right at one rate.
-#
-# The wealth after k guesses depends only on how many were right, so refutation is a first passage of a counting
-# process over a known boundary; its probability is computed by carrying the distribution of the count forward.
-
 _NEGLIGIBLE = 1e-15
 _MOST_STEPS = 20_000
 """Later guesses are not followed: the power is then a lower bound."""
@@ -190,7 +185,11 @@ def crossing_probability(
     success_rate: float,
     failure: float,
 ) -> float:
-    """P[the promise is refuted within `guesses` guesses, each right with probability `success_rate`]."""
+    """P[the promise is refuted within `guesses` guesses, each right with probability `success_rate`].
+
+    The wealth after k guesses depends only on how many were right, so refutation is a first passage of a counting
+    process over a known boundary; its probability is computed by carrying the distribution of the count forward.
+    """
     toll = method.toll(coins, promise, choices)
     log_needed = -math.log(method.left(1 - failure, toll))
     steps = min(guesses, _MOST_STEPS)

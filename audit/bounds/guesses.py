@@ -78,6 +78,12 @@ def counts_at(runs: tuple[RankedGuesses, ...], per_run: int) -> GuessCounts:
     return GuessCounts(sum(run.coins for run in runs), per_run * len(runs), correct, runs[0].choices)
 
 
+def share_right(runs: tuple[RankedGuesses, ...], per_run: int) -> float:
+    """The share of right ones among the `per_run` strongest guesses of each run."""
+    counts = counts_at(runs, per_run)
+    return counts.correct / counts.guesses
+
+
 def pooled_order(runs: tuple[RankedGuesses, ...]) -> NDArray[np.bool_]:
     """Right or wrong over all runs, strongest guess first."""
     check_runs(runs)

@@ -1,8 +1,13 @@
-"""The one-run bound of Steinke, Nasr and Jagielski (2023): many independent coins, one training run.
+"""Two bounds from one run: many independent coins, one training.
 
-Under (epsilon, delta) privacy a guess about one coin with k sides is right with probability at most
-q = e^eps / (e^eps + k - 1), up to delta, whatever is known of the other coins. Delta is paid for as in
-docs/theorems/audit-bounds.md, Theorem 2, which is sharper than the published term and implies it.
+Steinke, Nasr and Jagielski (2023): under (epsilon, delta) privacy a guess about one coin with k sides is right with
+probability at most q = e^eps / (e^eps + k - 1), up to delta, whatever is known of the other coins. Delta is paid for as
+in docs/theorems/audit-bounds.md, Theorem 2, which is sharper than the published term and implies it.
+
+Mahloujifar, Melis and Chaudhuri (2024): any trade-off curve. Let p_i be the probability of exactly i right guesses of
+c'. A curve limits, for every j, how much mass can sit at j right guesses or more, given the mass at j - 1 or more.
+Starting from probability tau at "c or more right" and walking down, the least total probability that this needs is
+computed; if it exceeds 1, the curve does not allow tau. The p-value is the largest tau it allows.
 """
 
 from __future__ import annotations
@@ -115,14 +120,6 @@ def _price_far_out(counts: GuessCounts, wrong: float) -> float:
     """
     step = (counts.guesses - counts.correct) / (counts.correct + 1) * (1 - wrong) / wrong
     return 1 / (counts.correct * (1 - step)) if step < 1 else math.inf
-
-
-# The one-run bound of Mahloujifar, Melis and Chaudhuri (2024): any trade-off curve, coins with k sides.
-#
-# Let p_i be the probability of exactly i right guesses of c'. A trade-off curve limits, for every j, how much
-# mass can sit at j right guesses or more, given the mass at j - 1 or more. Starting from probability tau at
-# "c or more right" and walking down, the least total probability that this needs is computed; if it exceeds 1, the
-# curve does not allow tau. The p-value is the largest tau it allows.
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -103,7 +103,7 @@ class MechanismResult:
     def verdict(self) -> str:
         return "refuted" if self.refuted else "not refuted"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values for a report."""
         return {
             "claimed": {"epsilon": self.epsilon, "delta": self.delta},
@@ -246,15 +246,15 @@ class _Test:
             best, shrinking = self._shrink(best)
         effort = MechanismEffort(self.search.seed, self.search.pairs, self.calls, shrinking)
         return MechanismResult(
-            self.promise.epsilon,
-            self.promise.delta,
-            self.unit,
-            best.refuted,
-            best.bound.selected_by(Selection.SPLIT, _TESTS, 1 - self.search.false_alarm),
-            best.event.text,
-            best.hits,
-            best.pair,
-            effort,
+            epsilon=self.promise.epsilon,
+            delta=self.promise.delta,
+            unit=self.unit,
+            refuted=best.refuted,
+            bound=best.bound.selected_by(Selection.SPLIT, _TESTS, 1 - self.search.false_alarm),
+            event=best.event.text,
+            counts=best.hits,
+            pair=best.pair,
+            effort=effort,
         )
 
     def _pairs(self) -> list[NeighbouringPair]:
@@ -306,7 +306,7 @@ class _Test:
     def _sample(self, records: Records, pair: NeighbouringPair, runs: int) -> Outputs:
         """Outputs of independent runs on one data set."""
         self.calls += runs
-        given: dict[str, Any] = {"rng": self.generator, "runs": runs}
+        given: dict[str, object] = {"rng": self.generator, "runs": runs}
         given |= {name: np.array(values) for name, values in (*records.items(), *pair.public.items())}
         taken = {name: given[name] for name in self.parameters}
         if "runs" not in taken:

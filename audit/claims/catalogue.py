@@ -1,4 +1,7 @@
-"""Every sensitivity claim by its id, as its paper prints it and as it can be kept."""
+"""Every sensitivity claim by its id, as its paper prints it and as it can be kept.
+
+What the papers compute is written from their formulas, in torch, so that a search can differentiate it.
+"""
 
 from __future__ import annotations
 

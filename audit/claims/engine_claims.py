@@ -171,7 +171,7 @@ def _weighed_loss(theta: Tensor, w: Tensor, x: Tensor, y: Tensor, s: Tensor) -> 
 
 def _fed_sgda(model: Model) -> FedSgda:
     theta, w = model.initial(0), torch.tensor([0.4, -0.3], dtype=torch.float64)
-    return FedSgda(_weighed_loss, theta, w, 2.0, 0.5, _EXPECTED[_PARTY], 0.1, 1.0, DescentRule(), _CLIP)
+    return FedSgda(_weighed_loss, theta, w, 2.0, 0.5, _EXPECTED[_PARTY], 0.1, 1.0, rule=DescentRule(), clip=_CLIP)
 
 
 _ADD_REMOVE, _REPLACE = _gaussian(Relation.ADD_REMOVE), _gaussian(Relation.REPLACE_ONE)
@@ -273,7 +273,7 @@ def _fair_plugin(protect: Protected) -> tuple[FairPlugin, FairPluginPlan]:
     attribute, options = protect is Protected.ATTRIBUTE, FairPluginOptions(bins=4)
     clips = None if attribute else Clips(plan.clip, plan.group_clip, plan.count_clip)
     channel = ResponseChannel.of_epsilon(_GROUPS, 1.0) if attribute else None
-    return FairPlugin(_logistic(), _logistic(), options, 10, plan.rounds, clips, channel, _MOST), plan
+    return FairPlugin(_logistic(), _logistic(), options, 10, plan.rounds, clips, channel, largest_silo=_MOST), plan
 
 
 _PLUGIN_STATE: dict[str, Space] = {"theta": Ball(4.0, (2 * (_FEATURES + 1),)), "rates": Box(0.0, 9.0, (_GROUPS, 2))}

@@ -89,7 +89,7 @@ class SearchResult:
         """Found over claimed: above 1 refutes; near 1 says that the bound is tight."""
         return self.found / self.claim.bound
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values; `replay` computes the counterexample's distance again."""
         return {
             "claimed": self.claim.bound,
@@ -144,7 +144,7 @@ def falsify(subject: Subject, claim: DistanceClaim, search: Search | None = None
     return SearchResult(claim, found, refuted, pair, effort)
 
 
-def replay(document: dict[str, Any], subject: Subject, claim: DistanceClaim) -> float:
+def replay(document: Mapping[str, Any], subject: Subject, claim: DistanceClaim) -> float:
     """The distance that a counterexample's JSON gives now."""
     return subject.distance(from_json(document, subject.domain), claim.norm)
 
@@ -343,7 +343,7 @@ class Ascent:
         parts["right"] = self._with_copies(parts["left"], parts["right"])
         return pair.with_parts(parts)
 
-    def _with_copies(self, left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    def _with_copies(self, left: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, Tensor]:
         """The unit's other side; where an attribute is replaced, everything else is the first side's."""
         if self.unit.protected is not Protected.ATTRIBUTE:
             return right

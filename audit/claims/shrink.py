@@ -1,4 +1,4 @@
-"""A counterexample a person can read: fewer records, rounder numbers, hardly a smaller distance."""
+"""A counterexample a person can read: fewer records, rounder numbers, almost the same distance; as table or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 _SIDES = {"common": "both", "left": "first", "right": "second"}
 
 
-def to_json(pair: NeighbouringPair) -> dict[str, Any]:
+def to_json(pair: NeighbouringPair) -> dict[str, object]:
     """Plain lists; Python writes floats with all their digits, so a replay gives the very same values."""
     sides = {
         label: {name: values.tolist() for name, values in getattr(pair, part).items()} for part, label in _SIDES.items()
@@ -45,7 +45,7 @@ def from_json(document: Mapping[str, Any], domain: Domain) -> NeighbouringPair:
 
 
 def _records(columns: Mapping[str, Any], domain: Domain) -> Records:
-    found: dict[str, Any] = {}
+    found: dict[str, Column] = {}
     for name, space in domain.columns.items():
         if isinstance(space, Category):
             found[name] = np.asarray(columns[name], dtype=np.int64).reshape(-1)

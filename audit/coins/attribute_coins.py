@@ -22,7 +22,7 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 from torch.nn.functional import one_hot
 
-from audit.bounds import OneRun, OneRunDesign, RankedGuesses, bound_over, counts_at, power_at
+from audit.bounds import OneRun, OneRunDesign, RankedGuesses, bound_over, counts_at, power_at, share_right
 from audit.report.results import Attack
 from audit.runs.evidence import RunEvidence
 from audit.runs.rerun import CoinRun, coin_runs
@@ -64,9 +64,9 @@ def coin_audit(
     grid = _grid(document, coins)
     method = OneRun()
     bound = bound_over(method, [counts_at(tuple(guesses), number) for number in grid], delta, confidence)
-    design = OneRunDesign(coins * runs, grid[-1] * runs, _success(controls, grid[-1]))
+    design = OneRunDesign(coins * runs, grid[-1] * runs, share_right(tuple(controls), grid[-1]))
     power = power_at(epsilon, delta, method, design, confidence, len(grid))
-    right = _success(guesses, grid[-1])
+    right = share_right(tuple(guesses), grid[-1])
     text = (
         f"{coins} coins in each of {runs} rerun(s); of the {grid[-1]} firmest guesses per run "
         f"{100 * right:.1f}% were right ({100 * design.success_rate:.1f}% without noise)"
@@ -94,11 +94,6 @@ def _rank_guesses(run: CoinRun, decoded: dict[str, Decoded], *, noisy: bool) -> 
     scores = [decoded[party].scores if noisy else decoded[party].without_noise for party in parties]
     coins = [run.coins[party] for party in parties]
     return RankedGuesses.from_scores(np.concatenate(scores), np.concatenate(coins))
-
-
-def _success(runs: list[RankedGuesses], guesses: int) -> float:
-    firmest = [run.correct[np.argsort(-run.strength, kind="stable")[:guesses]] for run in runs]
-    return float(np.concatenate(firmest).mean())
 
 
 Scores = NDArray[np.float64]

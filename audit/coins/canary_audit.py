@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,7 @@ from audit.bounds import (
     p_value_over,
     power_against,
     power_at,
+    share_right,
 )
 from audit.coins.canary_choice import CanaryDesign, design_canaries
 from audit.coins.canary_decoder import CanaryKind, Decoder, Seen, Views
@@ -78,9 +78,8 @@ def _movement(design: CanaryDesign, party: str, step: tuple[Floats, ...]) -> Flo
 def _as_published(design: CanaryDesign, party: str, step: tuple[Floats, ...]) -> dict[str, dict[str, Published]]:
     """A round in which every party sends zero, and `party` sends `step` (in units of the noise)."""
     out: dict[str, dict[str, Published]] = {}
-    shapes: dict[str, Any] = dict(design.algorithm.shapes())
     for silo in design.silos:
-        sent = {name: np.zeros(shape) for name, shape in shapes.items()}
+        sent = {name: np.zeros(shape) for name, shape in design.algorithm.shapes().items()}
         if silo.name == party:
             for name, sigma, part in zip(design.scaling.names, design.scaling.sigmas, step, strict=True):
                 sent[name] = (part * sigma).reshape(sent[name].shape)
@@ -311,16 +310,16 @@ class _Judge:
         controls = self._rank(self.runs.clean)
         bound, power, grid = self._one_run(guesses, controls, _ERROR.coins)
         readings = sorted({Decoder.fit(views).reading.value for views in self.runs.noisy})
+        right, quiet = share_right(guesses, grid[-1]), share_right(controls, grid[-1])
         text = (
-            f"{self._setting()}; of the {grid[-1]} guesses per run {100 * _success(guesses, grid[-1]):.1f}% were right "
-            f"({100 * _success(controls, grid[-1]):.1f}% without noise); reading: {', '.join(readings)}"
+            f"{self._setting()}; of the {grid[-1]} guesses per run {100 * right:.1f}% were right "
+            f"({100 * quiet:.1f}% without noise); reading: {', '.join(readings)}"
         )
         test = None
         if self.curve is not None:
             p_value = p_value_over(FDPOneRun(), [counts_at(guesses, number) for number in grid], self.curve)
             test = CurveTest.at(p_value, _ERROR.curve * self.error)
         name = f"{self.design.kind.value} canaries against the transcript"
-        right, quiet = _success(guesses, grid[-1]), _success(controls, grid[-1])
         return Attack(
             name=name,
             bound=bound,
@@ -371,9 +370,7 @@ class _Judge:
         guesses = self._guesses(self.runs.model - self.runs.model.mean(axis=0))
         controls = self._guesses(np.concatenate([_sum_of_rounds(views[0]) for views in self.runs.clean], axis=1))
         bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
-        text = (
-            f"{self._setting()}; of the {grid[-1]} guesses per run {100 * _success(guesses, grid[-1]):.1f}% were right"
-        )
+        text = f"{self._setting()}; of the {grid[-1]} guesses per run {100 * share_right(guesses, grid[-1]):.1f}% were right"
         name = f"{self.design.kind.value} canaries against the final model"
         return Attack(name=name, bound=bound, power=min(power, most_power), evidence=text)
 
@@ -399,7 +396,7 @@ class _Judge:
                 self.promise.epsilon,
                 delta,
                 method,
-                OneRunDesign(self.design.coins * runs, number * runs, _success(controls, number)),
+                OneRunDesign(self.design.coins * runs, number * runs, share_right(controls, number)),
                 level,
                 len(grid),
             )
@@ -428,10 +425,6 @@ class _Judge:
 
 def _grid(coins: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, round(share * coins)) for share in _SHARES}))
-
-
-def _success(runs: tuple[RankedGuesses, ...], guesses: int) -> float:
-    return float(np.concatenate([run.ordered()[:guesses] for run in runs]).mean())
 
 
 def _sum_of_rounds(seen: Seen) -> Floats:

@@ -1,4 +1,7 @@
-"""Which canaries a run gets: how many, where, and in which directions, so that they disturb one another least."""
+"""Which canaries a run gets: how many, where, in which directions, and how each shows in a message.
+
+Directions are chosen so that canaries disturb one another least.
+"""
 
 from __future__ import annotations
 
@@ -209,7 +212,7 @@ def design_canaries(evidence: RunEvidence, scaling: Scaling, kind: CanaryKind, s
     }
     schemes = (whole(declaration.scheme) for declaration in evidence.document.sampling)
     epoch = next((_epoch(scheme) for scheme in schemes), 0)
-    return CanaryDesign(kind, meaning, algorithm, silos, scaling, signals, rate, epoch)
+    return CanaryDesign(kind, meaning, algorithm, silos, scaling, signals, rate=rate, epoch=epoch)
 
 
 def _epoch(scheme: Sampling) -> int:

@@ -15,7 +15,7 @@ does not look at the coins of the runs that are counted; a better one only finds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, final
 
@@ -149,7 +149,7 @@ def _torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any)
     values = {names[id(one)]: one.detach() for one in module.parameters() if one.requires_grad}
     frozen = {name: one.detach() for name, one in plain.named_buffers()}
 
-    def loss_of_one(parameters: dict[str, Any], x: Any, y: Any) -> Any:
+    def loss_of_one(parameters: Mapping[str, Any], x: Any, y: Any) -> Any:
         return loss(functional_call(plain, {**parameters, **frozen}, (x.unsqueeze(0),)), y.unsqueeze(0))
 
     x, y = (torch.as_tensor(part) for part in records)

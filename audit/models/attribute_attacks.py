@@ -215,13 +215,13 @@ def needs_input(knowledge: Knowledge) -> str | None:
     return None
 
 
-# Yeom et al. (CSF 2018, attribute inference by confidence): the value that makes the true label most likely.
-
-
 @final
 @dataclass(frozen=True)
 class Yeom:
-    """argmax over v of p(label | record with v) * prior(v)."""
+    """Attribute inference by confidence (Yeom et al., CSF 2018): the value that makes the true label most likely.
+
+    It is the argmax over v of p(label | record with v) * prior(v).
+    """
 
     name: str = "Yeom"
 
@@ -259,14 +259,9 @@ class Csmia:
         return guess
 
 
-# Attacks that learn, from members whose attribute is known, what the model's answers betray of it.
-
-
-# The classifiers that imputation and learned attacks use: the better of a linear and a boosted-tree one.
-#
-# A weak imputation would make every attack look strong, so both kinds compete on records set aside for it.
-
 _SHARE_TO_CHOOSE = 0.25
+"""Of the records, for choosing a classifier. A weak imputation would make every attack look strong, so a linear and a
+boosted-tree one compete on records set aside for it."""
 _LEAST_TO_CHOOSE = 40
 
 
@@ -405,17 +400,15 @@ def _against_mean(candidates: Floats) -> Floats:
     return candidates - candidates.mean(axis=0) if len(candidates) > 1 else candidates[:0]
 
 
-# LOMIA (Mehnaz et al., USENIX Security 2022): labels only.
-#
-# Where exactly one value makes the model predict the true label, that value is the guess. Such records teach a
-# classifier what to guess elsewhere. It is taught by the members the attacker knows, with the model's word for their
-# attribute and not their true one, so that asked records stay independent of one another.
-
-
 @final
 @dataclass(frozen=True)
 class Lomia:
-    """The only value that gives the true label, else what a classifier learned from such records."""
+    """LOMIA (Mehnaz et al., USENIX Security 2022): labels only.
+
+    Where exactly one value makes the model predict the true label, that value is the guess. Such records teach a
+    classifier what to guess elsewhere. It is taught by the members the attacker knows, with the model's word for their
+    attribute and not their true one, so that asked records stay independent of one another.
+    """
 
     name: str = "LOMIA"
 

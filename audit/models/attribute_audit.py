@@ -43,13 +43,6 @@ from audit.settings import CONFIDENCE
 from calibrate.arrays import Floats
 from calibrate.errors import InvalidInput, count, open_unit
 
-# A confidence interval for the mean of bounded numbers that holds at every sample size.
-#
-# Attack and imputation are right on nearly the same records, so their difference is zero nearly always; the normal
-# approximation and the bootstrap then promise more than they keep. The interval here is a test by betting: a gambler
-# who bets against "the mean is m" with stakes chosen from earlier values only has a wealth that exceeds 2/alpha with
-# probability at most alpha/2 if m is the mean (Ville's inequality), and becomes rich quickly if it is not.
-
 _LARGEST_STAKE = 0.75
 """No bet may lose more than this share of the wealth, so that it never runs out."""
 _HALVINGS = 40
@@ -57,6 +50,11 @@ _HALVINGS = 40
 
 def mean_interval(values: Floats, low: float, high: float, confidence: float) -> Interval:
     """The mean of independent values in [low, high] with a common mean, given in an order unrelated to the values.
+
+    Attack and imputation are right on nearly the same records, so their difference is zero nearly always; the normal
+    approximation and the bootstrap then promise more than they keep. This is a test by betting: a gambler who bets
+    against "the mean is m" with stakes chosen from earlier values only has a wealth that exceeds 2/alpha with
+    probability at most alpha/2 if m is the mean (Ville's inequality), and becomes rich quickly if it is not.
 
     Guarantee: covers that mean with probability at least `confidence`, whatever the distribution
     (docs/theorems/attribute-inference.md, the interval).
@@ -105,9 +103,6 @@ def _stakes(values: Floats, alpha: float) -> Floats:
     variance = (0.25 + np.cumsum((values - running) ** 2)) / (places + 1)
     before = np.concatenate([[0.25], variance[:-1]])
     return np.sqrt(2 * math.log(2 / alpha) / (count * before))
-
-
-# All attribute attacks on one model, each beside imputation, on members and on non-members.
 
 
 ALL_ATTACKS: tuple[AttributeAttack, ...] = (Yeom(), Csmia(), Lomia(), LearnedFromOutputs(), WhiteBox())

@@ -1,4 +1,4 @@
-"""What a membership attack is, and the attacks by name."""
+"""What a membership attack is, and the attacks by name: loss threshold, LiRA, RMIA, and those of plug-ins."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from calibrate.arrays import Booleans, Floats
 from calibrate.errors import InvalidInput, positive
 from calibrate.plugins import PluginGroup, Plugins
 
-# The loss threshold (Yeom et al. 2018): a record the model fits well was probably in its training data.
-
 
 @final
 @dataclass(frozen=True)
 class LossThreshold:
-    """The negative loss. It needs no other model, and mistakes easy records for members."""
+    """The negative loss (Yeom et al. 2018): a record the model fits well was probably in its training data.
+
+    It needs no other model, and mistakes easy records for members.
+    """
 
     name: ClassVar[AttackName] = AttackName.LOSS
     least_models: ClassVar[int] = 0
@@ -29,13 +30,6 @@ class LossThreshold:
     def scores(self, signals: Signals) -> Floats:
         return log_probability(signals.target)
 
-
-# LiRA, the likelihood-ratio attack (Carlini et al. 2022, arXiv 2112.03570).
-#
-# For each record the signals of shadow models trained with it, and of those trained without it, are each fitted by a
-# normal law. Online, the score is the logarithm of the ratio of the two densities at the target's signal.
-# Offline, only
-# models without the record are there, and the score is by how many deviations the target is above their mean.
 
 OWN_VARIANCE_FROM = 64
 """With fewer shadow models a variance of each record's own is too noisy, and one for all records is used."""
@@ -45,7 +39,11 @@ _LEAST_DEVIATION = 1e-3
 @final
 @dataclass(frozen=True)
 class LiraOnline:
-    """Needs, for each record, shadow models with and without it."""
+    """LiRA, the likelihood-ratio attack (Carlini et al. 2022, arXiv 2112.03570), with and without each record.
+
+    For each record the signals of shadow models trained with it, and of those trained without it, are each fitted by a
+    normal law. The score is the logarithm of the ratio of the two densities at the target's signal.
+    """
 
     name: ClassVar[AttackName] = AttackName.LIRA_ONLINE
     least_models: ClassVar[int] = 2
@@ -59,7 +57,7 @@ class LiraOnline:
 @final
 @dataclass(frozen=True)
 class LiraOffline:
-    """Needs, for each record, shadow models without it."""
+    """LiRA with models without the record alone: by how many deviations the target is above their mean."""
 
     name: ClassVar[AttackName] = AttackName.LIRA_OFFLINE
     least_models: ClassVar[int] = 2
@@ -95,19 +93,15 @@ def _log_density(value: Floats, mean: Floats, deviation: Floats) -> Floats:
     return -0.5 * ((value - mean) / deviation) ** 2 - np.log(deviation)
 
 
-# RMIA, the relative attack (Zarifzadeh, Liu and Shokri 2024, arXiv 2312.03262).
-#
-# A record x is compared with population records z: LR(x, z) = (p(x | target) / p(x)) / (p(z | target) /
-# p(z)), where p(x)
-# is the mean over reference models. The score is the share of z with LR(x, z) >= gamma. LR is a quotient of
-# two numbers
-# that belong to one record each, so the share is found by sorting one side and searching in it: no table of pairs.
-
-
 @final
 @dataclass(frozen=True)
 class Rmia:
-    """One reference model is enough, though more are better.
+    """RMIA, the relative attack (Zarifzadeh, Liu and Shokri 2024, arXiv 2312.03262).
+
+    A record x is compared with population records z: LR(x, z) = (p(x | target) / p(x)) / (p(z | target) / p(z)), where
+    p(x) is the mean over reference models. The score is the share of z with LR(x, z) >= gamma. LR is a quotient of two
+    numbers that belong to one record each, so the share is found by sorting one side and searching in it: no table of
+    pairs. One reference model is enough, though more are better.
 
     `offline_weight` (the paper's a) makes up for reference models that never saw a record: its mean probability is
     then taken as ((1 + a) p_out + 1 - a) / 2. It is used for records without any model that saw them.

@@ -186,7 +186,9 @@ def audit_model(
     rows = coins.first_rows
     rule = blind_rule(records.features[rows], records.labels[rows], coins.is_member, options.seed)
     marks = marks_of_units(options.exposure.by, records, coins, signals.target)
-    case = _Case(signals, coins, attacks, options, claim, rule.tells_apart, marks, records.members)
+    case = _Case(
+        signals, coins, attacks, options, claim, unlike=rule.tells_apart, marks=marks, member_rows=records.members
+    )
     return case.judge(AuditedModel(kind=target.kind, source=target.source), facts, (coins.check, check_alike(rule)))
 
 
@@ -216,7 +218,9 @@ def audit_scores(
         check = not_possible(check.layer, check.name, "scores alone do not tell whether a record is repeated")
     signals = Signals.alone(coins.mean(checked_scores("scores", scores)))
     marks = {name: values[coins.first_rows] for name, values in (groupings or {}).items()}
-    case = _Case(signals, coins, (UserScore(),), options, claim, False, marks, int(np.sum(is_member)))
+    case = _Case(
+        signals, coins, (UserScore(),), options, claim, unlike=False, marks=marks, member_rows=int(np.sum(is_member))
+    )
     return case.judge(AuditedModel(kind="scores", source=source), None, (check,))
 
 

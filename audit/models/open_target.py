@@ -1,4 +1,4 @@
-"""From a path to a target: by what the file is, and never running its code without being told to."""
+"""From a path to a target: by what the file is (ONNX runs here), and never running its code without being told to."""
 
 from __future__ import annotations
 

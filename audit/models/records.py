@@ -238,8 +238,8 @@ def encode_tables(
         tables.members.records,
         tables.nonmembers.records,
         columns,
-        label,
-        tables.units(choice.unit),
+        label_column=label,
+        units=tables.units(choice.unit),
     )
 
 

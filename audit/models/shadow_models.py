@@ -1,4 +1,7 @@
-"""Train shadow models in groups, here or under any executor, and keep their signals alone."""
+"""Train shadow models in groups, here or under any executor: which records each gets, and in which order.
+
+Their signals alone are kept.
+"""
 
 from __future__ import annotations
 

@@ -36,13 +36,7 @@ class StackedLogistic:
     kind: ClassVar[str] = "logistic"
 
     def __post_init__(self) -> None:
-        count("epochs", self.epochs)
-        count("batch", self.batch)
-        positive("learning rate", self.learning_rate)
-        if not (0 <= self.momentum < 1 and self.penalty >= 0):
-            raise InvalidInput(
-                "momentum, penalty", (self.momentum, self.penalty), "must be in [0, 1) and at least 0", "give 0.9 and 0"
-            )
+        _check_descent(self)
 
     @property
     def training(self) -> str:
@@ -70,6 +64,17 @@ class StackedLogistic:
                 speed.mul_(self.momentum).add_(gradient)
                 weights.sub_(speed, alpha=self.learning_rate)
         return weights
+
+
+def _check_descent(own: StackedLogistic | StackedPerceptron) -> None:
+    """The settings of minibatch descent with momentum, refused where it can't run with them."""
+    count("epochs", own.epochs)
+    count("batch", own.batch)
+    positive("learning rate", own.learning_rate)
+    if not (0 <= own.momentum < 1 and own.penalty >= 0):
+        raise InvalidInput(
+            "momentum, penalty", (own.momentum, own.penalty), "must be in [0, 1) and at least 0", "give 0.9 and 0"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,13 +154,7 @@ class StackedPerceptron:
             raise InvalidInput("hidden", self.hidden, "must be a tuple of at least one size", "give (64,)")
         for size in self.hidden:
             count("hidden", size)
-        count("epochs", self.epochs)
-        count("batch", self.batch)
-        positive("learning rate", self.learning_rate)
-        if not (0 <= self.momentum < 1 and self.penalty >= 0):
-            raise InvalidInput(
-                "momentum, penalty", (self.momentum, self.penalty), "must be in [0, 1) and at least 0", "give 0.9 and 0"
-            )
+        _check_descent(self)
 
     @property
     def training(self) -> str:

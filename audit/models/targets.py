@@ -1,4 +1,4 @@
-"""What every target can do: give its signal on records, and say which shadow models resemble it."""
+"""What every target can do: give its signal on records, name its shadow models; scikit-learn models and bare scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All probes of one run; about a second each, most of it in the rehearsal."""
+"""All probes of one run, with counts of steps and scales of features; about a second each, mostly for the rehearsal."""
 
 from __future__ import annotations
 

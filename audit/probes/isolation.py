@@ -17,6 +17,7 @@ from audit.probes.setting import (
     Record,
     in_the_same_set,
     message_values,
+    owned_units,
     record_at,
     rows_of,
     units_of,
@@ -110,7 +111,7 @@ def _places(setting: ProbeSetting, random: np.random.Generator) -> Iterator[_Pla
             batch = torch.from_numpy(setting.algorithm.draw(silo, words))
             unit = int(batch[batch < units_of(silo)][0])
         else:
-            owned = torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
+            owned = owned_units(silo)
             few = min(_BATCH, setting.most_at_once or _BATCH)
             batch = owned[torch.from_numpy(np.sort(random.permutation(len(owned))[:few]))]
             unit = int(batch[-1])

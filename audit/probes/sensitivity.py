@@ -29,6 +29,7 @@ from audit.probes.setting import (
     crowd_of,
     in_the_same_set,
     message_values,
+    owned_units,
     record_at,
     rows_of,
     units_of,
@@ -186,7 +187,7 @@ def _in_whole_batches(setting: ProbeSetting, silos: Sequence[SiloTensors], seed:
     silo = max(silos, key=len)
     if len(silo) == 0:
         return
-    owned = np.arange(len(silo)) if silo.unit_of_row is None else np.unique(silo.unit_of_row.numpy())
+    owned = owned_units(silo).numpy()
     affordable = max(_SIZES[-1], _MOST_NUMBERS // setting.model.size)
     chosen = random.permutation(owned)[: min(affordable, setting.most_at_once or affordable)]
     batch = torch.from_numpy(np.sort(chosen))
@@ -208,7 +209,7 @@ def _batches(setting: ProbeSetting, silo: SiloTensors, random: np.random.Generat
         drawn = setting.algorithm.draw(silo, SeededWords(int(random.integers(2**31)), "probe"))
         yield torch.from_numpy(drawn)
         return
-    owned = torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
+    owned = owned_units(silo)
     most = min(len(owned), setting.most_at_once or len(owned))
     for size in dict.fromkeys(min(size, most) for size in _SIZES):
         chosen = random.permutation(len(owned))[:size]

@@ -1,4 +1,4 @@
-"""What is probed: the algorithm that trains, the records it trains on, states it was in, and what was signed."""
+"""What is probed: algorithm, records, states, what was signed; and the messages that neighbouring data sets give."""
 
 from __future__ import annotations
 
@@ -126,6 +126,11 @@ def _some_states(evidence: RunEvidence) -> tuple[ReachedState, ...]:
 def units_of(silo: SiloTensors) -> int:
     """How many protected units a silo holds."""
     return silo.units
+
+
+def owned_units(silo: SiloTensors) -> Tensor:
+    """The numbers of the units that have records."""
+    return torch.arange(len(silo)) if silo.unit_of_row is None else torch.unique(silo.unit_of_row)
 
 
 def rows_of(silo: SiloTensors, unit: int) -> Tensor:
@@ -256,9 +261,9 @@ def message_values(
     if algorithm.replies:
         given = given or {silo.name: _published(first, silo.name)}
         messages.append(algorithm.reply(reached.state, reached.step, silo, batch, given))
-    noisy: dict[str, Any] = {}
-    randomised: dict[str, Any] = {}
-    clear: dict[str, Any] = {}
+    noisy: dict[str, np.ndarray] = {}
+    randomised: dict[str, np.ndarray] = {}
+    clear: dict[str, np.ndarray] = {}
     for message in messages:
         noisy |= {part.name: np.array(part.values) for part in message.noisy}
         randomised |= {name: np.array(values) for name, values in (message.randomized or {}).items()}

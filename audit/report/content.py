@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from audit.report.figures import Metrics
 from audit.report.page import ReportContent
 from audit.report.results import AuditReport
 from calibrate.epsilon_so_far import EpsilonSoFar
@@ -61,7 +62,7 @@ def _parties(path: Path) -> tuple[str, tuple[dict[str, Any], ...]]:
         raise InvalidInput("RUN", str(path), rule, "put the run's own file back, or remove it") from None
 
 
-def _metrics(path: Path) -> tuple[dict[str, Any], ...]:
+def _metrics(path: Path) -> Metrics:
     """One line per step, as far as the page reads it; refused where it is something else."""
     try:
         lines = path.read_text("utf-8").splitlines() if path.exists() else []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
 from xml.etree import ElementTree as Xml
 
 import yaml
@@ -68,7 +67,7 @@ def model_card(content: ReportContent, facts: CardFacts) -> str:
     if manifest is None:
         raise InvalidInput("RUN", None, "is needed for a card", "name a run folder")
     document = manifest.document
-    matter: dict[str, Any] = {
+    matter: dict[str, Json] = {
         "library_name": "privfair",
         "tags": ["differential-privacy", "fairness", "federated-learning", document.algorithm],
         "pipeline_tag": "tabular-classification",
@@ -121,7 +120,7 @@ def _measured(content: ReportContent) -> dict[str, float]:
     return {name: float(value) for name, value in overall.items() if name in _NAMES and isinstance(value, int | float)}
 
 
-def _result(document: BudgetDocument, measured: dict[str, float]) -> dict[str, Any]:
+def _result(document: BudgetDocument, measured: dict[str, float]) -> dict[str, Json]:
     name = "held-out records" if document.dataset is None else document.dataset.name
     return {
         "task": {"type": "tabular-classification"},
@@ -168,7 +167,7 @@ class RegistryFacts:
     sector: str | None = None
 
 
-def registry_entry(content: ReportContent, facts: RegistryFacts) -> dict[str, Any]:
+def registry_entry(content: ReportContent, facts: RegistryFacts) -> dict[str, Json]:
     """An entry of OpenDP's deployments registry, tier 3; refused for a run that protects nobody."""
     manifest = content.manifest
     if manifest is None:
@@ -177,7 +176,7 @@ def registry_entry(content: ReportContent, facts: RegistryFacts) -> dict[str, An
     research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
     if isinstance(guarantee, NoPrivacyPromised) or research or guarantee.epsilon is None:
         raise Refused("this run promises no privacy; the registry is of deployments that do")
-    basic: dict[str, Any] = {
+    basic: dict[str, Json] = {
         "name": facts.name,
         "data_curators": list(facts.curators),
         "intended_use": facts.intended_use or document.justification,
@@ -197,7 +196,7 @@ def registry_entry(content: ReportContent, facts: RegistryFacts) -> dict[str, An
     return {"url_slug": f"{slug}-{facts.published.year}", "status": "Draft", "tier": 3, "deployment": deployment}
 
 
-def _privacy(document: BudgetDocument, guarantee: PrivateGuarantee | AsPrintedGuarantee) -> dict[str, Any]:
+def _privacy(document: BudgetDocument, guarantee: PrivateGuarantee | AsPrintedGuarantee) -> dict[str, Json]:
     silos = document.data.silos
     price = document.accounting.interval
     details = f"Certified to lie in [{price.lower:.6g}, {price.upper:.6g}] by {document.accounting.accountant}."
@@ -229,7 +228,7 @@ def _privacy(document: BudgetDocument, guarantee: PrivateGuarantee | AsPrintedGu
     }
 
 
-def _how(document: BudgetDocument, audit: AuditReport | None) -> dict[str, Any]:
+def _how(document: BudgetDocument, audit: AuditReport | None) -> dict[str, Json]:
     tested = "It was not audited." if audit is None else f"Audit: {audit.verdict.value} ({audit.why})."
     return {
         "accounting": {
@@ -248,7 +247,7 @@ def _list(sentences: tuple[str, ...]) -> str:
     return "".join(f"- {text}\n" for text in sentences)
 
 
-def as_yaml(entry: dict[str, Any]) -> str:
+def as_yaml(entry: dict[str, Json]) -> str:
     """The entry as the registry stores it: literal blocks, so that lists stay lists."""
     return _yaml(entry)
 
@@ -264,7 +263,7 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def _yaml(value: dict[str, Any]) -> str:
+def _yaml(value: dict[str, Json]) -> str:
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=4096)
     return text
 

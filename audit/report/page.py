@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from audit.report.figures import draw_figures
+from audit.report.figures import Metrics, draw_figures
 from audit.report.results import AuditReport, CheckOutcome, Conclusion
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import (
@@ -43,7 +43,7 @@ class ReportContent:
 
     manifest: AuthenticManifest | UnverifiedManifest | None
     audit: AuditReport | None
-    metrics: tuple[dict[str, Any], ...]
+    metrics: Metrics
     budget: tuple[tuple[int, float], ...]
     """Certified epsilon after so many rounds."""
     engine: str = ""

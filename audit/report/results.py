@@ -6,6 +6,7 @@ Keys that are here stay; new ones may be added, so readers must ignore keys they
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import Enum
 from html import escape
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from audit.bounds import LowerBound
 from calibrate.errors import InvalidInput
+from calibrate.manifest.strict_json import Json
 from privfair.fairness.measurement import emptiness
 
 SCHEMA_ID = "urn:privfair:audit-report:v1"
@@ -32,7 +34,7 @@ class Result(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Plain values, as they are written to files."""
         return self.model_dump(mode="json")
 
@@ -505,7 +507,7 @@ class ModelQuality(Result):
     warning: str | None = Field(description="Why the model is worth nothing; null if it tells records apart.")
 
     @classmethod
-    def of(cls, overall: dict[str, Any]) -> ModelQuality:
+    def of(cls, overall: Mapping[str, Any]) -> ModelQuality:
         """From what `Measurement.as_json` gave, with the area under the curve."""
         shared = ("records", "accuracy", "balanced_accuracy", "auc", "demographic_parity", "positive_class")
         rates = ("records", "accuracy", "positive_rate", "true_positive_rate", "false_positive_rate")
@@ -558,7 +560,7 @@ class AuditReport(Result):
         )
 
 
-def schema() -> dict[str, Any]:
+def schema() -> dict[str, Json]:
     """The JSON schema that is published."""
     found = AuditReport.model_json_schema(mode="validation")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **found}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from audit.report.statement import PREDICATE_TYPE, AuditPredicate
 from calibrate.manifest.document import PREDICATE_TYPE as BUDGET_TYPE
 from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.strict_json import Json
 
 
-def published_schemas() -> dict[str, dict[str, Any]]:
+def published_schemas() -> dict[str, dict[str, Json]]:
     """The schema of each predicate, by the name of its file."""
     found = {}
     for name, kind, model in (

@@ -1,7 +1,8 @@
-"""What an auditor has in hand: a run folder, and the data it was trained on.
+"""What an auditor has in hand: a run folder, the data it was trained on, and a manifest in the auditor's name.
 
 The states before every round are redone from the transcript (`privfair.run.replay`), so the auditor's view of the run
-is that of an observer who also holds the data: nothing is taken from the trainer's word.
+is that of an observer who also holds the data: nothing is taken from the trainer's word. Rehearsals and reruns make the
+same promise once more in the auditor's name, so that they touch nobody's budget.
 """
 
 from __future__ import annotations

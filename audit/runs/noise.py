@@ -1,6 +1,13 @@
-"""L1 where batches are secret: is there at least the signed noise in the messages? From the run itself.
+"""L1: is the noise in the messages what was signed? From one run, by an auditor who holds the data.
 
-Without the batch a message cannot be recomputed. But whatever was added to it, independent noise only makes its
+Where batches are known, residual = published - clean message, divided by the signed scale, must be iid standard
+normal. Wrong variance, a mean, a wrong shape, one quiet message, noise that repeats (between any rounds and silos, with
+either sign), and low digits or noise that follow the message each have their own test, and the variance of all values
+together has one more. Every test has false-alarm probability `alpha / number of tests`, so a clean run is flagged with
+probability at most `alpha`. That nothing was flagged is evidence only where little noise would have been: the test of
+variance says how little.
+
+Where batches are secret, a message cannot be recomputed. But whatever was added to it, independent noise only makes its
 squares larger: given all earlier rounds, |message - anything known before|^2 / sigma^2 is stochastically at least
 chi-squared (a non-central chi-squared variable is at least a central one). So a sum of such squares in the lower tail
 of chi-squared shows that noise is missing, and a clean run is flagged with probability at most `alpha`. Only
@@ -31,15 +38,6 @@ from calibrate.arrays import Floats, Integers
 from calibrate.discrete_noise import STEPS_PER_SCALE
 from calibrate.manifest.document import BudgetDocument
 from calibrate.manifest.mechanism import GaussianNoise, InTheClear, LaplaceNoise, NoiseSampler
-
-# L1: is the noise in the messages what was signed? From one run, by an auditor who holds the data.
-#
-# residual = published - clean message, divided by the signed scale, must be iid standard normal. Wrong variance, a
-# mean, a wrong shape, one quiet message, noise that repeats (between any rounds and silos, with either sign), and low
-# digits or noise that follow the message each have their own test, and the variance of all values together has one
-# more. Every test has false-alarm
-# probability `alpha / number of tests`, so a clean run is flagged with probability at most `alpha`. That nothing was
-# flagged is evidence only where little noise would have been: the test of variance says how little.
 
 DEFAULT_ALPHA = 1e-3
 _TESTS_OF_ONE_VALUE = 4
@@ -411,7 +409,6 @@ _DIRECTIONS = 16
 _ENTRIES = 64
 _REMEMBERED = 8
 """Rounds whose mean stands for the next one's message without noise."""
-"""A passed check is evidence only if this share of the signed sigma would have been flagged."""
 
 
 @dataclass(frozen=True, eq=False)
