@@ -370,7 +370,8 @@ class _Judge:
         guesses = self._guesses(self.runs.model - self.runs.model.mean(axis=0))
         controls = self._guesses(np.concatenate([_sum_of_rounds(views[0]) for views in self.runs.clean], axis=1))
         bound, power, grid = self._one_run(guesses, controls, _ERROR.model)
-        text = f"{self._setting()}; of the {grid[-1]} guesses per run {100 * share_right(guesses, grid[-1]):.1f}% were right"
+        right = share_right(guesses, grid[-1])
+        text = f"{self._setting()}; of the {grid[-1]} guesses per run {100 * right:.1f}% were right"
         name = f"{self.design.kind.value} canaries against the final model"
         return Attack(name=name, bound=bound, power=min(power, most_power), evidence=text)
 

@@ -2,7 +2,7 @@
 
 The states before every round are redone from the transcript (`privfair.run.replay`), so the auditor's view of the run
 is that of an observer who also holds the data: nothing is taken from the trainer's word. Rehearsals and reruns make the
-same promise once more in the auditor's name, so that they touch nobody's budget.
+same promise once more in the auditor's name, so that they touch no one's budget.
 """
 
 from __future__ import annotations

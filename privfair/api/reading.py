@@ -142,8 +142,7 @@ def report(
         audit: what `audit_run` returned.
         trust: whose signatures count; without it the page says in red that nobody checked them.
     """
-    from audit.report.content import report_content
-    from audit.report.page import render
+    from audit.report.page import render, report_content
 
     signers = None if trust is None else TrustInForce(trust).file
     Path(path).write_text(render(report_content(Path(run), audit, signers)), encoding="utf-8")

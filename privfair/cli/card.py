@@ -60,8 +60,8 @@ def command(
       privfair card run/ --trust trust.json --audit audit.json --license apache-2.0 --out README.md
     Without --trust the card says that nobody checked the signatures.
     """
-    from audit.report.content import read_audit, report_content
     from audit.report.exports import CardFacts, model_card
+    from audit.report.page import read_audit, report_content
 
     trust = None if trust_path is None else read_trust_file(trust_path, root)
     audit = None if audit_path is None else read_audit(audit_path)

@@ -46,8 +46,8 @@ def command(
       privfair registry run/ --region Norway --curator "North Hospital" --author "A. Lund" --out entry.yaml
     A run that promises nothing is refused.
     """
-    from audit.report.content import read_audit, report_content
     from audit.report.exports import RegistryFacts, as_yaml, registry_entry
+    from audit.report.page import read_audit, report_content
     from calibrate.errors import InvalidInput
 
     trust = None if trust_path is None else read_trust_file(trust_path, root)

@@ -32,8 +32,7 @@ def command(
     Without --trust the page says in red that nobody checked the manifest's signatures.
     Without RUN the page is about the model that was audited with --model.
     """
-    from audit.report.content import read_audit, report_content
-    from audit.report.page import empty_model, protection_lines, render
+    from audit.report.page import empty_model, protection_lines, read_audit, render, report_content
 
     if run is None and audit_path is None:
         raise click.UsageError("name a RUN folder, or the --audit of a model")

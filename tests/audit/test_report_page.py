@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from audit.report.content import report_content
-from audit.report.page import ReportContent, _odds, render
+from audit.report.page import ReportContent, _odds, render, report_content
 from audit.report.results import AuditReport
 from calibrate.budget import calibrate_plan
 from calibrate.manifest.document import DataBinding, DataIdentity

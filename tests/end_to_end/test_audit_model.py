@@ -18,8 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 from torch import nn
 
-from audit.report.content import read_audit
-from audit.report.page import ReportContent, render
+from audit.report.page import ReportContent, read_audit, render
 from tests.end_to_end.command_line import Outcome, privfair
 
 RECORDS, FEATURES = 400, 6

@@ -12,7 +12,7 @@ from runpy import run_path
 
 import pytest
 
-from audit.report.content import read_audit
+from audit.report.page import read_audit
 from calibrate.errors import PrivfairError
 from calibrate.manifest.document import PAYLOAD_TYPE, PREDICATE_TYPE, statement_bytes
 from calibrate.manifest.keys import generate, sign

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from audit.report.content import read_audit, report_content
-from audit.report.page import ReportContent
+from audit.report.page import ReportContent, read_audit, report_content
 from audit.report.results import AuditReport
 from calibrate.errors import InvalidInput, PrivfairError
 from calibrate.manifest.document import BudgetDocument
