@@ -19,7 +19,6 @@ from calibrate.compose import SignedCurve
 from calibrate.discrete_noise import ProfileSlack
 from calibrate.errors import InvalidInput
 from calibrate.manifest.consistency import contradictions
-from calibrate.manifest.encoding import decode_release, decode_sampling, encode_release, encode_sampling
 from calibrate.manifest.mechanism import (
     Count,
     DeclaredRelease,
@@ -35,7 +34,7 @@ from calibrate.manifest.mechanism import (
 )
 from calibrate.manifest.strict_json import Json, NotStrictJson, canonical, digest, in_our_words, parse_object
 from calibrate.privacy_unit import EpsilonInterval
-from calibrate.releases import Release
+from calibrate.releases import Release, decode_release, decode_sampling, encode_release, encode_sampling
 from calibrate.sampling import Sampling
 from calibrate.tries import RandomTries
 

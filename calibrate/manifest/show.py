@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from calibrate.manifest.document import BudgetDocument
-from calibrate.manifest.encoding import encode_sampling
 from calibrate.manifest.mechanism import (
     AsPrintedGuarantee,
     DeclaredRelease,
@@ -32,6 +31,7 @@ from calibrate.manifest.verify import (
 )
 from calibrate.meaning import Meaning
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval, PrivacyUnit, Protected, Relation
+from calibrate.releases import encode_sampling
 
 WIDTH = 80
 

@@ -20,8 +20,8 @@ import numpy as np
 import rfc8785
 
 from calibrate.errors import Refused
-from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.manifest.strict_json import NotStrictJson, parse_object
+from calibrate.releases import decode_sampling, encode_sampling
 from calibrate.sampling import Batch, Sampling, ShuffledEpochs
 from privfair.batches.randomness import Indexes
 from privfair.durable import OTHER_VERSION, replace_file, write_all

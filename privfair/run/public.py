@@ -13,13 +13,13 @@ from typing import Any, assert_never
 
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument, DataBinding
-from calibrate.manifest.encoding import encode_sampling
 from calibrate.manifest.mechanism import AsPrintedGuarantee, NoiseSource, NoPrivacyPromised, PrivateGuarantee
 from calibrate.manifest.strict_json import Step
 from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import AuthenticManifest, authenticate
 from calibrate.plans.steffle import StefflePlan
 from calibrate.privacy_unit import PrivacyUnit
+from calibrate.releases import encode_sampling
 from calibrate.sampling import Sampling, SamplingName
 from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.recipe import Blueprint

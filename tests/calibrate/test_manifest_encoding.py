@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.errors import InvalidInput
-from calibrate.manifest.encoding import decode_release, decode_sampling, encode_release, encode_sampling
 from calibrate.manifest.strict_json import NotStrictJson, canonical, digest, parse, parse_object
 from calibrate.releases import (
     Gaussian,
@@ -22,6 +21,10 @@ from calibrate.releases import (
     Repeated,
     Sampled,
     Together,
+    decode_release,
+    decode_sampling,
+    encode_release,
+    encode_sampling,
 )
 from calibrate.sampling import Batch, FixedSize, Poisson, Sampling, ShuffledEpochs, WithReplacement
 

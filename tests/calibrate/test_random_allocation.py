@@ -20,9 +20,8 @@ from calibrate.accountants.gaussian import gaussian_epsilon_interval
 from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.accountants.sampled_losses import Points, RandomAllocationLoss, _sum
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
-from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.privacy_unit import EpsilonInterval, PrivacyUnit, Protected, Relation
-from calibrate.releases import Gaussian, Repeated, Sampled, multiplicities
+from calibrate.releases import Gaussian, Repeated, Sampled, decode_sampling, encode_sampling, multiplicities
 from calibrate.sampling import Batch, Poisson, RandomAllocation
 
 ADD_REMOVE = PrivacyUnit(Protected.RECORD, Relation.ADD_REMOVE)

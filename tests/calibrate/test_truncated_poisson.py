@@ -16,11 +16,10 @@ from calibrate.accountants.certified import CertifiedAccountant
 from calibrate.accountants.registry import best_epsilon
 from calibrate.accountants.renyi import RenyiAccountant
 from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination
-from calibrate.manifest.encoding import decode_sampling, encode_sampling
 from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta, PrivacyUnit, Relation
-from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, untruncated
+from calibrate.releases import Gaussian, InSequence, Repeated, Sampled, decode_sampling, encode_sampling, untruncated
 from calibrate.sampling import Batch, Poisson, SamplingName, TruncatedPoisson
 from calibrate.solve import solve_noise
 
