@@ -294,7 +294,7 @@ class BudgetDocument(StrictModel):
         return None if points is None else SignedCurve(points, self.accounting.discrete_noise)
 
     def to_json(self) -> dict[str, Json]:
-        value: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
+        value: dict[str, Json] = self.model_dump(mode="json", by_alias=True)
         return value
 
     @classmethod

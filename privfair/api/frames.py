@@ -127,7 +127,7 @@ class Declared:
 class Described:
     """The schema file's content, and what of it was read off the records."""
 
-    schema: dict[str, Any]
+    schema: dict[str, object]
     groups: tuple[str, ...]
     of_features: tuple[str, ...]
     """Facts about labels and features that nobody declared."""
@@ -150,8 +150,8 @@ def describe(tables: Mapping[str, RawTable], declared: Declared) -> Described:
         for column in given:
             if column not in names:
                 raise InvalidInput(argument, column, "is not a feature of the frames", f"use {', '.join(names[:8])}")
-    numeric: dict[str, Any] = {}
-    categorical: dict[str, Any] = {}
+    numeric: dict[str, object] = {}
+    categorical: dict[str, object] = {}
     read_off: list[str] = []
     for column in names:
         if column in bounds or (column not in categories and _is_number(tables, column)):
@@ -165,7 +165,7 @@ def describe(tables: Mapping[str, RawTable], declared: Declared) -> Described:
     if declared.classes is None:
         read_off.append(f"the classes of {declared.target!r}")
     target = {"column": declared.target, "classes": _names(declared.classes, tables, declared.target)}
-    schema: dict[str, Any] = {"version": 1, "target": target}
+    schema: dict[str, object] = {"version": 1, "target": target}
     groups: tuple[str, ...] = ()
     of_attribute: tuple[str, ...] = ()
     if declared.sensitive is not None:
@@ -198,12 +198,12 @@ def _names(given: Values | None, tables: Mapping[str, RawTable], column: str) ->
 # A plan or a schema as TOML: tables of plain values, in the order given.
 
 
-def toml_text(document: Mapping[str, Any]) -> str:
+def toml_text(document: Mapping[str, object]) -> str:
     """The TOML of nested tables; keys and texts are quoted as JSON quotes them, which TOML reads alike."""
     return "\n".join(_toml_lines(document, ())) + "\n"
 
 
-def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+def _toml_lines(table: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
     plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
     if path and (plain or not table):
         yield ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, Unpack, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,7 +194,7 @@ class Plan:
 
     @classmethod
     def _written(
-        cls, document: dict[str, Any], schema: dict[str, Any], arrow: Mapping[str, Any], public: tuple[str, ...]
+        cls, document: _Sections, schema: Mapping[str, object], arrow: Mapping[str, Any], public: tuple[str, ...]
     ) -> Plan:
         owner = _Owner()
         folder = _private_folder(owner, "privfair-plan-")
@@ -337,6 +337,16 @@ class _Owner:
     """Something to hang a folder's life on."""
 
 
+class _Sections(TypedDict):
+    """A plan file's content."""
+
+    algorithm: str
+    privacy: dict[str, object]
+    data: dict[str, object]
+    training: dict[str, object]
+    target: NotRequired[dict[str, float]]
+
+
 @dataclass(frozen=True, eq=False)
 class _Asked:
     """What the caller wants of a plan of frames, and the plan that follows from it."""
@@ -351,11 +361,11 @@ class _Asked:
     algorithm: str | None
     group_shares: Sequence[float] | None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> _Sections:
         """The plan's sections without target, by what is protected."""
-        data: dict[str, Any] = {"test-fraction": float(self.test_fraction)}
-        privacy: dict[str, Any]
-        training: dict[str, Any]
+        data: dict[str, object] = {"test-fraction": float(self.test_fraction)}
+        privacy: dict[str, object]
+        training: dict[str, object]
         match self.protect:
             case "attribute":
                 name = self.algorithm or "pay-once"
@@ -385,7 +395,7 @@ class _Asked:
                     "protect", self.protect, "is not one of the choices", "use attribute, record or user"
                 )
 
-    def _of_steffle(self) -> dict[str, Any]:
+    def _of_steffle(self) -> dict[str, object]:
         """Full batches of the smallest silo; group shares that are public, or a histogram that is paid for."""
         size = min(table.records for table in self.tables.values())
         common = {"silo-size": size, "sampling": "full", "lipschitz": 0.5, "w-radius": 0.5}
@@ -438,7 +448,7 @@ def _require_roles(protect: str, sensitive: str | None, user: str | None) -> Non
         raise InvalidInput("user", user, 'goes with protect="user"', "name the column that tells whose record it is")
 
 
-def _dashed(section: Mapping[str, Any] | None) -> dict[str, Any]:
+def _dashed(section: Mapping[str, Any] | None) -> dict[str, object]:
     return {key.replace("_", "-"): list(v) if isinstance(v, tuple) else v for key, v in (section or {}).items()}
 
 

@@ -224,8 +224,8 @@ class PrivateFairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _plan_of(self, columns: Mapping[str, NDArray[Any]]) -> Plan:
         """The plan of coded columns; what the user has not declared the plan reads off, and says so."""
-        privacy: dict[str, Any] = {}
-        training: dict[str, Any] = {}
+        privacy: dict[str, object] = {}
+        training: dict[str, object] = {}
         fair = self.protect == "record" and "group" in columns and len(self.classes_) == 2
         if self.learning_rate is not None:
             training["learning-rate"] = float(self.learning_rate)

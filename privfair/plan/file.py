@@ -79,7 +79,7 @@ def read_section(kind: type[Section], place: str, mapping: Mapping[str, Any], fo
     table's name, for error messages.
     """
     refuse_unknown(place, mapping, key_names(kind))
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for key, value in mapping.items():
         if key.replace("-", "_") in given:
             raise InvalidInput(f"[{place}] {key}", _short(value), "is given twice", "spell it once")
@@ -237,5 +237,5 @@ def _digest(document: dict[str, Any]) -> str:
         ) from error
 
 
-def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(mapping: Mapping[str, Any]) -> dict[str, object]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in mapping.items()}

@@ -276,7 +276,7 @@ def _min_max(file: PlanFile) -> MinMaxPlan | None:
     return None
 
 
-def _only(section: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _only(section: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, object]:
     return {key: value for key, value in section.items() if key.replace("_", "-") in names}
 
 
