@@ -25,9 +25,8 @@ from privfair.data.training_data import known_of_silos, load_training_data, site
 from privfair.federation.coordinator import PublicFacts
 from privfair.federation.local_party import require_declared
 from privfair.plan.data import DataPlan, SiteSource, read_data_plan
-from privfair.plan.file import PlanFile
+from privfair.plan.file import PlanFile, SearchPlan, search_plan
 from privfair.plan.privacy import Parameters, Unpriced, unpromised_parameters
-from privfair.plan.search import SearchPlan, search_plan
 from privfair.plan.training import TrainingPlan, plugin_digests, training_plan
 from privfair.run.public import build
 

@@ -194,7 +194,7 @@ def _run(
         _solve_other(file, target, noise_multiplier, solve, as_json)
         return
     if manifest["out"] is None:
-        from privfair.plan.search import search_plan
+        from privfair.plan.file import search_plan
 
         search = search_plan(file)
         plan = plan_from_mapping(file.algorithm, file.privacy)

@@ -1,4 +1,4 @@
-"""A plan file: one TOML file that says what is published, on which data, and how it is trained.
+"""A plan file: one TOML file that says what is published, on which data, how it is trained, and which settings to try.
 
 ::
 
@@ -19,6 +19,16 @@
     [data]                       # which data (read by `privfair train`)
     [training]                   # how to train (read by `privfair train`)
 
+    [search]
+    tries = 10                   # on average; the number itself is random and stays secret
+    shape = 0                    # of the law of that number; 0 unless given, 1 is the geometric law
+    score = "accuracy"           # on the held-out records: accuracy, balanced_accuracy, auc or loss
+
+    [[search.settings]]          # each try takes one of these at random, over what [training] says
+    learning-rate = 0.1
+    [[search.settings]]
+    learning-rate = 1.0
+
 A budget is bound to the file byte for byte: `digest` is the SHA-256 of its bytes. A plan given by flags alone is
 bound to the canonical JSON of its parameters.
 """
@@ -33,6 +43,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +53,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import EpsilonDelta
+from calibrate.tries import RandomTries
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -158,7 +170,7 @@ class PlanFile:
     """Whether `digest` is of a file's bytes (and flags over it), and not of flags alone."""
     name: str = "plan.toml"
     search: Mapping[str, Any] | None = None
-    """Settings to try, where the best of a secret random number of tries is to be shown (privfair/plan/search.py)."""
+    """Settings to try, where the best of a secret random number of tries is to be shown."""
 
     def target(self, epsilon: float | None = None, delta: float | None = None) -> EpsilonDelta:
         """The promise asked for: the given numbers, else the file's."""
@@ -239,3 +251,84 @@ def _digest(document: dict[str, Any]) -> str:
 
 def _plain(mapping: Mapping[str, Any]) -> dict[str, object]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in mapping.items()}
+
+
+# The [search] section: which settings to try, how often, and by what the best try is known.
+
+_SEARCH_KEYS = ("tries", "shape", "score", "settings")
+_OF_THE_RUN = ("rounds", "signed-rounds", "model", "retention", "block", "positive", "sampling", "batch-size")
+"""What all tries have in common: what is signed, and what a score must mean for all of them alike."""
+_MOST_SETTINGS = 1000
+
+
+class TryScore(Enum):
+    """By what a try is judged on the held-out records."""
+
+    ACCURACY = "accuracy"
+    BALANCED_ACCURACY = "balanced_accuracy"
+    AUC = "auc"
+    LOSS = "loss"
+
+    def of(self, metrics: Mapping[str, Any]) -> float:
+        """Larger is better; minus infinity where none was measured."""
+        value = metrics.get(self.value)
+        if not isinstance(value, int | float) or math.isnan(value):
+            return -math.inf
+        return -float(value) if self is TryScore.LOSS else float(value)
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """What is tried: the law of the number of tries, the score, and one plan per setting."""
+
+    tries: RandomTries
+    score: TryScore
+    settings: tuple[Mapping[str, Any], ...]
+    plans: tuple[PlanFile, ...]
+
+
+def search_plan(file: PlanFile) -> SearchPlan | None:
+    """The typed [search] of a plan file; None where it has none."""
+    section = file.search
+    if section is None:
+        return None
+    unknown = sorted(set(section) - set(_SEARCH_KEYS))
+    if unknown:
+        rule = f"is not known; a search has {', '.join(_SEARCH_KEYS)}"
+        raise InvalidInput(f"[search] {unknown[0]}", "(a value)", rule, "drop it")
+    for key in ("tries", "settings"):
+        if key not in section:
+            raise InvalidInput(f"[search] {key}", None, "is needed", "see docs/training.md")
+    tries = RandomTries.with_mean(
+        _read_number("tries", section["tries"]), _read_number("shape", section.get("shape", 0.0))
+    )
+    settings = _read_settings(section["settings"])
+    plans = tuple(replace(file, training={**file.training, **one}, search=None) for one in settings)
+    return SearchPlan(tries, _read_score(section.get("score", TryScore.ACCURACY.value)), settings, plans)
+
+
+def _read_number(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"[search] {key}", value, "must be a number", "write for example tries = 10")
+    return float(min(value, 1e300))
+
+
+def _read_score(value: object) -> TryScore:
+    try:
+        return TryScore(value)
+    except ValueError:
+        known = ", ".join(score.value for score in TryScore)
+        raise InvalidInput("[search] score", value, "is not known", f"use one of {known}") from None
+
+
+def _read_settings(value: object) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+        raise InvalidInput("[search] settings", "(a value)", "must be tables", "write [[search.settings]] for each")
+    if len(value) > _MOST_SETTINGS:
+        raise InvalidInput("[search] settings", len(value), f"are more than {_MOST_SETTINGS}", "give fewer")
+    for one in value:
+        common = sorted(set(one) & set(_OF_THE_RUN))
+        if common:
+            rule = "is the same for all tries, because the budget is signed for it"
+            raise InvalidInput(f"[[search.settings]] {common[0]}", "(a value)", rule, "write it under [training]")
+    return tuple(value)

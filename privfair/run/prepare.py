@@ -32,8 +32,8 @@ from privfair.ledger import Ledger, ManifestTerms
 from privfair.ledger.terms import undeclared_dataset
 from privfair.models.model import Model
 from privfair.plan.data import AttributesAtSites
+from privfair.plan.file import SearchPlan, search_plan
 from privfair.plan.privacy import require_signed
-from privfair.plan.search import SearchPlan, search_plan
 from privfair.plan.training import TrainingPlan, training_plan
 from privfair.run.folder import RunFolder, json_file, save_model
 from privfair.run.metrics import HeldOutRecords

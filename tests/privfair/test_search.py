@@ -14,8 +14,7 @@ from calibrate.manifest.trust import TrustFile
 from calibrate.manifest.verify import read_unverified
 from calibrate.tries import RandomTries
 from privfair.ledger import AlreadyClaimed, Ledger
-from privfair.plan.file import read_plan_file
-from privfair.plan.search import SearchPlan, TryScore, search_plan
+from privfair.plan.file import SearchPlan, TryScore, read_plan_file, search_plan
 from privfair.run import search as searching
 from privfair.run.open_run import OpenRun
 from privfair.run.prepare import PreparedRun, prepare_run
