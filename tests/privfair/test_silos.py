@@ -12,7 +12,7 @@ from calibrate.manifest.document import DataBinding
 from privfair.data.dataset import Dataset, Silo, Silos, TrainTest, pool
 from privfair.data.facts import digest
 from privfair.data.partition import split_dataset, split_silos
-from privfair.data.synthetic_mmd import synthetic_mmd_clients
+from privfair_experiments.mmd.clients import synthetic_mmd_clients
 
 
 def _dataset(records: int = 12, seed: int = 0) -> Dataset:

@@ -12,10 +12,10 @@ import torch
 from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Silos
 from privfair.data.partition import cut_into_silos
-from privfair.data.synthetic_mmd import DIMENSIONS, synthetic_mmd_clients
 from privfair.models.linear import LogisticRegression
 from privfair.models.perceptron import Perceptron
 from privfair.plan.data_choices import ByColumn
+from privfair_experiments.mmd.clients import DIMENSIONS, synthetic_mmd_clients
 from privfair_experiments.mmd.settings import (
     ABLATION_METHODS,
     ABLATION_OWN,
