@@ -56,11 +56,12 @@ experiments: $(VENV)/.with-test
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m tests.benchmarks
 
-## lint: ruff, mypy --strict, import contracts
+## lint: ruff, mypy --strict (packages and experiments), import contracts
 lint: $(VENV)/.with-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=docs/experiments $(BIN)/mypy -p privfair_experiments
 	$(BIN)/lint-imports
 
 ## house: the rules of the house that no tool knows

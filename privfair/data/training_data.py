@@ -181,10 +181,10 @@ class TrainingData:
         if self.apart is None:
             users, copies = (0, 1) if self.users is None else (len(self.users), self.users.copies)
             return tuple(
-                replace(_tensors(silo, dtype, owners, clients), users=users, copies=copies) for silo in self.parties
+                replace(silo_tensors(silo, dtype, owners, clients), users=users, copies=copies) for silo in self.parties
             )
         return tuple(
-            replace(_tensors(silo, dtype, owners, clients), record_numbers=torch.from_numpy(numbers))
+            replace(silo_tensors(silo, dtype, owners, clients), record_numbers=torch.from_numpy(numbers))
             for silo, numbers in zip(self.parties, self.apart.numbers, strict=True)
         )
 
@@ -574,13 +574,9 @@ def _owners(users: UserRecords) -> Integers:
     return np.repeat(np.arange(len(users.offsets) - 1, dtype=np.int64), users.records_per_user)
 
 
-def _tensors(silo: Silo, dtype: torch.dtype, owners: torch.Tensor | None, clients: torch.Tensor | None) -> SiloTensors:
-    data = silo.data
-    return SiloTensors(
-        name=silo.name,
-        x=torch.from_numpy(np.array(data.features)).to(dtype),
-        y=torch.from_numpy(np.array(data.label)),
-        s=torch.from_numpy(np.array(data.group)),
-        unit_of_row=owners,
-        client_of_row=clients,
-    )
+def silo_tensors(
+    silo: Silo, dtype: torch.dtype, owners: torch.Tensor | None = None, clients: torch.Tensor | None = None
+) -> SiloTensors:
+    """The records of a silo as tensors: each row's owner where users are protected, its client where one collects."""
+    x, y, s = (torch.from_numpy(np.array(one)) for one in (silo.data.features, silo.data.label, silo.data.group))
+    return SiloTensors(silo.name, x.to(dtype), y, s, owners, clients)

@@ -102,7 +102,7 @@ def _histograms(images: NDArray[np.float32], angles: int = 8) -> Floats:
 
 
 def _cells(images: NDArray[np.float32]) -> NDArray[np.float32]:
-    return images.reshape(-1, 7, 4, 7, 4).sum(axis=(2, 4))
+    return np.asarray(images.reshape(-1, 7, 4, 7, 4).sum(axis=(2, 4)))
 
 
 def _bounded(features: NDArray[np.floating]) -> Floats:

@@ -89,7 +89,7 @@ def rounding_step(net: str, dtype: torch.dtype) -> Callable[[Tensor, Tensor, Ten
         pieces = torch.split(theta.to(dtype), sizes)
         named = {n: piece.view(shape) for n, piece, shape in zip(names, pieces, shapes, strict=True)}
         totals = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in zip(names, shapes, strict=True)}
-        for some_x, some_y in zip(x.to(dtype).split(64), y.split(64), strict=True):
+        for some_x, some_y in zip(torch.split(x.to(dtype), 64), torch.split(y, 64), strict=True):
             found = {name: one.flatten(1) for name, one in each(named, some_x, some_y).items()}
             norms = torch.stack([one.norm(dim=1).double() for one in found.values()]).norm(dim=0)
             factors = (CLIP / norms.clamp_min(CLIP)).to(dtype)
@@ -122,7 +122,7 @@ def train(net: str, variant: str, rate: float, seed: int, data: tuple[Tensor, ..
 
 
 def _parts(x: Tensor, y: Tensor) -> zip[tuple[Tensor, Tensor]]:
-    return zip(x.split(1000), y.split(1000), strict=True)
+    return zip(torch.split(x, 1000), torch.split(y, 1000), strict=True)
 
 
 def known() -> dict[tuple[str, str, float, int], float]:

@@ -96,6 +96,11 @@ def train(
     return algorithm.theta(position.state)
 
 
+def first_noise(budget: CertifiedBudget | None) -> float | None:
+    """The noise multiplier of a budget's first value, for the rows of a page; None without a budget."""
+    return None if budget is None else budget.value(budget.values[0].name).noise_multiplier
+
+
 def _binding(units: dict[str, int]) -> DataBinding:
     return DataBinding.of("00" * 32, tuple(units.items()))
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,8 @@ class Entry:
 
 def load_entries(place: Path = PAGES / "data" / "matrix.csv") -> list[Entry]:
     with place.open(encoding="utf-8", newline="") as file:
-        return [Entry(**{**row, "runs": int(row["runs"] or 0)}) for row in csv.DictReader(file)]
+        told: list[dict[str, Any]] = list(csv.DictReader(file))
+    return [Entry(**row | {"runs": int(row["runs"] or 0)}) for row in told]
 
 
 def seconds_per_run() -> dict[str, float]:

@@ -117,7 +117,7 @@ def _columns_from(start: Wide | None, size: int, runs: int) -> Wide:
 
 
 def sigmoid(scores: Floats) -> Floats:
-    return np.float32(1.0) / (np.float32(1.0) + np.exp(-scores))
+    return np.asarray(np.float32(1.0) / (np.float32(1.0) + np.exp(-scores)))
 
 
 def steffle(

@@ -80,14 +80,8 @@ class FairFed(Algorithm[FairFedState]):
     def contribution(self, state: FairFedState, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         options = self.options
         given = conditions(options.criterion, self.model.classes, options.positive_class)
-        penalty = OwnPenalty(
-            model=self.model,
-            score=Score.PROBABILITY,
-            given=given,
-            positive_class=options.positive_class,
-            kernel=kernel_of(options.kernel, options.kernel_width),
-            weight=options.fairness,
-        )
+        kernel, place = kernel_of(options.kernel, options.kernel_width), options.positive_class
+        penalty = OwnPenalty(self.model, Score.PROBABILITY, given, place, kernel, options.fairness)
 
         def gradient(theta: Tensor, rows: Tensor) -> Tensor:
             return penalty.gradient(theta, silo.x[rows], silo.y[rows], silo.s[rows])

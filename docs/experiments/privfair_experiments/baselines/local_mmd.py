@@ -64,15 +64,9 @@ class LocalMmd(OneModelAlgorithm):
     def contribution(self, state: OneModel, step: int, silo: SiloTensors, batch: Tensor) -> Message:
         options = self.options
         given = conditions(options.criterion, self.model.classes, options.positive_class)
+        kernel, place = kernel_of(options.kernel, options.kernel_width), options.positive_class
         penalty = OwnPenalty(
-            model=self.model,
-            score=options.score,
-            given=given,
-            positive_class=options.positive_class,
-            kernel=kernel_of(options.kernel, options.kernel_width),
-            weight=options.fairness,
-            groups=self.groups,
-            strata=options.strata,
+            self.model, options.score, given, place, kernel, options.fairness, self.groups, strata=options.strata
         )
 
         def gradient(theta: Tensor, rows: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from privfair.algorithms.parts.options import LocalTrainingOptions, Rate
-from privfair.fairness.constraints import Score
-from privfair.fairness.mmd import Kernel, Strata, TrackedPenalty, cell_of_rows, score_values
+from privfair.fairness.constraints import Score, score_values
+from privfair.fairness.mmd import Kernel, Strata, TrackedPenalty, cell_of_rows
 from privfair.models.model import Model
 
 

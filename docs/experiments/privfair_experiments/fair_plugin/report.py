@@ -174,7 +174,8 @@ def _distilled(rows: list[Row]) -> str:
                 {r[1]: r for r in pick(rows, setting, "attribute", kind, 1.0, target)} for kind in (DISTILLED, TREES)
             )
             both = sorted(set(left) & set(right))
-            error, gap = (Interval.of(left[k][at] - right[k][at] for k in both) for at in (6, 7))
+            errors, gaps = [(left[k][6], right[k][6]) for k in both], [(left[k][7], right[k][7]) for k in both]
+            error, gap = (Interval.of(one - other for one, other in pairs) for pairs in (errors, gaps))
             own = list(left.values())
             shown = f"{_cell(own)} | {error.text(4, signed=True)} | {gap.text(signed=True)}"
             lines.append(

@@ -31,6 +31,7 @@ from privfair.algorithms.parts.descent import DescentRule
 from privfair.contribution import Published
 from privfair.data.dataset import Dataset
 from privfair.data.partition import cut_into_silos, split_silos
+from privfair.data.training_data import silo_tensors
 from privfair.fairness.constraints import ResponseChannel
 from privfair.models.linear import LogisticRegression
 from privfair.plan.data_choices import Heterogeneous
@@ -60,10 +61,7 @@ def load_silos(setting_name: str, split: int) -> tuple[list[SiloTensors], tuple[
 def cut_and_split(whole: Dataset, age: str, split: int) -> tuple[list[SiloTensors], tuple[torch.Tensor, Any, Any]]:
     """The same of any records that have the column `age`."""
     parts = split_silos(cut_into_silos(whole, Heterogeneous(SILOS, age, 0.0), split), split)
-    silos = [
-        SiloTensors(s.name, *(torch.from_numpy(np.array(t)) for t in (s.data.features, s.data.label, s.data.group)))
-        for s in parts.train
-    ]
+    silos = [silo_tensors(silo, torch.float64) for silo in parts.train]
     held = parts.test.pooled()
     return silos, (torch.from_numpy(np.array(held.features)), np.array(held.label), np.array(held.group))
 
@@ -159,7 +157,8 @@ def train(
     }
     if scored:
         given = np.eye(x.shape[1] + 1)[:, [-2] * len(known)]
-        kept = {SCORES: (given, given), GROUPS: tuple(np.insert(one, -1, 0.0, axis=0) for one in kept[GROUPS])}
+        before, last = (np.insert(one, -1, 0.0, axis=0) for one in kept[GROUPS])
+        kept = {SCORES: (given, given), GROUPS: (before, last)}
     for place, (_, noise, _) in enumerate(known):
         algorithm = FairPlugin(
             LogisticRegression(x.shape[1]),

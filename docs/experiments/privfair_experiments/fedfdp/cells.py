@@ -40,9 +40,8 @@ from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.fedfdp import FedFdp, FedFdpClips, FedFdpOptions
 from privfair.algorithms.parts.clients import NOISY, ClippedPairs, ClippedSums
 from privfair.algorithms.parts.options import GradientOptions
-from privfair.contribution import Published
-from privfair_experiments.engine_run import promised, train
-from privfair_experiments.images.clients import BETA, CLIENTS, Federation, Scores
+from privfair_experiments.engine_run import first_noise, promised, train
+from privfair_experiments.images.clients import BETA, CLIENTS, Federation, Scores, free_round
 
 RATE, ROUNDS, DELTA, SIGMA, LOSS_NOISE = 0.05, 763, 1e-5, 2.0, 5.0
 """Section VIII; 763 rounds are what a certified 3.52 affords with the loss charged, too."""
@@ -141,7 +140,7 @@ def run(cell: Cell, on: Federation) -> FedfdpRow:
     return FedfdpRow(
         **asdict(cell),
         true_epsilon=None if found is None else found.certified.upper,
-        noise_multiplier=None if found is None else found.values[0].noise_multiplier,
+        noise_multiplier=first_noise(found),
         **asdict(scores),
         seconds=time.process_time() - start,
     )
@@ -177,14 +176,8 @@ def _train_without_privacy(cell: Cell, on: Federation) -> Tensor:
     for _ in range(cell.rounds):
         drawn = {silo.name: torch.from_numpy(orders.permutation(len(silo))) for silo in on.silos}
         for step in range(1 if passes else local):
-            received = {}
-            for silo in on.silos:
-                own = drawn[silo.name] if passes else drawn[silo.name].tensor_split(local)[step]
-                message = algorithm.contribution(state, step, silo, own)
-                received[silo.name] = {
-                    name: Published(step, silo.name, name, values) for name, values in message.clear.items()
-                }
-            state = algorithm.update(state, received)
+            own = {name: rows if passes else rows.tensor_split(local)[step] for name, rows in drawn.items()}
+            state = free_round(algorithm, state, step, ((silo, own[silo.name]) for silo in on.silos))
     return algorithm.theta(state)
 
 
@@ -257,9 +250,9 @@ def tuning() -> Iterator[Cell]:
     for method, steps in ((FEDDYN, (4.0, 12.8, 40.0)), (ALI_DPFL, (8.0, 64.0))):
         yield from (Cell(RATES, FASHION, method, TUNING_SEED, step=step) for step in steps)
     for method in FREE_STEPS:
-        steps = (2.0,) if method == "FedFair" else (2.0, 8.0)
-        steps = (0.5, *steps) if method in ("FedAvg", EQUAL_STEPS, "FedFair") else steps
-        yield from (Cell(RATES, FASHION, method, TUNING_SEED, step=step, **_WITHOUT) for step in steps)
+        tried: tuple[float, ...] = (2.0,) if method == "FedFair" else (2.0, 8.0)
+        tried = (0.5, *tried) if method in ("FedAvg", EQUAL_STEPS, "FedFair") else tried
+        yield from (Cell(RATES, FASHION, method, TUNING_SEED, step=step, **_WITHOUT) for step in tried)
 
 
 def epsilons(span: range, methods: tuple[str, ...]) -> Iterator[Cell]:

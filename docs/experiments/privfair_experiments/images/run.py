@@ -18,15 +18,13 @@ import torch
 from calibrate.budget import CertifiedBudget, calibrate_plan
 from calibrate.plans.gaussian import GaussianPlan
 from calibrate.privacy_unit import EpsilonDelta
-from privfair.algorithms.algorithm import Algorithm
 from privfair.algorithms.dp_fedsgd import DpFedSgd
 from privfair.algorithms.parts.descent import DescentRule, Iterate
 from privfair.algorithms.parts.options import GradientOptions
-from privfair.contribution import Published
 from privfair.plan.data_choices import Benchmark
 from privfair_experiments import PAGES
-from privfair_experiments.engine_run import promised, train
-from privfair_experiments.images.clients import Federation, add_flags, add_missing, federation
+from privfair_experiments.engine_run import first_noise, promised, train
+from privfair_experiments.images.clients import Federation, add_flags, add_missing, federation, free_round
 from privfair_experiments.images.report import FREE, LINEAR, MAJORITY, ImageRow, write_page
 from privfair_experiments.seed_intervals import load_rows
 
@@ -65,7 +63,7 @@ def run(dataset: str, method: str, seed: int, epsilon: float | None, folder: Pat
         seed=seed,
         epsilon=epsilon,
         true_epsilon=None if certified is None else certified.certified.upper,
-        noise_multiplier=None if certified is None else certified.values[0].noise_multiplier,
+        noise_multiplier=first_noise(certified),
         **asdict(on.scores(theta)),
         seconds=time.process_time() - start,
     )
@@ -78,14 +76,10 @@ def _always_the_majority(on: Federation) -> torch.Tensor:
     return theta.flatten()
 
 
-def _without_noise(algorithm: Algorithm, on: Federation) -> torch.Tensor:
+def _without_noise(algorithm: DpFedSgd, on: Federation) -> torch.Tensor:
     state = algorithm.start()
     for step in range(ROUNDS):
-        received = {}
-        for silo in on.silos:
-            message = algorithm.contribution(state, step, silo, torch.arange(len(silo)))
-            received[silo.name] = {one.name: Published(step, silo.name, one.name, one.values) for one in message.noisy}
-        state = algorithm.update(state, received)
+        state = free_round(algorithm, state, step, ((silo, torch.arange(len(silo))) for silo in on.silos))
     return algorithm.theta(state)
 
 

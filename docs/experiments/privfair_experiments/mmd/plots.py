@@ -9,6 +9,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from privfair_experiments.mmd.report import Point, points_of
 from privfair_experiments.mmd.settings import ABLATION_WEIGHT, REAL, Method
@@ -91,7 +93,7 @@ def draw_fronts(rows: list[Row], path: Path) -> Path:
     return _saved(figure, "Means over splits, bars are 95% intervals", path)
 
 
-def _lines(panel: plt.Axes, points: list[Point], column: str, over: str) -> None:
+def _lines(panel: Axes, points: list[Point], column: str, over: str) -> None:
     for method, (colour, marker) in _LOOKS.items():
         line = sorted((p for p in points if p.method == method), key=lambda p: getattr(p, over))
         if line:
@@ -107,7 +109,7 @@ def _lines(panel: plt.Axes, points: list[Point], column: str, over: str) -> None
     panel.grid(alpha=0.3)
 
 
-def _saved(figure: plt.Figure, title: str, path: Path) -> Path:
+def _saved(figure: Figure, title: str, path: Path) -> Path:
     figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})

@@ -169,7 +169,7 @@ def _private_real(rows: list[PrivateRow]) -> str:
             own = [row for row in rows if (row.task, row.method, row.epsilon) == (task.name, method, epsilon)]
             for p in points_of(own):
                 knob = "no rule" if method == PLUG_IN and p.knob == 1 else f"{p.knob:g}"
-                cost = "none" if epsilon is None else f"{max(row.true_epsilon for row in p.rows):.3f}"
+                cost = "none" if epsilon is None else f"{max(row.true_epsilon or 0.0 for row in p.rows):.3f}"
                 cells = (task.name, method, cost, knob, p.accuracy.text(), p.parity_gap.text(), str(len(p.rows)))
                 lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

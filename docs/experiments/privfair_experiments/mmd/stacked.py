@@ -34,6 +34,10 @@ class Column:
     samples: int = 0
 
 
+_Passed = tuple[list[Tensor], Tensor, Tensor]
+"""Parameters, hidden values and probabilities; each (nets, records, ...)."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Net:
     """The parameters of many nets, and the gradient of mean loss plus weighted scores in all of them."""
@@ -47,8 +51,7 @@ class _Net:
         pieces = torch.split(theta.float(), [int(np.prod(shape)) for shape in shapes], dim=1)
         return [piece.view(len(theta), *shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
-    def forward(self, theta: Tensor, x: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Parameters, hidden values and probabilities; each (nets, records, ...)."""
+    def forward(self, theta: Tensor, x: Tensor) -> _Passed:
         parts = self.split(theta)
         hidden = torch.relu(x @ parts[0].mT + parts[1][:, None])
         return parts, hidden, torch.softmax(hidden @ parts[2].mT + parts[3][:, None], dim=2)
@@ -57,7 +60,7 @@ class _Net:
         """The probability of the positive class, (nets, records)."""
         return self.forward(theta, x)[2][:, :, 1]
 
-    def gradient(self, theta: Tensor, x: Tensor, y: Tensor, slopes: Tensor, passed: tuple) -> Tensor:
+    def gradient(self, theta: Tensor, x: Tensor, y: Tensor, slopes: Tensor, passed: _Passed) -> Tensor:
         parts, hidden, p = passed
         delta = (p - torch.nn.functional.one_hot(y, 2)) / len(y)
         pull = slopes.float() * (self.weights[:, None].float() / len(y)) * p[:, :, 0] * p[:, :, 1]
@@ -90,6 +93,11 @@ def _own_slopes(z: Tensor, s: Tensor) -> Tensor:
     return _slopes(z, s, (z[:, first], z[:, ~first]), (share, 1 - share))
 
 
+def _net(cell: Cell, weights: Tensor) -> _Net:
+    assert isinstance(cell.model, Perceptron)
+    return _Net(cell.model, weights)
+
+
 def run_columns(cell: Cell, columns: tuple[Column, ...]) -> list[tuple[float, float]]:
     """Accuracy and parity gap of every column's last model."""
     kinds: dict[tuple[Method, int], list[int]] = {}
@@ -97,7 +105,7 @@ def run_columns(cell: Cell, columns: tuple[Column, ...]) -> list[tuple[float, fl
         kinds.setdefault((column.method, column.samples), []).append(place)
     found: dict[int, tuple[float, float]] = {}
     for (method, samples), places in kinds.items():
-        net = _Net(cell.model, torch.tensor([columns[place].weight for place in places], dtype=torch.float64))
+        net = _net(cell, torch.tensor([columns[place].weight for place in places], dtype=torch.float64))
         thetas = _train(cell, net, method, samples)
         found |= {place: cell.clients.measure(cell.model, theta) for place, theta in zip(places, thetas, strict=True)}
     return [found[place] for place in range(len(columns))]
@@ -105,7 +113,7 @@ def run_columns(cell: Cell, columns: tuple[Column, ...]) -> list[tuple[float, fl
 
 def run_thresholds(cell: Cell, thresholds: tuple[float, ...]) -> list[tuple[float, tuple[float, float]]]:
     """Accuracy and parity gap of plain FedAvg, answering yes above each probability."""
-    (theta,) = _train(cell, _Net(cell.model, torch.zeros(1)), Method.LOCAL, 0)
+    (theta,) = _train(cell, _net(cell, torch.zeros(1)), Method.LOCAL, 0)
     return [(threshold, cell.clients.measure(cell.model, theta, threshold)) for threshold in thresholds]
 
 
@@ -136,7 +144,7 @@ class CurvePoint:
 
 def loss_curve(cell: Cell, task: str, weight: float, samples: int) -> list[CurvePoint]:
     """What Figures 6 and 7 of the paper show: whether both parts of the objective fall, round by round."""
-    net, points, own = _Net(cell.model, torch.tensor([weight])), list[CurvePoint](), cell.clients.collected()
+    net, points, own = _net(cell, torch.tensor([weight])), list[CurvePoint](), cell.clients.collected()
     test = (cell.clients.x, torch.from_numpy(cell.clients.y), torch.from_numpy(cell.clients.s))
 
     def watch(theta: Tensor) -> None:
@@ -150,8 +158,8 @@ def loss_curve(cell: Cell, task: str, weight: float, samples: int) -> list[Curve
 
 def _parts_of_loss(net: _Net, theta: Tensor, x: Tensor, y: Tensor, s: Tensor) -> tuple[float, float]:
     p = net.forward(theta, x)[2][0].double()
-    scores = [p[s == group, 1].numpy() for group in (0, 1)]
-    return float(-p.gather(1, y[:, None]).log().mean()), mmd_squared_v(*scores, EnergyKernel())
+    first, second = (p[s == group, 1].numpy() for group in (0, 1))
+    return float(-p.gather(1, y[:, None]).log().mean()), mmd_squared_v(first, second, EnergyKernel())
 
 
 def _with_tracking(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from privfair.algorithms.mmd_fedavg import (
 )
 from privfair.data.dataset import Silos
 from privfair.data.partition import split_silos
+from privfair.data.training_data import silo_tensors
 from privfair.fairness.constraints import KernelKind
 from privfair.fairness.mmd import GaussianSmoothing
 from privfair.models.model import Model
@@ -62,15 +64,7 @@ class Clients:
     @classmethod
     def of(cls, silos: Silos, seed: int, dtype: torch.dtype) -> Clients:
         parts = split_silos(silos, seed)
-        train = tuple(
-            SiloTensors(
-                silo.name,
-                torch.from_numpy(np.array(silo.data.features)).to(dtype),
-                torch.from_numpy(np.array(silo.data.label)),
-                torch.from_numpy(np.array(silo.data.group)),
-            )
-            for silo in parts.train
-        )
+        train = tuple(silo_tensors(silo, dtype) for silo in parts.train)
         test = parts.test.pooled()
         x = torch.from_numpy(np.array(test.features)).to(dtype)
         return cls(train, x, np.array(test.label), np.array(test.group))
@@ -86,9 +80,9 @@ class Clients:
 
     def collected(self) -> SiloTensors:
         """All records with one collector, who knows each one's client."""
-        columns = (torch.cat([getattr(silo, name) for silo in self.train]) for name in ("x", "y", "s"))
+        x, y, s = (torch.cat([getattr(silo, name) for silo in self.train]) for name in ("x", "y", "s"))
         sizes = torch.tensor(tuple(self.sizes.values()))
-        return SiloTensors(CENTRAL, *columns, None, torch.repeat_interleave(torch.arange(len(sizes)), sizes))
+        return SiloTensors(CENTRAL, x, y, s, None, torch.repeat_interleave(torch.arange(len(sizes)), sizes))
 
     def measure(self, model: Model, theta: torch.Tensor, threshold: float | None = None) -> tuple[float, float]:
         """Accuracy, and the gap between the groups' rates of positive predictions; the likelier class unless told."""
@@ -124,7 +118,7 @@ def run_cell(cell: Cell, method: Method, knob: float) -> tuple[float | None, flo
     return None, *cell.clients.measure(cell.model, train(algorithm, signed, silos, cell.seed))
 
 
-def _algorithm(cell: Cell, method: Method, knob: float) -> Algorithm:
+def _algorithm(cell: Cell, method: Method, knob: float) -> Algorithm[Any]:
     model, clients, seed = cell.model, cell.clients, cell.seed
     epochs, batch, rate, factor = cell.schedule.epochs, cell.schedule.batch, cell.schedule.rate, cell.schedule.factor
     match method:

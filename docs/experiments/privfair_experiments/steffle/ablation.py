@@ -71,11 +71,11 @@ def run_ablation(split: int) -> list[AblationRow]:
     rows = []
     for variant in VARIANTS:
         points = _measured(setting, loaded, variant, split)
-        rows += [AblationRow(variant.name, split, w, *point) for w, point in zip(_WEIGHTS, points, strict=True)]
+        rows += [AblationRow(variant.name, split, w, *one[:2]) for w, one in zip(_WEIGHTS, points, strict=True)]
     return rows
 
 
-def _measured(setting: Setting, split: Split, variant: Variant, seed: int) -> list[tuple[float, float]]:
+def _measured(setting: Setting, split: Split, variant: Variant, seed: int) -> list[tuple[float, float, float]]:
     size = split.silo_size
     batch = variant.batch_size or size
     columns = _columns(setting, size, batch, variant)

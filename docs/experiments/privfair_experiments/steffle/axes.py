@@ -228,7 +228,7 @@ def fedfdp(setting: Setting, split: Split, seed: int, epsilons: tuple[float, ...
 
 def _shrunk(weighted: NDArray[np.floating], norms: NDArray[np.floating]) -> NDArray[np.floating]:
     lengths = np.abs(weighted) * norms[:, None]
-    return np.minimum(1, FEDFDP_CLIP / np.maximum(lengths, 1e-9)).astype(np.float32)
+    return np.asarray(np.minimum(1, FEDFDP_CLIP / np.maximum(lengths, 1e-9)), dtype=np.float32)
 
 
 def _odds(setting: Setting, split: Split, seed: int, epsilons: tuple[float, ...]) -> Iterator[Measured]:
@@ -246,7 +246,8 @@ BESIDE: dict[str, Trainer] = {
     FERMI_FREE: plain_fermi,
     FREE_FOR_ODDS: _free_odds,
     TRAN_FOR_ODDS: partial(tran, for_odds=True),
-} | {method: partial(public_code_without_noise, method=method) for method in FIRST_GROUPS}
+    **{method: partial(public_code_without_noise, method=method) for method in FIRST_GROUPS},
+}
 SWEPT: dict[str, Trainer] = {
     ERM: partial(without_attribute, thresholds=_SWEPT_THRESHOLDS),
     CALIBRATED: calibrated_steffle,

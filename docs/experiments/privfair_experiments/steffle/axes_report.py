@@ -100,8 +100,8 @@ class Curves:
         share = (limit - front[below][0]) / apart if apart > 0 else 0.0
         points = []
         for split in splits:
-            own = {row.knob: row for row in found[split]}
-            one, other = own[front[below][2]], own[front[above][2]]
+            by_knob = {row.knob: row for row in found[split]}
+            one, other = by_knob[front[below][2]], by_knob[front[above][2]]
             error = (1 - share) * one.error + share * other.error
             value = (1 - share) * getattr(one, column) + share * getattr(other, column)
             points.append(Point(split, one.true_epsilon, error, value))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 from privfair_experiments.steffle.settings import EPSILONS, Setting
 from privfair_experiments.steffle.split import CALIBRATED, ERM, NEGATIVE, NON_PRIVATE, PAY_ONCE, PRINTED, RAISED
 from privfair_experiments.steffle.summary import Point
 
-_LOOKS = {
+_LOOKS: dict[str, dict[str, Any]] = {
     RAISED: {"color": "0.55", "linestyle": "--"},
     NON_PRIVATE: {"color": "0.2", "marker": ".", "linewidth": 0.8},
     PRINTED: {"color": "tab:red", "marker": "x"},
@@ -43,7 +45,7 @@ def draw(setting: Setting, points: list[Point], folder: Path) -> Path:
     return path
 
 
-def _panel(panel: plt.Axes, points: list[Point], epsilon: float, h: float) -> None:
+def _panel(panel: Axes, points: list[Point], epsilon: float, h: float) -> None:
     for method, look in _LOOKS.items():
         line = [point for point in points if point.method == method and point.epsilon in (None, epsilon)]
         line.sort(key=lambda point: point.knob)

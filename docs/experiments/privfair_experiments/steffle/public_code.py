@@ -41,8 +41,8 @@ def public_code(setting: Setting, split: Split, seed: int, epsilons: tuple[float
     """
     noises = [noise_as_printed(setting, split.silo_size, epsilon) for epsilon in epsilons]
     reach = _w_reach(setting, split.silo_size, max(PRINTED_FAIRNESS))
-    sigmas = [np.repeat([getattr(one, name) for one in noises], len(PRINTED_FAIRNESS)) for name in _SIGMAS]
-    theta = _public_code(setting, split, seed, np.tile(PRINTED_FAIRNESS, len(noises)), *sigmas)
+    of_theta, of_w = (np.repeat([getattr(one, name) for one in noises], len(PRINTED_FAIRNESS)) for name in _SIGMAS)
+    theta = _public_code(setting, split, seed, np.tile(PRINTED_FAIRNESS, len(noises)), of_theta, of_w)
     promises = [(epsilon, _summed_epsilon(noise, reach)) for epsilon, noise in zip(epsilons, noises, strict=True)]
     yield from each_knob(PUBLIC_CODE, split, theta, promises, PRINTED_FAIRNESS)
 

@@ -57,8 +57,8 @@ def _run(chosen: argparse.Namespace) -> None:
         save_rows(rows, place)
         print(f"{number}/{len(jobs)} {jobs[number - 1]}, {time.process_time():.0f} s", file=sys.stderr, flush=True)
     if not chosen.setting and not (chosen.out / _ABLATION).exists():
-        found = [row for part in results(chosen, run_ablation, SPLITS[: chosen.splits]) for row in part]
-        save_rows(found, chosen.out / _ABLATION)
+        mattered = [row for part in results(chosen, run_ablation, SPLITS[: chosen.splits]) for row in part]
+        save_rows(mattered, chosen.out / _ABLATION)
 
 
 def _write(out: Path) -> None:

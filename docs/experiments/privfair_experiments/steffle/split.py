@@ -94,7 +94,7 @@ class Split:
 
         def gap(among: NDArray[np.bool_]) -> NDArray[np.float64]:
             first, second = (positive[among & (group == one)].mean(axis=0) for one in (0, 1))
-            return np.abs(first - second)
+            return np.asarray(np.abs(first - second))
 
         parity, odds = gap(np.ones_like(label)), np.maximum(gap(label), gap(~label))
         return list(zip(errors.tolist(), parity.tolist(), odds.tolist(), strict=True))
@@ -160,7 +160,7 @@ def _warm_start(silos: tuple[stacked.StackedSilo, ...]) -> stacked.Wide:
         )
         for silo in silos
     ]
-    return -np.mean(moves, axis=0)
+    return np.asarray(-np.mean(moves, axis=0))
 
 
 def without_attribute(

@@ -10,6 +10,9 @@ import numpy as np
 from privfair_experiments.seed_intervals import Interval
 from privfair_experiments.steffle.split import NEGATIVE, RAISED, Row
 
+_Key = tuple[str, float, str, float | None, float]
+"""Setting, h, method, epsilon and knob."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -44,7 +47,7 @@ class Point:
 
 def summarise(rows: list[Row]) -> list[Point]:
     """One point for every method, epsilon and knob; all but the controls are compared with the raised threshold."""
-    groups: dict[tuple, list[Row]] = defaultdict(list)
+    groups: dict[_Key, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.setting, row.h, row.method, row.epsilon, row.knob].append(row)
     points = []
@@ -65,7 +68,7 @@ def summarise(rows: list[Row]) -> list[Point]:
     return points
 
 
-def _compared(point: Point, own: list[Row], groups: dict[tuple, list[Row]]) -> Point:
+def _compared(point: Point, own: list[Row], groups: dict[_Key, list[Row]]) -> Point:
     controls = {
         key[4]: sorted(found, key=lambda row: row.split)
         for key, found in groups.items()

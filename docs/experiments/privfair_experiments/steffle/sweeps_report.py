@@ -107,9 +107,9 @@ def draw_sweeps(rows: Iterable[Row], place: Path) -> None:
     for line, name in zip(panels, ("error", "gap"), strict=True):
         for number, (setting, by_method) in enumerate(measured.items()):
             for over, panel in enumerate(line[2 * number : 2 * number + 2]):
-                for method, found in by_method.items():
+                for method, swept in by_method.items():
                     if method != ERM:
-                        _curve(panel, found, method, name, over)
+                        _curve(panel, swept, method, name, over)
                 panel.axhline(0, color="black", lw=0.8)
                 label = f"{'parity gap' if name == 'gap' else name} less central ERM's"
                 panel.set(xlabel=("h, three silos", "silos, h = 0")[over], ylabel=label, title=TITLES[setting])
