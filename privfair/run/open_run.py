@@ -79,8 +79,9 @@ class OpenRun:
     """A claimed budget with its gate, batches, transcript and folder, for as long as one process has them.
 
     Guarantee: a value leaves only through the gate, in a round that was charged on disk before, under the verified
-    budget and the one claim made for it. What is refused before anything was claimed leaves no file behind, so that
-    there is nothing to resume; only if the ledger could not be reached, the claim may be in it, and the folder keeps
+    budget and the one claim made for it (a try of a search: in a ledger of its own, after the whole budget was charged
+    in this one). What is refused before anything was claimed leaves no file behind, so that there is nothing to
+    resume; only if the ledger could not be reached, the claim may be in it, and the folder keeps
     its token for `resume`. A resumed run opens fresh rounds alone: what was charged stays spent.
     """
 
