@@ -1,15 +1,19 @@
-"""The command line: one file per command, loaded only when it is called, so that `--help` is instant."""
+"""The command line: a module per purpose, loaded when one of its commands is called, so that `--help` is instant."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+import tempfile
+import traceback
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import click
+
+from calibrate.errors import PrivfairError
 
 _HERE = Path(__file__).parents[1]
 _CLICK = Path(click.__file__).parent
@@ -72,6 +76,22 @@ _EXTRAS = {
 USAGE, FAULT, INTERRUPTED = 2, 70, 130
 
 
+_SHARED = {
+    "budget": ("compose", "explain", "manifest", "request", "sign"),
+    "model": ("predict", "train"),
+    "numbers": ("account", "theorems"),
+    "report": ("card", "frontier", "registry", "report"),
+    "run": ("check", "run"),
+    "services": ("desk", "federation", "guard"),
+    "start": ("choose", "init"),
+}
+"""Modules with several commands; every other command has a module of its name."""
+
+
+def _module_of(command: str) -> str:
+    return next((module for module, commands in _SHARED.items() if command in commands), command)
+
+
 class _LazyGroup(click.Group):
     """Imports a command's module when the command is asked for, not before."""
 
@@ -85,7 +105,7 @@ class _LazyGroup(click.Group):
             ctx.fail(f"There is no command {name!a}. {hint}")
         from privfair.cli.help import with_our_help
 
-        return with_our_help(importlib.import_module(f"privfair.cli.{name}").command)
+        return with_our_help(getattr(importlib.import_module(f"privfair.cli.{_module_of(name)}"), f"{name}_command"))
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -127,8 +147,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: turns deliberate errors into one sentence and their exit code."""
-    from calibrate.errors import PrivfairError
-    from privfair.cli.output import VALUES_WANTED
+    from privfair.cli.options import VALUES_WANTED
 
     VALUES_WANTED["now"] = False
     try:
@@ -172,7 +191,7 @@ def main() -> None:
 
 def _show_cell(error: Exception) -> None:
     """The cell that a file was refused for, if its owner asked for it and looks at it on a terminal."""
-    from privfair.cli.output import VALUES_WANTED
+    from privfair.cli.options import VALUES_WANTED
 
     cell = getattr(error, "cell", None)
     if VALUES_WANTED["now"] and cell is not None:
@@ -231,9 +250,6 @@ def _report_missing(error: ModuleNotFoundError) -> int:
 
 def _report_fault(error: BaseException) -> int:
     """One sentence on standard error, the details in a file that only its owner can read."""
-    import tempfile
-    import traceback
-
     details = "".join(traceback.format_exception(error))
     try:
         with tempfile.NamedTemporaryFile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,55 +13,34 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from audit.settings import CONFIDENCE, DEFAULTS, AuditOptions
-from privfair.cli.audit_model import (
-    AttributeFlags,
-    ModelFlags,
-    attribute_of_model,
-    attribute_of_run,
-    attribute_options,
-    judge_model,
-    model_options,
-    show_attribute,
-    show_exposure,
-    show_membership,
-)
+from calibrate.manifest.keys import load_public
+from privfair.cli.audit_flags import AttributeFlags, ModelFlags, attribute_options, model_options
 from privfair.cli.audit_outputs import (
     OutputFlags,
     model_subjects,
     output_options,
     require_run,
     run_subjects,
+    verify_command,
     write_outputs,
 )
-from privfair.cli.audit_outputs import command as verify_command
+from privfair.cli.audit_show import show_report
 from privfair.cli.help import with_our_help, write_options_in_parts
-from privfair.cli.output import (
-    checks_text,
+from privfair.cli.keys import read_trust_file
+from privfair.cli.options import (
+    FILE,
+    FOLDER,
+    anchor_option,
+    folder_trust_options,
     json_option,
-    number_text,
-    print_json,
-    print_rich,
-    print_wrapped,
-    progress_bar,
     show_values_option,
-    table_lines,
     threads_option,
-    trust_options,
-    wrap,
 )
+from privfair.cli.output import print_json, progress_bar
+from privfair.run.folder_trust import FolderTrust
 
 if TYPE_CHECKING:
-    from audit.report.results import AuditReport, ModelQuality
-    from privfair.run.folder_trust import FolderTrust
-
-_PATH = click.Path(path_type=Path, dir_okay=False)
-_COLOURS = {
-    "consistent": "green",
-    "violated": "red",
-    "inconclusive": "yellow",
-    "leaks": "red",
-    "no-leak-found": "green",
-}
+    from audit.report.results import AuditReport
 
 
 @dataclass(frozen=True)
@@ -104,7 +84,7 @@ class _WithVerify(click.Command):
         if args and args[0] == "verify":
             return with_our_help(verify_command).make_context(f"{info_name} verify", args[1:], parent, **extra)
         if args and args[0] == "training":
-            from privfair.cli.audit_training import command as training_command
+            from privfair.cli.audit_training import training_command
 
             return with_our_help(training_command).make_context(f"{info_name} training", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
@@ -123,14 +103,11 @@ _RUN_OPTIONS = frozenset(
 
 
 @click.command("audit", cls=_WithVerify, short_help="does a run keep its promise?")
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False), required=False)
+@click.argument("run", type=FOLDER, required=False)
 @click.option(
-    "--plan",
-    "plan_path",
-    type=_PATH,
-    help="The original plan, needed if it names data files relative to its own place.",
+    "--plan", "plan_path", type=FILE, help="The original plan, needed if it names data files relative to its own place."
 )
-@trust_options
+@folder_trust_options
 @click.option(
     "--ledger",
     "ledgers",
@@ -152,7 +129,7 @@ _RUN_OPTIONS = frozenset(
     metavar="PARTY=PUB",
     help="Of a run over guards: the public key of one party, to check the signature under its receipt.",
 )
-@click.option("--anchor", type=_PATH, help="Anchor of the ledger (default: LEDGER.anchor beside a ledger file).")
+@anchor_option
 @click.option(
     "--reruns",
     type=click.IntRange(min=0),
@@ -195,7 +172,7 @@ _RUN_OPTIONS = frozenset(
 @model_options
 @show_values_option
 @json_option
-def command(
+def audit_command(
     run: Path | None,
     plan_path: Path | None,
     trust_path: Path | None,
@@ -250,15 +227,10 @@ def command(
     flags, outputs = ModelFlags(**model), OutputFlags(out, junit, sign_path, statement, test_result)
     of_model = CONFIDENCE if confidence is None else confidence
     _refuse_early(flags, run, limits, sensitive, of_model)
-    from privfair.run.folder_trust import FolderTrust
+    from privfair.cli.audit_model import attribute_of_model, attribute_of_run, judge_model  # loads the attacks
 
     attribute = AttributeFlags(sensitive, infer)
-    signers = None
-    if trust_path is not None:
-        from privfair.cli.keys import read_trust_file
-
-        signers = read_trust_file(trust_path, root)
-    trusted = FolderTrust(signers, trust_code)
+    trusted = FolderTrust(None if trust_path is None else read_trust_file(trust_path, root), trust_code)
     if flags.asked_for:
         report = judge_model(flags, trusted, seed, of_model)
         inferred = attribute_of_model(attribute, flags, trusted, seed, of_model)
@@ -309,11 +281,8 @@ class _RunFlags:
 
 
 def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, options: AuditOptions) -> AuditReport:
-    from contextlib import ExitStack
-
     from audit.runs.federated import SitesInHand
     from audit.runs.run_audit import audit_run
-    from calibrate.manifest.keys import load_public
     from privfair.ledger import Ledger, LedgerAccess
 
     named = dict(_by_party(text) for text in flags.ledgers)
@@ -328,7 +297,9 @@ def _judge_run(run: Path, flags: _RunFlags, trusted: FolderTrust, options: Audit
         }
         sites = SitesInHand(files, {party: book for party, book in ledgers.items() if party is not None}, keys)
         counted = opened.enter_context(progress_bar("auditing"))
-        return audit_run(run, options, trusted, ledgers.get(None), _say, flags.plan_path, sites, counted)
+        return audit_run(
+            run, options, trusted, ledgers.get(None), _say, plan_path=flags.plan_path, sites=sites, counted=counted
+        )
 
 
 def _by_party(text: str) -> tuple[str | None, str]:
@@ -360,78 +331,3 @@ def _where_it_lay(run: Path) -> Path | None:
 
 def _say(text: str) -> None:
     click.echo(f"  {text}", err=True)
-
-
-def show_report(report: AuditReport, verbose: bool) -> None:
-    """What is protected, the verdict, what it rests on, and what the model is worth; everything else with -v."""
-    if report.protected is not None:
-        print_wrapped(f"Protected: {report.protected}.", f"NOT protected: {(report.not_protected or ('',))[0]}.")
-    word = report.verdict.value
-    lines = "\n".join(wrap(f"{word.upper()}  {report.why}"))
-    click.echo(click.style(word.upper(), fg=_COLOURS[word], bold=True) + lines[len(word) :])
-    if report.promised is not None:
-        proved = "" if report.epsilon_lower is None else f"; proved: at least {report.epsilon_lower:.3f}"
-        print_wrapped(
-            f"on trial: epsilon {report.promised.epsilon:g} at delta {report.promised.delta:g}{proved} "
-            f"({100 * report.confidence:g}% confidence)"
-        )
-    outcomes = [check.outcome.value for check in report.checks]
-    others = [check for check in report.checks if check.outcome.value != "passed"]
-    print_wrapped(f"{checks_text(outcomes)}{'' if verbose else ' (-v shows all)'}")
-    for check in others if not verbose else ():
-        if check.outcome.value == "failed":
-            print_wrapped(f"  FAILED {check.layer.value} {check.name}: {check.finding}", indent="    ")
-    if verbose:
-        _show_evidence(report)
-    show_membership(report)
-    show_exposure(report)
-    show_attribute(report, verbose)
-    if report.model is not None:
-        where = "held-out records" if report.membership is None else "non-members"
-        print_wrapped(*_quality(report.model, where, verbose))
-
-
-def _show_evidence(report: AuditReport) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("layer", "check", "outcome", "finding")
-    for check in report.checks:
-        table.add_row(check.layer.value, escape(check.name), check.outcome.value, escape(check.finding))
-    print_rich(table)
-    for attack in report.attacks:
-        print_wrapped(
-            f"{attack.name}: epsilon is at least {attack.bound.epsilon:.3f} with {100 * report.confidence:g}% "
-            f"confidence; {attack.evidence}; power {attack.power:.2f}"
-        )
-
-
-def _quality(model: ModelQuality, where: str, verbose: bool) -> list[str]:
-    """The model beside a constant answer, with the warning if it is no better."""
-    rows = [
-        (f"on the {where}", "accuracy", "balanced", "AUC", "parity gap"),
-        (
-            "this model",
-            number_text(model.accuracy),
-            number_text(model.balanced_accuracy),
-            number_text(model.auc),
-            number_text(model.demographic_parity),
-        ),
-        (f"always {model.majority_class!r}", number_text(model.majority_accuracy), "", "0.500", "0.000"),
-    ]
-    lines = table_lines(rows)
-    if verbose:
-        rates = [("group", "records", "accuracy", "positive", "true positive", "false positive")]
-        rates += [
-            (
-                name,
-                str(group.records),
-                number_text(group.accuracy),
-                number_text(group.positive_rate),
-                number_text(group.true_positive_rate),
-                number_text(group.false_positive_rate),
-            )
-            for name, group in model.groups.items()
-        ]
-        lines += table_lines(rates)
-    return lines + ([] if model.warning is None else [f"WARNING  {model.warning}"])

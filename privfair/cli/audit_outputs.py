@@ -12,24 +12,30 @@ from typing import TYPE_CHECKING
 
 import click
 
-from privfair.cli.keys import read_trust_file, trust_options
-from privfair.cli.output import json_option, options, print_json
+from calibrate.errors import InvalidInput
+from calibrate.manifest.document import PAYLOAD_TYPE
+from calibrate.manifest.keys import load_private, sign
+from calibrate.manifest.mechanism import instant_from_text
+from calibrate.manifest.strict_json import canonical
+from calibrate.manifest.verify import read_unverified
+from privfair.cli.keys import ask_password, read_trust_file
+from privfair.cli.options import FILE, FOLDER, json_option, options, required_trust_options
+from privfair.cli.output import print_json
+from privfair.durable import read_named, write_named
 
 if TYPE_CHECKING:
     from audit.report.results import AuditReport
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-
 output_options = options(
-    click.option("--out", type=_FILE, help="File to which the report is also written, as JSON."),
-    click.option("--junit", type=_FILE, help="File to which the report is also written, as JUnit XML for a CI system."),
+    click.option("--out", type=FILE, help="File to which the report is also written, as JSON."),
+    click.option("--junit", type=FILE, help="File to which the report is also written, as JUnit XML for a CI system."),
     click.option(
-        "--sign", "sign_path", type=_FILE, help="Private key of the auditor, with which the verdict is signed."
+        "--sign", "sign_path", type=FILE, help="Private key of the auditor, with which the verdict is signed."
     ),
-    click.option("--statement", type=_FILE, help="File for the signed statement; needs --sign."),
+    click.option("--statement", type=FILE, help="File for the signed statement; needs --sign."),
     click.option(
         "--test-result",
-        type=_FILE,
+        type=FILE,
         help="File for the verdict as a signed in-toto Test Result, for tools that know no other; needs --sign.",
     ),
 )
@@ -54,9 +60,6 @@ class OutputFlags:
 
     def _require_places(self) -> None:
         """What would spoil the end of a long audit is said before it begins."""
-        from calibrate.errors import InvalidInput
-        from privfair.durable import read_named
-
         if self.sign_path is not None:
             read_named(self.sign_path, "--sign")
         named = (
@@ -71,7 +74,6 @@ class OutputFlags:
 
 def run_subjects(run: Path) -> dict[str, str]:
     """SHA-256 of what an audit of a run is about: its model, manifest and transcript."""
-    from calibrate.manifest.verify import read_unverified
     from privfair.run.folder import RunFolder
 
     folder = RunFolder.existing(run)
@@ -91,8 +93,6 @@ def model_subjects(model: Path | None) -> dict[str, str]:
 
 def write_outputs(flags: OutputFlags, report: AuditReport) -> None:
     """Write what was asked for; the statement last, so that it is never signed for a report that was not written."""
-    from privfair.durable import write_named
-
     if flags.out is not None:
         write_named(flags.out, json.dumps(report.to_json(), indent=2).encode() + b"\n")
     if flags.junit is not None:
@@ -109,9 +109,6 @@ def write_outputs(flags: OutputFlags, report: AuditReport) -> None:
 
 def _sign(key_path: Path, report: AuditReport) -> bytes:
     from audit.report.statement import AuditPredicate, sign_audit
-    from calibrate.manifest.keys import load_private
-    from calibrate.manifest.mechanism import instant_from_text
-    from privfair.cli.keys import ask_password
 
     at = instant_from_text(report.audited_at)
     assert isinstance(at, datetime)
@@ -120,17 +117,12 @@ def _sign(key_path: Path, report: AuditReport) -> bytes:
 
 def _sign_test_result(key_path: Path, report: AuditReport) -> bytes:
     from audit.report.exports import result_statement
-    from calibrate.manifest.document import PAYLOAD_TYPE
-    from calibrate.manifest.keys import load_private, sign
-    from calibrate.manifest.strict_json import canonical
-    from privfair.cli.keys import ask_password
 
     statement = result_statement(report, dict(report.subjects))
     return sign(PAYLOAD_TYPE, canonical(statement), load_private(key_path, ask_password))
 
 
 def _digest(path: Path) -> str:
-    from privfair.durable import read_named
 
     return hashlib.sha256(read_named(path, "model")).hexdigest()
 
@@ -141,8 +133,6 @@ _OF_A_RUN = ("run.json", "claim.token", "budget.json", "transcript.bin")
 def require_run(folder: Path) -> None:
     """Refuse a folder without any of a run's files, before anything heavy is loaded."""
     if not any((folder / name).exists() for name in _OF_A_RUN):
-        from calibrate.errors import InvalidInput
-
         raise InvalidInput("run folder", str(folder), "holds no run", "name the --out of a training run")
 
 
@@ -150,18 +140,18 @@ def require_run(folder: Path) -> None:
 
 
 @click.command("verify", short_help="check a signed audit")
-@click.argument("statement", type=_FILE)
-@trust_options
-@click.option("--run", type=click.Path(path_type=Path, file_okay=False), help="Run that the audit must be about.")
-@click.option("--model", type=_FILE, help="Model file that the audit must be about.")
-@click.option("--report", "report_path", type=_FILE, help="JSON report that the statement must have been signed for.")
+@click.argument("statement", type=FILE)
+@required_trust_options
+@click.option("--run", type=FOLDER, help="Run that the audit must be about.")
+@click.option("--model", type=FILE, help="Model file that the audit must be about.")
+@click.option("--report", "report_path", type=FILE, help="JSON report that the statement must have been signed for.")
 @click.option(
     "--require",
     type=click.Choice(["consistent", "not-violated"]),
     help="Verdict that the statement must have; exit code 1 otherwise.",
 )
 @json_option
-def command(
+def verify_command(
     statement: Path,
     trust_path: Path,
     root: Path | None,
@@ -185,7 +175,6 @@ def command(
     if run is not None:
         require_run(run)
     from audit.report.statement import verify_audit
-    from privfair.durable import read_named
 
     subjects = model_subjects(model) if run is None else run_subjects(run)
     found = verify_audit(read_named(statement, "STATEMENT"), read_trust_file(trust_path, root), subjects)
@@ -222,8 +211,6 @@ def _fails(verdict: str, require: str | None) -> bool:
 
 def _require_same(signed: str, path: Path) -> None:
     from audit.report.statement import AuditRefused, report_digest
-    from calibrate.errors import InvalidInput
-    from privfair.durable import read_named
 
     content = read_named(path, "--report")
     try:

@@ -8,26 +8,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from audit.executors import executor_of
+from audit.named import load_named
 from audit.settings import CONFIDENCE
-from calibrate.errors import InvalidInput, PrivfairError
-from privfair.cli.output import json_option, print_json, progress_bar, worker_options
+from calibrate.errors import InvalidInput, PrivfairError, open_unit
+from calibrate.privacy_unit import EpsilonDelta
+from privfair.cli.audit_show import show_report
+from privfair.cli.options import FILE, FOLDER, json_option, worker_options
+from privfair.cli.output import print_json, progress_bar
 from privfair.data.infer import FileLayout, read_header
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
+from privfair.data.read import read_table
+from privfair.durable import write_named
 
 
 @click.command("training", short_help="does a training function keep its promise?")
 @click.argument("function", metavar="MODULE:FUNCTION")
-@click.option("--data", "data_path", type=_FILE, required=True, help="Records to train on, as CSV or Parquet.")
+@click.option("--data", "data_path", type=FILE, required=True, help="Records to train on, as CSV or Parquet.")
 @click.option("--label", required=True, help="Column with the class, or the quantity.")
 @click.option("--epsilon", type=float, help="Claimed epsilon that is on trial; without it the verdict is leaks or not.")
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="Delta of the claim and of the bound.")
@@ -53,15 +55,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--budget-seconds", type=float, help="Train as often as fits into so many seconds, by the first run's time."
 )
-@click.option(
-    "--folder", type=click.Path(path_type=Path, file_okay=False), help="Keep finished runs here, and go on from them."
-)
+@click.option("--folder", type=FOLDER, help="Keep finished runs here, and go on from them.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of canaries and coins.")
 @click.option("--confidence", type=float, default=CONFIDENCE, show_default=True, help="Confidence of the bound.")
-@click.option("--out", type=_FILE, help="File to which the report is also written, as JSON.")
+@click.option("--out", type=FILE, help="File to which the report is also written, as JSON.")
 @worker_options
 @json_option
-def command(
+def training_command(
     function: str,
     data_path: Path,
     label: str,
@@ -94,11 +94,6 @@ def command(
     Canaries: records as they are, mislabelled ones, and rare ones; see docs/audit-training.md.
     Exit code 1 if the claim is refuted; 0 otherwise. Ctrl-C with --folder keeps what is done.
     """
-    from audit.named import load_named
-    from calibrate.errors import open_unit
-    from calibrate.privacy_unit import EpsilonDelta
-    from privfair.durable import write_named
-
     # All that can be refused at once, before anything heavy is loaded.
     open_unit("--confidence", confidence)
     EpsilonDelta(1.0 if epsilon is None else epsilon, delta)
@@ -109,7 +104,6 @@ def command(
                 load_named(named)
 
     from audit.coins.training_audit import audit_training
-    from privfair.cli.audit import show_report
 
     data, column = _read(data_path, label, unit, arrays)
     with executor_of(workers, scheduler) as executor, _progress(folder) as progress, _own_mistakes(function):
@@ -161,8 +155,6 @@ def _require_columns(path: Path, label: str, unit: str | None, arrays: bool) -> 
 def _read(path: Path, label: str, unit: str | None, arrays: bool) -> tuple[Any, str | None]:
     """A pandas table with the name of its label, or a pair of arrays."""
     import pandas as pd
-
-    from privfair.data.read import read_table
 
     frame = pd.DataFrame({name: _numbers_or_text(values) for name, values in read_table(path, ",").columns.items()})
     if not arrays:

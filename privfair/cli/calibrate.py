@@ -1,43 +1,215 @@
-"""`privfair calibrate`: how much noise?"""
+"""`privfair calibrate`: how much noise an algorithm needs, and the manifest that is signed for it."""
 
 from __future__ import annotations
 
+import types
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import MISSING
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 import click
+from rich.markup import escape
+from rich.table import Table
 
-from calibrate.plans.from_mapping import parameter_fields
-from privfair.cli.help import Subcommands, with_our_help
-from privfair.cli.output import (
-    epsilon_text,
-    json_option,
-    ledger_option,
-    options,
-    print_json,
-    print_rich,
-    print_wrapped,
-    progress_bar,
-    show_values_option,
-    table_lines,
-    threads_option,
+from calibrate.errors import InvalidInput
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.issue import BudgetDraft, issue
+from calibrate.manifest.keys import load_private
+from calibrate.manifest.mechanism import AsPrintedGuarantee
+from calibrate.meaning import Protection
+from calibrate.plans.from_mapping import (
+    PLAN_PLUGINS,
+    PLANS,
+    algorithm_named,
+    parameter_fields,
+    plan_class,
+    plan_from_mapping,
 )
-from privfair.cli.plan_flags import algorithm_names, parameter_flags, plan_of
+from calibrate.plans.plan import Flag, Plan, RandomizedValue
+from calibrate.privacy_unit import EpsilonDelta
+from privfair.cli.help import Subcommands, with_our_help
+from privfair.cli.keys import ask_password
+from privfair.cli.options import FILE, json_option, ledger_option, options, show_values_option, threads_option
+from privfair.cli.output import epsilon_text, print_json, print_rich, print_wrapped, progress_bar, table_lines
+from privfair.durable import write_named
+from privfair.plan.file import PlanFile, nearest, plan_from_flags, read_plan_file, search_plan
 
 if TYPE_CHECKING:
     from calibrate.budget import CertifiedBudget
-    from calibrate.privacy_unit import EpsilonDelta
-    from privfair.plan.file import PlanFile
+    from privfair.api.draft import Promise
 
-_PATH = click.Path(path_type=Path, dir_okay=False)
+
+def algorithm_names() -> tuple[str, ...]:
+    """The algorithms that have a plan, those of other packages last: the names of the subcommands."""
+    return (*(algorithm.value for algorithm in PLANS), *PLAN_PLUGINS.names())
+
+
+def plan_of(name: str) -> type[Plan]:
+    """The plan class behind a subcommand."""
+    return plan_class(algorithm_named(name))
+
+
+def parameter_flags(plan: type[Plan]) -> tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...]:
+    """One click option for each field of a plan. What a value must satisfy is the plan's to say; nothing given is None,
+    so that the plan's own default holds."""
+    hints = get_type_hints(plan, include_extras=True)
+    return tuple(_option(field.name, hints[field.name], field.default) for field in parameter_fields(plan))
+
+
+def _option(name: str, hint: Any, default: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    kind, flag = get_args(hint)
+    assert isinstance(flag, Flag)
+    if get_origin(kind) in (Union, types.UnionType):
+        parts = [part for part in get_args(kind) if part is not type(None)]
+        kind, words = parts[0], [part for part in parts[1:] if issubclass(part, Enum)]
+    else:
+        words = []
+    multiple = get_origin(kind) is tuple
+    if multiple:
+        kind = get_args(kind)[0]
+    choices = [member.value for member in kind] if issubclass(kind, Enum) else None
+    given: Any = kind if choices is None else click.Choice(flag.choices or choices)
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        name,
+        type=_number_or(tuple(member.value for word in words for member in word)) if words else given,
+        metavar=flag.metavar or None,
+        help=flag.help + _default(default),
+        multiple=multiple,
+    )
+
+
+def _number_or(words: tuple[str, ...]) -> Callable[[str], float | str]:
+    """Reads a number, or one of a few words."""
+
+    def number(value: str) -> float | str:
+        if value in words:
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is neither a number nor {' or '.join(words)}") from None
+
+    return number
+
+
+def _default(value: object) -> str:
+    if value is MISSING or value is None:
+        return ""
+    shown = value.value if isinstance(value, Enum) else value[0] if isinstance(value, tuple) else value
+    return f" Default: {shown:g}." if isinstance(shown, float) else f" Default: {shown}."
+
+
+def baseline_command(path: Path, algorithm: str) -> click.Command:
+    """The command for a plan whose algorithm has no private variant."""
+
+    @click.command(algorithm, help=f"{algorithm} protects nobody: sign that, with the reason, and train with it.")
+    @click.option("--no-privacy", "reason", metavar="WHY", help="Why nobody is protected; stands in every output.")
+    @click.option("--out", type=FILE, help="Write the manifest here, signed with --key.")
+    @click.option("--key", "key_path", type=FILE, help="Signing key for --out.")
+    @click.option("--valid-days", type=click.IntRange(1, 36_500), default=90, show_default=True)
+    @ledger_option
+    @click.option("--why", default="", metavar="TEXT", help="The justification to put on record.")
+    @json_option
+    def run(reason: str | None, as_json: bool, **manifest: Any) -> None:
+
+        if reason is None:
+            raise click.UsageError(
+                f"{algorithm} has no private variant; say so: "
+                f'privfair calibrate {path} --no-privacy "why" --out budget.json --key officer.pem'
+            )
+        no_privacy_manifest(read_plan_file(path), reason, as_json, manifest)
+
+    return run
+
+
+def _draft(
+    file: PlanFile, manifest: dict[str, Any], promise: Promise = "calibrated", target: EpsilonDelta | None = None
+) -> BudgetDraft:
+    """The budget of a plan, as the flags of the manifest describe it; loads the engine."""
+    from privfair.api.draft import draft
+    from privfair.cli.budget import issuer_from_flags
+
+    return draft(file, issuer_from_flags(**manifest), promise, target)
+
+
+def _sign(drafted: BudgetDraft, manifest: dict[str, Any]) -> str:
+    """The place of the manifest, which is signed and written."""
+    write_named(manifest["out"], issue(drafted, load_private(manifest["key_path"], ask_password)))
+    return str(manifest["out"])
+
+
+def no_privacy_manifest(file: PlanFile, reason: str, as_json: bool, manifest: dict[str, Any]) -> None:
+    """Sign a manifest that promises nothing."""
+    from privfair.api.draft import Unprotected
+
+    _require_output(manifest, "--no-privacy")
+    drafted = _draft(file, manifest, Unprotected(reason))
+    _sign(drafted, manifest)
+    _unpromised_show(drafted.document, manifest, as_json, f"NO PRIVACY PROMISED: {reason}", {})
+
+
+def as_printed_manifest(file: PlanFile, target: EpsilonDelta, as_json: bool, manifest: dict[str, Any]) -> None:
+    """Sign a paper's own noise with its claimed and its true epsilon."""
+    _require_output(manifest, "--as-printed")
+    drafted = _draft(file, manifest, "as-printed", target)
+    _sign(drafted, manifest)
+    document = drafted.document
+    guarantee = document.guarantee
+    assert isinstance(guarantee, AsPrintedGuarantee)
+    true = "no finite epsilon" if guarantee.epsilon is None else f"epsilon {guarantee.epsilon:.6g}"
+    text = f"AS PRINTED: {guarantee.claim} claims epsilon {target.epsilon:g}; the true cost is {true}"
+    more = {
+        "claimed_epsilon": target.epsilon,
+        "epsilon": guarantee.epsilon,
+        "delta": target.delta,
+        "certified": document.accounting.model_dump(mode="json")["interval"],
+    }
+    _unpromised_show(document, manifest, as_json, text, more)
+
+
+def _require_output(manifest: dict[str, Any], flag: str) -> None:
+    if manifest["out"] is None or manifest["key_path"] is None:
+        raise click.UsageError(f"{flag} writes a manifest: give --out and --key")
+
+
+def _unpromised_show(
+    document: BudgetDocument, manifest: dict[str, Any], as_json: bool, text: str, more: dict[str, Any]
+) -> None:
+    if as_json:
+        print_json(
+            {
+                "algorithm": document.algorithm,
+                "kind": document.guarantee.kind,
+                "rounds": document.rounds,
+                "releases": [
+                    {"name": release.name, "mechanism": release.mechanism, "sigma": getattr(release, "sigma", None)}
+                    for release in document.releases
+                ],
+                "promise": text,
+                "manifest": str(manifest["out"]),
+            }
+            | more
+        )
+        return
+
+    names = ", ".join(release.name for release in document.releases)
+    print_rich(
+        f"[bold]{document.algorithm}[/bold]: {escape(text)}",
+        f"{document.rounds} rounds; published: {names}",
+        f"manifest written to {manifest['out']}",
+    )
+
 
 _target = options(
     click.option("--epsilon", type=float, metavar="E", help="The promise: at most this epsilon."),
     click.option("--delta", type=float, metavar="D", help="The promise: at this delta, between 0 and 1."),
 )
 _output = options(
-    click.option("--plan", "plan_path", type=_PATH, help="Take parameters from a TOML file; a flag wins over it."),
+    click.option("--plan", "plan_path", type=FILE, help="Take parameters from a TOML file; a flag wins over it."),
     click.option(
         "--solve",
         type=click.Choice(["sigma", "rounds", "rate"]),
@@ -52,9 +224,9 @@ _output = options(
         help="The noise multiplier that is given, for --solve rounds or rate.",
     ),
     click.option("--explain", is_flag=True, help="Show which assumption costs what."),
-    click.option("--plot", type=_PATH, help="Write a figure: epsilon against rounds, noise against epsilon."),
-    click.option("--out", type=_PATH, help="Write the budget manifest, signed with --key."),
-    click.option("--key", "key_path", type=_PATH, help="The key that signs the manifest."),
+    click.option("--plot", type=FILE, help="Write a figure: epsilon against rounds, noise against epsilon."),
+    click.option("--out", type=FILE, help="Write the budget manifest, signed with --key."),
+    click.option("--key", "key_path", type=FILE, help="The key that signs the manifest."),
     click.option(
         "--silo",
         "silos",
@@ -93,8 +265,6 @@ class _Algorithms(Subcommands):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """A plug-in that cannot be loaded is left out here, and says why when it is named."""
-        from calibrate.errors import InvalidInput
-
         offered = []
         for name in algorithm_names():
             with suppress(InvalidInput):
@@ -104,25 +274,21 @@ class _Algorithms(Subcommands):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name.endswith(".toml"):
-            from privfair.plan.file import read_plan_file
-
             named = read_plan_file(Path(name)).algorithm
             if named in algorithm_names():
                 return with_our_help(_subcommand(named, Path(name)))
             from privfair.algorithms.registry import recipe_named
-            from privfair.cli.unpromised import baseline_command
 
             return baseline_command(Path(name), recipe_named(named).name)
         if name in algorithm_names():
             return with_our_help(_subcommand(name, None))
-        from privfair.plan.file import nearest
 
         hint = nearest(name, algorithm_names())
         raise click.UsageError(f"There is no algorithm {name!a}, and a plan's name ends in .toml; {hint}", ctx)
 
 
 @click.group("calibrate", cls=_Algorithms, short_help="the smallest noise that keeps a promise (epsilon, delta)")
-def command() -> None:
+def calibrate_command() -> None:
     """Find the smallest noise whose certified cost keeps a promise (epsilon, delta).
 
     \b
@@ -171,10 +337,6 @@ def _run(
     **manifest: Any,
 ) -> None:
     from calibrate.budget import calibrate_plan
-    from calibrate.meaning import Protection
-    from calibrate.plans.from_mapping import plan_from_mapping
-    from privfair.cli import unpromised
-    from privfair.plan.file import plan_from_flags
 
     _refuse_contradictions(solve, noise_multiplier, explain, plot, manifest)
     if (as_printed or no_privacy is not None) and (explain or plot is not None or solve != "sigma"):
@@ -183,27 +345,22 @@ def _run(
         raise click.UsageError("--as-printed and --no-privacy exclude each other")
     file = plan_from_flags(algorithm, plan_path, flags)
     if no_privacy is not None:
-        unpromised.no_privacy(file, no_privacy, as_json, manifest)
+        no_privacy_manifest(file, no_privacy, as_json, manifest)
         return
     target = file.target(epsilon, delta)
     if as_printed:
-        unpromised.as_printed(file, target, as_json, manifest)
+        as_printed_manifest(file, target, as_json, manifest)
         return
     if solve != "sigma":
         assert noise_multiplier is not None
         _solve_other(file, target, noise_multiplier, solve, as_json)
         return
     if manifest["out"] is None:
-        from privfair.plan.file import search_plan
-
         search = search_plan(file)
         plan = plan_from_mapping(file.algorithm, file.privacy)
         budget = calibrate_plan(plan, target, tries=None if search is None else search.tries)
     else:
-        from privfair.api.draft import draft
-        from privfair.cli.manifest import issuer_from_flags, write_manifest
-
-        drafted = draft(file, issuer_from_flags(**manifest), target=target)
+        drafted = _draft(file, manifest, target=target)
         assert drafted.certified is not None
         budget = drafted.certified
     document = budget.to_json() | {
@@ -221,11 +378,11 @@ def _run(
         plot_budget(budget, plot)
         document["plot"] = str(plot)
     if manifest["out"] is not None:
-        document["manifest"] = write_manifest(drafted, manifest["out"], manifest["key_path"])
+        document["manifest"] = _sign(drafted, manifest)
     if as_json:
         print_json(document)
     else:
-        _show(budget, document, verbose)
+        _calibrate_show(budget, document, verbose)
 
 
 def _refuse_contradictions(
@@ -257,11 +414,8 @@ def _solve_other(file: PlanFile, target: EpsilonDelta, noise: float, solve: str,
     )
 
 
-def _show(budget: CertifiedBudget, document: dict[str, Any], verbose: bool) -> None:
+def _calibrate_show(budget: CertifiedBudget, document: dict[str, Any], verbose: bool) -> None:
     """What is protected first, then each value's noise and what it costs; assumptions only with -v."""
-    from calibrate.meaning import Protection
-    from calibrate.plans.plan import RandomizedValue
-
     target, certified, plan = budget.target, budget.certified, budget.plan
     protection = Protection(plan.unit, target)
     print_wrapped(*protection.lines())
@@ -298,7 +452,6 @@ def _show(budget: CertifiedBudget, document: dict[str, Any], verbose: bool) -> N
 
 
 def _explanation_table(rows: list[dict[str, Any]]) -> object:
-    from rich.table import Table
 
     table = Table("alternative", "value", "sigma", "times yours", "can be had?")
     for row in rows:

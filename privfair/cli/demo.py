@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from audit.settings import DEFAULTS, DEMO_SECONDS
 from calibrate.errors import PrivfairError
-from privfair.cli.output import checks_text, json_option, number_text, print_json, table_lines, threads_option
-from privfair.cli.pipeline import Pipeline, leave_if_refuted
+from calibrate.plans.from_mapping import plan_from_mapping
+from privfair.cli.options import FOLDER, json_option, threads_option
+from privfair.cli.output import checks_text, number_text, print_json, table_lines
+from privfair.cli.run import Pipeline, leave_if_refuted
+from privfair.data.training_data import load_training_data
+from privfair.plan.data import read_data_plan
+from privfair.training import TrainingResult
 
 # The plans `privfair demo` runs: real data, sized so that training and the audit take about a minute.
 
@@ -220,15 +228,6 @@ SLOW_ENGINES = {
 
 def _write_sites(plan: str, folder: Path) -> dict[str, int]:
     """The silos of a plan on a benchmark as files of their own, with test.csv for measuring; the sizes to be signed."""
-    import json
-    import tomllib
-
-    import numpy as np
-
-    from calibrate.plans.from_mapping import plan_from_mapping
-    from privfair.data.training_data import load_training_data
-    from privfair.plan.data import read_data_plan
-
     parsed = tomllib.loads(plan)
     unit = plan_from_mapping(parsed["algorithm"], parsed["privacy"]).unit
     data = load_training_data(read_data_plan(parsed["data"], folder), unit=unit)
@@ -333,7 +332,6 @@ class Demo:
         return plan.replace(_DATA, f'\n[data]\nschema = "schema.toml"\n\n[data.silos]\n{table}')
 
     def _over_guards(self) -> dict[str, Any]:
-        from privfair.training import TrainingResult
 
         pipeline, path = self.pipeline, self.pipeline.path
         summary = pipeline.answer(
@@ -432,7 +430,7 @@ class Demo:
 @click.option("--as-printed", is_flag=True, help="SteFFLe with the paper's own sigma, claimed to be epsilon = 1.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path("demo"),
     show_default=True,
     help="Folder for everything the demo writes; a new subfolder each time.",
@@ -440,14 +438,13 @@ class Demo:
 @click.option("-v", "--verbose", is_flag=True, help="Show every command, and all it prints.")
 @threads_option
 @json_option
-def command(algorithm: str, engine: str, as_printed: bool, out: Path, verbose: bool, as_json: bool) -> None:
+def demo_command(algorithm: str, engine: str, as_printed: bool, out: Path, verbose: bool, as_json: bool) -> None:
     """Calibrate, sign, train, and look at what came of it, on real data.
 
     Each step is a privfair command; all of them stand in commands.sh, with what they printed in log.txt, so that
     they can be repeated by hand. A used and a tampered budget are shown to be refused. Exit code 1 if the audit refutes
     the promise; with --as-printed that is what the demo is to show, and it ends with 0.
     """
-
     if as_printed and algorithm != "steffle":
         raise click.UsageError("--as-printed goes with --algorithm steffle: only its paper prints a sigma to use")
     if engine != ONE_PROCESS and _DATA not in PLANS[algorithm]:

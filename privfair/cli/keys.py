@@ -2,60 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from calibrate.errors import TrustRefused
+from calibrate.manifest import keys
+from calibrate.manifest.keys import PASSWORD_VARIABLE, Role, SigningKey, load_private, load_public
+from calibrate.manifest.strict_json import in_our_words
+from calibrate.manifest.trust import Revocation, TrustedKey, TrustFile, read_trust
 from privfair.cli.help import Subcommands
-from privfair.cli.output import json_option, options, print_answer, print_json
+from privfair.cli.options import FILE, json_option, options
+from privfair.cli.output import print_answer, print_json
 from privfair.durable import read_named, write_named
 
-if TYPE_CHECKING:
-    from calibrate.manifest.keys import SigningKey
-    from calibrate.manifest.trust import TrustFile
-
 ROLES = ("privacy-officer", "data-owner", "auditor")
-_PATH = click.Path(path_type=Path, dir_okay=False)
 _DAYS = click.IntRange(min=1, max=36_500)
 
-trust_options = options(
-    click.option(
-        "--trust",
-        "trust_path",
-        type=click.Path(path_type=Path, dir_okay=False),
-        required=True,
-        help="Trust file: whose signatures are required.",
-    ),
-    click.option(
-        "--root",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Public key that signed the trust file, where it is signed.",
-    ),
+required_trust_options = options(
+    click.option("--trust", "trust_path", type=FILE, required=True, help="Trust file: whose signatures are required."),
+    click.option("--root", type=FILE, help="Public key that signed the trust file, where it is signed."),
 )
 
 
 def ask_password() -> bytes:
     """The password of an encrypted key: from PRIVFAIR_KEY_PASSWORD, else asked for on the terminal."""
-    import os
-
-    from calibrate.manifest.keys import PASSWORD_VARIABLE
-
     given = os.environ.get(PASSWORD_VARIABLE)
     return (given if given else click.prompt("Password of the key", hide_input=True, err=True)).encode()
 
 
 def read_trust_file(path: Path, root: Path | None) -> TrustFile:
     """The trust file at `path`, checked by the root key where one is given."""
-    from calibrate.manifest.keys import load_public
-    from calibrate.manifest.trust import read_trust
-
     return read_trust(read_named(path, "--trust"), None if root is None else load_public(root, ask_password))
 
 
-_out = click.option("--out", type=_PATH, required=True, help="The trust file, which is written anew.")
-_root = click.option("--root", "root_path", type=_PATH, help="The private root key that signs the trust file.")
+_out = click.option("--out", type=FILE, required=True, help="The trust file, which is written anew.")
+_root = click.option("--root", "root_path", type=FILE, help="The private root key that signs the trust file.")
 _file_days = click.option(
     "--file-valid-days", type=_DAYS, help="Days until the trust file itself is stale and a newer one is asked for."
 )
@@ -65,7 +49,7 @@ _key_days = click.option(
 
 
 @click.group("keys", cls=Subcommands, short_help="make keys and say whom to trust")
-def command() -> None:
+def keys_command() -> None:
     """Make signing keys, and write the trust file that says whose signatures a budget needs.
 
     Each change writes the next trust file in a sequence. With a root key the file is signed, and a ledger that has
@@ -82,9 +66,9 @@ def command() -> None:
     """
 
 
-@command.command("generate")
+@keys_command.command("generate")
 @click.option("--role", type=click.Choice((*ROLES, "root")), required=True, help="For whom the key speaks.")
-@click.option("--out", type=_PATH, required=True, help="New PEM file.")
+@click.option("--out", type=FILE, required=True, help="New PEM file.")
 @click.option(
     "--algorithm",
     type=click.Choice(["ed25519", "ecdsa-p256"]),
@@ -96,8 +80,6 @@ def command() -> None:
 @json_option
 def generate(role: str, out: Path, algorithm: str, encrypt: bool, as_json: bool) -> None:
     """Make a key pair: OUT (readable by you alone) and OUT.pub. An existing file is never overwritten."""
-    from calibrate.manifest import keys
-
     key = keys.generate(keys.KeyAlgorithm(algorithm))
     named = None if role == keys.ROOT else keys.Role(role)
     public = keys.save(key, named, out, ask_password() if encrypt else None)
@@ -107,8 +89,8 @@ def generate(role: str, out: Path, algorithm: str, encrypt: bool, as_json: bool)
         click.echo(f"{role} key {key.key_id}\nprivate key: {out}\npublic key:  {public}")
 
 
-@command.command("trust")
-@click.option("--key", "key_path", type=_PATH, required=True, help="The key to trust; its public half is enough.")
+@keys_command.command("trust")
+@click.option("--key", "key_path", type=FILE, required=True, help="The key to trust; its public half is enough.")
 @click.option("--role", type=click.Choice(ROLES), required=True, help="For whom the key speaks.")
 @_out
 @click.option("--append", is_flag=True, help="Add the key to the trust file that is there.")
@@ -130,10 +112,6 @@ def trust(
 
     Auditors are the exception: they sign audits, and budgets neither need nor take their signature.
     """
-    from calibrate.errors import TrustRefused
-    from calibrate.manifest.keys import Role, load_public
-    from calibrate.manifest.trust import TrustedKey, TrustFile
-
     now, root = _now(), _root_key(root_path)
     entry = TrustedKey.of(load_public(key_path, ask_password), Role(role), now, now + timedelta(days=valid_days))
     if append:
@@ -150,7 +128,7 @@ def trust(
         click.echo(f"{out}: a budget needs the signature of {needed}")
 
 
-@command.command("revoke")
+@keys_command.command("revoke")
 @click.option("--key-id", required=True, help="Id of the key, as `keys generate` printed it.")
 @click.option("--why", required=True, help="The reason, for the record.")
 @_out
@@ -161,9 +139,6 @@ def revoke(
     key_id: str, why: str, out: Path, file_valid_days: int | None, root_path: Path | None, as_json: bool
 ) -> None:
     """Revoke a key from now on, also for what it signed earlier; a run under such a budget stops at its next block."""
-    from calibrate.manifest.strict_json import in_our_words
-    from calibrate.manifest.trust import Revocation
-
     with in_our_words("--why"):
         revocation = Revocation(at=_now(), why=why)
     root = _root_key(root_path)
@@ -172,9 +147,9 @@ def revoke(
     print_answer({"trust": str(out), "revoked": key_id}, as_json, said)
 
 
-@command.command("rotate")
+@keys_command.command("rotate")
 @click.option("--key-id", required=True, help="Id of the key that is replaced, as `keys generate` printed it.")
-@click.option("--key", "key_path", type=_PATH, required=True, help="The key that takes its place and its role.")
+@click.option("--key", "key_path", type=FILE, required=True, help="The key that takes its place and its role.")
 @_out
 @_key_days
 @_file_days
@@ -193,8 +168,6 @@ def rotate(
 
     Budgets that the old key signed are used further once the new one has signed them too: `privfair manifest sign`.
     """
-    from calibrate.manifest.keys import load_public
-
     now, root = _now(), _root_key(root_path)
     successor = load_public(key_path, ask_password)
     rotated = _read(out, root).with_rotated(key_id, successor, now, now + timedelta(days=valid_days))
@@ -203,11 +176,11 @@ def rotate(
     print_answer({"trust": str(out), "key_id": successor.key_id, "revoked": key_id}, as_json, said)
 
 
-@command.command("rotate-root")
+@keys_command.command("rotate-root")
 @_out
-@click.option("--handover", type=_PATH, required=True, help="New file: the last trust file of the old root key.")
-@click.option("--root", "root_path", type=_PATH, required=True, help="The private root key that gives way.")
-@click.option("--new-root", "new_path", type=_PATH, required=True, help="The private root key that takes its place.")
+@click.option("--handover", type=FILE, required=True, help="New file: the last trust file of the old root key.")
+@click.option("--root", "root_path", type=FILE, required=True, help="The private root key that gives way.")
+@click.option("--new-root", "new_path", type=FILE, required=True, help="The private root key that takes its place.")
 @_file_days
 @json_option
 def rotate_root(
@@ -218,8 +191,6 @@ def rotate_root(
     Show the handover to each ledger once, with `privfair ledger trust LEDGER --trust HANDOVER --root OLD.pub`: from
     then on it takes files of the new root key and no others. A ledger that never saw it refuses the new key.
     """
-    from calibrate.errors import TrustRefused
-
     old, new = _root_key(root_path), _root_key(new_path)
     assert old is not None
     assert new is not None
@@ -238,10 +209,10 @@ def rotate_root(
     )
 
 
-@command.command("sign")
+@keys_command.command("sign")
 @_out
 @_file_days
-@click.option("--root", "root_path", type=_PATH, required=True, help="The private root key that signs the trust file.")
+@click.option("--root", "root_path", type=FILE, required=True, help="The private root key that signs the trust file.")
 @json_option
 def sign(out: Path, file_valid_days: int | None, root_path: Path, as_json: bool) -> None:
     """Sign a trust file that is not signed yet with a root key; from then on every change needs that key."""
@@ -257,13 +228,11 @@ def _now() -> datetime:
 
 
 def _root_key(path: Path | None) -> SigningKey | None:
-    from calibrate.manifest.keys import load_private
 
     return None if path is None else load_private(path, ask_password)
 
 
 def _read(path: Path, root: SigningKey | None) -> TrustFile:
-    from calibrate.manifest.trust import read_trust
 
     return read_trust(read_named(path, "--out"), None if root is None else root.public)
 

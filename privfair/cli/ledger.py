@@ -1,32 +1,200 @@
-"""`privfair ledger`: make a ledger, look at it, cap what a data set may spend, and keep it safe."""
+"""A ledger: what was claimed, charged and released, and a log of claims that others can read."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from calibrate.compose import BudgetFilter
+from calibrate.errors import InvalidInput
+from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
 from privfair.cli.help import Subcommands
-from privfair.cli.output import json_option, options, print_json, print_wrapped
-from privfair.cli.witness import command as witness
+from privfair.cli.options import FILE, anchor_option, json_option, options, required_trust_options
+from privfair.cli.output import print_json, print_wrapped
+from privfair.durable import read_named, write_named
+from privfair.ledger import DataBudgetStatus, Head, Ledger, LedgerAccess, LedgerStatus, ManifestStatus
+from privfair.ledger.book import short
+from privfair.ledger.ledger import read_backup
+from privfair.ledger.status import unit_in_words
+from privfair.ledger.witness import (
+    ClaimReceipt,
+    LogHead,
+    LogProof,
+    NotedHeads,
+    WitnessLog,
+    contains_head,
+    hashed,
+    head_of,
+    second_uses,
+)
 
-if TYPE_CHECKING:
-    from privfair.ledger import DataBudgetStatus, LedgerStatus, ManifestStatus
+_PLACE = click.Path(path_type=Path)
+_log = click.argument("place", metavar="LOG", type=_PLACE)
+_note = click.option(
+    "--note", type=FILE, help="File that remembers the log's head; LEDGER.witness beside a file unless given."
+)
+_manifest = click.option("--manifest", help="Digest of a claimed manifest, or how it begins: proves that it is logged.")
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_anchor_option = click.option("--anchor", type=_FILE, help="Anchor file; LEDGER.anchor beside a file unless given.")
-_location = options(click.argument("location", metavar="LEDGER"), _anchor_option)
+
+@click.group("witness", cls=Subcommands, short_help="log claims where others see a second use")
+def witness_command() -> None:
+    """Log claims to a shared LOG: a file, or a folder with one file per ledger.
+
+    The log is a Merkle tree (RFC 6962) that only grows. It holds digests and dates, no data. A budget that was claimed
+    a second time, on another machine or in a copy of a ledger, is seen when logs are verified or compared: exit code 1.
+    """
+
+
+def _notes(location: str, note: Path | None) -> NotedHeads:
+
+    if note is None and "://" in location:
+        raise InvalidInput("--note", None, "a ledger on a server has no file beside it", "name a file, kept for good")
+    return NotedHeads(Path(f"{location}.witness") if note is None else note)
+
+
+def _finish(place: Path, answer: dict[str, object], wrong: list[str], as_json: bool, well: str) -> None:
+    if as_json:
+        print_json({"log": str(place), **answer, "problems": wrong})
+    else:
+        for problem in wrong:
+            click.echo(f"SECOND USE OR CHANGED LOG: {problem}")
+        if not wrong:
+            click.echo(well)
+    if wrong:
+        raise SystemExit(1)
+
+
+@witness_command.command("add")
+@_log
+@click.option("--ledger", "location", required=True, metavar="LEDGER", help="Ledger whose claims are logged.")
+@anchor_option
+@_note
+@json_option
+def add(place: Path, location: str, anchor: Path | None, note: Path | None, as_json: bool) -> None:
+    """Log every claim of a ledger that LOG does not have yet, and remember the log's head."""
+    notes = _notes(location, note)
+    with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
+        receipts, identity = ledger.receipts(), ledger.identity
+    log = WitnessLog.at(place, identity)
+    before = hashed(log.read())
+    notes.require(log, before)
+    leaves = hashed(log.append(receipts))
+    _remember(notes, place)
+    head = head_of(leaves)
+    wrong = list(second_uses(_everything(place)))
+    answer = {"size": head.size, "root": head.root, "added": len(leaves) - len(before)}
+    _finish(place, answer, wrong, as_json, f"{len(leaves) - len(before)} claim(s) logged; head {head}")
+
+
+def _remember(notes: NotedHeads, place: Path) -> None:
+    """Hold every log at a place against what was noted of it, and note it as it is now."""
+    for log in WitnessLog.all_at(place):
+        leaves = hashed(log.read())
+        notes.require(log, leaves)
+        notes.note(log, leaves)
+
+
+def _everything(place: Path) -> list[ClaimReceipt]:
+
+    return [receipt for log in WitnessLog.all_at(place) for receipt in log.read()]
+
+
+@witness_command.command("verify")
+@_log
+@click.option("--ledger", "location", metavar="LEDGER", help="Ledger whose claims must all be logged.")
+@anchor_option
+@_note
+@click.option("--head", "heads", multiple=True, metavar="SIZE:ROOT", help="Head that the log is known to have had.")
+@json_option
+def witness_verify(
+    place: Path, location: str | None, anchor: Path | None, note: Path | None, heads: tuple[str, ...], as_json: bool
+) -> None:
+    """Read LOG again: no second use, nothing taken out since a head was noted, and a ledger's claims all there."""
+    logs = WitnessLog.all_at(place)
+    trees = {log: hashed(log.read()) for log in logs}
+    receipts = _everything(place)
+    wrong = list(second_uses(receipts))
+    for noted in map(LogHead.parse, heads):
+        if not any(contains_head(leaves, noted) for leaves in trees.values()):
+            wrong.append(f"no log here begins with the {noted.size} receipts of root {short(noted.root)}")
+    if location is not None:
+        _remember(_notes(location, note), place)
+        with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
+            missing = [one for one in ledger.receipts() if one not in set(receipts)]
+        wrong += [f"the claim of manifest {short(one.manifest)} is not logged; add it" for one in missing]
+    answer = {
+        "logs": [{"file": str(log.path), **vars(head_of(leaves))} for log, leaves in trees.items()],
+        "receipts": len(receipts),
+    }
+    well = "\n".join(
+        f"{log.path}: intact, {len(leaves)} receipt(s), head {head_of(leaves)}" for log, leaves in trees.items()
+    )
+    _finish(place, answer, wrong, as_json, well)
+
+
+@witness_command.command("compare")
+@_log
+@click.argument("others", nargs=-1, required=True, metavar="OTHER..", type=_PLACE)
+@json_option
+def compare(place: Path, others: tuple[Path, ...], as_json: bool) -> None:
+    """Hold logs, or copies of one log, side by side: a budget that was used in two places is found.
+
+    Copies of one log must be the beginning of one another: two files of the same name that are not were forked.
+    """
+    logs = [log for one in (place, *others) for log in WitnessLog.all_at(one)]
+    wrong = list(second_uses(receipt for log in logs for receipt in log.read()))
+    for number, log in enumerate(logs):
+        for other in logs[number + 1 :]:
+            if other.path.name == log.path.name:
+                first, second = sorted((hashed(log.read()), hashed(other.read())), key=len)
+                if second[: len(first)] != first:
+                    wrong.append(f"{log.path} and {other.path} are two histories of one log")
+    answer = {"others": [str(one) for one in others], "logs": len(logs)}
+    _finish(place, answer, wrong, as_json, f"{len(logs)} logs agree: no budget was used twice in them")
+
+
+@witness_command.command("prove")
+@_log
+@_manifest
+@click.option("--since", metavar="SIZE:ROOT", help="Earlier head of the log: proves that nothing was changed since.")
+@click.option("--out", type=FILE, required=True, help="New file for the proof.")
+@json_option
+def prove(place: Path, manifest: str | None, since: str | None, out: Path, as_json: bool) -> None:
+    """Write a proof of some hundred bytes, for somebody who has a head of LOG and not the log."""
+    if (manifest is None) == (since is None):
+        raise InvalidInput("--manifest", manifest, "or --since must be given, and not both", "say what is to be proved")
+    logs = WitnessLog.all_at(place)
+    proof = LogProof.of_claim(logs, manifest) if manifest is not None else LogProof.of_growth(logs, str(since))
+    write_named(out, proof.encode())
+    if as_json:
+        print_json({"log": str(place), "proof": str(out), "head": proof.head})
+    else:
+        click.echo(f"{out} holds for head {proof.head}")
+
+
+@witness_command.command("check")
+@click.argument("proof", metavar="PROOF", type=FILE)
+@click.option("--head", required=True, metavar="SIZE:ROOT", help="Head of the log, from somebody you trust.")
+@json_option
+def check(proof: Path, head: str, as_json: bool) -> None:
+    """Check a PROOF against a head, without the log."""
+    given, found = LogHead.parse(head), LogProof.decode(read_named(proof, "PROOF"))
+    wrong = [] if found.holds_for(given) else ["the proof does not lead to this head"]
+    _finish(proof, {"head": head, "proves": found.statement}, wrong, as_json, f"proved: {found.statement}")
+
+
+_location = options(click.argument("location", metavar="LEDGER"), anchor_option)
 _BAR = 20
 
 
 @click.group("ledger", cls=Subcommands, short_help="what was claimed, charged and released")
-def command() -> None:
+def ledger_command() -> None:
     """Make and read a ledger: a file path, or a URL postgresql+psycopg://... ."""
 
 
-@command.command("init")
+@ledger_command.command("init")
 @_location
 @click.option("--bound-only", is_flag=True, help="Refuse manifests that were signed for no ledger in particular.")
 @json_option
@@ -35,8 +203,6 @@ def init(location: str, anchor: Path | None, bound_only: bool, as_json: bool) ->
 
     Sign budgets for this identity: every other ledger then refuses them.
     """
-    from privfair.ledger import Ledger
-
     with Ledger.create(location, anchor, bound_only=bound_only) as ledger:
         identity = ledger.identity
     if as_json:
@@ -45,13 +211,11 @@ def init(location: str, anchor: Path | None, bound_only: bool, as_json: bool) ->
         click.echo(f"made ledger {identity} at {location}; keep its anchor on other storage if you can")
 
 
-@command.command("status")
+@ledger_command.command("status")
 @_location
 @json_option
 def status(location: str, anchor: Path | None, as_json: bool) -> None:
     """What was spent and is left per data set and unit, and every manifest claimed."""
-    from privfair.ledger import Ledger, LedgerAccess
-
     with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
         found = ledger.status()
     if as_json:
@@ -98,7 +262,6 @@ def _status_json(location: str, found: LedgerStatus) -> dict[str, object]:
 
 
 def _spent_lines(budget: DataBudgetStatus) -> tuple[str, str]:
-    from privfair.ledger.status import unit_in_words
 
     return f"{budget.dataset}, {unit_in_words(budget.unit)}:", f"  {_spent_text(budget)}"
 
@@ -121,7 +284,6 @@ def _spent_text(budget: DataBudgetStatus) -> str:
 
 
 def _manifest_text(one: ManifestStatus) -> str:
-    from privfair.ledger.status import unit_in_words
 
     promise = "no privacy promised" if one.epsilon is None else f"epsilon {one.epsilon:g}, delta {one.delta:g}"
     lines = [
@@ -139,13 +301,11 @@ def _manifest_text(one: ManifestStatus) -> str:
     return "\n".join(lines)
 
 
-@command.command("verify")
+@ledger_command.command("verify")
 @_location
 @json_option
-def verify(location: str, anchor: Path | None, as_json: bool) -> None:
+def ledger_verify(location: str, anchor: Path | None, as_json: bool) -> None:
     """Read every entry again by all rules, and compare the end with the anchor."""
-    from privfair.ledger import Ledger, LedgerAccess
-
     with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
         entries, head = ledger.verify()
     if as_json:
@@ -154,13 +314,11 @@ def verify(location: str, anchor: Path | None, as_json: bool) -> None:
         click.echo(f"intact: {entries} entries, head {head.hash}")
 
 
-@command.command("anchor")
+@ledger_command.command("anchor")
 @_location
 @json_option
 def anchor(location: str, anchor: Path | None, as_json: bool) -> None:
     """Print the anchor (sequence and head), to be kept where the ledger's host cannot change it."""
-    from privfair.ledger import Ledger, LedgerAccess
-
     with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
         found = ledger.anchor()
     if as_json:
@@ -169,17 +327,15 @@ def anchor(location: str, anchor: Path | None, as_json: bool) -> None:
         click.echo(f"{found.head.seq} {found.head.hash}")
 
 
-@command.command("trust")
+@ledger_command.command("trust")
 @_location
-@click.option("--trust", "trust_path", type=_FILE, required=True, help="Trust file that the ledger is to remember.")
-@click.option("--root", type=_FILE, help="Public root key that signed the trust file, where it is signed.")
+@required_trust_options
 @json_option
 def trust(location: str, anchor: Path | None, trust_path: Path, root: Path | None, as_json: bool) -> None:
     """Let the ledger remember a trust file now, not at the next run: earlier ones are refused from then on.
 
     The handover of `privfair keys rotate-root` is shown to a ledger in this way.
     """
-    from privfair.ledger import Ledger
     from privfair.training import TrustInForce
 
     seen = TrustInForce(trust_path, root).seen
@@ -191,9 +347,9 @@ def trust(location: str, anchor: Path | None, trust_path: Path, root: Path | Non
         click.echo(f"{location}: remembers trust file {seen.sequence}; earlier ones are refused")
 
 
-@command.command("adopt")
+@ledger_command.command("adopt")
 @click.argument("location", metavar="LEDGER")
-@click.option("--anchor", type=_FILE, required=True, help="The new anchor file to write.")
+@click.option("--anchor", type=FILE, required=True, help="The new anchor file to write.")
 @click.option("--seq", type=click.IntRange(min=1), required=True, help="Number of an entry that the ledger had.")
 @click.option("--head", required=True, help="Digest of that entry, noted elsewhere than in the ledger.")
 @json_option
@@ -202,8 +358,6 @@ def adopt(location: str, anchor: Path, seq: int, head: str, as_json: bool) -> No
 
     Number and digest must come from elsewhere: another host's anchor, a signed report, the officer's notes.
     """
-    from privfair.ledger import Head, Ledger
-
     with Ledger.adopt(location, anchor, Head(seq, head)) as ledger:
         found = ledger.anchor()
     if as_json:
@@ -212,14 +366,12 @@ def adopt(location: str, anchor: Path, seq: int, head: str, as_json: bool) -> No
         click.echo(f"{anchor} is now the anchor of ledger {found.ledger[:16]}, at entry {found.head.seq}")
 
 
-@command.command("backup")
+@ledger_command.command("backup")
 @_location
-@click.option("--out", type=_FILE, required=True, help="New file for the copy.")
+@click.option("--out", type=FILE, required=True, help="New file for the copy.")
 @json_option
 def backup(location: str, anchor: Path | None, out: Path, as_json: bool) -> None:
     """Copy every entry to a new file, on whichever database the ledger is."""
-    from privfair.ledger import Ledger, LedgerAccess
-
     with Ledger.open(location, anchor, LedgerAccess.READ) as ledger:
         found = ledger.backup(out)
     if as_json:
@@ -228,8 +380,8 @@ def backup(location: str, anchor: Path | None, out: Path, as_json: bool) -> None
         click.echo(f"{out} holds {found.head.seq} entries, head {found.head.hash}")
 
 
-@command.command("restore")
-@click.argument("backup", type=_FILE)
+@ledger_command.command("restore")
+@click.argument("backup", type=FILE)
 @_location
 @json_option
 def restore(backup: Path, location: str, anchor: Path | None, as_json: bool) -> None:
@@ -238,9 +390,6 @@ def restore(backup: Path, location: str, anchor: Path | None, as_json: bool) -> 
     Nothing is lost if the anchor file is still there and shows that the backup is complete. Otherwise nobody knows
     what was claimed afterwards: the ledger gets a new identity, open runs are over, and every budget counts as spent.
     """
-    from privfair.ledger import Ledger
-    from privfair.ledger.ledger import read_backup
-
     before = read_backup(backup)[1].ledger
     with Ledger.restore(backup, location, anchor) as ledger:
         found = ledger.status()
@@ -261,16 +410,13 @@ def restore(backup: Path, location: str, anchor: Path | None, as_json: bool) -> 
         click.echo("The anchor shows that the backup is complete: nothing is lost.")
 
 
-@command.command("abandon")
+@ledger_command.command("abandon")
 @_location
 @click.option("--manifest", required=True, help="Digest of the claimed manifest, or how it begins.")
 @click.option("--why", required=True, help="Reason, which stays on record.")
 @json_option
 def abandon(location: str, anchor: Path | None, manifest: str, why: str, as_json: bool) -> None:
     """Give a run up: it can't be resumed, and the rounds it charged stay spent."""
-    from calibrate.errors import InvalidInput
-    from privfair.ledger import Ledger
-
     with Ledger.open(location, anchor) as ledger:
         known = [one.manifest_digest for one in ledger.status().manifests]
         meant = [digest for digest in known if manifest and digest.startswith(manifest)]
@@ -285,7 +431,7 @@ def abandon(location: str, anchor: Path | None, manifest: str, why: str, as_json
         click.echo(f"manifest {meant[0][:12]} is abandoned; {found.charged} of its {found.rounds} rounds stay spent")
 
 
-@command.group("budget", cls=Subcommands, short_help="cap what all claims on a data set may promise together")
+@ledger_command.group("budget", cls=Subcommands, short_help="cap what all claims on a data set may promise together")
 def budget() -> None:
     """Cap what all claims on a data set may promise together."""
 
@@ -293,7 +439,7 @@ def budget() -> None:
 @budget.command("set")
 @click.argument("dataset", metavar="DATASET")
 @click.option("--ledger", "location", required=True, metavar="LEDGER", help="Ledger that keeps the budget.")
-@_anchor_option
+@anchor_option
 @click.option(
     "--unit", type=click.Choice(["record", "user", "attribute"]), required=True, help="Unit that the budget protects."
 )
@@ -331,10 +477,6 @@ def set_budget(
 
     A claim about a coarser unit (user, record) also spends the budgets of finer ones (record, attribute).
     """
-    from calibrate.compose import BudgetFilter
-    from calibrate.privacy_unit import PrivacyUnit, Protected, Relation
-    from privfair.ledger import Ledger
-
     meant = "replace-attribute" if unit == "attribute" else relation
     with Ledger.open(location, anchor) as ledger:
         protected = PrivacyUnit(Protected(unit), Relation(meant))
@@ -347,4 +489,4 @@ def set_budget(
             print_wrapped(*_spent_lines(one), indent="    ")
 
 
-command.add_command(witness)
+ledger_command.add_command(witness_command)

@@ -11,29 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-VALUES_WANTED = {"now": False}
-"""Whether this invocation was asked to show the cell that a file is refused for; `privfair.cli.main` sets it back."""
+from privfair.data.read import watch_reading
 
 Item = TypeVar("Item")
-
-ledger_option = click.option(
-    "--ledger",
-    "ledgers",
-    multiple=True,
-    metavar="[SILO=]PATH|ID",
-    help="The one ledger in which the manifest may be claimed, by its path or id; once per silo with SILO=.",
-)
-show_values_option = click.option(
-    "--show-values",
-    is_flag=True,
-    expose_value=False,
-    callback=lambda _context, _option, wanted: VALUES_WANTED.update(now=wanted),
-    help="Show the cell that a file is refused for, to you at the terminal; nothing is shown where the output is kept.",
-)
-"""For commands that read the owner's files; `privfair.cli.main` shows the cell."""
-
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output and nothing else there.")
 
 
 def print_json(document: object) -> None:
@@ -107,15 +90,10 @@ def progress_bar(label: str, shown: bool = True) -> Iterator[Callable[[int, int 
     Files that are read meanwhile take the bar over, each with its share. Where nobody looks (a pipe, --json into a
     file) there is no bar.
     """
-    from rich.console import Console
-
     console = Console(stderr=True)
     if not shown or not console.is_terminal:
         yield lambda done, total: None
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from privfair.data.read import watch_reading
 
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -151,8 +129,6 @@ def track(label: str, items: Sequence[Item]) -> Iterator[Item]:
 
 def print_rich(*renderables: object) -> None:
     """Tables and other things of rich, on standard output."""
-    from rich.console import Console
-
     console = Console(highlight=False)
     for renderable in renderables:
         console.print(renderable)
@@ -167,82 +143,3 @@ def epsilon_text(lower: float, upper: float) -> str:
     scale = 10.0**places
     low, high = math.floor(lower * scale) / scale, math.ceil(upper * scale) / scale
     return f"{high:.{places}f}" if low == high else f"[{low:.{places}f}, {high:.{places}f}]"
-
-
-def options(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several click options as one decorator, in reading order."""
-
-    def decorate(function: Any) -> Any:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return decorate
-
-
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(1, 1024),
-    default=None,
-    expose_value=False,
-    help="Number of processor threads; one unless given, because more slow small models down.",
-)
-"""Read again by `privfair.cli.main`, before anything that computes is loaded."""
-
-steps_option = click.option(
-    "--steps-per-message",
-    type=click.IntRange(1, 1024),
-    default=1,
-    show_default=True,
-    help="Number of steps that a guard answers at once, for slow engines; more than 1 needs a run with one party.",
-)
-
-threshold_options = options(
-    click.option(
-        "--threshold",
-        type=float,
-        metavar="T",
-        help="Predict the positive class from this probability on (two classes only).",
-    ),
-    click.option(
-        "--target-gap",
-        type=float,
-        metavar="G",
-        help="Choose the threshold: the best one whose parity gap on the held-out records is at most this.",
-    ),
-    click.option(
-        "--target-rate",
-        type=float,
-        metavar="R",
-        help="Choose the threshold: this share of the held-out records gets the positive class.",
-    ),
-)
-"""Post-processing of the model; a target is read off the held-out records and is not private."""
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
-trust_options = options(
-    click.option(
-        "--trust", "trust_path", type=_FILE, help="Trust file by which the manifest's signatures are checked."
-    ),
-    click.option("--root", type=_FILE, help="Public key that signed the trust file, if it is signed."),
-    click.option(
-        "--trust-code",
-        is_flag=True,
-        help="Run the code that the run folder brings, if its digest is signed; needs --trust.",
-    ),
-)
-"""For commands that open a run folder, which may come from anybody."""
-
-scheduler_option = click.option(
-    "--scheduler", help="Address of a Dask scheduler, for example tcp://127.0.0.1:8786; a killed worker loses nothing."
-)
-worker_options = options(
-    click.option(
-        "--workers",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Number of processes that call the function side by side.",
-    ),
-    scheduler_option,
-)

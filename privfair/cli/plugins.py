@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.table import Table
 
-from privfair.cli.output import json_option, print_json, print_rich
-
-if TYPE_CHECKING:
-    from calibrate.plugins import Plugin, Plugins
+from audit.models.membership_attacks import ATTACK_PLUGINS
+from calibrate.errors import InvalidInput
+from calibrate.plans.from_mapping import PLAN_PLUGINS
+from calibrate.plugins import Plugin, Plugins, installed_plugins
+from calibrate.theorems.catalogue import THEOREM_PLUGINS
+from privfair.algorithms.registry import ALGORITHM_PLUGINS
+from privfair.cli.options import json_option
+from privfair.cli.output import print_json, print_rich
+from privfair.plan.data_choices import DATASET_PLUGINS
+from privfair.plan.model import MODEL_PLUGINS
 
 
 @click.command("plugins", short_help="what other packages bring, and whether it can be loaded")
 @json_option
-def command(as_json: bool) -> None:
+def plugins_command(as_json: bool) -> None:
     """List the plans, algorithms, theorems, data sets, models and attacks of other packages.
 
     Each is imported, from the bytes whose SHA-256 is shown: the digest that a budget signs. A name that is built in
@@ -27,7 +34,6 @@ def command(as_json: bool) -> None:
     if not rows:
         print_rich("no package brings a plug-in; docs/plugins.md says how to write one")
         return
-    from rich.table import Table
 
     table = Table("group", "name", "package", "SHA-256", "state")
     for row in rows:
@@ -36,24 +42,16 @@ def command(as_json: bool) -> None:
 
 
 def _registries() -> tuple[Plugins[Any], ...]:
-    from audit.models.membership_attacks import ATTACK_PLUGINS
-    from calibrate.plans.from_mapping import PLAN_PLUGINS
-    from calibrate.theorems.catalogue import THEOREM_PLUGINS
-    from privfair.algorithms.registry import ALGORITHM_PLUGINS
-    from privfair.plan.data_choices import DATASET_PLUGINS
-    from privfair.plan.model import MODEL_PLUGINS
 
     return PLAN_PLUGINS, ALGORITHM_PLUGINS, THEOREM_PLUGINS, DATASET_PLUGINS, MODEL_PLUGINS, ATTACK_PLUGINS
 
 
 def _installed(plugins: Plugins[Any]) -> tuple[Plugin, ...]:
-    from calibrate.plugins import installed_plugins
 
     return installed_plugins(plugins.group)
 
 
 def _row(plugins: Plugins[Any], one: Plugin) -> dict[str, Any]:
-    from calibrate.errors import InvalidInput
 
     row: dict[str, Any] = {"group": plugins.group.value, "name": one.name, "package": one.source, "sha256": None}
     if one.name in plugins.built_in():

@@ -1,24 +1,108 @@
-"""`privfair sensitivity`: two neighbouring data sets that break a claimed bound, or how hard was looked for them."""
+"""Sensitivity: search for neighbours that break a claimed bound, and how far real data is from it."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 import click
+from rich.table import Table
 
-from privfair.cli import sensitivity_report
+from audit.claims.catalogue import claim_named, ids
+from audit.claims.claim import Arrays, DistanceClaim, Domain, Subject
+from audit.claims.falsify import CataloguedClaim, Search, SearchResult
+from audit.named import load_named
+from audit.probes.rehearsal import rehearse
+from audit.probes.sensitivity import NOTE, local_sensitivity
+from audit.report.results import LocalSensitivity
+from calibrate.errors import InvalidInput, PrivfairError
+from calibrate.manifest.document import BudgetDocument
+from calibrate.manifest.mechanism import NoPrivacyPromised
+from calibrate.manifest.verify import read_unverified
+from calibrate.privacy_unit import Norm, Protected, Relation
+from privfair.api.draft import draft
 from privfair.cli.help import Subcommands
-from privfair.cli.output import json_option, print_json, print_rich, print_wrapped
+from privfair.cli.options import FILE, json_option
+from privfair.cli.output import print_json, print_rich, print_wrapped
+from privfair.plan.file import read_plan_file
 
-if TYPE_CHECKING:
-    from audit.claims.falsify import CataloguedClaim, Search, SearchResult
+
+@click.command("report")
+@click.argument("plan", type=FILE)
+@click.option("--manifest", type=FILE, help="Signed budget of the plan; calibrated now for its target unless given.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=32, show_default=True, help="Number of rounds to rehearse."
+)
+@click.option(
+    "--units",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Number of units to leave out or replace in each batch.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed for the choice of units.")
+@json_option
+def sensitivity_report_command(
+    plan: Path, manifest: Path | None, rounds: int, units: int, seed: int, as_json: bool
+) -> None:
+    """What the units of this very data set move, round by round, beside what the worst case would.
+
+    The plan is rehearsed for some rounds in a folder that is thrown away; nobody's budget is touched. The numbers never
+    lower the noise, and are not for publication: they are computed from private records.
+
+    \b
+    Example:
+      privfair sensitivity report plan.toml --manifest budget.json
+    """
+    document = _document(plan, manifest)
+    found = local_sensitivity(rehearse(plan, document, rounds), units, seed)
+    unit = document.guarantee.privacy_unit()
+    if as_json:
+        print_json(
+            {
+                "plan": str(plan),
+                "unit": unit.protected.value,
+                "relation": unit.relation.value,
+                "noise_may_be_lowered": False,
+                "note": NOTE,
+                "releases": [one.to_json() for one in found],
+            }
+        )
+        return
+    _show(found, f"one {unit.protected.value}, {unit.relation.value}", NOTE)
+
+
+def _document(plan: Path, manifest: Path | None) -> BudgetDocument:
+    """The budget given, or one calibrated for the plan's target, which nobody signs."""
+    if manifest is not None:
+        if not manifest.is_file():
+            raise InvalidInput("--manifest", str(manifest), "is not a file", "check the path")
+        document = read_unverified(manifest.read_bytes()).document
+        if isinstance(document.guarantee, NoPrivacyPromised):
+            raise InvalidInput(
+                "--manifest", str(manifest), "promises no privacy, so it signs no bound", "give a private plan"
+            )
+        return document
+    return draft(read_plan_file(plan)).document
+
+
+def _show(found: tuple[LocalSensitivity, ...], unit: str, note: str) -> None:
+
+    lines: list[object] = [f"[bold]local sensitivity[/bold] for {unit}, as shares of the worst case"]
+    for one in found:
+        table = Table("step", "largest", "median", title=f"{one.name} (worst case {one.worst_case:.6g})")
+        for step in one.by_step:
+            table.add_row(str(step.step), f"{100 * step.largest_share:.1f}%", f"{100 * step.median_share:.1f}%")
+        lines.append(table)
+    print_rich(*lines, note)
+
 
 _RELATIONS = ("add-remove", "replace-one", "replace-attribute")
 
 
 @click.group("sensitivity", cls=Subcommands, short_help="refute a claimed sensitivity, or say how hard it was tried")
-def command() -> None:
+def sensitivity_command() -> None:
     """Put a sensitivity claim to the test.
 
     \b
@@ -30,15 +114,13 @@ def command() -> None:
     """
 
 
-command.add_command(sensitivity_report.command)
+sensitivity_command.add_command(sensitivity_report_command)
 
 
-@command.command("list")
+@sensitivity_command.command("list")
 @json_option
 def list_all(as_json: bool) -> None:
     """The claims that can be checked by id."""
-    from audit.claims.catalogue import claim_named, ids
-
     entries = [claim_named(id) for id in ids()]
     if as_json:
         print_json([{"id": each.id, "says": each.says, "claimed": each.claim.bound} for each in entries])
@@ -48,7 +130,7 @@ def list_all(as_json: bool) -> None:
         print_wrapped(f"    {each.says}", indent="    ")
 
 
-@command.command("check")
+@sensitivity_command.command("check")
 @click.argument("what", metavar="ID|MODULE:FUNCTION")
 @click.option("--claim", type=float, help="Bound to test; required for a function of your own.")
 @click.option(
@@ -107,8 +189,6 @@ def check(
       privfair sensitivity check steffle.lemma-B.1.W
       privfair sensitivity check my_module:clipped_mean --claim 0.25 --relation replace-one --json
     """
-    from audit.claims.falsify import Search
-
     stated = {"relation": relation, "protected": protected, "norm": norm, "arrays": arrays, "domain": domain_name}
     entry = _claim_of_function(what, claim, stated) if ":" in what else _claim_of_id(what, claim, stated)
     result = _check(entry, Search(pairs, climbs, steps, seed))
@@ -122,8 +202,6 @@ def check(
 
 def _check(entry: CataloguedClaim, search: Search) -> SearchResult:
     """A function that raises has refuted nothing: it must not leave with the exit code of a refutation."""
-    from calibrate.errors import InvalidInput, PrivfairError
-
     try:
         return entry.check(search)
     except PrivfairError:
@@ -137,11 +215,6 @@ def _check(entry: CataloguedClaim, search: Search) -> SearchResult:
 
 def _claim_of_id(id: str, claim: float | None, stated: dict[str, str | None]) -> CataloguedClaim:
     """A claim of the catalogue, perhaps with another bound; what it is about is fixed."""
-    from dataclasses import replace
-
-    from audit.claims.catalogue import claim_named
-    from calibrate.errors import InvalidInput
-
     given = [name for name, value in stated.items() if value is not None]
     if given:
         raise InvalidInput(f"--{given[0]}", stated[given[0]], f"is fixed by {id}", "use it with module:function")
@@ -152,11 +225,6 @@ def _claim_of_id(id: str, claim: float | None, stated: dict[str, str | None]) ->
 
 
 def _claim_of_function(what: str, claim: float | None, stated: dict[str, str | None]) -> CataloguedClaim:
-    from audit.claims.claim import Arrays, DistanceClaim, Domain, Subject
-    from audit.claims.falsify import CataloguedClaim
-    from audit.named import load_named
-    from calibrate.errors import InvalidInput
-    from calibrate.privacy_unit import Norm, Protected, Relation
 
     if claim is None:
         raise InvalidInput("--claim", None, "is needed for a function of your own", "state the bound to test")

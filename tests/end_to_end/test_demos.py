@@ -66,7 +66,7 @@ def test_ctrl_c_leaves_a_sentence_on_how_to_go_on(
         raise stop
 
     assert isinstance(keys.command, click.Group)
-    monkeypatch.setattr(keys.command.commands["generate"], "callback", interrupt)
+    monkeypatch.setattr(keys.keys_command.commands["generate"], "callback", interrupt)
     outcome = privfair("demo", "--algorithm", "pay-once", "--out", tmp_path)
     (folder,) = tmp_path.iterdir()
     assert outcome.code == 130

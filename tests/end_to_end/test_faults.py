@@ -19,7 +19,7 @@ def _break(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    command = ledger.command.commands["verify"]
+    command = ledger.ledger_command.commands["verify"]
     assert isinstance(command, click.Command)
     monkeypatch.setattr(command, "callback", broken)
 

@@ -9,8 +9,8 @@ import click
 import pytest
 
 from privfair.cli import cli
-from privfair.cli.audit_outputs import command as verify_command
-from privfair.cli.audit_training import command as training_command
+from privfair.cli.audit_outputs import verify_command
+from privfair.cli.audit_training import training_command
 from privfair.cli.help import break_line, with_our_help
 from tests.end_to_end.command_line import privfair
 

@@ -11,7 +11,7 @@ import pytest
 
 from calibrate.errors import InvalidInput
 from privfair.api.frames import toml_text
-from privfair.cli.init import _keep
+from privfair.cli.start import _keep
 from privfair.data import stability
 from privfair.data.infer import ColumnRole, FileLayout, look_at, recognise, schema_text
 from privfair.data.own_files import load_own_features, load_own_silo, load_own_silos

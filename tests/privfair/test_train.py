@@ -246,7 +246,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 def test_python_names_are_the_command_lines(tmp_path: Path) -> None:
     import inspect
 
-    from privfair.cli.train import command
+    from privfair.cli.model import train_command as command
 
     flags = {option.opts[0].lstrip("-") for option in command.params}
     arguments = set(inspect.signature(privfair.train).parameters)

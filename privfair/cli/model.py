@@ -1,36 +1,44 @@
-"""`privfair train`: train under a signed budget."""
+"""A model: train it under a signed budget, and predict with it."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
-from privfair.cli.keys import trust_options
-from privfair.cli.output import (
+from calibrate.epsilon_so_far import EpsilonSoFar
+from privfair.cli.keys import read_trust_file
+from privfair.cli.options import (
+    FILE,
+    FOLDER,
+    anchor_option,
+    folder_trust_options,
     json_option,
-    number_text,
-    print_json,
-    print_wrapped,
-    progress_bar,
+    manifest_option,
+    required_trust_options,
+    resume_option,
     show_values_option,
     steps_option,
-    table_lines,
     threads_option,
     threshold_options,
 )
-from privfair.durable import read_named
+from privfair.cli.output import number_text, print_json, print_wrapped, progress_bar, table_lines
+from privfair.durable import read_named, write_named
+from privfair.run.folder_trust import FolderTrust
+from privfair.run.metrics import ThresholdRule
+from privfair.run.prediction import predict
+from privfair.run.public import Progress, promise_of, read_signed_plan
+from privfair.training import TrainingResult, TrustInForce, execute, prepare, train_with_guards
 
-if TYPE_CHECKING:
-    from calibrate.epsilon_so_far import EpsilonSoFar
-    from privfair.run.public import Progress
-    from privfair.training import TrainingResult
-
-_EXAMPLE = """
+_TRAIN_EXAMPLE = """
 \b
 A whole example. plan.toml (docs/training.md has every key):
   algorithm = "gaussian"             # DP-SGD in every silo; or steffle
@@ -99,42 +107,41 @@ and schema.toml says what the columns mean (docs/data.md):
 A name with spaces is quoted: [numeric."Age in years"].
 A manifest is used once. An interrupted run goes on with --resume.
 """
-_PATH = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("train", epilog=_EXAMPLE, short_help="train under a signed budget")
-@click.argument("plan", type=_PATH)
-@click.option("--manifest", type=_PATH, required=True, help="The signed budget for this plan and data.")
-@trust_options
+@click.command("train", epilog=_TRAIN_EXAMPLE, short_help="train under a signed budget")
+@click.argument("plan", type=FILE)
+@manifest_option
+@required_trust_options
 @click.option(
     "--ledger",
     metavar="LEDGER",
     help="Ledger to charge: the file or postgresql+psycopg:// URL of `privfair ledger init`; not with --guards.",
 )
-@click.option("--anchor", type=_PATH, help="Anchor file of the ledger; LEDGER.anchor beside a file unless given.")
+@anchor_option
 @click.option(
     "--guards",
     "guards_path",
-    type=_PATH,
+    type=FILE,
     help="Coordinate the guards of this TOML file, which hold data and ledgers, instead of reading any record.",
 )
 @click.option(
     "--test-file",
     "test_files",
-    type=_PATH,
+    type=FILE,
     multiple=True,
     help="With --guards: a file of public records to measure the model on; may be given several times.",
 )
 @steps_option
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the run.")
-@click.option("--resume", is_flag=True, help="Go on with the interrupted run in --out.")
+@click.option("--out", type=FOLDER, required=True, help="Folder for the run.")
+@resume_option
 @threshold_options
 @threads_option
 @click.option("--quiet", is_flag=True, help="No progress display.")
 @show_values_option
 @click.option("-v", "--verbose", is_flag=True, help="Show rates by group and every line of what is not protected.")
 @json_option
-def command(
+def train_command(
     plan: Path,
     manifest: Path,
     trust_path: Path,
@@ -161,10 +168,6 @@ def command(
     With --guards the silos' records, ledgers and noise are in processes of their own (`privfair guard serve`), and this
     one only asks them for published values; docs/how-to/federation.md.
     """
-    from calibrate.epsilon_so_far import EpsilonSoFar
-    from privfair.run.metrics import ThresholdRule
-    from privfair.run.public import promise_of, read_signed_plan
-
     rule = ThresholdRule(threshold, target_gap, target_rate)
     if guards_path is None:
         if ledger is None or test_files or steps_per_message > 1:
@@ -176,8 +179,6 @@ def command(
     elif rule != ThresholdRule():
         raise click.UsageError("with --guards no record is held out here; choose the threshold when predicting")
     with progress_bar("reading and checking budget, plan and files", shown=not quiet):
-        from privfair.training import TrustInForce, execute, prepare, train_with_guards  # loads the engine
-
         trust = TrustInForce(trust_path, root)
         if guards_path is None:
             prepared = prepare(plan, manifest, trust)
@@ -211,9 +212,6 @@ def _display(prices: EpsilonSoFar, promise: str, quiet: bool) -> Iterator[Callab
     if quiet:
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
 
     console = Console(stderr=True, highlight=False)
     console.print(promise, markup=False)
@@ -320,3 +318,72 @@ def _show(result: TrainingResult, document: dict[str, Any], verbose: bool) -> No
         setting = ", ".join(f"{name} = {value}" for name, value in result.best["setting"].items())
         print_wrapped("", f"the best try of the search, by {result.best['score']}: {setting}")
     print_wrapped("", f"run folder: {document['run']}")
+
+
+_PREDICT_EXAMPLE = """
+\b
+Example:
+  privfair predict run/ --input patients.csv --id patient --out predictions.csv
+The file needs the feature columns of the training files; class and sensitive attribute may be missing.
+"""
+
+
+@click.command("predict", epilog=_PREDICT_EXAMPLE, short_help="the predictions of a trained model")
+@click.argument("run", type=FOLDER)
+@click.option("--input", "input_path", type=FILE, required=True, help="CSV or Parquet file with the features.")
+@click.option("--out", type=FILE, required=True, help="CSV to write.")
+@click.option("--id", "id_column", metavar="COLUMN", help="Column of the input to repeat first, to know who is who.")
+@click.option("--keep", multiple=True, metavar="COLUMN", help="Another column of the input to repeat; once per column.")
+@click.option(
+    "--threshold",
+    type=float,
+    metavar="T",
+    help="Predict the positive class from this probability on; the run's own threshold unless given.",
+)
+@click.option(
+    "--target-rate", type=float, metavar="R", help="Predict the positive class for this share of the file's records."
+)
+@folder_trust_options
+@show_values_option
+@json_option
+def predict_command(
+    run: Path,
+    input_path: Path,
+    out: Path,
+    id_column: str | None,
+    keep: tuple[str, ...],
+    threshold: float | None,
+    target_rate: float | None,
+    trust_path: Path | None,
+    root: Path | None,
+    trust_code: bool,
+    as_json: bool,
+) -> None:
+    """Apply the model in RUN to every record of a file: its class, and the probability of each class.
+
+    The CSV can be opened in a spreadsheet: a text that would run as a formula there gets an apostrophe in front.
+    """
+    signers = None if trust_path is None else read_trust_file(trust_path, root)
+    kept = tuple(dict.fromkeys((*(() if id_column is None else (id_column,)), *keep)))
+    trusted = FolderTrust(signers, trust_code)
+    found = predict(run, input_path, trusted, keep=kept, threshold=threshold, target_rate=target_rate)
+    write_named(out, found.as_csv())
+    counts = Counter(found.predicted)
+    warning = None
+    if len(counts) == 1 and len(found.predicted) > 1:
+        alike = f"all {len(found.predicted)} records get {found.predicted[0]!r}"
+        warning = f"{alike}; privfair frontier RUN shows other thresholds"
+    if as_json:
+        answer = {"predictions": str(out), "records": len(found.predicted), "classes": dict(counts)}
+        remark = {} if found.remark is None else {"remark": found.remark}
+        print_json({**answer, "threshold": found.threshold, "notes": list(found.notes), "warning": warning, **remark})
+        return
+    if found.remark is not None:
+        print_wrapped(found.remark)
+    for note in found.notes:
+        print_wrapped(f"{input_path}: {note}, unlike in the training files; read so")
+    shown = ", ".join(f"{name}: {counts[name]}" for name in found.class_names)
+    at = "" if found.threshold is None else f"; threshold {found.threshold:g}"
+    click.echo(f"{out}: {len(found.predicted)} records ({shown}{at})")
+    if warning is not None:
+        print_wrapped(f"WARNING  {warning}")

@@ -1,18 +1,182 @@
-"""`privfair theorems`: which published guarantees hold, computed."""
+"""Numbers without a plan: the epsilon of given noise, and which published theorems hold."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.table import Table
 
+from calibrate.accountants.registry import AccountantName
+from calibrate.errors import InvalidInput, NotCertified, UnsupportedCombination, open_unit
+from calibrate.privacy_unit import EpsilonInterval
+from calibrate.questions import NoisyRounds, noisy_rounds, price
+from calibrate.search_cost import price_search
+from calibrate.theorems.catalogue import judge_all, read_theorems, theorem_named
+from calibrate.theorems.theorem import Direction, EpsilonComparison, Outcome, Theorem, Verdict
+from calibrate.tries import RandomTries
 from privfair.cli.help import Subcommands
-from privfair.cli.output import epsilon_text, json_option, print_json, print_rich
+from privfair.cli.options import json_option
+from privfair.cli.output import epsilon_text, print_json, print_rich
+from privfair.plan.own_code import UserFunction
 
-if TYPE_CHECKING:
-    from calibrate.theorems.theorem import Outcome, Theorem, Verdict
+_EXAMPLES = """
+\b
+Examples:
+  privfair account --noise-multiplier 1.4146 --sampling poisson --sampling-rate 0.01 --rounds 1000 --delta 1e-5
+  privfair account --noise-multiplier 1 --sampling random-allocation --sampling-rate 1/1000 --rounds 3000 --delta 1e-5
+  privfair account --noise-multiplier 4 --sampling cyclic --batches 20 --bands 20 --rounds 200 --delta 1e-5
+  privfair account --noise-multiplier 3.965 --sampling shuffled --sampling-rate 256/7500 --rounds 1172 \\
+      --delta 1e-5 --relation replace-attribute
+Several --noise-multiplier are several values of the same batch. For replace-one and add-remove a
+multiplier is noise / (norm bound of one unit's contribution); for replace-attribute it is
+noise / (largest distance between a record's two contributions).
+"""
+
+
+_SAMPLINGS = (
+    *("poisson", "truncated-poisson", "fixed", "shuffled", "random-allocation", "with-replacement", "cyclic", "full"),
+)
+
+
+@click.command("account", epilog=_EXAMPLES, short_help="the epsilon of given noise, as a certified interval")
+@click.option(
+    "--noise-multiplier",
+    "multipliers",
+    type=float,
+    multiple=True,
+    required=True,
+    metavar="Z",
+    help="Standard deviation of the noise relative to the contribution bound; give it once per value.",
+)
+@click.option(
+    "--sampling",
+    type=click.Choice(_SAMPLINGS),
+    default="full",
+    show_default=True,
+    metavar="KIND",
+    help=f"How each round's batch is drawn: {', '.join(_SAMPLINGS[:-1])} or {_SAMPLINGS[-1]}.",
+)
+@click.option(
+    "--sampling-rate",
+    metavar="Q",
+    help="Batch size / population, as a decimal or a fraction m/n. Shuffled and with-replacement need m/n, "
+    "random-allocation 1/t for t batches per epoch.",
+)
+@click.option("--batch-limit", type=int, metavar="B", help="The most units in a truncated Poisson batch.")
+@click.option(
+    "--most-units", type=int, metavar="N", help="The most units that any party has, for truncated Poisson batches."
+)
+@click.option("--batches", type=int, metavar="N", help="Batches per epoch or cycle, instead of the sampling rate 1/N.")
+@click.option(
+    "--bands", type=int, metavar="B", help="Rounds over which banded noise is correlated, for cyclic batches."
+)
+@click.option("--rounds", type=int, default=1, show_default=True, metavar="T", help="Number of rounds published.")
+@click.option("--delta", type=float, required=True, metavar="D", help="Delta at which epsilon is computed.")
+@click.option(
+    "--relation",
+    type=click.Choice(["add-remove", "replace-one", "replace-attribute"]),
+    default="add-remove",
+    show_default=True,
+    help="How two neighbouring data sets differ.",
+)
+@click.option(
+    "--batch",
+    type=click.Choice(["secret", "revealed"]),
+    help="Does the observer know the batch? Default: secret where an amplification bound is proved, else revealed.",
+)
+@click.option(
+    "--accountant",
+    type=click.Choice(["best", "all", "certified", "pld", "renyi", "moments", "prv", "gaussian", "revealed"]),
+    default="best",
+    show_default=True,
+    help="The tightest certified accountant, a named one, or a table of all.",
+)
+@click.option(
+    "--tries",
+    type=float,
+    metavar="M",
+    help="Price a hyper-parameter search: the best of a secret random number of tries, M on average, is shown.",
+)
+@click.option(
+    "--tries-shape",
+    type=float,
+    default=0.0,
+    show_default=True,
+    metavar="ETA",
+    help="Shape of the number of tries' truncated negative binomial law; 1 is the geometric law.",
+)
+@json_option
+def account_command(
+    multipliers: tuple[float, ...],
+    sampling: str,
+    sampling_rate: str | None,
+    batch_limit: int | None,
+    most_units: int | None,
+    batches: int | None,
+    bands: int | None,
+    rounds: int,
+    delta: float,
+    relation: str,
+    batch: str | None,
+    accountant: str,
+    tries: float | None,
+    tries_shape: float,
+    as_json: bool,
+) -> None:
+    """Price given noise: a certified interval [lower, upper] for epsilon at the given delta."""
+    open_unit("--delta", delta)
+    try:
+        drawn = (sampling_rate, sampling, relation, batch, batches, None, batch_limit, most_units, bands)
+        asked = noisy_rounds(multipliers, rounds, *drawn)
+    except InvalidInput as bad:
+        raise InvalidInput(f"--{bad.argument.replace('_', '-')}", bad.value, bad.rule, bad.remedy) from None
+    if accountant == "all":
+        _print_all(asked, delta, as_json)
+        return
+    if tries is None:
+        interval, name = price(asked, delta, accountant)
+    else:
+        interval, name = (
+            price_search(asked.published, asked.unit, delta, RandomTries.with_mean(tries, tries_shape)),
+            "renyi",
+        )
+    if as_json:
+        print_json({"epsilon": {"lower": interval.lower, "upper": interval.upper}, "accountant": name})
+    else:
+        print_rich(
+            f"epsilon = {epsilon_text(interval.lower, interval.upper)} at delta = {delta:g}   ({name} accountant)"
+        )
+
+
+def _print_all(asked: NoisyRounds, delta: float, as_json: bool) -> None:
+
+    answers: dict[str, EpsilonInterval | str] = {}
+    for name in AccountantName:
+        try:
+            answers[name.value] = price(asked, delta, name)[0]
+        except (UnsupportedCombination, NotCertified) as no:
+            answers[name.value] = str(no)
+    if all(isinstance(answer, str) for answer in answers.values()):
+        price(asked, delta)  # raises the reason with its remedy
+    rows = [
+        {"accountant": name, "refused": answer}
+        if isinstance(answer, str)
+        else {"accountant": name, "epsilon": {"lower": answer.lower, "upper": answer.upper}}
+        for name, answer in answers.items()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("accountant", "epsilon", title=f"epsilon at delta = {delta:g}")
+    for label, answer in answers.items():
+        text = f"[dim]{answer}[/dim]" if isinstance(answer, str) else epsilon_text(answer.lower, answer.upper)
+        table.add_row(label, text)
+    print_rich(table)
+
 
 _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applicable": "yellow"}
 
@@ -26,7 +190,7 @@ _COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow", "not applic
 @click.option("-v", "--verbose", is_flag=True, help="Print the reason for each verdict below the table.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, verbose: bool, as_json: bool) -> None:
+def theorems_command(ctx: click.Context, verbose: bool, as_json: bool) -> None:
     """Judge the privacy claims of four papers, or of your own, by computation.
 
     \b
@@ -43,7 +207,7 @@ def command(ctx: click.Context, verbose: bool, as_json: bool) -> None:
         ctx.obj = as_json
 
 
-@command.command("list")
+@theorems_command.command("list")
 @json_option
 @click.pass_obj
 def list_all(from_group: bool, as_json: bool) -> None:
@@ -51,7 +215,7 @@ def list_all(from_group: bool, as_json: bool) -> None:
     _list(as_json or bool(from_group))
 
 
-@command.command("check")
+@theorems_command.command("check")
 @click.argument("id", metavar="ID|FILE.py")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Change a parameter of the claim.")
 @json_option
@@ -67,8 +231,6 @@ def check(from_group: bool, id: str, settings: tuple[str, ...], as_json: bool) -
       privfair theorems check steffle.theorem-3.3 --set epsilon=9
       privfair theorems check my_paper.py
     """
-    from calibrate.theorems.catalogue import theorem_named
-
     if id.endswith(".py"):
         _check_file(Path(id), _settings(settings), as_json or bool(from_group))
         return
@@ -80,14 +242,12 @@ def check(from_group: bool, id: str, settings: tuple[str, ...], as_json: bool) -
         _show_verdict(theorem, verdict)
 
 
-@command.command("why")
+@theorems_command.command("why")
 @click.argument("id")
 @json_option
 @click.pass_obj
 def why(from_group: bool, id: str, as_json: bool) -> None:
     """The reason for one verdict at its paper's setting, for all settings, and what was misprinted."""
-    from calibrate.theorems.catalogue import theorem_named
-
     theorem = theorem_named(id)
     verdict = theorem.judge()
     if as_json or from_group:
@@ -97,16 +257,12 @@ def why(from_group: bool, id: str, as_json: bool) -> None:
         print_rich(f"{_coloured(verdict.outcome)}: {verdict.finding.why}.", *_all_settings(verdict))
 
 
-@command.command("show")
+@theorems_command.command("show")
 @click.argument("id")
 @json_option
 @click.pass_obj
 def show(from_group: bool, id: str, as_json: bool) -> None:
     """A claim's printed formula, its source, and the parameters that --set can change."""
-    from enum import Enum
-
-    from calibrate.theorems.catalogue import theorem_named
-
     theorem = theorem_named(id)
     parameters = [
         {
@@ -128,7 +284,6 @@ def show(from_group: bool, id: str, as_json: bool) -> None:
             }
         )
         return
-    from rich.table import Table
 
     table = Table("parameter", "paper's value", "meaning")
     for row in parameters:
@@ -137,9 +292,6 @@ def show(from_group: bool, id: str, as_json: bool) -> None:
 
 
 def _check_file(path: Path, settings: dict[str, object], as_json: bool) -> None:
-    from calibrate.errors import InvalidInput
-    from calibrate.theorems.catalogue import read_theorems
-    from privfair.plan.own_code import UserFunction
 
     code = UserFunction.read("theorems check", path.parent, path.name, "THEOREMS", None, "my_paper.py")
     theorems = read_theorems(None, getattr(code.run(), "THEOREMS", None))
@@ -164,7 +316,6 @@ def _check_file(path: Path, settings: dict[str, object], as_json: bool) -> None:
 
 
 def _settings(settings: tuple[str, ...]) -> dict[str, object]:
-    from calibrate.errors import InvalidInput
 
     given: dict[str, object] = {}
     for text in settings:
@@ -178,15 +329,11 @@ def _settings(settings: tuple[str, ...]) -> dict[str, object]:
 
 
 def _list(as_json: bool, reasons: bool = False) -> None:
-    from calibrate.theorems.catalogue import judge_all
 
     judged = judge_all()
     if as_json:
         print_json([{"place": theorem.place} | verdict.to_json() for theorem, verdict in judged])
         return
-    from collections import Counter
-
-    from rich.table import Table
 
     heads = ("paper", "all", "claim", "claimed", "computed", "factor")
     table = Table(*heads, box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -231,7 +378,6 @@ def _quantified(verdict: Verdict) -> str:
 
 
 def _numbers(verdict: Verdict) -> tuple[str, str]:
-    from calibrate.theorems.theorem import EpsilonComparison
 
     comparison = verdict.finding.comparison
     if isinstance(comparison, EpsilonComparison):
@@ -242,8 +388,6 @@ def _numbers(verdict: Verdict) -> tuple[str, str]:
 
 def _short_numbers(verdict: Verdict) -> tuple[str, str]:
     """The numbers with four digits, for a table of 80 columns."""
-    from calibrate.theorems.theorem import Direction, EpsilonComparison
-
     comparison = verdict.finding.comparison
     if isinstance(comparison, EpsilonComparison):
         lower, upper = f"{comparison.true.lower:.4g}", f"{comparison.true.upper:.4g}"
@@ -254,8 +398,6 @@ def _short_numbers(verdict: Verdict) -> tuple[str, str]:
 
 def _factor(verdict: Verdict) -> str:
     """How many times the claim the computed number is, by the end that may be promised."""
-    from calibrate.theorems.theorem import EpsilonComparison
-
     comparison = verdict.finding.comparison
     true = comparison.true.upper if isinstance(comparison, EpsilonComparison) else comparison.found
     return "" if not comparison.claimed or not math.isfinite(true) else f"{true / comparison.claimed:.3g}"

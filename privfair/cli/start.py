@@ -1,23 +1,74 @@
-"""`privfair init`: a first plan.toml and schema.toml for the user's own files."""
+"""Start: which algorithm protects what, and a first plan.toml and schema.toml for one's files."""
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from privfair.cli.output import json_option, print_json, print_wrapped
+from calibrate.choose import QUESTIONS, Choice, Fair, Need, Observer, Question, choose
+from calibrate.privacy_unit import EpsilonDelta, Protected
+from privfair.cli.options import FILE, FOLDER, json_option
+from privfair.cli.output import print_json, print_wrapped
+from privfair.data.infer import ColumnRole, FileLayout, SeenFiles, look_at, schema_text, toml_value
 
-if TYPE_CHECKING:
-    from calibrate.choose import Choice
-    from privfair.data.infer import SeenFiles
+_PROTECT, _FROM, _FAIR = QUESTIONS
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
+
+@click.command("choose", short_help="which algorithm, for what must be protected from whom")
+@click.option(
+    "--protect", type=click.Choice(list(_PROTECT.answers)), help="What must stay secret: the unit of the promise."
+)
+@click.option("--from", "observer", type=click.Choice(list(_FROM.answers)), help="From whom it must stay secret.")
+@click.option("--sites", type=click.IntRange(min=1), metavar="N", help="How many sites hold the records.")
+@click.option("--fair", type=click.Choice(list(_FAIR.answers)), help="To whom the model should be fair.")
+@json_option
+def choose_command(
+    protect: str | None, observer: str | None, sites: int | None, fair: str | None, as_json: bool
+) -> None:
+    """Say what must be protected, from whom, and get algorithm, unit and reasons.
+
+    What is not given as an option is asked for; with --json everything has a default.
+
+    \b
+    Example:
+      privfair choose --protect attribute --from coordinator --sites 3 --fair groups
+    """
+    if not as_json and not sys.stdin.isatty() and None in (protect, observer, sites, fair):
+        raise click.UsageError("nobody is there to be asked: give --protect, --from, --sites and --fair, or --json")
+    if not as_json:
+        protect = protect or _ask(_PROTECT)
+        observer = observer or _ask(_FROM)
+        sites = sites or click.prompt("How many sites hold the records?", type=click.IntRange(min=1), default=1)
+        fair = fair or _ask(_FAIR)
+    need = Need(
+        Protected(protect or "attribute"), Observer(observer or "coordinator"), sites or 1, Fair(fair or "groups")
+    )
+    choice = choose(need)
+    protection = choice.protection()
+    if as_json:
+        print_json({**choice.to_json(), "adjacency": choice.privacy_unit().relation.value, **protection.to_json()})
+        return
+    print_wrapped(f"Algorithm: {choice.algorithm}, protecting one {choice.unit.value}.")
+    print_wrapped("At epsilon 1 and delta 1e-5:", *(f"  {line}" for line in protection.lines()), indent="    ")
+    print_wrapped("Why:", *(f"  - {text}" for text in choice.why), indent="    ")
+    print_wrapped("Instead, perhaps:", *(f"  - {text}" for text in choice.instead), indent="    ")
+    print_wrapped("", f"Next: {choice.next_command}")
+
+
+def _ask(question: Question) -> str:
+    click.echo(question.text)
+    for name, meaning in question.answers.items():
+        click.echo(f"  {name:<12} {meaning}")
+    found: str = click.prompt("  your answer", type=click.Choice(list(question.answers)), show_choices=False)
+    return found
 
 
 @click.command("init", short_help="write plan.toml and schema.toml for your own files")
-@click.argument("files", type=_FILE, nargs=-1, required=True, metavar="FILES..")
+@click.argument("files", type=FILE, nargs=-1, required=True, metavar="FILES..")
 @click.option("--target", required=True, metavar="COLUMN", help="The column to predict.")
 @click.option("--sensitive", metavar="COLUMN", help="The column whose groups are to be treated alike.")
 @click.option("--user", metavar="COLUMN", help="The column that says whose record it is, with --protect user.")
@@ -41,13 +92,10 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--skip", multiple=True, metavar="COLUMN", help="A column that is not to be used; once per column.")
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path(),
-    help="Folder for plan.toml and schema.toml; the current one unless given.",
+    "--out", type=FOLDER, default=Path(), help="Folder for plan.toml and schema.toml; the current one unless given."
 )
 @json_option
-def command(
+def init_command(
     files: tuple[Path, ...],
     target: str,
     sensitive: str | None,
@@ -72,12 +120,6 @@ def command(
       privfair check plan.toml
       privfair run plan.toml
     """
-    from dataclasses import asdict
-
-    from calibrate.choose import Fair, Need, Observer, choose
-    from calibrate.privacy_unit import EpsilonDelta, Protected
-    from privfair.data.infer import ColumnRole, look_at, schema_text
-
     EpsilonDelta(epsilon, delta)
     unit = Protected(protect or ("record" if sensitive is None else "attribute"))
     if (unit is Protected.USER) != (user is not None):
@@ -127,10 +169,6 @@ def command(
 def _plan_text(
     choice: Choice, seen: SeenFiles, out: Path, epsilon: float, delta: float, at_least: int | None, user: str | None
 ) -> str:
-    import os
-
-    from calibrate.privacy_unit import Protected
-    from privfair.data.infer import ColumnRole, toml_value
 
     files = ", ".join(toml_value(os.path.relpath(file, out)) for file in seen.files)
     groups = max((len(column.names) for column in seen.of(ColumnRole.SENSITIVE)), default=0)
@@ -163,14 +201,11 @@ def _plan_text(
 
 def _keep(schema: str, user: str) -> str:
     """The schema with the users' column kept beside the features."""
-    from privfair.data.infer import toml_value
-
     table = f"\n[file]\nkeep = [{toml_value(user)}]\n"
     return schema.replace("\n[file]\n", table, 1) if "\n[file]\n" in schema else schema + table
 
 
 def _tell(seen: SeenFiles, choice: Choice, places: dict[str, Path], to_fill_in: dict[str, int]) -> None:
-    from privfair.data.infer import ColumnRole, FileLayout
 
     notes = "; ".join(seen.layouts.usual.notes(FileLayout()))
     print_wrapped(f"Looked at {len(seen.files)} file(s), every record{': ' + notes if notes else ''}.")
