@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from calibrate.errors import PrivfairError
 
@@ -106,6 +107,11 @@ class _LazyGroup(click.Group):
         from privfair.cli.help import with_our_help
 
         return with_our_help(getattr(importlib.import_module(f"privfair.cli.{_module_of(name)}"), f"{name}_command"))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands and options for a shell; no command is loaded for it."""
+        named = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

@@ -65,7 +65,7 @@ def test_ctrl_c_leaves_a_sentence_on_how_to_go_on(
     def interrupt(**given: object) -> None:
         raise stop
 
-    assert isinstance(keys.command, click.Group)
+    assert isinstance(keys.keys_command, click.Group)
     monkeypatch.setattr(keys.keys_command.commands["generate"], "callback", interrupt)
     outcome = privfair("demo", "--algorithm", "pay-once", "--out", tmp_path)
     (folder,) = tmp_path.iterdir()
