@@ -103,69 +103,81 @@ TERMS_IN_SINGLE = 2**10
 """Sums of this number of products of 7-bit numbers stay below 2^24, where float32 does not round."""
 _TERMS_IN_INT32 = 2**17 - 1
 """Sums of this number of products of 8-bit numbers stay below 2^31."""
+_TERMS_SHIFTED, _PARTS_SHIFTED = 4000, 2**9
+"""With so many, 2^7 and 2^8 times the upper sum, and the lower one, stay below 2^31 as well."""
 _PARTS_IN_INT32 = 2**16
+_SUMS_AT_ONCE, _WEIGHTS_AT_ONCE = 2**17, 2**17
+"""Numbers that are worked on at once, so that they stay in the processor's cache."""
+
+
+Factor = tuple[Tensor, ...]
+"""Whole numbers as a routine multiplies them: the numbers themselves, or integers that they consist of."""
 
 
 class Products(Protocol):
-    """Forms products of whole numbers of at most p bits without rounding; the numbers may be of any type."""
+    """Forms products of whole numbers of at most p bits without rounding."""
 
-    @property
-    def factors(self) -> torch.dtype:
-        """The type that factors are converted to, unless they have it."""
+    def split(self, whole: Tensor) -> Factor:
+        """A factor of `product`, from whole numbers of any type."""
         ...
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
+    def product(self, left: Factor, right: Factor) -> Tensor:
         """left (n, K) times right (K, m)."""
         ...
 
-    def sum_of_outer(self, cut: Tensor, high: Tensor) -> Tensor:
-        """The sum over records of cut_i high_i^T, of 16-bit and 8-bit numbers; float64."""
+    def add_outer(self, place: Tensor, cut: Tensor, high: Tensor, step: float) -> None:
+        """Add the sum over records of cut_i high_i^T, in steps; cut is cut toward zero to 16 bits, high has 8."""
         ...
 
 
-def _multiply(left: Tensor, right: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+def _multiply(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """A matrix product in this type; numpy's takes less time than torch's on most shapes."""
     left, right = (one if one.dtype is dtype else one.to(dtype) for one in (left, right))
-    if out is None:
-        return torch.from_numpy(left.numpy() @ right.numpy())
-    np.matmul(left.numpy(), right.numpy(), out=out.numpy())
-    return out
+    return torch.from_numpy(left.numpy() @ right.numpy())
 
 
-def _in_pieces(products: Products, left: Tensor, right: Tensor, terms: int) -> Tensor:
+def _in_pieces(products: Products, left: Factor, right: Factor, terms: int) -> Tensor:
     """A product over more terms than its type holds, in float64."""
-    total = torch.zeros(left.shape[0], right.shape[1], dtype=DOUBLE)
-    for some, others in zip(torch.split(left, terms, 1), torch.split(right, terms), strict=True):
-        total += products.product(some, others)
+    total = torch.zeros(left[0].shape[0], right[0].shape[1], dtype=DOUBLE)
+    for at in range(0, left[0].shape[1], terms):
+        some = slice(at, at + terms)
+        total += products.product(tuple(one[:, some] for one in left), tuple(one[some] for one in right))
     return total
 
 
+class _Floating:
+    """Products of floating-point numbers; a base class."""
+
+    dtype: torch.dtype
+
+    def split(self, whole: Tensor) -> Factor:
+        return (whole.to(self.dtype),)
+
+    def add_outer(self, place: Tensor, cut: Tensor, high: Tensor, step: float) -> None:
+        whole = torch.from_numpy(np.trunc(cut.numpy()))
+        place.add_(_multiply(whole.T, high, DOUBLE), alpha=step)  # below 2^53 up to 2^31 records
+
+
 @final
-class InDouble:
+class InDouble(_Floating):
     """float64 matrix products: the reference, for any number of bits."""
 
-    factors = DOUBLE
+    dtype = DOUBLE
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        return _multiply(left, right, DOUBLE)
-
-    def sum_of_outer(self, cut: Tensor, high: Tensor) -> Tensor:
-        return _multiply(cut.T, high, DOUBLE)  # below 2^53 up to 2^31 records
+    def product(self, left: Factor, right: Factor) -> Tensor:
+        return _multiply(left[0], right[0], DOUBLE)
 
 
 @final
-class InSingle:
+class InSingle(_Floating):
     """float32 matrix products of 7-bit numbers, a thousand terms at a time."""
 
-    factors = SINGLE
+    dtype = SINGLE
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        if left.shape[1] > TERMS_IN_SINGLE:
+    def product(self, left: Factor, right: Factor) -> Tensor:
+        if left[0].shape[1] > TERMS_IN_SINGLE:
             return _in_pieces(self, left, right, TERMS_IN_SINGLE)
-        return _multiply(left, right, SINGLE)
-
-    def sum_of_outer(self, cut: Tensor, high: Tensor) -> Tensor:
-        return _multiply(cut.T, high, DOUBLE)
+        return _multiply(left[0], right[0], SINGLE)
 
 
 def multiply_int8(left: Tensor, right: Tensor) -> Tensor:
@@ -174,7 +186,8 @@ def multiply_int8(left: Tensor, right: Tensor) -> Tensor:
     `torch._int_mm` returns unwritten memory where a dimension of size one has a short stride (pytorch issue 195066):
     such matrices are given their usual strides.
     """
-    left, right = (m.reshape(-1).view(m.shape) if 1 in m.shape else m for m in (left, right))
+    if 1 in left.shape or 1 in right.shape:
+        left, right = left.reshape(-1).view(left.shape), right.reshape(-1).view(right.shape)
     return torch._int_mm(left, right)
 
 
@@ -185,42 +198,49 @@ class InIntegers:
 
     bits: int
 
-    @property
-    def factors(self) -> torch.dtype:
-        return torch.int8 if self.bits == Bits.SEVEN.value else torch.int16
+    def split(self, whole: Tensor) -> Factor:
+        return (whole.to(torch.int8),) if self.bits == Bits.SEVEN.value else _halves(whole)
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        if left.shape[1] > _TERMS_IN_INT32:
+    def product(self, left: Factor, right: Factor) -> Tensor:
+        terms = left[0].shape[1]
+        if terms > _TERMS_IN_INT32:
             return _in_pieces(self, left, right, _TERMS_IN_INT32)
         if self.bits == Bits.SEVEN.value:
-            return multiply_int8(left.to(torch.int8), right.to(torch.int8))
+            return multiply_int8(left[0], right[0])
         # k = 2^7 h + l: k k' = 2^14 h h' + 2^7 ((h + l)(h' + l') - h h' - l l') + l l'.
-        halves = zip(_halves(left), _halves(right), strict=True)
-        high, low, both = (multiply_int8(one, other).to(DOUBLE) for one, other in halves)
-        return both.sub_(high).sub_(low).mul_(2.0**7).add_(high.mul_(2.0**14)).add_(low)
+        high, low, both = (multiply_int8(one, other) for one, other in zip(left, right, strict=True))
+        both.sub_(high).sub_(low)
+        if terms <= _TERMS_SHIFTED:
+            total = both.add_(high, alpha=2**7).to(DOUBLE)
+        else:
+            total = both.to(DOUBLE).add_(high.to(DOUBLE), alpha=2.0**7)
+        return total.mul_(2.0**7).add_(low.to(DOUBLE))
 
-    def sum_of_outer(self, cut: Tensor, high: Tensor) -> Tensor:
-        total = torch.zeros(cut.shape[1], high.shape[1], dtype=DOUBLE)
-        for parts, others in zip(torch.split(cut, _PARTS_IN_INT32), torch.split(high, _PARTS_IN_INT32), strict=True):
-            upper, lower = _bytes(parts.to(torch.int16))
-            narrow = others.to(torch.int8)
-            total += multiply_int8(upper.T, narrow).to(DOUBLE).mul_(2.0**8)
-            total += multiply_int8(lower.T, narrow)
-        return total
+    def add_outer(self, place: Tensor, cut: Tensor, high: Tensor, step: float) -> None:
+        rows = max(16, _SUMS_AT_ONCE // high.shape[1])
+        narrow = high.to(torch.int8)
+        for parts, others in zip(torch.split(cut, _PARTS_IN_INT32), torch.split(narrow, _PARTS_IN_INT32), strict=True):
+            halves = _bytes(parts.to(torch.int16))
+            for at in range(0, len(place), rows):  # a block of the sum stays in the processor's cache
+                both = multiply_int8(halves[:, 2 * at : 2 * (at + rows)].T, others).view(-1, 2, high.shape[1])
+                if len(parts) <= _PARTS_SHIFTED:
+                    total = both[:, 0].add_(both[:, 1], alpha=2**8).to(DOUBLE)
+                else:
+                    total = both[:, 1].to(DOUBLE).mul_(2.0**8).add_(both[:, 0])
+                place[at : at + rows].add_(total, alpha=step)
 
 
-def _halves(whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _halves(whole: Tensor) -> Factor:
     """h, l and h + l of k = 2^7 h + l with l in [-64, 63]; all of them fit 8 bits for |k| <= 2^13."""
-    k = whole.to(torch.int16)
-    high = (k + 64) >> 7
-    low = k - (high << 7)
-    return high.to(torch.int8), low.to(torch.int8), (high + low).to(torch.int8)
+    low = whole.to(torch.int16)
+    high = torch.add(low, 64).bitwise_right_shift_(7)
+    upper, lower = high.to(torch.int8), torch.sub(low, high, alpha=2**7).to(torch.int8)
+    return upper, lower, upper + lower
 
 
-def _bytes(cut: Tensor) -> tuple[Tensor, Tensor]:
-    """h and l of r = 2^8 h + l with l in [-128, 127]; |r| <= 32,600."""
-    high = (cut + 128) >> 8
-    return high.to(torch.int8), (cut - (high << 8)).to(torch.int8)
+def _bytes(cut: Tensor) -> Tensor:
+    """Columns l, h, l, h ... of r = 2^8 h + l with l in [-128, 127]; |r| <= 32,600."""
+    return torch.add(cut.contiguous(), 2**7).bitwise_xor_(2**7).view(torch.int8)
 
 
 def routines(bits: int) -> tuple[Products, ...]:
@@ -288,12 +308,15 @@ class Arithmetic:
         whole = np.rint(flat * (2.0 ** (self.bits - 1) / power)[:, None]).clip(-most, most)
         return Rows(torch.from_numpy(whole).view(values.shape), torch.from_numpy(power * 2.0 ** (1 - self.bits)))
 
-    def public(self, weights: Tensor) -> tuple[Tensor, float]:
-        """Clamped parameters on one grid: whole numbers and their unit."""
-        values = weights.to(self.dtype)
-        inverse, unit = self._units(largest_size(values).numpy())
+    def public(self, weights: Tensor) -> tuple[Factor, float]:
+        """Clamped parameters (rows, width) on one grid: a factor of products, and its unit."""
+        inverse, unit = self._units(largest_size(weights).to(self.dtype).numpy())
         magic = _magic_row(1, self.dtype)[0]
-        return torch.add(magic, values, alpha=float(inverse)).sub_(magic), float(unit)
+        parts = [
+            self.products.split(torch.add(magic, some.to(self.dtype), alpha=float(inverse)).sub_(magic))
+            for some in torch.split(weights, max(1, _WEIGHTS_AT_ONCE // max(1, weights.shape[1])))
+        ]
+        return tuple(torch.cat(one) if len(one) > 1 else one[0] for one in zip(*parts, strict=True)), float(unit)
 
     def scale(self, unit: Tensor, other: float) -> Tensor:
         """The unit of a product, per record, in the working type."""
@@ -301,22 +324,25 @@ class Arithmetic:
         return torch.from_numpy(found if self.dtype is DOUBLE else found.astype(np.float32))
 
     def exact_type(self, terms: int) -> torch.dtype:
-        """The narrowest type that holds every sum of this number of products."""
+        """The narrowest type that holds every sum of this number of products, as the routine returns them."""
+        if self.dtype is SINGLE and isinstance(self.products, InIntegers) and terms <= _TERMS_IN_INT32:
+            return torch.int32
         return SINGLE if self.dtype is SINGLE and terms <= TERMS_IN_SINGLE else DOUBLE
 
-    def batched(self, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    def batched(self, left: Tensor, right: Tensor) -> Tensor:
         """One product per record: left (n, o, K) times right (n, K, i), whole numbers."""
-        return _multiply(left, right, self.exact_type(left.shape[2]), out)
+        return _multiply(left, right, SINGLE if self.dtype is SINGLE and left.shape[2] <= TERMS_IN_SINGLE else DOUBLE)
 
-    def high(self, rows: Rows) -> Rows:
-        """The upper 7 bits, which enter the exact sums."""
+    def each_product(self, left: Factor, right: Factor) -> Tensor:
+        """The same of factors, each by the chosen routine: for large products."""
+        records = zip(zip(*left, strict=True), zip(*right, strict=True), strict=True)
+        return torch.stack([self.products.product(one, other) for one, other in records])
+
+    def high(self, rows: Rows, factor: Factor) -> Rows:
+        """The upper 7 bits, which enter the exact sums, of numbers and what `split` makes of them."""
         if self.compact is not torch.int16:
-            return rows
-        whole = rows.whole
-        if whole.dtype.is_floating_point:
-            narrow = torch.add(_HALF, whole, alpha=2.0**-7).floor_()
-        else:
-            narrow = (whole + 64) >> 7
+            return Rows(factor[0], rows.unit)
+        narrow = factor[0] if len(factor) > 1 else torch.add(_HALF, factor[0], alpha=2.0**-7).floor_()
         return Rows(narrow, rows.unit * 2.0**7)
 
 
@@ -330,7 +356,8 @@ def clamped(theta: Tensor) -> Tensor:
 
 def largest_size(values: Tensor) -> Tensor:
     """The largest absolute value; 0 of no numbers."""
-    return torch.maximum(values.max(), values.min().neg()) if values.numel() else values.new_zeros(())
+    least, most = values.aminmax() if values.numel() else values.new_zeros(2)
+    return torch.maximum(most, least.neg())
 
 
 def _in_memory_order(values: Tensor) -> Tensor:
@@ -358,14 +385,14 @@ def _power_below(top: NDArray[Any]) -> NDArray[Any]:
 def squares(rows: Rows) -> Tensor:
     """Each record's squared norm: of whole numbers, so exact."""
     flat = rows.whole.numpy().reshape(len(rows), -1)
-    if flat.dtype != np.float32 or flat.shape[1] > TERMS_IN_SINGLE:
-        flat = flat.astype(np.float64, copy=False)
+    small = flat.dtype in (np.int8, np.float32) and flat.shape[1] <= TERMS_IN_SINGLE
+    flat = flat.astype(np.float32 if small else np.float64, copy=False)
     return torch.from_numpy(np.vecdot(flat, flat) * np.square(rows.unit.numpy()))
 
 
 def folded_squares(values: Tensor) -> Tensor:
     """Each record's sum of squares, of any numbers: added by halves, in the same order for every record."""
-    x = values.flatten(1).to(DOUBLE).square().numpy()
+    x = np.square(values.flatten(1).numpy(), dtype=np.float64)
     left = x.shape[1]
     while left > 1:
         if left % 2:

@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol, final
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from privfair.models.exact import DOUBLE, LARGEST_CUT, Arithmetic, Rows, each, folded_squares, squares, tanh
+from privfair.models.exact import DOUBLE, LARGEST_CUT, Arithmetic, Factor, Rows, each, folded_squares, squares, tanh
 from privfair.rounding import blocks_of
 
 # What one layer adds to the records' gradients: measured record by record, added up with coefficients.
@@ -63,16 +62,14 @@ class Outer:
 
     arithmetic: Arithmetic
     went_in: Rows
+    upper: Rows
+    """The upper bits of what went in, which enter exact sums."""
     came_back: Rows
     bias: bool
 
-    @cached_property
-    def _upper(self) -> Rows:
-        return self.arithmetic.high(self.went_in)
-
     def squared_norms(self, exactly: bool) -> Tensor:
         kept = self.went_in.squares if exactly == self.arithmetic.sums_exactly else None
-        inputs = squares(self._upper if exactly else self.went_in) if kept is None else kept
+        inputs = squares(self.upper if exactly else self.went_in) if kept is None else kept
         return squares(self.came_back) * (inputs + 1.0 if self.bias else inputs)
 
     def add(self, places: Sequence[Tensor], coefficients: Tensor, bound: float | None) -> None:
@@ -83,12 +80,11 @@ class Outer:
             if self.bias:
                 places[1].add_((back * shares[:, None]).sum(dim=0))
             return
-        left, products = self._upper, self.arithmetic.products
+        left = self.upper
         step = _step(bound / (_OUTER_ROOM[self.arithmetic.bits] * LARGEST_CUT))
         own = (shares * left.unit * (_SHARE / step)).clamp_(-LARGEST_CUT, LARGEST_CUT).to(back.dtype)
         cut = (back * own[:, None]).clamp_(-LARGEST_CUT, LARGEST_CUT)
-        np.trunc(cut.numpy(), out=cut.numpy())
-        places[0].add_(products.sum_of_outer(cut, left.whole), alpha=step)
+        self.arithmetic.products.add_outer(places[0], cut, left.whole, step)
         if self.bias:
             _add_cut(places[1], back, shares, bound)
 
@@ -156,9 +152,9 @@ Pull = Callable[[Tensor], tuple[tuple[Tensor | None, ...], Part | None]]
 @final
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A layer's parameters, finite and clamped; a weight of products is whole numbers in a `unit`."""
+    """A layer's parameters, finite and clamped; a weight of products is a factor in a `unit`."""
 
-    weight: Tensor
+    weight: Factor
     unit: float
     bias: Tensor | None
 
@@ -239,19 +235,21 @@ class Linear(Weighted):
         weight, unit, bias = prepared.weight, prepared.unit, prepared.bias
         a = on_grid(arithmetic, inputs[0])
         shape = (*a.whole.shape[:-1], self.outputs)
-        product = arithmetic.products.product(a.whole.reshape(-1, self.inputs), weight.T)
+        factor = arithmetic.products.split(a.whole.reshape(-1, self.inputs))
+        product = arithmetic.products.product(factor, tuple(one.T for one in weight))
         values = scaled(arithmetic, product.view(shape), arithmetic.scale(a.unit, unit), bias)
 
         def pull(delta: Tensor) -> tuple[tuple[Tensor | None, ...], Part]:
             d = arithmetic.grid(delta)
             part: Part
             if a.whole.ndim == 2:
-                part = Outer(arithmetic, a, d, self.bias is not None)
+                part = Outer(arithmetic, a, arithmetic.high(a, factor), d, self.bias is not None)
             else:
                 part = summed_over_positions(arithmetic, a, d, self.bias is not None)
             if isinstance(inputs[0], Rows):
                 return (None,), part
-            back = arithmetic.products.product(d.whole.reshape(-1, self.outputs), weight)
+            came_back = arithmetic.products.split(d.whole.reshape(-1, self.outputs))
+            back = arithmetic.products.product(came_back, weight)
             return (scaled(arithmetic, back.view(a.whole.shape), arithmetic.scale(d.unit, unit)),), part
 
         return values, pull
@@ -321,12 +319,15 @@ class Conv2d(Weighted):
         weight, unit, bias = prepared.weight, prepared.unit, prepared.bias
         a = on_grid(arithmetic, inputs[0])
         positions, scale = math.prod(self.size), arithmetic.scale(a.unit, unit)
-        padded = self._frame(len(a), arithmetic.products.factors)
-        self._inside(padded).copy_(a.whole.reshape(-1, *self.shape))
+        images = arithmetic.products.split(a.whole.reshape(-1, *self.shape))
+        frames = [self._frame(len(a), one.dtype) for one in images]
+        for frame, one in zip(frames, images, strict=True):
+            self._inside(frame).copy_(one)
         blocks = tuple(blocks_of(len(a), max(1, _PATCHES_AT_ONCE // (self.patch * max(positions, self.outputs)))))
         rows = torch.empty(len(a), positions, self.outputs, dtype=arithmetic.dtype)
         for some in blocks:
-            product = arithmetic.products.product(self._patches(padded[some]).view(-1, self.patch), weight.T)
+            patches = tuple(self._patches(one[some]).view(-1, self.patch) for one in frames)
+            product = arithmetic.products.product(patches, tuple(one.T for one in weight))
             rows[some] = scaled(arithmetic, product.view(-1, positions, self.outputs), scale[some], bias)
         values = rows.transpose(1, 2).view(len(a), self.outputs, *self.size)
 
@@ -334,17 +335,20 @@ class Conv2d(Weighted):
             d = arithmetic.grid(delta.permute(0, 2, 3, 1).reshape(len(a), positions, self.outputs))
             whole = torch.empty(len(a), self.outputs, self.patch, dtype=arithmetic.exact_type(positions))
             lengths, own_unit = torch.empty(len(a), dtype=DOUBLE), a.unit * d.unit
+            came_back = arithmetic.products.split(d.whole)
             for some in blocks:
-                back = d.whole[some].transpose(1, 2)
-                lengths[some] = folded_squares(arithmetic.batched(back, self._patches(padded[some]), whole[some]))
+                back = tuple(one[some].transpose(1, 2) for one in came_back)
+                own = arithmetic.each_product(back, tuple(self._patches(one[some]) for one in frames))
+                whole[some], lengths[some] = own, folded_squares(own)
             whole = whole.view(-1, self.outputs, *self.kernel, self.shape[0]).permute(0, 1, 4, 2, 3)
             parts = [Rows(whole, own_unit, lengths.mul_(own_unit.square()))]
             if self.bias is not None:
-                parts.append(Rows(d.whole.to(DOUBLE).sum(dim=1), d.unit))
+                parts.append(Rows(d.whole.to(whole.dtype).sum(dim=1), d.unit))
             part = Own(tuple(parts))
             if isinstance(inputs[0], Rows):
                 return (None,), part
-            return (scaled(arithmetic, self._back(arithmetic, d, weight), arithmetic.scale(d.unit, unit)),), part
+            in_images = self._back(arithmetic, came_back, weight)
+            return (scaled(arithmetic, in_images, arithmetic.scale(d.unit, unit)),), part
 
         return values, pull
 
@@ -367,18 +371,19 @@ class Conv2d(Weighted):
         )
         return torch.from_numpy(np.ascontiguousarray(seen.numpy())).view(len(padded), -1, self.patch)
 
-    def _back(self, arithmetic: Arithmetic, d: Rows, weight: Tensor) -> Tensor:
+    def _back(self, arithmetic: Arithmetic, d: Factor, weight: Factor) -> Tensor:
         """The gradient in the images, in whole numbers: each place of the kernel sends a product to where it looked.
 
         What overlaps is added exactly: the width counts overlaps.
         """
-        padded = self._frame(len(d), arithmetic.exact_type(self.widths[2]))
         (high, wide), (down, right), (rows, columns) = self.size, self.stride, self.dilation
-        by_place = weight.view(self.outputs, *self.kernel, self.shape[0])
-        flat = d.whole.view(-1, self.outputs)
+        by_place = [one.view(self.outputs, *self.kernel, self.shape[0]) for one in weight]
+        flat = tuple(one.reshape(-1, self.outputs) for one in d)
+        padded = self._frame(len(d[0]), arithmetic.exact_type(self.widths[2]))
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
-                sent = arithmetic.products.product(flat, by_place[:, i, j]).view(len(d), high, wide, -1)
+                here = tuple(one[:, i, j] for one in by_place)
+                sent = arithmetic.products.product(flat, here).view(len(d[0]), high, wide, -1)
                 top, left = i * rows, j * columns
                 padded[:, top : top + down * high : down, left : left + right * wide : right].add_(sent)
         return self._inside(padded)

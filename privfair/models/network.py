@@ -10,6 +10,7 @@ from itertools import chain as chain_of
 from typing import Any, final
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
@@ -138,7 +139,7 @@ class Network:
             rows = self.arithmetic.load(values)
             whole[some], unit[some], valid[some] = rows.whole.to(whole.dtype), rows.unit, finite
         rows = Rows(whole, unit)
-        lengths = squares(self.arithmetic.high(rows)) if len(x) else None
+        lengths = squares(self.arithmetic.high(rows, self.arithmetic.products.split(whole))) if len(x) else None
         return Loaded(Rows(whole, unit, lengths), None if bool(valid.all()) else valid)
 
     # What an algorithm asks for.
@@ -222,8 +223,6 @@ class Network:
         for some in blocks_of(len(loaded), at_once):
             if len(loaded):
                 rows = loaded.rows(some)
-                if rows.whole.dtype is self.arithmetic.compact:
-                    rows = Rows(rows.whole.to(self.arithmetic.products.factors), rows.unit, rows.squares)
                 yield some, *self._forward(prepared, rows.values(self.arithmetic.dtype) if follow else rows)
 
     def _forward(self, prepared: Sequence[Prepared | None], features: Values) -> tuple[Tensor, _PullBack]:
@@ -256,7 +255,7 @@ class Network:
         return _Parts(self.layout, tuple(found)), deltas[0]
 
     def _sum(self, parts: Iterator[tuple[_Parts, Tensor]], bound: float | None) -> Tensor:
-        total = torch.zeros(self.layout.size, dtype=DOUBLE)
+        total = torch.from_numpy(np.zeros(self.layout.size))  # numpy asks for large pages, which cost less time
         if bound is None:
             return total_of(chain_of((total,), (one.add(torch.zeros_like(total), own, None) for one, own in parts)))
         for one, coefficients in parts:

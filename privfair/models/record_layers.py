@@ -233,7 +233,7 @@ class RowNorm(Weighted):
 
     def prepare(self, arithmetic: Arithmetic, parameters: Mapping[str, Tensor]) -> Prepared:
         weight = torch.ones(1, dtype=DOUBLE) if self.weight is None else parameters[self.weight]
-        return Prepared(weight, 1.0, None if self.bias is None else parameters[self.bias])
+        return Prepared((weight,), 1.0, None if self.bias is None else parameters[self.bias])
 
     def forward(self, arithmetic: Arithmetic, prepared: Prepared | None, *inputs: Values) -> tuple[Values, Pull]:
         assert prepared is not None
@@ -245,7 +245,7 @@ class RowNorm(Weighted):
         spread = np.sqrt(row_sum(centred * centred) / count + self.epsilon)
         spread = np.maximum(spread, SMALLEST_TOP)
         normed = centred / spread
-        weight = self._broadcastable(prepared.weight)
+        weight = self._broadcastable(prepared.weight[0])
         values = normed.reshape(viewed) * weight
         if prepared.bias is not None:
             values = values + self._broadcastable(prepared.bias)
@@ -295,7 +295,7 @@ class Embedding(Weighted):
         return self.positions * (3 * self.width + 2 * self.positions)
 
     def prepare(self, arithmetic: Arithmetic, parameters: Mapping[str, Tensor]) -> Prepared:
-        return Prepared(parameters[self.weight].to(arithmetic.dtype), 1.0, None)
+        return Prepared((parameters[self.weight].to(arithmetic.dtype),), 1.0, None)
 
     def forward(self, arithmetic: Arithmetic, prepared: Prepared | None, *inputs: Values) -> tuple[Values, Pull]:
         assert prepared is not None
@@ -303,7 +303,7 @@ class Embedding(Weighted):
         tokens = inputs[0].whole.reshape(len(inputs[0]), -1)
         known = (tokens >= 0) & (tokens < self.tokens)
         places = torch.where(known, tokens, 0)
-        rows = prepared.weight[places]
+        rows = prepared.weight[0][places]
         values = torch.where(known[:, :, None], rows, torch.zeros((), dtype=rows.dtype))
 
         def pull(delta: Tensor) -> tuple[tuple[Tensor | None, ...], Part | None]:
@@ -362,7 +362,7 @@ class Offset(Weighted):
     bias = None
 
     def prepare(self, arithmetic: Arithmetic, parameters: Mapping[str, Tensor]) -> Prepared:
-        return Prepared(parameters[self.weight], 1.0, None)
+        return Prepared((parameters[self.weight],), 1.0, None)
 
     def forward(self, arithmetic: Arithmetic, prepared: Prepared | None, *inputs: Values) -> tuple[Values, Pull]:
         assert prepared is not None
@@ -372,7 +372,7 @@ class Offset(Weighted):
             back = narrow(arithmetic, wide(delta))
             return (back,), Own((unscaled(wide(back).reshape(len(x), *self.shape)),))
 
-        return narrow(arithmetic, x + prepared.weight.numpy().reshape(x.shape[1:])), pull
+        return narrow(arithmetic, x + prepared.weight[0].numpy().reshape(x.shape[1:])), pull
 
 
 @final

@@ -27,6 +27,7 @@ _TRIALS = 3
 def choose_products(bits: int, widths: tuple[int, ...]) -> Products:
     """The fastest routine that forms exact products of these widths here; the result is kept for the process."""
     require_subnormals()
+    torch.empty(31 * 2**20, dtype=torch.int8)  # glibc keeps freed memory for reuse up to twice the largest such block
     found: list[tuple[float, int, Products]] = []
     for place, routine in enumerate(routines(bits)):
         reference = place == len(routines(bits)) - 1
@@ -53,15 +54,16 @@ def first_fault(products: Products, bits: int, widths: tuple[int, ...]) -> str |
     for width in widths:
         for left, right in _factors(width, most):
             for one, other in ((left, right), (right.T, left.T)):
-                if not torch.equal(products.product(one, other).to(torch.int64), _exact(one, other)):
+                if not torch.equal(_product(products, one, other), _exact(one, other)):
                     return f"{type(products).__name__}, {tuple(one.shape)} by {tuple(other.shape)}, {bits} bits"
         if width == max(widths) and not _exact_when_large(products, width, most):
             return f"{type(products).__name__}, a large product over {width} terms, {bits} bits"
         for of_cut, of_high in ((1, 2), (3, 3)):
             cut = _pattern((_ROWS, _SHORT), LARGEST_CUT, of_cut)
             high = _pattern((_ROWS, min(width, _ROWS)), 127, of_high)
-            summed = products.sum_of_outer(cut, high).to(torch.int64)
-            if bits <= Bits.THIRTEEN.value and not torch.equal(summed, _exact(cut.T, high)):
+            summed = torch.zeros(_SHORT, high.shape[1], dtype=DOUBLE)
+            products.add_outer(summed, cut, high, 1.0)
+            if bits <= Bits.THIRTEEN.value and not torch.equal(summed.to(torch.int64), _exact(cut.T, high)):
                 return f"{type(products).__name__}, the sum over records"
     return None
 
@@ -105,7 +107,11 @@ def _exact_when_large(products: Products, width: int, most: int) -> bool:
     size = min(_LARGE, max(_SHORT, 8 * _NUMBERS // width))
     left, right = _pattern((size, 1), most, 3), _pattern((width, size), most, 3)
     true = left.to(torch.int64) * right.to(torch.int64).sum(dim=0)
-    return torch.equal(products.product(left.expand(-1, width).contiguous(), right).to(torch.int64), true)
+    return torch.equal(_product(products, left.expand(-1, width).contiguous(), right), true)
+
+
+def _product(products: Products, left: Tensor, right: Tensor) -> Tensor:
+    return products.product(products.split(left), products.split(right)).to(torch.int64)
 
 
 def _other_fault(bits: int, widths: tuple[int, ...]) -> str | None:
@@ -136,9 +142,9 @@ def _seconds(products: Products, bits: int, width: int) -> float:
     """Processor time of one product of this width."""
     dtype = Arithmetic(bits, products).dtype  # as numbers are between two products
     left, right = (_pattern(shape, 2**bits - 1, 2).to(dtype) for shape in ((_LARGE, width), (width, _ROWS)))
-    times = []
+    factor, times = products.split(right), []
     for _ in range(_TRIALS):
         began = time.process_time()
-        products.product(left, right)
+        products.product(products.split(left), factor)
         times.append(time.process_time() - began)
     return min(times)

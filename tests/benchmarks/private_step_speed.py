@@ -190,8 +190,7 @@ def our_step(case: Case, bits: Bits) -> Step:
     batch, theta = Records(x), _theta(case, torch_parts(case)[0].parameters())
 
     def step() -> None:
-        nonlocal theta
-        theta = theta.sub(gradient(theta, batch, y, weigh).total, alpha=LEARNING_RATE / case.batch)
+        theta.sub_(gradient(theta, batch, y, weigh).total, alpha=LEARNING_RATE / case.batch)
 
     return step
 

@@ -452,17 +452,17 @@ class Broken(NetLayer):
     parameters: tuple[str, ...] = ("0.weight", "0.bias")
 
     def prepare(self, arithmetic: Arithmetic, parameters: Any) -> Any:
-        return Prepared(parameters[self.weight], 1.0, parameters[self.bias])
+        return Prepared((parameters[self.weight],), 1.0, parameters[self.bias])
 
     def forward(self, arithmetic: Arithmetic, prepared: Prepared | None, *inputs: Values) -> tuple[Values, Pull]:
         assert prepared is not None
         a = inputs[0]
         assert isinstance(a, Rows)
         x = a.values()
-        values = self.compute(x, prepared.weight, prepared.bias).to(arithmetic.dtype)
+        values = self.compute(x, prepared.weight[0], prepared.bias).to(arithmetic.dtype)
 
         def pull(delta: Tensor) -> tuple[tuple[Tensor | None, ...], Part]:
-            return (None,), layers.Outer(arithmetic, a, arithmetic.grid(delta), True)
+            return (None,), layers.Outer(arithmetic, a, a, arithmetic.grid(delta), True)
 
         return values, pull
 
@@ -488,7 +488,7 @@ def _noticed(network: Network, shape: tuple[int, ...], weigh: Weigh | None = Non
 
 def _exact_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     arithmetic = Arithmetic(Bits.LARGEST.number(128), InDouble())
-    rows, (whole, unit) = arithmetic.grid(x), arithmetic.public(weight)
+    rows, ((whole,), unit) = arithmetic.grid(x), arithmetic.public(weight)
     return layers.scaled(arithmetic, rows.whole @ whole.T, arithmetic.scale(rows.unit, unit), bias)
 
 

@@ -6,11 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
-from privfair.models.exact import Arithmetic, Bits, multiply_int8, routines
+from privfair.models.exact import LARGEST_CUT, Arithmetic, Bits, Products, multiply_int8, routines
 from privfair.models.layers import Conv2d, Linear, MaxPool2d, Relu, Reshape
 from privfair.models.model import ParameterLayout, clipped_to, mean_over
 from privfair.models.network import Network, chain
+
+
+def multiplied(products: Products, left: Tensor, right: Tensor) -> Tensor:
+    return products.product(products.split(left), products.split(right))
 
 
 def _perceptron(bits: Bits) -> Network:
@@ -59,3 +64,27 @@ def test_int8_product_with_dimensions_of_size_one_and_odd_strides(shape: tuple[i
             left = stored.as_strided((rows, terms), left_strides)
             right = stored.as_strided((terms, columns), right_strides, 11)
             assert torch.equal(multiply_int8(left, right), left.int() @ right.int())
+
+
+@pytest.mark.parametrize("routine", [*routines(7), *routines(13)], ids=lambda one: f"{type(one).__name__}")
+@pytest.mark.parametrize("terms", [3999, 4000, 4001, 4200])
+def test_wide_products_of_the_largest_numbers(routine: Products, terms: int) -> None:
+    most = 2**13 if routine in routines(13) and routine not in routines(7) else 127
+    for number in (most, -most, most - 63, 64 - most):  # halves and their sums are extreme as well
+        found = multiplied(routine, torch.full((3, terms), float(number)), torch.full((terms, 2), float(most)))
+        assert found.to(torch.int64).unique().tolist() == [number * most * terms]
+
+
+@pytest.mark.parametrize("routine", [*routines(7), *routines(13)], ids=lambda one: f"{type(one).__name__}")
+@pytest.mark.parametrize("records", [1, 2, 511, 512, 513, 2**16 + 1])
+def test_sums_of_the_largest_parts(routine: Products, records: int) -> None:
+    """Fractions are cut toward zero, blocks of the sum are where they belong, and what was there stays."""
+    outputs, width = (40, 9000) if records < 3 else (3, 2)
+    for sign in (-1.0, 1.0):
+        cut = torch.full((records, outputs), sign * (LARGEST_CUT - 0.25), dtype=torch.float64)
+        cut[:, 1] = torch.arange(records) % 7
+        high = torch.full((records, width), 127.0, dtype=torch.float64)
+        high[:, 1] = -1.0
+        place = torch.full((outputs, width), 3.0, dtype=torch.float64)
+        routine.add_outer(place, cut.clone(), high, 0.5)
+        assert torch.equal(place, 3.0 + 0.5 * (cut.long().T @ high.long()).double())

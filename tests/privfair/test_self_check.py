@@ -13,8 +13,9 @@ from torch import Tensor
 
 from calibrate.errors import CheckFailed
 from privfair.models import exact, self_check
-from privfair.models.exact import DOUBLE, Bits, InDouble, InIntegers, InSingle, Products, routines
+from privfair.models.exact import DOUBLE, Bits, Factor, InDouble, InIntegers, InSingle, Products, routines
 from privfair.models.self_check import choose_products, first_fault, require_subnormals
+from tests.privfair.test_exact_routines import multiplied
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +31,16 @@ class Planted:
     """A routine with a given product."""
 
     multiply: Callable[[Tensor, Tensor], Tensor]
-    sums: Callable[[Tensor, Tensor], Tensor] = field(default=InDouble().sum_of_outer)
+    sums: Callable[[Tensor, Tensor], Tensor] = field(default=lambda cut, high: cut.T @ high)
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        return self.multiply(left, right)
+    def split(self, whole: Tensor) -> Factor:
+        return (whole,)
 
-    def sum_of_outer(self, cut: Tensor, high: Tensor) -> Tensor:
-        return self.sums(cut, high)
+    def product(self, left: Factor, right: Factor) -> Tensor:
+        return self.multiply(left[0], right[0])
+
+    def add_outer(self, place: Tensor, cut: Tensor, high: Tensor, step: float) -> None:
+        place.add_(self.sums(cut, high), alpha=step)
 
 
 def rounded_to(dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
@@ -107,7 +111,7 @@ def test_faster_routines_pass_here_or_are_not_chosen(bits: int) -> None:
 @pytest.mark.parametrize("bits", [7, 13])
 def test_products_wider_than_32_bits_hold_are_formed_in_pieces(bits: int) -> None:
     width, most = 2**17 + 3, 2**bits - (bits == 7)
-    found = InIntegers(bits).product(torch.full((2, width), float(most)), torch.full((width, 2), float(most)))
+    found = multiplied(InIntegers(bits), torch.full((2, width), float(most)), torch.full((width, 2), float(most)))
     assert found.to(torch.int64).unique().tolist() == [width * most * most]
 
 
@@ -151,7 +155,7 @@ def test_a_sum_over_records_that_rounds_is_found() -> None:
     def in_single(cut: Tensor, high: Tensor) -> Tensor:
         return (cut.float().T @ high.float()).to(DOUBLE)
 
-    assert first_fault(Planted(InDouble().product, in_single), 13, (64,)) is not None
+    assert first_fault(Planted(torch.mm, in_single), 13, (64,)) is not None
 
 
 @pytest.mark.parametrize("bits", [7, 13])
