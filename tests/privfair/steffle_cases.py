@@ -46,7 +46,9 @@ def steffle_for(
     own = SteffleOptions(**options)  # type: ignore[arg-type]
     blocks = own.notion.blocks(model.classes)
     own = replace(own, group_frequencies=frequencies or (1.0 / groups,) * (groups * blocks))
-    bounds = SteffleBounds.of(StefflePlan(10_000, batch_size, 10, minority_fraction, lipschitz, w_radius))
+    bounds = SteffleBounds.of(
+        StefflePlan(max(10_000, batch_size), batch_size, 10, minority_fraction, lipschitz, w_radius)
+    )
     return Steffle(model, own, bounds, weights or {"north": 1.0}, groups, rounds=10)
 
 
