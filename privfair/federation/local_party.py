@@ -147,7 +147,7 @@ class StepGate:
     @property
     def at_end_of_block(self) -> bool:
         """Whether the next round must be charged first: the time for a checkpoint."""
-        return self._gate.round is None or self._gate.round + 1 not in self._claim.held
+        return self._gate.round is None or max(self._gate.round + 1, self._first_round) not in self._claim.held
 
     @property
     def exhausted(self) -> bool:

@@ -131,16 +131,11 @@ class FederatedRun:
         return document
 
     def _require_same_run(self) -> None:
-        """A folder that was begun is gone on with under its own manifest alone."""
-        if not self._folder.summary.exists():
-            return
-        before = self._folder.read_json(self._folder.summary).get("manifest")
-        found = before.get("digest") if isinstance(before, dict) else None
-        if found != self._signed.manifest.digest:
-            raise Refused(
-                f"{self._folder.path} was begun with the manifest {str(found)[:12]}, not with "
-                f"{self._signed.manifest.digest[:12]}; resume it with its own, or begin in another folder"
-            )
+        """Continue a folder that was begun under its own manifest only."""
+        if self._folder.summary.exists():
+            before = self._folder.read_json(self._folder.summary).get("manifest")
+            found = before.get("digest") if isinstance(before, dict) else None
+            self._folder.require_begun_with("manifest", found, self._signed.manifest.digest)
 
 
 def train_over(

@@ -144,6 +144,14 @@ class RunFolder:
         handed = (self.plan, self.manifest, self.transcript, self.batches, self.model, self.linear_model)
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in handed if path.exists()}
 
+    def require_begun_with(self, what: str, found: object, given: str) -> None:
+        """Refuse to continue with another manifest, plan or ledger than the run was begun with."""
+        if found != given:
+            raise Refused(
+                f"{self.path} was begun with the {what} {str(found)[:12]}, not with {given[:12]}; resume it with its "
+                f"own {what}, or begin a new run in another folder"
+            )
+
     def discard(self, files: Iterable[str] = ()) -> None:
         """Remove what was prepared for a run that was refused before it began; `files` are further names."""
         for path in (*self._prepared, self.summary, self.token, self._lock, *(self.path / name for name in files)):

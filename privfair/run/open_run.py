@@ -8,14 +8,14 @@
             spending.checkpoint(algorithm, position)
         spending.finish()
 
-1. `begin` asks the trust file, writes the run's files and claims the budget in the ledger; `resume` takes the claim of
-   a folder up again, with fresh rounds only.
-2. `parties` opens the gate, the transcript and the batches: for an algorithm of privfair's own, whose silos are asked
-   step by step. A loop of the caller's own gets its steps from `rounds`.
-3. Before each round the rules are asked, and at the end of each block the trust file; then the ledger charges the next
-   block on disk, and only then a round is open.
+1. `begin` asks the trust file, writes the run's files and a secret token, and claims the budget in the ledger with it;
+   `resume` takes the claim of a folder's token up again, with fresh rounds only. A claim charges nothing yet.
+2. `parties` opens gate, transcript and batches for an algorithm of privfair, whose silos are asked step by step. A
+   caller's own loop opens the gate with `open_gate` and gets a `StepGate` from `rounds`.
+3. Before each round the rules are asked, and whenever a block is about to be charged also the trust file; then the
+   ledger charges the block on disk, and only then a round is open.
 4. What a silo computes in the round passes the gate (`privfair.gate`), which checks it against the budget, draws the
-   noise, and writes the transcript; the step's answer is that value, however often it is asked for.
+   noise and writes the transcript. Asked for the same step with the same state again, a silo sends the same value.
 5. `finish` closes transcript and claim. Leaving the `with` block without it keeps the claim open for `resume`.
 """
 
@@ -57,7 +57,7 @@ from privfair.run.replay import Session, append_session
 from privfair.transcript import Ending, Transcript, ValueSpec
 
 State = TypeVar("State")
-_NOT_REACHED = (Unavailable, RolledBack)
+_CLAIM_UNCERTAIN = (Unavailable, RolledBack)
 """A ledger or its anchor could not be read or written; the claim may have been noted by then."""
 OnRound = Callable[[int, int], None]
 """Told of each step and the round opened for it, before anything is published in it."""
@@ -79,10 +79,10 @@ class OpenRun:
     """A claimed budget with its gate, batches, transcript and folder, for as long as one process has them.
 
     Guarantee: a value leaves only through the gate, in a round that was charged on disk before, under the verified
-    budget and the one claim made for it (a try of a search: in a ledger of its own, after the whole budget was charged
-    in this one). What is refused before anything was claimed leaves no file behind, so that there is nothing to
-    resume; only if the ledger could not be reached, the claim may be in it, and the folder keeps
-    its token for `resume`. A resumed run opens fresh rounds alone: what was charged stays spent.
+    budget and the one claim made for it. The tries of a search have a temporary ledger each, after the whole budget was
+    charged in this one. If `begin` is refused, its files and token are deleted. If the ledger could not be reached,
+    they stay, because it may hold the claim: call `resume`. A resumed run opens fresh rounds only: what was charged
+    stays spent.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class OpenRun:
         trust: Trust | None = None,
         rules: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """`party` is the silo whose ledger this is, where each has one; `rules` raise where no round may be opened."""
+        """`party` is the silo's name where each silo has its own ledger; `rules` raise where no round may be opened."""
         self.budget = budget
         self.ledger = ledger
         self.folder = folder
@@ -103,13 +103,16 @@ class OpenRun:
         self._trust = trust
         self._rules = rules
         self._claim: Claim | None = None
+        self._all_charged = False
         self._gate: StepGate | None = None
         self._batches: BatchWriter | None = None
         self._noted = False
         self._open_files = ExitStack()
 
     def begin(self, files: Mapping[str, bytes] = MappingProxyType({})) -> Self:
-        """Ask the trust file, write what the folder keeps for auditors (`files`), then claim."""
+        """Ask the trust file, write what the folder keeps for auditors (`files`), then claim; for a new folder."""
+        if self.folder.token.exists():
+            raise Refused(f"{self.folder.path} holds the claim of a run; resume it, or begin in another folder")
         token = None
         try:
             self._require_trust()
@@ -118,7 +121,7 @@ class OpenRun:
             token = ClaimToken.at(self.folder.token)
             self._claim = self._claimed(self.terms, token)
         except PrivfairError as refused:
-            if token is None or not isinstance(refused, _NOT_REACHED):
+            if token is None or not isinstance(refused, _CLAIM_UNCERTAIN):
                 self.folder.discard(files)
             raise
         return self
@@ -135,6 +138,7 @@ class OpenRun:
         claim: Claim | None = None
         try:
             claim = self.ledger.resume(token)
+            self.folder.require_begun_with("manifest", claim.manifest, self.budget.digest)
         except UnknownClaim:  # stopped between token and claim
             if past is not None:
                 raise
@@ -185,7 +189,9 @@ class OpenRun:
         strict: bool = False,
         log: logging.Logger = LOG,
     ) -> Gate:
-        """The gate alone, new or once more; `seed` is for research noise, which protects no one."""
+        """The gate alone: it creates the transcript or resumes it, and asks no rules. `seed` is for research noise."""
+        if self._all_charged:
+            raise GateRefused("a search publishes in its tries alone; call attempt")
         document = self.budget.document
         research = document.noise_source is NoiseSource.SEEDED_RESEARCH_ONLY
         gate = open_gate(
@@ -238,19 +244,20 @@ class OpenRun:
         return self._gate
 
     def charge_all(self) -> None:
-        """Pay for every signed round now; no gate is opened under this claim."""
+        """Pay for every signed round now; from here on no gate can be opened under this claim."""
         self.claim.charge(self.budget.document.rounds)
+        self._all_charged = True
 
     def attempt(self, ledger: Ledger, folder: RunFolder) -> OpenRun:
         """One whole run inside a budget that `charge_all` has paid, in a ledger and a folder that are thrown away."""
-        if self.claim.remaining:
+        if not self._all_charged:
             raise GateRefused("a try before the whole budget was charged; call charge_all first")
         inside = OpenRun(self.budget, ledger, folder)
         inside._claim = inside._claimed(replace(self.terms, ledgers=()), ClaimToken.at(folder.token))
         return inside
 
     def checkpoint(self, algorithm: Algorithm[State], position: Position[State]) -> None:
-        """Only after the transcript is durable up to this position, so that a checkpoint is never ahead of it."""
+        """Save the state; call it once the transcript is flushed up to this position, so that it is never ahead."""
         if self._batches is not None:
             self._batches.sync()
         if not position.carried:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, final
 
-from calibrate.errors import Refused
 from calibrate.manifest.verify import VerifiedManifest
 from calibrate.sampling import Batch, Sampling
 from privfair.ledger import Ledger
@@ -69,11 +68,7 @@ class RunRecord:
             ("plan", before.get("plan"), self.manifest.document.config_digest),
             ("ledger", before.get("ledger"), self.ledger.identity),
         ):
-            if found != given:
-                raise Refused(
-                    f"{folder.path} was begun with the {what} {str(found)[:12]}, not with {given[:12]}; resume it "
-                    f"with its own {what}, or begin a new run in another folder"
-                )
+            folder.require_begun_with(what, found, given)
 
 
 def receipts(ledger: Ledger, manifest_digest: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 import privfair as pf
 from audit.runs import rerun as reruns
 from audit.runs.evidence import AuditorsManifest
-from calibrate.errors import InvalidInput, ManifestRefused, Refused
+from calibrate.errors import GateRefused, InvalidInput, ManifestRefused, Refused
 from calibrate.manifest.document import LedgerBinding
 from calibrate.manifest.issue import issue
 from calibrate.manifest.keys import generate, load_private
@@ -22,7 +22,8 @@ from calibrate.manifest.verify import read_unverified
 from privfair.federation.guard import Guard
 from privfair.ledger import ClaimEnded, Ledger, Unavailable, WrongLedger
 from privfair.run.folder import RunFolder
-from privfair.run.prepare import prepare_run
+from privfair.run.open_run import OpenRun
+from privfair.run.prepare import PreparedRun, prepare_run
 from privfair.training import TrustInForce, execute, prepare
 from tests.federation.sites import Sites
 from tests.privfair.small_runs import FEDSGD, GAUSSIAN, Desk, trusting
@@ -184,3 +185,56 @@ def test_an_auditors_rerun_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
     with pytest.raises(WrongLedger):
         reruns.rerun(run, auditor, seed=0, envelope=issue(wrong, auditor.key))
     assert not list(memory.iterdir())
+
+
+def _budget(folder: Path, rounds: int) -> tuple[Desk, PreparedRun]:
+    desk = Desk.at(folder, FEDSGD.format(rounds=rounds, more=""))
+    return desk, prepare(desk.plan, desk.budget(), TrustInForce(desk.trust))
+
+
+def test_a_folder_that_holds_a_claim_is_not_begun_again(tmp_path: Path) -> None:
+    desk, run = _budget(tmp_path / "desk", 2)
+    folder = RunFolder.create(tmp_path / "run", resume=False)
+    with Ledger.open(desk.ledger) as ledger:
+        with OpenRun(run.manifest, ledger, folder).begin({"kept.txt": b"first"}):
+            pass
+        with pytest.raises(Refused, match="resume it"):
+            OpenRun(run.manifest, ledger, folder).begin({"kept.txt": b"second"})
+    assert (folder.path / "kept.txt").read_bytes() == b"first"
+    assert folder.token.exists()
+
+
+def test_a_claim_is_resumed_under_its_own_budget_only(tmp_path: Path) -> None:
+    desk, run = _budget(tmp_path / "desk", 2)
+    other = prepare(desk.plan, desk.budget("other.json"), TrustInForce(desk.trust))
+    folder = RunFolder.create(tmp_path / "run", resume=False)
+    with Ledger.open(desk.ledger) as ledger:
+        with OpenRun(run.manifest, ledger, folder).begin():
+            pass
+        with pytest.raises(Refused, match="begun with the manifest"):
+            OpenRun(other.manifest, ledger, folder).resume()
+
+
+def test_a_search_publishes_in_its_tries_alone(tmp_path: Path) -> None:
+    _, run = _budget(tmp_path / "desk", 2)
+    tried = RunFolder.create(tmp_path / "try", resume=False)
+    (tmp_path / "run").mkdir()
+    with OpenRun.apart(run.manifest, tmp_path / "run") as spending, Ledger.create(tried.path / "own.db") as own:
+        with pytest.raises(GateRefused, match="charge_all"):
+            spending.attempt(own, tried)
+        spending.charge_all()
+        with pytest.raises(GateRefused, match="tries"):
+            spending.parties(run.setup)
+        with spending.attempt(own, tried) as attempt:
+            attempt.parties(run.setup).finish()
+
+
+def test_rounds_left_out_beyond_a_block_are_charged_like_the_next_block(tmp_path: Path) -> None:
+    _, run = _budget(tmp_path / "desk", 6)
+    (tmp_path / "run").mkdir()
+    with OpenRun.apart(run.manifest, tmp_path / "run") as spending:
+        parties = spending.parties(replace(run.setup, block=2))
+        parties.contribute(0, run.algorithm.checkpoint(run.algorithm.start()))
+        assert not spending.gate.at_end_of_block
+        spending.gate.leave_out_before(4)
+        assert spending.gate.at_end_of_block
