@@ -9,6 +9,7 @@ Everything here is loaded when it is first used, so `import privfair` costs next
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -108,8 +109,6 @@ def __getattr__(name: str) -> object:
         return version("privfair")
     if name not in _HOMES:
         raise AttributeError(f"module 'privfair' has no attribute {name!r}; it has {', '.join(__all__)}")
-    from importlib import import_module
-
     module, _, own_name = _HOMES[name].partition(":")
     return getattr(import_module(module), own_name or name)
 

@@ -19,6 +19,7 @@ from audit.claims.spaces import Ball, Box, Category, ProbabilitySlopes, Simplex,
 from calibrate.errors import InvalidInput
 from calibrate.privacy_unit import Protected, Relation
 from calibrate.theorems.steffle import Radius
+from privfair.fairness.clipping import fair_clipping
 
 # What the papers compute, written from their formulas and in torch, so that a search can differentiate it.
 
@@ -68,7 +69,6 @@ def fedfdp_equation_13(fairness: float, clip: float) -> Callable[..., Tensor]:
 
 def fedfdp_size_clipping(fairness: float, clip: float) -> Callable[..., Tensor]:
     """The engine's own coefficients: the size of factor times gradient is clipped and its sign kept."""
-    from privfair.fairness.clipping import fair_clipping
 
     def clipped_sum(gradient: Tensor, loss: Tensor, mean_loss: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(gradient, dim=1)

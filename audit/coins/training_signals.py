@@ -140,7 +140,6 @@ def _flat(values: object) -> Floats:
 def _torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any) -> Floats:
     """One row per record, in the order of the module's trainable parameters."""
     import torch
-    from torch.func import functional_call, grad, vmap
 
     from audit.models.torch_targets import plain_module
 
@@ -150,7 +149,7 @@ def _torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any)
     frozen = {name: one.detach() for name, one in plain.named_buffers()}
 
     def loss_of_one(parameters: Mapping[str, Any], x: Any, y: Any) -> Any:
-        return loss(functional_call(plain, {**parameters, **frozen}, (x.unsqueeze(0),)), y.unsqueeze(0))
+        return loss(torch.func.functional_call(plain, {**parameters, **frozen}, (x.unsqueeze(0),)), y.unsqueeze(0))
 
     x, y = (torch.as_tensor(part) for part in records)
     if x.is_floating_point():  # a file's numbers are double; the module's own precision is what was trained
@@ -158,7 +157,7 @@ def _torch_gradients(module: Any, loss: Callable[[Any, Any], Any], records: Any)
     training = plain.training
     plain.eval()
     try:
-        each = vmap(grad(loss_of_one), in_dims=(None, 0, 0))(values, x, y)
+        each = torch.func.vmap(torch.func.grad(loss_of_one), in_dims=(None, 0, 0))(values, x, y)
     finally:
         plain.train(training)
     return torch.cat([each[name].flatten(1) for name in values], dim=1).double().numpy()

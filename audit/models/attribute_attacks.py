@@ -309,11 +309,7 @@ def fit_classifier(inputs: Floats, codes: Codes, values: int, seed: int) -> Clas
 
 def _fit(kind: AttackModel, inputs: Floats, codes: Codes, seed: int) -> Any:
     try:
-        from sklearn.ensemble import HistGradientBoostingClassifier
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
+        from sklearn import ensemble, exceptions, linear_model, pipeline, preprocessing
     except ImportError:
         raise InvalidInput(
             "attribute inference",
@@ -325,10 +321,11 @@ def _fit(kind: AttackModel, inputs: Floats, codes: Codes, seed: int) -> Any:
         case AttackModel.LINEAR:
             with warnings.catch_warnings():
                 # A descent stopped early is a classifier too, and which one wins is judged by its hits.
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                return make_pipeline(StandardScaler(), LogisticRegression(max_iter=300)).fit(inputs, codes)
+                warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
+                descent = linear_model.LogisticRegression(max_iter=300)
+                return pipeline.make_pipeline(preprocessing.StandardScaler(), descent).fit(inputs, codes)
         case AttackModel.TREES:
-            trees = HistGradientBoostingClassifier(
+            trees = ensemble.HistGradientBoostingClassifier(
                 max_iter=60, max_leaf_nodes=15, early_stopping=False, random_state=seed
             )
             return trees.fit(inputs, codes)

@@ -122,13 +122,11 @@ def open_target(
 
     architecture: module:name of what makes the module, for a file that holds its parameters alone.
     """
-    if path.is_dir():
-        from audit.models.torch_targets import RunTarget
+    if path.is_dir() or architecture is not None:
+        from audit.models.torch_targets import RunTarget, TorchTarget, module_with_parameters
 
-        return RunTarget.open(path, folder)
-    if architecture is not None:
-        from audit.models.torch_targets import TorchTarget, module_with_parameters
-
+        if architecture is None or path.is_dir():
+            return RunTarget.open(path, folder)
         return TorchTarget(module_with_parameters(architecture, path), str(path), outputs)
     refuse_unknown_kind(path)
     suffix = path.suffix.lower()

@@ -30,6 +30,8 @@ from typing import Any, assert_never
 import numpy as np
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution, privacy_loss_mechanism
 from dp_accounting.privacy_accountant import NeighboringRelation
+from prv_accountant import PRVAccountant
+from prv_accountant import privacy_random_variables as prvs
 from scipy.special import log_ndtr, ndtr
 
 from calibrate.accountants.accountant import CountingAccountant, PairCounts
@@ -511,8 +513,6 @@ class PrvAccountant(CountingAccountant):
         return EpsilonInterval(max(i.lower for i in intervals), max(i.upper for i in intervals))
 
     def _one_direction(self, cost: PairCounts, delta: float, direction: _Direction) -> EpsilonInterval:
-        from prv_accountant import PRVAccountant  # 0.3 s, which second opinions by dp-accounting do not need
-
         counts = [times for _, times in cost.counts]
         try:
             accountant = PRVAccountant(
@@ -530,8 +530,6 @@ class PrvAccountant(CountingAccountant):
 
 
 def _random_variable(pair: DominatingPair, direction: _Direction) -> Any:
-    from prv_accountant import privacy_random_variables as prvs  # as above
-
     match pair:
         case GaussianPair(mu):
             return prvs.GaussianMechanism(noise_multiplier=1 / mu)
@@ -544,9 +542,8 @@ def _random_variable(pair: DominatingPair, direction: _Direction) -> Any:
 
 def _addition_variable(rate: float, z: float, removed: Any) -> Any:
     """The loss -log(1 - q + q exp((2x - 1)/(2 z^2))) under x ~ N(0, z^2)."""
-    from prv_accountant.privacy_random_variables import PrivacyRandomVariable  # as above
 
-    class AddedToPoissonBatch(PrivacyRandomVariable):  # type: ignore[misc]
+    class AddedToPoissonBatch(prvs.PrivacyRandomVariable):  # type: ignore[misc]
         def cdf(self, t: Any) -> Floats:
             above = np.maximum(-np.asarray(t, dtype=float) - math.log1p(-rate), 0.0)
             with np.errstate(divide="ignore"):

@@ -6,6 +6,8 @@ import math
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, NoReturn, assert_never, final
 
+from calibrate.accountants import registry
+from calibrate.accountants.accountant import total_cost
 from calibrate.compose import ORDERS
 from calibrate.errors import ManifestRefused, NotCertified, UnsupportedCombination
 from calibrate.manifest import keys as signature
@@ -57,9 +59,6 @@ def cross_check(
     the best accountant's price of this very release at this delta, if it is known already. With `tries`, what is priced
     is a search over tries of the release.
     """
-    # Imported when used: accountants load numerical libraries that reading a manifest must not need.
-    from calibrate.accountants import registry
-
     if tries is not None:
         return _cross_check_search(release, unit, delta, epsilon, tries)
     first = first or registry.best_epsilon(release, unit, delta)
@@ -78,10 +77,10 @@ def _cross_check_search(
     release: Release, unit: PrivacyUnit, delta: float, epsilon: float | None, tries: RandomTries
 ) -> CrossCheck:
     """A search is priced from closed divergences, and again from divergences by quadrature that must not be larger."""
-    from calibrate.accountants.registry import AccountantName, priced_by
+    # Imported when used: it loads numerical libraries that `privfair calibrate --help` must not wait for.
     from calibrate.search_cost import price_search, second_price
 
-    first = _opinion(priced_by(AccountantName.RENYI, price_search(release, unit, delta, tries)))
+    first = _opinion(registry.priced_by(registry.AccountantName.RENYI, price_search(release, unit, delta, tries)))
     second = Opinion(
         accountant="renyi by quadrature",
         library=first.library,
@@ -195,7 +194,6 @@ def _divergences(
     event: Release, unit: PrivacyUnit, orders: tuple[float, ...], tries: RandomTries | None
 ) -> tuple[float, ...]:
     """Of one run of the event, or of a whole search over tries of it."""
-    from calibrate.accountants.accountant import total_cost
     from calibrate.accountants.renyi import RenyiAccountant
     from calibrate.search_cost import search_divergences
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from html import escape
 from pathlib import Path
 from typing import Literal
 
@@ -75,8 +76,6 @@ class PricedBudget:
         return SignedBudget(issue(self.draft, signing), signing.public)
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         rows = "".join(
             f"<tr><td>{escape(str(value['name']))}</td><td>{value['sensitivity']:.6g}</td><td>{value['sigma']:.6g}</td></tr>"
             for value in (value.to_json() for value in self._certified.values)

@@ -45,6 +45,7 @@ from privfair.fairness.measurement import emptiness
 from privfair.ledger import Ledger
 from privfair.ledger.terms import claimant_here
 from privfair.plan.file import PlanFile, read_plan_file
+from privfair.run.folder import RunFolder
 from privfair.run.folder_trust import FolderTrust
 from privfair.run.prediction import predict
 from privfair.run.prepare import prepare_run
@@ -489,8 +490,6 @@ class TrainedModel:
     @property
     def classes(self) -> tuple[str, ...]:
         """The classes, in the order of the columns of `predict_proba`."""
-        from privfair.run.folder import RunFolder
-
         folder = RunFolder(self.folder)
         return tuple(folder.read_json(folder.encoding)["class_names"])
 

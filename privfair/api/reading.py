@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from audit.report.page import render, report_content
+from audit.settings import AuditOptions
 from calibrate.compose import UnitPromise, compose_beforehand
 from calibrate.errors import InvalidInput, UnsupportedCombination
 from calibrate.manifest.document import BudgetDocument
@@ -121,7 +123,6 @@ def audit_run(
         progress: called with a sentence before each layer.
     """
     from audit.runs.run_audit import audit_run as judge_run
-    from audit.settings import AuditOptions
 
     trusted = FolderTrust(None if trust is None else TrustInForce(trust).file, trust_code)
     options, place = AuditOptions.of(reruns, seed, confidence, budget_seconds), None if plan is None else Path(plan)
@@ -142,8 +143,6 @@ def report(
         audit: what `audit_run` returned.
         trust: whose signatures count; without it the page says in red that nobody checked them.
     """
-    from audit.report.page import render, report_content
-
     signers = None if trust is None else TrustInForce(trust).file
     Path(path).write_text(render(report_content(Path(run), audit, signers)), encoding="utf-8")
     return Path(path)

@@ -15,6 +15,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from calibrate.errors import PrivfairError
+from privfair.cli.help import with_our_help
+from privfair.cli.options import VALUES_WANTED
 
 _HERE = Path(__file__).parents[1]
 _CLICK = Path(click.__file__).parent
@@ -104,8 +106,6 @@ class _LazyGroup(click.Group):
             near = get_close_matches(name, _COMMANDS, n=1)
             hint = f"Did you mean {near[0]}?" if near else "`privfair --help` lists the commands."
             ctx.fail(f"There is no command {name!a}. {hint}")
-        from privfair.cli.help import with_our_help
-
         return with_our_help(getattr(importlib.import_module(f"privfair.cli.{_module_of(name)}"), f"{name}_command"))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -153,8 +153,6 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: turns deliberate errors into one sentence and their exit code."""
-    from privfair.cli.options import VALUES_WANTED
-
     VALUES_WANTED["now"] = False
     try:
         limit_threads(sys.argv[1:])
@@ -197,8 +195,6 @@ def main() -> None:
 
 def _show_cell(error: Exception) -> None:
     """The cell that a file was refused for, if its owner asked for it and looks at it on a terminal."""
-    from privfair.cli.options import VALUES_WANTED
-
     cell = getattr(error, "cell", None)
     if VALUES_WANTED["now"] and cell is not None:
         shown = f"there stands {cell[:200]!r}" if sys.stderr.isatty() else "values are shown at a terminal only"

@@ -25,6 +25,7 @@ from privfair.cli.audit_outputs import (
     write_outputs,
 )
 from privfair.cli.audit_show import show_report
+from privfair.cli.audit_training import training_command
 from privfair.cli.help import with_our_help, write_options_in_parts
 from privfair.cli.keys import read_trust_file
 from privfair.cli.options import (
@@ -84,8 +85,6 @@ class _WithVerify(click.Command):
         if args and args[0] == "verify":
             return with_our_help(verify_command).make_context(f"{info_name} verify", args[1:], parent, **extra)
         if args and args[0] == "training":
-            from privfair.cli.audit_training import training_command
-
             return with_our_help(training_command).make_context(f"{info_name} training", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from typing import TYPE_CHECKING, Any
 
 from calibrate.accountants.registry import best_epsilon
 from calibrate.budget import CertifiedBudget, calibrate_plan
@@ -17,6 +14,10 @@ from calibrate.plans.from_mapping import plan_from_mapping
 from calibrate.privacy_unit import EpsilonDelta, EpsilonInterval
 from calibrate.releases import scale_noise
 from privfair.cli.output import track
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _POINTS = 9
@@ -110,12 +111,10 @@ def _pyplot(path: Path) -> Any:
     if path.suffix not in _SUFFIXES:
         raise InvalidInput("--plot", str(path), "is not a figure I can write", f"end it in {', '.join(_SUFFIXES)}")
     try:
-        import matplotlib
+        import matplotlib.pyplot as plt
     except ImportError as missing:
         raise InvalidInput(
             "--plot", str(path), "needs matplotlib", "install it: pip install 'privfair[plot]'"
         ) from missing
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt.switch_backend("Agg")
     return plt

@@ -454,15 +454,13 @@ def from_arrow(table: Any, file: str) -> RawTable:
         raise BadData(
             file, "holds text that is not UTF-8, or values that Python can't hold", "write it again"
         ) from None
-    numbers = frozenset(field.name for field in table.schema if _is_number(field.type))
+    numbers = frozenset(field.name for field in table.schema if _is_number(field.type, pa.types))
     return RawTable(file, columns, np.arange(1, table.num_rows + 1), typed_numbers=numbers)
 
 
-def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+def _is_number(kind: Any, types: Any) -> bool:
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
 
 
 def _arrow_column(column: Any) -> NDArray[Any]:

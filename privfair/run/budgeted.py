@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import final
@@ -258,8 +259,6 @@ class BudgetedRun:
             self._closing.close()
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         return (
             f"<b>{escape(self.promise.text)}</b><br>{self.document.rounds} rounds signed, {self.rounds_left} left; "
             f"publishes {escape(', '.join(self._shapes))}"

@@ -13,7 +13,11 @@ from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from audit.models.roc import area
+from audit.models.signals import Signals
 from calibrate.budget import calibrate_plan
 from calibrate.errors import InvalidInput
 from calibrate.plans.from_mapping import plan_from_mapping
@@ -21,13 +25,13 @@ from calibrate.plans.plan import Plan
 from calibrate.privacy_unit import EpsilonDelta, Relation
 from calibrate.sampling import Sampling
 from calibrate.theorems.theorem import Theorem
+from privfair.batches.participation import Participation
+from privfair.batches.randomness import SeededWords
+from privfair.contribution import BoundedContribution, Published
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from audit.models.membership_attacks import Scoring
     from privfair.algorithms.algorithm import Algorithm, Message, SiloTensors
-    from privfair.contribution import BoundedContribution, Published
 
 _TARGET = EpsilonDelta(2.0, 1e-5)
 _ROUNDING = 1 + 1e-9
@@ -111,11 +115,6 @@ def check_algorithm(
 
 
 def _batch(algorithm: Algorithm[Any], silo: SiloTensors, sampling: Sampling | None, step: int) -> Tensor:
-    import torch
-
-    from privfair.batches.participation import Participation
-    from privfair.batches.randomness import SeededWords
-
     source = SeededWords(step, f"contract {silo.name}")
     if algorithm.draws:
         return torch.from_numpy(algorithm.draw(silo, source))
@@ -123,8 +122,6 @@ def _batch(algorithm: Algorithm[Any], silo: SiloTensors, sampling: Sampling | No
 
 
 def _published(sent: Message, step: int, party: str) -> dict[str, Published]:
-    from privfair.contribution import Published
-
     return {
         name: Published(step, party, name, np.array(values, dtype=np.float64)) for name, values in sent.values.items()
     }
@@ -185,8 +182,6 @@ def _distance(one: BoundedContribution, other: BoundedContribution) -> float:
 def _neighbour(
     silo: SiloTensors, batch: Tensor, unit: int, relation: Relation, generator: np.random.Generator
 ) -> tuple[SiloTensors, Tensor]:
-    import torch
-
     if relation is Relation.ADD_REMOVE:
         return silo, batch[batch != unit]
     owner = torch.arange(len(silo)) if silo.unit_of_row is None else silo.unit_of_row
@@ -223,8 +218,6 @@ def check_attack(attack: Scoring, records: int = 400) -> None:
 
     On made-up signals: a model that was trained on a record is firmer about it by a known number of deviations.
     """
-    from audit.models.roc import area
-
     leaking, member = _world(1, 6.0, records)
     scores = attack.scores(leaking)
     _require(np.shape(scores) == (records,), "scores() must return one score per record")
@@ -239,8 +232,6 @@ def check_attack(attack: Scoring, records: int = 400) -> None:
 
 
 def _world(seed: int, leak: float, records: int) -> tuple[Any, Any]:
-    from audit.models.signals import Signals
-
     random, models = np.random.default_rng(seed), 12
     difficulty = random.normal(0, 2, records)
     included = random.random((models, records)).argsort(axis=0) < models // 2

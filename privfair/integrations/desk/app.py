@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 
+import uvicorn
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -34,6 +35,7 @@ from privfair.integrations.desk.inbox import decline_letter, drop_letter, open_i
 from privfair.integrations.desk.planner import PlannerSetting
 from privfair.integrations.desk.runs import Runs, open_runs
 from privfair.ledger.status import unit_in_words
+from privfair.plan.file import plan_from_flags
 
 _HERE = Path(__file__).parent
 _STATIC = {"desk.css": "text/css", "desk.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -161,7 +163,6 @@ class Desk:
     def _asked(self, setting: PlannerSetting, why: str, asked_by: str) -> bytes:
         """The request for a setting, bound to this ledger; data are declared by the names and sizes of sites alone."""
         from privfair.api.draft import draft  # loads the engine, which reading does without
-        from privfair.plan.file import plan_from_flags
 
         bound = LedgerBinding(ledger=open_books(self.papers.ledger).status.ledger)
         file = plan_from_flags(setting.algorithm.value, None, setting.parameters())
@@ -284,8 +285,6 @@ def serve(papers: DeskPapers, port: int, say: Callable[[str], None]) -> None:
 
     papers: What lies on the desk. port: 0 for any free one. say: Called with the address once it can be opened.
     """
-    import uvicorn
-
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
