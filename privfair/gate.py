@@ -345,7 +345,7 @@ def open_gate(
         known = tuple(_on_its_grid(spec, manifest.document) for spec in values)
         header = TranscriptHeader.of(claim, noise[parties[0]].label, parties, known, manifest.document.retention)
         writer = TranscriptWriter.create(transcript, header)
-    return Gate(manifest, claim, writer, noise, block, already, strict, log)
+    return Gate(manifest, claim, writer, noise, block, already, strict=strict, log=log)
 
 
 def _noise_of_parties(

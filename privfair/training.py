@@ -197,8 +197,8 @@ def train(
 
     A run that was interrupted goes on with `resume=True`; rounds that were charged stay spent.
     """
-    trusted = TrustInForce(trust, root)
-    return execute(prepare(plan, manifest, trusted), out, ledger, anchor, resume, progress, trusted, threshold)
+    valid = TrustInForce(trust, root)
+    return execute(prepare(plan, manifest, valid), out, ledger, anchor, resume, progress, valid, threshold=threshold)
 
 
 def prepare(

@@ -171,7 +171,9 @@ def _weighed_loss(theta: Tensor, w: Tensor, x: Tensor, y: Tensor, s: Tensor) -> 
 
 def _fed_sgda(model: Model) -> FedSgda:
     theta, w = model.initial(0), torch.tensor([0.4, -0.3], dtype=torch.float64)
-    return FedSgda(_weighed_loss, theta, w, 2.0, 0.5, _EXPECTED[_PARTY], 0.1, 1.0, rule=DescentRule(), clip=_CLIP)
+    return FedSgda(
+        _weighed_loss, theta, w, 2.0, 0.5, _EXPECTED[_PARTY], w_step=0.1, w_radius=1.0, rule=DescentRule(), clip=_CLIP
+    )
 
 
 _ADD_REMOVE, _REPLACE = _gaussian(Relation.ADD_REMOVE), _gaussian(Relation.REPLACE_ONE)

@@ -175,18 +175,18 @@ class Plan:
         arrow = {require_silo_name(name): arrow_table(frame, f"frame {name!r}") for name, frame in named.items()}
         tables = {name: from_arrow(table, f"frame {name!r}") for name, table in arrow.items()}
         _require_roles(protect, sensitive, user)
-        declared = Declared(target, sensitive, user, features, classes, groups, bounds, categories)
+        declared = Declared(target, sensitive, user, features, classes, groups, bounds=bounds, categories=categories)
         described = describe(tables, declared)
-        asked = _Asked(protect, described, tables, user, at_least, test_fraction, rounds, algorithm, group_shares)
-        document = asked.document()
-        document["target"] = {"epsilon": float(epsilon), "delta": float(delta)}
+        asked = _Asked(
+            protect, described, tables, user, at_least, test_fraction, rounds, algorithm=algorithm, shares=group_shares
+        )
+        document = asked.document() | {"target": {"epsilon": float(epsilon), "delta": float(delta)}}
         document["privacy"] |= _dashed(privacy)
         document["training"] = {"seed": seed} | document["training"] | _dashed(training)
         document["data"] = {"files": [], "schema": "schema.toml", "seed": seed} | document["data"]
         if dataset is not None:
             document["data"]["identity"] = dict(zip(("name", "custodian", "version"), dataset, strict=True))
-        public = asked.treated_as_public()
-        if public:
+        if public := asked.treated_as_public():
             remedy = "declare classes=, groups=, bounds=, categories= or at_least= where they are known beforehand"
             warnings.warn(
                 f"read off the records and treated as public: {', '.join(public)}; {remedy}", TreatedAsPublic, 2
@@ -360,7 +360,7 @@ class _Asked:
     test_fraction: float
     rounds: int | None
     algorithm: str | None
-    group_shares: Sequence[float] | None
+    shares: Sequence[float] | None
 
     def document(self) -> _Sections:
         """The plan's sections without target, by what is protected."""
@@ -374,8 +374,8 @@ class _Asked:
                 training = {"warm-start": 50} if name == "pay-once" else {}
                 if name == "steffle":
                     privacy |= self._of_steffle()
-                    if self.group_shares is not None:
-                        training = {"group-frequencies": [float(share) for share in self.group_shares]}
+                    if self.shares is not None:
+                        training = {"group-frequencies": [float(share) for share in self.shares]}
                 return {"algorithm": name, "privacy": privacy, "data": data, "training": training}
             case "record":
                 data["at-least"] = self._sizes()
@@ -400,8 +400,8 @@ class _Asked:
         """Full batches of the smallest silo; group shares that are public, or a histogram that is paid for."""
         size = min(table.records for table in self.tables.values())
         common = {"silo-size": size, "sampling": "full", "lipschitz": 0.5, "w-radius": 0.5}
-        if self.group_shares is not None:
-            return {**common, "minority-fraction": float(min(self.group_shares))}
+        if self.shares is not None:
+            return {**common, "minority-fraction": float(min(self.shares))}
         return {**common, "minority-fraction": 0.5 / len(self.described.groups), "histogram-noise-ratio": 1.0}
 
     def treated_as_public(self) -> tuple[str, ...]:

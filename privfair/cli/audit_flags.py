@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,12 +16,9 @@ from privfair.cli.options import FILE, options, scheduler_option
 from privfair.data.infer import read_header, recognise
 from privfair.durable import read_named
 
-if TYPE_CHECKING:
-    pass
-
 _COUNT = click.IntRange(min=1)
 
-model_options = options(
+_MODEL_OPTIONS = (
     click.option(
         "--model",
         "model_path",
@@ -123,6 +119,7 @@ model_options = options(
     ),
     scheduler_option,
 )
+model_options = options(*_MODEL_OPTIONS)
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ _target = options(
     click.option("--epsilon", type=float, metavar="E", help="The promise: at most this epsilon."),
     click.option("--delta", type=float, metavar="D", help="The promise: at this delta, between 0 and 1."),
 )
-_output = options(
+_OUTPUT_OPTIONS = (
     click.option("--plan", "plan_path", type=FILE, help="Take parameters from a TOML file; a flag wins over it."),
     click.option(
         "--solve",
@@ -258,6 +258,7 @@ _output = options(
     threads_option,
     json_option,
 )
+_output = options(*_OUTPUT_OPTIONS)
 
 
 class _Algorithms(Subcommands):

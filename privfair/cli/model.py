@@ -192,7 +192,7 @@ def train_command(
         with _display(prices, promise.text, quiet) as show:
             if guards_path is None:
                 assert ledger is not None
-                result = execute(prepared, out, ledger, anchor, resume, show, trust, rule)
+                result = execute(prepared, out, ledger, anchor, resume, show, trust, threshold=rule)
             else:
                 result = train_with_guards(signed, guards_path, out, test_files, resume, show, steps_per_message)
     except KeyboardInterrupt:

@@ -206,8 +206,9 @@ class Pipeline:
         """A key of an officer made up for the occasion, a ledger, and the plan's budget signed with it."""
         officer, trust, budget = (self.path(name) for name in ("officer.pem", "trust.json", "budget.json"))
         if not officer.exists():
-            self.show("keys", "generate", "--role", "privacy-officer", "--out", officer)
-            self.show("keys", "trust", "--key", officer, "--role", "privacy-officer", "--out", trust)
+            role = ("--role", "privacy-officer")
+            self.show("keys", "generate", *role, "--out", officer)
+            self.show("keys", "trust", "--key", officer, *role, "--out", trust)
             for ledger in self.ledgers.values():
                 ledger.parent.mkdir(parents=True, exist_ok=True)
                 self.show("ledger", "init", ledger)

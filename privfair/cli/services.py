@@ -222,7 +222,8 @@ def run(
     data: dict[str, tuple[str, ...]] = {}
     for party, file in _named("--data", files):
         data[party] = (*data.get(party, ()), file)
-    trial = Trial(plan, manifest, trust_path, root, data, folder, dict(_named("--ledger", ledgers)), steps_per_message)
+    named = dict(_named("--ledger", ledgers))
+    trial = Trial(plan, manifest, trust_path, root, data, folder, named, steps_per_message=steps_per_message)
     with start_guards(trial) as sockets:
         click.echo(f"{len(sockets)} guards answer", err=True)
         if engine == "guards":

@@ -503,7 +503,7 @@ def serve_guard(
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     own, log = RunFolder(folder), _open_log(folder / "guard.log")
     with own.locked(), Ledger.open(ledger, anchor) as book:
-        guard = Guard(run, own, book, log, options.policy, options.trust, options.key, options.sites_key)
+        guard = Guard(run, own, book, log, options.policy, options.trust, key=options.key, sites_key=options.sites_key)
         try:
             server = SocketServer(socket, guard.answer, log, options.deadline)
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, assert_never, final
@@ -395,10 +396,8 @@ class LocalParties:
         states = StateReader(setup.algorithm)
         here = Position(setup.algorithm.start()) if position is None else position
         watching = RoundObserver() if observer is None else observer
-        parties = tuple(
-            LocalParty(silo, setup.algorithm, drawn[silo.name], step_gate, claim, states, here, watching, setup.facts)
-            for silo in setup.silos
-        )
+        party = partial(LocalParty, gate=step_gate, claim=claim, states=states, position=here, observer=watching)
+        parties = tuple(party(silo, setup.algorithm, drawn[silo.name], facts=setup.facts) for silo in setup.silos)
         return cls(parties, step_gate, record, states, drawn)
 
     def contribute(self, step: int, state: PublicState) -> Received:

@@ -276,7 +276,7 @@ def _accepted_values(table: BlockTable, proposals: int, stream: WordStream) -> I
     values += positions.view(np.int64)
     accepted = uniform < table.certain.take(block)
     (open_cases,) = ((block != table.unused) > accepted).nonzero()
-    _decide(table, open_cases, block, values, uniform, place, accepted, stream)
+    _decide(table, open_cases, block, values, uniform, place, accepted=accepted, stream=stream)
     minus = (place & _SIGN_BIT) != 0
     accepted &= (values != 0) >= minus  # zero has one sign only, or it would be proposed twice
     np.negative(values, out=values, where=minus)

@@ -223,7 +223,7 @@ class OpenRun:
         gate = self.open_gate(setup.values, setup.names, setup.seed, setup.block, setup.strict, setup.log)
         noting = self._noting_session(start) if on_round is None else on_round
         local = LocalParties.behind(
-            gate, setup, self.claim, self.folder.batches, start, noting, observer, self._require_round
+            gate, setup, self.claim, self.folder.batches, start, noting, observer, allow_round=self._require_round
         )
         self._keep(local.gate, local.record)
         return local
